@@ -1,0 +1,71 @@
+# Everything works in a fresh clone on a machine with Python 3.11 or newer and nothing else: the
+# environment in .venv is made, and brought up to date, by the targets themselves.
+#
+#   make demo      real models, before and after kernelize
+#   make test      lint, types and tests, as in continuous integration
+#   make format    let ruff rewrite the sources
+#   make bench     every benchmark (minutes); the results are printed
+#
+#   make test PYTHON=python3.12     with another Python
+#   make test BIN=/path/to/env/bin  in an environment that has everything; nothing is installed
+#   make unit ARGS="-k mapping"     a part of the tests
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+BENCHMARKS ?= import_time kernelize layers models
+
+ifdef BIN
+environment =
+else
+BIN = $(VENV)/bin
+environment = $(VENV)/.installed-$(1)
+endif
+
+.PHONY: help demo test lint format types unit bench clean distclean
+.NOTPARALLEL:
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(call environment,demo)
+	$(BIN)/kernels-hub demo $(ARGS)
+
+test: lint types unit
+
+lint: $(call environment,test)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(call environment,test)
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+types: $(call environment,test)
+	$(BIN)/python tools/check_types.py
+
+unit: $(call environment,test)
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(call environment,bench)
+	@for name in $(BENCHMARKS); do \
+		echo "== benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; \
+	done
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "$(PYTHON) is not Python 3.11 or newer; name one that is: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "== making an environment in $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-%: pyproject.toml setup.py constraints.txt | $(VENV)/bin/python
+	@echo "== installing what 'make $*' needs (the first time: minutes, mostly PyTorch)"
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	@touch $@

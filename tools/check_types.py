@@ -1,0 +1,111 @@
+"""Type-check everything with mypy --strict, over a tree of symlinks in build/types/.
+
+mypy reads neither setuptools' `package-dir` nor `kernel.toml`. So the tree lays things out as an
+installation does, and each layer repository as the loader does:
+
+    build/types/kernels_hub/…             links to kernels_hub/…
+    build/types/kernels_hub/compiler      link to compiler/; mappings likewise
+    build/types/variants/rotary_cpu/…     links to that variant's files, laid over one another
+    build/types/benchmarks, examples, tools
+
+Paths in mypy's output are those of the real files. Arguments are passed on to mypy.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TREE = ROOT / "build" / "types"
+
+INSTALLED = ("mappings", "compiler", "layers/__init__.py")
+"""What pyproject.toml's `package-dir` puts into the package. Of layers/ that is only the package
+itself: the repositories in it are packages of their own."""
+
+PROGRAMS = ("benchmarks", "examples", "tools")
+"""Top-level folders of scripts, checked beside the package."""
+
+
+def make_tree(root: Path, tree: Path) -> list[str]:
+    """Build the tree afresh; returns the names of the packages at its top, to be given to mypy."""
+    if tree.exists():
+        shutil.rmtree(tree)
+    package = tree / "kernels_hub"
+    package.mkdir(parents=True)
+    for entry in sorted((root / "kernels_hub").iterdir()):
+        _link(package / entry.name, entry)
+    for name in INSTALLED:
+        _link(package / name, root / name)
+    names = ["kernels_hub", "variants"]
+    (tree / "variants").mkdir()
+    (tree / "variants" / "__init__.py").touch()
+    for name, files in _variants(root / "layers"):
+        for inside, file in files.items():
+            _link(tree / "variants" / name / inside, file)
+    for name in PROGRAMS:
+        if any((root / name).glob("*.py")):
+            _link(tree / name, root / name)
+            names.append(name)
+    return names
+
+
+def _variants(layers: Path) -> Iterator[tuple[str, dict[Path, Path]]]:
+    """Package name -> its files, once for backends that consist of the same folders (cuda, rocm)."""
+    for manifest in sorted(layers.glob("*/kernel.toml")):
+        seen: set[tuple[str, ...]] = set()
+        for backend, table in tomllib.loads(manifest.read_text(encoding="utf-8"))["backends"].items():
+            sources = tuple(table["sources"])
+            if sources in seen:
+                continue
+            seen.add(sources)
+            folders = [(manifest.parent / source).resolve() for source in sources]
+            files = {file.relative_to(folder): file for folder in folders for file in folder.rglob("*.py")}
+            yield f"{manifest.parent.name}_{backend}".replace("-", "_"), files
+
+
+def _link(link: Path, target: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(os.path.relpath(target, link.parent))
+
+
+def check(arguments: list[str]) -> int:
+    """Run mypy over the tree; its exit status."""
+    names = make_tree(ROOT, TREE)
+    config = ROOT / "pyproject.toml"
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file",
+        str(config),
+        "--cache-dir",
+        str(ROOT / ".mypy_cache"),
+    ]
+    for name in names:
+        command += ["-p", name]
+    environment = os.environ | {"MYPY_FORCE_COLOR": "1"} if sys.stdout.isatty() else None
+    done = subprocess.run(
+        [*command, *arguments], cwd=TREE, env=environment, stdout=subprocess.PIPE, text=True, check=False
+    )
+    # A file that several variants share is reported once.
+    for line in dict.fromkeys(map(_with_real_path, done.stdout.splitlines())):
+        print(line)
+    return done.returncode
+
+
+def _with_real_path(line: str) -> str:
+    path, colon, rest = line.partition(":")
+    file = TREE / path
+    if not colon or not file.is_file():
+        return line
+    return f"{file.resolve().relative_to(ROOT)}:{rest}"
+
+
+if __name__ == "__main__":
+    sys.exit(check(sys.argv[1:]))
