@@ -1,0 +1,83 @@
+"""Every error that this library raises on purpose.
+
+    KernelsHubError
+    ├── ModeError                 ValueError          a set of modes that cannot exist, or is not usable here
+    ├── DeviceError               ValueError          an unknown device, or one that cannot be inferred
+    ├── VersionError              ValueError          a version, specifier or revision that does not parse or conflicts
+    ├── MappingError              ValueError          a mapping (object or file) that is not well formed
+    │   └── MappingNotFoundError  FileNotFoundError   no mapping of that name, or no file at that path
+    ├── MetadataError             ValueError          metadata.json or kernel.toml that does not parse or does not fit
+    ├── LayerContractError        TypeError           a layer that must not replace the forward it was chosen for
+    ├── RepositoryNotFoundError   FileNotFoundError   no repository at that path or under that name
+    │   ├── OfflineError                              it is on a Hub, and this process may not, or cannot, ask one
+    │   ├── NoVariantError                            none of its variants fits this machine (each with its reason)
+    │   └── LayerNotFoundError    ValueError          the repository has no layer of that name
+    ├── KernelImportError         ImportError         a kernel that raised while it was imported (cause chained)
+    ├── NoKernelError             ValueError          use_fallback forbids to keep the original forward
+    └── VerificationError         ValueError          a kernel disagrees with the forward that it replaces
+
+Each is also the builtin that a caller would expect. Messages say what, where, what was expected,
+and the next step.
+"""
+
+from __future__ import annotations
+
+
+class KernelsHubError(Exception):
+    """Root of every error raised by kernels_hub."""
+
+
+class ModeError(KernelsHubError, ValueError):
+    """A combination of `Mode` flags that has no meaning, or not the one asked for."""
+
+
+class DeviceError(KernelsHubError, ValueError):
+    """A device type, property or capability that is unknown, or a device that cannot be inferred."""
+
+
+class VersionError(KernelsHubError, ValueError):
+    """A version, version specifier or revision that does not parse, conflicts or does not exist."""
+
+
+class MappingError(KernelsHubError, ValueError):
+    """A kernel mapping whose keys or values are not of the documented form."""
+
+
+class MappingNotFoundError(MappingError, FileNotFoundError):
+    """No shipped mapping has that name and no file lies at that path."""
+
+
+class MetadataError(KernelsHubError, ValueError):
+    """A repository's metadata.json or kernel.toml that cannot be read or contradicts its folder."""
+
+
+class LayerContractError(KernelsHubError, TypeError):
+    """A layer that breaks the layer contract; never softened by `use_fallback`."""
+
+
+class RepositoryNotFoundError(KernelsHubError, FileNotFoundError):
+    """A repository, or a part of one, that is not there."""
+
+
+class OfflineError(RepositoryNotFoundError):
+    """A Hub repository that is not in the local cache while the Hub cannot be asked."""
+
+
+class NoVariantError(RepositoryNotFoundError):
+    """A repository none of whose variants this machine accepts."""
+
+
+class LayerNotFoundError(RepositoryNotFoundError, ValueError):
+    """A repository that holds no layer of the wanted name."""
+
+
+class KernelImportError(KernelsHubError, ImportError):
+    """A kernel whose import failed; the cause is chained."""
+
+
+class NoKernelError(KernelsHubError, ValueError):
+    """No kernel is usable for a layer and `use_fallback` does not allow its original forward."""
+
+
+class VerificationError(KernelsHubError, ValueError):
+    """A kernel whose results differ from the original forward by more than rounding."""

@@ -1,0 +1,100 @@
+"""Build a layer repository: from its source form to the folders that clients load.
+
+    layers/activation/kernel.toml, package/, cpu/ …   ->   out/build/torch-cpu/, out/build/torch-cuda/ …
+
+The variants are noarch: native code travels as source and is compiled where it runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from kernels_hub.errors import MetadataError
+from kernels_hub.repository.digest import compute_digest
+from kernels_hub.repository.metadata import METADATA_FILE, Metadata
+from kernels_hub.repository.source import (
+    MANIFEST_FILE,
+    SourceBackend,
+    SourceRepository,
+    read_source_repository,
+)
+
+_NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]", re.ASCII)
+
+
+def build_repository(source: Path, out: Path, backends: Iterable[str] | None = None) -> list[Path]:
+    """Build variants of a repository in source form into `out/build/torch-<backend>/`.
+
+    source: a folder with `kernel.toml`.
+    backends: names of those to build; None for all of them.
+
+    Returns the variants' folders. Equal sources give equal bytes. Each folder appears whole, and
+    none is touched unless every one could be built; one that is there already is replaced.
+
+    Raises RepositoryNotFoundError, NoVariantError for a backend that the repository lacks, and
+    MetadataError for a manifest or sources that no client could load.
+    """
+    repository = read_source_repository(source)
+    _check_name(repository)
+    wanted = repository.backends if backends is None else [repository.backend(name).name for name in backends]
+    builds = out / "build"
+    builds.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=builds, prefix=".building-") as scratch:
+        fresh = [
+            _build(repository, repository.backends[name], Path(scratch)) for name in dict.fromkeys(wanted)
+        ]
+        return [_publish(folder, builds / folder.name, Path(scratch)) for folder in fresh]
+
+
+def _build(repository: SourceRepository, source: SourceBackend, scratch: Path) -> Path:
+    files = source.files()
+    where = f"{repository.path / MANIFEST_FILE} [backends.{source.name}]"
+    if "__init__.py" not in files:
+        raise MetadataError(f"{where}: no __init__.py in any source folder, so it is not a Python package")
+    if METADATA_FILE in files:
+        raise MetadataError(f"{where}: {files[METADATA_FILE]} is written by the build; remove it")
+    folder = scratch / f"torch-{source.name}"
+    for inside, path in files.items():
+        target = folder / inside
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    # Of the copies: an editor may write to the sources meanwhile.
+    digest = compute_digest({inside: folder / inside for inside in files})
+    metadata = replace(repository.metadata(source), digest=digest)
+    if metadata.backend is None:
+        metadata = replace(metadata, backend="cpu")  # Hugging Face's client knows no "universal" here
+    text = replace(metadata, id=_identity(metadata, source.name)).to_json()
+    (folder / METADATA_FILE).write_text(text, encoding="utf-8", newline="\n")
+    return folder
+
+
+def _identity(metadata: Metadata, backend: str) -> str:
+    """Unique for name, version, backend and content; other clients import the package under it."""
+    digest = hashlib.sha256(f"{backend}\0{metadata.to_json()}".encode()).hexdigest()
+    return f"{metadata.python_name}_{backend}_{digest[:12]}"
+
+
+def _publish(fresh: Path, target: Path, scratch: Path) -> Path:
+    """Move a finished folder into place; a former one leaves by a rename too."""
+    if not target.exists():
+        return fresh.rename(target)
+    former = target.rename(scratch / f"{target.name}.former")
+    try:
+        return fresh.rename(target)
+    except OSError:
+        former.rename(target)
+        raise
+
+
+def _check_name(repository: SourceRepository) -> None:
+    if _NAME.fullmatch(repository.name) is None:
+        raise MetadataError(
+            f"{repository.path / MANIFEST_FILE} [kernel]: name {repository.name!r} cannot be published: "
+            "expected two or more of a-z, 0-9 and '-', beginning with a letter and not ending with '-'"
+        )

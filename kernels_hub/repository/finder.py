@@ -1,0 +1,115 @@
+"""Python's import system, taught about kernels.
+
+A finder of our own rather than a path, for three reasons: the folders of a kernel are laid over one
+another; bytecode lying beside sources that come from elsewhere is neither read (it is outside every
+digest, and goes stale when a file is edited twice within a second) nor written into their folders;
+and everything else (one import a process, threads that wait for it, detection of deadlocks between
+imports) is Python's own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import CodeType, ModuleType
+
+
+@dataclass(frozen=True)
+class Package:
+    """What the finder knows of a kernel."""
+
+    folders: tuple[Path, ...]
+    files: Mapping[str, Path]
+    bytecode: bool
+    """Whether to use and write bytecode beside the sources, as Python does for installed packages."""
+    loaded: Callable[[ModuleType], None]
+    """Called once its `__init__.py` has run, before any waiting thread goes on."""
+
+
+class KernelFinder:
+    """Finds modules of registered kernels, and no others."""
+
+    def __init__(self) -> None:
+        self._packages: dict[str, Package] = {}
+
+    def register(self, name: str, package: Package) -> None:
+        """Make a kernel importable under a top-level name."""
+        self._packages[name] = package
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)  # before the path finder, which reads bytecode
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,  # noqa: ARG002 (the protocol's)
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
+        """The spec of a kernel or of a module inside one; None for everything else."""
+        name, _, submodule = fullname.partition(".")
+        package = self._packages.get(name)
+        if package is None:
+            return None
+        inside = submodule.replace(".", "/")
+        below = f"{inside}/" if inside else ""
+        locations = [str(folder / inside) for folder in package.folders]
+        if (init := package.files.get(f"{below}__init__.py")) is not None:
+            loader = (_SourceLoader if inside else _KernelLoader)(fullname, str(init), package)
+            return spec_from_file_location(
+                fullname, init, loader=loader, submodule_search_locations=locations
+            )
+        for suffix in EXTENSION_SUFFIXES:
+            if (extension := package.files.get(inside + suffix)) is not None:
+                return spec_from_file_location(fullname, extension)
+        if (source := package.files.get(f"{inside}.py")) is not None:
+            loader = _SourceLoader(fullname, str(source), package)
+            return spec_from_file_location(fullname, source, loader=loader)
+        if any(file.startswith(below) for file in package.files):
+            spec = ModuleSpec(fullname, None, is_package=True)
+            spec.submodule_search_locations = locations
+            return spec
+        return None
+
+
+class _SourceLoader(SourceFileLoader):
+    """Compiles the source that is there, whatever bytecode lies beside it."""
+
+    def __init__(self, fullname: str, path: str, package: Package) -> None:
+        super().__init__(fullname, path)
+        self._package = package
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        if self._package.bytecode:
+            return super().get_code(fullname)
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
+class _KernelLoader(_SourceLoader):
+    """Loads a kernel's `__init__.py`. A failure leaves nothing of the kernel behind."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        # Under Python's lock for this module: no other thread imports the kernel meanwhile.
+        try:
+            super().exec_module(module)
+        except BaseException:
+            _forget(module)
+            raise
+        self._package.loaded(sys.modules[module.__name__])  # code may have put another object there
+
+
+def _forget(module: ModuleType) -> None:
+    """Undo a failed import: submodules leave `sys.modules` (Python removes the package itself), and
+    operators that they registered are taken back, so that a retry may register them again."""
+    inside = module.__name__ + "."
+    dead = [module, *(sys.modules.pop(name) for name in tuple(sys.modules) if name.startswith(inside))]
+    library = getattr(sys.modules.get("torch.library"), "Library", None)
+    if library is None:
+        return
+    for namespace in map(vars, dead):
+        for name in [name for name, value in namespace.items() if isinstance(value, library)]:
+            del namespace[name]  # its finalizer deregisters; the exception's frames keep the rest alive

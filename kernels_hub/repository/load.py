@@ -1,0 +1,113 @@
+"""Import kernels: once per content in a process, whatever the number of threads and of copies."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+
+from kernels_hub.errors import KernelImportError, RepositoryNotFoundError
+from kernels_hub.repository.digest import content_digest
+from kernels_hub.repository.finder import KernelFinder, Package
+from kernels_hub.repository.metadata import Metadata, check_python_depends
+
+
+@dataclass(frozen=True)
+class KernelFiles:
+    """One variant, found and ready to import: a snapshot, not to be used after files change."""
+
+    name: str
+    variant: str
+    folders: tuple[Path, ...]
+    """Folders laid over one another; the first holds `__init__.py`."""
+    files: Mapping[str, Path] = field(hash=False)
+    """Every file of the package by its path inside."""
+    metadata: Metadata | None = None
+    bytecode: bool = field(default=False, compare=False)
+    """Python may keep bytecode beside the sources: for what is installed with this library."""
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of the content, in hexadecimal; reads every file once."""
+        return content_digest(self.files)
+
+    @cached_property
+    def module_name(self) -> str:
+        """Name to import it under: kernel, variant and content."""
+        readable = f"{self.name}_{self.variant.removeprefix('torch-')}"
+        return "".join(c if c.isalnum() else "_" for c in f"{readable}_{self.digest[:12]}")
+
+
+@dataclass(frozen=True)
+class LoadedKernel:
+    """A kernel in this process: its files and the imported package."""
+
+    kernel: KernelFiles
+    module: ModuleType
+
+    @property
+    def metadata(self) -> Metadata | None:
+        """Its metadata.json."""
+        return self.kernel.metadata
+
+
+_FINDER = KernelFinder()
+_NAMES: dict[str, str] = {}
+"""Content digest -> name of the module. Entries are only ever added, each by one atomic operation."""
+_LOADED: dict[str, LoadedKernel] = {}
+"""Content digest -> kernel whose import is complete."""
+
+
+def get_loaded_kernels() -> list[LoadedKernel]:
+    """A snapshot of every kernel that this process has imported."""
+    return list(_LOADED.values())
+
+
+def import_kernel(kernel: KernelFiles) -> ModuleType:
+    """The package of a variant, imported once for its content.
+
+    Equal content shares one module, wherever it lies; other content gets one of its own, whatever
+    its name. The module's name carries the digest, so operator namespaces derived from it never
+    collide. Threads wait for the one that imports; a failed import can be tried again.
+
+    Raises KernelImportError (an ImportError), with the cause chained and without a trace in
+    `sys.modules`, when the code raises; also when a Python package that it needs is missing.
+    """
+    if (loaded := _LOADED.get(kernel.digest)) is not None:
+        return loaded.module
+    if "__init__.py" not in kernel.files:
+        raise RepositoryNotFoundError(
+            f"kernel {kernel.name!r}, variant {kernel.variant!r}: no __init__.py in {_where(kernel)}"
+        )
+    if kernel.metadata is not None:
+        check_python_depends(kernel.metadata)
+    name = _NAMES.setdefault(kernel.digest, kernel.module_name)
+
+    def loaded_now(module: ModuleType) -> None:
+        _LOADED[kernel.digest] = LoadedKernel(kernel, module)
+
+    _FINDER.register(name, Package(kernel.folders, kernel.files, kernel.bytecode, loaded_now))
+    try:
+        return _import(name, kernel.digest)
+    except (Exception, SystemExit) as error:
+        raise KernelImportError(
+            f"kernel {kernel.name!r}, variant {kernel.variant!r} ({_where(kernel)}) "
+            f"raised {type(error).__name__} on import: {error}"
+        ) from error
+
+
+def _import(name: str, digest: str) -> ModuleType:
+    # `__import__`, which the import statement calls: where a cycle of imports over two threads must be
+    # cut, it gives the module as far as it is, while importlib.import_module raises. But it also gives
+    # a waiting thread the module whose import just failed in another: that one has left sys.modules.
+    while True:
+        module = __import__(name)
+        if digest in _LOADED or sys.modules.get(name) is module:
+            return module
+
+
+def _where(kernel: KernelFiles) -> str:
+    return ", ".join(map(str, kernel.folders))

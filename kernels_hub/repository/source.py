@@ -1,0 +1,207 @@
+"""A layer repository in source form: `kernel.toml` and the folders that make up each variant.
+
+    layers/activation/
+        kernel.toml
+        package/        device-independent: __init__.py, layers.py, operators
+        cpu/            kernels.py and C++ for the `cpu` backend
+        triton/         kernels.py for `cuda` and `rocm`
+
+`kernel.toml` says which folders are laid over one another for a backend. They are one Python
+package: loaded in place, the package's `__path__` lists the folders; built, their files are
+copied into `build/torch-<backend>/`. No file name may occur in two folders of one backend.
+Files and folders whose names begin with "." are left out: editors and notebooks leave those behind.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from kernels_hub.errors import MetadataError, NoVariantError, RepositoryNotFoundError
+from kernels_hub.repository.backends import BACKENDS, UNIVERSAL, backend_named
+from kernels_hub.repository.digest import list_files
+from kernels_hub.repository.load import KernelFiles
+from kernels_hub.repository.metadata import Metadata
+
+MANIFEST_FILE = "kernel.toml"
+
+_KERNEL_KEYS = {"name", "version", "license", "summary", "layers", "functions"}
+_BACKEND_KEYS = {"sources", "python-depends", "archs"}
+
+
+@dataclass(frozen=True)
+class SourceBackend:
+    """One `[backends.<name>]` table: what a variant consists of."""
+
+    name: str
+    folders: tuple[Path, ...]
+    python_depends: tuple[str, ...] = ()
+    archs: tuple[str, ...] = ()
+
+    def files(self) -> dict[str, Path]:
+        """Path inside the package -> source file, in sorted order."""
+        found: dict[str, Path] = {}
+        for folder in self.folders:
+            for inside, path in list_files(folder).items():
+                if inside.startswith(".") or "/." in inside:
+                    continue
+                if inside in found:
+                    raise MetadataError(
+                        f"backend {self.name!r} lays {path} over {found[inside]}: "
+                        "a file name may occur in one of its source folders only; rename one"
+                    )
+                found[inside] = path
+        return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True)
+class SourceRepository:
+    """A parsed `kernel.toml`."""
+
+    path: Path
+    name: str
+    version: str
+    license: str
+    summary: str
+    layers: tuple[str, ...]
+    functions: tuple[str, ...]
+    backends: dict[str, SourceBackend]
+
+    def backend(self, name: str) -> SourceBackend:
+        """The backend of that name or alias ("mps"), else "universal".
+
+        Raises NoVariantError naming those that exist, DeviceError for an unknown name.
+        """
+        wanted = name if name == UNIVERSAL else backend_named(name).name
+        found = self.backends.get(wanted) or self.backends.get(UNIVERSAL)
+        if found is None:
+            raise NoVariantError(
+                f"layer repository {self.name!r} ({self.path}) has no backend {wanted!r}; "
+                f"it has {', '.join(sorted(self.backends))}"
+            )
+        return found
+
+    def variant(self, backend: str) -> KernelFiles:
+        """The variant of a backend, to be imported in place; raises as `backend` does."""
+        source = self.backend(backend)
+        return KernelFiles(
+            name=self.name,
+            variant=f"torch-{source.name}",
+            folders=source.folders,
+            files=source.files(),
+            metadata=self.metadata(source),
+        )
+
+    def metadata(self, source: SourceBackend) -> Metadata:
+        """What kernel.toml says of a variant; id and digest are added when it is built."""
+        return Metadata(
+            name=self.name,
+            version=Version(self.version).major,
+            license=self.license,
+            python_depends=source.python_depends,
+            backend=None if source.name == UNIVERSAL else source.name,
+            archs=source.archs,
+            release=self.version,
+            summary=self.summary,
+            layers=self.layers,
+            functions=self.functions,
+        )
+
+
+def is_source_repository(path: Path) -> bool:
+    """Whether a folder holds a layer repository in source form."""
+    return (path / MANIFEST_FILE).is_file()
+
+
+def read_source_repository(path: Path) -> SourceRepository:
+    """Parse and check `path/kernel.toml`.
+
+    Raises RepositoryNotFoundError without one, MetadataError when it is not TOML, lacks a key,
+    has an unknown one, or names a folder that does not exist.
+    """
+    manifest = path / MANIFEST_FILE
+    try:
+        document = tomllib.loads(manifest.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RepositoryNotFoundError(
+            f"no {MANIFEST_FILE} in {path}: not a layer repository in source form"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise MetadataError(f"{manifest} is not TOML: {error}") from error
+    kernel = _table(document, "kernel", manifest)
+    _only(kernel, _KERNEL_KEYS, f"{manifest} [kernel]")
+    _only(document, {"kernel", "backends"}, str(manifest))
+    backends = {
+        name: _read_backend(name, table, manifest)
+        for name, table in _table(document, "backends", manifest).items()
+    }
+    return SourceRepository(
+        path=path,
+        name=_string(kernel, "name", manifest),
+        version=_version(kernel, manifest),
+        license=_string(kernel, "license", manifest),
+        summary=_string(kernel, "summary", manifest),
+        layers=_strings(kernel, "layers", f"{manifest} [kernel]"),
+        functions=_strings(kernel, "functions", f"{manifest} [kernel]"),
+        backends=backends,
+    )
+
+
+def _read_backend(name: str, table: Any, manifest: Path) -> SourceBackend:
+    where = f"{manifest} [backends.{name}]"
+    if name not in BACKENDS and name != UNIVERSAL:
+        raise MetadataError(f"{where}: unknown backend; known: {', '.join([*BACKENDS, UNIVERSAL])}")
+    if not isinstance(table, dict):
+        raise MetadataError(f"{where}: expected a table with the key 'sources'")
+    _only(table, _BACKEND_KEYS, where)
+    folders = tuple((manifest.parent / folder).resolve() for folder in _strings(table, "sources", where))
+    if not folders:
+        raise MetadataError(f"{where}: 'sources' must name at least one folder")
+    for folder in folders:
+        if not folder.is_dir():
+            raise MetadataError(f"{where}: source folder {folder} does not exist")
+    return SourceBackend(
+        name, folders, _strings(table, "python-depends", where), _strings(table, "archs", where)
+    )
+
+
+def _table(document: dict[str, Any], key: str, manifest: Path) -> dict[str, Any]:
+    table = document.get(key)
+    if not isinstance(table, dict):
+        raise MetadataError(f"{manifest}: the table [{key}] is missing")
+    return table
+
+
+def _string(table: dict[str, Any], key: str, manifest: Path) -> str:
+    value = table.get(key)
+    if not isinstance(value, str) or not value:
+        raise MetadataError(f"{manifest} [kernel]: {key!r} must be a string, got {value!r}")
+    return value
+
+
+def _strings(table: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
+    value = table.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise MetadataError(f"{where}: {key!r} must be an array of strings, got {value!r}")
+    return tuple(value)
+
+
+def _version(table: dict[str, Any], manifest: Path) -> str:
+    text = _string(table, "version", manifest)
+    try:
+        if len(Version(text).release) == 3:
+            return text
+    except InvalidVersion:
+        pass
+    raise MetadataError(
+        f"{manifest} [kernel]: 'version' must read major.minor.patch, as in '0.1.0', got {text!r}"
+    )
+
+
+def _only(table: dict[str, Any], known: set[str], where: str) -> None:
+    if unknown := sorted(set(table) - known):
+        raise MetadataError(f"{where}: unknown key {unknown[0]!r}; known keys: {', '.join(sorted(known))}")
