@@ -1,0 +1,61 @@
+"""What `kernelize` decided for a module, as plain records that live on the module itself.
+
+The record is what makes a kernelized model travel: it survives deepcopy and pickle as a reference
+to the kernel (repository, revision, layer, device), never as code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kernels_hub.layer.device import Target
+from kernels_hub.layer.mapping import LayerSource
+from kernels_hub.layer.mode import Mode
+
+RECORD_ATTRIBUTE = "_kernels_hub"
+"""Key in a module's `__dict__` under which its Record lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One decision: swapped for which kernel, or left alone for which reason."""
+
+    layer_name: str | None
+    swapped: bool = False
+    repository: str | None = None
+    revision: str | None = None
+    variant: str | None = None
+    device: str | None = None
+    """The mapping's device entry that matched, e.g. "cuda[90..]"."""
+    mode: Mode | None = None
+    """The registered mode that matched."""
+    reason: str | None = None
+    """Why the original forward was kept; None when swapped."""
+    source: LayerSource | None = None
+    """Where the kernel is loaded from again, after unpickling."""
+    target: Target | None = None
+    positional: bool = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Outcome:
+        return self  # immutable, and shared by every module with the same decision
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Everything decided for one module: its own forward, and the functions that forward calls."""
+
+    own: Outcome | None
+    functions: tuple[tuple[str, Outcome], ...] = ()
+    """(function name, decision); swapped ones are bound into a forward of this module's own."""
+    attributes: tuple[tuple[str, Outcome], ...] = ()
+    """(instance attribute that holds a tagged function, decision)."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Record:
+        return self
+
+
+def record_of(module: Any) -> Record | None:
+    """The record that the last `kernelize` left on a module, None without one."""
+    record = module.__dict__.get(RECORD_ATTRIBUTE)
+    return record if isinstance(record, Record) else None

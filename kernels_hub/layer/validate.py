@@ -1,0 +1,143 @@
+"""The layer contract: what a kernel's layer class must be, and which forward it may stand in for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from kernels_hub.errors import LayerContractError
+
+FLAGS = frozenset({"has_backward", "can_torch_compile"})
+"""Class attributes with a meaning to `kernelize`; the only ones that a layer may add."""
+
+_CLASS_FURNITURE = frozenset(
+    {
+        "__module__",
+        "__qualname__",
+        "__doc__",
+        "__annotations__",
+        "__annotate__",
+        "__annotate_func__",
+        "__annotations_cache__",
+        "__firstlineno__",
+        "__static_attributes__",
+        "__parameters__",
+        "__orig_bases__",
+        "__abstractmethods__",
+        "_abc_impl",
+        "__dict__",
+        "__weakref__",
+    }
+)
+
+
+@lru_cache(maxsize=4096)
+def check_layer_class(layer: Any, name: str) -> None:
+    """Raise LayerContractError unless `layer` is a stateless nn.Module with nothing but a forward.
+
+    Its forward will run with `self` bound to a module of another class, so anything that it adds
+    (a constructor, attributes, methods) would not be there.
+    """
+    from torch import nn
+
+    if not (inspect.isclass(layer) and issubclass(layer, nn.Module)):
+        raise LayerContractError(f"layer {name}: expected a torch.nn.Module class, got {layer!r}")
+    if layer.__init__ is not nn.Module.__init__:
+        raise LayerContractError(
+            f"layer {name} defines __init__: a layer is stateless, its forward reads the attributes of the "
+            "module that it replaces; remove the constructor"
+        )
+    added = sorted(
+        member
+        for base in layer.__mro__[: layer.__mro__.index(nn.Module)]
+        for member in base.__dict__
+        if member != "forward" and member not in FLAGS and member not in _CLASS_FURNITURE
+    )
+    if added:
+        raise LayerContractError(
+            f"layer {name} has members besides forward: {', '.join(added)}; "
+            f"a layer may define forward and the flags {', '.join(sorted(FLAGS))} only"
+        )
+    if layer.forward is nn.Module.forward:
+        raise LayerContractError(f"layer {name} defines no forward")
+
+
+def check_signature(
+    layer_forward: Callable[..., Any], target: Callable[..., Any], name: str, replaced: str
+) -> None:
+    """Raise LayerContractError unless both take the same arguments.
+
+    Compared: number, names, kinds, order and defaults. A leading `self` is passed over on either
+    side. Annotations do not matter.
+    """
+    ours, theirs = _parameters(layer_forward), _parameters(target)
+    problem = _difference(ours, theirs)
+    if problem:
+        raise LayerContractError(
+            f"layer {name} cannot replace {replaced}: {problem}\n"
+            f"  kernel:   forward({', '.join(map(_show, ours))})\n"
+            f"  replaced: forward({', '.join(map(_show, theirs))})"
+        )
+
+
+def same_arity(
+    layer_forward: Callable[..., Any], target: Callable[..., Any], name: str, replaced: str
+) -> None:
+    """As `check_signature`, for arguments that a mapping rule has proven to correspond by position."""
+    ours, theirs = _parameters(layer_forward), _parameters(target)
+    if len(ours) != len(theirs):
+        check_signature(layer_forward, target, name, replaced)
+    renamed = [parameter.replace(name=other.name) for parameter, other in zip(ours, theirs, strict=True)]
+    if problem := _difference(renamed, theirs):
+        raise LayerContractError(f"layer {name} cannot replace {replaced} by position: {problem}")
+
+
+def parameter_names(function: Callable[..., Any]) -> list[str]:
+    """Names of a forward's arguments, without `self`."""
+    return [parameter.name for parameter in _parameters(function)]
+
+
+@lru_cache(maxsize=4096)
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    parameters = list(inspect.signature(function).parameters.values())
+    if parameters and parameters[0].name == "self":
+        del parameters[0]
+    return parameters
+
+
+def _difference(ours: list[inspect.Parameter], theirs: list[inspect.Parameter]) -> str | None:
+    if len(ours) != len(theirs):
+        return f"it takes {len(ours)} arguments where {len(theirs)} are expected"
+    for index, (our, their) in enumerate(zip(ours, theirs, strict=True), start=1):
+        if our.name != their.name:
+            return f"argument {index} is named {our.name!r} where {their.name!r} is expected"
+        if our.kind is not their.kind:
+            return (
+                f"argument {our.name!r} is {our.kind.description} where {their.kind.description} is expected"
+            )
+        if not _same_default(our.default, their.default):
+            return (
+                f"argument {our.name!r} has the default {_default(our)} where {_default(their)} is expected"
+            )
+    return None
+
+
+def _same_default(ours: Any, theirs: Any) -> bool:
+    if ours is theirs:
+        return True
+    if type(ours) is not type(theirs):
+        return False
+    try:
+        return bool(ours == theirs)
+    except (TypeError, ValueError, RuntimeError):  # an array-like default: only identity would do
+        return False
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    return "none at all" if parameter.default is inspect.Parameter.empty else repr(parameter.default)
+
+
+def _show(parameter: inspect.Parameter) -> str:
+    return str(parameter.replace(annotation=inspect.Parameter.empty))
