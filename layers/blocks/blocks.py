@@ -1,0 +1,101 @@
+"""What a layer for a whole block must know of the block's children: are they still what they were?
+
+A block's kernel computes what its children compute, without calling them. That is right only while
+every child is of exactly the expected class, runs its own forward and has no hooks. Adapters (LoRA),
+quantisation, pruning and observers all change one of these, so this is asked at every call (a
+microsecond a child) and the children are called, as the original does, where the answer is no.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules import module as _module
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+FORMULAS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "relu": F.relu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "quick_gelu": _quick_gelu,
+}
+"""The activations that are fused, in plain PyTorch.
+
+relu        max(x, 0)
+silu        x sigmoid(x)                                              Source: arXiv 1702.03118
+gelu        x (1 + erf(x / sqrt(2))) / 2                              Source: arXiv 1606.08415
+gelu_tanh   x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2         Source: arXiv 1606.08415
+quick_gelu  x sigmoid(1.702 x)                                        Source: github.com/hendrycks/GELUs
+"""
+
+# By name: transformers need not be installed. Its New, Fast and Accurate GELU are one formula.
+_OF_TRANSFORMERS: Mapping[str, str] = {
+    "SiLUActivation": "silu",
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+    "NewGELUActivation": "gelu_tanh",
+    "FastGELUActivation": "gelu_tanh",
+    "AccurateGELUActivation": "gelu_tanh",
+    "QuickGELUActivation": "quick_gelu",
+}
+
+_OF_FUNCTIONS: Mapping[Any, str] = {F.relu: "relu", torch.relu: "relu", F.silu: "silu", F.gelu: "gelu"}
+
+
+def activation_name(activation: Any) -> str | None:
+    """The key in FORMULAS of what a module or function computes; None where it is none of them.
+
+    Modules of torch.nn and of transformers, by their exact class, with no hooks and no forward of
+    their own; the functions of torch.nn.functional.
+    """
+    if not isinstance(activation, nn.Module):
+        return _OF_FUNCTIONS.get(activation) if callable(activation) else None
+    if not runs_own_forward(activation):
+        return None
+    kind = type(activation)
+    if kind is nn.SiLU:
+        return "silu"
+    if kind is nn.ReLU:
+        return "relu"
+    if kind is nn.GELU:
+        return {"none": "gelu", "tanh": "gelu_tanh"}.get(str(activation.approximate))
+    if kind.__module__ == "transformers.activations":
+        return _OF_TRANSFORMERS.get(kind.__name__)
+    return None
+
+
+def is_plain_linear(module: Any) -> bool:
+    """Whether calling `module` computes F.linear(x, module.weight, module.bias) and nothing else."""
+    return type(module) is nn.Linear and runs_own_forward(module)
+
+
+def runs_own_forward(module: nn.Module) -> bool:
+    """Whether calling a module runs the forward of its class and nothing else."""
+    return not (
+        module._forward_pre_hooks
+        or module._forward_hooks
+        or module._backward_pre_hooks
+        or module._backward_hooks
+        or "forward" in module.__dict__
+        or _module._global_forward_pre_hooks
+        or _module._global_forward_hooks
+        or _module._global_backward_pre_hooks
+        or _module._global_backward_hooks
+    )
+
+
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    """Whether an operation on these would be recorded for backward."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)

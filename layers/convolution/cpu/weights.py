@@ -1,0 +1,53 @@
+"""What `kernelize` asks of a kernel that keeps packed weights; see kernels_hub/layer/bind.py.
+
+The layout of a packed convolution weight depends on the input's size, so it is packed at the first
+call and not before; and the originals stay, because another input size packs from them again, and a
+weight with a norm folded in does not give its original back bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from . import layers
+from .kernels import forget
+from .kernels import packed_nbytes as _packed_nbytes
+
+
+def prepare(module: nn.Module) -> None:
+    """Nothing: the layout is known with the first input."""
+
+
+def packed_nbytes(module: nn.Module) -> int:
+    """Bytes of the packed copies that a module's kernel has made so far.
+
+    A block counts the convolutions that it computes itself, not those of children that have a
+    kernel of this repository and count their own.
+    """
+    folded = not isinstance(module, nn.Conv2d)
+    return sum(_packed_nbytes(convolution.weight, folded=folded) for convolution in _convolutions(module))
+
+
+def free_originals(module: nn.Module) -> None:
+    """Nothing: the originals are needed for further input sizes."""
+
+
+def restore_originals(module: nn.Module) -> None:
+    """Nothing: the originals were kept."""
+
+
+def release(module: nn.Module) -> None:
+    """Drop the packed copies of a module's weights, for a model that goes back to its original forwards."""
+    for convolution in _convolutions(module):
+        forget(convolution.weight)
+
+
+def _convolutions(module: nn.Module) -> Iterator[nn.Conv2d]:
+    if isinstance(module, nn.Conv2d):
+        yield module
+        return
+    for child in module.children():
+        if isinstance(child, nn.Conv2d) or not layers.has_own_kernel(child):
+            yield from _convolutions(child)

@@ -1,0 +1,1 @@
+"""Nothing is packed on this backend; see cpu/weights.py."""

@@ -1,0 +1,82 @@
+"""Feed-forward blocks as functions, and the operator of their gated half."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from .blocks import FORMULAS, needs_gradient
+from .fused_linear import linear
+from .kernels import GATED_LINEAR, PROJECTS, applies, dense, gated_linear_with_gradient, operand
+from .registration import define
+
+
+def gated_mlp(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    activation: str = "silu",
+) -> Tensor:
+    """(activation(x gate^T) * (x up^T)) down^T, with a bias after each product where there is one.
+
+    x: (..., K). gate, up: (N, K). down: (M, N). Returns (..., M). activation: as for `linear`.
+    Source: SwiGLU and GEGLU, arXiv 2002.05202.
+    """
+    return _project(_gated_linear(x, gate, up, gate_bias, up_bias, activation), down, down_bias)
+
+
+def mlp(
+    x: Tensor,
+    first: Tensor,
+    second: Tensor,
+    first_bias: Tensor | None = None,
+    second_bias: Tensor | None = None,
+    activation: str = "gelu",
+) -> Tensor:
+    """activation(x first^T + first_bias) second^T + second_bias.
+
+    x: (..., K). first: (N, K). second: (M, N). Returns (..., M). activation: as for `linear`.
+    """
+    return _project(linear(x, first, first_bias, activation), second, second_bias)
+
+
+def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return linear(hidden, weight, bias) if PROJECTS else F.linear(hidden, weight, bias)
+
+
+def _gated_linear(
+    x: Tensor, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None, activation: str
+) -> Tensor:
+    if activation not in FORMULAS:
+        raise ValueError(f"gated_mlp: unknown activation {activation!r}; known: {', '.join(FORMULAS)}")
+    if applies(x, (gate, up), (gate_bias, up_bias)):
+        if not needs_gradient(x, gate, up, gate_bias, up_bias):
+            output: Tensor = _gated(x, operand(gate), operand(up), gate_bias, up_bias, activation)
+            return output
+        if gated_linear_with_gradient is not None:
+            return gated_linear_with_gradient(x, gate, up, gate_bias, up_bias, activation)
+    return reference(x, dense(gate), dense(up), gate_bias, up_bias, activation)
+
+
+def reference(
+    x: Tensor, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None, activation: str
+) -> Tensor:
+    """The gated half in plain PyTorch: activation(x gate^T + gate_bias) * (x up^T + up_bias)."""
+    return FORMULAS[activation](F.linear(x, gate, gate_bias)) * F.linear(x, up, up_bias)
+
+
+def _fake(
+    x: Tensor, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None, activation: str
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], gate.shape[0]))
+
+
+_gated = define(
+    "gated_linear(Tensor x, Tensor gate, Tensor up, Tensor? gate_bias, Tensor? up_bias, str activation) -> Tensor",
+    {**GATED_LINEAR, "CompositeExplicitAutograd": reference},
+    _fake,
+)

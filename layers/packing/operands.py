@@ -1,0 +1,52 @@
+"""Which tensors the operators on packed weights take, and in what form."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from .packing import held, products
+
+PackedWeight = held.PackedWeight
+
+
+def applies(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None, ...]) -> bool:
+    """Whether the operators are for these operands.
+
+    Not for tensor subclasses (DTensor, quantised weights) and symbolic values, which only PyTorch's
+    own functions know, nor for other devices, under autocast, or for products so small that PyTorch
+    is faster.
+    """
+    if not _is_plain(x) or x.dim() == 0 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        return False
+    is_packed = False
+    for weight in weights:
+        if type(weight) is PackedWeight:
+            is_packed = True
+        elif not _is_plain(weight) or weight.dim() != 2:
+            return False
+    for bias in biases:
+        if bias is not None and not _is_plain(bias):
+            return False
+    first = weights[0]
+    return (
+        is_packed
+        or torch.compiler.is_compiling()
+        or products.pays(x.numel() // max(1, first.shape[1]), first)
+    )
+
+
+def operand(weight: Tensor) -> Tensor:
+    """What stands for a weight in an operator: itself, or the ticket of a PackedWeight."""
+    ticket: Tensor = weight.ticket if type(weight) is PackedWeight else weight  # type: ignore[attr-defined]
+    return ticket
+
+
+def dense(weight: Tensor) -> Tensor:
+    """The weight for PyTorch's own functions; a PackedWeight is unpacked for one call and its backward."""
+    return weight.clone() if type(weight) is PackedWeight else weight
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) is Parameter or type(tensor) is Tensor

@@ -1,0 +1,81 @@
+"""What `kernelize` asks of a kernel that keeps packed weights; see kernels_hub/layer/bind.py.
+
+A module is a `torch.nn.Linear`, or a block whose Linear children its kernel computes. Each function
+does nothing for modules and weights that are not packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from .blocks import is_plain_linear
+from .packing import cache, held
+
+# Smaller weights are packed at the first call with so many rows that it pays, if there is one.
+_LEAST_NUMEL = 65_536
+
+
+def prepare(module: nn.Module) -> None:
+    """Pack a module's weights now, so that the first call does not take longer."""
+    for linear in _linears(module):
+        if type(linear.weight) is nn.Parameter and linear.weight.numel() >= _LEAST_NUMEL:
+            cache.packed_copy(linear.weight)
+
+
+def packed_nbytes(module: nn.Module) -> int:
+    """Bytes held for a module's packed weights beyond its own weights'.
+
+    Of freed originals that is the padding only. A weight that several modules share is counted for
+    each of them, though it is packed once.
+    """
+    total = 0
+    for linear in _linears(module):
+        weight = linear.weight
+        if isinstance(weight, held.PackedWeight):
+            total += weight.holder.extra_nbytes if weight.holder is not None else 0
+        elif (entry := cache.entry_of(weight)) is not None:
+            total += entry.nbytes
+    return total
+
+
+def free_originals(module: nn.Module) -> None:
+    """Let go of a module's dense weights where packed ones have the same bits.
+
+    `module.weight` becomes a PackedWeight: same shape and dtype, requires no gradient, and any
+    operation on it (state_dict, copy_, deepcopy, saving) gives right numbers, unpacking as needed.
+    A parameter that several modules share becomes one PackedWeight that they share; its memory is
+    free once the last of them has let go.
+    """
+    for linear in _linears(module):
+        weight = linear.weight
+        if isinstance(weight, held.PackedWeight) and weight.holder is not None:
+            weight.holder.settle()
+        elif type(weight) is nn.Parameter and (packed := held.free(weight)) is not None:
+            linear._parameters["weight"] = packed
+
+
+def restore_originals(module: nn.Module) -> None:
+    """Put dense parameters back, the very bits, with the `requires_grad` that they had."""
+    for linear in _linears(module):
+        weight = linear.weight
+        if isinstance(weight, held.PackedWeight) and weight.holder is not None:
+            linear._parameters["weight"] = weight.holder.restored()
+
+
+def release(module: nn.Module) -> None:
+    """Drop the packed copies of a module's weights, for a model that goes back to its original forwards."""
+    restore_originals(module)
+    for linear in _linears(module):
+        cache.forget(linear.weight)
+
+
+def _linears(module: nn.Module) -> Iterator[nn.Linear]:
+    if isinstance(module, nn.Linear):
+        yield module
+        return
+    for child in module.children():
+        if is_plain_linear(child):
+            assert isinstance(child, nn.Linear)
+            yield child
