@@ -1,0 +1,1 @@
+"""Benchmarks against peers, in one run each: `python -m benchmarks.models`, `.kernelize`, `.layers`, `.import_time`."""

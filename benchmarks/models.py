@@ -1,0 +1,151 @@
+"""Whole models against eager PyTorch in the same run: `python -m benchmarks.models`.
+
+Each model runs eager, kernelized, and (with --compile) through torch.compile, each in a process of
+its own. Beside the speed: the largest difference from eager, the memory of packed weights, and the
+peak memory with and without `free_weights`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Worker, arguments, compare, table, write
+
+CASES = ("minilm", "llama", "vit", "resnet", "bert", "mixtral")
+
+
+def run(model: str, peer: str, free_weights: bool = False) -> Any:
+    """A step that runs a model once: `peer` is "eager", "kernels_hub" or "compile"."""
+    import torch
+
+    from kernels_hub import Mode, kernelize, report
+    from kernels_hub.cli.demo_models import MODELS
+
+    built, inputs = MODELS[model]()
+    info: dict[str, Any] = {}
+    if peer == "kernels_hub":
+        kernelize(built, mode=Mode.INFERENCE, free_weights=free_weights)
+        rows = report(built)
+        info = {"swapped": len(rows.swapped), "packed_mib": round(rows.packed_nbytes / 2**20, 1)}
+    elif peer == "compile":
+        built = torch.compile(built)
+
+    def step() -> None:
+        with torch.inference_mode():
+            built(**inputs)
+
+    return step, info
+
+
+def accuracy(model: str) -> dict[str, float]:
+    """Largest difference between eager and kernelized, and each one's from float64, over the first output."""
+    import copy
+
+    import torch
+
+    from kernels_hub import Mode, kernelize
+    from kernels_hub.cli.demo_models import MODELS
+
+    built, inputs = MODELS[model]()
+    exact = copy.deepcopy(built).double()
+    with torch.inference_mode():
+        eager = built(**inputs)[0]
+        ours = kernelize(built, mode=Mode.INFERENCE)(**inputs)[0]
+        errors = {
+            "max_difference": float((ours - eager).abs().max()),
+            "max_magnitude": float(eager.abs().max()),
+        }
+        try:
+            reference = exact(**{k: v.double() if v.is_floating_point() else v for k, v in inputs.items()})[0]
+        except RuntimeError:  # an operator without float64, such as the grouped product of experts
+            return errors
+    errors["max_error_eager"] = float((eager - reference).abs().max())
+    errors["max_error_ours"] = float((ours - reference).abs().max())
+    return errors
+
+
+def memory(model: str, free_weights: bool) -> dict[str, float]:
+    """Resident memory in MiB before and after `kernelize`, in this process."""
+    import gc
+
+    import torch
+
+    from kernels_hub import Mode, kernelize, report
+    from kernels_hub.cli.demo_models import MODELS
+
+    built, inputs = MODELS[model]()
+    with torch.inference_mode():
+        built(**inputs)
+        gc.collect()
+        before = _resident_mib()
+        kernelize(built, mode=Mode.INFERENCE, free_weights=free_weights)
+        gc.collect()
+        after = _resident_mib()
+    return {
+        "weights_mib": round(sum(p.numel() * p.element_size() for p in built.parameters()) / 2**20, 1),
+        "packed_mib": round(report(built).packed_nbytes / 2**20, 1),
+        "resident_growth_mib": round(after - before, 1),
+    }
+
+
+def _resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * 4096 / 2**20
+
+
+def _apart(function: str, *args: Any) -> dict[str, float]:
+    """Run a function of this module in a process of its own."""
+    call = f"m.{function}(*json.loads({json.dumps(json.dumps(args))}))"
+    code = f"import json, benchmarks.models as m; print(json.dumps({call}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--models", nargs="*", default=list(CASES), choices=CASES)
+    parser.add_argument(
+        "--compile", action="store_true", help="torch.compile as a third peer (slow to start)"
+    )
+    options = parser.parse_args()
+    rows, results = [], {}
+    for model in options.models:
+        peers = ["eager", "kernels_hub", *(["compile"] if options.compile else [])]
+        workers = [
+            Worker(peer, "benchmarks.models:run", {"model": model, "peer": peer}, options.threads)
+            for peer in peers
+        ]
+        found = compare(workers, rounds=options.rounds)
+        speedups = {peer: round(found.speedup(peer, "eager"), 3) for peer in peers[1:]}
+        errors = _apart("accuracy", model)
+        kept, freed = _apart("memory", model, False), _apart("memory", model, True)
+        results[model] = {
+            **found.to_dict(),
+            "speedup_over_eager": speedups,
+            "errors": errors,
+            "memory": {"both_kept": kept, "originals_freed": freed},
+        }
+        rows.append(
+            (
+                model,
+                f"{found.median('eager') * 1e3:.1f}",
+                f"{found.median('kernels_hub') * 1e3:.1f}",
+                *(f"{speedups[peer]:.2f}" for peer in peers[1:]),
+                f"{errors['max_difference']:.1e}",
+                f"{errors['max_magnitude']:.2g}",
+                f"{kept['resident_growth_mib']:+.0f} / {freed['resident_growth_mib']:+.0f}",
+            )
+        )
+        print("  ".join(rows[-1]), flush=True)
+    header = ("model", "eager ms", "kernels_hub ms", "ratio", *(["compile"] if options.compile else []))
+    print(table((*header, "max difference", "of", "memory MiB kept / freed"), rows))
+    if options.write:
+        print(write("models", {"threads": options.threads, "models": results}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The table of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kernels_hub.cli.explain import explain
+from kernels_hub.cli.info import info
+from kernels_hub.cli.variants import variants
+
+app = typer.Typer(
+    name="kernels-hub",
+    help="Swap the forward of PyTorch layers for published, versioned kernels.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from kernels_hub import __version__
+
+        print(f"kernels-hub {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Swap the forward of PyTorch layers for published, versioned kernels."""
+
+
+@app.command()
+def demo(
+    pairs: Annotated[int, typer.Option(min=1, help="Timed pairs of calls a model.")] = 15,
+) -> None:
+    """Real models on this CPU, before and after kernelize."""
+    from kernels_hub.cli.demo import demo as run
+
+    run(pairs)
+
+
+app.command()(explain)
+app.command()(info)
+app.command()(variants)

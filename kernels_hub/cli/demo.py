@@ -1,0 +1,143 @@
+"""`kernels-hub demo`: three models on this machine's CPU, before and after, with the report."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One model before and after `kernelize`. Times in milliseconds."""
+
+    model: str
+    before_ms: float
+    after_ms: float
+    ratio: float
+    """Median of before / after over interleaved pairs; above 1, the kernels are faster."""
+    max_error: float
+    """Largest absolute difference of the outputs."""
+    max_magnitude: float
+    """Largest absolute value of the original's outputs."""
+    packed_mib: float
+    swapped: int
+    modules: int
+
+
+def demo(pairs: int = 15) -> dict[str, Any]:
+    """Run the demo, printing as it goes; returns its figures as JSON-ready data."""
+    from rich.console import Console
+
+    from kernels_hub.cli.demo_models import llama, resnet
+
+    console = Console()
+    results: list[Figures] = []
+    with console.status("loading MiniLM with its real weights …"):
+        similarities = _sentences(console)
+    for title, build in (
+        ("MiniLM, 6 layers, 8 sentences of 128 tokens", _minilm),
+        ("Llama from a config: 4 layers, 512 wide, 128 tokens", llama),
+        ("ResNet-50 from a config, one image", resnet),
+    ):
+        console.rule(title)
+        with console.status("building …"):
+            model, inputs = build()
+        results.append(_before_and_after(console, title, model, inputs, pairs))
+    console.rule("summary")
+    for figures in results:
+        console.print(
+            f"{figures.model}: {figures.before_ms:.1f} ms -> {figures.after_ms:.1f} ms, "
+            f"[bold]{figures.ratio:.2f} times faster[/bold]; largest error {figures.max_error:.1e} "
+            f"where outputs reach {figures.max_magnitude:.2g}"
+        )
+    return {"models": [vars(figures) for figures in results], "similarities": similarities}
+
+
+def _minilm() -> Any:
+    from kernels_hub.cli.demo_models import minilm
+
+    return minilm()
+
+
+def _sentences(console: Any) -> list[dict[str, Any]]:
+    """Embed real sentences with and without kernels: the same neighbours, the same similarities."""
+    import torch
+
+    from kernels_hub import Mode, kernelize
+    from kernels_hub.cli.demo_models import SENTENCES, embeddings, sentences
+
+    model, inputs = sentences()
+    with torch.inference_mode():
+        before = embeddings(model, inputs)
+        after = embeddings(kernelize(model, mode=Mode.INFERENCE), inputs)
+    pairs = []
+    console.rule("MiniLM: similarities of sentences, original and kernelized")
+    for first, second in ((0, 1), (2, 3), (4, 5), (0, 2)):
+        original, kernelized = float(before[first] @ before[second]), float(after[first] @ after[second])
+        console.print(
+            f"{original:.6f}  {kernelized:.6f}  {SENTENCES[first]} | {SENTENCES[second]}", highlight=False
+        )
+        pairs.append(
+            {
+                "first": SENTENCES[first],
+                "second": SENTENCES[second],
+                "original": original,
+                "kernelized": kernelized,
+            }
+        )
+    console.print(f"largest error of an embedding's element: {(before - after).abs().max():.1e}")
+    return pairs
+
+
+def _before_and_after(console: Any, title: str, model: Any, inputs: dict[str, Any], pairs: int) -> Figures:
+    import torch
+
+    from kernels_hub import Mode, kernelize, report
+
+    with torch.inference_mode():
+        original = copy.deepcopy(model)
+        with console.status("kernelizing for inference on the CPU …"):
+            kernelize(model, mode=Mode.INFERENCE)
+        rows = report(model)
+        console.print(str(rows), highlight=False, soft_wrap=True)
+        expected, found = original(**inputs)[0], model(**inputs)[0]
+        with console.status(f"timing {pairs} pairs …"):
+            before, after, ratio = _paired(lambda: original(**inputs), lambda: model(**inputs), pairs)
+    figures = Figures(
+        model=title,
+        before_ms=before * 1e3,
+        after_ms=after * 1e3,
+        ratio=ratio,
+        max_error=float((expected - found).abs().max()),
+        max_magnitude=float(expected.abs().max()),
+        packed_mib=rows.packed_nbytes / 2**20,
+        swapped=len(rows.swapped),
+        modules=len(rows),
+    )
+    console.print(
+        f"{figures.before_ms:.1f} ms before, {figures.after_ms:.1f} ms after: {ratio:.2f} times faster; "
+        f"largest error {figures.max_error:.1e}"
+    )
+    return figures
+
+
+def _paired(first: Callable[[], Any], second: Callable[[], Any], pairs: int) -> tuple[float, float, float]:
+    """Median seconds of both, and the median ratio first / second, over interleaved calls."""
+    for _ in range(3):
+        first(), second()
+    times: list[tuple[float, float]] = []
+    for _ in range(pairs):
+        start = time.perf_counter()
+        first()
+        middle = time.perf_counter()
+        second()
+        times.append((middle - start, time.perf_counter() - middle))
+    return (
+        statistics.median(a for a, _ in times),
+        statistics.median(b for _, b in times),
+        statistics.median(a / b for a, b in times),
+    )
