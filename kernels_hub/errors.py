@@ -7,6 +7,15 @@
     ├── MappingError              ValueError          a mapping (object or file) that is not well formed
     │   └── MappingNotFoundError  FileNotFoundError   no mapping of that name, or no file at that path
     ├── MetadataError             ValueError          metadata.json or kernel.toml that does not parse or does not fit
+    │   └── IntegrityError                            a file that is not what a digest, lock or signature says
+    ├── LockError                 ValueError          a kernels.lock that is missing, malformed, or does not pin it
+    ├── TrustError                PermissionError     no rule of the trust policy lets this repository's code run
+    │   └── SignatureError                            a signature that is missing, or not by a trusted key
+    ├── HubError                  ConnectionError     a Hub that cannot be reached, or answers with an error
+    │   └── HubPermissionError    PermissionError     the Hub refuses this account or token
+    ├── BuildError                ValueError          a repository that does not build, or breaks its own contract
+    ├── PublishError              ValueError          what must not, or cannot, be published
+    │   └── VersionExistsError    FileExistsError     that version is published already, with other content
     ├── LayerContractError        TypeError           a layer that must not replace the forward it was chosen for
     ├── RepositoryNotFoundError   FileNotFoundError   no repository at that path or under that name
     │   ├── OfflineError                              it is on a Hub, and this process may not, or cannot, ask one
@@ -49,6 +58,42 @@ class MappingNotFoundError(MappingError, FileNotFoundError):
 
 class MetadataError(KernelsHubError, ValueError):
     """A repository's metadata.json or kernel.toml that cannot be read or contradicts its folder."""
+
+
+class IntegrityError(MetadataError):
+    """A file whose content is not what a digest, a lock or a signature says; nothing of it has run."""
+
+
+class LockError(KernelsHubError, ValueError):
+    """A kernels.lock that is missing, does not parse, is out of date or does not pin what is wanted."""
+
+
+class TrustError(KernelsHubError, PermissionError):
+    """No rule of the trust policy admits a repository; the message names the rule and the remedy."""
+
+
+class SignatureError(TrustError):
+    """A signature that is missing, malformed, or by a key that is not trusted for the repository."""
+
+
+class HubError(KernelsHubError, ConnectionError):
+    """A Hub that cannot be reached or fails; says nothing about what it holds."""
+
+
+class HubPermissionError(HubError, PermissionError):
+    """A Hub that refuses this account or token."""
+
+
+class BuildError(KernelsHubError, ValueError):
+    """A layer repository that does not build or whose code breaks the layer contract."""
+
+
+class PublishError(KernelsHubError, ValueError):
+    """A release that must not, or cannot, be published."""
+
+
+class VersionExistsError(PublishError, FileExistsError):
+    """A version that is published already, with other content."""
 
 
 class LayerContractError(KernelsHubError, TypeError):
