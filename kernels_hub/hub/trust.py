@@ -1,0 +1,334 @@
+"""Whether a repository's code may run: the trust policy, applied before a download and after it.
+
+    candidate -> admit (before anything is fetched) -> Admission -> check_signature (before any import)
+
+The order of precedence, whatever the order of the rules in the policy:
+
+    1. a `deny` rule refuses;
+    2. a `signature` rule admits what one of its keys has signed, and nothing else;
+    3. an `allow` rule admits;
+    4. a pinned kernels.lock admits, unless the policy says `locked = false`;
+    5. `trust_remote_code` in the call admits, unless the policy says `trust_remote_code = false`;
+    6. the Hub's flag for trusted publishers admits, where the policy says `publisher = true` or has a
+       `publisher` rule for the repository;
+    7. everything else is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels_hub.errors import IntegrityError, SignatureError, TrustError
+from kernels_hub.hub.keys import PublicKey
+from kernels_hub.hub.signature import Statement, read_signatures
+from kernels_hub.hub.sigstore_bundle import SigstoreSigner, verify_bundle
+from kernels_hub.hub.trust_policy import Rule, Signer, TrustPolicy, load_policy
+from kernels_hub.hub.variant_files import (
+    BUNDLE_FILE,
+    SIGNATURE_FILE,
+    UNKNOWN,
+    Listing,
+    parse_listing,
+    read_bounded,
+    verify_files,
+)
+from kernels_hub.repository.metadata import METADATA_FILE, python_name
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A repository whose code is about to be fetched and run."""
+
+    repo_id: str
+    repo_type: str
+    """ "kernel" or "model"."""
+    commit: str
+    endpoint: str
+    trust_remote_code: bool | tuple[str, ...] = False
+    """As in Hugging Face's kernels: True, or the names of repositories."""
+    locked: bool = False
+    """The commit and every file's sha256 come from a kernels.lock."""
+    version: str | int | None = None
+    """What the commit was resolved from: "1.2.0" of tag v1.2.0, 1 of branch v1; None for other revisions."""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Why a candidate may be fetched, and what must hold before it runs."""
+
+    rule: str
+    """For reports and logs."""
+    signature_keys: tuple[Signer, ...] = ()
+    """One of these must have signed the variant; () where no signature is needed."""
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What is known of a verdict without the network."""
+
+    verdict: str
+    """ "admitted", "refused", or "publisher": the Hub's flag will decide."""
+    reason: str
+    signature_keys: tuple[Signer, ...] = ()
+
+
+def admit(candidate: Candidate, is_trusted_publisher: Callable[[str], bool]) -> Admission:
+    """The policy's verdict on a repository, before anything of it is downloaded.
+
+    is_trusted_publisher: asks the Hub about an organisation; only called where nothing else decides.
+        The HubError that it may raise passes through.
+
+    Raises TrustError with the rule that refused and how to allow the repository.
+    """
+    policy = load_policy()
+    decided = _decide(candidate, policy)
+    if decided is not None:
+        return decided
+    rule = _publisher_rule(candidate, policy)
+    if rule is not None and is_trusted_publisher(_organisation(candidate)):
+        return Admission(rule)
+    raise TrustError(_nothing_admits(candidate, policy, rule is not None))
+
+
+def preview(candidate: Candidate) -> Preview:
+    """What `admit` would say, without asking the Hub. Raises TrustError for a policy that cannot be read."""
+    policy = load_policy()
+    try:
+        decided = _decide(candidate, policy)
+    except TrustError as error:
+        return Preview("refused", str(error))
+    if decided is not None:
+        return Preview("admitted", decided.rule, decided.signature_keys)
+    if (rule := _publisher_rule(candidate, policy)) is not None:
+        return Preview("publisher", rule)
+    return Preview("refused", _nothing_admits(candidate, policy, False))
+
+
+def check_signature(admission: Admission, candidate: Candidate, variant_folder: Path) -> dict[str, str]:
+    """Verify a downloaded variant before anything of it is imported or parsed.
+
+    Where the admission asks for a signature: that one of its keys signed exactly the bytes of
+    metadata.json, for this repository and version. Then, signed or not, that the files of the folder
+    are exactly those that metadata.json lists, where it lists any.
+
+    Returns sha256, in hexadecimal, of each file by its path inside, metadata.json included: what the
+    loader may check again at the import.
+
+    Raises SignatureError, IntegrityError, MetadataError for a metadata.json that is malformed, and
+    HubError when only Sigstore's servers could tell.
+    """
+    path = variant_folder / METADATA_FILE
+    metadata = read_bounded(path)
+    if metadata is None and not admission.signature_keys:
+        return verify_files(variant_folder, UNKNOWN)
+    if metadata is None:
+        raise SignatureError(_unsigned(admission, candidate, variant_folder, [f"it has no {METADATA_FILE}"]))
+    if not admission.signature_keys:
+        listing = parse_listing(metadata, path)
+    else:
+        statements = _accepted_statements(admission, candidate, variant_folder, metadata)
+        listing = parse_listing(metadata, path)
+        check_binding(statements, listing, candidate.repo_id, candidate.version, variant_folder)
+        if listing.algorithm is None:
+            raise SignatureError(
+                f"{path} is signed, but lists no digests: the signature covers no other file"
+            )
+    files = verify_files(variant_folder, listing)
+    if files.get(METADATA_FILE) != hashlib.sha256(metadata).hexdigest():
+        raise IntegrityError(f"{path} changed while it was verified. Its code was not imported")
+    return files
+
+
+# -- before the download ----------------------------------------------------------------------------
+
+
+def _decide(candidate: Candidate, policy: TrustPolicy) -> Admission | None:
+    """By everything but the publisher's flag; None where that is left."""
+    if _REPOSITORY.fullmatch(candidate.repo_id) is None:
+        raise TrustError(f"{_named(candidate)} is not trusted: its name is not of the form 'org/name'")
+    if denied := _matching("deny", candidate, policy):
+        raise TrustError(
+            f"{_named(candidate)} is not trusted: {policy.cite(denied[0])} denies it, which no other rule and no "
+            f"argument overrides; to allow it, remove that rule: kernels-hub trust remove {denied[0].number}"
+        )
+    if required := _matching("signature", candidate, policy):
+        signers = tuple(dict.fromkeys(signer for rule in required for signer in rule.signers))
+        return Admission(", ".join(map(policy.cite, required)), signers)
+    if allowed := _matching("allow", candidate, policy):
+        return Admission(policy.cite(allowed[0]))
+    if candidate.locked and policy.locked:
+        return Admission("locked: kernels.lock pins its commit and every file")
+    if policy.trust_remote_code and _vouched_for(candidate):
+        return Admission("trust_remote_code in the call")
+    return None
+
+
+def _matching(action: str, candidate: Candidate, policy: TrustPolicy) -> list[Rule]:
+    return policy.matching(action, candidate.repo_id, candidate.endpoint)
+
+
+def _vouched_for(candidate: Candidate) -> bool:
+    vouched = candidate.trust_remote_code
+    if isinstance(vouched, bool):
+        return vouched
+    return candidate.repo_id in ((vouched,) if isinstance(vouched, str) else vouched)
+
+
+def _publisher_rule(candidate: Candidate, policy: TrustPolicy) -> str | None:
+    """The rule under which the publisher's flag admits; None where it does not count."""
+    if not _organisation(candidate):
+        return None
+    if rules := _matching("publisher", candidate, policy):
+        rule = policy.cite(rules[0])
+    elif policy.publisher:
+        rule = "publisher = true"
+    else:
+        return None
+    return f"{rule}: the flag of publisher {_organisation(candidate)!r} on {candidate.endpoint}"
+
+
+def _organisation(candidate: Candidate) -> str:
+    organisation, slash, _ = candidate.repo_id.partition("/")
+    return organisation if slash else ""
+
+
+def _nothing_admits(candidate: Candidate, policy: TrustPolicy, asked: bool) -> str:
+    source = str(policy.path) if policy.exists else f"the default policy (there is no {policy.path})"
+    if asked:
+        publisher = f"{_organisation(candidate)!r} is not a trusted publisher there"
+    elif not _organisation(candidate):
+        publisher = "it belongs to no organisation that could be a trusted publisher"
+    else:
+        publisher = "publisher = false"
+    reasons = [
+        "no allow rule names it",
+        publisher,
+        _switch(policy.locked, candidate.locked, "no kernels.lock pins it", "locked = false"),
+        _switch(
+            policy.trust_remote_code,
+            candidate.trust_remote_code is not False,
+            "trust_remote_code does not name it"
+            if candidate.trust_remote_code
+            else "trust_remote_code is not set",
+            "trust_remote_code = false",
+        ),
+    ]
+    ways = [
+        f"kernels-hub trust allow {candidate.repo_id}",
+        f"kernels-hub trust add KEY --for {candidate.repo_id}",
+    ]
+    if policy.trust_remote_code:
+        ways.append(f"trust_remote_code=[{candidate.repo_id!r}] in the call")
+    if policy.locked:
+        ways.append("kernels-hub lock, and load what it pins")
+    return (
+        f"{_named(candidate)} is not trusted by {source}: {', '.join(reasons)}. Nothing of it was run. "
+        f"If you trust its code, allow it by one of: {'; '.join(ways)}"
+    )
+
+
+def _switch(enabled: bool, given: bool, absent: str, disabled: str) -> str:
+    if enabled:
+        return absent
+    return f"{disabled} (it was given in vain)" if given else disabled
+
+
+def _named(candidate: Candidate) -> str:
+    return f"{candidate.repo_type} {candidate.repo_id!r} on {candidate.endpoint}"
+
+
+# -- after the download -----------------------------------------------------------------------------
+
+
+def _accepted_statements(
+    admission: Admission, candidate: Candidate, folder: Path, metadata: bytes
+) -> tuple[Statement | None, ...]:
+    """What the keys among the admitted ones state; (None,) for a Sigstore bundle, which states nothing."""
+    keys = [signer for signer in admission.signature_keys if isinstance(signer, PublicKey)]
+    workflows = [signer for signer in admission.signature_keys if isinstance(signer, SigstoreSigner)]
+    reasons: list[str] = []
+    if keys:
+        signatures = read_signatures(folder, metadata)
+        if statements := tuple(signature.statement for signature in signatures if signature.key in keys):
+            return statements
+        by = ", ".join(signature.key.id for signature in signatures)
+        reasons.append(f"it is signed by {by}" if by else f"it has no {SIGNATURE_FILE}")
+    if workflows:
+        bundle = read_bounded(folder / BUNDLE_FILE)
+        if bundle is not None:
+            verify_bundle(metadata, bundle, workflows, folder / BUNDLE_FILE)
+            return (None,)
+        reasons.append(f"it has no {BUNDLE_FILE}")
+    raise SignatureError(_unsigned(admission, candidate, folder, reasons))
+
+
+def check_binding(
+    statements: Sequence[Statement | None],
+    listing: Listing,
+    repo_id: str,
+    version: str | int | None,
+    folder: Path,
+) -> None:
+    """Raise SignatureError where what was signed is another repository, release or variant.
+
+    statements: of the signatures that count, of which one has to fit; None for a Sigstore bundle,
+        where only metadata.json says what was signed.
+    version: "1.2.0" or 1, as the Hub's tag or branch says; None checks no version.
+    """
+    others = [
+        _other_variant(statement, folder)
+        or _other_repository(statement, listing, repo_id)
+        or _other_version(statement, listing, version)
+        for statement in statements
+    ]
+    if None not in others:
+        raise SignatureError(
+            f"{folder} has a good signature, but it was made for {others[0]}: somebody put signed files where "
+            "they do not belong. Its code was not imported; ask the publisher, or sign it for this place"
+        )
+
+
+def _other_variant(statement: Statement | None, folder: Path) -> str | None:
+    if statement is None or statement.variant == folder.name:
+        return None
+    return f"variant {statement.variant!r}, not {folder.name!r}"
+
+
+def _other_repository(statement: Statement | None, listing: Listing, repo_id: str) -> str | None:
+    if statement is not None and statement.repository is not None:
+        if statement.repository.casefold() != repo_id.casefold():
+            return f"repository {statement.repository!r}, not {repo_id!r}"
+    elif python_name(listing.name).casefold() != python_name(repo_id.rpartition("/")[2]).casefold():
+        return f"a kernel named {listing.name!r}, not {repo_id!r}"
+    return None
+
+
+def _other_version(statement: Statement | None, listing: Listing, version: str | int | None) -> str | None:
+    release = listing.release if statement is None else statement.release or listing.release
+    signed = listing.version if release is None else _major(release)
+    if version is None or (signed is None and statement is None):
+        return None  # nothing to check, or a bundle of a kernel that says no version
+    if release is not None and isinstance(version, str):
+        same = release == version
+    else:
+        same = signed is not None and signed == _major(str(version))
+    return None if same else f"version {release or listing.version}, not {version}"
+
+
+def _major(version: str) -> int | None:
+    leading = re.match(r"\d+", version, re.ASCII)
+    return None if leading is None else int(leading[0])
+
+
+def _unsigned(admission: Admission, candidate: Candidate, folder: Path, reasons: list[str]) -> str:
+    return (
+        f"{_named(candidate)} needs a signature by {' or '.join(map(str, admission.signature_keys))}, as "
+        f"{admission.rule} says, but {' and '.join(reasons)} ({folder}). Its code was not imported. If another key "
+        f"is to be trusted: kernels-hub trust add KEY --for {candidate.repo_id}"
+    )
