@@ -16,8 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from kernels_hub.errors import MetadataError
+from kernels_hub.repository.check import check_repository
 from kernels_hub.repository.digest import compute_digest
 from kernels_hub.repository.metadata import METADATA_FILE, Metadata
+from kernels_hub.repository.shared_objects import MANYLINUX
 from kernels_hub.repository.source import (
     MANIFEST_FILE,
     SourceBackend,
@@ -28,21 +30,38 @@ from kernels_hub.repository.source import (
 _NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]", re.ASCII)
 
 
-def build_repository(source: Path, out: Path, backends: Iterable[str] | None = None) -> list[Path]:
+def build_repository(
+    source: Path,
+    out: Path,
+    backends: Iterable[str] | None = None,
+    *,
+    version: str | None = None,
+    check: bool = False,
+    manylinux: tuple[int, int] = MANYLINUX,
+) -> list[Path]:
     """Build variants of a repository in source form into `out/build/torch-<backend>/`.
 
     source: a folder with `kernel.toml`.
     backends: names of those to build; None for all of them.
+    version: the release to build, instead of the one in `kernel.toml`.
+    check: also hold the code to the layer contract, to what it declares to import, and to what the
+        variants' names promise of native files (`check_repository`), before anything is written.
+    manylinux: the glibc that native files may need, where that is checked.
 
     Returns the variants' folders. Equal sources give equal bytes. Each folder appears whole, and
     none is touched unless every one could be built; one that is there already is replaced.
 
     Raises RepositoryNotFoundError, NoVariantError for a backend that the repository lacks, and
-    MetadataError for a manifest or sources that no client could load.
+    MetadataError for a manifest or sources that no client could load; BuildError with every problem
+    that a check finds.
     """
     repository = read_source_repository(source)
     _check_name(repository)
-    wanted = repository.backends if backends is None else [repository.backend(name).name for name in backends]
+    if version is not None:
+        repository = replace(repository, version=version)
+    wanted = [repository.backend(name).name for name in (backends or repository.backends)]
+    if check:
+        check_repository(repository, wanted, manylinux=manylinux)
     builds = out / "build"
     builds.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=builds, prefix=".building-") as scratch:

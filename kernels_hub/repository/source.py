@@ -25,11 +25,11 @@ from kernels_hub.errors import MetadataError, NoVariantError, RepositoryNotFound
 from kernels_hub.repository.backends import BACKENDS, UNIVERSAL, backend_named
 from kernels_hub.repository.digest import list_files
 from kernels_hub.repository.load import KernelFiles
-from kernels_hub.repository.metadata import Metadata
+from kernels_hub.repository.metadata import KernelDependency, Metadata
 
 MANIFEST_FILE = "kernel.toml"
 
-_KERNEL_KEYS = {"name", "version", "license", "summary", "layers", "functions"}
+_KERNEL_KEYS = {"name", "version", "license", "summary", "layers", "functions", "kernel-depends"}
 _BACKEND_KEYS = {"sources", "python-depends", "archs"}
 
 
@@ -70,6 +70,8 @@ class SourceRepository:
     layers: tuple[str, ...]
     functions: tuple[str, ...]
     backends: dict[str, SourceBackend]
+    kernel_depends: tuple[KernelDependency, ...] = ()
+    """Other kernels that its code gets by `get_kernel_dep`."""
 
     def backend(self, name: str) -> SourceBackend:
         """The backend of that name or alias ("mps"), else "universal".
@@ -103,6 +105,7 @@ class SourceRepository:
             version=Version(self.version).major,
             license=self.license,
             python_depends=source.python_depends,
+            kernel_depends=self.kernel_depends,
             backend=None if source.name == UNIVERSAL else source.name,
             archs=source.archs,
             release=self.version,
@@ -148,6 +151,7 @@ def read_source_repository(path: Path) -> SourceRepository:
         layers=_strings(kernel, "layers", f"{manifest} [kernel]"),
         functions=_strings(kernel, "functions", f"{manifest} [kernel]"),
         backends=backends,
+        kernel_depends=_kernel_depends(kernel, f"{manifest} [kernel]"),
     )
 
 
@@ -188,6 +192,23 @@ def _strings(table: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise MetadataError(f"{where}: {key!r} must be an array of strings, got {value!r}")
     return tuple(value)
+
+
+def _kernel_depends(table: dict[str, Any], where: str) -> tuple[KernelDependency, ...]:
+    expected = "an array of tables such as { repo-id = 'org/name', version = 1 }"
+    value = table.get("kernel-depends", [])
+    if not isinstance(value, list):
+        raise MetadataError(f"{where}: 'kernel-depends' must be {expected}, got {value!r}")
+    found = []
+    for item in value:
+        match item:
+            case {"repo-id": str(repo), "version": int(version), **rest} if not rest and version >= 0:
+                found.append(KernelDependency(repo, version=version))
+            case {"repo-id": str(repo), "revision": str(revision), **rest} if not rest:
+                found.append(KernelDependency(repo, revision=revision))
+            case _:
+                raise MetadataError(f"{where}: 'kernel-depends' must be {expected}, got {item!r} in it")
+    return tuple(found)
 
 
 def _version(table: dict[str, Any], manifest: Path) -> str:
