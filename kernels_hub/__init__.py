@@ -17,10 +17,14 @@ __version__ = "0.1.0"
 
 # Public name -> the module that defines it.
 _PUBLIC = {
+    "BuildError": "errors",
     "BundledLayerRepository": "repository.refs",
     "CUDAProperties": "layer.device",
     "Device": "layer.device",
     "DeviceError": "errors",
+    "HubError": "errors",
+    "HubPermissionError": "errors",
+    "IntegrityError": "errors",
     "KernelImportError": "errors",
     "KernelMapping": "layer.mapping",
     "KernelizeFallback": "layer.fallback",
@@ -30,6 +34,7 @@ _PUBLIC = {
     "LayerRepository": "repository.refs",
     "LoadedKernel": "repository.load",
     "LocalLayerRepository": "repository.refs",
+    "LockError": "errors",
     "LockedLayerRepository": "repository.refs",
     "MappingError": "errors",
     "MappingNotFoundError": "errors",
@@ -40,21 +45,28 @@ _PUBLIC = {
     "NoKernelError": "errors",
     "NoVariantError": "errors",
     "OfflineError": "errors",
+    "PublishError": "errors",
     "ROCMProperties": "layer.device",
     "Report": "layer.report",
     "RepositoryNotFoundError": "errors",
     "Row": "layer.report",
+    "SignatureError": "errors",
+    "TrustError": "errors",
     "VariantAccepted": "repository.variants",
     "VariantRejected": "repository.variants",
     "VerificationError": "errors",
     "VersionError": "errors",
+    "VersionExistsError": "errors",
     "explain": "layer.kernelize",
     "get_kernel": "repository.kernel",
+    "get_kernel_dep": "repository.resolved",
     "get_kernel_variants": "repository.kernel",
     "get_loaded_kernels": "repository.load",
     "get_local_kernel": "repository.kernel",
+    "get_locked_kernel": "repository.kernel",
     "has_kernel": "repository.kernel",
     "kernelize": "layer.kernelize",
+    "load_kernel": "repository.kernel",
     "load_kernel_mapping": "layer.mapping_file",
     "register_kernel_mapping": "layer.mapping",
     "replace_kernel_forward_from_hub": "layer.tag",
@@ -81,11 +93,16 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from kernels_hub.errors import BuildError as BuildError
     from kernels_hub.errors import DeviceError as DeviceError
+    from kernels_hub.errors import HubError as HubError
+    from kernels_hub.errors import HubPermissionError as HubPermissionError
+    from kernels_hub.errors import IntegrityError as IntegrityError
     from kernels_hub.errors import KernelImportError as KernelImportError
     from kernels_hub.errors import KernelsHubError as KernelsHubError
     from kernels_hub.errors import LayerContractError as LayerContractError
     from kernels_hub.errors import LayerNotFoundError as LayerNotFoundError
+    from kernels_hub.errors import LockError as LockError
     from kernels_hub.errors import MappingError as MappingError
     from kernels_hub.errors import MappingNotFoundError as MappingNotFoundError
     from kernels_hub.errors import MetadataError as MetadataError
@@ -93,9 +110,13 @@ if TYPE_CHECKING:
     from kernels_hub.errors import NoKernelError as NoKernelError
     from kernels_hub.errors import NoVariantError as NoVariantError
     from kernels_hub.errors import OfflineError as OfflineError
+    from kernels_hub.errors import PublishError as PublishError
     from kernels_hub.errors import RepositoryNotFoundError as RepositoryNotFoundError
+    from kernels_hub.errors import SignatureError as SignatureError
+    from kernels_hub.errors import TrustError as TrustError
     from kernels_hub.errors import VerificationError as VerificationError
     from kernels_hub.errors import VersionError as VersionError
+    from kernels_hub.errors import VersionExistsError as VersionExistsError
     from kernels_hub.layer.device import CUDAProperties as CUDAProperties
     from kernels_hub.layer.device import Device as Device
     from kernels_hub.layer.device import ROCMProperties as ROCMProperties
@@ -117,7 +138,9 @@ if TYPE_CHECKING:
     from kernels_hub.repository.kernel import get_kernel as get_kernel
     from kernels_hub.repository.kernel import get_kernel_variants as get_kernel_variants
     from kernels_hub.repository.kernel import get_local_kernel as get_local_kernel
+    from kernels_hub.repository.kernel import get_locked_kernel as get_locked_kernel
     from kernels_hub.repository.kernel import has_kernel as has_kernel
+    from kernels_hub.repository.kernel import load_kernel as load_kernel
     from kernels_hub.repository.load import LoadedKernel as LoadedKernel
     from kernels_hub.repository.load import get_loaded_kernels as get_loaded_kernels
     from kernels_hub.repository.metadata import Metadata as Metadata
@@ -125,5 +148,6 @@ if TYPE_CHECKING:
     from kernels_hub.repository.refs import LayerRepository as LayerRepository
     from kernels_hub.repository.refs import LocalLayerRepository as LocalLayerRepository
     from kernels_hub.repository.refs import LockedLayerRepository as LockedLayerRepository
+    from kernels_hub.repository.resolved import get_kernel_dep as get_kernel_dep
     from kernels_hub.repository.variants import VariantAccepted as VariantAccepted
     from kernels_hub.repository.variants import VariantRejected as VariantRejected

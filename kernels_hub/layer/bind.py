@@ -21,8 +21,8 @@ from kernels_hub.layer.contract import original_function
 from kernels_hub.layer.mapping import LayerSource
 from kernels_hub.layer.outcome import Outcome, Record
 from kernels_hub.layer.validate import check_layer_class, check_signature, parameter_names, same_arity
-from kernels_hub.repository.load import import_kernel
-from kernels_hub.repository.refs import Reference, ResolvedKernel, find_layer
+from kernels_hub.repository.refs import Reference, find_layer
+from kernels_hub.repository.resolved import ResolvedKernel
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,7 +66,7 @@ def load_layer(source: LayerSource, backend: str) -> LoadedLayer:
     """
     if isinstance(source, Reference):
         resolved = source.resolve(backend)
-        package = import_kernel(resolved.files)
+        package = resolved.load()
         layer = find_layer(package, source.layer_name, resolved.repository)
     else:
         resolved, package, layer = None, None, source.load()

@@ -1,7 +1,7 @@
 """The files of a folder: listing them, telling whether they changed, and checking their digests.
 
 Digests are Hugging Face's: base64 of sha256 or sha512, of every file but metadata.json, its
-signature and the bytecode that Python itself caches.
+signatures and the bytecode that Python itself caches.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from kernels_hub.errors import MetadataError
+from kernels_hub.errors import IntegrityError
 from kernels_hub.repository.metadata import METADATA_FILE, Digest
 
-_UNHASHED = frozenset({METADATA_FILE, f"{METADATA_FILE}.sigstore"})
+_UNHASHED = frozenset({METADATA_FILE, f"{METADATA_FILE}.sigstore", f"{METADATA_FILE}.ed25519"})
 _SHOWN_VIOLATIONS = 5
 
 Fingerprint = tuple[tuple[str, int, int, int], ...]
@@ -43,14 +43,18 @@ def fingerprint(roots: Iterable[Path]) -> Fingerprint:
     return tuple(sorted(stamps))
 
 
-def content_digest(files: Mapping[str, Path]) -> str:
-    """sha256, in hexadecimal, over every file's path and bytes, in path order."""
+def content_digest(sha256: Mapping[str, str]) -> str:
+    """One digest, in hexadecimal, for a set of files: of every path and that file's own sha256."""
     digest = hashlib.sha256()
-    for inside, path in sorted(files.items()):
-        content = path.read_bytes()
-        digest.update(f"{inside}\0{len(content)}\0".encode())
-        digest.update(content)
+    for inside, own in sorted(sha256.items()):
+        digest.update(f"{inside}\0{own}\0".encode())
     return digest.hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def compute_digest(files: Mapping[str, Path], algorithm: str = "sha256") -> Digest:
@@ -66,7 +70,7 @@ def compute_digest(files: Mapping[str, Path], algorithm: str = "sha256") -> Dige
 
 
 def verify_digest(expected: Digest, files: Mapping[str, Path], where: Path) -> None:
-    """Raise MetadataError naming each file that differs, is missing or is not listed."""
+    """Raise IntegrityError naming each file that differs, is missing or is not listed."""
     actual = compute_digest(files, expected.algorithm).files
     problems = [
         *(f"{path} is missing" for path in sorted(expected.files.keys() - actual.keys())),
@@ -80,7 +84,7 @@ def verify_digest(expected: Digest, files: Mapping[str, Path], where: Path) -> N
     if problems:
         shown = "; ".join(problems[:_SHOWN_VIOLATIONS])
         rest = len(problems) - _SHOWN_VIOLATIONS
-        raise MetadataError(
+        raise IntegrityError(
             f"{where} does not match the digest in its {METADATA_FILE}: {shown}"
             + (f"; and {rest} more" if rest > 0 else "")
             + ". Its code was not imported; fetch or build it again"

@@ -9,6 +9,7 @@ imports) is Python's own.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
+
+from kernels_hub.errors import IntegrityError
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,15 @@ class Package:
     """Whether to use and write bytecode beside the sources, as Python does for installed packages."""
     loaded: Callable[[ModuleType], None]
     """Called once its `__init__.py` has run, before any waiting thread goes on."""
+    sealed: Mapping[str, str] | None = None
+    """Path inside -> sha256 of what may be imported; None for folders that one works in."""
+
+    def check(self, inside: str, content: bytes) -> None:
+        """Raise IntegrityError unless a sealed file still has the content that was verified."""
+        if self.sealed is not None and hashlib.sha256(content).hexdigest() != self.sealed.get(inside):
+            raise IntegrityError(
+                f"{self.files[inside]} was changed after it was verified; it was not imported. Fetch it again"
+            )
 
 
 class KernelFinder:
@@ -57,15 +69,18 @@ class KernelFinder:
         below = f"{inside}/" if inside else ""
         locations = [str(folder / inside) for folder in package.folders]
         if (init := package.files.get(f"{below}__init__.py")) is not None:
-            loader = (_SourceLoader if inside else _KernelLoader)(fullname, str(init), package)
+            kind = _SourceLoader if inside else _KernelLoader
+            loader = kind(fullname, str(init), package, f"{below}__init__.py")
             return spec_from_file_location(
                 fullname, init, loader=loader, submodule_search_locations=locations
             )
         for suffix in EXTENSION_SUFFIXES:
             if (extension := package.files.get(inside + suffix)) is not None:
+                if package.sealed is not None:
+                    package.check(inside + suffix, extension.read_bytes())
                 return spec_from_file_location(fullname, extension)
         if (source := package.files.get(f"{inside}.py")) is not None:
-            loader = _SourceLoader(fullname, str(source), package)
+            loader = _SourceLoader(fullname, str(source), package, f"{inside}.py")
             return spec_from_file_location(fullname, source, loader=loader)
         if any(file.startswith(below) for file in package.files):
             spec = ModuleSpec(fullname, None, is_package=True)
@@ -77,15 +92,18 @@ class KernelFinder:
 class _SourceLoader(SourceFileLoader):
     """Compiles the source that is there, whatever bytecode lies beside it."""
 
-    def __init__(self, fullname: str, path: str, package: Package) -> None:
+    def __init__(self, fullname: str, path: str, package: Package, inside: str) -> None:
         super().__init__(fullname, path)
         self._package = package
+        self._inside = inside
 
     def get_code(self, fullname: str) -> CodeType | None:
         if self._package.bytecode:
             return super().get_code(fullname)
         path = self.get_filename(fullname)
-        code: CodeType = self.source_to_code(self.get_data(path), path)
+        source = self.get_data(path)
+        self._package.check(self._inside, source)
+        code: CodeType = self.source_to_code(source, path)
         return code
 
 

@@ -6,12 +6,18 @@ from pathlib import Path
 from types import ModuleType
 
 from kernels_hub.errors import NoVariantError
-from kernels_hub.repository.load import import_kernel
+from kernels_hub.hub.client import judge
+from kernels_hub.hub.locate import Request
+from kernels_hub.hub.lock import Lock, find_lock, read_lock
+from kernels_hub.repository.caller import find_caller
+from kernels_hub.repository.fetching import resolve_hub_kernel, resolve_locked_kernel, with_dependencies
 from kernels_hub.repository.local import local_variant, local_variants
 from kernels_hub.repository.local_overrides import local_override
-from kernels_hub.repository.refs import check_version, not_available, resolve_hub_kernel
+from kernels_hub.repository.refs import frozen_trust
+from kernels_hub.repository.resolved import ResolvedKernel
 from kernels_hub.repository.system import System
 from kernels_hub.repository.variants import VariantAccepted, VariantRejected
+from kernels_hub.repository.versions import Wanted
 
 
 def get_kernel(
@@ -20,16 +26,44 @@ def get_kernel(
     version: str | int | None = None,
     revision: str | None = None,
     backend: str | None = None,
+    repo_type: str | None = None,
+    trust_remote_code: bool | list[str] | tuple[str, ...] = False,
+    user_agent: str | dict[str, str] | None = None,
 ) -> ModuleType:
-    """The imported module of a kernel on a Hub.
+    """The imported module of a kernel on a Hub, fetched once a machine and imported once a process.
 
-    repo_id, version, revision: as for `LayerRepository`.
+    repo_id, version, revision, repo_type, trust_remote_code, user_agent: as for `LayerRepository`.
     backend: device type to choose the variant for; None for the one that torch was built for.
 
-    Raises VersionError, OfflineError, NoVariantError, KernelImportError.
+    Raises VersionError, RepositoryNotFoundError, NoVariantError, TrustError, IntegrityError,
+    OfflineError, HubError, KernelImportError; nothing of the kernel has run but for the last.
     """
-    check_version(repo_id, version, revision)
-    return import_kernel(resolve_hub_kernel(repo_id, version, revision, backend).files)
+    wanted = Wanted.of(repo_id, version, revision)
+    trust = frozen_trust(trust_remote_code)
+    return resolve_hub_kernel(Request(repo_id, wanted, backend, repo_type, trust, user_agent)).load()
+
+
+def get_locked_kernel(
+    repo_id: str,
+    *,
+    lockfile: str | Path | None = None,
+    backend: str | None = None,
+    trust_remote_code: bool | list[str] | tuple[str, ...] = False,
+) -> ModuleType:
+    """The imported module of a kernel as a `kernels.lock` pins it, fetched if it is not here yet.
+
+    lockfile: the lock; None to find it beside the caller's project or in its distribution.
+
+    Raises LockError, and IntegrityError for any file that is not the one that was locked.
+    """
+    return _locked(repo_id, lockfile, backend, frozen_trust(trust_remote_code), download=True)
+
+
+def load_kernel(
+    repo_id: str, *, lockfile: str | Path | None = None, backend: str | None = None
+) -> ModuleType:
+    """As `get_locked_kernel`, but never downloads: OfflineError for what `kernels-hub download` did not fetch."""
+    return _locked(repo_id, lockfile, backend, trust_remote_code=False, download=False)
 
 
 def get_local_kernel(
@@ -39,7 +73,8 @@ def get_local_kernel(
 
     Raises RepositoryNotFoundError, NoVariantError, MetadataError, KernelImportError.
     """
-    return import_kernel(local_variant(Path(repo_path), System.detect(backend), package_name))
+    files = local_variant(Path(repo_path), System.detect(backend), package_name)
+    return with_dependencies(ResolvedKernel(str(repo_path), None, files), backend).load()
 
 
 def has_kernel(
@@ -48,17 +83,22 @@ def has_kernel(
     version: str | int | None = None,
     revision: str | None = None,
     backend: str | None = None,
+    repo_type: str | None = None,
 ) -> bool:
-    """Whether a kernel exists with a variant that this machine accepts.
+    """Whether a kernel exists with a variant that this machine accepts; nothing but lists is fetched.
 
-    Raises VersionError, and OfflineError when that cannot be known without the network.
+    Raises VersionError for a version that does not exist, RepositoryNotFoundError, and OfflineError or
+    HubError when the answer cannot be known.
     """
-    check_version(repo_id, version, revision)
-    try:
-        resolve_hub_kernel(repo_id, version, revision, backend)
-    except NoVariantError:
-        return False
-    return True
+    wanted = Wanted.of(repo_id, version, revision)
+    if (folder := local_override(repo_id)) is not None:
+        try:
+            local_variant(folder, System.detect(backend))
+        except NoVariantError:
+            return False
+        return True
+    decisions = judge(Request(repo_id, wanted, backend, repo_type))
+    return any(isinstance(decision, VariantAccepted) for decision in decisions)
 
 
 def get_kernel_variants(
@@ -67,17 +107,33 @@ def get_kernel_variants(
     version: str | int | None = None,
     revision: str | None = None,
     backend: str | None = None,
+    repo_type: str | None = None,
 ) -> list[VariantAccepted | VariantRejected]:
     """Every variant of a repository: the accepted ones best first, then the rejected with their reasons.
 
     repo_id: "org/name", or the path of a local repository.
 
-    Raises RepositoryNotFoundError; OfflineError for a repository on a Hub without a local copy.
+    Raises VersionError, RepositoryNotFoundError, OfflineError, HubError.
     """
     system = System.detect(backend)
     if isinstance(repo_id, Path) or Path(repo_id).is_dir():
         return local_variants(Path(repo_id), system)
-    check_version(repo_id, version, revision)
+    wanted = Wanted.of(repo_id, version, revision)
     if (folder := local_override(repo_id)) is not None:
         return local_variants(folder, system)
-    raise not_available(repo_id, version, revision)
+    return judge(Request(repo_id, wanted, backend, repo_type))
+
+
+def _locked(
+    repo_id: str,
+    lockfile: str | Path | None,
+    backend: str | None,
+    trust_remote_code: bool | tuple[str, ...],
+    download: bool,
+) -> ModuleType:
+    caller = find_caller()
+
+    def lock() -> Lock:
+        return find_lock(caller) if lockfile is None else read_lock(Path(lockfile))
+
+    return resolve_locked_kernel(repo_id, lock, backend, trust_remote_code, download).load()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 
-from kernels_hub.errors import KernelImportError, RepositoryNotFoundError
-from kernels_hub.repository.digest import content_digest
+from kernels_hub.errors import IntegrityError, KernelImportError, RepositoryNotFoundError
+from kernels_hub.repository.digest import content_digest, file_sha256
 from kernels_hub.repository.finder import KernelFinder, Package
 from kernels_hub.repository.metadata import Metadata, check_python_depends
 
@@ -28,11 +28,22 @@ class KernelFiles:
     metadata: Metadata | None = None
     bytecode: bool = field(default=False, compare=False)
     """Python may keep bytecode beside the sources: for what is installed with this library."""
+    sealed: Mapping[str, str] | None = field(default=None, hash=False)
+    """Path inside -> sha256 that was verified: no module with other content is imported."""
+
+    def seal(self, sha256: Mapping[Path, str]) -> KernelFiles:
+        """These files, as far as they were verified, bound to what was found in them.
+
+        sha256: file -> sha256 in hexadecimal. Files that are not in it leave the kernel.
+        """
+        files = {inside: path for inside, path in self.files.items() if path in sha256}
+        return replace(self, files=files, sealed={inside: sha256[path] for inside, path in files.items()})
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of the content, in hexadecimal; reads every file once."""
-        return content_digest(self.files)
+        """sha256 of the content, in hexadecimal; reads every file once, unless they are sealed."""
+        sha256 = self.sealed or {inside: file_sha256(path) for inside, path in self.files.items()}
+        return content_digest(sha256)
 
     @cached_property
     def module_name(self) -> str:
@@ -75,6 +86,7 @@ def import_kernel(kernel: KernelFiles) -> ModuleType:
 
     Raises KernelImportError (an ImportError), with the cause chained and without a trace in
     `sys.modules`, when the code raises; also when a Python package that it needs is missing.
+    Raises IntegrityError for a sealed file that was changed, before any of it runs.
     """
     if (loaded := _LOADED.get(kernel.digest)) is not None:
         return loaded.module
@@ -89,9 +101,11 @@ def import_kernel(kernel: KernelFiles) -> ModuleType:
     def loaded_now(module: ModuleType) -> None:
         _LOADED[kernel.digest] = LoadedKernel(kernel, module)
 
-    _FINDER.register(name, Package(kernel.folders, kernel.files, kernel.bytecode, loaded_now))
+    _FINDER.register(name, Package(kernel.folders, kernel.files, kernel.bytecode, loaded_now, kernel.sealed))
     try:
         return _import(name, kernel.digest)
+    except IntegrityError:
+        raise
     except (Exception, SystemExit) as error:
         raise KernelImportError(
             f"kernel {kernel.name!r}, variant {kernel.variant!r} ({_where(kernel)}) "

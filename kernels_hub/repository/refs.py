@@ -1,7 +1,7 @@
 """References to layers: where a kernel comes from, which version, which layer of it.
 
 A reference is a small immutable value. Building, comparing, hashing and printing one never touches
-the disk or the network; `resolve` finds the files, `load` imports them.
+the disk or the network; `resolve` finds (and fetches) the files, `load` imports them.
 """
 
 from __future__ import annotations
@@ -14,25 +14,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kernels_hub.errors import LayerNotFoundError, OfflineError, VersionError
+from kernels_hub.errors import LayerNotFoundError, VersionError
 from kernels_hub.repository.bundled import bundled_repository, source_variant
-from kernels_hub.repository.load import KernelFiles, import_kernel
+from kernels_hub.repository.caller import Caller, find_caller
 from kernels_hub.repository.local import local_variant
-from kernels_hub.repository.local_overrides import local_override
+from kernels_hub.repository.resolved import ResolvedKernel
 from kernels_hub.repository.system import System
+from kernels_hub.repository.versions import Wanted
 
 logger = logging.getLogger("kernels_hub")
-
-
-@dataclass(frozen=True)
-class ResolvedKernel:
-    """The files that a reference stands for on one kind of device."""
-
-    repository: str
-    """As reports show it: "org/name", "bundled:name" or a path."""
-    revision: str | None
-    """Commit, tag or version; None for a folder."""
-    files: KernelFiles
 
 
 def find_layer(module: ModuleType, layer_name: str, repository: str) -> Any:
@@ -77,7 +67,7 @@ class Reference(ABC):
             torch was built for.
         """
         resolved = self.resolve(backend)
-        return find_layer(import_kernel(resolved.files), self.layer_name, resolved.repository)
+        return find_layer(resolved.load(), self.layer_name, resolved.repository)
 
 
 @dataclass(frozen=True)
@@ -91,7 +81,10 @@ class LayerRepository(Reference):
         branch vN.
     revision: a branch, tag or commit instead of a version. With neither, `main` is used, with one
         warning: an author may push anything there.
-    trust_remote_code, user_agent: as in HF `kernels`; they matter when the Hub is asked.
+    repo_type: "kernel" or "model"; None to find out.
+    trust_remote_code: True, or the ids of repositories, to run their code whatever the trust policy
+        says of the publisher; a policy may forbid that.
+    user_agent: told to the Hub.
 
     Raises VersionError (a ValueError) for both, or for a version that does not parse.
     """
@@ -100,22 +93,38 @@ class LayerRepository(Reference):
     layer_name: str = field(kw_only=True)
     version: str | int | None = field(default=None, kw_only=True)
     revision: str | None = field(default=None, kw_only=True)
+    repo_type: str | None = field(default=None, kw_only=True)
     trust_remote_code: bool | tuple[str, ...] = field(default=False, kw_only=True)
     user_agent: str | dict[str, str] | None = field(default=None, kw_only=True, compare=False, repr=False)
+    _wanted: Wanted = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_version(self.repo_id, self.version, self.revision)
-        if isinstance(self.trust_remote_code, list):
-            object.__setattr__(self, "trust_remote_code", tuple(self.trust_remote_code))
+        object.__setattr__(self, "trust_remote_code", frozen_trust(self.trust_remote_code))
+        wanted = Wanted.of(self.repo_id, self.version, self.revision)
+        if self.repo_type not in (None, "kernel", "model"):
+            raise VersionError(
+                f"{self.repo_id}: repo_type is 'kernel', 'model' or None, got {self.repo_type!r}"
+            )
+        object.__setattr__(self, "_wanted", wanted)
         if self.version is None and self.revision is None:
             _warn_unpinned(self.repo_id)
 
     def __str__(self) -> str:
-        return f"{self.repo_id}{_version_suffix(self.version, self.revision)}, layer {self.layer_name}"
+        return f"{self.repo_id}{self._wanted}, layer {self.layer_name}"
 
     def resolve(self, backend: str | None = None) -> ResolvedKernel:
-        """Find the files: a LOCAL_KERNELS override. Raises OfflineError without one."""
-        return resolve_hub_kernel(self.repo_id, self.version, self.revision, backend)
+        """Find the files: a LOCAL_KERNELS override, else the Hub's, fetched once.
+
+        Raises VersionError, TrustError, NoVariantError, OfflineError, HubError, IntegrityError.
+        """
+        from kernels_hub.hub.locate import Request
+        from kernels_hub.repository.fetching import resolve_hub_kernel
+
+        return resolve_hub_kernel(
+            Request(
+                self.repo_id, self._wanted, backend, self.repo_type, self.trust_remote_code, self.user_agent
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -138,8 +147,10 @@ class LocalLayerRepository(Reference):
 
     def resolve(self, backend: str | None = None) -> ResolvedKernel:
         """Find the variant for this machine; raises RepositoryNotFoundError or NoVariantError."""
+        from kernels_hub.repository.fetching import with_dependencies
+
         files = local_variant(self.repo_path, System.detect(backend), self.package_name)
-        return ResolvedKernel(str(self.repo_path), None, files)
+        return with_dependencies(ResolvedKernel(str(self.repo_path), None, files), backend)
 
 
 @dataclass(frozen=True)
@@ -161,16 +172,21 @@ class BundledLayerRepository(Reference):
 
 @dataclass(frozen=True)
 class LockedLayerRepository(Reference):
-    """A layer of exactly the revision that a `kernels.lock` pins.
+    """A layer of exactly the files that a `kernels.lock` pins; other content is never imported.
 
-    lockfile: the lock file; None to find it beside the caller's project.
+    lockfile: the lock file; None to find it beside the project of the code that builds this
+        reference, or in the metadata of its installed distribution.
     """
 
     repo_id: str
     lockfile: Path | None = field(default=None, kw_only=True)
     layer_name: str = field(kw_only=True)
+    trust_remote_code: bool | tuple[str, ...] = field(default=False, kw_only=True)
+    _caller: Caller = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "trust_remote_code", frozen_trust(self.trust_remote_code))
+        object.__setattr__(self, "_caller", find_caller())
         if self.lockfile is not None:
             object.__setattr__(self, "lockfile", Path(self.lockfile))
 
@@ -178,60 +194,25 @@ class LockedLayerRepository(Reference):
         return f"{self.repo_id} as pinned by {self.lockfile or 'kernels.lock'}, layer {self.layer_name}"
 
     def resolve(self, backend: str | None = None) -> ResolvedKernel:
-        """Find the pinned files: a LOCAL_KERNELS override. Raises OfflineError without one."""
-        return resolve_hub_kernel(self.repo_id, None, None, backend)
+        """Find the pinned files, or a LOCAL_KERNELS override.
+
+        Raises LockError, IntegrityError, TrustError, NoVariantError, OfflineError, HubError.
+        """
+        from kernels_hub.hub.lock import find_lock, read_lock
+        from kernels_hub.repository.fetching import resolve_locked_kernel
+
+        lockfile, caller = self.lockfile, self._caller
+        find = (lambda: find_lock(caller)) if lockfile is None else (lambda: read_lock(lockfile))
+        return resolve_locked_kernel(self.repo_id, find, backend, self.trust_remote_code)
 
 
-def resolve_hub_kernel(
-    repo_id: str, version: str | int | None, revision: str | None, backend: str | None
-) -> ResolvedKernel:
-    """Files of a kernel on a Hub.
-
-    The environment's LOCAL_KERNELS comes first. Raises OfflineError where that names no folder for
-    it, since this release fetches nothing from the network.
-    """
-    if (folder := local_override(repo_id)) is not None:
-        return ResolvedKernel(f"{repo_id} ({folder})", None, local_variant(folder, System.detect(backend)))
-    raise not_available(repo_id, version, revision)
-
-
-def not_available(repo_id: str, version: str | int | None, revision: str | None) -> OfflineError:
-    """The error for a repository on a Hub that has no local copy."""
-    return OfflineError(
-        f"{repo_id}{_version_suffix(version, revision)} is not available offline: it is on a Hub and no local copy is "
-        f"known; give one with LOCAL_KERNELS={repo_id}=/path/to/repository or map a LocalLayerRepository"
-    )
-
-
-def check_version(repo_id: str, version: object, revision: object) -> None:
-    """Raise VersionError unless at most one of both is given and it is well formed."""
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
-    if version is not None and revision is not None:
-        raise VersionError(f"{repo_id}: give version={version!r} or revision={revision!r}, not both")
-    if isinstance(version, str):
-        try:
-            SpecifierSet(version)
-        except InvalidSpecifier as error:
-            raise VersionError(
-                f"{repo_id}: version {version!r} is not a specifier; write for example '>=0.1,<0.2' or '==1.2.0'"
-            ) from error
-    elif isinstance(version, bool) or not (version is None or isinstance(version, int)):
-        raise VersionError(
-            f"{repo_id}: a version is a specifier string or the int N of a branch vN, got {version!r}"
-        )
-    elif isinstance(version, int) and version < 0:
-        raise VersionError(f"{repo_id}: version {version} is negative; branches are named v0, v1 …")
-    if revision is not None and (not isinstance(revision, str) or not revision):
-        raise VersionError(f"{repo_id}: a revision is a branch, tag or commit, got {revision!r}")
-
-
-def _version_suffix(version: str | int | None, revision: str | None) -> str:
-    if revision is not None:
-        return f"@{revision}"
-    if isinstance(version, int):
-        return f"@v{version}"
-    return f" {version}" if version else "@main"
+def frozen_trust(trust_remote_code: object) -> bool | tuple[str, ...]:
+    """`trust_remote_code` as a value that can be compared and kept."""
+    if isinstance(trust_remote_code, bool):
+        return trust_remote_code
+    if isinstance(trust_remote_code, (list, tuple)) and all(isinstance(r, str) for r in trust_remote_code):
+        return tuple(trust_remote_code)
+    raise TypeError(f"trust_remote_code is a bool or a list of repository ids, got {trust_remote_code!r}")
 
 
 @cache

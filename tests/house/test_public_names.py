@@ -25,10 +25,13 @@ NAMES = """
     LayerRepository LocalLayerRepository BundledLayerRepository LockedLayerRepository
     KernelMapping register_kernel_mapping use_kernel_mapping load_kernel_mapping
 
-    get_kernel get_local_kernel has_kernel get_kernel_variants get_loaded_kernels
+    get_kernel get_local_kernel get_locked_kernel load_kernel get_kernel_dep
+    has_kernel get_kernel_variants get_loaded_kernels
     LoadedKernel Metadata VariantAccepted VariantRejected
 
     KernelsHubError
+    BuildError HubError HubPermissionError IntegrityError LockError PublishError SignatureError TrustError
+    VersionExistsError
     DeviceError KernelImportError LayerContractError LayerNotFoundError MappingError MappingNotFoundError
     MetadataError ModeError NoKernelError NoVariantError OfflineError RepositoryNotFoundError
     VerificationError VersionError

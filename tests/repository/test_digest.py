@@ -13,6 +13,7 @@ from kernels_hub.errors import MetadataError
 from kernels_hub.repository.digest import (
     compute_digest,
     content_digest,
+    file_sha256,
     fingerprint,
     list_files,
     verify_digest,
@@ -117,12 +118,16 @@ def test_metadata_is_not_part_of_its_own_digest(folder: Path) -> None:
 
 
 def test_content_digest_sees_names_and_bytes(folder: Path) -> None:
-    files = list_files(folder)
-    digest = content_digest(files)
-    assert content_digest(dict(reversed(files.items()))) == digest
-    assert content_digest({f"x{inside}": path for inside, path in files.items()}) != digest
+    def digest_now(prefix: str = "") -> str:
+        return content_digest(
+            {prefix + inside: file_sha256(path) for inside, path in list_files(folder).items()}
+        )
+
+    digest = digest_now()
+    assert digest_now() == digest
+    assert digest_now("x") != digest
     (folder / "layers.py").write_text("x")
-    assert content_digest(files) != digest
+    assert digest_now() != digest
 
 
 def test_fingerprint_changes_with_files(folder: Path) -> None:

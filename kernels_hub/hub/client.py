@@ -1,0 +1,292 @@
+"""Fetch kernels: from a reference to files on disk that may be imported.
+
+    locate (which commit) -> admit (may its code run) -> list (its files) -> choose (a variant)
+    -> download -> check (every file's content, signatures) -> a KernelFiles
+
+Everything is done once a process for a reference, whatever the number of threads; downloads once a
+machine, whatever the number of processes; and what is pinned and present is not asked for at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from kernels_hub.errors import IntegrityError, NoVariantError, OfflineError
+from kernels_hub.hub.cache import RepositoryCache, cache_folder
+from kernels_hub.hub.connection import Connection
+from kernels_hub.hub.locate import Request, locate
+from kernels_hub.hub.lock import LockedKernel
+from kernels_hub.hub.tree import BUILD, File, Tree
+from kernels_hub.hub.trust import Admission, Candidate, admit, check_signature
+from kernels_hub.repository.load import KernelFiles
+from kernels_hub.repository.local import read_variant
+from kernels_hub.repository.system import System
+from kernels_hub.repository.variants import VariantAccepted, VariantRejected, rank
+from kernels_hub.repository.versions import Pinned
+
+logger = logging.getLogger("kernels_hub")
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A kernel's files, checked, and what they are."""
+
+    repo_id: str
+    repo_type: str
+    pinned: Pinned
+    files: KernelFiles
+    admission: Admission
+
+
+class _Once(Generic[_T]):
+    """Values computed once for each key; other threads wait. A failure is forgotten and can be retried."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, _T] = {}
+        self._locks: dict[Hashable, threading.Lock] = {}
+
+    def get(self, key: Hashable, compute: Callable[[], _T]) -> _T:
+        try:
+            return self._known[key]
+        except KeyError:
+            pass
+        with self._locks.setdefault(key, threading.Lock()):
+            if key not in self._known:
+                self._known[key] = compute()
+            return self._known[key]
+
+    def clear(self) -> None:
+        self._known.clear()
+
+
+_FETCHED: _Once[Fetched] = _Once()
+
+
+def fetch(request: Request) -> Fetched:
+    """The files of a kernel on a Hub, for this machine.
+
+    Raises VersionError for a version that does not exist, with the nearest; RepositoryNotFoundError;
+    NoVariantError with each variant's reason; TrustError before anything is downloaded;
+    SignatureError and IntegrityError before anything is imported; OfflineError for what is neither
+    cached nor may be asked for; HubError for a Hub that fails, HubPermissionError for one that refuses.
+    """
+    return _FETCHED.get(request, lambda: _fetch(request))
+
+
+def fetch_locked(
+    locked: LockedKernel,
+    backend: str | None,
+    trust_remote_code: bool | tuple[str, ...] = False,
+    download: bool = True,
+) -> Fetched:
+    """The files of a kernel that a lock pins; each is compared with the sha256 that the lock holds.
+
+    download: whether to fetch what is not in the cache; otherwise OfflineError.
+
+    Raises as `fetch` does.
+    """
+    key = (locked, backend, trust_remote_code)
+    return _FETCHED.get(key, lambda: _fetch_locked(locked, backend, trust_remote_code, download))
+
+
+def forget() -> None:
+    """Let the next `fetch` of everything ask again: for long-lived processes and tests."""
+    _FETCHED.clear()
+
+
+def judge(request: Request) -> list[VariantAccepted | VariantRejected]:
+    """Every variant of a kernel on a Hub, accepted ones best first; nothing but the list is fetched."""
+    hub = Connection(request.user_agent)
+    place, candidates = locate(request, hub)
+    tree = list_files(hub, place, candidates[0].commit)
+    return rank(tree.variants(), System.detect(request.backend)).decisions
+
+
+# -- a version --------------------------------------------------------------------------------------
+
+
+def _fetch(request: Request) -> Fetched:
+    hub = Connection(request.user_agent)
+    place, candidates = locate(request, hub)
+    system = System.detect(request.backend)
+    candidate, pinned, admission, tree = _choose(request, hub, place, candidates, system)
+    variant = best_variant(f"{place.repo_id}@{pinned.ref}", tree.variants(), system)
+    folder = _present(hub, place, tree, variant)
+    _note_branches(place, pinned.commit)
+    return _checked(place, candidate, pinned, admission, tree.variant(variant), folder)
+
+
+def _choose(
+    request: Request, hub: Connection, place: RepositoryCache, candidates: list[Pinned], system: System
+) -> tuple[Candidate, Pinned, Admission, Tree]:
+    """The best commit; offline the best one of which a variant for this machine is here in full."""
+    for pinned in candidates if hub.is_offline else candidates[:1]:
+        candidate = _candidate(hub, place, pinned, request.trust_remote_code)
+        admission = _admit(hub, place, candidate)
+        tree = list_files(hub, place, pinned.commit)
+        if not hub.is_offline:
+            return candidate, pinned, admission, tree
+        complete = [name for name in tree.variants() if place.holds(pinned.commit, tree.variant(name))]
+        if rank(complete, system).best is not None:
+            here = {file.path: file for name in complete for file in tree.variant(name)}
+            return candidate, pinned, admission, Tree(pinned.commit, here)
+    raise OfflineError(
+        f"{request} is not available offline for {system.backend}: HF_HUB_OFFLINE is set, and of what "
+        f"{place.folder} holds ({', '.join(map(str, candidates))}) no variant that runs here is complete; "
+        "fetch it once online, or bring it in a bundle"
+    )
+
+
+def _admit(hub: Connection, place: RepositoryCache, candidate: Candidate) -> Admission:
+    """Ask the policy, before anything is downloaded. Raises TrustError; HubError for network trouble."""
+
+    def is_trusted_publisher(organisation: str) -> bool:
+        recorded = place.read_publisher()
+        if hub.is_offline:
+            if recorded is None:
+                raise OfflineError(
+                    f"cannot ask the Hub whether {organisation} is a trusted publisher: HF_HUB_OFFLINE is set, and it "
+                    f"was not asked before; allow it by name: kernels-hub trust allow {place.repo_id!r}"
+                )
+            return recorded
+        if recorded and place.read_tree(candidate.commit) is not None:
+            return True  # it was when these files were fetched
+        trusted = hub.is_trusted_publisher(organisation)
+        place.write_publisher(trusted)
+        return trusted
+
+    return admit(candidate, is_trusted_publisher)
+
+
+def _candidate(
+    hub: Connection,
+    place: RepositoryCache,
+    pinned: Pinned,
+    trust_remote_code: bool | tuple[str, ...],
+    locked: bool = False,
+) -> Candidate:
+    return Candidate(
+        place.repo_id,
+        place.repo_type,
+        pinned.commit,
+        hub.endpoint,
+        trust_remote_code,
+        locked,
+        pinned.version,
+    )
+
+
+def list_files(hub: Connection, place: RepositoryCache, commit: str) -> Tree:
+    """The files of a commit: as listed before, or asked for once and kept."""
+    if (tree := place.read_tree(commit)) is not None:
+        return tree
+    if hub.is_offline:
+        return Tree.of_snapshot(commit, place.snapshot(commit))
+    tree = hub.tree(place.repo_id, place.repo_type, commit)
+    place.write_tree(tree)
+    return tree
+
+
+def best_variant(what: str, names: list[str], system: System) -> str:
+    """The variant to use. Raises NoVariantError with the reason for each that is rejected."""
+    ranking = rank(names, system)
+    if ranking.best is not None:
+        return str(ranking.best)
+    torch = "" if system.torch_version is None else f", torch {'.'.join(map(str, system.torch_version))}"
+    reasons = "".join(f"\n  {decision}" for decision in ranking.rejected)
+    raise NoVariantError(
+        f"no variant of {what} runs here ({system.backend} on {system.cpu}-{system.os}{torch}). "
+        f"Its variants:{reasons or f' none, there is nothing in {BUILD}/'}"
+    )
+
+
+def _note_branches(place: RepositoryCache, commit: str) -> None:
+    """Write the branches at this commit as the Hub's own client does, so that others find them offline."""
+    known = place.read_refs()
+    for name, at in {} if known is None else known.refs.branches.items():
+        if at == commit:
+            place.write_ref(name, commit)
+
+
+# -- a lock -----------------------------------------------------------------------------------------
+
+
+def _fetch_locked(
+    locked: LockedKernel, backend: str | None, trust_remote_code: bool | tuple[str, ...], download: bool
+) -> Fetched:
+    hub = Connection()
+    place = RepositoryCache(cache_folder(), locked.repo_id, locked.repo_type)
+    pinned = Pinned(locked.commit, locked.ref)
+    candidate = _candidate(hub, place, pinned, trust_remote_code, locked=bool(locked.variants))
+    admission = _admit(hub, place, candidate)
+    tree = locked.tree() if locked.variants else list_files(hub, place, locked.commit)
+    variant = best_variant(f"{locked.repo_id} as locked", tree.variants(), System.detect(backend))
+    folder = _present(hub, place, tree, variant, download)
+    return _checked(place, candidate, pinned, admission, tree.variant(variant), folder)
+
+
+# -- files ------------------------------------------------------------------------------------------
+
+
+def _present(
+    hub: Connection, place: RepositoryCache, tree: Tree, variant: str, download: bool = True
+) -> Path:
+    """The variant's folder in the cache, with every file there; downloaded by one process of a machine."""
+    files = tree.variant(variant)
+    folder = place.snapshot(tree.commit) / BUILD / variant
+    if place.holds(tree.commit, files):
+        return folder
+    if hub.is_offline or not download:
+        why = "HF_HUB_OFFLINE is set" if hub.is_offline else "nothing may be downloaded here"
+        raise OfflineError(
+            f"{place.repo_id}@{tree.commit[:12]}, variant {variant}, is not in {place.root}, and {why}; "
+            "fetch it first: kernels-hub download"
+        )
+    with place.lock(f"{tree.commit}.{variant}"):
+        absent = [file for file in files if not place.holds(tree.commit, [file])]
+        if absent:
+            logger.info("downloading %s@%s, variant %s", place.repo_id, tree.commit[:12], variant)
+            hub.download(place.repo_id, place.repo_type, tree.commit, absent, place.root)
+            _repair(hub, place, tree.commit, files)
+    return folder
+
+
+def _repair(hub: Connection, place: RepositoryCache, commit: str, files: list[File]) -> None:
+    """Fetch what arrived damaged, once more; IntegrityError if that does not help."""
+    damaged = []
+    for file in files:
+        try:
+            file.check(place.path(commit, file))
+        except IntegrityError as error:
+            logger.warning("%s; downloading it again", error)
+            damaged.append(file)
+    if damaged:
+        hub.download(place.repo_id, place.repo_type, commit, damaged, place.root, force=True)
+        for file in damaged:
+            file.check(place.path(commit, file))
+
+
+def _checked(
+    place: RepositoryCache,
+    candidate: Candidate,
+    pinned: Pinned,
+    admission: Admission,
+    files: list[File],
+    folder: Path,
+) -> Fetched:
+    """The variant as a snapshot in which nothing can change unseen before it is imported."""
+    sha256 = {(path := place.path(pinned.commit, file)): file.check(path) for file in files}
+    for inside, signed in check_signature(admission, candidate, folder).items():
+        if sha256.get(folder / inside, signed) != signed:
+            raise IntegrityError(
+                f"{folder / inside} was changed while it was verified; nothing of it was imported"
+            )
+    kernel = read_variant(folder).seal(sha256)
+    return Fetched(place.repo_id, place.repo_type, pinned, kernel, admission)

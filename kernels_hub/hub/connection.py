@@ -1,0 +1,203 @@
+"""Questions to a Hub, by `huggingface_hub`: retried where that helps, and with this library's errors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import kernels_hub
+from kernels_hub.errors import RepositoryNotFoundError
+from kernels_hub.hub.cache import KnownRefs
+from kernels_hub.hub.http_errors import hub_errors, status_of
+from kernels_hub.hub.tree import BUILD, File, Tree
+from kernels_hub.repository.versions import MAIN, Refs
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+logger = logging.getLogger("kernels_hub")
+
+YANKED_FILE = "yanked.json"
+_RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+_TRIES = 5
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0
+_PARALLEL = 8
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A Hub as one user of this library sees it: HF_ENDPOINT, HF_TOKEN and the rest of its environment."""
+
+    user_agent: str | dict[str, str] | None = None
+
+    @cached_property
+    def api(self) -> HfApi:
+        """The client; making it asks nothing."""
+        from huggingface_hub import HfApi
+
+        return HfApi(
+            library_name="kernels_hub", library_version=kernels_hub.__version__, user_agent=self.user_agent
+        )
+
+    @property
+    def endpoint(self) -> str:
+        """The Hub's address."""
+        return str(self.api.endpoint)
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether HF_HUB_OFFLINE forbids to ask."""
+        from huggingface_hub import constants
+
+        return bool(constants.HF_HUB_OFFLINE)
+
+    def refs(self, repo_id: str, repo_type: str) -> Refs:
+        """The branches and tags, in one call. Raises RepositoryNotFoundError, HubError."""
+
+        def ask() -> Refs:
+            found = self.api.list_repo_refs(repo_id, repo_type=repo_type)
+            return Refs(
+                {ref.name: ref.target_commit for ref in found.branches},
+                {ref.name: ref.target_commit for ref in found.tags},
+            )
+
+        return self._ask(f"list the versions of {repo_id}", ask)
+
+    def known_refs(self, repo_id: str, repo_type: str, cache_dir: Path) -> KnownRefs:
+        """The branches, the tags, and which releases are yanked: one call, and one more a new `main`."""
+        asked = time.time()
+        refs = self.refs(repo_id, repo_type)
+        yanked = {}
+        if refs.tags and (main := refs.branches.get(MAIN)) is not None:
+            yanked = self._yanked(repo_id, repo_type, main, cache_dir)
+        return KnownRefs(refs, yanked, asked)
+
+    def tree(self, repo_id: str, repo_type: str, commit: str) -> Tree:
+        """The files below `build/`, in one call (a thousand files each)."""
+
+        def ask() -> Tree:
+            from huggingface_hub.hf_api import RepoFile
+
+            entries = self.api.list_repo_tree(
+                repo_id, BUILD, recursive=True, revision=commit, repo_type=repo_type
+            )
+            return Tree.of(
+                commit,
+                (
+                    File(entry.path, entry.size, sha256=entry.lfs.sha256)
+                    if entry.lfs is not None
+                    else File(entry.path, entry.size, blob=entry.blob_id)
+                    for entry in entries
+                    if isinstance(entry, RepoFile)
+                ),
+            )
+
+        from huggingface_hub.errors import EntryNotFoundError
+
+        try:
+            return self._ask(f"list the variants of {repo_id} at {commit[:12]}", ask)
+        except RepositoryNotFoundError as error:
+            if isinstance(error.__cause__, EntryNotFoundError):
+                return Tree(commit, {})
+            raise
+
+    def download(
+        self,
+        repo_id: str,
+        repo_type: str,
+        commit: str,
+        files: list[File],
+        cache_dir: Path,
+        force: bool = False,
+    ) -> None:
+        """Put files into the cache, several at a time; interrupted downloads go on where they stopped."""
+        from huggingface_hub.utils.tqdm import tqdm
+
+        def fetch(file: File) -> None:
+            with hub_errors(self.endpoint, f"download {file.path} of {repo_id}"):
+                self.api.hf_hub_download(
+                    repo_id,
+                    file.path,
+                    repo_type=repo_type,
+                    revision=commit,
+                    cache_dir=cache_dir,
+                    force_download=force,
+                )
+
+        with (
+            tqdm(  # type: ignore[no-untyped-call]
+                total=len(files), desc=f"{repo_id}@{commit[:7]}", unit="file", leave=False
+            ) as progress,
+            ThreadPoolExecutor(min(_PARALLEL, len(files) or 1)) as pool,
+        ):
+            for _ in pool.map(fetch, files):
+                progress.update()
+
+    def is_trusted_publisher(self, organisation: str) -> bool:
+        """Whether the Hub vouches for an organisation's kernels; a user's name is none."""
+
+        def ask() -> bool:
+            overview = self.api.get_organization_overview(organisation)
+            return bool(getattr(overview, "trustedKernelPublisher", False))
+
+        try:
+            return self._ask(f"ask whether {organisation} is a trusted publisher", ask)
+        except RepositoryNotFoundError:
+            return False
+
+    def _yanked(self, repo_id: str, repo_type: str, main: str, cache_dir: Path) -> dict[str, str]:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import EntryNotFoundError
+
+        known = try_to_load_from_cache(repo_id, YANKED_FILE, cache_dir, main, repo_type)
+        if known is not None and not isinstance(known, str):
+            return {}  # the Hub said once that this commit has none
+        try:
+            path = self._ask(
+                f"read {YANKED_FILE} of {repo_id}",
+                lambda: self.api.hf_hub_download(
+                    repo_id, YANKED_FILE, repo_type=repo_type, revision=main, cache_dir=cache_dir
+                ),
+            )
+            document = json.loads(Path(path).read_bytes())
+        except RepositoryNotFoundError as error:
+            if isinstance(error.__cause__, EntryNotFoundError):
+                return {}
+            raise
+        except ValueError:
+            logger.warning(
+                "%s: %s of %s is not JSON; no release is taken as yanked", repo_id, YANKED_FILE, main
+            )
+            return {}
+        return {str(key): str(value) for key, value in document.items()} if isinstance(document, dict) else {}
+
+    def _ask(self, what: str, question: Callable[[], _T]) -> _T:
+        """Ask, and ask again with growing pauses while the Hub is busy or failing."""
+        for tries in range(1, _TRIES + 1):
+            try:
+                with hub_errors(self.endpoint, what):
+                    return question()
+            except Exception as error:
+                if tries == _TRIES or status_of(error) not in _RETRIED:
+                    raise
+                wait = _pause(error, tries)
+                logger.info("%s; asking again in %.1f s", error, wait)
+                time.sleep(wait)
+        raise AssertionError("unreachable")
+
+
+def _pause(error: Any, tries: int) -> float:
+    """Seconds until the next try: what the Hub asks for, or twice as long each time."""
+    response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
+    asked = "" if response is None else response.headers.get("Retry-After", "")
+    longest = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (tries - 1))
+    return min(float(asked), _LONGEST_WAIT) if asked.isdigit() else longest * random.uniform(0.5, 1)  # noqa: S311 (jitter)

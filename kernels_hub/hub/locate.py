@@ -1,0 +1,137 @@
+"""Which commit a reference means, and in which repository: asked of the Hub, or known from before.
+
+A commit, and a release's tag whose files are here, are never asked for. Everything else is asked for
+once a process, and of processes that ask at the same time one asks for all. Where the Hub cannot be
+reached, what is cached serves, with a warning; offline, it serves without.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kernels_hub.errors import HubError, HubPermissionError, OfflineError, RepositoryNotFoundError
+from kernels_hub.hub.cache import KnownRefs, RepositoryCache, cache_folder
+from kernels_hub.hub.connection import Connection
+from kernels_hub.hub.tree import BUILD
+from kernels_hub.repository.versions import Pinned, Refs, Wanted
+
+logger = logging.getLogger("kernels_hub")
+
+REPO_TYPES = ("kernel", "model")
+MAX_AGE_VARIABLE = "KERNELS_HUB_REFS_MAX_AGE"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a reference asks for."""
+
+    repo_id: str
+    wanted: Wanted
+    backend: str | None = None
+    """Device type; None for the one that torch was built for."""
+    repo_type: str | None = None
+    """"kernel" or "model"; None to find out."""
+    trust_remote_code: bool | tuple[str, ...] = False
+    user_agent: str | dict[str, str] | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.repo_id}{self.wanted}"
+
+
+def locate(request: Request, hub: Connection) -> tuple[RepositoryCache, list[Pinned]]:
+    """The repository's cache and the commits that fit, best first; offline, those that are known."""
+    root = cache_folder()
+    types = [request.repo_type] if request.repo_type else _types_by_presence(root, request.repo_id)
+    if hub.is_offline:
+        return _locate_offline(request, [RepositoryCache(root, request.repo_id, kind) for kind in types])
+    for repo_type in types:
+        place = RepositoryCache(root, request.repo_id, repo_type)
+        if pinned := _immutable(request.wanted, place):
+            return place, [pinned]
+    missing: RepositoryNotFoundError | None = None
+    for repo_type in types:
+        place = RepositoryCache(root, request.repo_id, repo_type)
+        try:
+            known = _ask_refs(hub, place)
+        except RepositoryNotFoundError as error:
+            missing = missing or error
+            continue
+        except HubPermissionError:
+            raise
+        except HubError as error:
+            known_before = place.read_refs()
+            fitting = [] if known_before is None else _candidates(request.wanted, known_before)
+            if not any(has_any_variant(place, pinned) for pinned in fitting):
+                raise
+            logger.warning("%s; using %s of %s from the cache", error, fitting[0], request.repo_id)
+            return place, fitting
+        fitting = _candidates(request.wanted, known)
+        if not fitting:
+            raise request.wanted.missing(request.repo_id, known.refs, known.yanked)
+        return place, fitting
+    raise RepositoryNotFoundError(
+        f"no repository {request.repo_id} at {hub.endpoint}, neither as a kernel nor as a model, "
+        "or a private one that this token may not see; "
+        "check the name, HF_ENDPOINT and HF_TOKEN"
+    ) from missing
+
+
+def _types_by_presence(root: Path, repo_id: str) -> list[str]:
+    """Kernel before model, unless only the latter was fetched before."""
+    return sorted(REPO_TYPES, key=lambda kind: not RepositoryCache(root, repo_id, kind).folder.is_dir())
+
+
+def _immutable(wanted: Wanted, place: RepositoryCache) -> Pinned | None:
+    """What needs no question: a commit, or the tag of a release that was seen before, with its files."""
+    if wanted.commit is not None:
+        pinned = Pinned(wanted.commit, wanted.commit)
+        return pinned if place.read_tree(pinned.commit) is not None else None
+    if wanted.release is None or (known := place.read_refs()) is None:
+        return None
+    commit = known.refs.tags.get(wanted.release)
+    if commit is None:
+        return None
+    pinned = Pinned(commit, wanted.release)
+    return pinned if has_any_variant(place, pinned) else None
+
+
+def has_any_variant(place: RepositoryCache, pinned: Pinned) -> bool:
+    """Whether at least one variant of a commit is in the cache in full."""
+    tree = place.read_tree(pinned.commit)
+    if tree is None:
+        return (place.snapshot(pinned.commit) / BUILD).is_dir()
+    return any(place.holds(pinned.commit, tree.variant(name)) for name in tree.variants())
+
+
+def _candidates(wanted: Wanted, known: KnownRefs) -> list[Pinned]:
+    return wanted.candidates(known.refs, known.yanked)
+
+
+def _ask_refs(hub: Connection, place: RepositoryCache) -> KnownRefs:
+    """The refs as they are now. Of processes that ask at the same time, one asks the Hub for all."""
+    came = time.time()
+    oldest = came - float(os.environ.get(MAX_AGE_VARIABLE) or 0)
+    with place.lock("refs"):
+        known = place.read_refs()
+        if known is not None and known.asked >= oldest:
+            return known
+        known = hub.known_refs(place.repo_id, place.repo_type, place.root)
+        place.write_refs(known)
+    return known
+
+
+def _locate_offline(request: Request, places: list[RepositoryCache]) -> tuple[RepositoryCache, list[Pinned]]:
+    for place in places:
+        fitting = _candidates(request.wanted, place.read_refs() or KnownRefs(Refs()))
+        here = [pinned for pinned in fitting if has_any_variant(place, pinned)]
+        if here:
+            return place, here
+    raise OfflineError(
+        f"{request} is not available offline: HF_HUB_OFFLINE is set and {places[0].root} does not hold it; "
+        f"fetch it once online (kernels-hub download {request.repo_id}), bring it in a bundle, "
+        f"or set LOCAL_KERNELS={request.repo_id}=/path/to/repository"
+    )

@@ -1,0 +1,11 @@
+"""No test reaches a Hub but one of its own: whatever asks without naming one finds a closed door."""
+
+from __future__ import annotations
+
+import os
+
+# Before huggingface_hub is imported, which reads them once. Subprocesses inherit them.
+os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "KERNELS_CACHE", "LOCAL_KERNELS"):
+    os.environ.pop(name, None)
