@@ -118,7 +118,7 @@ def _fetch(request: Request) -> Fetched:
     system = System.detect(request.backend)
     candidate, pinned, admission, tree = _choose(request, hub, place, candidates, system)
     variant = best_variant(f"{place.repo_id}@{pinned.ref}", tree.variants(), system)
-    folder = _present(hub, place, tree, variant)
+    folder = download_files(hub, place, tree, variant)
     _note_branches(place, pinned.commit)
     return _checked(place, candidate, pinned, admission, tree.variant(variant), folder)
 
@@ -185,7 +185,8 @@ def _candidate(
 
 def list_files(hub: Connection, place: RepositoryCache, commit: str) -> Tree:
     """The files of a commit: as listed before, or asked for once and kept."""
-    if (tree := place.read_tree(commit)) is not None:
+    tree = place.read_tree(commit)
+    if tree is not None and (hub.is_offline or not tree.partial):
         return tree
     if hub.is_offline:
         return Tree.of_snapshot(commit, place.snapshot(commit))
@@ -228,14 +229,14 @@ def _fetch_locked(
     admission = _admit(hub, place, candidate)
     tree = locked.tree() if locked.variants else list_files(hub, place, locked.commit)
     variant = best_variant(f"{locked.repo_id} as locked", tree.variants(), System.detect(backend))
-    folder = _present(hub, place, tree, variant, download)
+    folder = download_files(hub, place, tree, variant, download)
     return _checked(place, candidate, pinned, admission, tree.variant(variant), folder)
 
 
 # -- files ------------------------------------------------------------------------------------------
 
 
-def _present(
+def download_files(
     hub: Connection, place: RepositoryCache, tree: Tree, variant: str, download: bool = True
 ) -> Path:
     """The variant's folder in the cache, with every file there; downloaded by one process of a machine."""

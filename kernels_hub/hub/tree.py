@@ -67,17 +67,20 @@ class Tree:
 
     commit: str
     files: Mapping[str, File] = field(hash=False)
+    partial: bool = False
+    """Whether there are other variants, which were not brought along."""
 
     @classmethod
-    def of(cls, commit: str, files: Iterable[File]) -> Tree:
+    def of(cls, commit: str, files: Iterable[File], partial: bool = False) -> Tree:
         """Raises HubError for a path that would leave the folder it is put into."""
-        return cls(commit, {file.path: file for file in sorted(files, key=lambda f: f.path) if _wanted(file)})
+        ordered = sorted(files, key=lambda file: file.path)
+        return cls(commit, {file.path: file for file in ordered if _wanted(file)}, partial)
 
     @classmethod
     def of_snapshot(cls, commit: str, folder: Path) -> Tree:
         """What another client left in its cache: names without sizes and hashes."""
         paths = (path for path in (folder / BUILD).rglob("*") if path.is_file())
-        return cls.of(commit, (File(path.relative_to(folder).as_posix()) for path in paths))
+        return cls.of(commit, (File(path.relative_to(folder).as_posix()) for path in paths), partial=True)
 
     def variants(self) -> list[str]:
         """Names of the folders below `build/`, in order."""
@@ -93,7 +96,8 @@ class Tree:
             file.path: {"size": file.size, "blob": file.blob, "sha256": file.sha256}
             for file in self.files.values()
         }
-        return json.dumps({"commit": self.commit, "files": rows}, indent=1, sort_keys=True) + "\n"
+        document = {"commit": self.commit, "files": rows, "partial": self.partial}
+        return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Tree:
@@ -101,7 +105,8 @@ class Tree:
         try:
             document: dict[str, Any] = json.loads(text)
             rows: dict[str, dict[str, Any]] = document["files"]
-            return cls.of(document["commit"], (File(path, **row) for path, row in rows.items()))
+            files = [File(path, **row) for path, row in rows.items()]
+            return cls.of(document["commit"], files, bool(document["partial"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MetadataError(f"not a list of files: {error}") from error
 

@@ -1,0 +1,75 @@
+"""`kernels-hub lock`: pin the kernels of a project by commit and content."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kernels_hub.cli.output import AsJson, print_json
+
+
+def lock(
+    project: Annotated[Path, typer.Argument(help="The project's folder, with pyproject.toml.")] = Path(),
+    upgrade: Annotated[
+        list[str] | None,
+        typer.Option("--upgrade", "-U", metavar="ORG/NAME", help="Resolve this kernel anew; repeatable."),
+    ] = None,
+    upgrade_all: Annotated[bool, typer.Option("--upgrade-all", help="Resolve every kernel anew.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; fail if the lock is out of date (for CI).")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Default: kernels.lock in the project.")
+    ] = None,
+    for_peer: Annotated[
+        bool,
+        typer.Option("--hf-format", help="Write the format of HF kernels, which pins commits only."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Pin the kernels that pyproject.toml asks for: commit, and sha256 of every file of every variant.
+
+    Without --upgrade, what is locked already and still asked for stays as it is.
+    """
+    from kernels_hub.errors import LockError
+    from kernels_hub.hub.lock import LOCK_FILE, PROJECT_FILE, read_dependencies, read_lock
+    from kernels_hub.hub.locking import changes, check_lock, make_lock, write_lock
+
+    dependencies = read_dependencies(project / PROJECT_FILE)
+    if not dependencies and not check:
+        raise LockError(
+            f"{project / PROJECT_FILE} asks for no kernels: add, for example, "
+            '[tool.kernels-hub.dependencies] with "org/name" = ">=1.2,<2"'
+        )
+    path = output or project / LOCK_FILE
+    former = read_lock(project / LOCK_FILE) if (project / LOCK_FILE).is_file() else None
+    if check:
+        check_lock(former or read_lock(project / LOCK_FILE), dependencies)
+        if as_json:
+            print_json({"lock": str(path), "up_to_date": True})
+        else:
+            print(f"{project / LOCK_FILE} is up to date")
+        return
+    unknown = sorted(set(upgrade or ()) - {dependency.repo_id for dependency in dependencies})
+    if unknown and not any(former and k.repo_id in unknown for k in (former.kernels if former else ())):
+        raise LockError(f"--upgrade {unknown[0]}: {project / PROJECT_FILE} does not ask for it")
+    made = make_lock(dependencies, former, None if upgrade_all else frozenset(upgrade or ()))
+    found = changes(former, made)
+    write_lock(made, path, for_peer)
+    if as_json:
+        print_json(
+            {
+                "lock": str(path),
+                "kernels": len(made.kernels),
+                "changes": [
+                    {"repository": change.repo_id, "before": change.before, "after": change.after}
+                    for change in found
+                ],
+            }
+        )
+        return
+    for change in found:
+        print(f"  {change}")
+    print(f"{path}: {len(made.kernels)} kernels locked" + ("" if found else ", nothing changed"))

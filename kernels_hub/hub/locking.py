@@ -1,0 +1,176 @@
+"""Make a kernels.lock: resolve what a project asks for, and hash every file of every variant."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kernels_hub.errors import LockError, MetadataError
+from kernels_hub.hub.cache import RepositoryCache
+from kernels_hub.hub.client import list_files
+from kernels_hub.hub.connection import Connection
+from kernels_hub.hub.locate import Request, locate
+from kernels_hub.hub.lock import LOCK_FILE, Dependency, Lock, LockedKernel
+from kernels_hub.hub.tree import BUILD, File, Tree
+from kernels_hub.repository.metadata import METADATA_FILE, read_metadata
+from kernels_hub.repository.versions import Wanted
+
+logger = logging.getLogger("kernels_hub")
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a new lock has different from the former."""
+
+    repo_id: str
+    before: str | None
+    after: str | None
+
+    def __str__(self) -> str:
+        return f"{self.repo_id}: {self.before or 'not locked'} -> {self.after or 'no longer locked'}"
+
+
+def make_lock(
+    dependencies: Iterable[Dependency], former: Lock | None = None, upgrade: Collection[str] | None = ()
+) -> Lock:
+    """Resolve every dependency, and theirs, to commits and the sha256 of every file.
+
+    former: its entries are kept where they still answer the same request.
+    upgrade: ids of repositories to resolve anew although the former lock has them; None for all.
+
+    No code of a repository runs, and large files are not downloaded: the Hub names their sha256.
+
+    Raises VersionError, RepositoryNotFoundError, HubError, OfflineError; MetadataError for kernels that
+    depend on one another in a ring.
+    """
+    hub = Connection()
+    found: dict[Dependency, LockedKernel] = {}
+
+    def visit(asked: Dependency, chain: tuple[Dependency, ...]) -> None:
+        if any(other.repo_id == asked.repo_id for other in chain):
+            ring = " -> ".join(map(str, (*chain, asked)))
+            raise MetadataError(f"kernels depend on one another in a ring: {ring}")
+        key = replace(asked, repo_type=None)
+        if key in found:
+            if not chain:
+                found[key] = replace(found[key], direct=True)
+            return
+        kept = None if former is None else former.find(asked)
+        keep = (
+            kept is not None and bool(kept.variants) and upgrade is not None and asked.repo_id not in upgrade
+        )
+        kernel = kept if keep and kept is not None else _lock(hub, asked)
+        found[key] = replace(kernel, direct=not chain)
+        for dependency in kernel.depends:
+            visit(dependency, (*chain, asked))
+
+    for dependency in dependencies:
+        visit(dependency, ())
+    return Lock(tuple(found.values()))
+
+
+def changes(former: Lock | None, new: Lock) -> list[Change]:
+    """What differs, in order of repository."""
+
+    def by_request(lock: Lock | None) -> dict[Dependency, LockedKernel]:
+        return {} if lock is None else {Dependency(k.repo_id, k.wanted): k for k in lock.kernels}
+
+    before, after = by_request(former), by_request(new)
+    found = []
+    for key in sorted(before.keys() | after.keys(), key=lambda d: (d.repo_id, str(d.wanted))):
+        old, fresh = before.get(key), after.get(key)
+        if old != fresh:
+            found.append(
+                Change(
+                    str(key),
+                    None if old is None else f"{old.ref} ({old.commit[:12]})",
+                    None if fresh is None else f"{fresh.ref} ({fresh.commit[:12]})",
+                )
+            )
+    return found
+
+
+def check_lock(lock: Lock, dependencies: Iterable[Dependency]) -> None:
+    """Raise LockError unless a lock answers exactly what a project asks for. Asks no Hub."""
+    wanted = {(dependency.repo_id, dependency.wanted) for dependency in dependencies}
+    pinned = {(kernel.repo_id, kernel.wanted) for kernel in lock.kernels if kernel.direct}
+    everything = {(kernel.repo_id, kernel.wanted) for kernel in lock.kernels}
+    needed = {(d.repo_id, d.wanted) for kernel in lock.kernels for d in kernel.depends}
+    problems = [
+        *(f"{repo}{want} is asked for, but not locked" for repo, want in _sorted(wanted - pinned)),
+        *(f"{repo}{want} is locked, but not asked for" for repo, want in _sorted(pinned - wanted)),
+        *(f"{repo}{want} is depended on, but not locked" for repo, want in _sorted(needed - everything)),
+    ]
+    if problems:
+        raise LockError(f"{lock.where} is out of date: {'; '.join(problems)}. Run: kernels-hub lock")
+
+
+def write_lock(lock: Lock, path: Path, for_peer: bool = False) -> None:
+    """Write the file whole or not at all."""
+    text = lock.to_peer_json() if for_peer else lock.to_json()
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{LOCK_FILE}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _sorted(pairs: set[tuple[str, Wanted]]) -> list[tuple[str, Wanted]]:
+    return sorted(pairs, key=lambda pair: (pair[0], str(pair[1])))
+
+
+def _lock(hub: Connection, asked: Dependency) -> LockedKernel:
+    place, candidates = locate(Request(asked.repo_id, asked.wanted, repo_type=asked.repo_type), hub)
+    pinned = candidates[0]
+    logger.info("locking %s at %s", asked, pinned)
+    tree = list_files(hub, place, pinned.commit)
+    if not tree.files:
+        raise LockError(f"{asked} cannot be locked: {place.repo_id} has nothing in {BUILD}/ at {pinned}")
+    _fetch_small(hub, place, tree)
+    variants = {
+        name: {
+            file.path.removeprefix(f"{BUILD}/{name}/"): _sha256(place, tree, file)
+            for file in tree.variant(name)
+        }
+        for name in tree.variants()
+    }
+    depends: dict[Dependency, None] = {}
+    for name in variants:
+        metadata = read_metadata(place.snapshot(tree.commit) / BUILD / name, place.repo_id.partition("/")[2])
+        for row in metadata.kernel_depends:
+            depends[Dependency(row.repo_id, Wanted.of(row.repo_id, row.version, row.revision))] = None
+    return LockedKernel(
+        place.repo_id,
+        place.repo_type,
+        asked.wanted,
+        pinned.ref,
+        pinned.commit,
+        True,
+        variants,
+        tuple(sorted(depends, key=lambda d: (d.repo_id, str(d.wanted)))),
+    )
+
+
+def _fetch_small(hub: Connection, place: RepositoryCache, tree: Tree) -> None:
+    """Download the files whose sha256 the Hub does not name: those in git itself, which are small."""
+    missing = [
+        file
+        for file in tree.files.values()
+        if (file.sha256 is None or file.path.endswith(f"/{METADATA_FILE}"))
+        and not place.holds(tree.commit, [file])
+    ]
+    if missing:
+        with place.lock(f"{tree.commit}.lock"):
+            hub.download(place.repo_id, place.repo_type, tree.commit, missing, place.root)
+
+
+def _sha256(place: RepositoryCache, tree: Tree, file: File) -> str:
+    return file.sha256 if file.sha256 is not None else file.check(place.path(tree.commit, file))
