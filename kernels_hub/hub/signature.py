@@ -87,8 +87,9 @@ def sign_variant(
         repository's wherever it is loaded from.
     release: the full version; None takes the one in metadata.json. They must agree.
 
-    The same content and key give the same bytes. Signatures by other keys over the same
-    metadata.json stay; those over another one, which verify nothing any more, are dropped.
+    The same content and key give the same bytes. Signatures by other keys, or for other
+    repositories, over the same metadata.json stay; those over another one, which verify nothing any
+    more, are dropped.
 
     Raises MetadataError when metadata.json is missing, lists no digests, or contradicts `release`;
     IntegrityError when a file is not as listed; SignatureError for a signature file that is none.
@@ -113,10 +114,12 @@ def sign_variant(
     others = [
         other
         for other in _read(folder / SIGNATURE_FILE)
-        if other.key != key.public and other.is_valid(metadata)
+        if (other.key, other.statement.repository) != (key.public, repo_id) and other.is_valid(metadata)
     ]
     target = folder / SIGNATURE_FILE
-    _write(target, _encode(sorted([own, *others], key=lambda signature: signature.key.id)))
+    _write(
+        target, _encode(sorted([own, *others], key=lambda one: (one.key.id, one.statement.repository or "")))
+    )
     return target
 
 

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,7 +67,9 @@ KNOWN_SIGNERS = {
 """Short name -> signer. Source: kernels 0.17.2, `kernels.verify.DEFAULT_POLICIES`."""
 
 
-def verify_bundle(metadata: bytes, bundle: bytes, signers: Sequence[SigstoreSigner], where: Path) -> None:
+def verify_bundle(
+    metadata: bytes, bundle: bytes, signers: Sequence[SigstoreSigner], where: Path
+) -> SigstoreSigner:
     """Verify that a workflow of one of the signers signed exactly these bytes of a metadata.json.
 
     bundle: the content of `where`, a metadata.json.sigstore.
@@ -88,15 +90,16 @@ def verify_bundle(metadata: bytes, bundle: bytes, signers: Sequence[SigstoreSign
     try:
         parsed = Bundle.from_json(bundle)
     except (InvalidBundle, ValueError, RecursionError) as error:
-        raise SignatureError(f"{where} is not a Sigstore bundle: {error}") from error
-    policy = _policy(signers)
-    _check_without_root(metadata, parsed, policy, signers, where)
+        raise SignatureError(f"{where} is not a Sigstore bundle: {str(error).splitlines()[0]}") from error
+    signer = _signer(parsed, signers, where)
+    _check_signature(metadata, parsed, where)
+    policy = _policy(signer)
     if own_root := os.environ.get(SIGSTORE_ROOT):
         if (problem := _problem(lambda: _own_verifier(own_root), metadata, parsed, policy)) is not None:
             raise SignatureError(f"{where} does not verify against the root of trust {own_root}: {problem}")
-        return
+        return signer
     if (problem := _problem(lambda: _verifier(offline=True), metadata, parsed, policy)) is None:
-        return
+        return signer
     # The log or the authority may have new keys since.
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise HubError(
@@ -105,55 +108,50 @@ def verify_bundle(metadata: bytes, bundle: bytes, signers: Sequence[SigstoreSign
         )
     if (problem := _problem(lambda: _verifier(offline=False), metadata, parsed, policy)) is not None:
         raise SignatureError(f"{where} does not verify: {problem}")
+    return signer
 
 
-# -- what needs no root of trust --------------------------------------------------------------------
+# -- what needs no root of trust: refused first, so that it never looks like network trouble --------
 
 
-def _policy(signers: Sequence[SigstoreSigner]) -> VerificationPolicy:
+def _policy(signer: SigstoreSigner) -> VerificationPolicy:
     from sigstore.verify import policy
 
-    return policy.AnyOf(
+    return policy.AllOf(
         [
-            policy.AllOf(
-                [
-                    policy.OIDCIssuer(_ISSUER),
-                    policy.OIDCIssuerV2(_ISSUER),
-                    policy.OIDCSourceRepositoryURI(f"https://github.com/{signer.repository}"),
-                    policy.AnyOf([policy.OIDCBuildSignerURI(uri) for uri in signer.signer_uris]),
-                ]
-            )
-            for signer in signers
+            policy.OIDCIssuer(_ISSUER),
+            policy.OIDCIssuerV2(_ISSUER),
+            policy.OIDCSourceRepositoryURI(f"https://github.com/{signer.repository}"),
+            policy.AnyOf([policy.OIDCBuildSignerURI(uri) for uri in signer.signer_uris]),
         ]
     )
 
 
-def _check_without_root(
-    metadata: bytes,
-    bundle: Bundle,
-    policy: VerificationPolicy,
-    signers: Sequence[SigstoreSigner],
-    where: Path,
-) -> None:
-    """Refuse what no other root of trust could make good, so that it never looks like network trouble."""
+def _signer(bundle: Bundle, signers: Sequence[SigstoreSigner], where: Path) -> SigstoreSigner:
+    """The signer whose workflow the certificate names."""
+    from sigstore.errors import VerificationError
+
+    for signer in signers:
+        with suppress(VerificationError):
+            _policy(signer).verify(bundle.signing_certificate)
+            return signer
+    raise SignatureError(
+        f"{where} is signed by another workflow than those trusted ({', '.join(map(str, signers))})"
+    )
+
+
+def _check_signature(metadata: bytes, bundle: Bundle, where: Path) -> None:
     import base64
 
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
-    from sigstore.errors import VerificationError
 
-    try:
-        policy.verify(bundle.signing_certificate)
-    except VerificationError as error:
-        raise SignatureError(
-            f"{where} is signed by another workflow than those trusted ({', '.join(map(str, signers))})"
-        ) from error
     key = bundle.signing_certificate.public_key()
     signature = json.loads(bundle.to_json()).get("messageSignature", {}).get("signature", "")
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise SignatureError(f"{where}: expected a signature on an elliptic curve")
     try:
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise SignatureError(f"{where}: expected a signature on an elliptic curve")
         key.verify(base64.b64decode(signature), metadata, ec.ECDSA(SHA256()))
     except (InvalidSignature, ValueError) as error:
         raise SignatureError(

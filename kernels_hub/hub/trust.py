@@ -16,27 +16,14 @@ The order of precedence, whatever the order of the rules in the policy:
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels_hub.errors import IntegrityError, SignatureError, TrustError
-from kernels_hub.hub.keys import PublicKey
-from kernels_hub.hub.signature import Statement, read_signatures
-from kernels_hub.hub.sigstore_bundle import SigstoreSigner, verify_bundle
+from kernels_hub.errors import SignatureError, TrustError
+from kernels_hub.hub.signed_variant import UnsignedError, verify_signed, verify_unsigned
 from kernels_hub.hub.trust_policy import Rule, Signer, TrustPolicy, load_policy
-from kernels_hub.hub.variant_files import (
-    BUNDLE_FILE,
-    SIGNATURE_FILE,
-    UNKNOWN,
-    Listing,
-    parse_listing,
-    read_bounded,
-    verify_files,
-)
-from kernels_hub.repository.metadata import METADATA_FILE, python_name
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?", re.ASCII)
 
@@ -123,26 +110,18 @@ def check_signature(admission: Admission, candidate: Candidate, variant_folder: 
     Raises SignatureError, IntegrityError, MetadataError for a metadata.json that is malformed, and
     HubError when only Sigstore's servers could tell.
     """
-    path = variant_folder / METADATA_FILE
-    metadata = read_bounded(path)
-    if metadata is None and not admission.signature_keys:
-        return verify_files(variant_folder, UNKNOWN)
-    if metadata is None:
-        raise SignatureError(_unsigned(admission, candidate, variant_folder, [f"it has no {METADATA_FILE}"]))
     if not admission.signature_keys:
-        listing = parse_listing(metadata, path)
-    else:
-        statements = _accepted_statements(admission, candidate, variant_folder, metadata)
-        listing = parse_listing(metadata, path)
-        check_binding(statements, listing, candidate.repo_id, candidate.version, variant_folder)
-        if listing.algorithm is None:
-            raise SignatureError(
-                f"{path} is signed, but lists no digests: the signature covers no other file"
-            )
-    files = verify_files(variant_folder, listing)
-    if files.get(METADATA_FILE) != hashlib.sha256(metadata).hexdigest():
-        raise IntegrityError(f"{path} changed while it was verified. Its code was not imported")
-    return files
+        return dict(verify_unsigned(variant_folder))
+    try:
+        verified = verify_signed(
+            variant_folder, admission.signature_keys, candidate.repo_id, candidate.version
+        )
+    except UnsignedError as error:
+        raise SignatureError(
+            f"{_named(candidate)} is not trusted: {error}, which {admission.rule} asks for. Its code was not "
+            f"imported. If another key is to be trusted: kernels-hub trust add KEY --for {candidate.repo_id}"
+        ) from error
+    return dict(verified.files)
 
 
 # -- before the download ----------------------------------------------------------------------------
@@ -241,94 +220,3 @@ def _switch(enabled: bool, given: bool, absent: str, disabled: str) -> str:
 
 def _named(candidate: Candidate) -> str:
     return f"{candidate.repo_type} {candidate.repo_id!r} on {candidate.endpoint}"
-
-
-# -- after the download -----------------------------------------------------------------------------
-
-
-def _accepted_statements(
-    admission: Admission, candidate: Candidate, folder: Path, metadata: bytes
-) -> tuple[Statement | None, ...]:
-    """What the keys among the admitted ones state; (None,) for a Sigstore bundle, which states nothing."""
-    keys = [signer for signer in admission.signature_keys if isinstance(signer, PublicKey)]
-    workflows = [signer for signer in admission.signature_keys if isinstance(signer, SigstoreSigner)]
-    reasons: list[str] = []
-    if keys:
-        signatures = read_signatures(folder, metadata)
-        if statements := tuple(signature.statement for signature in signatures if signature.key in keys):
-            return statements
-        by = ", ".join(signature.key.id for signature in signatures)
-        reasons.append(f"it is signed by {by}" if by else f"it has no {SIGNATURE_FILE}")
-    if workflows:
-        bundle = read_bounded(folder / BUNDLE_FILE)
-        if bundle is not None:
-            verify_bundle(metadata, bundle, workflows, folder / BUNDLE_FILE)
-            return (None,)
-        reasons.append(f"it has no {BUNDLE_FILE}")
-    raise SignatureError(_unsigned(admission, candidate, folder, reasons))
-
-
-def check_binding(
-    statements: Sequence[Statement | None],
-    listing: Listing,
-    repo_id: str,
-    version: str | int | None,
-    folder: Path,
-) -> None:
-    """Raise SignatureError where what was signed is another repository, release or variant.
-
-    statements: of the signatures that count, of which one has to fit; None for a Sigstore bundle,
-        where only metadata.json says what was signed.
-    version: "1.2.0" or 1, as the Hub's tag or branch says; None checks no version.
-    """
-    others = [
-        _other_variant(statement, folder)
-        or _other_repository(statement, listing, repo_id)
-        or _other_version(statement, listing, version)
-        for statement in statements
-    ]
-    if None not in others:
-        raise SignatureError(
-            f"{folder} has a good signature, but it was made for {others[0]}: somebody put signed files where "
-            "they do not belong. Its code was not imported; ask the publisher, or sign it for this place"
-        )
-
-
-def _other_variant(statement: Statement | None, folder: Path) -> str | None:
-    if statement is None or statement.variant == folder.name:
-        return None
-    return f"variant {statement.variant!r}, not {folder.name!r}"
-
-
-def _other_repository(statement: Statement | None, listing: Listing, repo_id: str) -> str | None:
-    if statement is not None and statement.repository is not None:
-        if statement.repository.casefold() != repo_id.casefold():
-            return f"repository {statement.repository!r}, not {repo_id!r}"
-    elif python_name(listing.name).casefold() != python_name(repo_id.rpartition("/")[2]).casefold():
-        return f"a kernel named {listing.name!r}, not {repo_id!r}"
-    return None
-
-
-def _other_version(statement: Statement | None, listing: Listing, version: str | int | None) -> str | None:
-    release = listing.release if statement is None else statement.release or listing.release
-    signed = listing.version if release is None else _major(release)
-    if version is None or (signed is None and statement is None):
-        return None  # nothing to check, or a bundle of a kernel that says no version
-    if release is not None and isinstance(version, str):
-        same = release == version
-    else:
-        same = signed is not None and signed == _major(str(version))
-    return None if same else f"version {release or listing.version}, not {version}"
-
-
-def _major(version: str) -> int | None:
-    leading = re.match(r"\d+", version, re.ASCII)
-    return None if leading is None else int(leading[0])
-
-
-def _unsigned(admission: Admission, candidate: Candidate, folder: Path, reasons: list[str]) -> str:
-    return (
-        f"{_named(candidate)} needs a signature by {' or '.join(map(str, admission.signature_keys))}, as "
-        f"{admission.rule} says, but {' and '.join(reasons)} ({folder}). Its code was not imported. If another key "
-        f"is to be trusted: kernels-hub trust add KEY --for {candidate.repo_id}"
-    )
