@@ -6,8 +6,11 @@ from typing import Annotated
 
 import typer
 
+from kernels_hub.cli.bundle import bundle
+from kernels_hub.cli.download import download
 from kernels_hub.cli.explain import explain
 from kernels_hub.cli.info import info
+from kernels_hub.cli.lock import lock
 from kernels_hub.cli.variants import variants
 
 app = typer.Typer(
@@ -50,3 +53,6 @@ def demo(
 app.command()(explain)
 app.command()(info)
 app.command()(variants)
+app.command()(lock)
+app.command()(download)
+app.command()(bundle)

@@ -26,7 +26,10 @@ def bundle(
     device: Annotated[str | None, typer.Option(help="With --this-machine: cpu, cuda, rocm …")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write kernels into one archive; `kernels-hub download --from-bundle` unpacks it elsewhere."""
+    """Write kernels into one archive.
+
+    `kernels-hub download --from-bundle` unpacks it elsewhere.
+    """
     from kernels_hub.hub.bundle import write_bundle
     from kernels_hub.hub.provision import provision, wanted_kernels
 

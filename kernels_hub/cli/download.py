@@ -28,7 +28,10 @@ def download(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fill the cache. Nothing is imported; whether code may run is decided when it is loaded."""
+    """Fill the cache, from the Hub or from a bundle.
+
+    Nothing is imported; whether code may run is decided when it is loaded.
+    """
     from kernels_hub.hub.bundle import read_bundle
     from kernels_hub.hub.provision import provision, wanted_kernels
 

@@ -29,9 +29,10 @@ def lock(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Pin the kernels that pyproject.toml asks for: commit, and sha256 of every file of every variant.
+    """Pin a project's kernels by commit and content.
 
-    Without --upgrade, what is locked already and still asked for stays as it is.
+    Reads [tool.kernels-hub.dependencies] of pyproject.toml and writes kernels.lock: the commit, and the
+    sha256 of every file of every variant, of each kernel and of all that it depends on. Without --upgrade, what is locked already and still asked for stays as it is.
     """
     from kernels_hub.errors import LockError
     from kernels_hub.hub.lock import LOCK_FILE, PROJECT_FILE, read_dependencies, read_lock

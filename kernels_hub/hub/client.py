@@ -109,6 +109,16 @@ def judge(request: Request) -> list[VariantAccepted | VariantRejected]:
     return rank(tree.variants(), System.detect(request.backend)).decisions
 
 
+def preview(request: Request) -> tuple[str, Pinned, str]:
+    """Repository, commit and variant that `fetch` would choose; the Hub is asked for lists only."""
+    hub = Connection(request.user_agent)
+    place, candidates = locate(request, hub)
+    pinned = candidates[0]
+    tree = list_files(hub, place, pinned.commit)
+    variant = best_variant(f"{place.repo_id}@{pinned.ref}", tree.variants(), System.detect(request.backend))
+    return place.repo_id, pinned, variant
+
+
 # -- a version --------------------------------------------------------------------------------------
 
 

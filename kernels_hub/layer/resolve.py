@@ -358,10 +358,8 @@ def _unsupported(loaded: LoadedLayer, mode: Mode) -> str | None:
 def _resolved_only(outcome: Outcome, source: Any, target: Target) -> Outcome:
     if not isinstance(source, Reference):
         return outcome
-    resolved = source.resolve(target.type)
-    return replace(
-        outcome, repository=resolved.repository, revision=resolved.revision, variant=resolved.files.variant
-    )
+    found = source.preview(target.type)
+    return replace(outcome, repository=found.repository, revision=found.revision, variant=found.variant)
 
 
 def overlay_forward(cls: type[nn.Module], plans: tuple[FunctionPlan, ...]) -> Forward | None:

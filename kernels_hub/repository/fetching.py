@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kernels_hub.errors import LockError, MetadataError
-from kernels_hub.hub.client import Fetched, fetch, fetch_locked
+from kernels_hub.hub.client import Fetched, fetch, fetch_locked, preview
 from kernels_hub.hub.locate import Request
 from kernels_hub.hub.lock import Dependency, Lock
 from kernels_hub.repository.local import local_variant
 from kernels_hub.repository.local_overrides import local_override
-from kernels_hub.repository.resolved import ResolvedKernel
+from kernels_hub.repository.resolved import Preview, ResolvedKernel
 from kernels_hub.repository.system import System
 from kernels_hub.repository.versions import Wanted
 
@@ -24,6 +24,14 @@ _Resolve = Callable[[Dependency, tuple[Dependency, ...]], ResolvedKernel]
 def resolve_hub_kernel(request: Request) -> ResolvedKernel:
     """A kernel on a Hub with everything that it depends on. Raises as `hub.client.fetch` does."""
     return _resolver(request)(Dependency(request.repo_id, request.wanted, request.repo_type), ())
+
+
+def preview_hub_kernel(request: Request) -> Preview:
+    """What `resolve_hub_kernel` would find, dependencies aside; only lists are asked for."""
+    if (local := _override(request.repo_id, request.backend)) is not None:
+        return Preview(local.repository, local.revision, local.files.variant)
+    repo_id, pinned, variant = preview(request)
+    return Preview(repo_id, pinned.release or pinned.ref, variant)
 
 
 def resolve_locked_kernel(

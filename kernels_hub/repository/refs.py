@@ -12,15 +12,18 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernels_hub.errors import LayerNotFoundError, VersionError
 from kernels_hub.repository.bundled import bundled_repository, source_variant
 from kernels_hub.repository.caller import Caller, find_caller
 from kernels_hub.repository.local import local_variant
-from kernels_hub.repository.resolved import ResolvedKernel
+from kernels_hub.repository.resolved import Preview, ResolvedKernel
 from kernels_hub.repository.system import System
 from kernels_hub.repository.versions import Wanted
+
+if TYPE_CHECKING:
+    from kernels_hub.hub.locate import Request
 
 logger = logging.getLogger("kernels_hub")
 
@@ -59,6 +62,11 @@ class Reference(ABC):
     @abstractmethod
     def resolve(self, backend: str | None = None) -> ResolvedKernel:
         """Find the files for a device type (None: the one that torch was built for)."""
+
+    def preview(self, backend: str | None = None) -> Preview:
+        """What `resolve` would find; nothing is downloaded for it. Raises as `resolve` does."""
+        resolved = self.resolve(backend)
+        return Preview(resolved.repository, resolved.revision, resolved.files.variant)
 
     def load(self, backend: str | None = None) -> Any:
         """Import the kernel and return the layer class (or function).
@@ -117,14 +125,21 @@ class LayerRepository(Reference):
 
         Raises VersionError, TrustError, NoVariantError, OfflineError, HubError, IntegrityError.
         """
-        from kernels_hub.hub.locate import Request
         from kernels_hub.repository.fetching import resolve_hub_kernel
 
-        return resolve_hub_kernel(
-            Request(
-                self.repo_id, self._wanted, backend, self.repo_type, self.trust_remote_code, self.user_agent
-            )
-        )
+        return resolve_hub_kernel(self._request(backend))
+
+    def preview(self, backend: str | None = None) -> Preview:
+        """What `resolve` would find: the Hub is asked for lists only."""
+        from kernels_hub.repository.fetching import preview_hub_kernel
+
+        return preview_hub_kernel(self._request(backend))
+
+    def _request(self, backend: str | None) -> Request:
+        from kernels_hub.hub.locate import Request
+
+        trust, agent = self.trust_remote_code, self.user_agent
+        return Request(self.repo_id, self._wanted, backend, self.repo_type, trust, agent)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,15 @@ class ResolvedKernel:
             return import_kernel(self.files)
 
 
+@dataclass(frozen=True)
+class Preview:
+    """What a reference would resolve to, without its files."""
+
+    repository: str
+    revision: str | None
+    variant: str
+
+
 def get_kernel_dep(repo_id: str) -> ModuleType:
     """Inside a kernel, while it is imported: the module of a kernel that it depends on.
 

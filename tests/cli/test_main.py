@@ -11,7 +11,7 @@ import kernels_hub
 from kernels_hub.cli import TRACEBACK
 from tests.cli.conftest import Run
 
-COMMANDS = ("demo", "explain", "info", "variants")
+COMMANDS = ("demo", "explain", "info", "variants", "lock", "download", "bundle")
 
 
 def test_help_names_every_command(run: Run):
