@@ -209,7 +209,8 @@ def _item(row: dict[str, Any], root: Path, source: Path) -> Item:
         yanked = dict(row["yanked"])
     except (KeyError, TypeError, ValueError) as error:
         raise MetadataError(f"{source} is no bundle: {error}") from error
-    plain = _NAME.fullmatch(str(repo_id)) is not None and ".." not in str(repo_id)
+    plain = _NAME.fullmatch(str(repo_id)) is not None
+    plain = plain and not any(".." in str(name) for name in (repo_id, *refs.branches, *refs.tags))
     if not plain or repo_type not in ("kernel", "model") or not is_commit(tree.commit):
         raise MetadataError(f"{source} is no bundle: it names {repo_type} {repo_id!r} at {tree.commit!r}")
     return Item(RepositoryCache(root, repo_id, repo_type), tree, KnownRefs(refs, yanked))
