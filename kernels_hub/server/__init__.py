@@ -1,0 +1,12 @@
+"""A Hub of one's own, which unmodified Hub clients use through HF_ENDPOINT.
+
+    refusal, paths          what is refused, and how it is said; names and paths
+    durable, layout         files that survive a crash; where things lie under the root
+    database, accounts      users, organisations, tokens
+    repositories, access    repositories as rows; who may do what
+    packs, refs, listing    git: objects, refs, what a commit holds
+    store, lfs, commit      changes: commits, branches, large files
+    api_*, lfs_api, downloads, app    the HTTP side
+
+Order of every change: objects first, flushed to disk; then one atomic step that makes it visible.
+"""

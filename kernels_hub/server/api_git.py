@@ -1,0 +1,232 @@
+"""What is inside a repository: trees, history, branches, tags, and commits to it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from urllib.parse import parse_qs, quote
+
+from starlette.responses import Response
+
+from kernels_hub.server.call import Call, Route, json_response
+from kernels_hub.server.commit import CommitReader
+from kernels_hub.server.listing import Entry, Listing
+from kernels_hub.server.paths import checked_path
+from kernels_hub.server.refs import BRANCHES, TAGS
+from kernels_hub.server.refusal import bad_request, entry_not_found
+from kernels_hub.server.upload_mode import UploadRules
+
+_TREE_PAGE, _COMMITS_PAGE = 1000, 50
+_MAX_PATHS = 10_000
+
+
+def refs(call: Call) -> Response:
+    """Branches and tags with the commits that they point to."""
+    repository = call.visible()
+    found: dict[str, list[dict[str, str]]] = {BRANCHES: [], TAGS: []}
+    for name, ref in call.hub.store.content(repository).refs.all().items():
+        for prefix, rows in found.items():
+            if name.startswith(prefix):
+                rows.append({"name": name.removeprefix(prefix), "ref": name, "targetCommit": ref.commit})
+    document = {"branches": found[BRANCHES], "tags": found[TAGS], "converts": []}
+    return json_response({**document, "pullRequests": []} if call.flag("include_prs") else document)
+
+
+def create_branch(call: Call) -> Response:
+    """A branch, at `startingPoint` or at main."""
+    document, repository = call.json(), call.writable()
+    start = document.get("startingPoint")
+    if start is not None and not isinstance(start, str):
+        raise bad_request("startingPoint must be a branch, a tag or a commit")
+    call.hub.changes.create_branch(
+        repository, call.params["branch"], start, overwrite=document.get("overwrite") is True
+    )
+    return json_response({})
+
+
+def delete_branch(call: Call) -> Response:
+    """Delete a branch."""
+    call.hub.changes.delete_branch(call.writable(), call.params["branch"])
+    return json_response({})
+
+
+def create_tag(call: Call) -> Response:
+    """A tag at a revision."""
+    document, repository = call.json(), call.writable()
+    message = document.get("message")
+    if message is not None and not isinstance(message, str):
+        raise bad_request("A tag's message is text")
+    call.hub.changes.create_tag(
+        *(repository, document.get("tag"), call.params["revision"], message, call.caller.user or "")
+    )
+    return json_response({})
+
+
+def delete_tag(call: Call) -> Response:
+    """Delete a tag."""
+    call.hub.changes.delete_tag(call.writable(), call.params["revision"])
+    return json_response({})
+
+
+def _row(entry: Entry) -> dict[str, object]:
+    row: dict[str, object] = {
+        "type": "directory" if entry.is_folder else "file",
+        "oid": entry.oid,
+        "size": entry.size,
+        "path": entry.path,
+    }
+    if entry.large:
+        row["lfs"] = {
+            "oid": entry.large.sha256,
+            "size": entry.large.size,
+            "pointerSize": entry.large.pointer_size,
+        }
+    return row
+
+
+def tree(call: Call) -> Response:
+    """The entries of a folder, or of everything below it; a page at a time, all of one commit."""
+    repository, store = call.visible(), call.hub.store
+    start = 0
+    if cursor := call.query("cursor"):
+        commit, _, number = cursor.partition(":")
+        if not (number.isascii() and number.isdigit() and len(number) < 10):
+            raise bad_request("This cursor is not one of this server's")
+        start, commit = int(number), store.resolve(repository, commit)
+    else:
+        commit = store.resolve(repository, call.params["revision"])
+    entries = _below(store.listing(repository, commit), call.params.get("path", ""), commit, call)
+    size = call.number("limit", _TREE_PAGE, _TREE_PAGE)
+    headers = {"X-Repo-Commit": commit}
+    if start + size < len(entries):
+        query = f"cursor={commit}%3A{start + size}&limit={size}"
+        query += "".join(f"&{name}=True" for name in ("recursive", "expand") if call.flag(name))
+        headers["Link"] = f'<{call.base}{_raw_path(call)}?{query}>; rel="next"'
+    return json_response([_row(entry) for entry in entries[start : start + size]], headers=headers)
+
+
+def _raw_path(call: Call) -> str:
+    raw: bytes = call.request.scope["raw_path"]
+    return raw.decode("ascii", "replace")
+
+
+def _below(listing: Listing, path: str, commit: str, call: Call) -> Sequence[Entry]:
+    path = path.rstrip("/")
+    if path and ((entry := listing.entries.get(path)) is None or not entry.is_folder):
+        raise entry_not_found(path, commit)
+    prefix = f"{path}/" if path else ""
+    deep = call.flag("recursive")
+    return [
+        entry
+        for entry in listing.entries.values()
+        if entry.path.startswith(prefix) and (deep or "/" not in entry.path[len(prefix) :])
+    ]
+
+
+def paths_info(call: Call) -> Response:
+    """The entries of the paths that are asked for; those that are not there are left out."""
+    repository, store = call.visible(), call.hub.store
+    commit = store.resolve(repository, call.params["revision"])
+    if "json" in call.request.headers.get("content-type", ""):
+        paths = call.json().get("paths")
+    else:
+        try:
+            paths = parse_qs(call.body.decode(), max_num_fields=_MAX_PATHS + 10).get("paths", [])
+        except ValueError:
+            raise bad_request(f"The body is no form with at most {_MAX_PATHS} paths") from None
+    if not isinstance(paths, list) or len(paths) > _MAX_PATHS:
+        raise bad_request(f"paths must be a list of at most {_MAX_PATHS} paths")
+    entries = store.listing(repository, commit).entries
+    found = [
+        entries[path.rstrip("/")] for path in paths if isinstance(path, str) and path.rstrip("/") in entries
+    ]
+    return json_response([_row(entry) for entry in found], headers={"X-Repo-Commit": commit})
+
+
+def commits(call: Call) -> Response:
+    """The history of a revision, newest first."""
+    repository, store = call.visible(), call.hub.store
+    start = store.resolve(repository, call.query("cursor") or call.params["revision"])
+    size = call.number("limit", _COMMITS_PAGE, 1000)
+    found, following = store.history(repository, start, size)
+    headers = {}
+    if following is not None:
+        headers["Link"] = f'<{call.base}{_raw_path(call)}?cursor={following}&limit={size}>; rel="next"'
+    rows = []
+    for item in found:
+        title, _, message = item.message.partition("\n")
+        author = {"user": item.author, "avatar": ""}
+        rows.append(
+            {
+                "id": item.oid,
+                "title": title,
+                "message": message.strip(),
+                "authors": [author],
+                "date": item.date,
+            }
+        )
+    return json_response(rows, headers=headers)
+
+
+def preupload(call: Call) -> Response:
+    """How each file should come: in the commit, or through LFS; and what is there already."""
+    document, repository = call.json(), call.writable()
+    files, ignore = document.get("files"), document.get("gitIgnore")
+    if not isinstance(files, list) or len(files) > call.hub.limits.max_operations:
+        raise bad_request(f"files must be a list of at most {call.hub.limits.max_operations} files")
+    commit = call.hub.store.resolve(repository, call.params["revision"])
+    listing = call.hub.store.listing(repository, commit)
+    rules = UploadRules.of(
+        call.hub, repository, listing, ignore if isinstance(ignore, str) else None, call.hub.limits
+    )
+    rows = []
+    for file in files:
+        if not isinstance(file, dict):
+            raise bad_request("each of files must be an object with path, size and sample")
+        path, size, sample = checked_path(file.get("path")), file.get("size", 0), file.get("sample") or ""
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0 or not isinstance(sample, str):
+            raise bad_request(f"{path}: size must be a number of bytes and sample base64")
+        try:
+            base64.b64decode(sample, validate=True)
+        except (binascii.Error, ValueError):
+            raise bad_request(f"{path}: sample must be base64") from None
+        row: dict[str, object] = {
+            "path": path,
+            "uploadMode": rules.mode(path, size),
+            "shouldIgnore": rules.ignored(path),
+        }
+        if (entry := listing.entries.get(path)) is not None and not entry.is_folder:
+            row["oid"] = entry.large.sha256 if entry.large else entry.oid
+        rows.append(row)
+    return json_response({"files": rows, "commitOid": commit})
+
+
+async def commit(call: Call) -> Response:
+    """Commit to a branch: all operations or none."""
+    repository = await call.run(call.writable)
+    if call.flag("create_pr"):
+        raise bad_request("This Hub has no pull requests; commit to a branch")
+    await call.run(call.hub.check_space, repository, 0)
+    request = await CommitReader(call.hub.limits).read(call.request.stream())
+    branch = call.params["revision"].removeprefix(BRANCHES)
+    changed = await call.run(call.hub.changes.commit, repository, branch, request, call.caller.user)
+    url = f"{call.base}{repository.page}/commit/{quote(changed.oid)}"
+    return json_response({"success": True, "commitOid": changed.oid, "commitUrl": url, "hookOutput": ""})
+
+
+_REPOSITORY = "/api/{type:models|kernels}/{namespace}/{name}"
+ROUTES = [
+    Route("GET", _REPOSITORY + "/refs", refs),
+    Route("POST", _REPOSITORY + "/branch/{branch}", create_branch),
+    Route("DELETE", _REPOSITORY + "/branch/{branch}", delete_branch),
+    Route("POST", _REPOSITORY + "/tag/{revision}", create_tag),
+    Route("DELETE", _REPOSITORY + "/tag/{revision}", delete_tag),
+    Route("GET", _REPOSITORY + "/tree/{revision}", tree),
+    Route("GET", _REPOSITORY + "/tree/{revision}/", tree),
+    Route("GET", _REPOSITORY + "/tree/{revision}/{path:rest}", tree),
+    Route("POST", _REPOSITORY + "/paths-info/{revision}", paths_info),
+    Route("GET", _REPOSITORY + "/commits/{revision}", commits),
+    Route("POST", _REPOSITORY + "/preupload/{revision}", preupload),
+    Route("POST", _REPOSITORY + "/commit/{revision}", commit),
+]

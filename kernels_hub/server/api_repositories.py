@@ -1,0 +1,279 @@
+"""Repositories as a whole: made, listed, described, moved, deleted; and who was let into a gated one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+from kernels_hub.server.call import REPOSITORY_TYPES, Call, Route, json_response
+from kernels_hub.server.card import card_data
+from kernels_hub.server.listing import Entry, Listing
+from kernels_hub.server.paths import checked_repository_name
+from kernels_hub.server.refusal import Refusal, bad_request, forbidden, login_required, repository_not_found
+from kernels_hub.server.repositories import TYPES, Repository
+from kernels_hub.server.store import DEFAULT_BRANCH, timestamp
+
+_PAGE, _MOST = 100, 1000
+_CARD_BYTES = 1 << 20
+
+
+def _type(document: Mapping[str, Any]) -> str:
+    kind = document.get("type") or "model"
+    if kind not in TYPES:
+        raise bad_request(
+            f"This Hub has repositories of the types {', '.join(TYPES)}, not {str(kind)[:50]!r}"
+        )
+    return str(kind)
+
+
+def _namespace(call: Call, document: Mapping[str, Any]) -> str:
+    """Where a repository goes: an account's name as it is written, by default the caller's."""
+    wanted = document.get("organization") or call.caller.user
+    if wanted is None:
+        raise login_required()
+    account = call.hub.accounts.find(wanted) if isinstance(wanted, str) else None
+    if account is None:
+        raise forbidden(f"There is no namespace {str(wanted)[:100]!r} that this token may write to")
+    return account.name
+
+
+def _private(document: Mapping[str, Any]) -> bool | None:
+    """What a request says of visibility, in the newer or the older way."""
+    visibility, private = document.get("visibility"), document.get("private")
+    if visibility is not None:
+        if visibility not in ("public", "private"):
+            raise bad_request(f"visibility must be public or private, not {str(visibility)[:50]!r}")
+        return bool(visibility == "private")
+    if private is not None and not isinstance(private, bool):
+        raise bad_request("private must be true or false")
+    return private
+
+
+def create(call: Call) -> Response:
+    """A new repository. The 409 for one that is there names it too."""
+    document = call.json()
+    kind, name = _type(document), checked_repository_name(document.get("name"))
+    namespace = _namespace(call, document)
+    call.hub.access.check_write(call.caller, namespace, name)
+    most = call.hub.limits.max_account_repositories
+    known = call.hub.repositories.find(kind, namespace, name)
+    if known is None and most and call.hub.repositories.count_in(namespace) >= most:
+        raise forbidden(f"{namespace} may own {most} repositories on this server; delete one first")
+    try:
+        repository = call.hub.changes.create(
+            *(kind, namespace, name), private=bool(_private(document)), author=call.caller.user or ""
+        )
+    except Refusal as refusal:
+        if refusal.status == 409 and (found := call.hub.repositories.find(kind, namespace, name)):
+            refusal.body.update(url=call.base + found.page, name=found.full_name)
+        raise
+    return json_response(
+        {"url": call.base + repository.page, "name": repository.full_name, "id": repository.id}
+    )
+
+
+def delete(call: Call) -> Response:
+    """Delete a repository."""
+    document = call.json()
+    namespace = str(document.get("organization") or call.caller.user or "")
+    repository = call.hub.access.writable(
+        call.caller, _type(document), namespace, str(document.get("name")), admin=True
+    )
+    call.hub.store.delete(repository)
+    return json_response({})
+
+
+def move(call: Call) -> Response:
+    """Give a repository another name or owner."""
+    document = call.json()
+    halves = [str(document.get(key)).split("/") for key in ("fromRepo", "toRepo")]
+    if any(len(half) != 2 for half in halves):
+        raise bad_request("fromRepo and toRepo must be of the form org/name")
+    (old_space, old_name), (new_space, new_name) = halves
+    repository = call.hub.access.writable(call.caller, _type(document), old_space, old_name, admin=True)
+    namespace = _namespace(call, {"organization": new_space})
+    name = checked_repository_name(new_name)
+    call.hub.access.check_write(call.caller, namespace, name, admin=True)
+    if not call.hub.repositories.rename(repository, namespace, name):
+        raise Refusal(409, f"There is {namespace}/{name} already")
+    return json_response({"url": call.base + f"/{namespace}/{name}"})
+
+
+def settings(call: Call) -> Response:
+    """Make a repository private or public, gated or open."""
+    document, repository = call.json(), call.writable(admin=True)
+    private, gated = _private(document), document.get("gated")
+    if gated not in (None, False, "auto", "manual"):
+        raise bad_request(f"gated must be auto, manual or false, not {str(gated)[:50]!r}")
+    if private is not None:
+        call.hub.repositories.set_private(repository, private)
+    if gated is not None:
+        call.hub.repositories.set_gated(repository, gated or "")
+    current = call.hub.repositories.by_id(repository.id) or repository
+    return json_response({"private": current.private, "gated": current.gated or False})
+
+
+def listed(call: Call) -> Response:
+    """Repositories of a type that the caller may see, newest first; `author`, `search`, `limit`, `cursor`."""
+    author, search = call.query("author").lower(), call.query("search").lower()
+    found = [
+        repository
+        for repository in call.hub.repositories.all(REPOSITORY_TYPES[call.params["type"]])
+        if (not author or repository.namespace.lower() == author)
+        and search in repository.full_name.lower()
+        and call.hub.access.may_see(call.caller, repository)
+    ]
+    size, start = call.number("limit", _PAGE, _MOST), call.number("cursor", 1, 10**9) - 1
+    page = found[start : start + size]
+    headers = {}
+    if start + size < len(found):
+        url = call.request.url.include_query_params(cursor=start + size + 1)
+        headers["Link"] = f'<{call.base}{url.path}?{url.query}>; rel="next"'
+    return json_response([_summary(call, repository) for repository in page], headers=headers)
+
+
+def _summary(call: Call, repository: Repository) -> dict[str, object]:
+    try:
+        head = call.hub.store.resolve(repository, DEFAULT_BRANCH)
+        modified = call.hub.store.commit_info(repository, head).date
+    except Refusal:  # Deleted between the list and here, or without a main branch.
+        head, modified = None, timestamp(repository.created)
+    return {**_common(repository), "sha": head, "lastModified": modified}
+
+
+def _common(repository: Repository) -> dict[str, object]:
+    return {
+        "_id": repository.id[:24],
+        "id": repository.full_name,
+        "modelId": repository.full_name,
+        "author": repository.namespace,
+        "private": repository.private,
+        "gated": repository.gated or False,
+        "disabled": False,
+        "downloads": 0,
+        "likes": 0,
+        "tags": [],
+        "createdAt": timestamp(repository.created),
+    }
+
+
+def info(call: Call) -> Response:
+    """A repository at a revision: its commit, and every file (with sizes and hashes for `blobs`)."""
+    repository, store = call.visible(), call.hub.store
+    commit = store.resolve(repository, call.params.get("revision", DEFAULT_BRANCH))
+    listing = store.listing(repository, commit)
+    blobs = call.flag("blobs")
+    siblings = [_sibling(entry) if blobs else {"rfilename": entry.path} for entry in listing.files()]
+    document = {
+        **_common(repository),
+        "sha": commit,
+        "lastModified": store.commit_info(repository, commit).date,
+        "siblings": siblings,
+        "usedStorage": call.hub.large_files.total(repository),
+    }
+    if card := _card(call, repository, listing):
+        document["cardData"] = card
+    return json_response(document)
+
+
+def _card(call: Call, repository: Repository, listing: Listing) -> dict[str, Any]:
+    entry = listing.entries.get("README.md")
+    if entry is None or entry.is_folder or entry.large or entry.size > _CARD_BYTES:
+        return {}
+    import json
+
+    card = card_data(call.hub.store.blob(repository, entry.oid).decode("utf-8", "replace"))
+    # YAML has dates and keys that JSON has not.
+    plain = json.loads(json.dumps(card, default=str, skipkeys=True))
+    assert isinstance(plain, dict)
+    return plain
+
+
+def _sibling(entry: Entry) -> dict[str, object]:
+    document: dict[str, object] = {"rfilename": entry.path, "size": entry.size, "blobId": entry.oid}
+    if entry.large:
+        document["lfs"] = {
+            "sha256": entry.large.sha256,
+            "size": entry.large.size,
+            "pointerSize": entry.large.pointer_size,
+        }
+    return document
+
+
+def auth_check(call: Call) -> Response:
+    """200 for those who may download."""
+    call.hub.access.check_download(call.caller, call.visible())
+    return json_response({})
+
+
+def ask_access(call: Call) -> Response:
+    """Ask for access to a gated repository: granted at once where that is automatic."""
+    repository = call.visible()
+    if call.caller.user is None:
+        raise login_required()
+    if not repository.gated:
+        raise bad_request(f"{repository.full_name} is open: nobody needs to ask")
+    if call.hub.repositories.grant_of(repository, call.caller.user) is None:
+        status = "accepted" if repository.gated == "auto" else "pending"
+        call.hub.repositories.grant(repository, call.caller.user, status)
+    return json_response({"status": call.hub.repositories.grant_of(repository, call.caller.user)})
+
+
+def _gated(call: Call) -> Repository:
+    repository = call.writable()
+    if not repository.gated:
+        raise bad_request(f"{repository.full_name} is not gated")
+    return repository
+
+
+def requests(call: Call) -> Response:
+    """The users of a status: accepted, pending or rejected."""
+    repository = _gated(call)
+    return json_response(
+        [
+            {
+                "user": {"user": user, "fullname": user, "_id": user},
+                "status": call.params["status"],
+                "timestamp": timestamp(changed),
+            }
+            for user, changed in call.hub.repositories.grants(repository, call.params["status"])
+        ]
+    )
+
+
+def handle_request(call: Call) -> Response:
+    """Answer a request for access, or give access without one."""
+    document, repository = call.json(), _gated(call)
+    status = "accepted" if call.params["action"] == "grant" else document.get("status")
+    if status not in ("accepted", "rejected", "pending"):
+        raise bad_request("status must be accepted, rejected or pending")
+    name = document.get("user") or document.get("userId")
+    account = call.hub.accounts.find(name) if isinstance(name, str) else None
+    if account is None or account.kind != "user":
+        raise Refusal(404, f"There is no user {str(name)[:100]!r}")
+    call.hub.repositories.grant(repository, account.name, status)
+    return json_response({"user": account.name, "status": status})
+
+
+def unknown_type(call: Call) -> Response:
+    """Data sets, spaces and the rest: there are none here."""
+    raise repository_not_found(anonymous=call.caller.token is None)
+
+
+_REPOSITORY = "/api/{type:models|kernels}/{namespace}/{name}"
+ROUTES = [
+    Route("POST", "/api/repos/create", create),
+    Route("DELETE", "/api/repos/delete", delete),
+    Route("POST", "/api/repos/move", move),
+    Route("GET", "/api/{type:models|kernels}", listed),
+    Route("GET", _REPOSITORY, info),
+    Route("GET", _REPOSITORY + "/revision/{revision}", info),
+    Route("PUT", _REPOSITORY + "/settings", settings),
+    Route("GET", _REPOSITORY + "/auth-check", auth_check),
+    Route("POST", _REPOSITORY + "/user-access-request", ask_access),
+    Route("POST", _REPOSITORY + "/user-access-request/{action:grant|handle}", handle_request),
+    Route("GET", _REPOSITORY + "/user-access-request/{status:accepted|pending|rejected}", requests),
+    Route("GET HEAD POST", "/api/{type:datasets|spaces}/{rest:rest}", unknown_type),
+]

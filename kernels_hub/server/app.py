@@ -1,0 +1,264 @@
+"""The ASGI application: finds the route, runs the handler, says what went wrong, logs and counts.
+
+`ROUTES` is the whole table, matched from the top. The access log has one line a request, without the
+query (which may be a credential) and without headers.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import logging
+import os
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from anyio import CapacityLimiter, to_thread
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import Message, Receive, Scope, Send
+
+from kernels_hub.server import api_account, api_git, api_repositories, downloads, lfs_api
+from kernels_hub.server.call import Call, Route, json_response
+from kernels_hub.server.hub import Hub
+from kernels_hub.server.limits import Limits, RateLimit
+from kernels_hub.server.metrics import CONTENT_TYPE, Metrics
+from kernels_hub.server.refusal import Refusal
+
+SETTINGS = "KERNELS_HUB_SERVE"
+"""Environment variable of worker processes: JSON with root, limits, workers, require_token."""
+_READERS, _WRITERS = 24, 24
+_DRAIN_BYTES, _DRAIN_SECONDS = 64 << 20, 10
+_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
+_OPEN_TO_ALL = frozenset({"/health", "/metrics"})
+access_log = logging.getLogger("kernels_hub.server.access")
+log = logging.getLogger("kernels_hub.server")
+
+
+def health(call: Call) -> Response:
+    """200 while the rows can be read."""
+    call.hub.database.row("SELECT 1")
+    return PlainTextResponse("ok\n")
+
+
+class App:
+    """The application over one Hub."""
+
+    def __init__(self, hub: Hub, *, workers: int = 1, require_token: bool = False) -> None:
+        self.hub = hub
+        self.metrics = Metrics()
+        self.routes = [
+            Route("GET HEAD", "/health", health),
+            Route("GET", "/metrics", self._metrics),
+            *routes(),
+        ]
+        self._require_token = require_token
+        # Workers share the load evenly enough for a limit.
+        self._rate = RateLimit(hub.limits.max_requests_per_minute / workers)
+        self._threads: dict[bool, CapacityLimiter] = {}
+
+    def _metrics(self, _call: Call) -> Response:
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One connection, as ASGI has it."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._serve(scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                # Readers are never held up by writers that wait for a lock.
+                self._threads = {True: CapacityLimiter(_WRITERS), False: CapacityLimiter(_READERS)}
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await to_thread.run_sync(self.hub.close)
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = _Exchange(receive, send)
+        request = Request(scope, exchange.receive)
+        route, call = "other", None
+        try:
+            found, params = self._find(scope)
+            route = found.template
+            threads = self._threads[scope["method"] not in ("GET", "HEAD")]
+            call = Call(self.hub, request, params, threads)
+            await self._admit(found, call)
+            response = await self._answer(found, call)
+            await response(scope, exchange.receive, exchange.send)
+        except ClientDisconnect:
+            exchange.status = exchange.status or 499
+        except Refusal as refusal:
+            await self._refuse(refusal, exchange, scope)
+        except Exception as error:
+            if not exchange.connected:
+                exchange.status = exchange.status or 499
+            elif exchange.status:
+                raise
+            else:
+                await self._refuse(_failure(error, exchange.id), exchange, scope)
+        finally:
+            self._account(scope, route, call, exchange)
+
+    def _find(self, scope: Scope) -> tuple[Route, dict[str, str]]:
+        raw = (scope.get("raw_path") or scope["path"].encode()).decode("ascii", "replace")
+        other_methods: set[str] = set()
+        for route in self.routes:
+            if (params := route.match(raw)) is not None:
+                if scope["method"] in route.methods:
+                    return route, params
+                other_methods |= route.methods
+        if other_methods:
+            allowed = ", ".join(sorted(other_methods))
+            raise Refusal(405, f"This address takes {allowed}", headers={"Allow": allowed})
+        raise Refusal(404, "There is nothing at this address")
+
+    async def _admit(self, route: Route, call: Call) -> None:
+        """Refuse requests beyond the rate limit, and, on a closed Hub, those without a token."""
+        if route.template in _OPEN_TO_ALL:
+            return
+        if self._rate.per_minute > 0:
+            address = call.request.client.host if call.request.client else ""
+            caller = (await call.run(lambda: call.caller)).user or address
+            if wait := self._rate.take(caller):
+                self.metrics.refused.inc()
+                policy = f'"fixed window";"api";q={int(self._rate.per_minute)};w=60'
+                headers = {
+                    "Retry-After": str(wait),
+                    "RateLimit": f'"api";r=0;t={wait}',
+                    "RateLimit-Policy": policy,
+                }
+                raise Refusal(429, f"Too many requests; try again in {wait} s", headers=headers)
+        # The signed address of an upload is its own credential.
+        closed = self._require_token and not route.template.startswith("/lfs/")
+        if closed and (await call.run(lambda: call.caller)).token is None:
+            raise Refusal(
+                401, "This Hub answers only with a token; log in with `hf auth login` or set HF_TOKEN"
+            )
+
+    async def _answer(self, route: Route, call: Call) -> Response:
+        if route.streams:
+            answer = await route.handler(call)  # type: ignore[misc]
+        else:
+            if call.request.method not in ("GET", "HEAD"):
+                call.body = await call.read_body(self.hub.limits.max_json_bytes)
+            answer = await call.run(route.handler, call)
+        assert isinstance(answer, Response)
+        return answer
+
+    async def _refuse(self, refusal: Refusal, exchange: _Exchange, scope: Scope) -> None:
+        if exchange.status:  # Too late: the answer has begun. Ending it early tells the client.
+            log.error("request %s: %s", exchange.id, refusal.message)
+            raise refusal
+        message = " ".join(refusal.message.split())
+        headers = {"X-Error-Message": message.encode("ascii", "replace").decode(), **refusal.headers}
+        if refusal.code:
+            headers["X-Error-Code"] = refusal.code
+        # A client that still sends would otherwise never read the answer.
+        if not await exchange.drain():
+            headers["Connection"] = "close"
+        response = json_response({"error": message, **refusal.body}, refusal.status, headers)
+        await response(scope, exchange.receive, exchange.send)
+
+    def _account(self, scope: Scope, route: str, call: Call | None, exchange: _Exchange) -> None:
+        seconds = time.monotonic() - exchange.started
+        method, status = scope["method"], str(exchange.status or 500)
+        if method not in ("GET", "HEAD", "POST", "PUT", "DELETE"):
+            method = "other"
+        self.metrics.requests.labels(route, method, status).inc()
+        self.metrics.seconds.labels(route).observe(seconds)
+        self.metrics.sent.inc(exchange.sent)
+        self.metrics.received.inc(exchange.received)
+        if access_log.isEnabledFor(logging.INFO):
+            path = scope.get("raw_path", b"").decode("ascii", "backslashreplace")[:2000]
+            client = scope["client"][0] if scope.get("client") else "-"
+            user = (call.user if call else None) or "-"
+            access_log.info(
+                "%s %s %s %s %s %d %.1fms %s",
+                *(client, user, scope["method"], path, status, exchange.sent, seconds * 1000, exchange.id),
+            )
+
+
+class _Exchange:
+    """Receive and send of one request, counted."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive, self._send = receive, send
+        self.id = uuid.uuid4().hex[:16]
+        self.started = time.monotonic()
+        self.status = 0
+        self.sent = self.received = 0
+        self.complete = False
+        self.connected = True
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self.received += len(message.get("body", b""))
+            self.complete = not message.get("more_body", False)
+        else:
+            self.connected = False
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [
+                *message["headers"], *_HEADERS, (b"x-request-id", self.id.encode())
+            ]  # fmt: skip
+        else:
+            self.sent += len(message.get("body", b""))
+        await self._send(message)
+
+    async def drain(self) -> bool:
+        """Read what the client still sends, within limits; whether all of it came."""
+        end, most = time.monotonic() + _DRAIN_SECONDS, self.received + _DRAIN_BYTES
+        while not self.complete and self.connected and self.received < most and time.monotonic() < end:
+            await self.receive()
+        return self.complete
+
+
+def _failure(error: Exception, request: str) -> Refusal:
+    """What a client hears of a failure that is none of its own; the log has the rest."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        log.error("request %s: the disk is full", request)
+        return Refusal(507, "The server's disk is full; nothing was changed, tell its administrator")
+    if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
+        return Refusal(507, "The server's disk is full; nothing was changed, tell its administrator")
+    log.error("request %s failed", request, exc_info=error)
+    return Refusal(500, f"The server failed; its log says more under {request}")
+
+
+@functools.cache
+def routes() -> tuple[Route, ...]:
+    """Every route but those of the application itself, in the order in which they are tried."""
+    return tuple(_routes())
+
+
+def _routes() -> Iterator[Route]:
+    for module in (api_account, api_repositories, api_git, lfs_api, downloads):
+        yield from module.ROUTES
+
+
+def create() -> App:
+    """The application of a worker process, from the environment."""
+    settings = json.loads(os.environ[SETTINGS])
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    if settings["access_log"]:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s access %(message)s"))
+        access_log.addHandler(handler)
+        access_log.setLevel(logging.INFO)
+        access_log.propagate = False
+    limits = Limits(**settings["limits"])
+    hub = Hub(Path(settings["root"]), limits=limits)
+    return App(hub, workers=settings["workers"], require_token=settings["require_token"])

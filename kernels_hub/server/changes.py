@@ -1,0 +1,316 @@
+"""Changes to a repository: new ones, commits, branches, tags.
+
+Each holds the repository's lock, writes objects first, and makes them visible by one atomic step: the
+rename of the refs (or, for a new repository, its row). What fails before that step changed nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kernels_hub.server.commit import AddFile, AddLarge, CommitRequest, DeleteFile, Operation
+from kernels_hub.server.durable import flush_folder, locked
+from kernels_hub.server.limits import Limits
+from kernels_hub.server.listing import EXECUTABLE, REGULAR, Listing, build_trees, pointer
+from kernels_hub.server.packs import BLOB, COMMIT, TAG, GitObject, git_object
+from kernels_hub.server.paths import checked_ref_name, collision_key, is_commit
+from kernels_hub.server.refs import BRANCHES, TAGS, Ref
+from kernels_hub.server.refusal import (
+    Refusal,
+    bad_request,
+    entry_not_found,
+    forbidden,
+    repository_not_found,
+    revision_not_found,
+)
+from kernels_hub.server.repositories import Repository
+from kernels_hub.server.store import DEFAULT_BRANCH, Content, Store, parse_commit
+
+_ATTRIBUTES = "".join(
+    f"*.{suffix} filter=lfs diff=lfs merge=lfs -text\n"
+    for suffix in [
+        "7z",
+        "arrow",
+        "bin",
+        "bz2",
+        "ckpt",
+        "ftz",
+        "gz",
+        "h5",
+        "joblib",
+        "mlmodel",
+        "model",
+        "msgpack",
+        "npy",
+        "npz",
+        "onnx",
+        "ot",
+        "parquet",
+        "pb",
+        "pickle",
+        "pkl",
+        "pt",
+        "pth",
+        "rar",
+        "safetensors",
+        "tflite",
+        "tgz",
+        "wasm",
+        "xz",
+        "zip",
+        "zst",
+    ]
+).encode()
+Files = dict[str, tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What a commit did: the branch's head, and whether it is a new one."""
+
+    oid: str
+    new: bool
+
+
+class Changes:
+    """Everything that changes the content of a repository."""
+
+    def __init__(self, store: Store, limits: Limits) -> None:
+        self._store = store
+        self._limits = limits
+
+    def create(self, kind: str, namespace: str, name: str, *, private: bool, author: str) -> Repository:
+        """A new repository with its first commit. 409, or 400 where a name differs only in case."""
+        self._check_free_name(kind, namespace, name)
+        identifier = self._store.repositories.new_id()
+        home = self._store.prepare(identifier)
+        content = self._store.at(home)
+        attributes = git_object(BLOB, _ATTRIBUTES)
+        tree, trees = build_trees({".gitattributes": (REGULAR, attributes.oid)})
+        commit = _commit_object(tree, (), author, "initial commit")
+        content.packs.write([attributes, *trees, commit])
+        content.refs.change({BRANCHES + DEFAULT_BRANCH: Ref(commit.oid)})
+        content.packs.close()
+        home.rename(self._store.layout.repository(identifier))
+        flush_folder(self._store.layout.repositories)
+        repository = self._store.repositories.insert(identifier, kind, namespace, name, private=private)
+        if repository is None:
+            self._store.discard(identifier)
+            self._check_free_name(kind, namespace, name)
+            raise Refusal(409, "You already created this repository")
+        return repository
+
+    def _check_free_name(self, kind: str, namespace: str, name: str) -> None:
+        known = self._store.repositories.find(kind, namespace, name)
+        if known is None:
+            return
+        if known.name != name:
+            raise bad_request(
+                f"There is {known.full_name} already, which differs only in case from {namespace}/{name}"
+            )
+        raise Refusal(409, f"You already created this {kind} repo: {known.full_name}")
+
+    @contextmanager
+    def _changing(self, repository: Repository) -> Iterator[Content]:
+        """The content under the repository's lock, unless the repository was deleted meanwhile."""
+        with locked(self._store.layout.lock(repository.id)):
+            if self._store.repositories.by_id(repository.id) is None:
+                self._store.layout.lock(repository.id).unlink(missing_ok=True)
+                raise repository_not_found(anonymous=False)
+            yield self._store.content(repository)
+
+    # -- commits
+
+    def commit(self, repository: Repository, branch: str, request: CommitRequest, author: str) -> Changed:
+        """Commit to a branch; the same tree again is the current head, not a new commit.
+
+        412 when `request.parent` is not the head; 400 or 404 when the operations do not fit.
+        """
+        with self._changing(repository) as content:
+            head = _branch_head(content, branch)
+            if request.parent is not None and not _same_commit(request.parent, head):
+                raise Refusal(
+                    412,
+                    f"The branch {branch} is at {head}, not at {request.parent[:64]}: somebody committed first",
+                )
+            tree_of_head = parse_commit(head, content.packs.read(head, COMMIT)).tree
+            listing = self._store.listing_of(content, tree_of_head)
+            files, blobs = self._apply(repository, listing, request.operations, head)
+            tree, trees = build_trees(files)
+            if tree == tree_of_head:
+                return Changed(head, new=False)
+            known = {entry.oid for entry in listing.entries.values()}
+            commit = _commit_object(tree, (head,), author, request.message)
+            new = [item for item in (*blobs, *trees) if item.oid not in known]
+            content.packs.write([*new, commit])
+            content.refs.change({BRANCHES + branch: Ref(commit.oid)})
+            return Changed(commit.oid, new=True)
+
+    def _apply(
+        self, repository: Repository, listing: Listing, operations: tuple[Operation, ...], head: str
+    ) -> tuple[Files, list[GitObject]]:
+        files: Files = {entry.path: (entry.mode, entry.oid) for entry in listing.files()}
+        blobs: list[GitObject] = []
+        added: set[str] = set()
+        for operation in operations:
+            path = operation.path
+            if isinstance(operation, AddFile | AddLarge):
+                blob = (
+                    operation.blob if isinstance(operation, AddFile) else self._pointer(repository, operation)
+                )
+                # An executable file stays one; nothing in the protocol makes one.
+                mode = EXECUTABLE if files.get(path, (REGULAR, ""))[0] == EXECUTABLE else REGULAR
+                files[path] = (mode, blob.oid)
+                blobs.append(blob)
+                added.add(path)
+            elif isinstance(operation, DeleteFile):
+                if files.pop(path, None) is None:
+                    raise entry_not_found(path, head)
+                added.discard(path)
+            else:
+                inside = [name for name in files if name.startswith(path + "/")]
+                if not inside:
+                    raise entry_not_found(path, head)
+                for name in inside:
+                    del files[name]
+                    added.discard(name)
+        _check_names(files, added)
+        return files, blobs
+
+    def _pointer(self, repository: Repository, operation: AddLarge) -> GitObject:
+        size = self._store.large_files.size(repository, operation.sha256)
+        if size is None:
+            raise bad_request(
+                f"{operation.path}: this repository has no large file {operation.sha256}; upload it first"
+            )
+        if operation.size is not None and operation.size != size:
+            raise bad_request(
+                f"{operation.path}: the large file {operation.sha256} has {size} bytes, not {operation.size}"
+            )
+        return git_object(BLOB, pointer(operation.sha256, size))
+
+    # -- branches and tags
+
+    def create_branch(
+        self, repository: Repository, branch: str, start: str | None, *, overwrite: bool = False
+    ) -> None:
+        """A branch at a revision (default: the head of main). 409 where there is one."""
+        checked_ref_name(branch)
+        with self._changing(repository) as content:
+            refs = content.refs.all()
+            if BRANCHES + branch in refs and not overwrite:
+                raise Refusal(409, f"Reference already exists: {BRANCHES}{branch}")
+            commit = self._store.resolve(repository, start or DEFAULT_BRANCH)
+            _check_ref_folders(refs, BRANCHES + branch)
+            content.refs.change({BRANCHES + branch: Ref(commit)})
+
+    def delete_branch(self, repository: Repository, branch: str) -> None:
+        """Delete a branch other than main."""
+        if branch == DEFAULT_BRANCH:
+            raise forbidden(f"The branch {DEFAULT_BRANCH} cannot be deleted")
+        self._delete_ref(repository, BRANCHES + branch, branch)
+
+    def create_tag(
+        self, repository: Repository, tag: object, revision: str, message: str | None, author: str
+    ) -> None:
+        """A tag at a revision, annotated where there is a message. 409 where there is one."""
+        name = checked_ref_name(tag)
+        with self._changing(repository) as content:
+            refs = content.refs.all()
+            if TAGS + name in refs:
+                raise Refusal(409, f"Tag reference exists already: {TAGS}{name}")
+            commit = self._store.resolve(repository, revision)
+            _check_ref_folders(refs, TAGS + name)
+            ref = Ref(commit)
+            if message:
+                annotated = _tag_object(commit, name, author, message)
+                content.packs.write([annotated])
+                ref = Ref(annotated.oid, commit)
+            content.refs.change({TAGS + name: ref})
+
+    def delete_tag(self, repository: Repository, tag: str) -> None:
+        """Delete a tag."""
+        self._delete_ref(repository, TAGS + tag, tag)
+
+    def _delete_ref(self, repository: Repository, full: str, name: str) -> None:
+        with self._changing(repository) as content:
+            if full not in content.refs.all():
+                raise revision_not_found(name)
+            content.refs.change({full: None})
+
+
+def _branch_head(content: Content, branch: str) -> str:
+    refs = content.refs.all()
+    if (ref := refs.get(BRANCHES + branch)) is not None:
+        return ref.commit
+    if TAGS + branch in refs or is_commit(branch):
+        raise bad_request(f"{branch} is not a branch; commits go to branches")
+    raise revision_not_found(branch)
+
+
+def _same_commit(asked: str, head: str) -> bool:
+    return len(asked) >= 7 and head.startswith(asked.lower())
+
+
+def _check_names(files: Mapping[str, object], added: set[str]) -> None:
+    """Refuse a path below a file, a file in a folder's place, and names that differ only in case."""
+    if not added:
+        return
+    folders: set[str] = set()
+    for path in files:
+        end = path.rfind("/")
+        while end > 0 and (folder := path[:end]) not in folders:
+            folders.add(folder)
+            end = path.rfind("/", 0, end)
+    keys: dict[str, str] = {}
+    for path in (*files, *folders):
+        other = keys.setdefault(collision_key(path), path)
+        if other == path and not (path in files and path in folders):
+            continue
+        if not any(_touches(name, path) or _touches(name, other) for name in added):
+            continue  # An old collision is no reason to refuse something else.
+        if path in files and path in folders:
+            raise bad_request(f"{path!r} would be a file and a folder at once")
+        raise bad_request(f"{other!r} and {path!r} differ only in case: some clients could not hold both")
+
+
+def _touches(added: str, path: str) -> bool:
+    return added == path or added.startswith(path + "/")
+
+
+def _check_ref_folders(refs: Mapping[str, Ref], full: str) -> None:
+    """Refuse a ref below another one: git could not hold both as files."""
+    for other in refs:
+        if other.startswith(full + "/") or full.startswith(other + "/"):
+            raise Refusal(409, f"{full} and {other} cannot exist together")
+
+
+def _person(name: str) -> str:
+    return f"{name} <{name}@users.noreply> {int(time.time())} +0000"
+
+
+def _commit_object(tree: str, parents: tuple[str, ...], author: str, message: str) -> GitObject:
+    lines = [f"tree {tree}", *(f"parent {parent}" for parent in parents)]
+    lines += [f"author {_person(author)}", f"committer {_person(author)}", "", message, ""]
+    return git_object(COMMIT, "\n".join(lines).encode())
+
+
+def _tag_object(commit: str, name: str, author: str, message: str) -> GitObject:
+    if "\0" in message or len(message) > 65536:
+        raise bad_request("A tag's message is text of at most 65536 characters")
+    try:
+        lines = [
+            f"object {commit}",
+            "type commit",
+            f"tag {name}",
+            f"tagger {_person(author)}",
+            "",
+            message,
+            "",
+        ]
+        return git_object(TAG, "\n".join(lines).encode())
+    except UnicodeEncodeError:
+        raise bad_request("A tag's message is text") from None

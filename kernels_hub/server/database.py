@@ -1,0 +1,135 @@
+"""The rows: accounts, members, tokens, repositories, access grants, large files.
+
+One sqlite file in WAL mode, `synchronous=FULL`: a committed row survives a loss of power. Every thread
+has a connection of its own; several processes may use the file at once.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS accounts (
+    name TEXT PRIMARY KEY COLLATE NOCASE,
+    kind TEXT NOT NULL CHECK (kind IN ('user', 'org')),
+    trusted INTEGER NOT NULL DEFAULT 0,
+    created REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS members (
+    organisation TEXT NOT NULL COLLATE NOCASE REFERENCES accounts ON DELETE CASCADE,
+    user TEXT NOT NULL COLLATE NOCASE REFERENCES accounts ON DELETE CASCADE,
+    role TEXT NOT NULL CHECK (role IN ('admin', 'write', 'read')),
+    PRIMARY KEY (organisation, user)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tokens (
+    id TEXT PRIMARY KEY,
+    sha256 BLOB NOT NULL UNIQUE,
+    user TEXT NOT NULL COLLATE NOCASE REFERENCES accounts ON DELETE CASCADE,
+    role TEXT NOT NULL CHECK (role IN ('read', 'write')),
+    repository TEXT COLLATE NOCASE,
+    created REAL NOT NULL,
+    expires REAL
+);
+CREATE TABLE IF NOT EXISTS repositories (
+    id TEXT PRIMARY KEY,
+    type TEXT NOT NULL CHECK (type IN ('model', 'kernel')),
+    namespace TEXT NOT NULL COLLATE NOCASE REFERENCES accounts,
+    name TEXT NOT NULL COLLATE NOCASE,
+    private INTEGER NOT NULL,
+    gated TEXT NOT NULL DEFAULT '' CHECK (gated IN ('', 'auto', 'manual')),
+    created REAL NOT NULL,
+    UNIQUE (type, namespace, name)
+);
+CREATE TABLE IF NOT EXISTS grants (
+    repository TEXT NOT NULL REFERENCES repositories ON DELETE CASCADE,
+    user TEXT NOT NULL COLLATE NOCASE REFERENCES accounts ON DELETE CASCADE,
+    status TEXT NOT NULL CHECK (status IN ('accepted', 'pending', 'rejected')),
+    changed REAL NOT NULL,
+    PRIMARY KEY (repository, user)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS objects (
+    repository TEXT NOT NULL REFERENCES repositories ON DELETE CASCADE,
+    oid TEXT NOT NULL,
+    size INTEGER NOT NULL,
+    touched REAL NOT NULL,
+    PRIMARY KEY (repository, oid)
+) WITHOUT ROWID;
+"""
+
+
+class Database:
+    """Connections to one sqlite file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._local = threading.local()
+        self._all: list[sqlite3.Connection] = []
+        self._guard = threading.Lock()
+        self._connection().executescript(_SCHEMA)
+
+    def _connection(self) -> sqlite3.Connection:
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            # Opened and used by one thread; closed by whichever stops the server.
+            connection = sqlite3.connect(
+                self._path, timeout=30, isolation_level=None, check_same_thread=False, cached_statements=256
+            )
+            connection.row_factory = sqlite3.Row
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+                connection.execute(f"PRAGMA {pragma}").close()
+            with self._guard:
+                self._all.append(connection)
+            self._local.connection = connection
+        return connection
+
+    def rows(self, query: str, *values: object) -> list[sqlite3.Row]:
+        """Everything that a query finds."""
+        return self._connection().execute(query, values).fetchall()
+
+    def row(self, query: str, *values: object) -> sqlite3.Row | None:
+        """The first row that a query finds."""
+        found = self._connection().execute(query, values).fetchone()
+        assert found is None or isinstance(found, sqlite3.Row)
+        return found
+
+    def change(self, statement: str, *values: object) -> int:
+        """Run one statement that changes rows; durable on return. How many it changed."""
+        return self._connection().execute(statement, values).rowcount
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Several statements of this thread as one, writing from the start; undone on an error."""
+        connection = self._connection()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+
+    def backup(self, target: Path) -> None:
+        """A consistent copy, while others read and write."""
+        copy = sqlite3.connect(target)
+        try:
+            self._connection().backup(copy)
+        finally:
+            copy.close()
+
+    def check(self) -> list[str]:
+        """What sqlite's own check finds wrong; nothing when all is well."""
+        found = [str(row[0]) for row in self.rows("PRAGMA integrity_check")]
+        broken = [f"{row['table']} row {row['rowid']}" for row in self.rows("PRAGMA foreign_key_check")]
+        return [text for text in found if text != "ok"] + broken
+
+    def close(self) -> None:
+        """Close every thread's connection."""
+        with self._guard:
+            for connection in self._all:
+                connection.close()
+            self._all.clear()
+        self._local = threading.local()

@@ -1,0 +1,83 @@
+"""Files that are there after a crash or not at all, and locks that die with their process.
+
+A new file is written under a temporary name, flushed (`fsync`), renamed to its place, and the folder
+flushed; in that order, a loss of power leaves the old state or the new one. Locks are `flock`s: the
+kernel drops them with the process, so a killed server leaves none behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kernels_hub.server.refusal import Refusal
+
+_LOCK_TIMEOUT = 60.0
+
+
+def flush_folder(folder: Path) -> None:
+    """Make the names in a folder survive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folders(folder: Path, top: Path) -> None:
+    """Create a folder and those between it and `top`, so that they survive a loss of power."""
+    missing = []
+    while folder != top and not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    for new in reversed(missing):
+        new.mkdir(exist_ok=True)
+        flush_folder(new.parent)
+
+
+def write_flushed(path: Path, content: bytes) -> None:
+    """Write a new file and flush its content (not yet its name)."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_flushed(temporary: Path, target: Path) -> None:
+    """Rename a flushed file to its place; on return the name is on disk too."""
+    temporary.rename(target)
+    flush_folder(target.parent)
+
+
+def try_lock(path: Path) -> int | None:
+    """Take a lock file if nobody holds it: its descriptor (close it to let go), or None."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextmanager
+def locked(path: Path, timeout: float = _LOCK_TIMEOUT) -> Iterator[None]:
+    """Hold a lock file, against threads and processes alike; 503 when it stays taken."""
+    deadline = time.monotonic() + timeout
+    pause = 0.0005
+    while (descriptor := try_lock(path)) is None:
+        if time.monotonic() > deadline:
+            raise Refusal(503, "The repository is busy; try again", headers={"Retry-After": "5"})
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.02)
+    try:
+        yield
+    finally:
+        os.close(descriptor)

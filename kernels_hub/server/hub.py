@@ -1,0 +1,61 @@
+"""One Hub: everything that handlers, the command line and the sweep work with, over one root."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Self
+
+from kernels_hub.server.access import Access
+from kernels_hub.server.accounts import Accounts
+from kernels_hub.server.changes import Changes
+from kernels_hub.server.database import Database
+from kernels_hub.server.layout import Layout
+from kernels_hub.server.lfs import LargeFiles
+from kernels_hub.server.limits import Limits
+from kernels_hub.server.refusal import Refusal, forbidden
+from kernels_hub.server.repositories import Repositories, Repository
+from kernels_hub.server.signing import Signer
+from kernels_hub.server.store import Store
+
+
+class Hub:
+    """The parts, wired. Safe from several threads, and on one root from several processes.
+
+    >>> with Hub(Path("/srv/hub"), create=True) as hub:  # doctest: +SKIP
+    ...     hub.accounts.add_user("ada")
+    """
+
+    def __init__(self, root: Path, *, limits: Limits | None = None, create: bool = False) -> None:
+        self.limits = limits or Limits()
+        self.layout = Layout.open(root, create=create)
+        self.database = Database(self.layout.database)
+        self.accounts = Accounts(self.database)
+        self.repositories = Repositories(self.database)
+        self.access = Access(self.accounts, self.repositories)
+        self.large_files = LargeFiles(self.layout, self.database)
+        self.store = Store(self.layout, self.repositories, self.large_files)
+        self.changes = Changes(self.store, self.limits)
+        self.signer = Signer(self.layout.secret())
+
+    def check_space(self, repository: Repository, size: int) -> None:
+        """Refuse an upload of `size` bytes that the disk or the repository's quota has no room for."""
+        if shutil.disk_usage(self.layout.root).free < size + self.limits.min_free_bytes:
+            raise Refusal(507, "The server's disk is full; nothing was changed, tell its administrator")
+        quota = self.limits.max_repository_bytes
+        if quota and (used := self.store.bytes_of(repository)) + size > quota:
+            raise forbidden(
+                f"{repository.full_name} may hold {quota} bytes and holds {used}: {size} more do not fit"
+            )
+
+    def close(self) -> None:
+        """Close files and connections."""
+        self.store.close()
+        self.database.close()
+        self.layout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

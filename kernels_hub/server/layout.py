@@ -1,0 +1,128 @@
+"""Where everything lies under the root of a Hub.
+
+hub.sqlite            accounts, tokens, repositories, large files (rows)
+secret                the key that signs upload addresses
+repositories/<id>/    git/ (a bare repository) and lfs/ (large files by SHA-256)
+locks/<id>            one lock a repository
+incoming/<process>/   files being written; those of dead processes are swept
+multipart/<upload>/   large files being uploaded in parts
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import threading
+import uuid
+from pathlib import Path
+
+from kernels_hub.errors import KernelsHubError
+from kernels_hub.server.durable import flush_folder, locked, replace_flushed, try_lock, write_flushed
+
+FORMAT = "kernels-hub root 1\n"
+_FOLDERS = ("repositories", "locks", "incoming", "multipart")
+
+
+class Layout:
+    """The paths of one root, and this process's own corner for files that are being written."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self.guard = self.root / "lock"
+        self.database = self.root / "hub.sqlite"
+        self.repositories = self.root / "repositories"
+        self.locks = self.root / "locks"
+        self.incoming = self.root / "incoming"
+        self.multipart = self.root / "multipart"
+        self._own_lock: int | None = None
+        self._own_folder: Path | None = None
+        self._own_guard = threading.Lock()
+
+    @classmethod
+    def open(cls, root: Path, *, create: bool = False) -> Layout:
+        """The layout of a root; with `create`, an empty or missing folder becomes one.
+
+        Raises KernelsHubError where there is no root, or a folder that holds something else.
+        """
+        layout = cls(root)
+        marker = layout.root / "FORMAT"
+        if marker.is_file():
+            if (found := marker.read_text()) != FORMAT:
+                raise KernelsHubError(
+                    f"{root} is a Hub's root of another format ({found.strip()!r}, this version writes "
+                    f"{FORMAT.strip()!r}); use the version of kernels-hub that made it"
+                )
+            return layout
+        if not create:
+            raise KernelsHubError(
+                f"{root} is not the root of a Hub; `kernels-hub serve --root` makes one, or check the path"
+            )
+        layout._create(root, marker)
+        return layout
+
+    def _create(self, root: Path, marker: Path) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+        # Two processes that start at once: one makes the root, the other finds it made.
+        with locked(self.guard):
+            if marker.is_file():
+                return
+            known = {*_FOLDERS, "lock", "secret", "FORMAT.new"}
+            names = sorted(entry.name for entry in self.root.iterdir())
+            if strangers := [name for name in names if name not in known and not name.startswith("secret.")]:
+                raise KernelsHubError(
+                    f"{root} is neither empty nor the root of a Hub: it holds {strangers[0]!r}; choose another folder"
+                )
+            for name in _FOLDERS:
+                (self.root / name).mkdir(exist_ok=True)
+            self.secret()
+            temporary = self.root / "FORMAT.new"
+            temporary.unlink(missing_ok=True)
+            write_flushed(temporary, FORMAT.encode())
+            replace_flushed(temporary, marker)
+            flush_folder(self.root.parent)
+
+    def secret(self) -> bytes:
+        """The key that signs addresses; made once."""
+        path = self.root / "secret"
+        if not path.is_file():
+            temporary = self.root / f"secret.{uuid.uuid4().hex}"
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(32))
+                file.flush()
+                os.fsync(file.fileno())
+            replace_flushed(temporary, path)
+        return path.read_bytes()
+
+    def repository(self, identifier: str) -> Path:
+        """The folder of a repository, by its id (never by its name)."""
+        return self.repositories / identifier
+
+    def lock(self, identifier: str) -> Path:
+        """The lock file of a repository."""
+        return self.locks / identifier
+
+    def temporary(self) -> Path:
+        """A new path for a file or folder that is being written, on the disk of the root.
+
+        What lies there belongs to this process, by a lock that it holds as long as it lives.
+        """
+        with self._own_guard:
+            if self._own_folder is None or not self._own_folder.is_dir():
+                folder = self.incoming / uuid.uuid4().hex
+                # Against a sweep that sees the folder before its lock is taken.
+                with locked(self.guard):
+                    folder.mkdir()
+                    self._own_lock = try_lock(folder / "lock")
+                self._own_folder = folder
+            return self._own_folder / uuid.uuid4().hex
+
+    def close(self) -> None:
+        """Remove this process's corner."""
+        with self._own_guard:
+            if self._own_folder is not None:
+                shutil.rmtree(self._own_folder, ignore_errors=True)
+            if self._own_lock is not None:
+                os.close(self._own_lock)
+            self._own_folder = self._own_lock = None

@@ -1,0 +1,91 @@
+"""How much of anything: sizes, quotas, rates. Every number of this kind stands here.
+
+Zero means no limit, for the quotas and the rate.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from dataclasses import asdict, dataclass
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one server allows. Bytes unless the name says otherwise."""
+
+    max_json_bytes: int = 8 * MIB
+    """A JSON body, a form."""
+    max_inline_bytes: int = 16 * MIB
+    """A file inside a commit."""
+    max_commit_bytes: int = 256 * MIB
+    """The body of a commit."""
+    max_operations: int = 25_000
+    """Operations in a commit."""
+    max_file_bytes: int = 50 * GIB
+    """A large file."""
+    large_from_bytes: int = 1 * MIB
+    """From this size on, a file is kept outside git."""
+    part_bytes: int = 64 * MIB
+    """A part of a multipart upload; larger files are uploaded in parts."""
+    max_repository_bytes: int = 0
+    """What a repository may hold."""
+    max_account_repositories: int = 0
+    """How many repositories an account may own."""
+    min_free_bytes: int = 64 * MIB
+    """Space on the disk that uploads leave free."""
+    max_requests_per_minute: int = 0
+    """Requests of one user, or one address without a token; over all workers."""
+    upload_seconds: int = 3600
+    """How long the address of an upload is valid."""
+
+    def to_json(self) -> str:
+        """As one line, for the environment of worker processes."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Limits:
+        """The limits that `to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+@dataclass
+class _Bucket:
+    tokens: float
+    filled: float
+
+
+class RateLimit:
+    """A token bucket for each caller: `per_minute` on average, as many at once."""
+
+    def __init__(self, per_minute: float) -> None:
+        self.per_minute = per_minute
+        self._buckets: dict[str, _Bucket] = {}
+        self._guard = threading.Lock()
+
+    def take(self, caller: str, now: float | None = None) -> int:
+        """Count a request: 0 when it may pass, otherwise the seconds after which one may."""
+        if self.per_minute <= 0:
+            return 0
+        now = time.monotonic() if now is None else now
+        with self._guard:
+            if len(self._buckets) > 10_000:
+                self._forget_full(now)
+            bucket = self._buckets.setdefault(caller, _Bucket(self.per_minute, now))
+            rate = self.per_minute / 60
+            bucket.tokens = min(self.per_minute, bucket.tokens + (now - bucket.filled) * rate)
+            bucket.filled = now
+            if bucket.tokens >= 1:
+                bucket.tokens -= 1
+                return 0
+            return max(1, math.ceil((1 - bucket.tokens) / rate))
+
+    def _forget_full(self, now: float) -> None:
+        self._buckets = {
+            caller: bucket for caller, bucket in self._buckets.items() if now - bucket.filled < 60
+        }

@@ -1,0 +1,158 @@
+"""Git objects: read through dulwich, written as one flushed pack a commit.
+
+A pack is written under a temporary name, flushed, and renamed before its index is; git and dulwich
+take no notice of a pack without an index, so a crash in between shows nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dulwich.object_format import SHA1
+from dulwich.object_store import DiskObjectStore
+from dulwich.objects import ObjectID
+from dulwich.pack import UnpackedObject, write_pack_data, write_pack_index
+
+from kernels_hub.server.durable import flush_folder
+
+COMMIT, TREE, BLOB, TAG = 1, 2, 3, 4
+_KINDS = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob", TAG: b"tag"}
+_CACHED_OBJECT = 64 * 1024
+
+
+@dataclass(frozen=True)
+class GitObject:
+    """An object to be written; `oid` is its SHA-1 in hexadecimal."""
+
+    kind: int
+    content: bytes
+    oid: str
+
+
+def git_object(kind: int, content: bytes) -> GitObject:
+    """An object with its id."""
+    header = b"%s %d\0" % (_KINDS[kind], len(content))
+    return GitObject(kind, content, hashlib.sha1(header + content, usedforsecurity=False).hexdigest())
+
+
+class ByteCache:
+    """The objects used last, up to a number of bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._used = 0
+        self._items: OrderedDict[tuple[str, str], tuple[int, bytes]] = OrderedDict()
+        self._guard = threading.Lock()
+
+    def get(self, key: tuple[str, str]) -> tuple[int, bytes] | None:
+        """An object, if it is here."""
+        with self._guard:
+            if (item := self._items.get(key)) is not None:
+                self._items.move_to_end(key)
+            return item
+
+    def put(self, key: tuple[str, str], item: tuple[int, bytes]) -> None:
+        """Keep an object, and drop the oldest for it."""
+        if len(item[1]) > _CACHED_OBJECT:
+            return
+        with self._guard:
+            if key not in self._items:
+                self._used += len(item[1])
+            self._items[key] = item
+            while self._used > self._limit:
+                _, (_, dropped) = self._items.popitem(last=False)
+                self._used -= len(dropped)
+
+
+class Packs:
+    """The objects of one bare repository."""
+
+    def __init__(self, git: Path, cache: ByteCache, temporary: Callable[[], Path]) -> None:
+        self._folder = git / "objects" / "pack"
+        self._owner = git.parent.name
+        self._cache = cache
+        self._temporary = temporary
+        self._guard = threading.Lock()
+        self._store = DiskObjectStore(str(git / "objects"), object_format=SHA1)
+
+    def read(self, oid: str, kind: int | None = None) -> bytes:
+        """An object's content. Raises KeyError where there is none of that id (and kind)."""
+        key = (self._owner, oid)
+        if (item := self._cache.get(key)) is None:
+            # dulwich's list of packs is not made for threads.
+            with self._guard:
+                found, content = self._store.get_raw(ObjectID(oid.encode()))
+            item = (found, content)
+            self._cache.put(key, item)
+        if kind is not None and item[0] != kind:
+            raise KeyError(oid)
+        return item[1]
+
+    def kind(self, oid: str) -> int | None:
+        """What an object is; None where there is none of that id."""
+        try:
+            if (item := self._cache.get((self._owner, oid))) is not None:
+                return item[0]
+            with self._guard:
+                return self._store.get_raw(ObjectID(oid.encode()))[0]
+        except KeyError:
+            return None
+
+    def write(self, objects: Iterable[GitObject]) -> int:
+        """Write objects as one pack, flushed; how many bytes it takes. Call it under the repository's lock."""
+        unique = {item.oid: item for item in objects}
+        if not unique:
+            return 0
+        records = [
+            UnpackedObject(item.kind, decomp_chunks=[item.content], sha=bytes.fromhex(item.oid))
+            for item in unique.values()
+        ]
+        name = hashlib.sha1("".join(sorted(unique)).encode(), usedforsecurity=False).hexdigest()
+        pack, index = self._temporary(), self._temporary()
+        try:
+            with pack.open("xb") as file:
+                entries, checksum = write_pack_data(
+                    file.write, iter(records), SHA1, num_records=len(records), compression_level=1
+                )
+                file.flush()
+                os.fsync(file.fileno())
+                size = file.tell()
+            rows = sorted((oid, offset, crc) for oid, (offset, crc) in entries.items())
+            with index.open("xb") as file:
+                write_pack_index(file, rows, checksum, version=2)
+                file.flush()
+                os.fsync(file.fileno())
+            pack.chmod(0o444)
+            index.chmod(0o444)
+            pack.rename(self._folder / f"pack-{name}.pack")
+            index.rename(self._folder / f"pack-{name}.idx")
+            flush_folder(self._folder)
+        finally:
+            pack.unlink(missing_ok=True)
+            index.unlink(missing_ok=True)
+        for item in unique.values():
+            self._cache.put((self._owner, item.oid), (item.kind, item.content))
+        return size
+
+    def names(self) -> list[Path]:
+        """The packs that are there, complete ones only."""
+        return sorted(path for path in self._folder.glob("*.pack") if path.with_suffix(".idx").exists())
+
+    def remove(self, packs: Iterable[Path]) -> None:
+        """Drop packs whose objects are in others by now. Call it under the repository's lock."""
+        for pack in packs:
+            # The index first: without it the pack is not looked at.
+            pack.with_suffix(".idx").unlink(missing_ok=True)
+            pack.unlink(missing_ok=True)
+        flush_folder(self._folder)
+
+    def close(self) -> None:
+        """Close the files."""
+        with self._guard:
+            self._store.close()

@@ -1,0 +1,105 @@
+"""Runs the server: one process, or several workers on one socket and one root."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from kernels_hub.errors import KernelsHubError
+from kernels_hub.server.hub import Hub
+from kernels_hub.server.limits import Limits
+
+
+@dataclass(frozen=True)
+class Serve:
+    """How to serve a root."""
+
+    root: Path
+    host: str = "127.0.0.1"
+    port: int = 8080
+    workers: int = 1
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    require_token: bool = False
+    access_log: bool = True
+    trusted_proxies: str = "127.0.0.1"
+    limits: Limits = field(default_factory=Limits)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family, kind, _, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    # asyncio turns Nagle's algorithm off, worth 40 ms a request, only where the protocol is named.
+    listening = socket.socket(family, kind, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except OSError as error:
+        listening.close()
+        raise KernelsHubError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port"
+        ) from error
+    listening.set_inheritable(True)
+    return listening
+
+
+def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
+    """Serve until the process is told to end (SIGINT, SIGTERM).
+
+    announce: is told the address, once the socket is bound.
+    Raises KernelsHubError for a folder that is not a Hub's root.
+    """
+    import uvicorn
+    from uvicorn.supervisors import Multiprocess
+
+    from kernels_hub.server.app import SETTINGS
+    from kernels_hub.server.metrics import MULTIPROCESS
+
+    with Hub(settings.root, limits=settings.limits, create=True) as hub:
+        root = hub.layout.root
+    metrics = tempfile.mkdtemp(prefix="kernels-hub-metrics-")
+    os.environ[MULTIPROCESS] = metrics
+    os.environ[SETTINGS] = json.dumps(
+        {
+            "root": str(root),
+            "limits": asdict(settings.limits),
+            "workers": settings.workers,
+            "require_token": settings.require_token,
+            "access_log": settings.access_log,
+        }
+    )
+    config = uvicorn.Config(
+        "kernels_hub.server.app:create",
+        factory=True,
+        host=settings.host,
+        port=settings.port,
+        workers=settings.workers,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        forwarded_allow_ips=settings.trusted_proxies,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=30,
+        backlog=2048,
+    )
+    try:
+        listening = _bind(settings.host, settings.port)
+        scheme = "https" if settings.tls_cert else "http"
+        address = f"[{settings.host}]" if ":" in settings.host else settings.host
+        announce(f"kernels-hub serve: {scheme}://{address}:{listening.getsockname()[1]} root {root}")
+        server = uvicorn.Server(config)
+        if settings.workers > 1:
+            Multiprocess(config, target=server.run, sockets=[listening]).run()
+        else:
+            server.run(sockets=[listening])
+    finally:
+        shutil.rmtree(metrics, ignore_errors=True)

@@ -1,0 +1,146 @@
+"""Repositories as rows: which there are, under which id; their content is found by that id."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+import uuid
+from dataclasses import dataclass
+
+from kernels_hub.server.database import Database
+from kernels_hub.server.paths import is_name
+
+TYPES = ("model", "kernel")
+
+
+@dataclass(frozen=True)
+class Repository:
+    """One repository. `gated` is "", "auto" or "manual"."""
+
+    id: str
+    type: str
+    namespace: str
+    name: str
+    private: bool
+    gated: str
+    created: float
+
+    @property
+    def full_name(self) -> str:
+        """ "org/name", as clients write it."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def page(self) -> str:
+        """The path of its page: "/org/name", or "/kernels/org/name"."""
+        return f"/{self.full_name}" if self.type == "model" else f"/{self.type}s/{self.full_name}"
+
+
+class Repositories:
+    """The table of repositories, and of who was let into gated ones."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def find(self, kind: str, namespace: str, name: str) -> Repository | None:
+        """The repository of a type and name, in any case."""
+        if not (is_name(namespace) and is_name(name)):
+            return None
+        row = self._database.row(
+            "SELECT * FROM repositories WHERE type = ? AND namespace = ? AND name = ?", kind, namespace, name
+        )
+        return _repository(row) if row else None
+
+    def by_id(self, identifier: str) -> Repository | None:
+        """The repository of an id."""
+        row = self._database.row("SELECT * FROM repositories WHERE id = ?", identifier)
+        return _repository(row) if row else None
+
+    def all(self, kind: str | None = None) -> list[Repository]:
+        """Every repository, or those of a type, newest first."""
+        rows = self._database.rows(
+            "SELECT * FROM repositories WHERE ?1 IS NULL OR type = ?1 ORDER BY created DESC, id", kind
+        )
+        return [_repository(row) for row in rows]
+
+    def count_in(self, namespace: str) -> int:
+        """How many repositories an account owns."""
+        row = self._database.row("SELECT COUNT(*) AS n FROM repositories WHERE namespace = ?", namespace)
+        assert row is not None
+        return int(row["n"])
+
+    @staticmethod
+    def new_id() -> str:
+        """The id, and so the folder, of a new repository."""
+        return uuid.uuid4().hex
+
+    def insert(
+        self, identifier: str, kind: str, namespace: str, name: str, *, private: bool
+    ) -> Repository | None:
+        """Add a row; None where the name is taken."""
+        created = time.time()
+        try:
+            self._database.change(
+                "INSERT INTO repositories VALUES (?, ?, ?, ?, ?, '', ?)",
+                *(identifier, kind, namespace, name, int(private), created),
+            )
+        except sqlite3.IntegrityError:
+            return None
+        return Repository(identifier, kind, namespace, name, private, "", created)
+
+    def set_private(self, repository: Repository, private: bool) -> None:
+        """Hide a repository from strangers, or show it."""
+        self._database.change("UPDATE repositories SET private = ? WHERE id = ?", int(private), repository.id)
+
+    def set_gated(self, repository: Repository, gated: str) -> None:
+        """Ask for access before downloads ("auto", "manual"), or not ("")."""
+        self._database.change("UPDATE repositories SET gated = ? WHERE id = ?", gated, repository.id)
+
+    def rename(self, repository: Repository, namespace: str, name: str) -> bool:
+        """Give a repository another name; False where that is taken."""
+        try:
+            self._database.change(
+                "UPDATE repositories SET namespace = ?, name = ? WHERE id = ?", namespace, name, repository.id
+            )
+        except sqlite3.IntegrityError:
+            return False
+        return True
+
+    def delete(self, repository: Repository) -> bool:
+        """Remove the row, and with it grants and large-file rows; False where it was gone."""
+        return self._database.change("DELETE FROM repositories WHERE id = ?", repository.id) > 0
+
+    def grant(self, repository: Repository, user: str, status: str) -> None:
+        """Record who may download from a gated repository."""
+        self._database.change(
+            "INSERT INTO grants VALUES (?, ?, ?, ?) ON CONFLICT (repository, user) "
+            "DO UPDATE SET status = excluded.status, changed = excluded.changed",
+            *(repository.id, user, status, time.time()),
+        )
+
+    def grant_of(self, repository: Repository, user: str) -> str | None:
+        """A user's status for a gated repository."""
+        row = self._database.row(
+            "SELECT status FROM grants WHERE repository = ? AND user = ?", repository.id, user
+        )
+        return str(row["status"]) if row else None
+
+    def grants(self, repository: Repository, status: str) -> list[tuple[str, float]]:
+        """The users of a status, and since when."""
+        rows = self._database.rows(
+            "SELECT user, changed FROM grants WHERE repository = ? AND status = ? ORDER BY user",
+            *(repository.id, status),
+        )
+        return [(row["user"], row["changed"]) for row in rows]
+
+
+def _repository(row: sqlite3.Row) -> Repository:
+    return Repository(
+        row["id"],
+        row["type"],
+        row["namespace"],
+        row["name"],
+        bool(row["private"]),
+        row["gated"],
+        row["created"],
+    )
