@@ -28,6 +28,7 @@ from kernels_hub.server.hub import Hub
 from kernels_hub.server.limits import Limits, RateLimit
 from kernels_hub.server.metrics import CONTENT_TYPE, Metrics
 from kernels_hub.server.refusal import Refusal
+from kernels_hub.server.xet import routes as xet_api
 
 SETTINGS = "KERNELS_HUB_SERVE"
 """Environment variable of worker processes: JSON with root, limits, workers, require_token."""
@@ -35,6 +36,7 @@ _READERS, _WRITERS = 24, 24
 _DRAIN_BYTES, _DRAIN_SECONDS = 64 << 20, 10
 _HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 _OPEN_TO_ALL = frozenset({"/health", "/metrics"})
+_SIGNED = ("/lfs/", "/xet/")
 access_log = logging.getLogger("kernels_hub.server.access")
 log = logging.getLogger("kernels_hub.server")
 
@@ -126,9 +128,11 @@ class App:
         """Refuse requests beyond the rate limit, and, on a closed Hub, those without a token."""
         if route.template in _OPEN_TO_ALL:
             return
+        # The signed address or token of an upload is its own credential.
+        signed = route.template.startswith(_SIGNED)
         if self._rate.per_minute > 0:
             address = call.request.client.host if call.request.client else ""
-            caller = (await call.run(lambda: call.caller)).user or address
+            caller = address if signed else (await call.run(lambda: call.caller)).user or address
             if wait := self._rate.take(caller):
                 self.metrics.refused.inc()
                 policy = f'"fixed window";"api";q={int(self._rate.per_minute)};w=60'
@@ -138,9 +142,7 @@ class App:
                     "RateLimit-Policy": policy,
                 }
                 raise Refusal(429, f"Too many requests; try again in {wait} s", headers=headers)
-        # The signed address of an upload is its own credential.
-        closed = self._require_token and not route.template.startswith("/lfs/")
-        if closed and (await call.run(lambda: call.caller)).token is None:
+        if self._require_token and not signed and (await call.run(lambda: call.caller)).token is None:
             raise Refusal(
                 401, "This Hub answers only with a token; log in with `hf auth login` or set HF_TOKEN"
             )
@@ -245,7 +247,7 @@ def routes() -> tuple[Route, ...]:
 
 
 def _routes() -> Iterator[Route]:
-    for module in (api_account, api_repositories, api_git, lfs_api, downloads):
+    for module in (api_account, api_repositories, api_git, lfs_api, xet_api, downloads):
         yield from module.ROUTES
 
 
