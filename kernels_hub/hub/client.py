@@ -66,6 +66,7 @@ class _Once(Generic[_T]):
         self._known.clear()
 
 
+_LOCATED: _Once[tuple[RepositoryCache, list[Pinned]]] = _Once()
 _FETCHED: _Once[Fetched] = _Once()
 
 
@@ -98,13 +99,14 @@ def fetch_locked(
 
 def forget() -> None:
     """Let the next `fetch` of everything ask again: for long-lived processes and tests."""
+    _LOCATED.clear()
     _FETCHED.clear()
 
 
 def judge(request: Request) -> list[VariantAccepted | VariantRejected]:
     """Every variant of a kernel on a Hub, accepted ones best first; nothing but the list is fetched."""
     hub = Connection(request.user_agent)
-    place, candidates = locate(request, hub)
+    place, candidates = _locate_once(request, hub)
     tree = list_files(hub, place, candidates[0].commit)
     return rank(tree.variants(), System.detect(request.backend)).decisions
 
@@ -112,11 +114,16 @@ def judge(request: Request) -> list[VariantAccepted | VariantRejected]:
 def preview(request: Request) -> tuple[str, Pinned, str]:
     """Repository, commit and variant that `fetch` would choose; the Hub is asked for lists only."""
     hub = Connection(request.user_agent)
-    place, candidates = locate(request, hub)
+    place, candidates = _locate_once(request, hub)
     pinned = candidates[0]
     tree = list_files(hub, place, pinned.commit)
     variant = best_variant(f"{place.repo_id}@{pinned.ref}", tree.variants(), System.detect(request.backend))
     return place.repo_id, pinned, variant
+
+
+def _locate_once(request: Request, hub: Connection) -> tuple[RepositoryCache, list[Pinned]]:
+    key = (request.repo_id, request.repo_type, request.wanted)
+    return _LOCATED.get(key, lambda: locate(request, hub))
 
 
 # -- a version --------------------------------------------------------------------------------------
@@ -124,7 +131,7 @@ def preview(request: Request) -> tuple[str, Pinned, str]:
 
 def _fetch(request: Request) -> Fetched:
     hub = Connection(request.user_agent)
-    place, candidates = locate(request, hub)
+    place, candidates = _locate_once(request, hub)
     system = System.detect(request.backend)
     candidate, pinned, admission, tree = _choose(request, hub, place, candidates, system)
     variant = best_variant(f"{place.repo_id}@{pinned.ref}", tree.variants(), system)

@@ -1,0 +1,515 @@
+"""Fetching from a real Hub: versions, variants, the cache, offline, several threads and processes, trouble."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from kernels_hub import (
+    Device,
+    HubError,
+    IntegrityError,
+    LayerRepository,
+    Mode,
+    NoVariantError,
+    OfflineError,
+    RepositoryNotFoundError,
+    TrustError,
+    VersionError,
+    explain,
+    get_kernel,
+    get_kernel_variants,
+    has_kernel,
+    kernelize,
+    report,
+    use_kernel_forward_from_hub,
+    use_kernel_mapping,
+)
+from kernels_hub.hub import client
+from kernels_hub.hub.locate import Request
+from kernels_hub.repository.metadata import KernelDependency
+from kernels_hub.repository.versions import Wanted
+from tests.hub.small_kernels import put, write_variant
+from tests.running_hub import RunningHub
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Place:
+    """A Hub, an organisation of one test's own there, and a fresh cache."""
+
+    hub: RunningHub
+    api: Any
+    organisation: str
+    cache: Path
+    monkeypatch: pytest.MonkeyPatch
+    scratch: Path
+
+    def repo(self, name: str = "small") -> str:
+        return f"{self.organisation}/{name}"
+
+    def put(self, value: object, name: str = "small", variant: str = "torch-cpu", **options: Any) -> str:
+        """One commit with one variant."""
+        kept = {key: options.pop(key) for key in ("tag", "branch", "repo_type", "extra") if key in options}
+        build = self.scratch / f"build-{time.monotonic_ns()}"
+        write_variant(build / variant, value, **options)
+        return put(self.api, self.repo(name), build, **kept)
+
+    def release(self, version: str, value: object, **options: Any) -> str:
+        major = version.partition(".")[0]
+        return self.put(value, tag=f"v{version}", branch=f"v{major}", **options)
+
+    def get(self, name: str = "small", **wanted: Any) -> ModuleType:
+        return get_kernel(self.repo(name), trust_remote_code=True, **wanted)
+
+    def at(self, endpoint: str) -> None:
+        """Ask this Hub from now on: what HF_ENDPOINT does for a new process."""
+        from huggingface_hub import constants
+
+        self.monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        template = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        self.monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+    def offline(self, value: bool = True) -> None:
+        from huggingface_hub import constants
+
+        self.monkeypatch.setattr(constants, "HF_HUB_OFFLINE", value)
+        client.forget()
+
+    def requests(self, *kinds: str) -> list[str]:
+        """What the Hub was asked about this organisation, as "GET /path", if it has one of these words."""
+        found = [f"{r.method} {r.path}" for r in self.hub.requests() if self.organisation in r.path]
+        return [line for line in found if not kinds or any(kind in line for kind in kinds)]
+
+    def environment(self) -> dict[str, str]:
+        import os
+
+        return {
+            **os.environ,
+            "HF_ENDPOINT": self.hub.endpoint,
+            "HF_HUB_CACHE": str(self.cache),
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }
+
+
+@pytest.fixture
+def place(hub: RunningHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    from huggingface_hub import HfApi, constants
+
+    organisation = f"org{time.monotonic_ns()}"
+    token = hub.token("maker")
+    hub.organisation(organisation, "maker")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    api = HfApi(hub.endpoint, token=token)
+    client.forget()
+    place = Place(hub, api, organisation, tmp_path / "cache", monkeypatch, tmp_path / "scratch")
+    place.at(hub.endpoint)
+    yield place
+    client.forget()
+
+
+# -- versions ---------------------------------------------------------------------------------------
+
+
+def test_versions_over_tags_and_branches(place: Place) -> None:
+    first = place.release("1.0.0", "1.0.0")
+    place.release("1.2.0", "1.2.0")
+    place.release("2.0.0rc1", "2.0.0rc1")
+    place.put("main")
+    assert place.get(version=">=1").VALUE == "1.2.0"
+    assert place.get(version=">=1,<1.2").VALUE == "1.0.0"
+    assert place.get(version="==1.0.0").VALUE == "1.0.0"
+    assert place.get(version=">=2.0.0rc1").VALUE == "2.0.0rc1"
+    assert place.get(version=1).VALUE == "1.2.0"
+    assert place.get(revision="v1.0.0").VALUE == "1.0.0"
+    assert place.get(revision=first).VALUE == "1.0.0"
+    assert place.get().VALUE == "main"
+
+
+def test_a_version_that_does_not_exist_comes_with_the_nearest(place: Place) -> None:
+    place.release("1.0.0", 1)
+    place.release("1.4.0", 2)
+    with pytest.raises(VersionError, match=r"no release >=1\.5.*1\.4\.0, 1\.0\.0"):
+        place.get(version=">=1.5")
+    with pytest.raises(VersionError, match=r"no branch 'v7'.*v1"):
+        place.get(version=7)
+    with pytest.raises(VersionError, match=r"no branch or tag 'v1\.4\.1'.*v1\.4\.0"):
+        place.get(revision="v1.4.1")
+    assert list(place.cache.rglob("layers.py")) == []
+
+
+def test_a_yanked_release_needs_its_exact_name(place: Place) -> None:
+    place.release("1.0.0", "old")
+    place.release("1.1.0", "bad", extra={"yanked.json": json.dumps({"1.1.0": "wrong numbers"})})
+    assert place.get(version=">=1").VALUE == "old"
+    assert place.get(version="==1.1.0").VALUE == "bad"
+    place.offline()
+    assert place.get(version="~=1.0").VALUE == "old"
+
+
+def test_a_repository_of_type_model(place: Place) -> None:
+    place.release("1.0.0", "model", repo_type="model")
+    assert place.get(version=1).VALUE == "model"
+    assert place.get(version=1, repo_type="model").VALUE == "model"
+    with pytest.raises(RepositoryNotFoundError):
+        place.get(version=1, repo_type="kernel")
+
+
+def test_a_repository_that_is_not_there(place: Place) -> None:
+    with pytest.raises(RepositoryNotFoundError, match="neither as a kernel nor as a model"):
+        place.get("nothing", version=1)
+
+
+# -- variants ---------------------------------------------------------------------------------------
+
+
+def test_only_the_chosen_variant_is_downloaded(place: Place) -> None:
+    write_variant(place.scratch / "build" / "torch-cpu", "cpu")
+    write_variant(place.scratch / "build" / "torch-cuda", "cuda")
+    put(place.api, place.repo(), place.scratch / "build", tag="v1.0.0", branch="v1")
+    seen = len(place.requests())
+    assert place.get(version=1).VALUE == "cpu"
+    asked = place.requests()[seen:]
+    assert [line for line in asked if "torch-cuda" in line] == []
+    assert len([line for line in asked if "/tree/" in line]) == 1
+    assert (
+        len(
+            [line for line in asked if line.startswith("GET") and "/resolve/" in line and "torch-cpu" in line]
+        )
+        == 3
+    )
+    assert get_kernel_variants(place.repo(), version=1)[0].variant.backend == "cpu"
+    assert has_kernel(place.repo(), version=1)
+    assert has_kernel(place.repo(), version=1, backend="cuda")
+    assert not has_kernel(place.repo(), version=1, backend="rocm")
+    assert list(place.cache.rglob("*torch-cuda*")) == []
+
+
+def test_no_variant_that_fits(place: Place) -> None:
+    place.release("1.0.0", 1, variant="torch-rocm")
+    with pytest.raises(NoVariantError, match=r"(?s)torch-rocm.*rocm"):
+        place.get(version=1)
+    (place.scratch / "none").mkdir()
+    put(place.api, place.repo("empty"), place.scratch / "none", branch="v1", extra={"README.md": "nothing"})
+    with pytest.raises(NoVariantError, match="nothing in build/"):
+        place.get("empty", version=1)
+
+
+# -- asked once -------------------------------------------------------------------------------------
+
+
+def test_threads_share_one_resolution(place: Place) -> None:
+    place.release("1.0.0", 1)
+    seen = len(place.requests())
+    with ThreadPoolExecutor(8) as pool:
+        modules = set(pool.map(lambda _: place.get(version=">=1"), range(16)))
+    assert len(modules) == 1
+    asked = place.requests()[seen:]
+    assert len([line for line in asked if "/refs" in line]) == 1
+    assert len([line for line in asked if "/tree/" in line]) == 1
+    before = len(place.hub.requests())
+    reference = LayerRepository(place.repo(), layer_name="Scale", version=">=1", trust_remote_code=True)
+    reference.load()
+    started = time.perf_counter()
+    for _ in range(100):
+        reference.load()
+    assert time.perf_counter() - started < 1  # no figure, only: nothing is read or asked
+    assert len(place.hub.requests()) == before
+
+
+def test_processes_share_one_download(place: Place) -> None:
+    place.release("1.0.0", 1, files={f"data_{n}.py": f"N = {n}" for n in range(5)})
+    seen = len(place.requests())
+    program = (
+        "from kernels_hub.repository.versions import Wanted\n"
+        "from kernels_hub.hub.client import fetch\n"
+        "from kernels_hub.hub.locate import Request\n"
+        f"fetch(Request({place.repo()!r}, Wanted('>=1'), 'cpu', trust_remote_code=True))\n"
+        "print('ok')"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env=place.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for _ in range(4)
+    ]
+    for process in processes:
+        out, err = process.communicate(timeout=120)
+        assert out == b"ok\n", err.decode()
+    downloads = [
+        line
+        for line in place.requests()[seen:]
+        if line.startswith("GET") and "/resolve/" in line and "build/" in line
+    ]
+    assert len(downloads) == len(set(downloads)) == 8
+
+
+def test_what_is_pinned_and_here_is_not_asked_for(place: Place) -> None:
+    commit = place.release("1.0.0", "one")
+    place.get(version="==1.0.0")
+    client.forget()
+    seen = len(place.hub.requests())
+    assert place.get(version="==1.0.0").VALUE == "one"
+    assert place.get(revision=commit).VALUE == "one"
+    assert len(place.hub.requests()) == seen
+
+
+# -- offline ----------------------------------------------------------------------------------------
+
+
+def test_offline_by_every_name_after_one_load(place: Place) -> None:
+    commit = place.release("1.2.0", "cached")
+    place.get(version=">=1,<2")
+    seen = len(place.hub.requests())
+    place.offline()
+    for wanted in (
+        {"version": ">=1"},
+        {"version": "==1.2.0"},
+        {"version": 1},
+        {"revision": "v1.2.0"},
+        {"revision": commit},
+        {"revision": "v1"},
+        {},
+    ):
+        assert place.get(**wanted).VALUE == "cached", wanted
+    assert len(place.hub.requests()) == seen
+    with pytest.raises(OfflineError, match=r"not available offline.*HF_HUB_OFFLINE"):
+        place.get(version=2)
+    with pytest.raises(OfflineError):
+        place.get("other", version=1)
+
+
+def test_offline_the_best_release_that_is_here(place: Place) -> None:
+    place.release("1.0.0", "old")
+    place.get(version=">=1")
+    place.release("1.1.0", "new")
+    client.forget()
+    assert has_kernel(place.repo(), version=">=1.1")  # now the newer one is known, but not here
+    place.offline()
+    assert place.get(version=">=1").VALUE == "old"
+    with pytest.raises(OfflineError):
+        place.get(version=">=1.1")
+
+
+def test_offline_from_another_clients_cache(place: Place) -> None:
+    place.release("1.0.0", "theirs")
+    place.api.snapshot_download(place.repo(), repo_type="kernel", revision="v1", cache_dir=place.cache)
+    place.offline()
+    assert place.get(version=1).VALUE == "theirs"
+
+
+def test_the_hub_goes_away(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    place.release("1.0.0", "cached")
+    place.get(version=">=1")
+    client.forget()
+    place.at("http://127.0.0.1:9")
+    assert place.get(version=">=1").VALUE == "cached"
+    assert "cannot be reached" in caplog.text and "from the cache" in caplog.text
+    with pytest.raises(HubError, match=r"127\.0\.0\.1:9.*cannot be reached"):
+        place.get("other", version=1)
+
+
+# -- dependencies -----------------------------------------------------------------------------------
+
+
+def test_a_kernel_that_depends_on_another(place: Place) -> None:
+    depends = (KernelDependency(place.repo("base"), version=1),)
+    init = f"from kernels_hub import get_kernel_dep\nBASE = get_kernel_dep({place.repo('base')!r})\n"
+    put_as = {"init": init, "depends": depends}
+    build = place.scratch / "user"
+    write_variant(build / "torch-cpu", "user", **put_as)
+    put(place.api, place.repo("user"), build, tag="v1.0.0", branch="v1")
+    base = write_variant(place.scratch / "base" / "torch-cpu", "base")
+    put(place.api, place.repo("base"), base.parent, tag="v1.0.0", branch="v1")
+    module = place.get("user", version=1)
+    assert (module.VALUE, module.BASE.VALUE) == ("user", "base")
+    assert module.BASE is place.get("base", version=1)
+
+
+def test_a_ring_of_dependencies(place: Place) -> None:
+    for one, other in (("a", "b"), ("b", "a")):
+        build = place.scratch / one
+        write_variant(build / "torch-cpu", one, depends=(KernelDependency(place.repo(other), version=1),))
+        put(place.api, place.repo(one), build, tag="v1.0.0", branch="v1")
+    with pytest.raises(ValueError, match=r"ring: .*a@v1 -> .*b@v1 -> .*a@v1"):
+        place.get("a", version=1)
+
+
+# -- trust and integrity ----------------------------------------------------------------------------
+
+
+def test_nothing_is_fetched_of_what_is_not_trusted(place: Place) -> None:
+    place.release("1.0.0", 1)
+    with pytest.raises(TrustError, match=r"not trusted"):
+        get_kernel(place.repo(), version=1)
+    assert list(place.cache.rglob("*.py")) == []
+    assert get_kernel(place.repo(), version=1, trust_remote_code=[place.repo()]).VALUE == 1
+
+
+def test_the_hubs_publisher_flag(place: Place) -> None:
+    trusted = f"{place.organisation}trusted"
+    place.hub.organisation(trusted, "maker", trusted=True)
+    build = write_variant(place.scratch / "t" / "torch-cpu", "trusted").parent
+    put(place.api, f"{trusted}/small", build, tag="v1.0.0", branch="v1")
+    assert get_kernel(f"{trusted}/small", version=1).VALUE == "trusted"
+    place.offline()
+    assert get_kernel(f"{trusted}/small", version=1).VALUE == "trusted"
+
+
+@pytest.mark.parametrize("inside", ["__init__.py", "layers.py", "metadata.json"])
+def test_a_damaged_cache_is_noticed_before_anything_runs(place: Place, inside: str) -> None:
+    place.release("1.0.0", 1, init="import sys\nsys.was_run = True\n")
+    commit = client.fetch(Request(place.repo(), Wanted(1), "cpu", trust_remote_code=True)).pinned.commit
+    path = (
+        place.cache
+        / f"kernels--{place.organisation}--small"
+        / "snapshots"
+        / commit
+        / "build"
+        / "torch-cpu"
+        / inside
+    )
+    content = bytearray(path.read_bytes())
+    content[3] ^= 1
+    path.resolve().write_bytes(content)
+    client.forget()
+    with pytest.raises(IntegrityError, match=r"nothing of (it|its kernel) was imported"):
+        place.get(version=1)
+    assert not hasattr(sys, "was_run")
+
+
+def test_a_file_that_changes_after_it_was_verified(place: Place) -> None:
+    place.release("1.0.0", 1, files={"late.py": "LATE = 1\n"})
+    module = place.get(version=1)
+    late = Path(module.__path__[0]) / "late.py"
+    late.resolve().write_text("LATE = 2\n")
+    with pytest.raises(IntegrityError, match="changed after it was verified"):
+        __import__(f"{module.__name__}.late")
+
+
+# -- kernelize --------------------------------------------------------------------------------------
+
+
+def test_kernelize_with_a_layer_from_the_hub(place: Place) -> None:
+    @use_kernel_forward_from_hub("Scale")
+    class Scale(nn.Module):
+        def forward(self, x):
+            return x * 1.0
+
+    place.release("1.3.0", 3)
+    seen = len(place.requests())
+    reference = LayerRepository(place.repo(), layer_name="Scale", version="~=1.2", trust_remote_code=True)
+    with use_kernel_mapping({"Scale": {"cpu": reference, "cuda": reference}}, inherit_mapping=False):
+        model = nn.Sequential(Scale())
+        (dry,) = [
+            row for row in explain(model, mode=Mode.INFERENCE, device=Device("cuda")).rows if row.layer_name
+        ]
+        assert not dry.swapped and "torch-cpu" in dry.reason
+        kernelize(model, mode=Mode.INFERENCE, device="cpu")
+    assert torch.equal(model(torch.ones(2)), torch.full((2,), 3.0))
+    row = report(model).swapped[0]
+    assert (row.repository, row.revision, row.variant) == (place.repo(), "1.3.0", "torch-cpu")
+    assert len([line for line in place.requests()[seen:] if "/refs" in line]) == 1
+
+
+# -- a Hub in trouble -------------------------------------------------------------------------------
+
+
+class Proxy:
+    """Answers the first requests itself, then passes them on."""
+
+    def __init__(self, target: str, answer: Callable[[int, str], tuple[int, dict[str, str]] | None]) -> None:
+        import http.server
+        import urllib.error
+        import urllib.request
+
+        count = iter(range(10**9))
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                trouble = answer(next(count), self.path)
+                if trouble is not None:
+                    status, headers = trouble
+                    self.send_response(status)
+                    for name, value in {**headers, "Content-Length": "0"}.items():
+                        self.send_header(name, value)
+                    self.end_headers()
+                    return
+                request = urllib.request.Request(target + self.path, method=self.command)
+                for name in ("Range", "Authorization", "User-Agent"):
+                    if name in self.headers:
+                        request.add_header(name, self.headers[name])
+                try:
+                    with urllib.request.urlopen(request) as response:
+                        self._pass_on(response.status, response.headers, response.read())
+                except urllib.error.HTTPError as error:
+                    self._pass_on(error.code, error.headers, error.read())
+
+            do_HEAD = do_GET
+
+            def _pass_on(self, status: int, headers: Any, body: bytes) -> None:
+                self.send_response(status)
+                for name, value in headers.items():
+                    if name.lower() not in ("connection", "transfer-encoding", "server", "date"):
+                        self.send_header(name, value)
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.mark.parametrize(("status", "headers"), [(429, {"Retry-After": "0"}), (503, {})])
+def test_a_busy_hub_is_asked_again(place: Place, status: int, headers: dict[str, str]) -> None:
+    place.release("1.0.0", "patience")
+    proxy = Proxy(place.hub.endpoint, lambda number, path: (status, headers) if number < 2 else None)
+    try:
+        place.at(proxy.endpoint)
+        assert place.get(version=1).VALUE == "patience"
+    finally:
+        proxy.close()
+
+
+def test_network_trouble_is_no_lack_of_trust(place: Place) -> None:
+    place.release("1.0.0", 1)
+    proxy = Proxy(place.hub.endpoint, lambda number, path: (500, {}) if "/overview" in path else None)
+    try:
+        place.at(proxy.endpoint)
+        place.monkeypatch.setattr("kernels_hub.hub.connection._FIRST_WAIT", 0.01)
+        with pytest.raises(HubError, match="trusted publisher") as caught:
+            get_kernel(place.repo(), version=1)
+        assert not isinstance(caught.value, TrustError)
+    finally:
+        proxy.close()
