@@ -81,18 +81,16 @@ def verify_bundle(
     only Sigstore's servers could tell, and they cannot be reached.
     """
     try:
-        from sigstore.models import Bundle, InvalidBundle
+        from sigstore.models import Bundle
     except ImportError as error:
         raise SignatureError(
             f"{where} is a Sigstore bundle, and the trust policy asks to verify it, which needs the package "
             "sigstore: pip install kernels-hub[sigstore]"
         ) from error
-    try:
+    with _hostile(where):
         parsed = Bundle.from_json(bundle)
-    except (InvalidBundle, ValueError, RecursionError) as error:
-        raise SignatureError(f"{where} is not a Sigstore bundle: {str(error).splitlines()[0]}") from error
-    signer = _signer(parsed, signers, where)
-    _check_signature(metadata, parsed, where)
+        signer = _signer(parsed, signers, where)
+        _check_signature(metadata, parsed, where)
     policy = _policy(signer)
     if own_root := os.environ.get(SIGSTORE_ROOT):
         if (problem := _problem(lambda: _own_verifier(own_root), metadata, parsed, policy)) is not None:
@@ -159,6 +157,18 @@ def _check_signature(metadata: bytes, bundle: Bundle, where: Path) -> None:
         ) from error
 
 
+@contextmanager
+def _hostile(where: Path) -> Iterator[None]:
+    """The parsers of bundles and certificates raise whatever they stumble over; all of it is a refusal."""
+    try:
+        yield
+    except SignatureError:
+        raise
+    except Exception as error:
+        problem = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SignatureError(f"{where} is not a Sigstore bundle: {problem}") from error
+
+
 # -- roots of trust ---------------------------------------------------------------------------------
 
 
@@ -180,8 +190,7 @@ def _problem(
         verifier.verify_artifact(metadata, bundle, policy)
     except VerificationError as error:
         return str(error)
-    except (Error, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        # Its parser is not the place that a hostile bundle should crash.
+    except Exception as error:  # noqa: BLE001 (as in _hostile)
         return f"{type(error).__name__}: {error}"
     return None
 
