@@ -29,7 +29,7 @@ from kernels_hub.repository.metadata import KernelDependency, Metadata
 
 MANIFEST_FILE = "kernel.toml"
 
-_KERNEL_KEYS = {"name", "version", "license", "summary", "layers", "functions", "kernel-depends"}
+_KERNEL_KEYS = {"name", "version", "license", "summary", "layers", "functions", "dtypes", "kernel-depends"}
 _BACKEND_KEYS = {"sources", "python-depends", "archs"}
 
 
@@ -72,6 +72,8 @@ class SourceRepository:
     backends: dict[str, SourceBackend]
     kernel_depends: tuple[KernelDependency, ...] = ()
     """Other kernels that its code gets by `get_kernel_dep`."""
+    dtypes: tuple[str, ...] = ()
+    """What its layers take without falling back to plain PyTorch, for the card."""
 
     def backend(self, name: str) -> SourceBackend:
         """The backend of that name or alias ("mps"), else "universal".
@@ -152,6 +154,7 @@ def read_source_repository(path: Path) -> SourceRepository:
         functions=_strings(kernel, "functions", f"{manifest} [kernel]"),
         backends=backends,
         kernel_depends=_kernel_depends(kernel, f"{manifest} [kernel]"),
+        dtypes=_strings(kernel, "dtypes", f"{manifest} [kernel]"),
     )
 
 

@@ -1,0 +1,274 @@
+"""The card of a release: README.md as a Hub shows it, written from the interface and the benchmark.
+
+What only the author knows comes from the repository's own README.md, which becomes the card's
+introduction; everything that could go stale in it is generated. Equal input gives equal text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from kernels_hub.errors import MetadataError
+from kernels_hub.repository.interface import CallableInterface, Interface
+
+CARD_FILE = "README.md"
+BENCHMARKS = "benchmark*.json"
+"""Files beside kernel.toml with the figures of one machine each, as `benchmarks/harness.py` writes them."""
+
+_FENCE = "---"
+_ORIGINAL = "eager"
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Figures of one machine."""
+
+    where: str
+    """Device, versions and threads, in words."""
+    cases: Mapping[str, Mapping[str, Any]] = field(hash=False)
+    """Case -> {"median_ms": {peer: ms}, "speedup_over_eager": {peer: x}, "errors": {what: number}}."""
+
+
+@dataclass(frozen=True)
+class CardInput:
+    """What a card is written from, beside the interface."""
+
+    repo_id: str
+    version: str
+    repo_type: str = "kernel"
+    dtypes: tuple[str, ...] = ()
+    readme: str = ""
+    """The author's README.md."""
+    benchmarks: tuple[Benchmark, ...] = ()
+
+
+def read_benchmarks(folder: Path) -> tuple[Benchmark, ...]:
+    """Every result file beside kernel.toml. Raises MetadataError for one that is not of the form."""
+    return tuple(_read_benchmark(path) for path in sorted(folder.glob(BENCHMARKS)))
+
+
+def write_card(interface: Interface, given: CardInput) -> str:
+    """The text of README.md. Raises MetadataError for a README.md whose front matter is not YAML."""
+    front, introduction = _split(given.readme, given.repo_id)
+    title, introduction = _title(introduction, given.repo_id)
+    backends = sorted({variant.backend or "universal" for variant in interface.variants.values()})
+    matter = {
+        "library_name": "kernels",
+        "license": (interface.license or "other").lower(),
+        "tags": ["kernel", "kernels-hub", *backends],
+    }
+    if isinstance(front.get("tags"), list):
+        matter["tags"] = list(dict.fromkeys([*matter["tags"], *map(str, front["tags"])]))
+    matter |= {str(key): value for key, value in front.items() if key not in matter}
+    sections = [
+        f"# {title}",
+        interface.summary or "",
+        introduction,
+        _facts(interface, given),
+        _usage(interface, given),
+        _layers(interface),
+        _functions(interface),
+        _variants(interface),
+        *(_speed(benchmark) for benchmark in given.benchmarks),
+        *(_errors(benchmark) for benchmark in given.benchmarks),
+        f"## Licence\n\n{interface.license or 'Not stated.'}",
+    ]
+    head = "\n".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in matter.items())
+    return f"{_FENCE}\n{head}\n{_FENCE}\n\n" + "\n\n".join(filter(None, sections)) + "\n"
+
+
+# -- sections ---------------------------------------------------------------------------------------
+
+
+def _facts(interface: Interface, given: CardInput) -> str:
+    facts = [f"Release {given.version} of the kernel `{interface.name}`."]
+    if given.dtypes:
+        facts.append(f"dtypes: {', '.join(given.dtypes)}.")
+    needs = sorted({name for variant in interface.variants.values() for name in variant.python_depends})
+    kernels = sorted({name for variant in interface.variants.values() for name in variant.kernel_depends})
+    if needs:
+        facts.append(f"Python packages that some variants need: {', '.join(needs)}.")
+    if kernels:
+        facts.append(f"Kernels that it uses: {', '.join(kernels)}.")
+    return "  \n".join(facts)
+
+
+def _usage(interface: Interface, given: CardInput) -> str:
+    version = Version(given.version)
+    upper = f"0.{version.minor + 1}" if version.major == 0 else str(version.major + 1)
+    pin = f">={given.version},<{upper}"
+    kind = "" if given.repo_type == "kernel" else f", repo_type={given.repo_type!r}"
+    parts = ["## Use"]
+    if interface.layers:
+        layer = next(iter(interface.layers))
+        device = next(iter(interface.variants.values())).backend or "cpu"
+        parts.append(
+            "```python\n"
+            "from kernels_hub import LayerRepository, Mode, kernelize, use_kernel_mapping\n\n"
+            f'{_identifier(layer)} = LayerRepository("{given.repo_id}", layer_name="{layer}", version="{pin}")\n'
+            f'with use_kernel_mapping({{"{layer}": {{"{device}": {_identifier(layer)}}}}}):\n'
+            "    kernelize(model, mode=Mode.INFERENCE)\n"
+            "```"
+        )
+    call = f'get_kernel("{given.repo_id}", version={version.major})'
+    parts.append(
+        "Without layers, with this library"
+        + (" or Hugging Face's `kernels`" if not kind else "")
+        + f", for the branch v{version.major}:\n\n```python\n"
+        f"from {'kernels_hub' if kind else 'kernels'} import get_kernel\n\nkernel = {call}\n```"
+    )
+    return "\n\n".join(parts)
+
+
+def _layers(interface: Interface) -> str:
+    if not interface.layers:
+        return ""
+    flags = sorted({flag for layer in interface.layers.values() for flag in layer.flags})
+    rows = [
+        (
+            f"`{name}`",
+            f"`forward({layer.signature})`",
+            _devices(interface, name),
+            *(_flag(layer, flag) for flag in flags),
+            _cell(layer.summary),
+        )
+        for name, layer in interface.layers.items()
+    ]
+    return "## Layers\n\n" + _table(("layer", "signature", "devices", *flags, "what it computes"), rows)
+
+
+def _functions(interface: Interface) -> str:
+    rows = [(f"`{name}({f.signature})`", _cell(f.summary)) for name, f in interface.functions.items()]
+    return "## Functions\n\n" + _table(("function", "what it computes"), rows) if rows else ""
+
+
+def _variants(interface: Interface) -> str:
+    rows = [
+        (
+            f"`{name}`",
+            variant.backend or "universal",
+            ", ".join(variant.archs) or "any",
+            ", ".join(variant.python_depends) or "-",
+            str(len(variant.files)),
+            f"{variant.nbytes / 1024:.1f} KiB",
+        )
+        for name, variant in interface.variants.items()
+    ]
+    head = ("variant", "backend", "architectures", "needs", "files", "size")
+    return "## Variants\n\n" + _table(head, rows)
+
+
+def _speed(benchmark: Benchmark) -> str:
+    timed = {case: found for case, found in benchmark.cases.items() if found.get("median_ms")}
+    peers = list(dict.fromkeys(peer for found in timed.values() for peer in found["median_ms"]))
+    if not timed:
+        return ""
+    others = [peer for peer in peers if peer != _ORIGINAL]
+    rows = [
+        (
+            _cell(case),
+            *(_number(found["median_ms"].get(peer)) for peer in peers),
+            *(_number(found.get("speedup_over_eager", {}).get(peer)) for peer in others),
+        )
+        for case, found in timed.items()
+    ]
+    head = ("case", *(f"{peer}, ms" for peer in peers), *(f"{peer}: times faster" for peer in others))
+    return f"## Speed\n\nMedians on {benchmark.where}.\n\n" + _table(head, rows)
+
+
+def _errors(benchmark: Benchmark) -> str:
+    checked = {case: found["errors"] for case, found in benchmark.cases.items() if found.get("errors")}
+    columns = list(dict.fromkeys(name for found in checked.values() for name in found))
+    if not checked:
+        return ""
+    rows = [(_cell(case), *(_number(found.get(name)) for name in columns)) for case, found in checked.items()]
+    head = ("case", *(name.replace("_", " ") for name in columns))
+    return f"## Errors\n\nAgainst the original, on {benchmark.where}.\n\n" + _table(head, rows)
+
+
+# -- parts ------------------------------------------------------------------------------------------
+
+
+def _devices(interface: Interface, layer: str) -> str:
+    found = [v.backend or "universal" for v in interface.variants.values() if layer in v.layers]
+    return ", ".join(sorted(set(found)))
+
+
+def _flag(layer: CallableInterface, flag: str) -> str:
+    value = layer.flags.get(flag)
+    return {True: "yes", False: "no", None: "-"}.get(value, f"`{value}`")  # type: ignore[arg-type]
+
+
+def _identifier(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name).lower()
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _number(value: object) -> str:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return "-" if value is None else _cell(str(value))
+    return f"{value:.4g}"
+
+
+# -- input ------------------------------------------------------------------------------------------
+
+
+def _split(readme: str, where: str) -> tuple[dict[str, Any], str]:
+    """The front matter and the rest."""
+    lines = readme.splitlines()
+    if not lines or lines[0].strip() != _FENCE:
+        return {}, readme.strip()
+    try:
+        end = next(i for i, line in enumerate(lines[1:], start=1) if line.strip() == _FENCE)
+    except StopIteration:
+        raise MetadataError(f"{CARD_FILE} of {where}: its front matter is not closed by ---") from None
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        front = yaml.safe_load("\n".join(lines[1:end])) or {}
+    except yaml.YAMLError as error:
+        raise MetadataError(f"{CARD_FILE} of {where}: its front matter is not YAML: {error}") from error
+    if not isinstance(front, dict):
+        raise MetadataError(f"{CARD_FILE} of {where}: its front matter is no mapping of keys to values")
+    return front, "\n".join(lines[end + 1 :]).strip()
+
+
+def _title(introduction: str, repo_id: str) -> tuple[str, str]:
+    first, _, rest = introduction.partition("\n")
+    if first.startswith("# "):
+        return first[2:].strip(), rest.strip()
+    return repo_id.rpartition("/")[2], introduction
+
+
+def _read_benchmark(path: Path) -> Benchmark:
+    try:
+        document = json.loads(path.read_bytes())
+        machine = document.get("machine", {})
+        cases = document["cases"]
+        if not all(isinstance(case, dict) for case in cases.values()):
+            raise TypeError("a case is no object")
+        versions = machine.get("versions", {})
+        known = [str(machine[key]) for key in ("device", "cpu") if machine.get(key) not in (None, "")]
+        known += [f"{package} {versions[package]}" for package in ("torch", "triton") if package in versions]
+        if document.get("threads"):
+            known.append(f"{document['threads']} threads")
+        return Benchmark(", ".join(known) or "a machine that it does not name", cases)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MetadataError(
+            f'{path} is not the result of a benchmark, {{"machine": …, "cases": {{case: …}}}}: '
+            f"{type(error).__name__}: {error}"
+        ) from error
