@@ -11,7 +11,9 @@ import functools
 import json
 import logging
 import os
+import signal
 import sqlite3
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -251,6 +253,13 @@ def _routes() -> Iterator[Route]:
         yield from module.ROUTES
 
 
+def _end_with_parent(parent: int) -> None:
+    """A worker whose supervisor was killed would hold on to the port for ever."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def create() -> App:
     """The application of a worker process, from the environment."""
     settings = json.loads(os.environ[SETTINGS])
@@ -263,4 +272,6 @@ def create() -> App:
         access_log.propagate = False
     limits = Limits(**settings["limits"])
     hub = Hub(Path(settings["root"]), limits=limits)
+    if settings["workers"] > 1:
+        threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     return App(hub, workers=settings["workers"], require_token=settings["require_token"])

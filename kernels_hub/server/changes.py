@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from kernels_hub.server.commit import AddFile, AddLarge, CommitRequest, DeleteFile, Operation
@@ -94,11 +94,16 @@ class Changes:
         content.packs.write([attributes, *trees, commit])
         content.refs.change({BRANCHES + DEFAULT_BRANCH: Ref(commit.oid)})
         content.packs.close()
-        home.rename(self._store.layout.repository(identifier))
-        flush_folder(self._store.layout.repositories)
-        repository = self._store.repositories.insert(identifier, kind, namespace, name, private=private)
+        layout = self._store.layout
+        # Under the lock: a sweep takes a folder without a row for what a crash left.
+        with locked(layout.lock(identifier)):
+            home.rename(layout.repository(identifier))
+            flush_folder(layout.repositories)
+            repository = self._store.repositories.insert(identifier, kind, namespace, name, private=private)
+            if repository is None:
+                self._store.discard(identifier)
         if repository is None:
-            self._store.discard(identifier)
+            layout.lock(identifier).unlink(missing_ok=True)
             self._check_free_name(kind, namespace, name)
             raise Refusal(409, "You already created this repository")
         return repository
@@ -147,6 +152,9 @@ class Changes:
             new = [item for item in (*blobs, *trees) if item.oid not in known]
             content.packs.write([*new, commit])
             content.refs.change({BRANCHES + branch: Ref(commit.oid)})
+            # The commit stands: a full disk must not make it look refused.
+            with suppress(OSError):
+                content.packs.merge_small()
             return Changed(commit.oid, new=True)
 
     def _apply(

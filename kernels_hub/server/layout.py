@@ -67,7 +67,7 @@ class Layout:
         with locked(self.guard):
             if marker.is_file():
                 return
-            known = {*_FOLDERS, "lock", "secret", "FORMAT.new"}
+            known = {*_FOLDERS, "lock", "secret", "FORMAT.new", "lost+found"}
             names = sorted(entry.name for entry in self.root.iterdir())
             if strangers := [name for name in names if name not in known and not name.startswith("secret.")]:
                 raise KernelsHubError(

@@ -10,20 +10,23 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from dulwich.object_format import SHA1
 from dulwich.object_store import DiskObjectStore
 from dulwich.objects import ObjectID
-from dulwich.pack import UnpackedObject, write_pack_data, write_pack_index
+from dulwich.pack import Pack, UnpackedObject, write_pack_data, write_pack_index
 
 from kernels_hub.server.durable import flush_folder
 
 COMMIT, TREE, BLOB, TAG = 1, 2, 3, 4
 _KINDS = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob", TAG: b"tag"}
 _CACHED_OBJECT = 64 * 1024
+_SMALL_PACK = 1 << 20
+_MANY_PACKS = 64
 
 
 @dataclass(frozen=True)
@@ -113,16 +116,22 @@ class Packs:
             UnpackedObject(item.kind, decomp_chunks=[item.content], sha=bytes.fromhex(item.oid))
             for item in unique.values()
         ]
-        name = hashlib.sha1("".join(sorted(unique)).encode(), usedforsecurity=False).hexdigest()
+        size = self._write(iter(records), list(unique)).stat().st_size
+        for item in unique.values():
+            self._cache.put((self._owner, item.oid), (item.kind, item.content))
+        return size
+
+    def _write(self, records: Iterator[UnpackedObject], oids: list[str]) -> Path:
+        name = hashlib.sha1("".join(sorted(oids)).encode(), usedforsecurity=False).hexdigest()
+        target = self._folder / f"pack-{name}.pack"
         pack, index = self._temporary(), self._temporary()
         try:
             with pack.open("xb") as file:
                 entries, checksum = write_pack_data(
-                    file.write, iter(records), SHA1, num_records=len(records), compression_level=1
+                    file.write, records, SHA1, num_records=len(oids), compression_level=1
                 )
                 file.flush()
                 os.fsync(file.fileno())
-                size = file.tell()
             rows = sorted((oid, offset, crc) for oid, (offset, crc) in entries.items())
             with index.open("xb") as file:
                 write_pack_index(file, rows, checksum, version=2)
@@ -130,27 +139,60 @@ class Packs:
                 os.fsync(file.fileno())
             pack.chmod(0o444)
             index.chmod(0o444)
-            pack.rename(self._folder / f"pack-{name}.pack")
-            index.rename(self._folder / f"pack-{name}.idx")
+            pack.rename(target)
+            index.rename(target.with_suffix(".idx"))
             flush_folder(self._folder)
         finally:
             pack.unlink(missing_ok=True)
             index.unlink(missing_ok=True)
-        for item in unique.values():
-            self._cache.put((self._owner, item.oid), (item.kind, item.content))
-        return size
+        return target
+
+    def merge(self, packs: Iterable[Path], keep: Callable[[str], bool] = lambda _: True) -> Path | None:
+        """Write the objects of some packs as one, then drop those. Call it under the repository's lock.
+
+        keep: which objects stay.
+        """
+        old = list(packs)
+        oids: dict[str, None] = {}
+        for path in old:
+            with closing(Pack(str(path.with_suffix("")), object_format=SHA1)) as pack:
+                oids.update((oid.decode(), None) for oid in pack)
+        wanted = [oid for oid in oids if keep(oid)]
+        new = self._write(map(self._record, wanted), wanted) if wanted else None
+        if new is not None:
+            with closing(Pack(str(new.with_suffix("")), object_format=SHA1)) as pack:
+                pack.check()
+        for path in old:
+            if path != new:
+                # The index first: without it the pack is not looked at.
+                path.with_suffix(".idx").unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+        flush_folder(self._folder)
+        return new
+
+    def read_stored(self, oid: str) -> tuple[int, bytes]:
+        """An object as it is on disk now, whatever memory holds."""
+        with self._guard:
+            return self._store.get_raw(ObjectID(oid.encode()))
+
+    def _record(self, oid: str) -> UnpackedObject:
+        kind, content = self.read_stored(oid)
+        return UnpackedObject(kind, decomp_chunks=[content], sha=bytes.fromhex(oid))
+
+    def merge_small(self) -> None:
+        """Join small packs where many have gathered: each object is then found in few places."""
+        small = [path for path in self.names() if path.stat().st_size < _SMALL_PACK]
+        if len(small) > _MANY_PACKS:
+            self.merge(small)
+
+    def oids(self) -> list[str]:
+        """Every object that is there."""
+        with self._guard:
+            return sorted({oid.decode() for oid in self._store})
 
     def names(self) -> list[Path]:
         """The packs that are there, complete ones only."""
         return sorted(path for path in self._folder.glob("*.pack") if path.with_suffix(".idx").exists())
-
-    def remove(self, packs: Iterable[Path]) -> None:
-        """Drop packs whose objects are in others by now. Call it under the repository's lock."""
-        for pack in packs:
-            # The index first: without it the pack is not looked at.
-            pack.with_suffix(".idx").unlink(missing_ok=True)
-            pack.unlink(missing_ok=True)
-        flush_folder(self._folder)
 
     def close(self) -> None:
         """Close the files."""

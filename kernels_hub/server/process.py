@@ -14,6 +14,7 @@ from pathlib import Path
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.limits import Limits
+from kernels_hub.server.sweep import sweep
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
 
     with Hub(settings.root, limits=settings.limits, create=True) as hub:
         root = hub.layout.root
+        for line in sweep(hub):
+            announce(f"kernels-hub serve: removed {line}")
     metrics = tempfile.mkdtemp(prefix="kernels-hub-metrics-")
     os.environ[MULTIPROCESS] = metrics
     os.environ[SETTINGS] = json.dumps(
@@ -96,10 +99,9 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
         scheme = "https" if settings.tls_cert else "http"
         address = f"[{settings.host}]" if ":" in settings.host else settings.host
         announce(f"kernels-hub serve: {scheme}://{address}:{listening.getsockname()[1]} root {root}")
-        server = uvicorn.Server(config)
         if settings.workers > 1:
-            Multiprocess(config, target=server.run, sockets=[listening]).run()
+            Multiprocess(config, sockets=[listening]).run()
         else:
-            server.run(sockets=[listening])
+            uvicorn.Server(config).run(sockets=[listening])
     finally:
         shutil.rmtree(metrics, ignore_errors=True)

@@ -1,0 +1,279 @@
+"""`kernels-hub hub …`: accounts, tokens and upkeep of a Hub's root, whether a server runs on it or not."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kernels_hub.cli.output import AsJson, print_columns, print_fields, print_json
+from kernels_hub.errors import KernelsHubError
+
+if TYPE_CHECKING:
+    from kernels_hub.server.hub import Hub
+
+Root = Annotated[Path, typer.Option("--root", help="The Hub's folder.")]
+_OPTIONS: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
+
+hub = typer.Typer(help="Administer a Hub of one's own: accounts, tokens, upkeep.", **_OPTIONS)
+user = typer.Typer(help="Users.", **_OPTIONS)
+org = typer.Typer(help="Organisations, their members, the trusted-publisher flag.", **_OPTIONS)
+token = typer.Typer(help="Access tokens.", **_OPTIONS)
+hub.add_typer(user, name="user")
+hub.add_typer(org, name="org")
+hub.add_typer(token, name="token")
+
+
+@contextmanager
+def _opened(root: Path, *, create: bool = False) -> Iterator[Hub]:
+    try:
+        from kernels_hub.server.hub import Hub
+    except ModuleNotFoundError as error:
+        raise KernelsHubError(
+            f"serving a Hub needs {error.name}; pip install 'kernels-hub[serve]' brings it"
+        ) from error
+    with Hub(root, create=create) as opened:
+        yield opened
+
+
+def _day(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d")
+
+
+# -- users
+
+
+@user.command("add")
+def add_user(name: str, root: Root) -> None:
+    """Add a user. Makes the root where there is none."""
+    with _opened(root, create=True) as opened:
+        print(f"added user {opened.accounts.add_user(name).name}")
+
+
+@user.command("list")
+def list_users(root: Root, as_json: AsJson = False) -> None:
+    """Every user, with organisations."""
+    with _opened(root) as opened:
+        rows = [
+            {
+                "name": account.name,
+                "created": _day(account.created),
+                "organisations": {
+                    member.organisation: member.role
+                    for member in opened.accounts.organisations_of(account.name)
+                },
+            }
+            for account in opened.accounts.all("user")
+        ]
+    if as_json:
+        print_json(rows)
+    else:
+        _print_accounts(rows, "organisations")
+
+
+@user.command("remove")
+def remove_user(name: str, root: Root) -> None:
+    """Remove a user, with tokens and memberships."""
+    with _opened(root) as opened:
+        opened.accounts.remove(name, "user")
+    print(f"removed user {name}")
+
+
+# -- organisations
+
+
+@org.command("add")
+def add_organisation(
+    name: str,
+    admin: Annotated[str, typer.Option(help="The user who administers it.")],
+    root: Root,
+    trusted: Annotated[bool, typer.Option("--trusted", help="Clients may run its kernels unasked.")] = False,
+) -> None:
+    """Add an organisation."""
+    with _opened(root) as opened:
+        account = opened.accounts.add_organisation(name, admin, trusted=trusted)
+    print(f"added organisation {account.name}, admin {admin}{', trusted publisher' if trusted else ''}")
+
+
+@org.command("list")
+def list_organisations(root: Root, as_json: AsJson = False) -> None:
+    """Every organisation, with members."""
+    with _opened(root) as opened:
+        rows = [
+            {
+                "name": account.name,
+                "created": _day(account.created),
+                "trusted": account.trusted,
+                "members": {member.user: member.role for member in opened.accounts.members(account.name)},
+            }
+            for account in opened.accounts.all("org")
+        ]
+    if as_json:
+        print_json(rows)
+    else:
+        _print_accounts(rows, "members")
+
+
+@org.command("remove")
+def remove_organisation(name: str, root: Root) -> None:
+    """Remove an organisation that owns no repositories."""
+    with _opened(root) as opened:
+        opened.accounts.remove(name, "org")
+    print(f"removed organisation {name}")
+
+
+@org.command("trust")
+def trust_organisation(
+    name: str, root: Root, on: Annotated[bool, typer.Option("--on/--off", help="Set or clear it.")] = True
+) -> None:
+    """Set or clear an organisation's trusted-publisher flag."""
+    with _opened(root) as opened:
+        opened.accounts.set_trusted(name, on)
+    print(f"{name} is {'a' if on else 'no'} trusted publisher")
+
+
+@org.command("member")
+def set_member(
+    name: str,
+    member: Annotated[str, typer.Argument(metavar="USER")],
+    root: Root,
+    role: Annotated[str, typer.Option(help="admin, write, read, or none to remove.")] = "write",
+) -> None:
+    """Give a user a role in an organisation."""
+    with _opened(root) as opened:
+        opened.accounts.set_member(name, member, None if role == "none" else role)
+    print(f"{member} has the role {role} in {name}")
+
+
+def _print_accounts(rows: list[dict[str, Any]], others: str) -> None:
+    if not rows:
+        print("none yet")
+        return
+    print_columns(
+        (
+            row["name"],
+            row["created"],
+            "trusted" if row.get("trusted") else "",
+            ", ".join(f"{name} ({role})" for name, role in row[others].items()),
+        )
+        for row in rows
+    )
+
+
+# -- tokens
+
+
+@token.command("new")
+def new_token(
+    name: Annotated[str, typer.Argument(metavar="USER")],
+    role: Annotated[str, typer.Option(help="read or write.")],
+    root: Root,
+    repo: Annotated[str | None, typer.Option(help="org/name: for this repository only.")] = None,
+    days: Annotated[int | None, typer.Option(min=1, help="Valid for so many days; default for ever.")] = None,
+) -> None:
+    """Make a token and print it, this once; the root holds only its hash."""
+    expires = None if days is None else time.time() + days * 86400
+    with _opened(root) as opened:
+        secret, _ = opened.accounts.new_token(name, role, repository=repo, expires=expires)
+    print(secret)
+
+
+@token.command("list")
+def list_tokens(
+    root: Root, name: Annotated[str | None, typer.Argument(metavar="USER")] = None, as_json: AsJson = False
+) -> None:
+    """Every token by its id, or a user's; never the tokens themselves."""
+    with _opened(root) as opened:
+        tokens = opened.accounts.tokens(name)
+    if as_json:
+        print_json([asdict(item) for item in tokens])
+    elif tokens:
+        print_columns(
+            (
+                item.id,
+                item.user,
+                item.role,
+                item.repository or "every repository",
+                f"made {_day(item.created)}",
+                "" if item.expires is None else f"until {_day(item.expires)}",
+            )
+            for item in tokens
+        )
+    else:
+        print("none yet")
+
+
+@token.command("remove")
+def remove_token(identifier: Annotated[str, typer.Argument(metavar="ID")], root: Root) -> None:
+    """Revoke a token, by its id or by itself; it is refused from the next request on."""
+    with _opened(root) as opened:
+        removed = opened.accounts.remove_token(identifier)
+    print(f"revoked token {removed.id} of {removed.user}")
+
+
+# -- upkeep
+
+
+@hub.command("gc")
+def gc(
+    root: Root,
+    prune: Annotated[
+        bool,
+        typer.Option("--prune", help="Also drop commits that no branch or tag reaches; locks may pin them."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Join packs and drop large files that no commit names."""
+    with _opened(root) as opened:
+        from kernels_hub.server.maintenance import collect_garbage
+
+        done = collect_garbage(opened, prune=prune)
+    if as_json:
+        print_json(asdict(done))
+    else:
+        print_fields(
+            {
+                "packs": f"{done.packs_before} -> {done.packs_after}",
+                "large files removed": done.large_files_removed,
+                "bytes freed": done.bytes_freed,
+                "leftovers removed": len(done.swept),
+            }
+        )
+
+
+@hub.command("fsck")
+def fsck(
+    root: Root,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not read large files.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check rows, objects, refs and large files; exit code 1 when something is wrong."""
+    with _opened(root) as opened:
+        from kernels_hub.server.maintenance import check
+
+        problems = check(opened, content=not quick)
+        count = len(opened.repositories.all())
+    if as_json:
+        print_json({"repositories": count, "problems": problems})
+    else:
+        for problem in problems:
+            print(problem)
+        print(f"{count} repositories, {len(problems) or 'no'} problems")
+    if problems:
+        raise typer.Exit(1)
+
+
+@hub.command("backup")
+def backup(target: Annotated[Path, typer.Argument(help="A new folder.")], root: Root) -> None:
+    """Copy a root while servers run on it; the copy can itself be served."""
+    with _opened(root) as opened:
+        from kernels_hub.server.maintenance import backup as copy
+
+        copy(opened, target)
+    print(f"{target} is a copy of {root}; to go back to it, serve it")

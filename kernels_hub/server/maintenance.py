@@ -1,0 +1,227 @@
+"""`kernels-hub hub gc`, `fsck` and `backup`: on a root, whether servers run on it or not."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels_hub.errors import KernelsHubError
+from kernels_hub.server.durable import flush_folder, locked
+from kernels_hub.server.hub import Hub
+from kernels_hub.server.layout import FORMAT
+from kernels_hub.server.lfs import sha256_of
+from kernels_hub.server.listing import parse_pointer
+from kernels_hub.server.packs import BLOB, COMMIT, TAG, TREE
+from kernels_hub.server.paths import is_sha256
+from kernels_hub.server.reachable import reach
+from kernels_hub.server.repositories import Repository
+from kernels_hub.server.sweep import sweep
+
+GRACE_SECONDS = 24 * 3600
+"""How long an uploaded large file may wait for the commit that names it."""
+_KINDS = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob", TAG: b"tag"}
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What garbage collection did."""
+
+    packs_before: int
+    packs_after: int
+    large_files_removed: int
+    bytes_freed: int
+    swept: tuple[str, ...]
+
+
+@contextmanager
+def _maintaining(hub: Hub) -> Iterator[None]:
+    """One of these at a time on a root."""
+    with locked(hub.layout.root / "maintenance.lock", timeout=3600):
+        yield
+
+
+def collect_garbage(hub: Hub, *, prune: bool = False, grace: float = GRACE_SECONDS) -> Collected:
+    """Join packs, and drop large files that no commit names and that nobody uploaded just now.
+
+    prune: also drop commits that no branch or tag reaches (locks may still pin those: ask first).
+    grace: seconds since an upload within which a large file is kept.
+    """
+    with _maintaining(hub):
+        swept = sweep(hub)
+        before = after = removed = freed = 0
+        for repository in hub.repositories.all():
+            with locked(hub.layout.lock(repository.id)):
+                if hub.repositories.by_id(repository.id) is None:
+                    continue
+                old = hub.store.content(repository).packs.names()
+                was = sum(path.stat().st_size for path in old)
+                needed = _join_packs(hub, repository, old, prune=prune)
+                new = hub.store.content(repository).packs.names()
+                count, size = _drop_large_files(hub, repository, needed, time.time() - grace)
+                before, after, removed = before + len(old), after + len(new), removed + count
+                freed += size + was - sum(path.stat().st_size for path in new)
+    return Collected(before, after, removed, freed, tuple(swept))
+
+
+def _join_packs(hub: Hub, repository: Repository, packs: list[Path], *, prune: bool) -> set[str]:
+    """One pack in place of several; which large files the objects that stay name."""
+    content = hub.store.content(repository)
+    starts = [(name, ref.oid) for name, ref in content.refs.all().items()]
+    reached = reach(content.packs, starts)
+    if reached.problems:
+        raise KernelsHubError(
+            f"{repository.full_name} is damaged ({reached.problems[0]}); nothing was removed, "
+            "run `kernels-hub hub fsck` and restore it from a backup"
+        )
+    present = content.packs.oids()
+    unreached = [oid for oid in present if oid not in reached.objects]
+    if len(packs) > 1 or (prune and unreached):
+        content.packs.merge(packs, (lambda oid: oid in reached.objects) if prune else (lambda _: True))
+    large = set(reached.large)
+    for oid in () if prune else unreached:
+        if content.packs.kind(oid) == BLOB and (pointer := parse_pointer(content.packs.read(oid))):
+            large.add(pointer.sha256)
+    return large
+
+
+def _drop_large_files(hub: Hub, repository: Repository, needed: set[str], before: float) -> tuple[int, int]:
+    count = size = 0
+    rows = hub.database.rows("SELECT oid, size FROM objects WHERE repository = ?", repository.id)
+    for row in rows:
+        if row["oid"] not in needed and hub.database.change(
+            "DELETE FROM objects WHERE repository = ? AND oid = ? AND touched < ?",
+            *(repository.id, row["oid"], before),
+        ):
+            hub.large_files.path(repository, row["oid"]).unlink(missing_ok=True)
+            count, size = count + 1, size + row["size"]
+    # A crash between a file's rename and its row leaves a file that nobody has.
+    for path in _large_paths(hub.layout.repository(repository.id)):
+        if hub.large_files.size(repository, path.name) is None:
+            size += path.stat().st_size
+            path.unlink()
+            count += 1
+    return count, size
+
+
+def _large_paths(home: Path) -> list[Path]:
+    return [path for path in (home / "lfs").glob("*/*/*") if is_sha256(path.name)]
+
+
+def check(hub: Hub, *, content: bool = True) -> list[str]:
+    """Every problem of a root, none when all is well: rows, objects, refs, large files.
+
+    content: also read every large file and compare its SHA-256.
+    """
+    problems = [f"hub.sqlite: {problem}" for problem in hub.database.check()]
+    for repository in hub.repositories.all():
+        with locked(hub.layout.lock(repository.id)):
+            if hub.repositories.by_id(repository.id) is not None:
+                problems += [
+                    f"{repository.type} {repository.full_name}: {problem}"
+                    for problem in _check_repository(hub, repository, content)
+                ]
+    return problems
+
+
+def _check_repository(hub: Hub, repository: Repository, read_large: bool) -> Iterator[str]:
+    if not (hub.layout.repository(repository.id) / "git").is_dir():
+        yield "its folder is missing"
+        return
+    content = hub.store.content(repository)
+    for oid in content.packs.oids():
+        try:
+            kind, data = content.packs.read_stored(oid)
+        except Exception as error:  # noqa: BLE001 -- a damaged pack fails in dulwich in any of its ways
+            yield f"object {oid} cannot be read: {type(error).__name__}: {error}"
+            continue
+        header = b"%s %d\0" % (_KINDS.get(kind, b"?"), len(data))
+        if hashlib.sha1(header + data, usedforsecurity=False).hexdigest() != oid:
+            yield f"object {oid} has other content"
+    refs = content.refs.all()
+    for name, ref in refs.items():
+        if content.packs.kind(ref.commit) != COMMIT:
+            yield f"{name} does not point to a commit"
+    reached = reach(content.packs, [(name, ref.oid) for name, ref in refs.items()])
+    yield from reached.problems
+    for large in reached.large.values():
+        size = hub.large_files.size(repository, large.sha256)
+        path = hub.large_files.path(repository, large.sha256)
+        if size != large.size:
+            yield f"large file {large.sha256}: no row of {large.size} bytes"
+        elif not path.is_file() or path.stat().st_size != size:
+            yield f"large file {large.sha256} is missing or truncated"
+        elif read_large and sha256_of(path) != large.sha256:
+            yield f"large file {large.sha256} has other content"
+
+
+def backup(hub: Hub, target: Path) -> None:
+    """A copy of a root, which can itself be served; servers may go on working.
+
+    Raises KernelsHubError where the target exists. What was acknowledged before the call is in the copy.
+    """
+    if target.exists():
+        raise KernelsHubError(f"{target} exists already; give the backup a new folder")
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    # Not while garbage is collected: large files are copied without holding up commits.
+    with _maintaining(hub):
+        for name in ("repositories", "locks", "incoming", "multipart"):
+            (partial / name).mkdir()
+        for repository in hub.repositories.all():
+            _copy_repository(hub, repository, partial / "repositories" / repository.id)
+        hub.database.backup(partial / "hub.sqlite")
+        _fit_rows(partial)
+    shutil.copy2(hub.layout.root / "secret", partial / "secret")
+    (partial / "FORMAT").write_text(FORMAT)
+    os.sync()
+    partial.rename(target)
+    flush_folder(target.parent)
+
+
+def _copy_repository(hub: Hub, repository: Repository, target: Path) -> None:
+    home = hub.layout.repository(repository.id)
+    try:
+        with locked(hub.layout.lock(repository.id)):
+            shutil.copytree(home / "git", target / "git")
+            paths = _large_paths(home)
+        (target / "lfs").mkdir(parents=True)
+        for path in paths:
+            copy = target / path.relative_to(home)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
+    except (FileNotFoundError, shutil.Error):
+        if hub.repositories.by_id(repository.id) is not None:
+            raise
+        shutil.rmtree(target, ignore_errors=True)  # Deleted while it was copied.
+
+
+def _fit_rows(partial: Path) -> None:
+    """Make the copied rows say what was copied: rows and files are not of the same moment."""
+    with closing(sqlite3.connect(partial / "hub.sqlite")) as rows, rows:
+        rows.execute("PRAGMA foreign_keys=ON")
+        known = {row[0] for row in rows.execute("SELECT id FROM repositories")}
+        copied = {path.name for path in (partial / "repositories").iterdir()}
+        for identifier in known - copied:
+            rows.execute("DELETE FROM repositories WHERE id = ?", (identifier,))
+        for identifier in copied - known:
+            shutil.rmtree(partial / "repositories" / identifier)
+        for identifier in copied & known:
+            files = {
+                path.name: path.stat().st_size for path in _large_paths(partial / "repositories" / identifier)
+            }
+            listed = rows.execute("SELECT oid FROM objects WHERE repository = ?", (identifier,)).fetchall()
+            for (oid,) in listed:
+                if oid not in files:
+                    rows.execute("DELETE FROM objects WHERE repository = ? AND oid = ?", (identifier, oid))
+            rows.executemany(
+                "INSERT OR IGNORE INTO objects VALUES (?, ?, ?, ?)",
+                [(identifier, oid, size, time.time()) for oid, size in files.items()],
+            )

@@ -1,0 +1,76 @@
+"""What a crash may have left, removed when a server starts; other servers may be running on the root.
+
+Everything here is invisible already: files of dead processes, uploads that nobody finishes, folders
+without a row, packs without an index.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+from kernels_hub.server.durable import locked, try_lock
+from kernels_hub.server.hub import Hub
+
+_UPLOAD_SECONDS = 24 * 3600
+_LOCK_SECONDS = 3600
+
+
+def sweep(hub: Hub) -> list[str]:
+    """Remove what crashes left; one line for each thing that was removed."""
+    layout = hub.layout
+    found: list[str] = []
+    # Corners are made, with their lock, under this lock: a corner without a holder has no owner.
+    with locked(layout.guard):
+        for corner in _folders(layout.incoming):
+            if (descriptor := try_lock(corner / "lock")) is not None:
+                shutil.rmtree(corner)
+                os.close(descriptor)
+                found.append(f"files of a process that is gone: {corner.name}")
+    for upload in _folders(layout.multipart):
+        if time.time() - max(_changed(path) for path in (upload, *upload.iterdir())) > _UPLOAD_SECONDS:
+            shutil.rmtree(upload, ignore_errors=True)
+            found.append(f"an upload in parts that nobody finished: {upload.name}")
+    for home in _folders(layout.repositories):
+        found += _sweep_repository(hub, home)
+    _sweep_locks(hub)
+    return found
+
+
+def _sweep_repository(hub: Hub, home: Path) -> list[str]:
+    if (descriptor := try_lock(hub.layout.lock(home.name))) is None:
+        return []  # Somebody is at work in it: it is no leftover.
+    try:
+        if hub.repositories.by_id(home.name) is None:
+            hub.store.discard(home.name)
+            return [f"a repository that was being made or deleted: {home.name}"]
+        found = []
+        folder = home / "git" / "objects" / "pack"
+        for path in folder.iterdir():
+            other = {".pack": ".idx", ".idx": ".pack"}.get(path.suffix)
+            if other and not path.with_suffix(other).exists():
+                path.unlink()
+                found.append(f"half of a pack: {home.name}/{path.name}")
+        return found
+    finally:
+        os.close(descriptor)
+
+
+def _sweep_locks(hub: Hub) -> None:
+    for path in hub.layout.locks.iterdir():
+        gone = not hub.layout.repository(path.name).exists() and hub.repositories.by_id(path.name) is None
+        if gone and time.time() - _changed(path) > _LOCK_SECONDS:
+            path.unlink(missing_ok=True)
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_dir()]
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return time.time()
