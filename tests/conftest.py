@@ -6,6 +6,5 @@ import os
 
 # Before huggingface_hub is imported, which reads them once. Subprocesses inherit them.
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
-os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "KERNELS_CACHE", "LOCAL_KERNELS"):
     os.environ.pop(name, None)

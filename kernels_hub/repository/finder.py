@@ -86,6 +86,8 @@ class KernelFinder:
             spec = ModuleSpec(fullname, None, is_package=True)
             spec.submodule_search_locations = locations
             return spec
+        if package.sealed is not None:  # Python would look into the folder itself, at what was never verified
+            raise ModuleNotFoundError(f"the kernel {name} has no module {submodule!r}", name=fullname)
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,8 @@ def write_variant(
         path = folder / inside
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    metadata = Metadata(name, version=1, license="Apache-2.0", backend="cpu", kernel_depends=depends)
+    identity = f"{name}_cpu_{hashlib.sha256(repr(sources).encode()).hexdigest()[:12]}"
+    metadata = Metadata(name, identity, 1, license="Apache-2.0", backend="cpu", kernel_depends=depends)
     if digest:
         metadata = replace(metadata, digest=compute_digest(list_files(folder)))
     (folder / "metadata.json").write_text(metadata.to_json())

@@ -7,11 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -42,87 +40,10 @@ from kernels_hub.hub import client
 from kernels_hub.hub.locate import Request
 from kernels_hub.repository.metadata import KernelDependency
 from kernels_hub.repository.versions import Wanted
+from tests.hub.place import Place
 from tests.hub.small_kernels import put, write_variant
-from tests.running_hub import RunningHub
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@dataclass
-class Place:
-    """A Hub, an organisation of one test's own there, and a fresh cache."""
-
-    hub: RunningHub
-    api: Any
-    organisation: str
-    cache: Path
-    monkeypatch: pytest.MonkeyPatch
-    scratch: Path
-
-    def repo(self, name: str = "small") -> str:
-        return f"{self.organisation}/{name}"
-
-    def put(self, value: object, name: str = "small", variant: str = "torch-cpu", **options: Any) -> str:
-        """One commit with one variant."""
-        kept = {key: options.pop(key) for key in ("tag", "branch", "repo_type", "extra") if key in options}
-        build = self.scratch / f"build-{time.monotonic_ns()}"
-        write_variant(build / variant, value, **options)
-        return put(self.api, self.repo(name), build, **kept)
-
-    def release(self, version: str, value: object, **options: Any) -> str:
-        major = version.partition(".")[0]
-        return self.put(value, tag=f"v{version}", branch=f"v{major}", **options)
-
-    def get(self, name: str = "small", **wanted: Any) -> ModuleType:
-        return get_kernel(self.repo(name), trust_remote_code=True, **wanted)
-
-    def at(self, endpoint: str) -> None:
-        """Ask this Hub from now on: what HF_ENDPOINT does for a new process."""
-        from huggingface_hub import constants
-
-        self.monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-        template = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        self.monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-
-    def offline(self, value: bool = True) -> None:
-        from huggingface_hub import constants
-
-        self.monkeypatch.setattr(constants, "HF_HUB_OFFLINE", value)
-        client.forget()
-
-    def requests(self, *kinds: str) -> list[str]:
-        """What the Hub was asked about this organisation, as "GET /path", if it has one of these words."""
-        found = [f"{r.method} {r.path}" for r in self.hub.requests() if self.organisation in r.path]
-        return [line for line in found if not kinds or any(kind in line for kind in kinds)]
-
-    def environment(self) -> dict[str, str]:
-        import os
-
-        return {
-            **os.environ,
-            "HF_ENDPOINT": self.hub.endpoint,
-            "HF_HUB_CACHE": str(self.cache),
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        }
-
-
-@pytest.fixture
-def place(hub: RunningHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    from huggingface_hub import HfApi, constants
-
-    organisation = f"org{time.monotonic_ns()}"
-    token = hub.token("maker")
-    hub.organisation(organisation, "maker")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    api = HfApi(hub.endpoint, token=token)
-    client.forget()
-    place = Place(hub, api, organisation, tmp_path / "cache", monkeypatch, tmp_path / "scratch")
-    place.at(hub.endpoint)
-    yield place
-    client.forget()
 
 
 # -- versions ---------------------------------------------------------------------------------------
