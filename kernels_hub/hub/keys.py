@@ -262,6 +262,8 @@ def _read_private(path: Path) -> bytes:
         raise TrustError(
             f"there is no key at {path}; keys here: {known}; make one with: kernels-hub key new NAME"
         ) from error
+    except TrustError:
+        raise  # which is an OSError
     except OSError as error:
         raise TrustError(f"the key {path} cannot be read: {error}") from error
     if len(content) > _MAX_FILE or b"-----BEGIN " not in content:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from kernels_hub.errors import SignatureError, TrustError
 from kernels_hub.hub.signed_variant import UnsignedError, verify_signed, verify_unsigned
-from kernels_hub.hub.trust_policy import Rule, Signer, TrustPolicy, load_policy
+from kernels_hub.hub.trust_policy import Rule, Signer, TrustPolicy, load_policy, without_credentials
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?", re.ASCII)
 
@@ -169,7 +169,7 @@ def _publisher_rule(candidate: Candidate, policy: TrustPolicy) -> str | None:
         rule = "publisher = true"
     else:
         return None
-    return f"{rule}: the flag of publisher {_organisation(candidate)!r} on {candidate.endpoint}"
+    return f"{rule}: the flag of publisher {_organisation(candidate)!r} on {without_credentials(candidate.endpoint)}"
 
 
 def _organisation(candidate: Candidate) -> str:
@@ -219,4 +219,4 @@ def _switch(enabled: bool, given: bool, absent: str, disabled: str) -> str:
 
 
 def _named(candidate: Candidate) -> str:
-    return f"{candidate.repo_type} {candidate.repo_id!r} on {candidate.endpoint}"
+    return f"{candidate.repo_type} {candidate.repo_id!r} on {without_credentials(candidate.endpoint)}"

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
 _T = TypeVar("_T")
+_PATIENCE = 30.0
+"""Seconds to wait for another process that changes the file."""
 _HEADER = f"""\
 # Which repositories' code may run here; `kernels-hub trust` edits it, and so may you.
 schema = {SCHEMA}
@@ -214,7 +216,7 @@ def _edit(change: Callable[[TOMLDocument, TrustPolicy], _T]) -> tuple[_T, TrustP
     path = policy_path()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with FileLock(path.with_name(f".{path.name}.lock")):
+        with FileLock(path.with_name(f".{path.name}.lock"), timeout=_PATIENCE):
             before = _content(path)
             document = tomlkit.parse(before.decode())
             result = change(document, parse_policy(before, path))

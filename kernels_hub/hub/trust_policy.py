@@ -76,8 +76,8 @@ class Rule:
         return f"{self.action} {', '.join(self.repositories)}{where}"
 
     def matches(self, repo_id: str, endpoint: str) -> bool:
-        """Whether it is about this repository on this Hub."""
-        if self.endpoint is not None and self.endpoint != normal_endpoint(endpoint):
+        """Whether it is about this repository on this Hub. Raises TrustError for what is no endpoint."""
+        if self.endpoint is not None and self.endpoint != _compared(endpoint):
             return False
         return any(matches(pattern, repo_id, self.action in _STRICT) for pattern in self.repositories)
 
@@ -136,6 +136,8 @@ def load_policy() -> TrustPolicy:
                 f"runs; unset {TRUST_FILE}, or make the file, such as with: kernels-hub trust allow ORG/NAME"
             ) from error
         return TrustPolicy(path, exists=False)
+    except TrustError:
+        raise  # which is an OSError
     except OSError as error:
         raise TrustError(
             f"the trust policy {path} cannot be read ({error}), so no repository's code runs"
@@ -200,6 +202,20 @@ def normal_endpoint(url: str) -> str:
     host = f"[{host}]" if ":" in host else host
     shown_port = "" if port in (None, _PORTS[parts.scheme]) else f":{port}"
     return f"{parts.scheme}://{host}{shown_port}{parts.path.rstrip('/')}"
+
+
+def without_credentials(url: str) -> str:
+    """An endpoint that may be shown, and compared."""
+    return re.sub(r"//[^/]*@", "//", url, count=1)
+
+
+def _compared(endpoint: str) -> str:
+    try:
+        return normal_endpoint(without_credentials(endpoint))
+    except ValueError as error:
+        raise TrustError(
+            f"the Hub's endpoint cannot be compared with the rules of the trust policy: {error}"
+        ) from error
 
 
 def check_pattern(pattern: object) -> str:

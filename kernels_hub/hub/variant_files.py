@@ -61,7 +61,7 @@ def read_bounded(path: Path, limit: int = _MAX_METADATA) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise IntegrityError(f"{path} cannot be read: {error}") from error
+        raise IntegrityError(f"{_shown(path)} cannot be read: {error.strerror}") from error
     if len(content) > limit:
         raise IntegrityError(f"{path} is larger than {limit} bytes, which nothing of the kind is")
     return content
@@ -107,10 +107,10 @@ def verify_files(folder: Path, listing: Listing) -> dict[str, str]:
         return sha256
     present = found.keys() - UNLISTED
     problems = [
-        *(f"{inside} is missing" for inside in sorted(listing.files.keys() - present)),
-        *(f"{inside} is not listed" for inside in sorted(present - listing.files.keys())),
+        *(f"{_shown(inside)} is missing" for inside in sorted(listing.files.keys() - present)),
+        *(f"{_shown(inside)} is not listed" for inside in sorted(present - listing.files.keys())),
         *(
-            f"{inside} has other content than listed"
+            f"{_shown(inside)} has other content than listed"
             for inside in sorted(listing.files.keys() & present)
             if found[inside][0] != listing.files[inside]
         ),
@@ -154,7 +154,7 @@ def _walk(folder: Path, inside: str = "") -> Iterator[tuple[str, Path]]:
         with os.scandir(folder / inside) as scan:
             entries = sorted(scan, key=lambda entry: entry.name)
     except OSError as error:
-        raise IntegrityError(f"{folder / inside} cannot be read: {error}") from error
+        raise IntegrityError(f"{_shown(folder / inside)} cannot be read: {error.strerror}") from error
     for entry in entries:
         path = f"{inside}/{entry.name}" if inside else entry.name
         if not entry.is_dir(follow_symlinks=False):
@@ -171,7 +171,7 @@ def _check_bytecode(folder: Path) -> None:
         for entry in entries:
             if not entry.name.endswith(".pyc") or not entry.is_file(follow_symlinks=False):
                 raise IntegrityError(
-                    f"{entry.path} is not bytecode that Python keeps; remove it, or fetch again"
+                    f"{_shown(entry.path)} is not bytecode that Python keeps; remove it, or fetch again"
                 )
 
 
@@ -186,7 +186,7 @@ def _hash(path: Path, folder: Path, algorithm: str) -> tuple[bytes, str]:
                 if other is not sha256:
                     other.update(chunk)
     except OSError as error:
-        raise IntegrityError(f"{path} cannot be read: {error}") from error
+        raise IntegrityError(f"{_shown(path)} cannot be read: {error.strerror}") from error
     return other.digest(), sha256.hexdigest()
 
 
@@ -196,15 +196,23 @@ def _open(path: Path, blobs: str | None) -> BinaryIO:
     if path.is_symlink():
         target = os.path.realpath(path)
         if blobs is None or os.path.dirname(target) != blobs:  # noqa: PTH120
-            raise IntegrityError(f"{path} is a link to {target}; expected a file. Its code was not imported")
+            raise IntegrityError(
+                f"{_shown(path)} is a link to {_shown(target)}; expected a file. Its code was not imported"
+            )
     flags = (
         os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     )
     descriptor = os.open(target, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise IntegrityError(f"{path} is not a file. Its code was not imported")
+        raise IntegrityError(f"{_shown(path)} is not a file. Its code was not imported")
     return os.fdopen(descriptor, "rb")
+
+
+def _shown(path: str | Path) -> str:
+    """A name that others chose, on a terminal."""
+    text = str(path)
+    return text if text.isprintable() else repr(text)
 
 
 # -- parsing ----------------------------------------------------------------------------------------

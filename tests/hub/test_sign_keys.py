@@ -66,7 +66,7 @@ def test_only_the_owner_reads_a_key():
     for mode in (0o640, 0o604, 0o660, 0o606, 0o622):
         made.path.chmod(mode)
         for use in (load_signing_key, public_key, lambda _: list_keys()):
-            with pytest.raises(TrustError, match=f"mode {mode:04o}.*chmod 600"):
+            with pytest.raises(TrustError, match=f"^the key .* by others .mode {mode:04o}.*chmod 600"):
                 use("alice")
     made.path.chmod(0o400)
     assert load_signing_key("alice").public == made.public

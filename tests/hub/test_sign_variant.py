@@ -397,6 +397,13 @@ def test_the_error_names_each_file(variant: Path):
     assert "empty.py is missing; new.py is not listed; layers.py has other content" in str(raised.value)
 
 
+def test_names_that_would_paint_the_terminal(variant: Path):
+    (variant / "\x1b[2Jok.py").write_bytes(b"")
+    with pytest.raises(IntegrityError) as raised:
+        check(variant)
+    assert str(raised.value).isprintable()
+
+
 def test_bytecode_beside_sources_is_passed_over(variant: Path):
     _write("__pycache__/layers.cpython-311.pyc")(variant)
     assert "__pycache__/layers.cpython-311.pyc" not in check(variant)

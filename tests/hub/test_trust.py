@@ -246,6 +246,22 @@ def test_network_trouble_passes_through():
     assert admit(replace(CANDIDATE, locked=True), unreachable)
 
 
+def test_endpoints_with_credentials(policy_file: Path):
+    """They are compared, and shown, without."""
+    policy_file.write_text(f"schema = 1\n[[rule]]\nallow = 'org/*'\nendpoint = '{HUB}'\n")
+    secret = HUB.replace("//", "//user:s3cret@")
+    assert admit(replace(CANDIDATE, endpoint=secret), Publisher())
+    assert "s3cret" not in refuses(replace(CANDIDATE, endpoint=secret, repo_id="a/b"))
+    policy_file.write_text("schema = 1\n")
+    assert "s3cret" not in admit(replace(CANDIDATE, endpoint=secret), Publisher(True)).rule
+
+
+def test_an_endpoint_that_is_none_is_refused_where_it_matters(policy_file: Path):
+    policy_file.write_text(f"schema = 1\n[[rule]]\ndeny = 'org/*'\nendpoint = '{HUB}'\n")
+    message = refuses(replace(CANDIDATE, endpoint="ftp://hub", trust_remote_code=True))
+    assert "cannot be compared with the rules" in message
+
+
 # -- previews ---------------------------------------------------------------------------------------
 
 

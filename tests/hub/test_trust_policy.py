@@ -172,8 +172,10 @@ def test_a_policy_that_cannot_be_relied_on_admits_nothing(policy_file: Path, kin
     else:
         policy_file.write_text("schema = 1\n")
         policy_file.chmod(0o646)
-    with pytest.raises(TrustError, match="no repository's code runs"):
+    with pytest.raises(TrustError, match="no repository's code runs") as raised:
         admit(CANDIDATE, lambda organisation: True)
+    assert ("chmod o-w" in str(raised.value)) == (kind == "writable")
+    assert ("cannot be read" in str(raised.value)) == (kind != "writable")
 
 
 # -- matching ---------------------------------------------------------------------------------------
@@ -360,6 +362,29 @@ def test_changes_at_once_are_all_made(policy_file: Path):
     assert {rule.repositories[0] for rule in load_policy().rules} == {
         f"org{number}/k{i}" for number in range(3) for i in range(10)
     }
+
+
+def test_a_change_waits_for_another_but_not_for_ever(policy_file: Path, monkeypatch: pytest.MonkeyPatch):
+    from filelock import FileLock
+
+    add_rule("deny", "evil/*")
+    monkeypatch.setattr("kernels_hub.hub.trust_edit._PATIENCE", 0.05)
+    code = (
+        "import sys\nfrom filelock import FileLock\n"
+        "with FileLock(sys.argv[1]): print('held', flush=True); sys.stdin.read()"
+    )
+    lock = policy_file.with_name(".trust.toml.lock")
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        with pytest.raises(TrustError, match="cannot be changed"):
+            remove_rule(1)
+        holder.kill()
+    assert remove_rule(1).action == "deny"
+    with FileLock(lock):
+        assert load_policy().rules == ()
 
 
 def test_a_full_disk_leaves_the_policy(policy_file: Path, monkeypatch: pytest.MonkeyPatch):
