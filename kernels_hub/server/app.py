@@ -30,6 +30,7 @@ from kernels_hub.server.hub import Hub
 from kernels_hub.server.limits import Limits, RateLimit
 from kernels_hub.server.metrics import CONTENT_TYPE, Metrics
 from kernels_hub.server.refusal import Refusal
+from kernels_hub.server.web import routes as web
 from kernels_hub.server.xet import routes as xet_api
 
 SETTINGS = "KERNELS_HUB_SERVE"
@@ -249,7 +250,7 @@ def routes() -> tuple[Route, ...]:
 
 
 def _routes() -> Iterator[Route]:
-    for module in (api_account, api_repositories, api_git, lfs_api, xet_api, downloads):
+    for module in (api_account, api_repositories, api_git, lfs_api, xet_api, downloads, web):
         yield from module.ROUTES
 
 

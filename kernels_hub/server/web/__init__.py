@@ -1,0 +1,11 @@
+"""A small read-only web page of the Hub: public repositories, their versions, cards, source and diffs.
+
+HTML from jinja2 templates and one style sheet; nothing is loaded from elsewhere and nothing needs
+JavaScript. Everything that a repository says is hostile until it is escaped.
+
+    card.py       README.md -> HTML, sanitised
+    source.py     a file -> lines of highlighted HTML
+    compare.py    two versions of a file -> a diff
+    contents.py   what a repository is, read from its tree
+    routes.py     the pages
+"""

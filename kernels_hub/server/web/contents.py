@@ -1,0 +1,300 @@
+"""What a repository is, as its pages tell it: versions, variants, layers; read from its refs and trees.
+
+Nothing here trusts a file: metadata.json may be anything, and then the page says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from kernels_hub.server.card import card_data
+from kernels_hub.server.listing import Entry, Listing
+from kernels_hub.server.refs import BRANCHES, TAGS
+from kernels_hub.server.refusal import Refusal, entry_not_found, revision_not_found
+from kernels_hub.server.repositories import Repository
+from kernels_hub.server.store import DEFAULT_BRANCH, Store
+
+_METADATA = "metadata.json"
+_YANKED = "yanked.json"
+_SIGNATURES = {f"{_METADATA}.ed25519": "Ed25519 signature", f"{_METADATA}.sigstore": "Sigstore bundle"}
+_NUMBERED = re.compile(r"v(0|[1-9][0-9]{0,8})")
+_READ_LIMIT = 1024 * 1024
+_NAMES_LIMIT = 200
+_NAME_LENGTH = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A name, its commit, when that was made, and why it was yanked (None where it was not)."""
+
+    name: str
+    commit: str
+    date: str
+    yanked: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VariantFacts:
+    """A variant as its folder and metadata.json say."""
+
+    name: str
+    files: int
+    size: int
+    backend: str | None = None
+    license: str | None = None
+    release: str | None = None
+    summary: str | None = None
+    layers: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
+    signatures: tuple[str, ...] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a version holds, over all of its variants."""
+
+    variants: tuple[VariantFacts, ...] = ()
+    layers: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
+    license: str | None = None
+    summary: str | None = None
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class Contents:
+    """One repository, open for reading."""
+
+    store: Store
+    repository: Repository
+    _yanked: dict[str, str] = field(default_factory=dict)
+
+    # -- revisions
+
+    def releases(self) -> list[Revision]:
+        """Tags that are versions, newest first; then the other tags, by name."""
+        tags = self._refs(TAGS)
+        yanked = self.yanked()
+        found = [
+            Revision(name, commit, self._date(commit), yanked.get(_release(name) or ""))
+            for name, commit in tags.items()
+        ]
+        return sorted(found, key=lambda revision: _order(revision.name))
+
+    def branches(self) -> list[Revision]:
+        """`main` first, then by name."""
+        found = [Revision(name, commit, self._date(commit)) for name, commit in self._refs(BRANCHES).items()]
+        return sorted(found, key=lambda revision: (revision.name != DEFAULT_BRANCH, revision.name))
+
+    def default(self) -> str | None:
+        """The revision that a page shows first: the newest release, the highest vN, `main`, else any."""
+        releases = [release for release in self.releases() if _release(release.name)]
+        final = [
+            release for release in releases if not _is_prerelease(release.name) and release.yanked is None
+        ]
+        for release in (*final, *releases):
+            return release.name
+        branches = [branch.name for branch in self.branches()]
+        if numbers := [int(found[1]) for name in branches if (found := _NUMBERED.fullmatch(name))]:
+            return f"v{max(numbers)}"
+        return next(iter((*branches, *(tag.name for tag in self.releases()))), None)
+
+    def revision(self, name: str) -> Revision:
+        """A branch, tag or commit. Refuses (404) any other."""
+        commit = self.store.resolve(self.repository, name)
+        yanked = self.yanked().get(_release(name) or "") if name in self._refs(TAGS) else None
+        return Revision(name, commit, self._date(commit), yanked)
+
+    def names(self) -> list[str]:
+        """Every branch and tag, as a choice to make."""
+        return [revision.name for revision in (*self.releases(), *self.branches())]
+
+    def yanked(self) -> Mapping[str, str]:
+        """Release -> why it was yanked, as `yanked.json` on the main branch says."""
+        main = self._refs(BRANCHES).get(DEFAULT_BRANCH)
+        entry = None if main is None else self.listing(main).entries.get(_YANKED)
+        document = None if entry is None else _json(self.read(entry))
+        if not isinstance(document, dict):
+            return {}
+        return {str(release): str(reason)[:_NAME_LENGTH] for release, reason in document.items()}
+
+    # -- files
+
+    def listing(self, commit: str) -> Listing:
+        """Everything in a commit."""
+        return self.store.listing(self.repository, commit)
+
+    def entry(self, commit: str, path: str) -> Entry:
+        """A file or folder. Refuses (404) where there is none."""
+        entry = self.listing(commit).entries.get(path)
+        if entry is None:
+            raise entry_not_found(path)
+        return entry
+
+    def read(self, entry: Entry, limit: int = _READ_LIMIT) -> bytes | None:
+        """A file's content, large files included; None for one that is longer than `limit`."""
+        if entry.size > limit:
+            return None
+        if entry.large is not None:
+            path = self.store.large_files.path(self.repository, entry.large.sha256)
+            return path.read_bytes() if path.is_file() else None
+        return self.store.blob(self.repository, entry.oid)
+
+    def text(self, commit: str, path: str, limit: int = _READ_LIMIT) -> str | None:
+        """A file as text, or None where it is missing, long or no text."""
+        entry = self.listing(commit).entries.get(path)
+        content = None if entry is None or entry.is_folder else self.read(entry, limit)
+        return None if content is None else content.decode("utf-8", "replace")
+
+    def facts(self, commit: str) -> Facts:
+        """Variants, layers, functions and licence of a version."""
+        listing = self.listing(commit)
+        folders: dict[str, list[Entry]] = {}
+        for entry in listing.files():
+            parts = entry.path.split("/")
+            if len(parts) > 2 and parts[0] == "build":
+                folders.setdefault(parts[1], []).append(entry)
+        variants = tuple(self._variant(name, files) for name, files in sorted(folders.items()))
+        source = self._kernel_toml(listing)
+        return Facts(
+            variants,
+            _union((variant.layers for variant in variants), source.layers),
+            _union((variant.functions for variant in variants), source.functions),
+            next((variant.license for variant in variants if variant.license), source.license),
+            next((variant.summary for variant in variants if variant.summary), source.summary),
+            sum(entry.size for entry in listing.files()),
+        )
+
+    def card_license(self, commit: str) -> str | None:
+        """The licence that the card's YAML names."""
+        text = self.text(commit, "README.md")
+        licence = None if text is None else card_data(text).get("license")
+        return licence[:_NAME_LENGTH] if isinstance(licence, str) else None
+
+    def _variant(self, name: str, files: list[Entry]) -> VariantFacts:
+        inside = {entry.path.removeprefix(f"build/{name}/"): entry for entry in files}
+        size = sum(entry.size for entry in files)
+        signatures = tuple(label for file, label in _SIGNATURES.items() if file in inside)
+        if _METADATA not in inside:
+            return VariantFacts(name, len(files), size, signatures=signatures, problem="no metadata.json")
+        document = _json(self.read(inside[_METADATA]))
+        if not isinstance(document, dict):
+            return VariantFacts(
+                name, len(files), size, signatures=signatures, problem="metadata.json is no JSON object"
+            )
+        ours = _table(document, "kernels-hub")
+        return VariantFacts(
+            name,
+            len(files),
+            size,
+            _text(_table(document, "backend"), "type"),
+            _text(document, "license"),
+            _text(ours, "release"),
+            _text(ours, "summary"),
+            _texts(ours, "layers"),
+            _texts(ours, "functions"),
+            signatures,
+        )
+
+    def _kernel_toml(self, listing: Listing) -> VariantFacts:
+        entry = listing.entries.get("kernel.toml")
+        content = None if entry is None or entry.is_folder else self.read(entry)
+        try:
+            document = tomllib.loads((content or b"").decode())
+        except (ValueError, RecursionError):
+            document = {}
+        kernel = _table(document, "kernel")
+        return VariantFacts(
+            "",
+            0,
+            0,
+            license=_text(kernel, "license"),
+            summary=_text(kernel, "summary"),
+            layers=_texts(kernel, "layers"),
+            functions=_texts(kernel, "functions"),
+        )
+
+    def _refs(self, prefix: str) -> dict[str, str]:
+        refs = self.store.content(self.repository).refs.all()
+        return {
+            name.removeprefix(prefix): ref.commit for name, ref in refs.items() if name.startswith(prefix)
+        }
+
+    def _date(self, commit: str) -> str:
+        try:
+            return self.store.commit_info(self.repository, commit).date
+        except (KeyError, Refusal):
+            raise revision_not_found(commit) from None
+
+
+def is_release(name: str) -> bool:
+    """Whether a tag of this name is a version."""
+    return _release(name) is not None
+
+
+def _release(tag: str) -> str | None:
+    """The version that a tag stands for: "1.2.0" of "v1.2.0"."""
+    return tag[1:] if tag.startswith("v") and _version(tag) is not None else None
+
+
+def _version(tag: str) -> Version | None:
+    try:
+        return Version(tag[1:]) if tag.startswith("v") and len(tag) < 60 else None
+    except InvalidVersion:
+        return None
+
+
+def _is_prerelease(tag: str) -> bool:
+    version = _version(tag)
+    return version is not None and version.is_prerelease
+
+
+class _Descending:
+    """Sorts a version before the lower ones."""
+
+    def __init__(self, version: Version) -> None:
+        self.version = version
+
+    def __lt__(self, other: _Descending) -> bool:
+        return self.version > other.version
+
+
+def _order(tag: str) -> tuple[bool, Any, str]:
+    version = _version(tag)
+    return (version is None, 0 if version is None else _Descending(version), tag)
+
+
+def _json(content: bytes | None) -> object:
+    try:
+        return None if content is None else json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _table(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = document.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _text(document: Mapping[str, Any], key: str) -> str | None:
+    value = document.get(key)
+    return value[:_NAME_LENGTH] if isinstance(value, str) and value else None
+
+
+def _texts(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    value = document.get(key)
+    names = value if isinstance(value, list) else []
+    return tuple(name[:_NAME_LENGTH] for name in names[:_NAMES_LIMIT] if isinstance(name, str))
+
+
+def _union(groups: Iterable[tuple[str, ...]], otherwise: tuple[str, ...]) -> tuple[str, ...]:
+    """Every name of any group, in order of appearance."""
+    return tuple(dict.fromkeys(name for group in groups for name in group)) or otherwise

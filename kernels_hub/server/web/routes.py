@@ -1,0 +1,483 @@
+"""The pages of the Hub. They show what an anonymous visitor may download, and nothing else.
+
+GET /                                   repositories, newest first; ?q= searches
+GET /[kernels/]<org>/<name>             a repository; ?revision=
+GET …/tree/<revision>[/<path>]          a folder
+GET …/blob/<revision>/<path>            a file's source
+GET …/compare                           two versions; ?from= &to= &path= &view=
+GET …/goto                              where the choice of a version leads
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from threading import Lock
+from typing import Any
+from urllib.parse import quote
+
+from starlette.responses import Response
+
+from kernels_hub.server.call import REPOSITORY_TYPES, Call, Route
+from kernels_hub.server.hub import Hub
+from kernels_hub.server.listing import Entry
+from kernels_hub.server.refusal import Refusal, entry_not_found, repository_not_found
+from kernels_hub.server.repositories import Repository
+from kernels_hub.server.store import DEFAULT_BRANCH
+from kernels_hub.server.web.card import CardPlace, render_card
+from kernels_hub.server.web.compare import (
+    DIFF_LIMIT,
+    Pair,
+    Row,
+    TreeChange,
+    compare_texts,
+    compare_trees,
+    side_by_side,
+)
+from kernels_hub.server.web.contents import Contents, Facts, Revision, is_release
+from kernels_hub.server.web.pages import Pages, quoted, redirect, with_query
+from kernels_hub.server.web.source import SHOWN_LIMIT, decode_text, highlight_file
+
+_PAGE_ROWS = 30
+_SEARCHED = 2000
+_QUERY_LENGTH = 100
+_FACTS_KEPT = 4096
+_DIFF_FILES = 40
+_DIFF_ROWS = 6000
+_DIFF_SECONDS = 2.0
+_README = "README.md"
+
+Handler = Callable[[Call], Response]
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryRow:
+    """A repository in the list."""
+
+    namespace: str
+    name: str
+    kind: str
+    href: str
+    summary: str | None
+    version: str | None
+    layers: int
+    variants: int
+    licence: str | None
+    updated: str | None
+    text: str
+    """What a search looks at, in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileDiff:
+    """A file of a comparison; `reason` says why there are no lines."""
+
+    path: str
+    kind: str
+    rows: Sequence[Row] = ()
+    pairs: Sequence[Pair] = ()
+    reason: str | None = None
+
+    @property
+    def added(self) -> int:
+        """Lines that are new."""
+        return sum(row.kind == "added" for row in self.rows)
+
+    @property
+    def removed(self) -> int:
+        """Lines that are gone."""
+        return sum(row.kind == "removed" for row in self.rows)
+
+
+class Site:
+    """The handlers, with what they keep between requests."""
+
+    def __init__(self) -> None:
+        self._pages = Pages()
+        self._facts: OrderedDict[tuple[str, str], Facts] = OrderedDict()
+        self._guard = Lock()
+
+    def page(self, handler: Handler) -> Handler:
+        """A handler whose refusals are pages too. What must not be seen is not found."""
+
+        def answer(call: Call) -> Response:
+            try:
+                return handler(call)
+            except Refusal as refusal:
+                status = 404 if refusal.status == 401 else refusal.status
+                heading = "Not found" if status == 404 else "This cannot be shown"
+                message = "There is no such public page here." if status == 404 else refusal.message
+                return self._pages.render("refused.html", call.base, status, heading=heading, message=message)
+
+        return answer
+
+    def static(self, call: Call) -> Response:
+        """The style sheet and the icon."""
+        response = self._pages.static(call.params["file"], call.query("v"))
+        if response is None:
+            raise entry_not_found(call.params["file"])
+        return response
+
+    # -- pages
+
+    def index(self, call: Call) -> Response:
+        """Every public repository."""
+        query = " ".join(call.query("q").split())[:_QUERY_LENGTH]
+        public = [repo for repo in call.hub.repositories.all() if not repo.private and not repo.gated]
+        rows = public
+        if query:
+            words = query.lower().split()
+            found = ((repo, self._row(call.hub, repo).text) for repo in public[:_SEARCHED])
+            rows = [repo for repo, text in found if all(word in text for word in words)]
+        pages = max(1, -(-len(rows) // _PAGE_ROWS))
+        page = min(call.number("page", 1, 10**6), pages)
+        shown = rows[(page - 1) * _PAGE_ROWS : page * _PAGE_ROWS]
+        return self._pages.render(
+            "repositories.html",
+            call.base,
+            query=query,
+            total=len(rows),
+            rows=[self._row(call.hub, repo) for repo in shown],
+            page=page,
+            pages=pages,
+        )
+
+    def repository(self, call: Call) -> Response:
+        """The card of a version, and what is in it."""
+        contents = _contents(call)
+        revision = _revision(contents, call.query("revision"))
+        if revision is None:
+            values: dict[str, Any] = {"revision": Revision(DEFAULT_BRANCH, "", ""), "facts": Facts()}
+            values.update(card=None, versions=[], branches=[], usage=None)
+        else:
+            values = self._repository_values(contents, revision)
+        return self._inside(call, contents, "repository.html", "card", **values)
+
+    def _repository_values(self, contents: Contents, revision: Revision) -> dict[str, Any]:
+        page, facts = contents.repository.page, self._facts_of(contents, revision.commit)
+        card = self._card(contents, revision)
+        releases = contents.releases()
+        versions = [
+            {
+                "name": release.name,
+                "date": release.date,
+                "yanked": release.yanked,
+                "href": with_query(page, revision=release.name),
+                "previous": previous.name if previous else None,
+                "compare": with_query(f"{page}/compare", **{"from": previous.name, "to": release.name})
+                if previous
+                else None,
+            }
+            for release, previous in zip_longest(releases, releases[1:])
+        ]
+        branches = [
+            {"name": branch.name, "href": with_query(page, revision=branch.name)}
+            for branch in contents.branches()
+        ]
+        variants = [
+            {"href": f"{page}/tree/{quoted(revision.name)}/build/{quote(variant.name)}", "facts": variant}
+            for variant in facts.variants
+        ]
+        return {
+            "revision": revision,
+            "facts": facts,
+            "card": card,
+            "versions": versions,
+            "branches": branches,
+            "variants": variants,
+            "usage": _usage(contents.repository, revision, facts),
+        }
+
+    def _card(self, contents: Contents, revision: Revision) -> object:
+        name = revision.name
+        text = contents.text(revision.commit, _README)
+        if text is None and (main := _revision(contents, DEFAULT_BRANCH, missing_ok=True)) is not None:
+            # The peer's builder keeps the card on main and the builds on their own branches.
+            name, text = main.name, contents.text(main.commit, _README)
+        if text is None:
+            return None
+        page = contents.repository.page
+        place = CardPlace(f"{page}/blob/{quoted(name)}", f"{page}/resolve/{quoted(name)}")
+        return render_card(text, place)
+
+    def tree(self, call: Call) -> Response:
+        """The files of a folder."""
+        contents = _contents(call)
+        revision = contents.revision(call.params["revision"])
+        path, page = call.params.get("path", ""), contents.repository.page
+        listing = contents.listing(revision.commit)
+        if path and not contents.entry(revision.commit, path).is_folder:
+            return redirect(f"{page}/blob/{quoted(revision.name)}/{quote(path)}")
+        prefix = f"{path}/" if path else ""
+        inside = [
+            entry
+            for entry in listing.entries.values()
+            if entry.path.startswith(prefix) and "/" not in entry.path[len(prefix) :]
+        ]
+        base = f"{page}/tree/{quoted(revision.name)}"
+        parent = None if not path else f"{base}/{quote(path.rpartition('/')[0])}".rstrip("/")
+        entries = [
+            {
+                "name": entry.path[len(prefix) :],
+                "folder": entry.is_folder,
+                "size": None if entry.is_folder else entry.size,
+                "large": entry.large is not None,
+                "href": f"{page}/{'tree' if entry.is_folder else 'blob'}/{quoted(revision.name)}/{quote(entry.path)}",
+            }
+            for entry in sorted(inside, key=lambda entry: (not entry.is_folder, entry.path))
+        ]
+        return self._inside(
+            call, contents, "tree.html", "files", revision=revision, path=path, entries=entries, parent=parent
+        )
+
+    def blob(self, call: Call) -> Response:
+        """A file, line by line."""
+        contents = _contents(call)
+        revision = contents.revision(call.params["revision"])
+        path, page = call.params["path"], contents.repository.page
+        entry = contents.entry(revision.commit, path)
+        if entry.is_folder:
+            return redirect(f"{page}/tree/{quoted(revision.name)}/{quote(path)}")
+        text, reason = _text_of(contents, entry, SHOWN_LIMIT)
+        return self._inside(
+            call,
+            contents,
+            "source.html",
+            "files",
+            revision=revision,
+            path=path,
+            lines=None if text is None else highlight_file(path, text),
+            reason=reason,
+            size=entry.size,
+            large=entry.large is not None,
+            sha256=entry.large.sha256 if entry.large else None,
+            download=f"{page}/resolve/{quoted(revision.name)}/{quote(path)}",
+        )
+
+    def compare(self, call: Call) -> Response:
+        """What changed between two versions."""
+        contents = _contents(call)
+        old, new = _two_revisions(contents, call.query("from"), call.query("to"))
+        view = "split" if call.query("view") == "split" else "unified"
+        only = call.query("path")
+        before, after = contents.listing(old.commit).entries, contents.listing(new.commit).entries
+        changes = compare_trees(
+            {path: entry.oid for path, entry in before.items() if not entry.is_folder},
+            {path: entry.oid for path, entry in after.items() if not entry.is_folder},
+        )
+        if only:
+            changes = [change for change in changes if change.path == only]
+        files: list[FileDiff] = []
+        rows, deadline = 0, time.monotonic() + _DIFF_SECONDS
+        for change in changes:
+            if files and (len(files) == _DIFF_FILES or rows > _DIFF_ROWS or time.monotonic() > deadline):
+                break
+            sides = before.get(change.path), after.get(change.path)
+            files.append(diff := _file_diff(contents, change, *sides, split=view == "split"))
+            rows += len(diff.rows)
+        return self._inside(
+            call,
+            contents,
+            "compare.html",
+            "compare",
+            revision=new,
+            old=old,
+            new=new,
+            view=view,
+            only=only,
+            changes=changes,
+            files=files,
+            rest=changes[len(files) :],
+        )
+
+    def goto(self, call: Call) -> Response:
+        """From the form that chooses a version to its page."""
+        contents = _contents(call)
+        revision, path = _revision(contents, call.query("revision")), call.query("path")
+        page = contents.repository.page
+        if revision is None:
+            return redirect(page)
+        entry = contents.listing(revision.commit).entries.get(path)
+        if entry is None:
+            return redirect(f"{page}/tree/{quoted(revision.name)}")
+        kind = "tree" if entry.is_folder else "blob"
+        return redirect(f"{page}/{kind}/{quoted(revision.name)}/{quote(path)}")
+
+    # -- what they share
+
+    def _inside(
+        self, call: Call, contents: Contents, template: str, tab: str, *, revision: Revision, **values: Any
+    ) -> Response:
+        repository = contents.repository
+        facts = values.pop("facts", None)
+        if facts is None:
+            facts = self._facts_of(contents, revision.commit)
+        repo = {
+            "namespace": repository.namespace,
+            "name": repository.name,
+            "full_name": repository.full_name,
+            "kind": repository.type,
+            "href": repository.page,
+            "summary": facts.summary,
+        }
+        rev = {
+            "name": revision.name,
+            "commit": revision.commit,
+            "date": revision.date,
+            "yanked": revision.yanked,
+            "quoted": quoted(revision.name),
+            "is_default": revision.name == contents.default(),
+        }
+        return self._pages.render(
+            template,
+            call.base,
+            tab=tab,
+            repo=repo,
+            rev=rev,
+            facts=facts,
+            revisions=_choices(contents, revision.name),
+            **values,
+        )
+
+    def _row(self, hub: Hub, repository: Repository) -> RepositoryRow:
+        contents = Contents(hub.store, repository)
+        try:
+            name = contents.default()
+            revision = None if name is None else contents.revision(name)
+            facts = Facts() if revision is None else self._facts_of(contents, revision.commit)
+        except Refusal:  # deleted meanwhile
+            revision, facts = None, Facts()
+        words = (repository.full_name, facts.summary or "", *facts.layers, *facts.functions)
+        return RepositoryRow(
+            repository.namespace,
+            repository.name,
+            repository.type,
+            repository.page,
+            facts.summary,
+            revision.name if revision and is_release(revision.name) else None,
+            len(facts.layers),
+            len(facts.variants),
+            facts.license,
+            revision.date if revision else None,
+            " ".join(words).lower(),
+        )
+
+    def _facts_of(self, contents: Contents, commit: str) -> Facts:
+        key = (contents.repository.id, commit)
+        with self._guard:
+            if (known := self._facts.get(key)) is not None:
+                self._facts.move_to_end(key)
+                return known
+        facts = contents.facts(commit)
+        if facts.license is None:
+            facts = replace(facts, license=contents.card_license(commit))
+        with self._guard:
+            self._facts[key] = facts
+            while len(self._facts) > _FACTS_KEPT:
+                self._facts.popitem(last=False)
+        return facts
+
+
+def _contents(call: Call) -> Contents:
+    """The repository of the path, if everybody may download it."""
+    params = call.params
+    kind = REPOSITORY_TYPES[params["type"]]
+    repository = call.hub.repositories.find(kind, params["namespace"], params["name"])
+    if repository is None or repository.private or repository.gated:
+        raise repository_not_found(anonymous=False)
+    return Contents(call.hub.store, repository)
+
+
+def _revision(contents: Contents, name: str, *, missing_ok: bool = False) -> Revision | None:
+    """A revision by name; without one, the default (None where the repository is empty)."""
+    wanted = name or contents.default()
+    if wanted is None:
+        return None
+    try:
+        return contents.revision(wanted)
+    except Refusal:
+        if missing_ok:
+            return None
+        raise
+
+
+def _two_revisions(contents: Contents, old: str, new: str) -> tuple[Revision, Revision]:
+    """The revisions to compare: those asked for, else the newest release and the one before it."""
+    releases = [release.name for release in contents.releases()]
+    new = new or contents.default() or ""
+    if not old:
+        older = releases[releases.index(new) + 1 :] if new in releases else releases
+        old = older[0] if older else new
+    return contents.revision(old), contents.revision(new)
+
+
+def _choices(contents: Contents, current: str) -> list[str]:
+    names = contents.names()
+    return names if current in names or not current else [current, *names]
+
+
+def _text_of(contents: Contents, entry: Entry, limit: int) -> tuple[str | None, str | None]:
+    """A file's text, or why it cannot be shown."""
+    if entry.size > limit:
+        return None, "This file is too large to show here."
+    content = contents.read(entry, limit)
+    text = None if content is None else decode_text(content)
+    return text, "This file is not text." if text is None else None
+
+
+def _file_diff(
+    contents: Contents, change: TreeChange, old: Entry | None, new: Entry | None, *, split: bool
+) -> FileDiff:
+    texts = []
+    for entry in (old, new):
+        text, reason = ("", None) if entry is None else _text_of(contents, entry, DIFF_LIMIT)
+        if text is None:
+            return FileDiff(change.path, change.kind, reason=reason)
+        texts.append(text)
+    rows = compare_texts(*texts)
+    if rows is None:
+        return FileDiff(change.path, change.kind, reason="Too much changed to show line by line.")
+    if not rows:
+        return FileDiff(change.path, change.kind, reason="Only the end of the file or its mode differs.")
+    return FileDiff(change.path, change.kind, rows, list(side_by_side(rows)) if split else ())
+
+
+def _usage(repository: Repository, revision: Revision, facts: Facts) -> str | None:
+    """Lines of Python that load this version."""
+    if not facts.variants:
+        return None
+    name, layers = revision.name, [layer for layer in facts.layers if layer.isidentifier()][:1]
+    wanted = ("version", f"=={name[1:]}") if is_release(name) else ("revision", name)
+    arguments = [
+        json.dumps(repository.full_name),
+        *(f"layer_name={json.dumps(layer)}" for layer in layers),
+        f"{wanted[0]}={json.dumps(wanted[1])}",
+    ]
+    function = "LayerRepository" if layers else "get_kernel"
+    inside = "".join(f"    {argument},\n" for argument in arguments)
+    return f"from kernels_hub import {function}\n\n{function}(\n{inside})"
+
+
+def _routes() -> Iterator[Route]:
+    site = Site()
+    yield Route("GET HEAD", "/static/{file}", site.page(site.static))
+    yield Route("GET HEAD", "/", site.page(site.index))
+    pages = {
+        "": site.repository,
+        "/tree/{revision}": site.tree,
+        "/tree/{revision}/{path:rest}": site.tree,
+        "/blob/{revision}/{path:rest}": site.blob,
+        "/compare": site.compare,
+        "/goto": site.goto,
+    }
+    for prefix, kind in (("/kernels", "kernels"), ("", "models")):
+        for suffix, handler in pages.items():
+            template = f"{prefix}/{{namespace}}/{{name}}{suffix}"
+            yield Route("GET HEAD", template, site.page(handler), type=kind)
+
+
+ROUTES = tuple(_routes())
