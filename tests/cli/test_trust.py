@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
-from kernels_hub.hub.trust_policy import load_policy
+from kernels_hub.hub.keys import load_signing_key
+from kernels_hub.hub.signature import sign_variant
+from kernels_hub.hub.trust_policy import load_policy, parse_policy
 from tests.cli.conftest import Run
 from tests.hub.trust_cases import key
 
@@ -134,3 +138,28 @@ def test_a_malformed_policy_is_reported_by_every_command(run: Run, policy_file: 
         result = run("trust", *arguments)
         assert (result.code, result.out) == (1, "")
         assert "is malformed, so no repository's code runs: publishers: expected one of" in result.err
+
+
+# -- docs/trust.md ----------------------------------------------------------------------------------
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "trust.md").read_text(encoding="utf-8")
+
+
+def test_the_documented_policy_is_one():
+    (text,) = re.findall(r"```toml\n(.*?)```", DOCUMENT, re.DOTALL)
+    policy = parse_policy(text.encode(), Path("docs/trust.md"))
+    assert {rule.action for rule in policy.rules} == {"allow", "signature", "publisher", "deny"}
+    assert all(rule.signers for rule in policy.rules if rule.action == "signature")
+
+
+def test_every_documented_command_runs(run: Run, built_repository: Path):
+    commands = re.findall(r"^    kernels-hub (.*)$", DOCUMENT, re.MULTILINE)
+    assert len(commands) >= 12
+    for command in commands:
+        arguments = shlex.split(command, comments=True)
+        if arguments[0] == "verify":
+            for variant in (built_repository / "build").iterdir():
+                sign_variant(variant, load_signing_key("alice"))
+        arguments = [str(built_repository) if one == "PATH" else one for one in arguments]
+        result = run(*arguments)
+        assert (result.code, result.err.startswith("kernels-hub:")) == (0, False), (command, result.err)
