@@ -152,9 +152,9 @@ def _layer_problems(name: str, layers: Module, package: StaticPackage) -> Iterat
         return
     if not isinstance(found, Definition) or not isinstance(found.node, ast.ClassDef):
         line = found.node.lineno if isinstance(found, Definition) else 0
-        path = package.modules[found.module].path if isinstance(found, Definition) else layers.path
+        at = package.modules[found.module].path if isinstance(found, Definition) else layers.path
         yield Problem(
-            str(path),
+            str(at),
             line,
             f"layer {name} is not a class; a layer is a subclass of torch.nn.Module with a forward "
             "(functions are listed under [kernel] functions)",

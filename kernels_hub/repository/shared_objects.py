@@ -82,15 +82,15 @@ def is_native(inside: str, path: Path) -> bool:
 
 def read_shared_object(path: Path) -> SharedObject | None:
     """Read an ELF file; None when it is none, or broken."""
-    from elftools.common.exceptions import ELFError  # type: ignore[import-untyped]
-    from elftools.elf.dynamic import DynamicSection  # type: ignore[import-untyped]
-    from elftools.elf.elffile import ELFFile  # type: ignore[import-untyped]
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.dynamic import DynamicSection
+    from elftools.elf.elffile import ELFFile
 
     try:
         with path.open("rb") as file:
             elf = ELFFile(file)
             dynamic = [section for section in elf.iter_sections() if isinstance(section, DynamicSection)]
-            tags = [tag for section in dynamic for tag in section.iter_tags()]
+            tags: list[Any] = [tag for section in dynamic for tag in section.iter_tags()]
             undefined, exported = _symbols(elf)
             return SharedObject(
                 machine=str(elf["e_machine"]),
@@ -191,7 +191,7 @@ def _python_problems(inside: str, found: SharedObject) -> Iterator[str]:
             "stable ABI (Py_LIMITED_API), under a name that ends with .abi3.so"
         )
     elif python:
-        from abi3info import DATAS, FUNCTIONS
+        from abi3info import DATAS, FUNCTIONS  # type: ignore[import-untyped]
 
         stable = {symbol.name for symbol in (*FUNCTIONS, *DATAS)}
         if foreign := sorted(python - stable):
@@ -222,10 +222,10 @@ def _some(names: list[str]) -> str:
 
 
 def _versions(elf: Any) -> dict[str, tuple[str, ...]]:
-    from elftools.elf.gnuversions import GNUVerNeedSection  # type: ignore[import-untyped]
+    from elftools.elf.gnuversions import GNUVerNeedSection
 
     return {
-        version.name: tuple(auxiliary.name for auxiliary in auxiliaries)
+        str(version.name): tuple(str(auxiliary.name) for auxiliary in auxiliaries)
         for section in elf.iter_sections()
         if isinstance(section, GNUVerNeedSection)
         for version, auxiliaries in section.iter_versions()

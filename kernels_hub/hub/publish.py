@@ -1,0 +1,312 @@
+"""Publish a release: look at the Hub, do the next step, look again, until none is left.
+
+What the steps are, and why a publish may die at any of them, is in publish_plan.py. Writes are never
+repeated blindly: after one that failed, the Hub's state says whether it happened.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from kernels_hub.errors import (
+    HubError,
+    HubPermissionError,
+    PublishError,
+    RepositoryNotFoundError,
+)
+from kernels_hub.hub.compare import Comparison, compare
+from kernels_hub.hub.connection import Connection
+from kernels_hub.hub.http_errors import hub_errors, status_of
+from kernels_hub.hub.publish_plan import (
+    Commit,
+    CreateBranch,
+    CreateRepository,
+    CreateTag,
+    DeleteBranch,
+    Remote,
+    RemoteFile,
+    Step,
+    Tree,
+    Unfinished,
+    next_step,
+    plan,
+    previous_release,
+)
+from kernels_hub.hub.release import Release
+from kernels_hub.hub.releases import read_yanked, remote_interface
+from kernels_hub.repository.versions import MAIN, Refs
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+_STALE = frozenset({409, 412})
+"""Somebody else was first: look again."""
+_BUSY = frozenset({408, 429, 500, 502, 503, 504})
+_MAX_STALE = 30
+_MAX_BUSY = 4
+_PATIENCE_S = 15.0
+_PAUSE_S = 0.2
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was done, or would be."""
+
+    release: Release
+    steps: tuple[Step, ...]
+    commit: str | None
+    """The release's commit; None in a dry run."""
+    comparison: Comparison | None
+    """With the release before it in its major; None where there is none, or this one is out."""
+    url: str = field(default="")
+
+    @property
+    def was_there(self) -> bool:
+        """Whether nothing had to be done."""
+        return not self.steps
+
+
+@dataclass
+class _Look:
+    """How the Hub's state is read; trees and titles of commits never change, and are asked for once."""
+
+    api: HfApi
+    endpoint: str
+    release: Release
+
+    def __post_init__(self) -> None:
+        self.tree: Callable[[str], Tree] = cache(self._tree)
+        self.title: Callable[[str], str] = cache(self._title)
+
+    def remote(self) -> Remote:
+        release = self.release
+        try:
+            with hub_errors(self.endpoint, f"look at {release.repo_id}"):
+                found = self.api.list_repo_refs(release.repo_id, repo_type=release.repo_type)
+        except RepositoryNotFoundError:
+            return Remote(exists=False)
+        branches = {ref.name: ref.target_commit for ref in found.branches}
+        tags = {ref.name: ref.target_commit for ref in found.tags}
+        return Remote(True, Refs(branches, tags), self.tree, self.title)
+
+    def _tree(self, commit: str) -> Tree:
+        from huggingface_hub.hf_api import RepoFile
+
+        release = self.release
+        with hub_errors(self.endpoint, f"list the files of {release.repo_id} at {commit[:12]}"):
+            entries = self.api.list_repo_tree(
+                release.repo_id, recursive=True, revision=commit, repo_type=release.repo_type
+            )
+            return {
+                entry.path: RemoteFile(entry.size, sha256=entry.lfs.sha256)
+                if entry.lfs is not None
+                else RemoteFile(entry.size, blob=entry.blob_id)
+                for entry in entries
+                if isinstance(entry, RepoFile)
+            }
+
+    def _title(self, commit: str) -> str:
+        release = self.release
+        with hub_errors(self.endpoint, f"read the history of {release.repo_id}"):
+            commits = self.api.list_repo_commits(
+                release.repo_id, revision=commit, repo_type=release.repo_type
+            )
+        return commits[0].title if commits else ""
+
+
+def publish(
+    release: Release,
+    *,
+    private: bool = False,
+    dry_run: bool = False,
+    allow_breaking: bool = False,
+    replace_unfinished: bool = False,
+    connection: Connection | None = None,
+    report: Callable[[str], None] = lambda _: None,
+) -> Published:
+    """Bring a release to the Hub, or complete one that was begun; nothing is done for one that is out.
+
+    private: of a repository that is created now.
+    dry_run: only say what would be done; no call that writes.
+    allow_breaking: also where users of the release before would break without a higher major version.
+    replace_unfinished: commit over another release that was begun on the branch and never tagged.
+    report: called with each step before it is done.
+
+    Raises VersionExistsError (a PublishError) for a version that is out with other content;
+    PublishError for a breaking change, for somebody else's unfinished release, and where others
+    publish so fast that it never gets its turn; HubPermissionError where the Hub refuses the account;
+    HubError where the Hub cannot be reached or fails: run it again to complete it.
+    """
+    connection = connection or Connection()
+    look = _Look(connection.api, connection.endpoint, release)
+    remote = look.remote()
+    next_step(release, remote)  # a version that is out with other content is refused before anything else
+    comparison = _compare_with_previous(release, remote, connection)
+    if comparison is not None and not allow_breaking:
+        _check_bump(release, comparison)
+    url = f"{connection.endpoint}/{'kernels/' if release.repo_type == 'kernel' else ''}{release.repo_id}"
+    if dry_run:
+        steps = plan(release, remote, replace_unfinished=replace_unfinished)
+        if steps and isinstance(steps[-1], Unfinished):
+            raise _not_ours(release, steps[-1])
+        return Published(release, tuple(steps), None, comparison, url)
+    steps = _publish(release, look, private, replace_unfinished, report)
+    return Published(release, tuple(steps), look.remote().refs.tags[release.tag], comparison, url)
+
+
+def _publish(
+    release: Release, look: _Look, private: bool, replace_unfinished: bool, report: Callable[[str], None]
+) -> list[Step]:
+    done: list[Step] = []
+    stale = busy = 0
+    patience = time.monotonic() + _PATIENCE_S
+    while True:
+        remote = look.remote()
+        step = next_step(release, remote, replace_unfinished=replace_unfinished)
+        if step is None:
+            return done
+        if isinstance(step, Unfinished):
+            if time.monotonic() > patience:
+                raise _not_ours(release, step)
+            time.sleep(_pause(1))
+            continue
+        if not (done and done[-1] == step):
+            report(str(step))
+        try:
+            _do(step, release, look, private)
+        except HubError as error:
+            status = status_of(error)
+            if status in _STALE and stale < _MAX_STALE:
+                stale += 1
+                time.sleep(_pause(stale))
+            elif status in _BUSY and busy < _MAX_BUSY:
+                busy += 1
+                time.sleep(_pause(2 ** (busy + 1)))
+            elif status in _STALE:
+                raise PublishError(
+                    f"{release.repo_id} changes faster than {release.version} can be published: {error}; "
+                    "nothing of it is out; try again when the others are done"
+                ) from error
+            else:
+                raise _resumable(release, error) from error
+            continue
+        patience = time.monotonic() + _PATIENCE_S
+        done.append(step)
+
+
+def _do(step: Step, release: Release, look: _Look, private: bool) -> None:
+    api: Any = look.api
+    place = {"repo_id": release.repo_id, "repo_type": release.repo_type}
+    with hub_errors(look.endpoint, f"{step} of {release.repo_id}"):
+        match step:
+            case CreateRepository():
+                _create_repository(release, look, private)
+            case CreateBranch(branch=branch, commit=commit):
+                api.create_branch(**place, branch=branch, revision=commit)
+            case CreateTag(tag=tag, commit=commit):
+                api.create_tag(**place, tag=tag, revision=commit, tag_message=release.title)
+            case DeleteBranch(branch=branch):
+                api.delete_branch(**place, branch=branch)
+            case Commit():
+                _commit(step, release, look)
+            case Unfinished():
+                raise AssertionError(f"{step} is nothing to do")
+
+
+def _create_repository(release: Release, look: _Look, private: bool) -> None:
+    try:
+        with hub_errors(look.endpoint, f"create the {release.repo_type} repository {release.repo_id}"):
+            look.api.create_repo(
+                release.repo_id,
+                repo_type=release.repo_type,
+                private=private or None,
+                exist_ok=True,
+            )
+    except HubPermissionError as error:
+        if release.repo_type != "kernel":
+            raise
+        raise HubPermissionError(
+            f"{error}. A Hub may keep kernel repositories for some accounts: "
+            "if this account may create others there, publish with --repo-type model"
+        ) from error
+
+
+def _commit(step: Commit, release: Release, look: _Look) -> None:
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    with ExitStack() as stack:
+        # File objects, not paths: with them huggingface_hub uploads and commits in one go even where
+        # the Hub offers no Xet storage.
+        found = look.api.create_commit(
+            release.repo_id,
+            [
+                *(CommitOperationDelete(path, is_folder=False) for path in step.delete),
+                *(CommitOperationAdd(file.path, file.open(stack)) for file in step.add),
+            ],
+            commit_message=step.title,
+            revision=step.branch,
+            parent_commit=step.parent,
+            repo_type=release.repo_type,
+        )
+    if step.branch != MAIN:
+        _check_commit(found.oid, step, release, look)
+
+
+def _check_commit(commit: str, step: Commit, release: Release, look: _Look) -> None:
+    """Nothing is tagged that is not what was to be published: a Hub may leave out ignored files."""
+    tree = look.tree(commit)
+    wrong = [path for path, file in release.files.items() if path not in tree or not tree[path].holds(file)]
+    wrong += [path for path in step.delete if path in tree]
+    if wrong:
+        raise PublishError(
+            f"{release.repo_id}: after the commit {commit[:12]} to {step.branch}, {', '.join(wrong[:5])} "
+            f"{'is' if len(wrong) == 1 else 'are'} not as sent; is there a .gitignore in the repository? "
+            f"{release.version} was not tagged"
+        )
+
+
+def _compare_with_previous(release: Release, remote: Remote, connection: Connection) -> Comparison | None:
+    if not remote.exists or release.tag in remote.refs.tags:
+        return None
+    yanked = read_yanked(connection, release.repo_id, release.repo_type, remote.refs)
+    previous = previous_release(release, remote.refs, yanked)
+    if previous is None:
+        return None
+    before = remote_interface(connection, release.repo_id, release.repo_type, previous[1])
+    return compare(before, release.interface)
+
+
+def _check_bump(release: Release, comparison: Comparison) -> None:
+    old = comparison.old.version or "0.0.0"
+    if comparison.allows(old, str(release.version)):
+        return
+    lines = "".join(f"\n  {change}" for change in comparison.breaking)
+    raise PublishError(
+        f"{release.repo_id} {release.version} would break code that uses {old}; publish it as "
+        f"{comparison.next_version(old)}, or with --allow-breaking:{lines}"
+    )
+
+
+def _not_ours(release: Release, step: Unfinished) -> PublishError:
+    return PublishError(
+        f"{release.repo_id}: {step}: somebody is publishing it, or died on the way. Run that publish again to "
+        f"complete it, or put {release.version} in its place with --replace-unfinished"
+    )
+
+
+def _resumable(release: Release, error: HubError) -> HubError:
+    if isinstance(error, HubPermissionError):
+        return error
+    return HubError(
+        f"{error}. {release.version} may be half published: run the same command again to complete it"
+    )
+
+
+def _pause(factor: float) -> float:
+    return _PAUSE_S * factor * random.uniform(0.5, 1.5)  # noqa: S311 (jitter)

@@ -1,0 +1,234 @@
+"""A release as it will lie on a Hub: exactly which files, with which content.
+
+build/<variant>/…   the variants, checked, with digests, and signatures where a key is given
+README.md           the card
+kernel.toml         what it was built from, with the release's version
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from packaging.version import InvalidVersion, Version
+
+from kernels_hub.errors import MetadataError, PublishError
+from kernels_hub.hub.signature import sign_variant
+from kernels_hub.repository.build import build_repository
+from kernels_hub.repository.card import CARD_FILE, CardInput, read_benchmarks, write_card
+from kernels_hub.repository.check import check_kernels
+from kernels_hub.repository.digest import list_files
+from kernels_hub.repository.interface import Interface, built_variants, interface_of, read_kernels
+from kernels_hub.repository.metadata import METADATA_FILE
+from kernels_hub.repository.shared_objects import MANYLINUX
+from kernels_hub.repository.source import MANIFEST_FILE, is_source_repository, read_source_repository
+
+if TYPE_CHECKING:
+    from kernels_hub.hub.keys import SigningKey
+
+_REPO_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+_IN_MEMORY = 1 << 20
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class ReleaseFile:
+    """One file, and the names of its content."""
+
+    path: str
+    """In the repository."""
+    local: Path
+    size: int
+    sha256: str
+    blob: str
+    """Git's name for the content."""
+
+    @classmethod
+    def read(cls, path: str, local: Path) -> ReleaseFile:
+        """Hash a file, in pieces."""
+        size = local.stat().st_size
+        sha256 = hashlib.sha256()
+        blob = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
+        with local.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                sha256.update(chunk)
+                blob.update(chunk)
+        return cls(path, local, size, sha256.hexdigest(), blob.hexdigest())
+
+    def open(self, stack: ExitStack) -> BinaryIO:
+        """Its content: small files from memory, so that many of them need no open file each."""
+        if self.size <= _IN_MEMORY:
+            return io.BytesIO(self.local.read_bytes())
+        return stack.enter_context(self.local.open("rb"))
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is published, all of it."""
+
+    repo_id: str
+    repo_type: str
+    version: Version
+    files: Mapping[str, ReleaseFile] = field(hash=False)
+    interface: Interface = field(hash=False)
+
+    @property
+    def tag(self) -> str:
+        """Name of the release's tag."""
+        return f"v{self.version}"
+
+    @property
+    def branch(self) -> str:
+        """The branch that follows the newest release of its major."""
+        return f"v{self.version.major}"
+
+    @property
+    def title(self) -> str:
+        """Title of its commit, by which an unfinished release is known again."""
+        return f"Release {self.version}"
+
+
+def parse_version(text: str) -> Version:
+    """A release's version, spelled major.minor.patch. Raises PublishError for anything else."""
+    try:
+        version = Version(text)
+    except InvalidVersion:
+        version = None
+    if version is None or len(version.release) != 3 or version.epoch or version.local:
+        raise PublishError(
+            f"{text!r} is no version of a release: it must read major.minor.patch, as in '1.2.0'"
+        )
+    return version
+
+
+def check_repo_id(repo_id: str) -> str:
+    """A repository's name. Raises PublishError unless it reads "org/name"."""
+    if _REPO_ID.fullmatch(repo_id) is None or ".." in repo_id or "--" in repo_id:
+        raise PublishError(f"{repo_id!r} is no repository to publish to: expected 'org/name'")
+    return repo_id
+
+
+@contextmanager
+def prepare_release(
+    path: Path,
+    repo_id: str,
+    version: str | None = None,
+    *,
+    repo_type: str = "kernel",
+    key: SigningKey | None = None,
+    manylinux: tuple[int, int] = MANYLINUX,
+) -> Iterator[Release]:
+    """Build (or take), check and sign a repository; the files live as long as the context.
+
+    path: a repository in source form, or one whose `build/` holds the variants. Nothing is written there.
+    version: of the release; None takes the one of kernel.toml or metadata.json.
+
+    Raises BuildError with every problem of its code, MetadataError for files that do not parse,
+    PublishError for a bad repo_id or version, or a build of another release.
+    """
+    check_repo_id(repo_id)
+    wanted = None if version is None else parse_version(version)
+    with TemporaryDirectory(prefix="kernels-hub-release-") as scratch:
+        folder = Path(scratch)
+        if _can_be_built(path):
+            source = read_source_repository(path)
+            wanted = wanted or parse_version(source.version)
+            build_repository(path, folder, version=str(wanted), check=True, manylinux=manylinux)
+        else:
+            wanted = _take_build(path, folder, wanted, manylinux)
+        _write_manifest(path, folder, wanted)
+        if key is not None:
+            for name in built_variants(folder):
+                sign_variant(folder / "build" / name, key, repo_id=repo_id, release=str(wanted))
+        interface = interface_of(read_kernels(folder))
+        _write_card(path, folder, interface, repo_id, repo_type, wanted)
+        files = {inside: ReleaseFile.read(inside, file) for inside, file in list_files(folder).items()}
+        yield Release(repo_id, repo_type, wanted, files, interface)
+
+
+def _can_be_built(path: Path) -> bool:
+    """Whether there are sources; a published repository has a kernel.toml too, but not its folders."""
+    if not is_source_repository(path):
+        return False
+    if not _variants_in_build(path):
+        return True
+    try:
+        read_source_repository(path)
+    except MetadataError:
+        return False
+    return True
+
+
+def _variants_in_build(path: Path) -> list[str]:
+    """Names of the variants in `path/build`, if that is there."""
+    return built_variants(path / "build") if (path / "build").is_dir() else []
+
+
+def _take_build(path: Path, folder: Path, wanted: Version | None, manylinux: tuple[int, int]) -> Version:
+    kernels = read_kernels(path)
+    check_kernels(kernels, manylinux=manylinux)
+    for kernel in kernels:
+        release = kernel.metadata.release if kernel.metadata is not None else None
+        if release is None:
+            raise PublishError(
+                f"variant {kernel.variant} of {path} says no release in its {METADATA_FILE}; "
+                "publish from the source form, or build it with kernels-hub build"
+            )
+        if wanted is not None and parse_version(release) != wanted:
+            raise PublishError(
+                f"variant {kernel.variant} of {path} was built as {release}, not {wanted}; "
+                f"build it again as {wanted}, or publish {release}"
+            )
+        wanted = parse_version(release)
+        target = folder / "build" / kernel.variant
+        for inside, file in kernel.files.items():
+            (target / inside).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target / inside)
+    assert wanted is not None  # there is at least one variant
+    return wanted
+
+
+def _write_manifest(path: Path, folder: Path, version: Version) -> None:
+    manifest = path / MANIFEST_FILE
+    if not manifest.is_file():
+        return
+    import tomlkit
+
+    document: Any = tomlkit.parse(manifest.read_text(encoding="utf-8"))
+    document["kernel"]["version"] = str(version)
+    (folder / MANIFEST_FILE).write_text(tomlkit.dumps(document), encoding="utf-8", newline="\n")
+
+
+def _write_card(
+    path: Path, folder: Path, interface: Interface, repo_id: str, repo_type: str, version: Version
+) -> None:
+    root = path if path.is_dir() else path.parent
+    readme = root / CARD_FILE
+    given = CardInput(
+        repo_id,
+        str(version),
+        repo_type,
+        dtypes=_dtypes(folder / MANIFEST_FILE),
+        # The card of a repository that was downloaded is generated: it must not be wrapped into itself.
+        readme=readme.read_text(encoding="utf-8") if readme.is_file() and _can_be_built(path) else "",
+        benchmarks=read_benchmarks(root),
+    )
+    card = write_card(replace(interface, version=str(version)), given)
+    (folder / CARD_FILE).write_text(card, encoding="utf-8", newline="\n")
+
+
+def _dtypes(manifest: Path) -> tuple[str, ...]:
+    import tomllib
+
+    if not manifest.is_file():
+        return ()
+    kernel = tomllib.loads(manifest.read_text(encoding="utf-8")).get("kernel", {})
+    return tuple(map(str, kernel.get("dtypes", ())))

@@ -1,0 +1,267 @@
+"""The releases of a repository on a Hub: which there are, which are yanked, and what each offers."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from kernels_hub.errors import (
+    MetadataError,
+    NoVariantError,
+    PublishError,
+    RepositoryNotFoundError,
+    VersionError,
+)
+from kernels_hub.hub.connection import YANKED_FILE, Connection
+from kernels_hub.hub.http_errors import hub_errors, status_of
+from kernels_hub.hub.tree import BUILD, Tree
+from kernels_hub.repository.digest import list_files
+from kernels_hub.repository.interface import Interface, interface_of
+from kernels_hub.repository.load import KernelFiles
+from kernels_hub.repository.metadata import METADATA_FILE, Digest, read_metadata
+from kernels_hub.repository.versions import MAIN, Refs, Wanted, parse_tag
+
+REPO_TYPES = ("kernel", "model")
+_TRIES = 8
+
+
+@dataclass(frozen=True)
+class ReleaseRow:
+    """One release."""
+
+    version: str
+    tag: str
+    commit: str
+    date: str | None
+    """ISO 8601; None where the Hub does not say."""
+    yanked: str | None
+    """The reason, "" for none; None for a release that is not yanked."""
+    branches: tuple[str, ...]
+    """Branches that are at its commit."""
+
+
+@dataclass(frozen=True)
+class Releases:
+    """What a repository has."""
+
+    repo_id: str
+    repo_type: str
+    releases: tuple[ReleaseRow, ...]
+    """Newest first."""
+    branches: Mapping[str, str]
+    tags: tuple[str, ...]
+    """Tags that are no releases."""
+
+
+def find_repository(connection: Connection, repo_id: str, repo_type: str | None) -> tuple[str, Refs]:
+    """Its type, and its branches and tags. Raises RepositoryNotFoundError, HubError."""
+    types = (repo_type,) if repo_type is not None else REPO_TYPES
+    missing: RepositoryNotFoundError | None = None
+    for kind in types:
+        try:
+            return kind, connection.refs(repo_id, kind)
+        except RepositoryNotFoundError as error:
+            missing = missing or error
+    assert missing is not None
+    raise missing
+
+
+def list_releases(
+    repo_id: str, *, repo_type: str | None = None, connection: Connection | None = None
+) -> Releases:
+    """Every release of a repository, with its date, and why it is yanked.
+
+    repo_type: "kernel" or "model"; None to find out.
+    Raises RepositoryNotFoundError, HubError.
+    """
+    connection = connection or Connection()
+    kind, refs = find_repository(connection, repo_id, repo_type)
+    yanked = read_yanked(connection, repo_id, kind, refs)
+    rows = []
+    for version, tag in refs.releases().items():
+        commit = refs.tags[tag]
+        rows.append(
+            ReleaseRow(
+                version=str(version),
+                tag=tag,
+                commit=commit,
+                date=_date(connection, repo_id, kind, commit),
+                yanked=yanked.get(str(version)),
+                branches=tuple(sorted(name for name, head in refs.branches.items() if head == commit)),
+            )
+        )
+    others = tuple(sorted(tag for tag in refs.tags if parse_tag(tag) is None))
+    return Releases(repo_id, kind, tuple(rows), dict(sorted(refs.branches.items())), others)
+
+
+def yank(
+    repo_id: str,
+    version: str,
+    reason: str = "",
+    *,
+    undo: bool = False,
+    repo_type: str | None = None,
+    connection: Connection | None = None,
+) -> bool:
+    """Keep a release from being chosen by a specifier; its exact pin and locks still get it.
+
+    undo: let it be chosen again.
+    Returns whether anything changed.
+
+    Raises VersionError for a release that is not there, with those that are; PublishError where others
+    keep changing `main`; RepositoryNotFoundError, HubPermissionError, HubError.
+    """
+    connection = connection or Connection()
+    for _ in range(_TRIES):
+        kind, refs = find_repository(connection, repo_id, repo_type)
+        release = _existing(repo_id, version, refs)
+        known = read_yanked(connection, repo_id, kind, refs)
+        wanted = {key: value for key, value in known.items() if key != release}
+        if not undo:
+            wanted[release] = reason
+        if wanted == known:
+            return False
+        text = json.dumps(dict(sorted(wanted.items())), indent=2, ensure_ascii=False) + "\n"
+        title = f"{'Unyank' if undo else 'Yank'} {release}"
+        try:
+            _commit_yanked(connection, repo_id, kind, refs, title, text)
+        except Exception as error:
+            if status_of(error) not in (409, 412):
+                raise
+            continue
+        return True
+    raise PublishError(f"{repo_id}: {MAIN} changes faster than {version} can be yanked; try again")
+
+
+def read_yanked(connection: Connection, repo_id: str, repo_type: str, refs: Refs) -> dict[str, str]:
+    """Release -> reason, as `yanked.json` on `main` says.
+
+    Raises MetadataError for a file that is not of the form, since writing it again would lose it.
+    """
+    main = refs.branches.get(MAIN)
+    if main is None:
+        return {}
+    try:
+        with hub_errors(connection.endpoint, f"read {YANKED_FILE} of {repo_id}"):
+            path = connection.api.hf_hub_download(repo_id, YANKED_FILE, repo_type=repo_type, revision=main)
+    except RepositoryNotFoundError as error:
+        from huggingface_hub.errors import EntryNotFoundError
+
+        if isinstance(error.__cause__, EntryNotFoundError):
+            return {}
+        raise
+    try:
+        document = json.loads(Path(path).read_bytes())
+        if not all(isinstance(value, str) for value in document.values()):
+            raise TypeError("a reason is no string")
+        return dict(document)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise MetadataError(
+            f'{repo_id}: {YANKED_FILE} on {MAIN} is not of the form {{"1.2.0": "reason"}}: {error}'
+        ) from error
+
+
+def remote_interface(connection: Connection, repo_id: str, repo_type: str, commit: str) -> Interface:
+    """The interface of a repository at a commit; only its Python files and metadata are fetched.
+
+    Raises NoVariantError when nothing was built there, MetadataError, HubError.
+    """
+    tree = connection.tree(repo_id, repo_type, commit)
+    wanted = [path for path in tree.files if path.endswith(".py") or path.rpartition("/")[2] == METADATA_FILE]
+    if not wanted:
+        raise NoVariantError(f"{repo_id} at {commit[:12]} holds no variants, so it has no interface")
+    with hub_errors(connection.endpoint, f"fetch the sources of {repo_id} at {commit[:12]}"):
+        folder = Path(
+            connection.api.snapshot_download(
+                repo_id, repo_type=repo_type, revision=commit, allow_patterns=wanted
+            )
+        )
+    kernels = [_kernel(repo_id, folder / BUILD / name) for name in tree.variants()]
+    found = interface_of(kernels)
+    variants = {
+        kernel.variant: replace(
+            found.variants[kernel.variant],
+            files=_listed(kernel, tree),
+            nbytes=sum(file.size or 0 for file in tree.variant(kernel.variant)),
+        )
+        for kernel in kernels
+    }
+    return replace(found, variants=variants)
+
+
+def release_commit(
+    connection: Connection, repo_id: str, version: str, repo_type: str | None = None
+) -> tuple[str, str]:
+    """Repository type and commit of a release ("1.2.0"), tag, branch ("v1", "main") or commit.
+
+    Raises VersionError with the nearest that exist.
+    """
+    kind, refs = find_repository(connection, repo_id, repo_type)
+    tagged = refs.releases().get(Version(version)) if parse_tag(f"v{version}") is not None else None
+    wanted = Wanted.of(repo_id, None, tagged or version)
+    found = wanted.candidates(refs)
+    if not found:
+        asked = Wanted.of(repo_id, f"=={version}", None) if parse_tag(f"v{version}") else wanted
+        raise asked.missing(repo_id, refs)
+    return kind, found[0].commit
+
+
+def _existing(repo_id: str, version: str, refs: Refs) -> str:
+    wanted = parse_tag(f"v{version.removeprefix('v')}")
+    if wanted is None:
+        raise VersionError(f"{version!r} is no version of a release: it must read major.minor.patch")
+    if wanted not in refs.releases():
+        raise Wanted.of(repo_id, f"=={wanted}", None).missing(repo_id, refs)
+    return str(wanted)
+
+
+def _commit_yanked(
+    connection: Connection, repo_id: str, repo_type: str, refs: Refs, title: str, text: str
+) -> None:
+    from huggingface_hub import CommitOperationAdd
+
+    with hub_errors(connection.endpoint, f"write {YANKED_FILE} of {repo_id}"):
+        connection.api.create_commit(
+            repo_id,
+            [CommitOperationAdd(YANKED_FILE, text.encode())],
+            commit_message=title,
+            revision=MAIN,
+            parent_commit=refs.branches.get(MAIN),
+            repo_type=repo_type,
+        )
+
+
+def _date(connection: Connection, repo_id: str, repo_type: str, commit: str) -> str | None:
+    with hub_errors(connection.endpoint, f"read the history of {repo_id}"):
+        commits: list[Any] = connection.api.list_repo_commits(repo_id, revision=commit, repo_type=repo_type)
+    found = commits[0].created_at if commits else None
+    return found.isoformat() if isinstance(found, datetime) else None
+
+
+def _kernel(repo_id: str, folder: Path) -> KernelFiles:
+    metadata = read_metadata(folder, default_name=repo_id.rpartition("/")[2])
+    return KernelFiles(metadata.name, folder.name, (folder,), list_files(folder), metadata)
+
+
+def _listed(kernel: KernelFiles, tree: Tree) -> dict[str, str]:
+    """Digest of every file: the sha256 that metadata.json lists, else the Hub's name of the content."""
+    digest = kernel.metadata.digest if kernel.metadata is not None else None
+    listed = _hexadecimal(digest) if digest is not None and digest.algorithm == "sha256" else {}
+    prefix = f"{BUILD}/{kernel.variant}/"
+    named = {
+        file.path.removeprefix(prefix): file.sha256 or f"git:{file.blob}"
+        for file in tree.variant(kernel.variant)
+        if not file.path.removeprefix(prefix).startswith(METADATA_FILE)
+    }
+    return {inside: listed.get(inside, name) for inside, name in named.items()}
+
+
+def _hexadecimal(digest: Digest) -> dict[str, str]:
+    return {inside: base64.b64decode(value).hex() for inside, value in digest.files.items()}
