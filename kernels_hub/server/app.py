@@ -44,6 +44,11 @@ access_log = logging.getLogger("kernels_hub.server.access")
 log = logging.getLogger("kernels_hub.server")
 
 
+def nothing(_call: Call) -> Response:
+    """Clients that expect JSON get no page."""
+    raise Refusal(404, "There is nothing at this address")
+
+
 def health(call: Call) -> Response:
     """200 while the rows can be read."""
     call.hub.database.row("SELECT 1")
@@ -121,7 +126,7 @@ class App:
             if (params := route.match(raw)) is not None:
                 if scope["method"] in route.methods:
                     return route, params
-                other_methods |= route.methods
+                other_methods |= route.methods if route.handler is not nothing else frozenset()
         if other_methods:
             allowed = ", ".join(sorted(other_methods))
             raise Refusal(405, f"This address takes {allowed}", headers={"Allow": allowed})
@@ -164,7 +169,8 @@ class App:
         if exchange.status:  # Too late: the answer has begun. Ending it early tells the client.
             log.error("request %s: %s", exchange.id, refusal.message)
             raise refusal
-        message = " ".join(refusal.message.split())
+        # It goes into a header: no line breaks, no other control characters.
+        message = "".join(c if c.isprintable() else "?" for c in " ".join(refusal.message.split()))
         headers = {"X-Error-Message": message.encode("ascii", "replace").decode(), **refusal.headers}
         if refusal.code:
             headers["X-Error-Code"] = refusal.code
@@ -250,8 +256,10 @@ def routes() -> tuple[Route, ...]:
 
 
 def _routes() -> Iterator[Route]:
-    for module in (api_account, api_repositories, api_git, lfs_api, xet_api, downloads, web):
+    for module in (api_account, api_repositories, api_git, lfs_api, xet_api, downloads):
         yield from module.ROUTES
+    yield Route("GET HEAD", "/api/{path:rest}", nothing)
+    yield from web.ROUTES
 
 
 def _end_with_parent(parent: int) -> None:

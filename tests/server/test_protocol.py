@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def test_accounts(api: HfApi):
     assert ("acme", "admin") in [(org["name"], org["roleInOrg"]) for org in me["orgs"]]
     assert api.get_organization_overview("acme").trustedKernelPublisher is True
     assert api.get_user_overview("ada").username == "ada"
-    assert [member.username for member in api.list_organization_members("acme")][0] == "ada"
+    assert next(iter(api.list_organization_members("acme"))).username == "ada"
     with pytest.raises(HfHubHTTPError, match="404"):
         api.get_organization_overview("nobody")
 
@@ -192,13 +193,14 @@ def test_the_same_tree_again_is_no_new_commit(api: HfApi, repo: str, kind: str):
     import httpx
 
     head = api.create_commit(repo, [add("a", "1")], commit_message="1", repo_type=kind).oid
-    lines = (
-        '{"key": "header", "value": {"summary": "again", "parentCommit": "%s"}}\n'
-        '{"key": "file", "value": {"path": "a", "content": "1", "encoding": "utf-8"}}\n' % head
-    )
+    header = {"summary": "again", "parentCommit": head}
+    lines = [
+        {"key": "header", "value": header},
+        {"key": "file", "value": {"path": "a", "content": "1", "encoding": "utf-8"}},
+    ]
     answer = httpx.post(
         f"{api.endpoint}/api/{kind}s/{repo}/commit/main",
-        content=lines,
+        content="\n".join(map(json.dumps, lines)),
         headers={"Authorization": f"Bearer {api.token}"},
     )
     assert (answer.status_code, answer.json()["commitOid"]) == (200, head)
