@@ -37,11 +37,11 @@ def loaded(peer: str) -> Any:
 
 
 def fresh(peer: str, offline: bool) -> Any:
-    """A step that times the first `get_kernel` of a fresh process, imports of torch aside."""
+    """A step that times a fresh process: import the library, after torch, and get a kernel."""
     program = (
         "import time, torch\n"
-        f"from {peer} import get_kernel\n"
         "start = time.perf_counter()\n"
+        f"from {peer} import get_kernel\n"
         f"get_kernel({REPOSITORY!r}, version=1, trust_remote_code=True)\n"
         "print(time.perf_counter() - start)\n"
     )

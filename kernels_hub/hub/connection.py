@@ -50,8 +50,10 @@ class Connection:
 
     @property
     def endpoint(self) -> str:
-        """The Hub's address."""
-        return str(self.api.endpoint)
+        """The Hub's address; the client, slow to import, is not needed to tell."""
+        from huggingface_hub import constants
+
+        return constants.ENDPOINT
 
     @property
     def is_offline(self) -> bool:
