@@ -44,7 +44,7 @@ def without_front_matter(text: str) -> str:
     return text if found is None else text[found.end() :]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def render_card(text: str, place: CardPlace) -> Markup:
     """The card's HTML, safe to put into a page."""
     body = without_front_matter(text)

@@ -9,7 +9,8 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
@@ -69,62 +70,57 @@ class Facts:
     size: int = 0
 
 
-@dataclass(frozen=True)
 class Contents:
-    """One repository, open for reading."""
+    """One repository as it is now, for the time of one request."""
 
-    store: Store
-    repository: Repository
-    _yanked: dict[str, str] = field(default_factory=dict)
+    def __init__(self, store: Store, repository: Repository) -> None:
+        self.store = store
+        self.repository = repository
 
     # -- revisions
 
-    def releases(self) -> list[Revision]:
+    @cached_property
+    def tags(self) -> tuple[str, ...]:
         """Tags that are versions, newest first; then the other tags, by name."""
-        tags = self._refs(TAGS)
-        yanked = self.yanked()
-        found = [
-            Revision(name, commit, self._date(commit), yanked.get(_release(name) or ""))
-            for name, commit in tags.items()
-        ]
-        return sorted(found, key=lambda revision: _order(revision.name))
+        return tuple(sorted(self._refs(TAGS), key=_order))
 
-    def branches(self) -> list[Revision]:
+    @cached_property
+    def branches(self) -> tuple[str, ...]:
         """`main` first, then by name."""
-        found = [Revision(name, commit, self._date(commit)) for name, commit in self._refs(BRANCHES).items()]
-        return sorted(found, key=lambda revision: (revision.name != DEFAULT_BRANCH, revision.name))
+        return tuple(sorted(self._refs(BRANCHES), key=lambda name: (name != DEFAULT_BRANCH, name)))
 
+    @cached_property
     def default(self) -> str | None:
         """The revision that a page shows first: the newest release, the highest vN, `main`, else any."""
-        releases = [release for release in self.releases() if _release(release.name)]
-        final = [
-            release for release in releases if not _is_prerelease(release.name) and release.yanked is None
-        ]
-        for release in (*final, *releases):
-            return release.name
-        branches = [branch.name for branch in self.branches()]
-        if numbers := [int(found[1]) for name in branches if (found := _NUMBERED.fullmatch(name))]:
+        releases = [name for name in self.tags if is_release(name)]
+        counted = (name for name in releases if not _is_prerelease(name) and self._reason(name) is None)
+        if (best := next(counted, next(iter(releases), None))) is not None:
+            return best
+        if numbers := [int(found[1]) for name in self.branches if (found := _NUMBERED.fullmatch(name))]:
             return f"v{max(numbers)}"
-        return next(iter((*branches, *(tag.name for tag in self.releases()))), None)
+        return next(iter((*self.branches, *self.tags)), None)
 
     def revision(self, name: str) -> Revision:
         """A branch, tag or commit. Refuses (404) any other."""
         commit = self.store.resolve(self.repository, name)
-        yanked = self.yanked().get(_release(name) or "") if name in self._refs(TAGS) else None
-        return Revision(name, commit, self._date(commit), yanked)
+        try:
+            date = self.store.commit_info(self.repository, commit).date
+        except (KeyError, Refusal):
+            raise revision_not_found(name) from None
+        return Revision(name, commit, date, self._reason(name) if name in self._refs(TAGS) else None)
 
-    def names(self) -> list[str]:
-        """Every branch and tag, as a choice to make."""
-        return [revision.name for revision in (*self.releases(), *self.branches())]
-
+    @cached_property
     def yanked(self) -> Mapping[str, str]:
         """Release -> why it was yanked, as `yanked.json` on the main branch says."""
         main = self._refs(BRANCHES).get(DEFAULT_BRANCH)
         entry = None if main is None else self.listing(main).entries.get(_YANKED)
-        document = None if entry is None else _json(self.read(entry))
+        document = None if entry is None or entry.is_folder else _json(self.read(entry))
         if not isinstance(document, dict):
             return {}
         return {str(release): str(reason)[:_NAME_LENGTH] for release, reason in document.items()}
+
+    def _reason(self, tag: str) -> str | None:
+        return self.yanked.get(tag.removeprefix("v")) if is_release(tag) else None
 
     # -- files
 
@@ -228,21 +224,10 @@ class Contents:
             name.removeprefix(prefix): ref.commit for name, ref in refs.items() if name.startswith(prefix)
         }
 
-    def _date(self, commit: str) -> str:
-        try:
-            return self.store.commit_info(self.repository, commit).date
-        except (KeyError, Refusal):
-            raise revision_not_found(commit) from None
-
 
 def is_release(name: str) -> bool:
     """Whether a tag of this name is a version."""
-    return _release(name) is not None
-
-
-def _release(tag: str) -> str | None:
-    """The version that a tag stands for: "1.2.0" of "v1.2.0"."""
-    return tag[1:] if tag.startswith("v") and _version(tag) is not None else None
+    return _version(name) is not None
 
 
 def _version(tag: str) -> Version | None:

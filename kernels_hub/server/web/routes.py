@@ -40,12 +40,14 @@ from kernels_hub.server.web.compare import (
 )
 from kernels_hub.server.web.contents import Contents, Facts, Revision, is_release
 from kernels_hub.server.web.pages import Pages, quoted, redirect, with_query
-from kernels_hub.server.web.source import SHOWN_LIMIT, decode_text, highlight_file
+from kernels_hub.server.web.source import LINES_SHOWN, SHOWN_LIMIT, decode_text, highlight_file
 
 _PAGE_ROWS = 30
 _SEARCHED = 2000
 _QUERY_LENGTH = 100
 _FACTS_KEPT = 4096
+_VERSIONS = 200
+_TREE_ROWS = 2000
 _DIFF_FILES = 40
 _DIFF_ROWS = 6000
 _DIFF_SECONDS = 2.0
@@ -152,7 +154,7 @@ class Site:
         revision = _revision(contents, call.query("revision"))
         if revision is None:
             values: dict[str, Any] = {"revision": Revision(DEFAULT_BRANCH, "", ""), "facts": Facts()}
-            values.update(card=None, versions=[], branches=[], usage=None)
+            values.update(card=None, versions=[], branches=[], more=0, usage=None)
         else:
             values = self._repository_values(contents, revision)
         return self._inside(call, contents, "repository.html", "card", **values)
@@ -160,23 +162,17 @@ class Site:
     def _repository_values(self, contents: Contents, revision: Revision) -> dict[str, Any]:
         page, facts = contents.repository.page, self._facts_of(contents, revision.commit)
         card = self._card(contents, revision)
-        releases = contents.releases()
+        tags, branches = contents.tags[:_VERSIONS], contents.branches[:_VERSIONS]
         versions = [
             {
                 "name": release.name,
                 "date": release.date,
                 "yanked": release.yanked,
                 "href": with_query(page, revision=release.name),
-                "previous": previous.name if previous else None,
-                "compare": with_query(f"{page}/compare", **{"from": previous.name, "to": release.name})
-                if previous
-                else None,
+                "previous": previous,
+                "compare": with_query(f"{page}/compare", **{"from": previous, "to": release.name}),
             }
-            for release, previous in zip_longest(releases, releases[1:])
-        ]
-        branches = [
-            {"name": branch.name, "href": with_query(page, revision=branch.name)}
-            for branch in contents.branches()
+            for release, previous in zip_longest(map(contents.revision, tags), tags[1:])
         ]
         variants = [
             {"href": f"{page}/tree/{quoted(revision.name)}/build/{quote(variant.name)}", "facts": variant}
@@ -187,7 +183,8 @@ class Site:
             "facts": facts,
             "card": card,
             "versions": versions,
-            "branches": branches,
+            "branches": [{"name": name, "href": with_query(page, revision=name)} for name in branches],
+            "more": len(contents.tags) - len(tags) + len(contents.branches) - len(branches),
             "variants": variants,
             "usage": _usage(contents.repository, revision, facts),
         }
@@ -228,10 +225,18 @@ class Site:
                 "large": entry.large is not None,
                 "href": f"{page}/{'tree' if entry.is_folder else 'blob'}/{quoted(revision.name)}/{quote(entry.path)}",
             }
-            for entry in sorted(inside, key=lambda entry: (not entry.is_folder, entry.path))
+            for entry in sorted(inside, key=lambda entry: (not entry.is_folder, entry.path))[:_TREE_ROWS]
         ]
         return self._inside(
-            call, contents, "tree.html", "files", revision=revision, path=path, entries=entries, parent=parent
+            call,
+            contents,
+            "tree.html",
+            "files",
+            revision=revision,
+            path=path,
+            entries=entries,
+            more=len(inside) - len(entries),
+            parent=parent,
         )
 
     def blob(self, call: Call) -> Response:
@@ -243,6 +248,8 @@ class Site:
         if entry.is_folder:
             return redirect(f"{page}/tree/{quoted(revision.name)}/{quote(path)}")
         text, reason = _text_of(contents, entry, SHOWN_LIMIT)
+        if text is not None and text.count("\n") > LINES_SHOWN:
+            text, reason = None, "This file has too many lines to show here."
         return self._inside(
             call,
             contents,
@@ -330,7 +337,7 @@ class Site:
             "date": revision.date,
             "yanked": revision.yanked,
             "quoted": quoted(revision.name),
-            "is_default": revision.name == contents.default(),
+            "is_default": revision.name == contents.default,
         }
         return self._pages.render(
             template,
@@ -346,7 +353,7 @@ class Site:
     def _row(self, hub: Hub, repository: Repository) -> RepositoryRow:
         contents = Contents(hub.store, repository)
         try:
-            name = contents.default()
+            name = contents.default
             revision = None if name is None else contents.revision(name)
             facts = Facts() if revision is None else self._facts_of(contents, revision.commit)
         except Refusal:  # deleted meanwhile
@@ -394,7 +401,7 @@ def _contents(call: Call) -> Contents:
 
 def _revision(contents: Contents, name: str, *, missing_ok: bool = False) -> Revision | None:
     """A revision by name; without one, the default (None where the repository is empty)."""
-    wanted = name or contents.default()
+    wanted = name or contents.default
     if wanted is None:
         return None
     try:
@@ -407,16 +414,16 @@ def _revision(contents: Contents, name: str, *, missing_ok: bool = False) -> Rev
 
 def _two_revisions(contents: Contents, old: str, new: str) -> tuple[Revision, Revision]:
     """The revisions to compare: those asked for, else the newest release and the one before it."""
-    releases = [release.name for release in contents.releases()]
-    new = new or contents.default() or ""
+    new, tags = new or contents.default or "", contents.tags
     if not old:
-        older = releases[releases.index(new) + 1 :] if new in releases else releases
+        older = tags[tags.index(new) + 1 :] if new in tags else tags
         old = older[0] if older else new
     return contents.revision(old), contents.revision(new)
 
 
 def _choices(contents: Contents, current: str) -> list[str]:
-    names = contents.names()
+    """Names to choose a revision from, the current one among them."""
+    names = [*contents.tags[:_VERSIONS], *contents.branches[:_VERSIONS]]
     return names if current in names or not current else [current, *names]
 
 

@@ -19,6 +19,9 @@ HIGHLIGHT_LIMIT = 256 * 1024
 SHOWN_LIMIT = 1024 * 1024
 """Bytes of a file that is shown; a longer one can be downloaded."""
 
+LINES_SHOWN = 20_000
+"""Lines of a file that is shown."""
+
 _LINE_LIMIT = 5000
 _LEXERS = {
     "python": (".py", ".pyi"),
@@ -56,7 +59,7 @@ def decode_text(content: bytes) -> str | None:
     return text.replace("\r\n", "\n")
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def highlight_file(path: str, text: str) -> tuple[Markup, ...]:
     """The file's lines, each a piece of HTML of its own."""
     language = _BY_SUFFIX.get(PurePosixPath(path).suffix.lower())
