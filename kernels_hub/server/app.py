@@ -38,6 +38,7 @@ SETTINGS = "KERNELS_HUB_SERVE"
 _READERS, _WRITERS = 24, 24
 _DRAIN_BYTES, _DRAIN_SECONDS = 64 << 20, 10
 _HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
+_ANYTHING_ELSE = "/api/{path:rest}"
 _OPEN_TO_ALL = frozenset({"/health", "/metrics"})
 _SIGNED = ("/lfs/", "/xet/")
 access_log = logging.getLogger("kernels_hub.server.access")
@@ -121,14 +122,15 @@ class App:
 
     def _find(self, scope: Scope) -> tuple[Route, dict[str, str]]:
         raw = (scope.get("raw_path") or scope["path"].encode()).decode("ascii", "replace")
-        other_methods: set[str] = set()
+        first, methods = None, frozenset[str]()
         for route in self.routes:
-            if (params := route.match(raw)) is not None:
+            # The first path that fits decides; only its own methods are tried.
+            if first in (None, route.template) and (params := route.match(raw)) is not None:
                 if scope["method"] in route.methods:
                     return route, params
-                other_methods |= route.methods if route.handler is not nothing else frozenset()
-        if other_methods:
-            allowed = ", ".join(sorted(other_methods))
+                first, methods = route.template, methods | route.methods
+        if first is not None and first != _ANYTHING_ELSE:
+            allowed = ", ".join(sorted(methods))
             raise Refusal(405, f"This address takes {allowed}", headers={"Allow": allowed})
         raise Refusal(404, "There is nothing at this address")
 
@@ -258,7 +260,7 @@ def routes() -> tuple[Route, ...]:
 def _routes() -> Iterator[Route]:
     for module in (api_account, api_repositories, api_git, lfs_api, xet_api, downloads):
         yield from module.ROUTES
-    yield Route("GET HEAD", "/api/{path:rest}", nothing)
+    yield Route("GET HEAD", _ANYTHING_ELSE, nothing)
     yield from web.ROUTES
 
 
