@@ -81,11 +81,15 @@ class OwnSigstore:
         *,
         repository: str = COMMUNITY,
         workflow: str = WORKFLOW,
+        source: str | None = None,
         signed_at: timedelta = timedelta(),
     ) -> str:
-        """A bundle saying that a workflow of a GitHub repository signed these bytes."""
+        """A bundle saying that a workflow of a GitHub repository signed these bytes.
+
+        source: the repository that ran the workflow, where it is another than the one that has it.
+        """
         key = _key()
-        certificate = self._certificate(key, repository, workflow)
+        certificate = self._certificate(key, repository, workflow, source or repository)
         signature = key.sign(content, ec.ECDSA(hashes.SHA256()))
         body = json.dumps(
             {
@@ -115,7 +119,7 @@ class OwnSigstore:
         return json.dumps(document)
 
     def _certificate(
-        self, key: ec.EllipticCurvePrivateKey, repository: str, workflow: str
+        self, key: ec.EllipticCurvePrivateKey, repository: str, workflow: str, source: str
     ) -> x509.Certificate:
         uri = f"https://github.com/{repository}/.github/workflows/{workflow}"
         builder = (
@@ -138,7 +142,7 @@ class OwnSigstore:
             ("1", _GITHUB.encode()),
             ("8", _utf8_string(_GITHUB)),
             ("9", _utf8_string(uri)),
-            ("12", _utf8_string(f"https://github.com/{repository}")),
+            ("12", _utf8_string(f"https://github.com/{source}")),
         ):
             oid = x509.ObjectIdentifier(_FULCIO + number)
             builder = builder.add_extension(x509.UnrecognizedExtension(oid, value), critical=False)

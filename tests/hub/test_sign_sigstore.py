@@ -66,6 +66,7 @@ OTHERS = {
     "a fork's name": {"repository": "huggingface/kernels-community-2"},
     "another workflow": {"workflow": "test.yaml@refs/heads/main"},
     "another branch": {"workflow": "build.yaml@refs/heads/evil"},
+    "the workflow, called by another repository": {"source": "evil/x"},
     "a pull request": {"workflow": "build.yaml@refs/pull/1/merge"},
 }
 

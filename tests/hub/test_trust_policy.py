@@ -284,6 +284,8 @@ def test_comments_and_order_stay(policy_file: Path):
 
 
 def test_what_is_there_is_not_added_again(policy_file: Path):
+    assert set_switch("locked", True) is False
+    assert not policy_file.exists()
     for _ in range(2):
         _, changed = add_rule("signature", "org/*", signers=[ALICE])
     assert not changed
