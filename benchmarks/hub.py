@@ -7,6 +7,7 @@ processes that want one cold kernel, with what the server saw of them.
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -24,13 +25,10 @@ PROCESSES = 16
 
 def loaded(peer: str) -> Any:
     """A step that asks for a kernel that this process has."""
-    if peer == "kernels_hub":
-        from kernels_hub import get_kernel
-    else:
-        from kernels import get_kernel
+    library = importlib.import_module(peer)
 
     def step() -> None:
-        get_kernel(REPOSITORY, version=1, trust_remote_code=True)
+        library.get_kernel(REPOSITORY, version=1, trust_remote_code=True)
 
     step()
     return step, {}
@@ -88,7 +86,7 @@ def publish(endpoint: str, token: str, folder: Path) -> None:
 
 
 def main() -> None:
-    from tests.running_hub import start_hub
+    from tests.running_hub import start_hub  # type: ignore[import-not-found]
 
     options = arguments(__doc__ or "").parse_args()
     with tempfile.TemporaryDirectory() as folder, start_hub(Path(folder) / "root") as hub:
