@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kernels_hub.server.durable import locked, try_lock
 from kernels_hub.server.hub import Hub
+from kernels_hub.server.xet.spool import spool_of
 
 _UPLOAD_SECONDS = 24 * 3600
 _LOCK_SECONDS = 3600
@@ -33,6 +34,8 @@ def sweep(hub: Hub) -> list[str]:
         if time.time() - max(_changed(path) for path in (upload, *upload.iterdir())) > _UPLOAD_SECONDS:
             shutil.rmtree(upload, ignore_errors=True)
             found.append(f"an upload in parts that nobody finished: {upload.name}")
+    if count := spool_of(layout).sweep():
+        found.append(f"what {count} Xet uploads sent in hours that are over")
     for home in _folders(layout.repositories):
         found += _sweep_repository(hub, home)
     _sweep_locks(hub)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from kernels_hub.server.hub import Hub
+from kernels_hub.server.sweep import sweep
 from kernels_hub.server.xet.hashing import hash_to_hex
-from kernels_hub.server.xet.routes import spool_of
 from kernels_hub.server.xet.shard import SHARD_LIMIT
 from tests.running_hub import RunningHub, start_hub
 from tests.server.xet_encode import File, Shard, Xorb, whole_file
@@ -113,8 +115,13 @@ def posts(hub: RunningHub, part: str) -> int:
     )
 
 
-@pytest.mark.parametrize("kind", ["kernel", "model"])
-def test_an_unmodified_client_uploads_and_downloads_the_same_bytes(hub, work, kind):
+@pytest.mark.parametrize("kind, workers", [("kernel", 1), ("model", 2)])
+def test_an_unmodified_client_uploads_and_downloads_the_same_bytes(
+    hub, work, tmp_path, request, kind, workers
+):
+    if workers == 2:
+        hub = start_hub(tmp_path / "root", workers=2)
+        request.addfinalizer(hub.stop)
     result = run_client(hub, work, kind, f"ada/{kind}-by-xet")
     assert result["lfs"] == LFS_FILES
     assert len(set(result["commits"])) == 1, "the same content makes no commit"
@@ -284,6 +291,66 @@ def test_a_token_is_for_its_repository_its_user_and_its_time(hub, session):
         assert revoked.xorb(ONE).status_code == 403
 
 
+def test_a_token_of_one_repository_uploads_there_and_nowhere_else(hub, session):
+    scoped = hub.token("ada", repository=session.repository)
+    mine = Session(hub, session.repository, scoped)
+    assert mine.xorb(ONE).status_code == 200
+    assert mine.shard(Shard([whole_file(ONE)]).body).json() == {"result": 1}
+    answer = httpx.get(
+        f"{hub.endpoint}/api/models/{new_repository(hub, 'the-other')}/xet-write-token/main",
+        headers={"Authorization": f"Bearer {scoped}"},
+    )
+    assert answer.status_code == 403
+
+
+def test_a_hub_that_asks_everybody_for_a_token_takes_uploads(tmp_path):
+    with start_hub(tmp_path / "root", require_token=True, limits={"max_requests_per_minute": 1000}) as closed:
+        mine = Session(closed, new_repository(closed, "closed"))
+        assert mine.xorb(ONE).status_code == 200
+        assert mine.shard(Shard([whole_file(ONE)]).body).json() == {"result": 1}
+
+
+def test_limits_of_size_and_quota(tmp_path):
+    limits = {"max_file_bytes": 10_000, "max_repository_bytes": 15_000}
+    with start_hub(tmp_path / "root", limits=limits) as small:
+        mine = Session(small, new_repository(small, "small"))
+        first, second, third = (Xorb([letter * 9000]) for letter in (b"a", b"b", b"c"))
+        assert mine.xorb(first).status_code == 200
+        long = File(b"", [(first.hash, 0, 1, 9000)] * 2)
+        assert mine.shard(Shard([long]).body).status_code == 413
+        # A shard of some bytes that names terabytes is refused by its sums.
+        bomb = [File(bytes([i]), [(first.hash, 0, 1, 9000)]) for i in range(100)]
+        assert mine.shard(Shard(bomb).body).status_code == 403
+        assert mine.large_files() == []
+        assert mine.shard(Shard([whole_file(first)]).body).status_code == 200
+        assert mine.xorb(second).status_code == 200
+        assert mine.shard(Shard([whole_file(second)]).body).status_code == 403
+        assert mine.xorb(third).status_code == 403, "more was sent than the repository may hold"
+        assert len(mine.large_files()) == 1
+        assert left_over(small) == []
+
+
+def test_a_connection_that_breaks_leaves_nothing(session):
+    url = urlsplit(f"{session.address}/v1/xorbs/default/{hash_to_hex(ONE.hash)}")
+    head = (
+        f"POST {url.path} HTTP/1.1\r\nHost: {url.netloc}\r\nAuthorization: Bearer {session.access}\r\n"
+        f"Content-Length: {len(ONE.body)}\r\n\r\n"
+    )
+    with socket.create_connection((url.hostname, url.port)) as connection:
+        connection.sendall(head.encode() + ONE.body[:-5])
+        wait_for(lambda: left_over(session.hub))
+    wait_for(lambda: not left_over(session.hub))
+    assert session.shard(Shard([whole_file(ONE)]).body).status_code == 400
+    assert session.xorb(ONE).json() == {"was_inserted": True}
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_only_writers_get_a_token(hub, session):
     address = f"{hub.endpoint}/api/models/{session.repository}/xet-write-token/main"
     assert httpx.get(address).status_code == 401
@@ -328,12 +395,13 @@ def test_what_is_too_long_is_refused(session):
 def test_old_xorbs_are_swept_and_an_upload_that_needs_them_says_so(hub, session):
     assert session.xorb(ONE).status_code == 200
     with Hub(hub.root) as opened:
-        spool = spool_of(opened)
-        area = next(path for path in spool.folder.glob("*/*") if path.parent.name in session.address)
+        area = next(
+            path for path in (opened.layout.root / "xet").glob("*/*") if path.parent.name in session.address
+        )
         old = area.with_name(str(int(area.name) - 5))
         area.rename(old)
         os.utime(old, (time.time() - 5 * 3600,) * 2)
-        spool.sweep()
+        assert "what 1 Xet uploads sent in hours that are over" in sweep(opened)
         assert not old.exists()
     answer = session.shard(Shard([whole_file(ONE)]).body)
     assert answer.status_code == 400

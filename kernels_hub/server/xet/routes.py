@@ -28,7 +28,7 @@ from kernels_hub.server.repositories import Repository
 from kernels_hub.server.xet.hashing import hash_from_hex
 from kernels_hub.server.xet.rebuild import rebuild
 from kernels_hub.server.xet.shard import SHARD_LIMIT, ShardFile, read_shard
-from kernels_hub.server.xet.spool import Area, Spool
+from kernels_hub.server.xet.spool import Area, spool_of
 from kernels_hub.server.xet.xorb import XORB_LIMIT, XorbDecoder
 
 _PIECE = 1024 * 1024
@@ -41,16 +41,11 @@ class _Sweeps:
     last = 0.0
 
 
-def spool_of(hub: Hub) -> Spool:
-    """Where a Hub keeps xorbs until their shard arrives."""
-    return Spool(hub.layout.root / "xet")
-
-
 def write_token(call: Call) -> Response:
     """Where to upload, with what token, until when; for whoever may write to the repository."""
     repository, token = call.writable(), call.caller.token
     assert token is not None, "an anonymous caller may write nothing"
-    spool = spool_of(call.hub)
+    spool = spool_of(call.hub.layout)
     if time.monotonic() - _Sweeps.last > _SWEEP_SECONDS:
         _Sweeps.last = time.monotonic()
         spool.sweep()
@@ -81,7 +76,7 @@ async def upload_xorb(call: Call) -> Response:
             async for _ in _pieces(call, XORB_LIMIT):
                 pass
             return json_response({"was_inserted": False})
-        await call.run(call.hub.check_space, repository, area.size())
+        await call.run(_check_room, call.hub, repository, area)
         decoder = XorbDecoder()
         with area.part() as part:
             async for piece in _pieces(call, XORB_LIMIT):
@@ -143,6 +138,14 @@ def _check_sizes(hub: Hub, repository: Repository, files: Iterator[ShardFile]) -
     hub.check_space(repository, total)
 
 
+def _check_room(hub: Hub, repository: Repository, area: Area) -> None:
+    """Refuse a xorb where no file could be stored, or more came than the repository may ever hold."""
+    hub.check_space(repository, 0)
+    quota = hub.limits.max_repository_bytes
+    if quota and area.size() > quota:
+        raise forbidden(f"{repository.full_name} may hold {quota} bytes; more than that was sent this hour")
+
+
 def _authorized(call: Call) -> tuple[Repository, Area]:
     """The repository and area of the address; the token must be for it, and its user still allowed."""
     scheme, _, signed = call.request.headers.get("authorization", "").partition(" ")
@@ -162,7 +165,7 @@ def _authorized(call: Call) -> tuple[Repository, Area]:
     if not call.params["hour"].isascii() or not call.params["hour"].isdecimal():
         raise Refusal(404, "No such upload address")
     with _malformed_is_400():
-        return repository, spool_of(call.hub).area(repository.id, int(call.params["hour"][:12]))
+        return repository, spool_of(call.hub.layout).area(repository.id, int(call.params["hour"][:12]))
 
 
 def _signed_path(repository: str) -> dict[str, str]:

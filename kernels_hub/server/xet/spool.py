@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kernels_hub.errors import MetadataError
+from kernels_hub.server.layout import Layout
 from kernels_hub.server.xet.hashing import hash_to_hex
 
 HOUR = 3600
@@ -133,6 +134,11 @@ class Spool:
             with suppress(OSError):  # not empty
                 repository.rmdir()
         return removed
+
+
+def spool_of(layout: Layout) -> Spool:
+    """The spool of a Hub's root."""
+    return Spool(layout.root / "xet")
 
 
 def _numbers(values: Iterator[int] | list[int]) -> bytes:
