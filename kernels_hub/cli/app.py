@@ -6,12 +6,23 @@ from typing import Annotated
 
 import typer
 
+from kernels_hub.cli.build import build
 from kernels_hub.cli.bundle import bundle
+from kernels_hub.cli.diff import diff
 from kernels_hub.cli.download import download
 from kernels_hub.cli.explain import explain
+from kernels_hub.cli.hub import hub
 from kernels_hub.cli.info import info
+from kernels_hub.cli.init import init
+from kernels_hub.cli.key import key
 from kernels_hub.cli.lock import lock
+from kernels_hub.cli.publish import publish
+from kernels_hub.cli.serve import serve
+from kernels_hub.cli.trust import trust
 from kernels_hub.cli.variants import variants
+from kernels_hub.cli.verify import verify
+from kernels_hub.cli.versions import versions
+from kernels_hub.cli.yank import yank
 
 app = typer.Typer(
     name="kernels-hub",
@@ -50,9 +61,13 @@ def demo(
     run(pairs)
 
 
-app.command()(explain)
-app.command()(info)
-app.command()(variants)
-app.command()(lock)
-app.command()(download)
-app.command()(bundle)
+for command in (
+    *(explain, info, variants, versions, diff),  # use
+    *(lock, download, bundle),  # pin and carry
+    *(init, build, publish, yank),  # make
+    *(verify, serve),
+):
+    app.command()(command)
+app.add_typer(trust, name="trust")
+app.add_typer(key, name="key")
+app.add_typer(hub, name="hub")

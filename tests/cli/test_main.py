@@ -11,7 +11,10 @@ import kernels_hub
 from kernels_hub.cli import TRACEBACK
 from tests.cli.conftest import Run
 
-COMMANDS = ("demo", "explain", "info", "variants", "lock", "download", "bundle")
+COMMANDS = (
+    "demo", "explain", "info", "variants", "versions", "diff", "lock", "download", "bundle", "init", "build", "publish",
+    "yank", "verify", "trust", "key", "serve", "hub",
+)  # fmt: skip
 
 
 def test_help_names_every_command(run: Run):
