@@ -190,10 +190,20 @@ def _other_version(statement: Statement | None, listing: Listing, version: str |
     if version is None or (signed is None and statement is None):
         return None  # nothing to check, or a bundle of a kernel that says no version
     if release is not None and isinstance(version, str):
-        same = release == version
+        same = _is_same_version(release, version)
     else:
         same = signed is not None and signed == _major(str(version))
     return None if same else f"version {release or listing.version}, not {version}"
+
+
+def _is_same_version(one: str, other: str) -> bool:
+    """However they are spelled: "1.2.0rc1" is "1.2.0-rc.1"."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(one) == Version(other)
+    except InvalidVersion:
+        return one == other
 
 
 def _major(version: str) -> int | None:

@@ -104,8 +104,12 @@ def verify_bundle(
             f"{where} does not verify against Sigstore's root of trust as it is known here ({problem}), and "
             "HF_HUB_OFFLINE forbids to ask for a newer one"
         )
-    if (problem := _problem(lambda: _verifier(offline=False), metadata, parsed, policy)) is not None:
-        raise SignatureError(f"{where} does not verify: {problem}")
+    try:
+        newest = _problem(lambda: _verifier(offline=False), metadata, parsed, policy)
+    except HubError as error:
+        raise HubError(f"{where} does not verify with what is known here ({problem}). {error}") from error
+    if newest is not None:
+        raise SignatureError(f"{where} does not verify: {newest}")
     return signer
 
 

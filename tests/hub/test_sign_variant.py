@@ -287,6 +287,30 @@ def test_a_release_that_only_the_signer_knows(tmp_path: Path):
             check(folder, version=version)
 
 
+@pytest.mark.parametrize(
+    ("signed", "asked", "same"),
+    [
+        ("1.2.0rc1", "1.2.0-rc.1", True),
+        ("1.2.0", "1.2", True),
+        ("1.2.0", "1.2.0rc1", False),
+        ("1.2.0", "1.2.0.post1", False),
+        ("1.2.0", "1.2.00", True),
+        ("1.2.0", "1.20", False),
+        ("1.2.0", "1!1.2.0", False),
+        ("nightly", "nightly", True),
+        ("nightly", "1.2.0", False),
+    ],
+)
+def test_versions_are_compared_as_versions(tmp_path: Path, signed: str, asked: str, same: bool):
+    folder = make_variant(tmp_path / "torch-cpu", release=signed)
+    sign_variant(folder, ALICE)
+    if same:
+        assert check(folder, version=asked)
+    else:
+        with pytest.raises(SignatureError, match="made for version"):
+            check(folder, version=asked)
+
+
 def test_a_major_version_is_all_that_is_known(tmp_path: Path):
     folder = make_variant(tmp_path / "torch-cpu", release=None)
     sign_variant(folder, ALICE)
