@@ -32,6 +32,7 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -125,9 +126,6 @@ def load_policy() -> TrustPolicy:
                     f"{stat.S_IMODE(status.st_mode):04o}), so it is not followed and no repository's code runs; "
                     f"read it, then: chmod o-w {path}"
                 )
-            stamp = (str(path), status.st_ino, status.st_mtime_ns, status.st_size)
-            if (known := _LOADED.get(stamp)) is not None:
-                return known
             content = file.read()
     except FileNotFoundError as error:
         if os.environ.get(TRUST_FILE):
@@ -142,16 +140,10 @@ def load_policy() -> TrustPolicy:
         raise TrustError(
             f"the trust policy {path} cannot be read ({error}), so no repository's code runs"
         ) from error
-    policy = parse_policy(content, path)
-    _LOADED.clear()
-    _LOADED[stamp] = policy
-    return policy
+    return parse_policy(content, path)
 
 
-_LOADED: dict[tuple[str, int, int, int], TrustPolicy] = {}
-"""The policy last read, by path, inode, modification time and size."""
-
-
+@lru_cache(maxsize=4)  # by content: a file's times and size do not always tell that it changed
 def parse_policy(content: bytes, path: Path) -> TrustPolicy:
     """A policy from its text. Raises TrustError naming file, key and what was expected."""
     try:
