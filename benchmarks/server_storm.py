@@ -1,0 +1,272 @@
+"""kill -9 of a Hub while it is written to, and writers that race: `python -m benchmarks.server_storm`.
+
+A round: start the server, let three writers commit, upload, tag and make repositories in a loop, kill
+all its processes at a random moment, start it again, and compare what it holds with what it had
+acknowledged; then `git fsck --strict` of every repository, by the git binary, and the Hub's own check.
+The race: eight writers commit on one parent at once; one must win, and nothing else may change.
+Prints JSON; exit code 1 when anything was lost, torn or wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from kernels_hub.server.maintenance import check
+from tests.running_hub import RunningHub, start_hub
+
+WRITERS = 3
+LIMITS = {"large_from_bytes": 1024}
+
+
+@dataclass
+class Acknowledged:
+    """What the server said it had done."""
+
+    files: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    """Content by repository and path, on main."""
+    commits: list[tuple[str, str]] = field(default_factory=list)
+    tags: list[tuple[str, str, str]] = field(default_factory=list)
+    repositories: list[str] = field(default_factory=list)
+
+
+class Writer(threading.Thread):
+    """One client that changes things until the server is gone."""
+
+    def __init__(self, hub: RunningHub, number: int, done: Acknowledged, prefix: str) -> None:
+        super().__init__(daemon=True)
+        self._number, self._done, self._prefix = number, done, prefix
+        self._token = hub.token("writer")
+        self._endpoint = hub.endpoint
+        self.problems: list[str] = []
+
+    def run(self) -> None:
+        headers = {"Authorization": f"Bearer {self._token}"}
+        with (
+            contextlib.suppress(httpx.TransportError),
+            httpx.Client(base_url=self._endpoint, headers=headers, timeout=30) as client,
+        ):
+            count = 0
+            while True:
+                count += 1
+                self._change(client, f"{self._prefix}-{self._number}-{count}", count)
+
+    def _change(self, client: httpx.Client, name: str, count: int) -> None:
+        repository = "writer/shared"
+        if self._number == 2 and count % 3 == 0:
+            repository = f"writer/{name}"
+            body = {"name": name, "type": "kernel"}
+            if self._ok(client.post("/api/repos/create", json=body)):
+                self._done.repositories.append(repository)
+        content = os.urandom(random.choice((10, 500, 3000, 300_000)))
+        large = len(content) > LIMITS["large_from_bytes"]
+        if large and not self._upload(client, repository, content):
+            return
+        operation = _large(name, content) if large else _file(name, content)
+        answer = client.post(f"/api/kernels/{repository}/commit/main", content=_lines(name, operation))
+        if self._ok(answer):
+            commit = answer.json()["commitOid"]
+            self._done.commits.append((repository, commit))
+            self._done.files[repository, name] = content
+            if count % 4 == 0:
+                tag = {"tag": name, "message": name if count % 8 else ""}
+                if self._ok(client.post(f"/api/kernels/{repository}/tag/{commit}", json=tag)):
+                    self._done.tags.append((repository, name, commit))
+
+    def _upload(self, client: httpx.Client, repository: str, content: bytes) -> bool:
+        item = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content)}
+        batch = client.post(
+            f"/kernels/{repository}.git/info/lfs/objects/batch",
+            json={"operation": "upload", "objects": [item]},
+        )
+        if not self._ok(batch):
+            return False
+        href = batch.json()["objects"][0]["actions"]["upload"]["href"]
+        return self._ok(client.put(href, content=content))
+
+    def _ok(self, answer: httpx.Response) -> bool:
+        if answer.status_code != 200:
+            self.problems.append(f"{answer.request.url.path}: {answer.status_code} {answer.text[:200]}")
+        return answer.status_code == 200
+
+
+def _file(path: str, content: bytes) -> dict[str, Any]:
+    value = {"path": path, "content": base64.b64encode(content).decode(), "encoding": "base64"}
+    return {"key": "file", "value": value}
+
+
+def _large(path: str, content: bytes) -> dict[str, Any]:
+    oid = hashlib.sha256(content).hexdigest()
+    return {"key": "lfsFile", "value": {"path": path, "algo": "sha256", "oid": oid, "size": len(content)}}
+
+
+def _lines(summary: str, *operations: dict[str, Any], parent: str | None = None) -> bytes:
+    header = {"key": "header", "value": {"summary": summary, "parentCommit": parent}}
+    return b"".join(json.dumps(line).encode() + b"\n" for line in (header, *operations))
+
+
+def _head(client: httpx.Client, repository: str) -> str:
+    return str(client.get(f"/api/kernels/{repository}").json()["sha"])
+
+
+def verify(hub: RunningHub, done: Acknowledged) -> list[str]:
+    """What a restarted server has lost, or holds torn."""
+    problems: list[str] = []
+    with httpx.Client(
+        base_url=hub.endpoint, headers={"Authorization": f"Bearer {hub.token('writer')}"}
+    ) as client:
+        problems += [
+            f"repository {repository} is lost"
+            for repository in ("writer/shared", *done.repositories)
+            if client.get(f"/api/kernels/{repository}").status_code != 200
+        ]
+        for (repository, path), content in done.files.items():
+            answer = client.get(f"/kernels/{repository}/resolve/main/{path}")
+            if answer.content != content:
+                problems.append(f"{repository}/{path} is lost or differs ({answer.status_code})")
+        for repository, tag, commit in done.tags:
+            answer = client.get(f"/api/kernels/{repository}/revision/{tag}")
+            if answer.json().get("sha") != commit:
+                problems.append(f"tag {tag} of {repository} is lost")
+    with hub.administer() as opened:
+        homes = {r.full_name: opened.layout.repository(r.id) / "git" for r in opened.repositories.all()}
+        problems += [f"the Hub's own check: {problem}" for problem in check(opened)]
+    history = {name: _git(home, "rev-list", "main").split() for name, home in homes.items()}
+    problems += [
+        f"commit {commit} of {repository} is not in main"
+        for repository, commit in done.commits
+        if commit not in history.get(repository, ())
+    ]
+    for name, home in homes.items():
+        said = _git(home, "fsck", "--strict", "--full", "--no-dangling")
+        if said.strip():
+            problems.append(f"git fsck of {name}: {said.strip()[:300]}")
+    return problems
+
+
+def _git(home: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(home), *arguments], capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else f"exit code {done.returncode} {done.stdout}{done.stderr}"
+
+
+def storm(root: Path, rounds: int, *, workers: int, seed: int) -> dict[str, Any]:
+    """`rounds` times: write, kill, restart, compare. All rounds on one root."""
+    chance, done, problems = random.Random(seed), Acknowledged(), []
+    restarts = []
+    for number in range(rounds):
+        hub = start_hub(root, workers=workers, limits=LIMITS)
+        if number == 0:
+            _create(hub, "shared")
+        writers = [Writer(hub, n, done, f"r{number}") for n in range(WRITERS)]
+        for writer in writers:
+            writer.start()
+        time.sleep(chance.uniform(0.2, 1.2))
+        hub.kill()
+        for writer in writers:
+            writer.join()
+            problems += [f"round {number}: {problem}" for problem in writer.problems]
+        began = time.perf_counter()
+        with start_hub(root, workers=workers, limits=LIMITS) as again:
+            restarts.append(time.perf_counter() - began)
+            problems += [f"round {number}: {problem}" for problem in verify(again, done)]
+    return {
+        "rounds": rounds,
+        "workers": workers,
+        "seed": seed,
+        "commits acknowledged": len(done.commits),
+        "files compared": len(done.files),
+        "tags acknowledged": len(done.tags),
+        "repositories made": len(done.repositories),
+        "slowest restart s": round(max(restarts), 2),
+        "problems": problems,
+    }
+
+
+def race(root: Path, *, workers: int, writers: int = 8) -> dict[str, Any]:
+    """Writers that commit on one parent at once."""
+    problems: list[str] = []
+    with start_hub(root, workers=workers) as hub:
+        _create(hub, "raced")
+        headers = {"Authorization": f"Bearer {hub.token('writer')}"}
+        with httpx.Client(base_url=hub.endpoint, headers=headers) as client:
+            parent = _head(client, "writer/raced")
+        start, statuses = threading.Barrier(writers), {}
+
+        def commit(number: int) -> None:
+            with httpx.Client(base_url=hub.endpoint, headers=headers) as client:
+                client.get("/health")
+                body = _lines(str(number), _file(f"of-{number}", b"x"), parent=parent)
+                start.wait()
+                answer = client.post("/api/kernels/writer/raced/commit/main", content=body)
+                statuses[number] = answer.status_code
+
+        threads = [threading.Thread(target=commit, args=(number,)) for number in range(writers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        won = [number for number, status in statuses.items() if status == 200]
+        if sorted(statuses.values()) != [200] + [412] * (writers - 1):
+            problems.append(f"expected one 200 and {writers - 1} times 412, got {sorted(statuses.values())}")
+        with httpx.Client(base_url=hub.endpoint, headers=headers) as client:
+            history = [item["id"] for item in client.get("/api/kernels/writer/raced/commits/main").json()]
+            files = [item["path"] for item in client.get("/api/kernels/writer/raced/tree/main").json()]
+        if len(history) != 2 or history[1] != parent:
+            problems.append(f"the history is {history}, expected one commit on {parent}")
+        if files != [".gitattributes", *(f"of-{number}" for number in won)]:
+            problems.append(f"the files are {files}, expected those of the winner")
+        problems += verify(hub, Acknowledged())
+    return {
+        "writers": writers,
+        "workers": workers,
+        "statuses": sorted(statuses.values()),
+        "problems": problems,
+    }
+
+
+def _create(hub: RunningHub, name: str) -> None:
+    headers = {"Authorization": f"Bearer {hub.token('writer')}"}
+    for each in {name, "shared"}:
+        body = {"name": each, "type": "kernel"}
+        httpx.post(f"{hub.endpoint}/api/repos/create", json=body, headers=headers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--races", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        result: dict[str, Any] = {
+            "storm": storm(
+                Path(folder) / "storm", options.rounds, workers=options.workers, seed=options.seed
+            ),
+            "races": [
+                race(Path(folder) / f"race{number}", workers=options.workers)
+                for number in range(options.races)
+            ],
+        }
+    print(json.dumps(result, indent=2))
+    if result["storm"]["problems"] or any(found["problems"] for found in result["races"]):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
