@@ -163,9 +163,13 @@ def test_a_denial_holds_for_what_is_cached(place: Place, traces: Path):
     assert load(place).VALUE == 1
 
 
-def test_a_cache_that_was_altered(place: Place, traces: Path):
-    publish(place, traces, ALICE)
-    add_rule("signature", f"{place.organisation}/*", signers=[ALICE.public])
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_cache_that_was_altered(place: Place, traces: Path, signed: bool):
+    publish(place, traces, *([ALICE] if signed else []))
+    if signed:
+        add_rule("signature", f"{place.organisation}/*", signers=[ALICE.public])
+    else:
+        add_rule("allow", f"{place.organisation}/*")
     assert load(place).VALUE == 1
     traces.unlink()
     (blob,) = {path.resolve() for path in place.cache.rglob("snapshots/*/build/torch-cpu/__init__.py")}
