@@ -11,7 +11,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -196,5 +196,6 @@ class Packs:
 
     def close(self) -> None:
         """Close the files."""
-        with self._guard:
+        # A map that somebody still reads from (a damaged pack, in a traceback) goes with its reader.
+        with self._guard, suppress(BufferError):
             self._store.close()

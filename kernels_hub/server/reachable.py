@@ -30,23 +30,32 @@ def reach(packs: Packs, starts: Iterable[tuple[str, str]]) -> Reached:
         if oid in reached.objects:
             continue
         reached.objects.add(oid)
-        kind = kind or packs.kind(oid) or 0
         try:
-            content = packs.read(oid, kind)
+            waiting += _below(packs, oid, kind, reached)
         except KeyError:
             reached.problems.append(f"object {oid} is missing, needed by {needed_by}")
-            continue
-        if kind == COMMIT:
-            info = parse_commit(oid, content)
-            waiting.append((info.tree, f"commit {oid}", TREE))
-            waiting += [(parent, f"commit {oid}", COMMIT) for parent in info.parents]
-        elif kind == TAG:
-            waiting.append(
-                (content.split(b"\n", 1)[0].removeprefix(b"object ").decode(), f"tag {oid}", COMMIT)
+        except Exception as error:  # noqa: BLE001 -- a damaged pack fails in any of dulwich's and zlib's ways
+            reached.problems.append(
+                f"object {oid}, needed by {needed_by}, cannot be read: {type(error).__name__}: {error}"
             )
-        elif kind == TREE:
-            for _, mode, child in parse_tree(content, 20):
-                waiting.append((child.decode(), f"tree {oid}", TREE if mode == FOLDER else BLOB))
-        elif large := parse_pointer(content):
-            reached.large[large.sha256] = large
     return reached
+
+
+def _below(packs: Packs, oid: str, kind: int, reached: Reached) -> list[tuple[str, str, int]]:
+    """What an object points to: id, by what it is needed, kind."""
+    kind = kind or packs.kind(oid) or 0
+    content = packs.read(oid, kind)
+    if kind == COMMIT:
+        info, name = parse_commit(oid, content), f"commit {oid}"
+        return [(info.tree, name, TREE), *((parent, name, COMMIT) for parent in info.parents)]
+    if kind == TAG:
+        target = content.split(b"\n", 1)[0].removeprefix(b"object ").decode()
+        return [(target, f"tag {oid}", COMMIT)]
+    if kind == TREE:
+        return [
+            (child.decode(), f"tree {oid}", TREE if mode == FOLDER else BLOB)
+            for _, mode, child in parse_tree(content, 20)
+        ]
+    if large := parse_pointer(content):
+        reached.large[large.sha256] = large
+    return []
