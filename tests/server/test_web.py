@@ -344,6 +344,14 @@ def test_a_number_that_is_none(hub):
     assert get(hub, "/?page=99999").text == get(hub, "/?page=1").text
 
 
+def test_head_has_the_headers_and_no_body(hub):
+    for path in ("/", NORMS, "/static/style.css"):
+        answer = httpx.head(hub.endpoint + path)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert "content-security-policy" in answer.headers
+    assert httpx.post(hub.endpoint + NORMS).status_code == 405
+
+
 def test_static_files(hub):
     links = re.findall(r'(/static/[^"]+)"', httpx.get(hub.endpoint + "/").text)
     assert {link.split("?")[0] for link in links} == {"/static/style.css", "/static/icon.svg"}

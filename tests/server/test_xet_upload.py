@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -330,6 +331,17 @@ def test_limits_of_size_and_quota(tmp_path):
         assert left_over(small) == []
 
 
+def test_the_same_upload_many_times_at_once(session):
+    with ThreadPoolExecutor(8) as threads:
+        sent = list(threads.map(lambda _: session.xorb(ONE).status_code, range(16)))
+        stored = list(
+            threads.map(lambda _: session.shard(Shard([whole_file(ONE)]).body).status_code, range(16))
+        )
+    assert set(sent + stored) == {200}
+    assert len(session.large_files()) == 1
+    assert left_over(session.hub) == []
+
+
 def test_a_connection_that_breaks_leaves_nothing(session):
     url = urlsplit(f"{session.address}/v1/xorbs/default/{hash_to_hex(ONE.hash)}")
     head = (
@@ -377,6 +389,7 @@ def test_addresses_that_do_not_exist(session):
         ("GET", f"/v1/reconstructions/{'0' * 64}"),
     ]:
         assert httpx.request(method, session.address + path, headers=headers).status_code == 404, path
+    assert httpx.post(f"{session.hub.endpoint}/v1/telemetry", json={}).status_code == 204
     for name in ("0" * 63, "g" * 64, "..%2F..%2Fsecret"):
         answer = httpx.post(f"{session.address}/v1/xorbs/default/{name}", content=b"", headers=headers)
         assert answer.status_code in (400, 404)

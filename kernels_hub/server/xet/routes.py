@@ -5,7 +5,7 @@
     POST /xet/<repository>/<hour>/v1/shards
 
 Clients also ask for what is optional (deduplication across repositories, grants to upload elsewhere,
-`/v2/shards`, telemetry): those answer 404, and clients go on without. No download mentions Xet.
+`/v2/shards`): those answer 404, and clients go on without. No download mentions Xet.
 """
 
 from __future__ import annotations
@@ -99,6 +99,11 @@ async def upload_shard(call: Call) -> Response:
     finally:
         spooled.unlink(missing_ok=True)
     return json_response({"result": int(added > 0)})
+
+
+def drop_telemetry(_call: Call) -> Response:
+    """Clients report how fast they were; nothing here wants to know."""
+    return Response(status_code=204)
 
 
 def _take_in(hub: Hub, repository: Repository, area: Area, shard: Path) -> int:
@@ -211,4 +216,5 @@ ROUTES = (
     Route("GET", _WRITE_TOKEN, write_token),
     Route("POST", f"{_AREA}/xorbs/default/{{xorb}}", upload_xorb),
     Route("POST", f"{_AREA}/shards", upload_shard),
+    Route("POST", "/v1/telemetry", drop_telemetry),
 )
