@@ -52,10 +52,12 @@ def hub_errors(endpoint: str, what: str) -> Iterator[None]:
 
 def status_of(error: BaseException) -> int | None:
     """The HTTP status that an error of `huggingface_hub` (or one translated from it) stands for."""
-    for link in (error, error.__cause__):
+    link: BaseException | None = error
+    while link is not None:
         status = getattr(getattr(link, "response", None), "status_code", None)
         if isinstance(status, int):
             return status
+        link = link.__cause__
     return None
 
 
@@ -76,6 +78,8 @@ def translate(error: Exception, endpoint: str, what: str) -> KernelsHubError | N
         return RepositoryNotFoundError(f"{problem}: {_first_line(error)}")
     if isinstance(error, theirs.LocalTokenNotFoundError):
         return HubPermissionError(f"{problem}: no token; log in with `hf auth login` or set HF_TOKEN")
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
+        return translate(error.__cause__, endpoint, what)  # an upload to large file storage wraps its own
     if _is_of_the_network(error):
         return HubError(
             f"{problem}: the Hub cannot be reached ({type(error).__name__}: {_first_line(error)}); "

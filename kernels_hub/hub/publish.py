@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kernels_hub.errors import (
     HubError,
     HubPermissionError,
+    OfflineError,
     PublishError,
     RepositoryNotFoundError,
 )
@@ -40,7 +41,7 @@ from kernels_hub.hub.publish_plan import (
 )
 from kernels_hub.hub.release import Release
 from kernels_hub.hub.releases import read_yanked, remote_interface
-from kernels_hub.repository.versions import MAIN, Refs
+from kernels_hub.repository.versions import MAIN
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -76,24 +77,24 @@ class Published:
 class _Look:
     """How the Hub's state is read; trees and titles of commits never change, and are asked for once."""
 
-    api: HfApi
-    endpoint: str
+    connection: Connection
     release: Release
 
     def __post_init__(self) -> None:
+        self.api: HfApi = self.connection.api
+        self.endpoint = self.connection.endpoint
         self.tree: Callable[[str], Tree] = cache(self._tree)
         self.title: Callable[[str], str] = cache(self._title)
 
     def remote(self) -> Remote:
         release = self.release
         try:
-            with hub_errors(self.endpoint, f"look at {release.repo_id}"):
-                found = self.api.list_repo_refs(release.repo_id, repo_type=release.repo_type)
+            refs = self.connection.refs(release.repo_id, release.repo_type)
+        except OfflineError:
+            raise
         except RepositoryNotFoundError:
             return Remote(exists=False)
-        branches = {ref.name: ref.target_commit for ref in found.branches}
-        tags = {ref.name: ref.target_commit for ref in found.tags}
-        return Remote(True, Refs(branches, tags), self.tree, self.title)
+        return Remote(True, refs, self.tree, self.title)
 
     def _tree(self, commit: str) -> Tree:
         from huggingface_hub.hf_api import RepoFile
@@ -144,60 +145,119 @@ def publish(
     HubError where the Hub cannot be reached or fails: run it again to complete it.
     """
     connection = connection or Connection()
-    look = _Look(connection.api, connection.endpoint, release)
+    look = _Look(connection, release)
+    guard = _Guard(connection, release, allow_breaking)
     remote = look.remote()
     next_step(release, remote)  # a version that is out with other content is refused before anything else
-    comparison = _compare_with_previous(release, remote, connection)
-    if comparison is not None and not allow_breaking:
-        _check_bump(release, comparison)
+    comparison = guard.check(remote)
     url = f"{connection.endpoint}/{'kernels/' if release.repo_type == 'kernel' else ''}{release.repo_id}"
     if dry_run:
         steps = plan(release, remote, replace_unfinished=replace_unfinished)
         if steps and isinstance(steps[-1], Unfinished):
             raise _not_ours(release, steps[-1])
         return Published(release, tuple(steps), None, comparison, url)
-    steps = _publish(release, look, private, replace_unfinished, report)
+    steps = _Publisher(release, look, guard, private, replace_unfinished, report).run()
     return Published(release, tuple(steps), look.remote().refs.tags[release.tag], comparison, url)
 
 
-def _publish(
-    release: Release, look: _Look, private: bool, replace_unfinished: bool, report: Callable[[str], None]
-) -> list[Step]:
-    done: list[Step] = []
-    stale = busy = 0
-    patience = time.monotonic() + _PATIENCE_S
-    while True:
-        remote = look.remote()
-        step = next_step(release, remote, replace_unfinished=replace_unfinished)
-        if step is None:
-            return done
-        if isinstance(step, Unfinished):
-            if time.monotonic() > patience:
-                raise _not_ours(release, step)
-            time.sleep(_pause(1))
-            continue
-        if not (done and done[-1] == step):
-            report(str(step))
-        try:
-            _do(step, release, look, private)
-        except HubError as error:
-            status = status_of(error)
-            if status in _STALE and stale < _MAX_STALE:
-                stale += 1
-                time.sleep(_pause(stale))
-            elif status in _BUSY and busy < _MAX_BUSY:
-                busy += 1
-                time.sleep(_pause(2 ** (busy + 1)))
-            elif status in _STALE:
-                raise PublishError(
-                    f"{release.repo_id} changes faster than {release.version} can be published: {error}; "
-                    "nothing of it is out; try again when the others are done"
-                ) from error
-            else:
-                raise _resumable(release, error) from error
-            continue
+@dataclass
+class _Guard:
+    """Holds a release against the one before it, again whenever others have published meanwhile."""
+
+    connection: Connection
+    release: Release
+    allow_breaking: bool
+    _checked: dict[frozenset[str], Comparison | None] = field(default_factory=dict)
+
+    def check(self, remote: Remote) -> Comparison | None:
+        """The comparison; None where there is nothing to compare with, or the release is out already.
+
+        Raises PublishError for a change that needs a higher major version.
+        """
+        tags = frozenset(remote.refs.tags)
+        if self.release.tag in tags:
+            return None
+        if tags not in self._checked:
+            self._checked[tags] = self._compare(remote)
+        return self._checked[tags]
+
+    def _compare(self, remote: Remote) -> Comparison | None:
+        release = self.release
+        if not remote.refs.tags:
+            return None
+        yanked = read_yanked(self.connection, release.repo_id, release.repo_type, remote.refs)
+        previous = previous_release(release, remote.refs, yanked)
+        if previous is None:
+            return None
+        before = remote_interface(self.connection, release.repo_id, release.repo_type, previous[1])
+        comparison = compare(before, release.interface)
+        old = str(previous[0])
+        if not self.allow_breaking and not comparison.allows(old, str(release.version)):
+            lines = "".join(f"\n  {change}" for change in comparison.breaking)
+            raise PublishError(
+                f"{release.repo_id} {release.version} would break code that uses {old}; publish it as "
+                f"{comparison.next_version(old)}, or with --allow-breaking:{lines}"
+            )
+        return comparison
+
+
+@dataclass
+class _Publisher:
+    """One run of the loop."""
+
+    release: Release
+    look: _Look
+    guard: _Guard
+    private: bool
+    replace_unfinished: bool
+    report: Callable[[str], None]
+    _done: list[Step] = field(default_factory=list)
+    _stale: int = 0
+    _busy: int = 0
+
+    def run(self) -> list[Step]:
+        """Do what is left; returns the steps that were taken."""
         patience = time.monotonic() + _PATIENCE_S
-        done.append(step)
+        while True:
+            try:
+                step = self._next()
+                if step is None:
+                    return self._done
+                if isinstance(step, Unfinished):
+                    if time.monotonic() > patience:
+                        raise _not_ours(self.release, step)
+                    time.sleep(_pause(1))
+                    continue
+                self.report(str(step))
+                _do(step, self.release, self.look, self.private)
+            except HubError as error:
+                self._wait_or_raise(error)
+                continue
+            patience = time.monotonic() + _PATIENCE_S
+            self._done.append(step)
+
+    def _next(self) -> Step | None:
+        remote = self.look.remote()
+        step = next_step(self.release, remote, replace_unfinished=self.replace_unfinished)
+        if isinstance(step, Commit | CreateTag):
+            self.guard.check(remote)
+        return step
+
+    def _wait_or_raise(self, error: HubError) -> None:
+        status = status_of(error)
+        if status in _STALE and self._stale < _MAX_STALE:
+            self._stale += 1
+            time.sleep(_pause(min(self._stale, 5)))
+        elif status in _BUSY and self._busy < _MAX_BUSY:
+            self._busy += 1
+            time.sleep(_pause(2 ** (self._busy + 1)))
+        elif status in _STALE:
+            raise PublishError(
+                f"{self.release.repo_id} changes faster than {self.release.version} can be published: {error}; "
+                "run the same command again when the others are done"
+            ) from error
+        else:
+            raise _resumable(self.release, error) from error
 
 
 def _do(step: Step, release: Release, look: _Look, private: bool) -> None:
@@ -239,21 +299,29 @@ def _create_repository(release: Release, look: _Look, private: bool) -> None:
 
 def _commit(step: Commit, release: Release, look: _Look) -> None:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+    from huggingface_hub.errors import HfHubHTTPError
 
     with ExitStack() as stack:
-        # File objects, not paths: with them huggingface_hub uploads and commits in one go even where
-        # the Hub offers no Xet storage.
-        found = look.api.create_commit(
-            release.repo_id,
-            [
-                *(CommitOperationDelete(path, is_folder=False) for path in step.delete),
-                *(CommitOperationAdd(file.path, file.open(stack)) for file in step.add),
-            ],
-            commit_message=step.title,
-            revision=step.branch,
-            parent_commit=step.parent,
-            repo_type=release.repo_type,
-        )
+        try:
+            # File objects, not paths: with them huggingface_hub uploads and commits in one go even where
+            # the Hub offers no Xet storage.
+            found = look.api.create_commit(
+                release.repo_id,
+                [
+                    *(CommitOperationDelete(path, is_folder=False) for path in step.delete),
+                    *(CommitOperationAdd(file.path, file.open(stack)) for file in step.add),
+                ],
+                commit_message=step.title,
+                revision=step.branch,
+                parent_commit=step.parent,
+                repo_type=release.repo_type,
+            )
+        except ValueError as error:
+            if isinstance(error, HfHubHTTPError):
+                raise
+            raise PublishError(
+                f"{release.repo_id}: the Hub does not take the card or a path: {error}"
+            ) from error
     if step.branch != MAIN:
         _check_commit(found.oid, step, release, look)
 
@@ -269,28 +337,6 @@ def _check_commit(commit: str, step: Commit, release: Release, look: _Look) -> N
             f"{'is' if len(wrong) == 1 else 'are'} not as sent; is there a .gitignore in the repository? "
             f"{release.version} was not tagged"
         )
-
-
-def _compare_with_previous(release: Release, remote: Remote, connection: Connection) -> Comparison | None:
-    if not remote.exists or release.tag in remote.refs.tags:
-        return None
-    yanked = read_yanked(connection, release.repo_id, release.repo_type, remote.refs)
-    previous = previous_release(release, remote.refs, yanked)
-    if previous is None:
-        return None
-    before = remote_interface(connection, release.repo_id, release.repo_type, previous[1])
-    return compare(before, release.interface)
-
-
-def _check_bump(release: Release, comparison: Comparison) -> None:
-    old = comparison.old.version or "0.0.0"
-    if comparison.allows(old, str(release.version)):
-        return
-    lines = "".join(f"\n  {change}" for change in comparison.breaking)
-    raise PublishError(
-        f"{release.repo_id} {release.version} would break code that uses {old}; publish it as "
-        f"{comparison.next_version(old)}, or with --allow-breaking:{lines}"
-    )
 
 
 def _not_ours(release: Release, step: Unfinished) -> PublishError:

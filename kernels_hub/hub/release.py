@@ -11,6 +11,7 @@ import hashlib
 import io
 import re
 import shutil
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from packaging.version import InvalidVersion, Version
 
-from kernels_hub.errors import MetadataError, PublishError
+from kernels_hub.errors import PublishError
 from kernels_hub.hub.signature import sign_variant
 from kernels_hub.repository.build import build_repository
 from kernels_hub.repository.card import CARD_FILE, CardInput, read_benchmarks, write_card
@@ -155,21 +156,16 @@ def prepare_release(
 
 
 def _can_be_built(path: Path) -> bool:
-    """Whether there are sources; a published repository has a kernel.toml too, but not its folders."""
+    """Whether there are sources: a published repository has a kernel.toml too, but not its folders."""
     if not is_source_repository(path):
         return False
-    if not _variants_in_build(path):
-        return True
     try:
-        read_source_repository(path)
-    except MetadataError:
-        return False
-    return True
-
-
-def _variants_in_build(path: Path) -> list[str]:
-    """Names of the variants in `path/build`, if that is there."""
-    return built_variants(path / "build") if (path / "build").is_dir() else []
+        document = tomllib.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+        tables = document.get("backends", {}).values()
+        folders = [folder for table in tables for folder in table.get("sources", ())]
+    except (ValueError, AttributeError, TypeError):
+        return True  # reading it as a source says what is wrong
+    return not (path / "build").is_dir() or any((path / str(folder)).is_dir() for folder in folders)
 
 
 def _take_build(path: Path, folder: Path, wanted: Version | None, manylinux: tuple[int, int]) -> Version:
@@ -226,8 +222,6 @@ def _write_card(
 
 
 def _dtypes(manifest: Path) -> tuple[str, ...]:
-    import tomllib
-
     if not manifest.is_file():
         return ()
     kernel = tomllib.loads(manifest.read_text(encoding="utf-8")).get("kernel", {})

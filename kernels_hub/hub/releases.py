@@ -85,6 +85,7 @@ def list_releases(
     kind, refs = find_repository(connection, repo_id, repo_type)
     yanked = read_yanked(connection, repo_id, kind, refs)
     rows = []
+    dates = _dates(connection, repo_id, kind, refs)
     for version, tag in refs.releases().items():
         commit = refs.tags[tag]
         rows.append(
@@ -92,7 +93,7 @@ def list_releases(
                 version=str(version),
                 tag=tag,
                 commit=commit,
-                date=_date(connection, repo_id, kind, commit),
+                date=dates.get(commit),
                 yanked=yanked.get(str(version)),
                 branches=tuple(sorted(name for name, head in refs.branches.items() if head == commit)),
             )
@@ -238,11 +239,21 @@ def _commit_yanked(
         )
 
 
-def _date(connection: Connection, repo_id: str, repo_type: str, commit: str) -> str | None:
-    with hub_errors(connection.endpoint, f"read the history of {repo_id}"):
-        commits: list[Any] = connection.api.list_repo_commits(repo_id, revision=commit, repo_type=repo_type)
-    found = commits[0].created_at if commits else None
-    return found.isoformat() if isinstance(found, datetime) else None
+def _dates(connection: Connection, repo_id: str, repo_type: str, refs: Refs) -> dict[str, str]:
+    """When each release was committed. A branch's history tells of most: one question a branch."""
+    found: dict[str, str] = {}
+    releases = [refs.tags[tag] for tag in refs.releases().values()]
+    heads = [head for name, head in refs.branches.items() if name != MAIN]
+    for start in (*heads, *releases):
+        if start in found or not set(releases) - set(found):
+            continue
+        with hub_errors(connection.endpoint, f"read the history of {repo_id}"):
+            commits: list[Any] = connection.api.list_repo_commits(
+                repo_id, revision=start, repo_type=repo_type
+            )
+        dated = (commit for commit in commits if isinstance(commit.created_at, datetime))
+        found |= {commit.commit_id: commit.created_at.isoformat() for commit in dated}
+    return found
 
 
 def _kernel(repo_id: str, folder: Path) -> KernelFiles:

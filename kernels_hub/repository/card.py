@@ -22,6 +22,14 @@ BENCHMARKS = "benchmark*.json"
 """Files beside kernel.toml with the figures of one machine each, as `benchmarks/harness.py` writes them."""
 
 _FENCE = "---"
+_HUB_LICENSES = {
+    "afl-3.0", "agpl-3.0", "apache-2.0", "artistic-2.0", "bsd", "bsd-2-clause", "bsd-3-clause",
+    "bsd-3-clause-clear", "bsl-1.0", "cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0",
+    "cc-by-nc-sa-4.0", "ecl-2.0", "epl-1.0", "epl-2.0", "eupl-1.1", "gpl", "gpl-2.0", "gpl-3.0", "isc",
+    "lgpl", "lgpl-2.1", "lgpl-3.0", "lgpl-lr", "mit", "mpl-2.0", "ms-pl", "ncsa", "ofl-1.1", "osl-3.0",
+    "postgresql", "unlicense", "wtfpl", "zlib",
+}  # fmt: skip
+"""Of the licences that huggingface.co lists, those for software."""
 _ORIGINAL = "eager"
 
 
@@ -58,9 +66,9 @@ def write_card(interface: Interface, given: CardInput) -> str:
     front, introduction = _split(given.readme, given.repo_id)
     title, introduction = _title(introduction, given.repo_id)
     backends = sorted({variant.backend or "universal" for variant in interface.variants.values()})
-    matter = {
+    matter: dict[str, Any] = {
         "library_name": "kernels",
-        "license": (interface.license or "other").lower(),
+        **_license(interface.license),
         "tags": ["kernel", "kernels-hub", *backends],
     }
     if isinstance(front.get("tags"), list):
@@ -193,6 +201,14 @@ def _errors(benchmark: Benchmark) -> str:
 
 
 # -- parts ------------------------------------------------------------------------------------------
+
+
+def _license(spdx: str | None) -> dict[str, str]:
+    """As Hugging Face's cards spell it: a name of theirs, or "other" with the name beside it."""
+    name = (spdx or "").lower().removesuffix("-only").removesuffix("-or-later")
+    if name in _HUB_LICENSES:
+        return {"license": name}
+    return {"license": "other"} | ({"license_name": spdx} if spdx else {})
 
 
 def _devices(interface: Interface, layer: str) -> str:

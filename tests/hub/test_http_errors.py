@@ -95,9 +95,30 @@ def _not_cached(cause: Exception | None) -> LocalEntryNotFoundError:
     return error
 
 
+def _wrapped(cause: Exception | None) -> RuntimeError:
+    error = RuntimeError("Error while uploading 'x' to the Hub.")
+    error.__cause__ = cause
+    return error
+
+
+def test_a_status_is_found_behind_an_upload(endpoint: str):
+    def upload() -> None:
+        try:
+            HfApi(endpoint=endpoint).model_info("org/503")
+        except Exception as error:
+            raise RuntimeError("Error while uploading") from error
+
+    with pytest.raises(HubError) as caught, hub_errors(endpoint, "upload"):
+        upload()
+    assert status_of(caught.value) == 503
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
+        (_wrapped(TimeoutError("slow")), HubError),
+        (_wrapped(ValueError("a mistake")), RuntimeError),
+        (_wrapped(None), RuntimeError),
         (OfflineModeIsEnabled("offline"), OfflineError),
         (HFValidationError("Repo id must be …"), RepositoryNotFoundError),
         (_not_cached(None), OfflineError),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import textwrap
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from kernels_hub.errors import (
     HubError,
     HubPermissionError,
     MetadataError,
+    OfflineError,
     PublishError,
     VersionExistsError,
 )
@@ -29,6 +32,8 @@ from kernels_hub.hub.publish_plan import Commit, CreateBranch, CreateRepository,
 from kernels_hub.hub.release import prepare_release
 from kernels_hub.repository.build import build_repository
 from kernels_hub.repository.bundled import bundled_folder
+from kernels_hub.repository.digest import compute_digest, list_files
+from kernels_hub.repository.metadata import read_metadata
 from tests.hub.place import Place
 from tests.hub.publisher import (
     LAYERS,
@@ -208,6 +213,63 @@ def test_a_signed_release(at: Place, source: Path):
     verified = verify_signed(folder / "build" / "torch-cpu", None, at.repo("scale"), "1.2.0")
     assert (verified.repository, verified.release) == (at.repo("scale"), "1.2.0")
     assert publish_source(source, at.repo("scale"), "1.2.0", key=key).was_there
+
+
+def test_another_card(at: Place, source: Path):
+    """It is not what a release is: main shows the new one, the tag keeps its own."""
+    repo = at.repo("scale")
+    publish_source(source, repo, "1.2.0")
+    before = state_of(at.api, repo)
+    (source / "README.md").write_text("# Better words\n")
+    done = publish_source(source, repo, "1.2.0")
+    assert [(type(step), step.branch) for step in done.steps] == [(Commit, "main")]
+    after = state_of(at.api, repo)
+    assert after["tags"] == before["tags"]
+    assert after["branches"]["v1"] == before["branches"]["v1"]
+    shown = at.api.hf_hub_download(repo, "README.md", repo_type="kernel")
+    assert "# Better words\n" in Path(shown).read_text()
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")  # huggingface_hub's own
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_a_large_native_file(at: Place, source: Path, tmp_path: Path):
+    """Large file storage, with hf_xet installed: still one commit, and known again."""
+    repo, variant = at.repo("scale"), "torch213-cpu-x86_64-linux"
+    build_repository(source, tmp_path / "out", version="1.2.0")
+    folder = (tmp_path / "out" / "build" / "torch-cpu").rename(tmp_path / "out" / "build" / variant)
+    code = tmp_path / "big.c"
+    code.write_text("const unsigned char filler[12 << 20] = {1, 2, 3};\n")
+    command = ["gcc", "-shared", "-fPIC", str(code), "-o", str(folder / "libbig.so")]
+    subprocess.run(command, check=True)
+    with pytest.raises(MetadataError, match=r"libbig\.so is not listed"):
+        publish_source(tmp_path / "out", repo, "1.2.0")
+    metadata = read_metadata(folder)
+    digest = compute_digest(list_files(folder))
+    (folder / "metadata.json").write_text(replace(metadata, digest=digest).to_json())
+    publish_source(tmp_path / "out", repo, "1.2.0")
+    assert sum("/commit/v1" in line for line in at.requests("/commit/")) == 1
+    entries = {
+        e.path: e for e in at.api.list_repo_tree(repo, recursive=True, revision="v1.2.0", repo_type="kernel")
+    }
+    assert entries[f"build/{variant}/libbig.so"].lfs.size > 12 << 20
+    assert publish_source(tmp_path / "out", repo, "1.2.0").was_there
+    fetched = at.api.hf_hub_download(repo, f"build/{variant}/libbig.so", revision="v1", repo_type="kernel")
+    assert Path(fetched).read_bytes() == (folder / "libbig.so").read_bytes()
+
+
+def test_a_broken_manifest_is_not_passed_over_for_an_old_build(source: Path):
+    build_repository(source, source)
+    (source / "kernel.toml").write_text("[kernel")
+    with pytest.raises(MetadataError, match="is not TOML"), prepare_release(source, "o/n", "0.1.0"):
+        pass
+
+
+def test_a_release_that_was_fetched_can_be_published_elsewhere(at: Place, source: Path):
+    publish_source(source, at.repo("scale"), "1.2.0")
+    folder = at.api.snapshot_download(at.repo("scale"), repo_type="kernel", revision="v1.2.0")
+    publish_source(Path(folder), at.repo("copy"), None)
+    one, other = (tree_of(at.api, at.repo(name), "v1.2.0") for name in ("scale", "copy"))
+    assert {path for path in one if one[path] != other[path]} == {"README.md"}
 
 
 # -- a dry run ----------------------------------------------------------------------------------------
@@ -453,6 +515,51 @@ def test_a_hub_that_stumbles_once(status: int, at: Place, source: Path):
     assert set(state_of(at.api, at.repo("scale"))["tags"]) == {"v1.0.0"}
 
 
+def test_commits_that_always_come_too_late(at: Place, source: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("kernels_hub.hub.publish._MAX_STALE", 3)
+
+    def refuse(request: httpx2.Request) -> httpx2.Response:
+        net.at = len(net.writes)
+        return httpx2.Response(412, request=request)
+
+    with network(at=2, before=refuse) as net, pytest.raises(PublishError, match="changes faster than 1"):
+        publish_source(source, at.repo("scale"), "1.0.0")
+    assert len(net.writes) == 6
+    assert state_of(at.api, at.repo("scale"))["tags"] == {}
+
+
+def test_offline(at: Place, source: Path):
+    at.offline()
+    with pytest.raises(OfflineError, match="HF_HUB_OFFLINE"):
+        publish_source(source, at.repo("scale"), "1.0.0", dry_run=True)
+
+
+def test_a_breaking_release_that_comes_in_between(at: Place, source: Path):
+    """Somebody publishes 1.1.0 with one more layer while 1.2.0, which lacks it, is on its way."""
+    repo = at.repo("scale")
+    publish_source(source, repo, "1.0.0")
+    other = write_source(source.parent / "other", factor=3)
+    layers = other / "package" / "layers.py"
+    layers.write_text(
+        layers.read_text() + LAYERS.format(factor=4).replace("Scale", "More").partition("nn\n")[2]
+    )
+    manifest = other / "kernel.toml"
+    manifest.write_text(manifest.read_text().replace('["Scale"]', '["Scale", "More"]'))
+
+    def intrude(request: httpx2.Request) -> None:
+        net.at = None
+        publish_source(other, repo, "1.1.0")
+
+    write_source(source, factor=9)
+    with network(at=0) as net:
+        net.before = intrude
+        with pytest.raises(PublishError, match=r"would break code that uses 1\.1\.0"):
+            publish_source(source, repo, "1.2.0")
+    state = state_of(at.api, repo)
+    assert set(state["tags"]) == {"v1.0.0", "v1.1.0"}
+    assert state["branches"]["v1"] == state["tags"]["v1.1.0"]
+
+
 def test_nobody_there(at: Place, source: Path):
     at.at("http://127.0.0.1:1")
     with pytest.raises(HubError, match=r"at http://127\.0\.0\.1:1: the Hub cannot be reached"):
@@ -505,8 +612,6 @@ THEIRS = textwrap.dedent(
 
 
 def test_two_versions_of_a_bundled_repository_in_both_clients(at: Place, tmp_path: Path):
-    import shutil
-
     source = tmp_path / "layers"
     for name in ("activation", "native", "registration"):
         shutil.copytree(bundled_folder() / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,20 @@ def test_the_authors_readme(activation):
     assert "\n# My title\n" in card
     assert "\nMy words: a < b.\n" in card
     assert card.count("---\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("spdx", "expected"),
+    [
+        ("MIT", {"license": "mit"}),
+        ("GPL-3.0-or-later", {"license": "gpl-3.0"}),
+        ("LicenseRef-Mine", {"license": "other", "license_name": "LicenseRef-Mine"}),
+        (None, {"license": "other"}),
+    ],
+)
+def test_licences_as_the_hub_spells_them(activation, spdx: str | None, expected: dict):
+    front = _front(_card(replace(activation, license=spdx)))
+    assert {key: value for key, value in front.items() if key.startswith("license")} == expected
 
 
 def test_equal_input_equal_text(activation):
