@@ -131,6 +131,7 @@ def publish(hub: RunningHub) -> None:
     )
     author.tag("kernel", "norms", "v1.10.0")
     author.tag("kernel", "norms", "v2.0.0rc1")
+    author.post("/api/kernels/ada/norms/branch/feature%2Fone", {})
     author.commit("kernel", "norms", {"yanked.json": json.dumps({"1.9.0": "wrong in float16"})})
     author.repository("model", "notes")
     author.commit("model", "notes", {"README.md": "# Notes\n"})
@@ -285,6 +286,9 @@ def test_addresses_lead_to_each_other(hub):
 
     assert leads(f"{NORMS}/blob/v1.9.0/build") == f"{NORMS}/tree/v1.9.0/build"
     assert leads(f"{NORMS}/tree/v1.9.0/README.md") == f"{NORMS}/blob/v1.9.0/README.md"
+    commit = httpx.get(f"{hub.endpoint}/api{NORMS}/revision/v1.10.0").json()["sha"]
+    before = httpx.get(f"{hub.endpoint}/api{NORMS}/revision/v1.9.0").json()["sha"]
+    assert leads(f"{NORMS}/commit/{commit}") == f"{NORMS}/compare?from={before}&to={commit}"
     assert leads(f"{NORMS}/goto") == f"{NORMS}/tree/v1.10.0"
     assert leads(f"{NORMS}/goto?revision=v1.9.0&path=README.md") == f"{NORMS}/blob/v1.9.0/README.md"
     assert leads(f"{NORMS}/goto?revision=v1.9.0&path=new.txt") == f"{NORMS}/tree/v1.9.0"
@@ -305,6 +309,19 @@ def test_every_link_of_every_page_leads_somewhere(hub):
                 link for link in local - seen - set(waiting) if not link.startswith("/kernels/ada/evil")
             )
     assert len(seen) > 40
+
+
+def test_commits(hub):
+    page = get(hub, f"{NORMS}/commits/main")
+    assert page.text.count("files ada") == 3
+    assert sum("/commit/" in link for link in page.links) == 4
+    first = [link for link in page.links if "/commit/" in link][-1]
+    assert httpx.get(hub.endpoint + first).headers["location"].startswith(f"{NORMS}/tree/")
+
+
+def test_layers_lead_to_their_source(hub):
+    page = get(hub, NORMS)
+    assert f"{NORMS}/blob/v1.10.0/build/torch-cpu/layers.py#L4" in page.links
 
 
 def test_a_diff_in_one_column_and_in_two(hub):
@@ -378,6 +395,7 @@ EVIL_PAGES = [
     "/kernels/ada/evil/blob/main/README.md",
     "/kernels/ada/evil/compare?from=v1.0.0&to=" + EVIL_TAG,
     "/kernels/ada/evil/compare?from=v1.0.0&to=v1.1.0&view=split",
+    "/kernels/ada/evil/commits/" + EVIL_TAG,
 ]
 
 

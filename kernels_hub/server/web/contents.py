@@ -26,6 +26,8 @@ _METADATA = "metadata.json"
 _YANKED = "yanked.json"
 _SIGNATURES = {f"{_METADATA}.ed25519": "Ed25519 signature", f"{_METADATA}.sigstore": "Sigstore bundle"}
 _NUMBERED = re.compile(r"v(0|[1-9][0-9]{0,8})")
+_DEFINITION = re.compile(r"^(?:class|def)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
+_SOURCE_LIMIT = 2 * 1024 * 1024
 _READ_LIMIT = 1024 * 1024
 _NAMES_LIMIT = 200
 _NAME_LENGTH = 200
@@ -59,12 +61,21 @@ class VariantFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Defined:
+    """A layer or function, and where its source is (an empty path where none was found)."""
+
+    name: str
+    path: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What a version holds, over all of its variants."""
 
     variants: tuple[VariantFacts, ...] = ()
-    layers: tuple[str, ...] = ()
-    functions: tuple[str, ...] = ()
+    layers: tuple[Defined, ...] = ()
+    functions: tuple[Defined, ...] = ()
     license: str | None = None
     summary: str | None = None
     size: int = 0
@@ -160,14 +171,31 @@ class Contents:
                 folders.setdefault(parts[1], []).append(entry)
         variants = tuple(self._variant(name, files) for name, files in sorted(folders.items()))
         source = self._kernel_toml(listing)
+        places = self._definitions(entry for files in folders.values() for entry in files)
         return Facts(
             variants,
-            _union((variant.layers for variant in variants), source.layers),
-            _union((variant.functions for variant in variants), source.functions),
+            _defined(_union((variant.layers for variant in variants), source.layers), places),
+            _defined(_union((variant.functions for variant in variants), source.functions), places),
             next((variant.license for variant in variants if variant.license), source.license),
             next((variant.summary for variant in variants if variant.summary), source.summary),
             sum(entry.size for entry in listing.files()),
         )
+
+    def _definitions(self, files: Iterable[Entry]) -> dict[str, Defined]:
+        """Classes and functions by name: where the first variant that has them defines them."""
+        found: dict[str, Defined] = {}
+        left = _SOURCE_LIMIT
+        for entry in sorted(
+            files, key=lambda entry: (entry.path.split("/")[1], entry.path.count("/"), entry.path)
+        ):
+            if not entry.path.endswith(".py") or entry.size > left:
+                continue
+            left -= entry.size
+            text = (self.read(entry) or b"").decode("utf-8", "replace")
+            for match in _DEFINITION.finditer(text):
+                line = text.count("\n", 0, match.start()) + 1
+                found.setdefault(match[1], Defined(match[1], entry.path, line))
+        return found
 
     def card_license(self, commit: str) -> str | None:
         """The licence that the card's YAML names."""
@@ -283,3 +311,7 @@ def _texts(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
 def _union(groups: Iterable[tuple[str, ...]], otherwise: tuple[str, ...]) -> tuple[str, ...]:
     """Every name of any group, in order of appearance."""
     return tuple(dict.fromkeys(name for group in groups for name in group)) or otherwise
+
+
+def _defined(names: Iterable[str], places: Mapping[str, Defined]) -> tuple[Defined, ...]:
+    return tuple(places.get(name, Defined(name)) for name in names)

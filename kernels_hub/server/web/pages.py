@@ -52,7 +52,7 @@ class Pages:
             lstrip_blocks=True,
         )
         environment.filters.update(
-            bytes=_readable_bytes, day=_day, iso=str, crumbs=_crumbs, with_query=with_query
+            bytes=_readable_bytes, day=_day, iso=str, crumbs=_crumbs, with_query=with_query, address=quote
         )
         environment.globals.update(style=self._address("style.css"), icon=self._address("icon.svg"))
         return environment

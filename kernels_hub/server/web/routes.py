@@ -11,9 +11,8 @@ GET …/goto                              where the choice of a version leads
 from __future__ import annotations
 
 import json
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from threading import Lock
@@ -24,23 +23,14 @@ from starlette.responses import Response
 
 from kernels_hub.server.call import REPOSITORY_TYPES, Call, Route
 from kernels_hub.server.hub import Hub
-from kernels_hub.server.listing import Entry
 from kernels_hub.server.refusal import Refusal, entry_not_found, repository_not_found
 from kernels_hub.server.repositories import Repository
 from kernels_hub.server.store import DEFAULT_BRANCH
 from kernels_hub.server.web.card import CardPlace, render_card
-from kernels_hub.server.web.compare import (
-    DIFF_LIMIT,
-    Pair,
-    Row,
-    TreeChange,
-    compare_texts,
-    compare_trees,
-    side_by_side,
-)
+from kernels_hub.server.web.comparison import compare_revisions, text_of
 from kernels_hub.server.web.contents import Contents, Facts, Revision, is_release
 from kernels_hub.server.web.pages import Pages, quoted, redirect, with_query
-from kernels_hub.server.web.source import LINES_SHOWN, SHOWN_LIMIT, decode_text, highlight_file
+from kernels_hub.server.web.source import LINES_SHOWN, SHOWN_LIMIT, highlight_file
 
 _PAGE_ROWS = 30
 _SEARCHED = 2000
@@ -48,9 +38,7 @@ _QUERY_LENGTH = 100
 _FACTS_KEPT = 4096
 _VERSIONS = 200
 _TREE_ROWS = 2000
-_DIFF_FILES = 40
-_DIFF_ROWS = 6000
-_DIFF_SECONDS = 2.0
+_COMMITS = 50
 _README = "README.md"
 
 Handler = Callable[[Call], Response]
@@ -72,27 +60,6 @@ class RepositoryRow:
     updated: str | None
     text: str
     """What a search looks at, in lower case."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileDiff:
-    """A file of a comparison; `reason` says why there are no lines."""
-
-    path: str
-    kind: str
-    rows: Sequence[Row] = ()
-    pairs: Sequence[Pair] = ()
-    reason: str | None = None
-
-    @property
-    def added(self) -> int:
-        """Lines that are new."""
-        return sum(row.kind == "added" for row in self.rows)
-
-    @property
-    def removed(self) -> int:
-        """Lines that are gone."""
-        return sum(row.kind == "removed" for row in self.rows)
 
 
 class Site:
@@ -247,7 +214,7 @@ class Site:
         entry = contents.entry(revision.commit, path)
         if entry.is_folder:
             return redirect(f"{page}/tree/{quoted(revision.name)}/{quote(path)}")
-        text, reason = _text_of(contents, entry, SHOWN_LIMIT)
+        text, reason = text_of(contents, entry, SHOWN_LIMIT)
         if text is not None and text.count("\n") > LINES_SHOWN:
             text, reason = None, "This file has too many lines to show here."
         return self._inside(
@@ -271,21 +238,7 @@ class Site:
         old, new = _two_revisions(contents, call.query("from"), call.query("to"))
         view = "split" if call.query("view") == "split" else "unified"
         only = call.query("path")
-        before, after = contents.listing(old.commit).entries, contents.listing(new.commit).entries
-        changes = compare_trees(
-            {path: entry.oid for path, entry in before.items() if not entry.is_folder},
-            {path: entry.oid for path, entry in after.items() if not entry.is_folder},
-        )
-        if only:
-            changes = [change for change in changes if change.path == only]
-        files: list[FileDiff] = []
-        rows, deadline = 0, time.monotonic() + _DIFF_SECONDS
-        for change in changes:
-            if files and (len(files) == _DIFF_FILES or rows > _DIFF_ROWS or time.monotonic() > deadline):
-                break
-            sides = before.get(change.path), after.get(change.path)
-            files.append(diff := _file_diff(contents, change, *sides, split=view == "split"))
-            rows += len(diff.rows)
+        changes, files = compare_revisions(contents, old, new, only=only, split=view == "split")
         return self._inside(
             call,
             contents,
@@ -299,6 +252,41 @@ class Site:
             changes=changes,
             files=files,
             rest=changes[len(files) :],
+        )
+
+    def commits(self, call: Call) -> Response:
+        """What led to a revision, newest first."""
+        contents = _contents(call)
+        revision, page = contents.revision(call.params["revision"]), contents.repository.page
+        start = call.query("after") or revision.commit
+        store, repository = contents.store, contents.repository
+        found, following = store.history(repository, store.resolve(repository, start), _COMMITS)
+        commits = [
+            {
+                "title": info.title,
+                "author": info.author,
+                "date": info.date,
+                "oid": info.oid,
+                "href": f"{page}/commit/{info.oid}",
+                "files": f"{page}/tree/{info.oid}",
+            }
+            for info in found
+        ]
+        older = following and with_query(f"{page}/commits/{quoted(revision.name)}", after=following)
+        return self._inside(
+            call, contents, "commits.html", "commits", revision=revision, commits=commits, older=older
+        )
+
+    def commit(self, call: Call) -> Response:
+        """What a commit changed: its comparison with the one before."""
+        contents = _contents(call)
+        info = contents.store.commit_info(
+            contents.repository, contents.revision(call.params["revision"]).commit
+        )
+        if not info.parents:
+            return redirect(f"{contents.repository.page}/tree/{info.oid}")
+        return redirect(
+            with_query(f"{contents.repository.page}/compare", **{"from": info.parents[0], "to": info.oid})
         )
 
     def goto(self, call: Call) -> Response:
@@ -346,7 +334,7 @@ class Site:
             repo=repo,
             rev=rev,
             facts=facts,
-            revisions=_choices(contents, revision.name),
+            revisions=_choices(contents, *([old.name] if (old := values.get("old")) else []), revision.name),
             **values,
         )
 
@@ -358,7 +346,8 @@ class Site:
             facts = Facts() if revision is None else self._facts_of(contents, revision.commit)
         except Refusal:  # deleted meanwhile
             revision, facts = None, Facts()
-        words = (repository.full_name, facts.summary or "", *facts.layers, *facts.functions)
+        names = (defined.name for defined in (*facts.layers, *facts.functions))
+        words = (repository.full_name, facts.summary or "", *names)
         return RepositoryRow(
             repository.namespace,
             repository.name,
@@ -421,43 +410,17 @@ def _two_revisions(contents: Contents, old: str, new: str) -> tuple[Revision, Re
     return contents.revision(old), contents.revision(new)
 
 
-def _choices(contents: Contents, current: str) -> list[str]:
-    """Names to choose a revision from, the current one among them."""
+def _choices(contents: Contents, *current: str) -> list[str]:
+    """Names to choose a revision from, the current ones among them."""
     names = [*contents.tags[:_VERSIONS], *contents.branches[:_VERSIONS]]
-    return names if current in names or not current else [current, *names]
-
-
-def _text_of(contents: Contents, entry: Entry, limit: int) -> tuple[str | None, str | None]:
-    """A file's text, or why it cannot be shown."""
-    if entry.size > limit:
-        return None, "This file is too large to show here."
-    content = contents.read(entry, limit)
-    text = None if content is None else decode_text(content)
-    return text, "This file is not text." if text is None else None
-
-
-def _file_diff(
-    contents: Contents, change: TreeChange, old: Entry | None, new: Entry | None, *, split: bool
-) -> FileDiff:
-    texts = []
-    for entry in (old, new):
-        text, reason = ("", None) if entry is None else _text_of(contents, entry, DIFF_LIMIT)
-        if text is None:
-            return FileDiff(change.path, change.kind, reason=reason)
-        texts.append(text)
-    rows = compare_texts(*texts)
-    if rows is None:
-        return FileDiff(change.path, change.kind, reason="Too much changed to show line by line.")
-    if not rows:
-        return FileDiff(change.path, change.kind, reason="Only the end of the file or its mode differs.")
-    return FileDiff(change.path, change.kind, rows, list(side_by_side(rows)) if split else ())
+    return list(dict.fromkeys([*(name for name in current if name not in names), *names]))
 
 
 def _usage(repository: Repository, revision: Revision, facts: Facts) -> str | None:
     """Lines of Python that load this version."""
     if not facts.variants:
         return None
-    name, layers = revision.name, [layer for layer in facts.layers if layer.isidentifier()][:1]
+    name, layers = revision.name, [layer.name for layer in facts.layers if layer.name.isidentifier()][:1]
     wanted = ("version", f"=={name[1:]}") if is_release(name) else ("revision", name)
     arguments = [
         json.dumps(repository.full_name),
@@ -479,6 +442,8 @@ def _routes() -> Iterator[Route]:
         "/tree/{revision}/{path:rest}": site.tree,
         "/blob/{revision}/{path:rest}": site.blob,
         "/compare": site.compare,
+        "/commits/{revision}": site.commits,
+        "/commit/{revision}": site.commit,
         "/goto": site.goto,
     }
     for prefix, kind in (("/kernels", "kernels"), ("", "models")):
