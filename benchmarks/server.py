@@ -45,7 +45,7 @@ def measure(folder: Path, mib: int, rounds: int) -> dict[str, Any]:
     """Every figure."""
     from huggingface_hub import CommitOperationAdd, HfApi
 
-    from tests.running_hub import start_hub
+    from tests.running_hub import start_hub  # type: ignore[import-not-found]
 
     large = folder / "large.bin"
     with large.open("wb") as file:

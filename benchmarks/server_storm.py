@@ -28,7 +28,7 @@ from typing import Any
 import httpx
 
 from kernels_hub.server.maintenance import check
-from tests.running_hub import RunningHub, start_hub
+from tests.running_hub import RunningHub, start_hub  # type: ignore[import-not-found]
 
 WRITERS = 3
 LIMITS = {"large_from_bytes": 1024}

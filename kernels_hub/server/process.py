@@ -16,6 +16,8 @@ from kernels_hub.server.hub import Hub
 from kernels_hub.server.limits import Limits
 from kernels_hub.server.sweep import sweep
 
+_BACKLOG = 2048
+
 
 @dataclass(frozen=True)
 class Serve:
@@ -33,28 +35,33 @@ class Serve:
     limits: Limits = field(default_factory=Limits)
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    family, kind, _, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    # asyncio turns Nagle's algorithm off, worth 40 ms a request, only where the protocol is named.
-    listening = socket.socket(family, kind, socket.IPPROTO_TCP)
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket: from here on, connections wait until a worker takes them."""
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        # asyncio turns Nagle's algorithm off, worth 40 ms a request, only where the protocol is named.
+        listening = socket.socket(family, kind, socket.IPPROTO_TCP)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(_BACKLOG)
+            listening.set_inheritable(True)
+        except BaseException:
+            listening.close()
+            raise
     except OSError as error:
-        listening.close()
         raise KernelsHubError(
             f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port"
         ) from error
-    listening.set_inheritable(True)
     return listening
 
 
 def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
     """Serve until the process is told to end (SIGINT, SIGTERM).
 
-    announce: is told the address, once the socket is bound.
+    announce: is told the address, once it takes connections.
     Raises KernelsHubError for a folder that is not a Hub's root.
     """
     import uvicorn
@@ -92,10 +99,10 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
         forwarded_allow_ips=settings.trusted_proxies,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=30,
-        backlog=2048,
+        backlog=_BACKLOG,
     )
     try:
-        listening = _bind(settings.host, settings.port)
+        listening = _listen(settings.host, settings.port)
         scheme = "https" if settings.tls_cert else "http"
         address = f"[{settings.host}]" if ":" in settings.host else settings.host
         announce(f"kernels-hub serve: {scheme}://{address}:{listening.getsockname()[1]} root {root}")
