@@ -122,7 +122,7 @@ WRONG = {
     "functions": (MANIFEST.replace('["scale"]', "[1]"), "'functions' must be an array of strings, got [1]"),
     "kernel key": (
         MANIFEST.replace("summary", "description"),
-        "unknown key 'description'; known keys: functions",
+        "unknown key 'description'; known keys: dtypes, functions",
     ),
     "backend key": (MANIFEST.replace("archs", "arch"), "[backends.cuda]: unknown key 'arch'"),
     "backend": (
@@ -138,6 +138,20 @@ WRONG = {
         "'sources' must name at least one folder",
     ),
     "missing folder": (MANIFEST.replace('"triton"]\npy', '"tritonn"]\npy'), "tritonn does not exist"),
+    "kernel-depends": (
+        MANIFEST.replace("[kernel]", "[kernel]\nkernel-depends = 'org/name'", 1),
+        "'kernel-depends' must be an array of tables such as { repo-id = 'org/name', version = 1 }, got 'org/name'",
+    ),
+    "kernel-depends without a version": (
+        MANIFEST.replace("[kernel]", "[kernel]\nkernel-depends = [{ repo-id = 'org/name' }]", 1),
+        "got {'repo-id': 'org/name'} in it",
+    ),
+    "kernel-depends with both": (
+        MANIFEST.replace(
+            "[kernel]", "[kernel]\nkernel-depends = [{ repo-id = 'o/n', version = 1, revision = 'x' }]", 1
+        ),
+        "'revision': 'x'} in it",
+    ),
     "extra table": (MANIFEST + "[extra]\n", "unknown key 'extra'"),
 }
 
