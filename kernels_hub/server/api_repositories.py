@@ -182,13 +182,7 @@ def _card(call: Call, repository: Repository, listing: Listing) -> dict[str, Any
     entry = listing.entries.get("README.md")
     if entry is None or entry.is_folder or entry.large or entry.size > _CARD_BYTES:
         return {}
-    import json
-
-    card = card_data(call.hub.store.blob(repository, entry.oid).decode("utf-8", "replace"))
-    # YAML has dates and keys that JSON has not.
-    plain = json.loads(json.dumps(card, default=str, skipkeys=True))
-    assert isinstance(plain, dict)
-    return plain
+    return card_data(call.hub.store.blob(repository, entry.oid).decode("utf-8", "replace"))
 
 
 def _sibling(entry: Entry) -> dict[str, object]:

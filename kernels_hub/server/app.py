@@ -11,6 +11,7 @@ import functools
 import json
 import logging
 import os
+import resource
 import signal
 import sqlite3
 import threading
@@ -36,6 +37,7 @@ from kernels_hub.server.xet import routes as xet_api
 SETTINGS = "KERNELS_HUB_SERVE"
 """Environment variable of worker processes: JSON with root, limits, workers, require_token."""
 _READERS, _WRITERS = 24, 24
+_OPEN_FILES = 65536
 _DRAIN_BYTES, _DRAIN_SECONDS = 64 << 20, 10
 _HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 _ANYTHING_ELSE = "/api/{path:rest}"
@@ -271,6 +273,14 @@ def _end_with_parent(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _allow_open_files() -> None:
+    """Open packs and connections take descriptors; many systems start processes with 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def create() -> App:
     """The application of a worker process, from the environment."""
     settings = json.loads(os.environ[SETTINGS])
@@ -281,6 +291,7 @@ def create() -> App:
         access_log.addHandler(handler)
         access_log.setLevel(logging.INFO)
         access_log.propagate = False
+    _allow_open_files()
     limits = Limits(**settings["limits"])
     hub = Hub(Path(settings["root"]), limits=limits)
     if settings["workers"] > 1:

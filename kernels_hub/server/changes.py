@@ -154,7 +154,7 @@ class Changes:
             content.refs.change({BRANCHES + branch: Ref(commit.oid)})
             # The commit stands: a full disk must not make it look refused.
             with suppress(OSError):
-                content.packs.merge_small()
+                content.packs.merge_many()
             return Changed(commit.oid, new=True)
 
     def _apply(

@@ -21,7 +21,7 @@ _POINTER = re.compile(
 )
 _LIKE_A_POINTER = re.compile(rb"\s*version https?://(git-lfs|hawser)\.github\.com/spec/")
 _POINTER_BYTES = 1024
-_MAX_ENTRIES = 300_000
+_MAX_ENTRIES = 100_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,7 @@ from kernels_hub.server.durable import flush_folder
 COMMIT, TREE, BLOB, TAG = 1, 2, 3, 4
 _KINDS = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob", TAG: b"tag"}
 _CACHED_OBJECT = 64 * 1024
-_SMALL_PACK = 1 << 20
-_MANY_PACKS = 64
+_MANY_PACKS = 24
 
 
 @dataclass(frozen=True)
@@ -179,11 +178,21 @@ class Packs:
         kind, content = self.read_stored(oid)
         return UnpackedObject(kind, decomp_chunks=[content], sha=bytes.fromhex(oid))
 
-    def merge_small(self) -> None:
-        """Join small packs where many have gathered: each object is then found in few places."""
-        small = [path for path in self.names() if path.stat().st_size < _SMALL_PACK]
-        if len(small) > _MANY_PACKS:
-            self.merge(small)
+    def merge_many(self) -> None:
+        """Where many packs have gathered, join the small ones.
+
+        Each pack that stays has at least twice the size of all smaller ones together: there are few at
+        any time, and an object is rewritten only as often as the repository doubles.
+        """
+        packs = sorted((path.stat().st_size, path) for path in self.names())
+        if len(packs) <= _MANY_PACKS:
+            return
+        smaller, last = 0, 0
+        for index, (size, _) in enumerate(packs):
+            if size < 2 * smaller:
+                last = index
+            smaller += size
+        self.merge(path for _, path in packs[: last + 1])
 
     def oids(self) -> list[str]:
         """Every object that is there."""

@@ -21,7 +21,7 @@ from kernels_hub.server.refusal import Refusal, repository_not_found, revision_n
 from kernels_hub.server.repositories import Repositories, Repository
 
 DEFAULT_BRANCH = "main"
-_OPEN = 512
+_OPEN = 128
 _CACHE_BYTES = 16 << 20
 _CONFIG = b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n[gc]\n\tauto = 0\n"
 _PERSON = re.compile(rb"(.*) <[^>]*> (\d+) [+-]\d{4}")
@@ -92,7 +92,8 @@ class Store:
             )
             self._open[repository.id] = content
             if len(self._open) > _OPEN:
-                self._open.popitem(last=False)
+                # Whoever still reads from it opens its files again.
+                self._open.popitem(last=False)[1].packs.close()
             return content
 
     def at(self, home: Path) -> Content:
