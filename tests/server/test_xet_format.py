@@ -234,6 +234,21 @@ def test_a_part_that_is_not_kept_leaves_nothing(tmp_path):
     assert list(area.folder.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "damage", [lambda data: b"", lambda data: data[:-1], lambda data: bytes(len(data)), lambda data: b"ab"]
+)
+def test_a_damaged_xorb_counts_as_missing(tmp_path, damage):
+    area = spooled(tmp_path, ONE)
+    assert area.holds(ONE.hash)
+    (path,) = area.folder.iterdir()
+    path.write_bytes(damage(path.read_bytes()))
+    assert not area.holds(ONE.hash)
+    with pytest.raises(MetadataError, match="damaged"), area.open(ONE.hash):
+        pass
+    keep(area, ONE)
+    assert area.holds(ONE.hash)
+
+
 def test_areas_are_swept_when_old_and_idle(tmp_path):
     now = [1_000_000 * HOUR]
     spool = Spool(tmp_path, clock=lambda: now[0])

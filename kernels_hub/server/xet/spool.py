@@ -56,7 +56,11 @@ class Area:
 
     def holds(self, xorb: bytes) -> bool:
         """Whether the xorb is here, whole."""
-        return self._path(xorb).exists()
+        try:
+            with self.open(xorb):
+                return True
+        except MetadataError:
+            return False
 
     def size(self) -> int:
         """Bytes on disk, those being written included."""
@@ -95,10 +99,10 @@ class Area:
                 f"in this session; start the upload again"
             ) from None
         with file:
-            size = file.seek(-_COUNT_SIZE, os.SEEK_END)
-            count = _read_numbers(file, 1)[0]
-            file.seek(size - count * _COUNT_SIZE)
-            yield SpooledXorb(file, _read_numbers(file, count))
+            if (ends := _read_ends(file)) is None:
+                # A loss of power: nothing here is flushed, since it is gone in hours anyway.
+                raise MetadataError(f"xorb {hash_to_hex(xorb)} is damaged; start the upload again")
+            yield SpooledXorb(file, ends)
 
     def _path(self, xorb: bytes) -> Path:
         return self.folder / f"{hash_to_hex(xorb)}.xorb"
@@ -139,6 +143,20 @@ class Spool:
 def spool_of(layout: Layout) -> Spool:
     """The spool of a Hub's root."""
     return Spool(layout.root / "xet")
+
+
+def _read_ends(file: BinaryIO) -> Sequence[int] | None:
+    """The ends at the end of a file, or None where they do not fit its size."""
+    size = file.seek(0, os.SEEK_END)
+    if size < _COUNT_SIZE:
+        return None
+    file.seek(size - _COUNT_SIZE)
+    (count,) = _read_numbers(file, 1)
+    if (start := size - (count + 1) * _COUNT_SIZE) < 0:
+        return None
+    file.seek(start)
+    ends = _read_numbers(file, count)
+    return ends if count and ends[-1] == start else None
 
 
 def _numbers(values: Iterator[int] | list[int]) -> bytes:
