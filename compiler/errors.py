@@ -1,0 +1,65 @@
+"""Every error that the compiler raises on purpose.
+
+    KernelsHubError
+    └── CompilerError                        root of these
+        ├── DimError        ValueError       a dim that cannot be: unknown symbol, broken fact, no integer
+        ├── TypeRuleError   TypeError        operands or attributes that an op does not take
+        │   └── ShapeError  ValueError       shapes that contradict each other, both places named
+        ├── GraphError      ValueError       a value of another graph, a name that is taken, a frozen graph
+        ├── VerifyError     AssertionError   an invariant of the IR is broken; names the value
+        ├── ParseError      ValueError       text that is not a graph; names the line
+        ├── EvaluateError   ValueError       inputs that do not fit a graph, or a value that an op refuses
+        │   └── NonFiniteError ArithmeticError   the first op that made a NaN or an infinity
+        ├── ImportFailure   ImportError      a file or module that does not become a graph, all causes listed
+        └── MissingDependencyError ImportError   an optional package that this needs; names the extra
+
+Messages name the value, the op and the shapes, and say what was expected.
+"""
+
+from __future__ import annotations
+
+from kernels_hub.errors import KernelsHubError
+
+
+class CompilerError(KernelsHubError):
+    """Root of every error raised by kernels_hub.compiler."""
+
+
+class DimError(CompilerError, ValueError):
+    """A dim, symbol or binding that contradicts what is known of it."""
+
+
+class TypeRuleError(CompilerError, TypeError):
+    """Operands or attributes that an op's rules refuse."""
+
+
+class ShapeError(TypeRuleError, ValueError):
+    """Shapes that contradict each other; the message names both places."""
+
+
+class GraphError(CompilerError, ValueError):
+    """A graph put together wrongly: a foreign value, a name given twice, a frozen graph appended to."""
+
+
+class VerifyError(CompilerError, AssertionError):
+    """A broken invariant of the IR; a defect of the pass that ran last, not of its input."""
+
+
+class ParseError(CompilerError, ValueError):
+    """Text that is not the printed form of a graph."""
+
+
+class EvaluateError(CompilerError, ValueError):
+    """Inputs that do not fit a graph's signature, or data that an op cannot take (an index out of range)."""
+
+
+class NonFiniteError(EvaluateError, ArithmeticError):
+    """An op whose operands were finite and whose result is not."""
+
+
+class ImportFailure(CompilerError, ImportError):
+    """A model that cannot be brought into the IR; the message lists every cause at once."""
+
+
+class MissingDependencyError(CompilerError, ImportError):
+    """An optional package that is not installed."""

@@ -1,0 +1,185 @@
+"""The algebra of shapes, against evaluation at every small binding."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels_hub.compiler.errors import DimError
+from kernels_hub.compiler.ir.dims import (
+    Expr,
+    ceildiv,
+    dim_max,
+    dim_min,
+    divide_exactly,
+    floordiv,
+    mod,
+    product,
+    substitute,
+    symbol,
+)  # fmt: skip
+from kernels_hub.compiler.ir.proofs import interval, proves_different, proves_equal, proves_le
+
+A, B, N = symbol("a"), symbol("b", 1, 5), symbol("n", 1)
+RANGES = {"a": range(5), "b": range(1, 6), "n": range(1, 5)}
+BINDINGS = [dict(zip(RANGES, sizes, strict=True)) for sizes in itertools.product(*RANGES.values())]
+
+BINARY = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": floordiv,
+    "%": mod,
+    "min": dim_min,
+    "max": dim_max,
+}
+PYTHON = {**BINARY, "//": operator.floordiv, "%": operator.mod, "min": min, "max": max}
+
+
+def trees(depth: int = 4):
+    """Formulas over a, b, n: nested tuples (sign, left, right); division by positive ints only."""
+    leaves = st.one_of(st.integers(-6, 6), st.sampled_from(list(RANGES)))
+    return st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            st.tuples(st.sampled_from(["+", "-", "*", "min", "max"]), inner, inner),
+            st.tuples(st.sampled_from(["//", "%"]), inner, st.integers(1, 6)),
+            st.tuples(st.sampled_from(["//", "%"]), inner, st.sampled_from(["b", "n"])),
+        ),
+        max_leaves=depth,
+    )
+
+
+def build(tree):
+    if isinstance(tree, tuple):
+        sign, left, right = tree
+        return BINARY[sign](build(left), build(right))
+    return {"a": A, "b": B, "n": N}.get(tree, tree)
+
+
+def compute(tree, binding):
+    if isinstance(tree, tuple):
+        sign, left, right = tree
+        return PYTHON[sign](compute(left, binding), compute(right, binding))
+    return binding.get(tree, tree)
+
+
+@given(trees(6))
+@settings(max_examples=300, deadline=None)
+def test_a_dim_is_what_its_formula_computes(tree):
+    dim = build(tree)
+    low, high = interval(dim)
+    for binding in BINDINGS:
+        expected = compute(tree, binding)
+        assert substitute(dim, binding) == expected
+        assert low is None or low <= expected
+        assert high is None or expected <= high
+
+
+@given(trees(4), trees(4))
+@settings(max_examples=300, deadline=None)
+def test_what_is_proved_holds(left, right):
+    a, b = build(left), build(right)
+    values = [(compute(left, binding), compute(right, binding)) for binding in BINDINGS]
+    if proves_equal(a, b):
+        assert all(x == y for x, y in values)
+    if proves_le(a, b):
+        assert all(x <= y for x, y in values)
+    if proves_different(a, b):
+        assert all(x != y for x, y in values)
+    if a == b:
+        assert hash(a) == hash(b) and proves_equal(a, b)
+
+
+polynomials = st.recursive(
+    st.one_of(st.integers(-4, 4), st.sampled_from(["a", "b", "n"])),
+    lambda inner: st.tuples(st.sampled_from(["+", "-", "*"]), inner, inner),
+    max_leaves=6,
+)
+
+
+@given(polynomials, polynomials)
+@settings(max_examples=200, deadline=None)
+def test_equal_polynomials_compare_equal(left, right):
+    points = [{"a": 7**i, "b": 11**i, "n": 13**i} for i in range(8)]
+    same = all(compute(left, point) == compute(right, point) for point in points)
+    a, b = build(left), build(right)
+    assert (a == b) == same
+    assert build(("*", left, ("+", right, "n"))) == build(("+", ("*", left, right), ("*", "n", left)))
+
+
+@given(polynomials, polynomials)
+@settings(max_examples=200, deadline=None)
+def test_exact_division_undoes_multiplication(left, right):
+    a, b = build(left), build(right)
+    if not (isinstance(b, int) and b == 0):
+        assert divide_exactly(a * b, b) == a
+
+
+@given(trees(4), trees(3))
+@settings(max_examples=150, deadline=None)
+def test_substitution_by_dims_commutes_with_evaluation(tree, inner):
+    size = ("max", inner, 0)
+    replaced = substitute(build(tree), {"a": build(size)})
+    for binding in BINDINGS[::3]:
+        assert substitute(replaced, binding) == compute(tree, {**binding, "a": compute(size, binding)})
+
+
+@pytest.mark.parametrize(
+    ("dim", "text"),
+    [
+        ((N * 2 + A) * 3, "3*a + 6*n"),
+        ((4 * N + 6) // 4, "n + 1"),
+        ((2 * N + 4) // 2, "n + 2"),
+        ((N * A * 12) // (A * 4), "3*n"),
+        ((A // 2) // 3, "((a) // (6))"),
+        (ceildiv(N, 2), "((n + 1) // (2))"),
+        (dim_min(N, 0), "0"),
+        (dim_max(N, 0), "n"),
+        (dim_max(N - 3, 0), "max(0, n - 3)"),
+        (mod(5 * N + 3, 4), "((n + 3) % (4))"),
+        (symbol("batch size") - 1, '"batch size" - 1'),
+        (product([2, N, 3]), "6*n"),
+    ],
+)
+def test_canonical_forms(dim, text):
+    assert str(dim) == text.replace("n + 1", "n + 1")
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [(A // 2, A), (A // 2 * 2, A), (A, A * N), (dim_min(A, 5), 5), (ceildiv(N, 2), N), (A % 4, 3), (B, 5)],
+)
+def test_order_is_proved(a, b):
+    assert proves_le(a, b)
+    assert not proves_le(b, a - 1)
+
+
+def test_equality_beyond_form():
+    assert A % 4 + 4 * (A // 4) != A
+    assert proves_equal(A % 4 + 4 * (A // 4), A)
+    assert proves_different(A, A + 1) and not proves_different(A, N)
+
+
+def test_what_is_not_a_number_says_so():
+    with pytest.raises(DimError, match=r"bind a, n first"):
+        range(A + N)
+    with pytest.raises(DimError, match="not known"):
+        bool(A)
+    with pytest.raises(DimError, match="b = 6 contradicts b in 1..5"):
+        substitute(A * B, {"b": 6})
+    with pytest.raises(DimError, match="division by zero"):
+        substitute(N // A, {"a": 0, "n": 1})
+    with pytest.raises(DimError, match="divided by zero"):
+        N // 0
+    with pytest.raises(DimError, match="below its smallest"):
+        symbol("x", 3, 2)
+
+
+def test_facts_are_part_of_a_symbol():
+    assert symbol("x") != symbol("x", 1) and symbol("x", 1) == symbol("x", 1)
+    assert isinstance(symbol("x"), Expr)
