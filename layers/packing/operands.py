@@ -18,6 +18,11 @@ def applies(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None,
     own functions know, nor for other devices, under autocast, or for products so small that PyTorch
     is faster.
     """
+    first = weights[0]
+    compiling = torch.compiler.is_compiling()
+    # What is too small for a kernel is too small for many questions: this one is asked first.
+    if not compiling and type(first) is not PackedWeight and not products.pays(x, first):
+        return False
     if not _is_plain(x) or x.dim() == 0 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
     is_packed = False
@@ -29,12 +34,7 @@ def applies(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None,
     for bias in biases:
         if bias is not None and not _is_plain(bias):
             return False
-    first = weights[0]
-    return (
-        is_packed
-        or torch.compiler.is_compiling()
-        or products.pays(x.numel() // max(1, first.shape[1]), first)
-    )
+    return is_packed or compiling or products.pays(x, first)
 
 
 def operand(weight: Tensor) -> Tensor:

@@ -64,8 +64,8 @@ def gated(
     )
 
 
-def pays(rows: int, weight: Tensor) -> bool:
-    """Whether packing wins for that many rows of input.
+def pays(x: Tensor, weight: Tensor) -> bool:
+    """Whether packing wins for the rows of x (..., K) with weight (N, K).
 
     oneDNN takes about 15 microseconds a call before it multiplies, and finding the packed copy 10
     more. Measured on Zen 4, 2 threads. float32, against MKL, which starts at once: break-even at
@@ -73,10 +73,13 @@ def pays(rows: int, weight: Tensor) -> bool:
     for many. bfloat16, where PyTorch calls oneDNN too, but lays the weight out anew for each call:
     break-even by the size of the weight, or where the product dwarfs both.
     """
-    size = weight.numel()
+    if weight.dim() != 2:
+        return False
+    columns, size = weight.shape[0], weight.numel()
+    work = x.numel() * columns  # rows x size
     if weight.dtype is torch.float32:
-        return rows * size >= (700_000 if rows < 16 else 6_000_000)
-    return size >= 300_000 or rows * size >= 40_000_000
+        return work >= (700_000 if work < 16 * size else 6_000_000)
+    return size >= 300_000 or work >= 40_000_000
 
 
 def _operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, Tensor]:
@@ -90,7 +93,7 @@ def _operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | 
         if not _fits(x, packed, bias):
             return None, holder.read()
         return packed, packed
-    if not pays(x.numel() // max(1, weight.shape[1]), weight) or not _fits(x, weight, bias):
+    if not pays(x, weight) or not _fits(x, weight, bias):
         return None, weight
     return cache.packed_copy(weight), weight
 
