@@ -52,11 +52,23 @@ def hub_errors(endpoint: str, what: str) -> Iterator[None]:
 
 def status_of(error: BaseException) -> int | None:
     """The HTTP status that an error of `huggingface_hub` (or one translated from it) stands for."""
+    response = _response_of(error)
+    return None if response is None else int(response.status_code)
+
+
+def wait_asked_for(error: BaseException) -> float | None:
+    """Seconds that the Hub asks to wait before the next try; None where it does not say."""
+    response = _response_of(error)
+    asked = "" if response is None else response.headers.get("Retry-After", "")
+    return float(asked) if asked.isdigit() else None
+
+
+def _response_of(error: BaseException) -> Any:
     link: BaseException | None = error
     while link is not None:
-        status = getattr(getattr(link, "response", None), "status_code", None)
-        if isinstance(status, int):
-            return status
+        response = getattr(link, "response", None)
+        if isinstance(getattr(response, "status_code", None), int):
+            return response
         link = link.__cause__
     return None
 

@@ -23,7 +23,7 @@ from kernels_hub.errors import (
 )
 from kernels_hub.hub.compare import Comparison, compare
 from kernels_hub.hub.connection import Connection
-from kernels_hub.hub.http_errors import hub_errors, status_of
+from kernels_hub.hub.http_errors import hub_errors, status_of, wait_asked_for
 from kernels_hub.hub.publish_plan import (
     Commit,
     CreateBranch,
@@ -53,6 +53,7 @@ _MAX_STALE = 30
 _MAX_BUSY = 4
 _PATIENCE_S = 15.0
 _PAUSE_S = 0.2
+_LONGEST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,8 @@ class _Publisher:
             time.sleep(_pause(min(self._stale, 5)))
         elif status in _BUSY and self._busy < _MAX_BUSY:
             self._busy += 1
-            time.sleep(_pause(2 ** (self._busy + 1)))
+            asked = min(wait_asked_for(error) or 0.0, _LONGEST_WAIT_S)
+            time.sleep(max(asked, _pause(2 ** (self._busy + 1))))
         elif status in _STALE:
             raise PublishError(
                 f"{self.release.repo_id} changes faster than {self.release.version} can be published: {error}; "

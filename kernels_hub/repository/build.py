@@ -27,7 +27,8 @@ from kernels_hub.repository.source import (
     read_source_repository,
 )
 
-_NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]", re.ASCII)
+KERNEL_NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]", re.ASCII)
+NAME_RULE = "expected two or more of a-z, 0-9 and '-', beginning with a letter and not ending with '-'"
 
 
 def build_repository(
@@ -112,8 +113,7 @@ def _publish(fresh: Path, target: Path, scratch: Path) -> Path:
 
 
 def _check_name(repository: SourceRepository) -> None:
-    if _NAME.fullmatch(repository.name) is None:
+    if KERNEL_NAME.fullmatch(repository.name) is None:
         raise MetadataError(
-            f"{repository.path / MANIFEST_FILE} [kernel]: name {repository.name!r} cannot be published: "
-            "expected two or more of a-z, 0-9 and '-', beginning with a letter and not ending with '-'"
+            f"{repository.path / MANIFEST_FILE} [kernel]: name {repository.name!r} cannot be published: {NAME_RULE}"
         )

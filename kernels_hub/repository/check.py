@@ -210,6 +210,17 @@ def _forward_problems(owner: str, node: ast.stmt, path: str) -> Iterator[Problem
     positional = [*node.args.posonlyargs, *node.args.args]
     if not positional or positional[0].arg != "self":
         yield Problem(path, node.lineno, f"layer {owner}: the first argument of forward must be self")
+    for inner in ast.walk(node):
+        match inner:
+            case ast.Attribute(value=ast.Name(id="self"), attr=attribute, ctx=ast.Store() | ast.Del()):
+                yield Problem(
+                    path,
+                    inner.lineno,
+                    f"layer {owner}: forward changes self.{attribute}, which is of the module that it "
+                    "replaces; a layer keeps no state",
+                )
+            case _:
+                continue
 
 
 def _members(cls: ast.ClassDef) -> Iterator[tuple[str, ast.stmt]]:

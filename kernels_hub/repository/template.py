@@ -6,12 +6,10 @@ so that autograd and torch.compile work; a test, a benchmark, and a README.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from kernels_hub.errors import BuildError
-
-_NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]", re.ASCII)
+from kernels_hub.repository.build import KERNEL_NAME, NAME_RULE
 
 _MANIFEST = """\
 [kernel]
@@ -387,11 +385,8 @@ def write_template(name: str, folder: Path) -> list[Path]:
 
     Raises BuildError for a name that cannot be published, and for a folder with anything in it.
     """
-    if _NAME.fullmatch(name) is None:
-        raise BuildError(
-            f"{name!r} cannot be a kernel's name: expected two or more of a-z, 0-9 and '-', beginning with a "
-            "letter and not ending with '-'"
-        )
+    if KERNEL_NAME.fullmatch(name) is None:
+        raise BuildError(f"{name!r} cannot be a kernel's name: {NAME_RULE}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BuildError(f"{folder} is not empty; give a new folder with --path")
     written = []

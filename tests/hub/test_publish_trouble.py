@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx2
@@ -113,6 +115,57 @@ def test_an_unfinished_release_of_somebody_else_is_not_covered(
     assert state_of(at.api, repo)["tags"]["v1.2.0"] == state_of(at.api, repo)["branches"]["v1"]
     publish_source(other, repo, "1.1.0")  # now below the highest: by a branch of its own
     assert set(state_of(at.api, repo)["branches"]) == {"main", "v1"}
+
+
+VERSIONS = ("0.1.0", "1.0.0", "1.0.1", "1.1.0", "1.2.0rc1", "1.2.0", "2.0.0")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_with_any_deaths_ends_in_the_same_state(
+    seed: int, at: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Releases in random order, most of which die somewhere, until each has been run to its end."""
+    monkeypatch.setattr("kernels_hub.hub.publish._PATIENCE_S", 0.0)
+    random, repo = Random(seed), at.repo("scale")
+    sources = {
+        v: write_source(tmp_path / v, factor=n + 2, **{f"only_{n}": ""}) for n, v in enumerate(VERSIONS)
+    }
+    left, deaths = list(VERSIONS), 0
+    seen: dict[str, Any] = {}
+    while left:
+        version = random.choice(left)
+        step = random.choice([None, *range(5)])
+        with network(at=step, lost=random.random() < 0.5) as net:
+            if not net.lost:
+                net.before = net.die
+            try:
+                publish_source(sources[version], repo, version)
+                left.remove(version)
+            except HubError:
+                deaths += 1
+            except PublishError as error:
+                if "which has no tag" not in str(error):  # that of one that died before
+                    raise
+        if at.api.repo_exists(repo, repo_type="kernel"):
+            tags = {tag: tree for tag, (tree, _) in state_of(at.api, repo)["tags"].items()}
+            assert seen.items() <= tags.items()  # what is out never changes
+            seen = tags
+    assert deaths >= 3
+    for version in VERSIONS:
+        publish_source(sources[version], repo, version)
+    state = {
+        kind: {name: tree for name, (tree, _) in found.items()}
+        for kind, found in state_of(at.api, repo).items()
+    }
+    assert set(state["tags"]) == {f"v{version}" for version in VERSIONS}
+    assert set(state["branches"]) == {"main", "v0", "v1", "v2"}
+    for branch, tag in (("v0", "v0.1.0"), ("v1", "v1.2.0"), ("v2", "v2.0.0")):
+        assert state["branches"][branch] == state["tags"][tag]
+    for number, version in enumerate(VERSIONS):
+        files = {path for path in state["tags"][f"v{version}"] if path.startswith("build/torch-cpu/only_")}
+        assert files == {f"build/torch-cpu/only_{number}.py"}
+    for path in ("README.md", "kernel.toml"):
+        assert state["branches"]["main"][path] == state["tags"]["v2.0.0"][path]
 
 
 # -- others at the same time --------------------------------------------------------------------------
@@ -232,13 +285,15 @@ def test_kernel_repositories_that_a_hub_keeps_for_others(at: Place, source: Path
         publish_source(source, at.repo("scale"), "1.0.0", repo_type="model")
 
 
-@pytest.mark.parametrize("status", [500, 503, 429])
-def test_a_hub_that_stumbles_once(status: int, at: Place, source: Path):
+@pytest.mark.parametrize(("status", "wait"), [(500, 0), (503, 0), (429, 1)])
+def test_a_hub_that_stumbles_once(status: int, wait: int, at: Place, source: Path):
     def stumble(request: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(status, request=request)
+        return httpx2.Response(status, headers={"Retry-After": str(wait)}, request=request)
 
+    start = time.monotonic()
     with network(at=2, before=stumble):
         publish_source(source, at.repo("scale"), "1.0.0")
+    assert time.monotonic() - start >= wait
     assert set(state_of(at.api, at.repo("scale"))["tags"]) == {"v1.0.0"}
 
 

@@ -119,6 +119,18 @@ PLANTED: dict[str, tuple[str, str, list[str]]] = {
             "package/layers.py:4: layer Scale: the first argument of forward must be self",
         ],
     ),
+    "forward that keeps state": (
+        "package/layers.py",
+        (
+            "from torch import nn\nclass Scale(nn.Module):\n    def forward(self, x):\n        self.seen = x\n"
+            "        self.n += 1\n        del self.weight\n        self.seen.grad = None\n        return self.n\n"
+        ),
+        [
+            "package/layers.py:4: layer Scale: forward changes self.seen",
+            "package/layers.py:5: layer Scale: forward changes self.n",
+            "package/layers.py:6: layer Scale: forward changes self.weight",
+        ],
+    ),
     "async forward": (
         "package/layers.py",
         "from torch import nn\nclass Scale(nn.Module):\n    async def forward(self, x): ...\n",
