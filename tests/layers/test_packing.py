@@ -234,10 +234,13 @@ def test_an_edit_beside_the_sample_needs_forget() -> None:
 
 
 def test_small_products_are_left_to_pytorch() -> None:
-    large, small = torch.empty(1024, 1024), torch.empty(64, 64)
-    assert PAYS(1, large) and PAYS(128, large)
-    assert not PAYS(1, small) and not PAYS(128, small) and PAYS(4096, small)
-    assert PAYS(1, large.bfloat16()) and not PAYS(128, small.bfloat16())
+    def pays(rows: int, size: int, dtype: torch.dtype = torch.float32) -> bool:
+        return PAYS(torch.empty(rows, size, dtype=dtype), torch.empty(size, size, dtype=dtype))
+
+    assert pays(1, 1024) and pays(128, 1024)
+    assert not pays(1, 64) and not pays(128, 64) and pays(4096, 64)
+    assert pays(1, 1024, torch.bfloat16) and not pays(128, 64, torch.bfloat16)
+    assert not PAYS(torch.empty(4096, 4096), torch.empty(4096))
 
 
 def test_threads_pack_once() -> None:
