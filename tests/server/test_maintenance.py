@@ -106,12 +106,12 @@ def test_executable_files_stay_executable(hub: Hub, repo: Repository, tmp_path: 
 
 
 def test_small_packs_are_joined_as_they_gather(hub: Hub, repo: Repository):
-    for number in range(150):
+    for number in range(60):
         commit(hub, repo, f"f{number}", b"%d" % number)
     packs = hub.store.content(repo).packs
-    assert len(packs.names()) < 80
+    assert len(packs.names()) < 30
     assert git(hub, repo, "fsck", "--strict", "--full") == "" and check(hub) == []
-    assert len(hub.store.history(repo, hub.store.resolve(repo, "main"), 1000)[0]) == 151
+    assert len(hub.store.history(repo, hub.store.resolve(repo, "main"), 1000)[0]) == 61
 
 
 def test_gc_drops_what_nobody_names(hub: Hub, repo: Repository):

@@ -1,0 +1,166 @@
+"""A crash at every single step of every change: the old state or the new one, nothing in between.
+
+Steps are the calls that reach the disk. A change is run again and again, dying at its first step, its
+second, and so on; once dead, a process reaches nothing any more, its own cleaning up included. Then
+the root is opened as after a restart, and must be whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels_hub.server.commit import AddFile, AddLarge, CommitRequest
+from kernels_hub.server.database import Database
+from kernels_hub.server.hub import Hub
+from kernels_hub.server.maintenance import check, collect_garbage
+from kernels_hub.server.packs import BLOB, git_object
+from kernels_hub.server.repositories import Repository
+from kernels_hub.server.sweep import sweep
+
+LARGE = b"large" * 1000
+OID = hashlib.sha256(LARGE).hexdigest()
+
+
+class Died(BaseException):
+    """The process is gone."""
+
+
+class Disk:
+    """Counts steps, and lets the process die before one of them."""
+
+    CALLS = ("fsync", "rename", "unlink", "rmdir", "mkdir")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps = 0
+        self.last = 10**9
+        for name in self.CALLS:
+            monkeypatch.setattr(os, name, self._counted(getattr(os, name)))
+        monkeypatch.setattr(Database, "change", self._counted(Database.change))
+
+    def _counted(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **options: Any) -> Any:
+            if self.steps >= self.last:
+                raise Died
+            self.steps += 1
+            return real(*arguments, **options)
+
+        return step
+
+
+def commit(hub: Hub, repo: Repository, *operations: AddFile | AddLarge) -> None:
+    hub.changes.commit(repo, "main", CommitRequest("m", None, operations), "ada")
+
+
+def small(path: str, content: bytes) -> AddFile:
+    return AddFile(path, git_object(BLOB, content))
+
+
+def upload(hub: Hub, repo: Repository, content: bytes = LARGE) -> None:
+    path = hub.layout.temporary()
+    path.write_bytes(content)
+    hub.large_files.adopt(repo, path, hashlib.sha256(content).hexdigest(), len(content))
+
+
+CHANGES: dict[str, Callable[[Hub, Repository], object]] = {
+    "commit": lambda hub, repo: commit(hub, repo, small("new", b"1"), small("a/b/c", b"2")),
+    "upload": upload,
+    "commit of a large file": lambda hub, repo: (
+        upload(hub, repo),
+        commit(hub, repo, AddLarge("large", OID, len(LARGE))),
+    ),
+    "tag": lambda hub, repo: hub.changes.create_tag(repo, "v1.0.0", "main", "message", "ada"),
+    "branch": lambda hub, repo: hub.changes.create_branch(repo, "v1", None),
+    "deleted branch": lambda hub, repo: hub.changes.delete_branch(repo, "side"),
+    "create": lambda hub, repo: hub.changes.create("model", "ada", "other", private=True, author="ada"),
+    "delete": lambda hub, repo: hub.store.delete(repo),
+    "gc": lambda hub, repo: collect_garbage(hub, prune=True, grace=0),
+}
+
+
+def prepare(root: Path) -> None:
+    with Hub(root, create=True) as hub:
+        hub.accounts.add_user("ada")
+        repo = hub.changes.create("kernel", "ada", "k", private=False, author="ada")
+        commit(hub, repo, small("old", b"0"))
+        hub.changes.create_branch(repo, "side", None)
+        upload(hub, repo, b"kept" * 1000)
+        commit(hub, repo, AddLarge("kept", hashlib.sha256(b"kept" * 1000).hexdigest(), 4000))
+        upload(hub, repo, b"for gc" * 1000)
+
+
+def state(hub: Hub) -> object:
+    """Everything that a client can see."""
+    found = []
+    for repo in sorted(hub.repositories.all(), key=lambda repo: repo.full_name):
+        refs = hub.store.content(repo).refs.all()
+        trees = {name: sorted(hub.store.listing(repo, ref.commit).entries) for name, ref in refs.items()}
+        large = [hub.large_files.size(repo, oid) for oid in (OID, hashlib.sha256(b"kept" * 1000).hexdigest())]
+        found.append((repo.type, repo.full_name, trees, large))
+    return found
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_crash_at_every_step(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    states, finished, at = [], False, 0
+    while not finished:
+        root = tmp_path / str(at)
+        prepare(root)
+        with Hub(root) as hub, monkeypatch.context() as patch:
+            repo = hub.repositories.find("kernel", "ada", "k")
+            assert repo is not None
+            before = state(hub)
+            hub.layout.temporary()
+            disk = Disk(patch)
+            disk.last = at
+            try:
+                CHANGES[name](hub, repo)
+                finished = True
+            except Died:
+                pass
+            disk.last = 10**9
+            # As with the process: its locks and connections are gone, its files stay.
+            if hub.layout._own_lock is not None:
+                os.close(hub.layout._own_lock)
+            hub.layout._own_lock = hub.layout._own_folder = None
+        with Hub(root) as hub:
+            sweep(hub)
+            assert check(hub) == [], f"step {at}"
+            states.append(state(hub))
+            corners = {path for path in root.glob("incoming/*") if path != hub.layout._own_folder}
+            assert not corners, f"step {at}"
+            rows = {repo.id for repo in hub.repositories.all()}
+            assert {path.name for path in hub.layout.repositories.iterdir()} == rows, f"step {at}"
+            for git in root.glob("repositories/*/git"):
+                done = subprocess.run(
+                    ["git", "-C", git, "fsck", "--strict", "--full", "--no-dangling"], capture_output=True
+                )
+                assert (done.returncode, done.stdout, done.stderr) == (0, b"", b""), f"step {at}"
+            collect_garbage(hub)
+            assert check(hub) == []
+        at += 1
+    assert at > 3, "the change has steps"
+    after = states[-1]
+    assert states[0] == before, "a change that died before its first step did nothing"
+    if name == "commit of a large file":  # Two requests: the upload is a state of its own.
+        return
+    # Old, old, … old, new, … new: one step makes it visible.
+    turn = next((number for number, seen in enumerate(states) if seen == after), len(states))
+    assert states == [before] * turn + [after] * (len(states) - turn)
+
+
+def test_a_row_is_on_disk_when_a_change_returns(tmp_path: Path):
+    prepare(tmp_path / "root")
+    with Hub(tmp_path / "root") as hub:
+        assert hub.database.rows("PRAGMA synchronous")[0][0] == 2
+        assert hub.database.rows("PRAGMA journal_mode")[0][0] == "wal"
+        other = sqlite3.connect(tmp_path / "root" / "hub.sqlite")
+        assert other.execute("SELECT COUNT(*) FROM repositories").fetchone() == (1,)
+        other.close()
