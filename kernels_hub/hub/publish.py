@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
@@ -146,6 +146,7 @@ def publish(
     HubError where the Hub cannot be reached or fails: run it again to complete it.
     """
     connection = connection or Connection()
+    _check_client(connection.api, release.repo_type)
     look = _Look(connection, release)
     guard = _Guard(connection, release, allow_breaking)
     remote = look.remote()
@@ -159,6 +160,34 @@ def publish(
         return Published(release, tuple(steps), None, comparison, url)
     steps = _Publisher(release, look, guard, private, replace_unfinished, report).run()
     return Published(release, tuple(steps), look.remote().refs.tags[release.tag], comparison, url)
+
+
+class _Reached(Exception):
+    """create_commit has accepted the repository's type."""
+
+
+def _check_client(api: HfApi, repo_type: str) -> None:
+    """Raise PublishError where the installed huggingface_hub cannot commit to repositories of a type.
+
+    Older ones create kernel repositories and refuse to upload to them. They look at the type before they
+    look at the operations, so this sends nothing.
+    """
+
+    def operations() -> Iterator[Any]:
+        raise _Reached
+        yield
+
+    try:
+        api.create_commit("org/name", operations(), commit_message="probe", repo_type=repo_type)
+    except _Reached:
+        return
+    except ValueError as error:
+        import huggingface_hub
+
+        raise PublishError(
+            f"huggingface_hub {huggingface_hub.__version__} cannot upload to {repo_type} repositories; "
+            "upgrade it (pip install -U huggingface_hub), or publish with --repo-type model"
+        ) from error
 
 
 @dataclass

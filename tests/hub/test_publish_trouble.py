@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 import torch
-from huggingface_hub import CommitOperationAdd
+from huggingface_hub import CommitOperationAdd, HfApi
 
 from kernels_hub import get_kernel
 from kernels_hub.errors import (
@@ -308,6 +308,27 @@ def test_commits_that_always_come_too_late(at: Place, source: Path, monkeypatch:
         publish_source(source, at.repo("scale"), "1.0.0")
     assert len(net.writes) == 6
     assert state_of(at.api, at.repo("scale"))["tags"] == {}
+
+
+def test_a_client_library_that_knows_no_kernel_repositories(
+    at: Place, source: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """huggingface_hub 1.10 creates them, and then refuses to upload."""
+    real = HfApi.create_commit
+
+    def create_commit(self: HfApi, repo_id: str, operations: Any, **options: Any) -> Any:
+        if options.get("repo_type") not in (None, "model"):
+            raise ValueError("Invalid repo type, must be one of [None, 'model', 'dataset', 'space']")
+        return real(self, repo_id, operations, **options)
+
+    monkeypatch.setattr(HfApi, "create_commit", create_commit)
+    with (
+        network() as net,
+        pytest.raises(PublishError, match=r"huggingface_hub \S+ cannot upload to kernel repos"),
+    ):
+        publish_source(source, at.repo("scale"), "1.0.0")
+    assert net.writes == []
+    publish_source(source, at.repo("scale"), "1.0.0", repo_type="model")
 
 
 def test_offline(at: Place, source: Path):
