@@ -8,13 +8,13 @@ import json
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx
 import pytest
 
 from tests.running_hub import RunningHub, start_hub
+from tests.server.harmless_page import Page
 
 CARD = """---
 license: apache-2.0
@@ -166,38 +166,6 @@ def hub(tmp_path_factory):
     with start_hub(tmp_path_factory.mktemp("web") / "root") as running:
         publish(running)
         yield running
-
-
-class Page(HTMLParser):
-    """A page taken apart; refuses what could run or load anything."""
-
-    ALLOWED = frozenset(
-        "html head meta title link body a header div form input main nav h1 h2 h3 h4 h5 h6 p span ul ol li footer code "
-        "pre section aside article dl dt dd table thead tbody tr th td colgroup col select option label button img time "
-        "strong em blockquote hr br s".split()
-    )
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.links: list[str] = []
-        self.images: list[str] = []
-        self.words: list[str] = []
-        self.feed(source)
-        self.text = " ".join(" ".join(self.words).split())
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag in self.ALLOWED, f"<{tag}>"
-        for name, value in attrs:
-            assert not name.startswith("on") and name not in ("style", "srcdoc", "formaction"), name
-            if name in ("href", "src", "action"):
-                parts = urlsplit(value or "")
-                assert parts.scheme in ("", "http", "https", "mailto"), value
-                assert parts.scheme or not (value or "").startswith(("//", "\\", "/\\")), value
-                (self.images if name == "src" else self.links).append(value or "")
-                assert tag in ("a", "form") or value.startswith("/"), f"{tag} loads {value}"
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
 
 
 def get(hub: RunningHub, path: str, status: int = 200, **arguments: object) -> Page:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels_hub.server.web.card import CARD_LIMIT, CardPlace, render_card
-from kernels_hub.server.web.compare import LINES_LIMIT, TreeChange, compare_texts, compare_trees, side_by_side
+from kernels_hub.server.web.diff import LINES_LIMIT, TreeChange, compare_texts, compare_trees, side_by_side
 from kernels_hub.server.web.pages import Pages, with_query
 from kernels_hub.server.web.source import HIGHLIGHT_LIMIT, decode_text, highlight_block, highlight_file
-from tests.server.test_web import Page
+from tests.server.harmless_page import Page
 
 PLACE = CardPlace("/a/b/blob/v1", "/a/b/resolve/v1")
 lines = st.lists(st.sampled_from(["one", "two", "three", "", "four", "  five"]), max_size=40)
@@ -173,3 +173,15 @@ def test_templates_refuse_what_is_not_given():
 def test_queries():
     assert with_query("/x", q="a b&c", page=None, empty="") == "/x?q=a+b%26c"
     assert with_query("/x") == "/x"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "<script>1</script>", "<iframe>", "<p onclick='x'>", "<a href='javascript:x'>", "<img src='https://x.y/z'>",
+        "<img src='//x.y/z'>", "<a href='//x.y'>", "<p style='x'>", "<svg>", "<form action='data:x'>",
+    ],
+)  # fmt: skip
+def test_the_check_itself_finds_what_runs_or_loads(source):
+    with pytest.raises(AssertionError):
+        Page(source)

@@ -5,7 +5,7 @@ JavaScript. Everything that a repository says is hostile until it is escaped.
 
     card.py       README.md -> HTML, sanitised
     source.py     a file -> lines of highlighted HTML
-    compare.py    two versions of a file -> a diff
+    diff.py       two versions of a file -> changed lines
     comparison.py two versions of a repository -> what changed
     contents.py   what a repository is, read from its tree
     pages.py      templates and headers

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kernels_hub.server.listing import Entry
-from kernels_hub.server.web.compare import (
+from kernels_hub.server.web.contents import Contents, Revision
+from kernels_hub.server.web.diff import (
     DIFF_LIMIT,
     Pair,
     Row,
@@ -16,7 +17,6 @@ from kernels_hub.server.web.compare import (
     compare_trees,
     side_by_side,
 )
-from kernels_hub.server.web.contents import Contents, Revision
 from kernels_hub.server.web.source import decode_text
 
 _FILES = 40

@@ -101,15 +101,15 @@ class Contents:
         return tuple(sorted(self._refs(BRANCHES), key=lambda name: (name != DEFAULT_BRANCH, name)))
 
     @cached_property
-    def default(self) -> str | None:
-        """The revision that a page shows first: the newest release, the highest vN, `main`, else any."""
+    def default(self) -> str:
+        """The revision that a page shows first: the newest release, the highest vN, or `main`."""
         releases = [name for name in self.tags if is_release(name)]
         counted = (name for name in releases if not _is_prerelease(name) and self._reason(name) is None)
         if (best := next(counted, next(iter(releases), None))) is not None:
             return best
         if numbers := [int(found[1]) for name in self.branches if (found := _NUMBERED.fullmatch(name))]:
             return f"v{max(numbers)}"
-        return next(iter((*self.branches, *self.tags)), None)
+        return DEFAULT_BRANCH  # every repository has it
 
     def revision(self, name: str) -> Revision:
         """A branch, tag or commit. Refuses (404) any other."""

@@ -1,11 +1,15 @@
 """The pages of the Hub. They show what an anonymous visitor may download, and nothing else.
 
-GET /                                   repositories, newest first; ?q= searches
-GET /[kernels/]<org>/<name>             a repository; ?revision=
-GET …/tree/<revision>[/<path>]          a folder
-GET …/blob/<revision>/<path>            a file's source
-GET …/compare                           two versions; ?from= &to= &path= &view=
-GET …/goto                              where the choice of a version leads
+    GET /                                   repositories, newest first; ?q= searches
+    GET /[kernels/]<org>/<name>             a repository; ?revision=
+    GET …/tree/<revision>[/<path>]          a folder
+    GET …/blob/<revision>/<path>            a file's source
+    GET …/commits/<revision>                history
+    GET …/commit/<revision>                 leads to what a commit changed
+    GET …/compare                           two versions; ?from= &to= &path= &view=
+    GET …/goto                              where the choice of a version leads
+
+A revision is one segment: its slashes are quoted.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from threading import Lock
@@ -118,15 +123,7 @@ class Site:
     def repository(self, call: Call) -> Response:
         """The card of a version, and what is in it."""
         contents = _contents(call)
-        revision = _revision(contents, call.query("revision"))
-        if revision is None:
-            values: dict[str, Any] = {"revision": Revision(DEFAULT_BRANCH, "", ""), "facts": Facts()}
-            values.update(card=None, versions=[], branches=[], more=0, usage=None)
-        else:
-            values = self._repository_values(contents, revision)
-        return self._inside(call, contents, "repository.html", "card", **values)
-
-    def _repository_values(self, contents: Contents, revision: Revision) -> dict[str, Any]:
+        revision = contents.revision(call.query("revision") or contents.default)
         page, facts = contents.repository.page, self._facts_of(contents, revision.commit)
         card = self._card(contents, revision)
         tags, branches = contents.tags[:_VERSIONS], contents.branches[:_VERSIONS]
@@ -145,23 +142,28 @@ class Site:
             {"href": f"{page}/tree/{quoted(revision.name)}/build/{quote(variant.name)}", "facts": variant}
             for variant in facts.variants
         ]
-        return {
-            "revision": revision,
-            "facts": facts,
-            "card": card,
-            "versions": versions,
-            "branches": [{"name": name, "href": with_query(page, revision=name)} for name in branches],
-            "more": len(contents.tags) - len(tags) + len(contents.branches) - len(branches),
-            "variants": variants,
-            "usage": _usage(contents.repository, revision, facts),
-        }
+        return self._inside(
+            call,
+            contents,
+            "repository.html",
+            "card",
+            revision=revision,
+            facts=facts,
+            card=card,
+            versions=versions,
+            branches=[{"name": name, "href": with_query(page, revision=name)} for name in branches],
+            more=len(contents.tags) - len(tags) + len(contents.branches) - len(branches),
+            variants=variants,
+            usage=_usage(contents.repository, revision, facts),
+        )
 
     def _card(self, contents: Contents, revision: Revision) -> object:
         name = revision.name
         text = contents.text(revision.commit, _README)
-        if text is None and (main := _revision(contents, DEFAULT_BRANCH, missing_ok=True)) is not None:
+        if text is None:
             # The peer's builder keeps the card on main and the builds on their own branches.
-            name, text = main.name, contents.text(main.commit, _README)
+            name = DEFAULT_BRANCH
+            text = contents.text(contents.revision(name).commit, _README)
         if text is None:
             return None
         page = contents.repository.page
@@ -292,10 +294,8 @@ class Site:
     def goto(self, call: Call) -> Response:
         """From the form that chooses a version to its page."""
         contents = _contents(call)
-        revision, path = _revision(contents, call.query("revision")), call.query("path")
-        page = contents.repository.page
-        if revision is None:
-            return redirect(page)
+        revision = contents.revision(call.query("revision") or contents.default)
+        path, page = call.query("path"), contents.repository.page
         entry = contents.listing(revision.commit).entries.get(path)
         if entry is None:
             return redirect(f"{page}/tree/{quoted(revision.name)}")
@@ -340,12 +340,10 @@ class Site:
 
     def _row(self, hub: Hub, repository: Repository) -> RepositoryRow:
         contents = Contents(hub.store, repository)
-        try:
-            name = contents.default
-            revision = None if name is None else contents.revision(name)
-            facts = Facts() if revision is None else self._facts_of(contents, revision.commit)
-        except Refusal:  # deleted meanwhile
-            revision, facts = None, Facts()
+        revision, facts = None, Facts()
+        with suppress(Refusal, KeyError, OSError):  # deleted meanwhile
+            revision = contents.revision(contents.default)
+            facts = self._facts_of(contents, revision.commit)
         names = (defined.name for defined in (*facts.layers, *facts.functions))
         words = (repository.full_name, facts.summary or "", *names)
         return RepositoryRow(
@@ -388,22 +386,9 @@ def _contents(call: Call) -> Contents:
     return Contents(call.hub.store, repository)
 
 
-def _revision(contents: Contents, name: str, *, missing_ok: bool = False) -> Revision | None:
-    """A revision by name; without one, the default (None where the repository is empty)."""
-    wanted = name or contents.default
-    if wanted is None:
-        return None
-    try:
-        return contents.revision(wanted)
-    except Refusal:
-        if missing_ok:
-            return None
-        raise
-
-
 def _two_revisions(contents: Contents, old: str, new: str) -> tuple[Revision, Revision]:
     """The revisions to compare: those asked for, else the newest release and the one before it."""
-    new, tags = new or contents.default or "", contents.tags
+    new, tags = new or contents.default, contents.tags
     if not old:
         older = tags[tags.index(new) + 1 :] if new in tags else tags
         old = older[0] if older else new
