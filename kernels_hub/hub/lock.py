@@ -153,7 +153,7 @@ def find_lock(caller: Caller) -> Lock:
     for start in (None if caller.file is None else caller.file.absolute().parent, Path.cwd()):
         if start is None:
             continue
-        for folder in _up_to_the_project(start):
+        for folder in up_to_the_project(start):
             if (folder / LOCK_FILE).is_file():
                 return read_lock(folder / LOCK_FILE)
         places.append(str(start))
@@ -297,7 +297,8 @@ def _dependency(repo_id: str, value: object, where: str) -> Dependency:
     return Dependency(repo_id, wanted, repo_type)
 
 
-def _up_to_the_project(folder: Path) -> Iterator[Path]:
+def up_to_the_project(folder: Path) -> Iterator[Path]:
+    """A folder and those above it, to the one that holds the project; none of site-packages and above."""
     for place in (folder, *folder.parents):
         if place.name in {"site-packages", "dist-packages"}:
             return

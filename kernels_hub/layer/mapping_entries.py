@@ -16,7 +16,7 @@ from kernels_hub.layer.mode import REGISTRABLE_MODES, Mode
 
 Entries = dict[str, dict[str, tuple[DeviceEntry, ...]]]
 
-_REPOSITORY = '"bundled:name", "local:folder" or "org/name"'
+_REPOSITORY = '"bundled:name", "local:folder", "org/name" or "locked:org/name"'
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _MODES = {str(mode): mode for mode in REGISTRABLE_MODES}
 _PROPERTIES = {"cuda": CUDAProperties, "rocm": ROCMProperties}
@@ -145,7 +145,12 @@ def _modes(table: Table) -> list[Mode]:
 
 
 def _repository(table: Table, layer: str, *, single: bool) -> LayerSource:
-    from kernels_hub.repository.refs import BundledLayerRepository, LayerRepository, LocalLayerRepository
+    from kernels_hub.repository.refs import (
+        BundledLayerRepository,
+        LayerRepository,
+        LocalLayerRepository,
+        LockedLayerRepository,
+    )
 
     text = table.required("repository", str, _REPOSITORY)
     layer_name = table.get("layer_name", str, "the layer's name in the repository") or layer
@@ -157,12 +162,17 @@ def _repository(table: Table, layer: str, *, single: bool) -> LayerSource:
     revision = table.get("revision", str, "a branch, tag or commit")
     kind, colon, rest = text.partition(":")
     try:
-        if colon and kind in ("bundled", "local") and rest:
+        if colon and kind in ("bundled", "local", "locked") and rest:
             for key in ("version", "revision"):
                 if table.has(key):
                     raise table.error(key, f"a {kind} repository has no {key}; remove the key")
             if kind == "bundled":
                 return BundledLayerRepository(rest, layer_name=layer_name)
+            if kind == "locked":
+                if not _HUB_NAME.fullmatch(rest):
+                    raise table.error("repository", f"expected locked:org/name, got {text!r}")
+                lockfile = _lockfile(table.source.path)
+                return LockedLayerRepository(rest, lockfile=lockfile, layer_name=layer_name)
             return LocalLayerRepository(_folder(table.source.path, rest), layer_name=layer_name)
         if _HUB_NAME.fullmatch(text):
             return LayerRepository(text, layer_name=layer_name, version=version, revision=revision)
@@ -180,6 +190,17 @@ def _version(table: Table) -> str | int | None:
             "version", f'expected a specifier such as ">=1.0,<2" or the number of a branch, got {value!r}'
         )
     return value
+
+
+def _lockfile(mapping_file: Path) -> Path:
+    """The kernels.lock of the project that a mapping file belongs to; where it should be if there is none."""
+    from kernels_hub.hub.lock import LOCK_FILE, up_to_the_project
+
+    here = mapping_file.absolute().parent
+    for folder in up_to_the_project(here):
+        if (folder / LOCK_FILE).is_file():
+            return folder / LOCK_FILE
+    return here / LOCK_FILE
 
 
 def _folder(mapping_file: Path, text: str) -> Path:

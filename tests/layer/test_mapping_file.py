@@ -21,6 +21,7 @@ from kernels_hub import (
     Device,
     LayerRepository,
     LocalLayerRepository,
+    LockedLayerRepository,
     MappingError,
     MappingNotFoundError,
     Mode,
@@ -108,6 +109,18 @@ def test_maps(write_mapping: WriteMapping, tmp_path: Path) -> None:
     old = mapping.entries["B"]["cuda"][0]
     assert old.device == Device("cuda", CUDAProperties(0, 75))
     assert old.modes[Mode.FALLBACK].repository == LayerRepository("org/name", layer_name="B", revision="abc")
+
+
+def test_a_layer_as_the_projects_lock_pins_it(write_mapping: WriteMapping, tmp_path: Path) -> None:
+    text = '[[map]]\nlayer = "A"\ndevice = "cpu"\nrepository = "locked:org/name"\n'
+    path = write_mapping(text)
+    expected = LockedLayerRepository("org/name", layer_name="A", lockfile=path.parent / "kernels.lock")
+    entry = load_kernel_mapping(path).find("A", Target("cpu"))
+    assert entry is not None and entry.modes[Mode.FALLBACK].repository == expected
+    with pytest.raises(MappingError, match="locked:org/name"):
+        load_kernel_mapping(write_mapping(text.replace("org/name", "name")))
+    with pytest.raises(MappingError, match="no version"):
+        load_kernel_mapping(write_mapping(text + "version = 1\n"))
 
 
 def test_conditions(write_mapping: WriteMapping) -> None:
