@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -397,7 +398,7 @@ def test_a_browser_reads_the_pages(hub, tmp_path):
                 "--disable-background-networking", "--disable-component-update", "--disable-sync",
                 f"--user-data-dir={tmp_path}", "--enable-logging=stderr", "--dump-dom", hub.endpoint + path,
             ],
-            capture_output=True, text=True, timeout=60,
+            capture_output=True, text=True, timeout=60, env={**os.environ, "HOME": str(tmp_path)},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-2000:]
         assert "CONSOLE" not in done.stderr, [line for line in done.stderr.splitlines() if "CONSOLE" in line]

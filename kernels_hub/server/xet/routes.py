@@ -81,7 +81,7 @@ async def upload_xorb(call: Call) -> Response:
         with area.part() as part:
             async for piece in _pieces(call, XORB_LIMIT):
                 await call.run(_decode, decoder, piece, part)
-            lengths = decoder.finish(expected)
+            lengths = await call.run(decoder.finish, expected)
             await call.run(area.keep, part, expected, lengths)
     return json_response({"was_inserted": True})
 
