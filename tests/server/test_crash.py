@@ -164,3 +164,47 @@ def test_a_row_is_on_disk_when_a_change_returns(tmp_path: Path):
         other = sqlite3.connect(tmp_path / "root" / "hub.sqlite")
         assert other.execute("SELECT COUNT(*) FROM repositories").fetchone() == (1,)
         other.close()
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_becomes_visible_was_flushed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Against a loss of power: content before its name, and the name's folder before the answer."""
+    root = tmp_path / "root"
+    prepare(root)
+    flushed: list[int] = []
+    visible: list[tuple[Path, int]] = []
+    problems: list[str] = []
+    fsync, rename, mkdir = os.fsync, os.rename, os.mkdir
+
+    def seen_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        flushed.append(os.fstat(descriptor).st_ino)
+
+    def seen_rename(source: Path, target: Path, **options: Any) -> None:
+        hidden = "incoming" in Path(target).parts
+        for path in () if hidden else (Path(source), *Path(source).rglob("*")):
+            empty = path.is_dir() and not any(path.iterdir())
+            if path.stat().st_ino not in flushed and not empty:
+                problems.append(f"{path} became {target} before it was flushed")
+        rename(source, target, **options)
+        if not hidden:
+            visible.append((Path(target), len(flushed)))
+
+    def seen_mkdir(path: Path, *mode: int, **options: Any) -> None:
+        mkdir(path, *mode, **options)
+        if "incoming" not in Path(path).parts:
+            visible.append((Path(path), len(flushed)))
+
+    with Hub(root) as hub:
+        repo = hub.repositories.find("kernel", "ada", "k")
+        assert repo is not None
+        for function, seen in (("fsync", seen_fsync), ("rename", seen_rename), ("mkdir", seen_mkdir)):
+            monkeypatch.setattr(os, function, seen)
+        CHANGES[name](hub, repo)
+    problems += [
+        f"the folder of {path} was not flushed"
+        for path, moment in visible
+        if path.parent.stat().st_ino not in flushed[moment:]
+    ]
+    assert problems == []
+    assert visible or name == "delete"
