@@ -9,17 +9,9 @@ from typing import Any
 import httpx2
 import pytest
 import torch
-import typer
 from huggingface_hub import CommitOperationAdd
 
 from kernels_hub import get_kernel
-from kernels_hub.cli import app as commands
-from kernels_hub.cli.build import build
-from kernels_hub.cli.diff import diff
-from kernels_hub.cli.init import init
-from kernels_hub.cli.publish import publish
-from kernels_hub.cli.versions import versions
-from kernels_hub.cli.yank import yank
 from kernels_hub.errors import MetadataError, PublishError, RepositoryNotFoundError, VersionError
 from kernels_hub.hub import client, releases
 from tests.cli.conftest import Run
@@ -31,10 +23,6 @@ from tests.hub.publisher import LAYERS, network, publish_source, state_of, tree_
 @pytest.fixture
 def at(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setenv("HF_TOKEN", place.hub.token("maker"))
-    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, add_completion=False)
-    for command in (build, init, publish, yank, versions, diff):
-        app.command()(command)
-    monkeypatch.setattr(commands, "app", app)
     return place
 
 
