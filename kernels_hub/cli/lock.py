@@ -73,4 +73,6 @@ def lock(
         return
     for change in found:
         print(f"  {change}")
-    print(f"{path}: {len(made.kernels)} kernels locked" + ("" if found else ", nothing changed"))
+    number = len(made.kernels)
+    locked = f"{number} kernel{'' if number == 1 else 's'} locked"
+    print(f"{path}: {locked}" + ("" if found else ", nothing changed"))

@@ -38,6 +38,11 @@ def check_a_mapping_of_ones_own(result: Any) -> None:
     assert result == ["GELU", "SiLU"]
 
 
+def check_a_hub_of_ones_own(result: Any) -> None:
+    assert "acme/relu@0.1.0/torch-cpu" in result
+    assert "2 swapped" in result
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.stem for path in EXAMPLES])
 def test_example(path: Path) -> None:
     globals()[f"check_{path.stem}"](load(path).main())
