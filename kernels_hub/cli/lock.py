@@ -32,7 +32,8 @@ def lock(
     """Pin a project's kernels by commit and content.
 
     Reads [tool.kernels-hub.dependencies] of pyproject.toml and writes kernels.lock: the commit, and the
-    sha256 of every file of every variant, of each kernel and of all that it depends on. Without --upgrade, what is locked already and still asked for stays as it is.
+    sha256 of every file of every variant, of each kernel and of all that it depends on. Without
+    --upgrade, what is locked already and still asked for stays as it is.
     """
     from kernels_hub.errors import LockError
     from kernels_hub.hub.lock import LOCK_FILE, PROJECT_FILE, read_dependencies, read_lock
