@@ -19,6 +19,7 @@ from kernels_hub.errors import (
     RepositoryNotFoundError,
     VersionError,
 )
+from kernels_hub.hub.cache import RepositoryCache, cache_folder
 from kernels_hub.hub.connection import YANKED_FILE, Connection
 from kernels_hub.hub.http_errors import hub_errors, status_of
 from kernels_hub.hub.tree import BUILD, Tree
@@ -178,12 +179,11 @@ def remote_interface(connection: Connection, repo_id: str, repo_type: str, commi
     wanted = [path for path in tree.files if path.endswith(".py") or path.rpartition("/")[2] == METADATA_FILE]
     if not wanted:
         raise NoVariantError(f"{repo_id} at {commit[:12]} holds no variants, so it has no interface")
-    with hub_errors(connection.endpoint, f"fetch the sources of {repo_id} at {commit[:12]}"):
-        folder = Path(
-            connection.api.snapshot_download(
-                repo_id, repo_type=repo_type, revision=commit, allow_patterns=wanted
-            )
-        )
+    place = RepositoryCache(cache_folder(), repo_id, repo_type)
+    files = [tree.files[path] for path in wanted]
+    if not place.holds(commit, files):
+        connection.download(repo_id, repo_type, commit, files, place.root)
+    folder = place.snapshot(commit)
     kernels = [_kernel(repo_id, folder / BUILD / name) for name in tree.variants()]
     found = interface_of(kernels)
     variants = {

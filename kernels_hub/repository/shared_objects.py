@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,11 @@ def is_native(inside: str, path: Path) -> bool:
 
 
 def read_shared_object(path: Path) -> SharedObject | None:
-    """Read an ELF file; None when it is none, or broken."""
+    """Read an ELF file; None when it is none, or broken.
+
+    Raises BuildError where the packages that read it are not installed.
+    """
+    _need("elftools", "pyelftools")
     from elftools.common.exceptions import ELFError
     from elftools.elf.dynamic import DynamicSection
     from elftools.elf.elffile import ELFFile
@@ -191,6 +196,7 @@ def _python_problems(inside: str, found: SharedObject) -> Iterator[str]:
             "stable ABI (Py_LIMITED_API), under a name that ends with .abi3.so"
         )
     elif python:
+        _need("abi3info", "abi3info")
         from abi3info import DATAS, FUNCTIONS  # type: ignore[import-untyped]
 
         stable = {symbol.name for symbol in (*FUNCTIONS, *DATAS)}
@@ -214,6 +220,13 @@ def _torch_problems(found: SharedObject, variant: Variant) -> Iterator[str]:
             yield "links libtorch_python, which is not part of torch's stable ABI"
     elif variant.cxx11_abi is False and any("cxx11" in name for name in cxx):
         yield "uses the C++11 ABI of libtorch, and the variant is named cxx98"
+
+
+def _need(module: str, package: str) -> None:
+    if find_spec(module) is None:
+        raise BuildError(
+            f"native files are checked with {package}, which is not installed: pip install {package}"
+        )
 
 
 def _some(names: list[str]) -> str:

@@ -387,3 +387,19 @@ def test_a_file_that_is_no_elf(tmp_path: Path):
     assert "is not a whole ELF file" in native_problems(CPU, tmp_path / "m.so")
     (tmp_path / "m.so").write_bytes(b"not at all")
     assert "is not a whole ELF file" in native_problems(CPU, tmp_path / "m.so")
+
+
+@needs_compiler
+@pytest.mark.parametrize("package", ["elftools", "abi3info"])
+def test_without_the_packages_that_read_native_files(
+    package: str, compile_shared, monkeypatch: pytest.MonkeyPatch
+):
+    from kernels_hub.repository import shared_objects
+
+    def find_spec(name: str) -> object:
+        return None if name == package else object()
+
+    monkeypatch.setattr(shared_objects, "find_spec", find_spec)
+    code = "extern void *PyLong_FromLong(long); void *PyInit_m(void) { return PyLong_FromLong(1); }"
+    found = native_problems(CPU, compile_shared(code, "m.abi3.so"))
+    assert f"{package.replace('elftools', 'pyelftools')}, which is not installed: pip install" in found
