@@ -208,9 +208,10 @@ async def commit(call: Call) -> Response:
     if call.flag("create_pr"):
         raise bad_request("This Hub has no pull requests; commit to a branch")
     await call.run(call.hub.check_space, repository, 0)
-    request = await CommitReader(call.hub.limits).read(call.request.stream())
     branch = call.params["revision"].removeprefix(BRANCHES)
-    changed = await call.run(call.hub.changes.commit, repository, branch, request, call.caller.user)
+    with call.hub.commits.share() as take:
+        request = await CommitReader(call.hub.limits, take).read(call.request.stream())
+        changed = await call.run(call.hub.changes.commit, repository, branch, request, call.caller.user)
     url = f"{call.base}{repository.page}/commit/{quote(changed.oid)}"
     return json_response({"success": True, "commitOid": changed.oid, "commitUrl": url, "hookOutput": ""})
 

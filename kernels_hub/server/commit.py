@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import binascii
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from kernels_hub.server.limits import Limits
 from kernels_hub.server.listing import looks_like_pointer
 from kernels_hub.server.packs import BLOB, GitObject, git_object
 from kernels_hub.server.paths import checked_path, is_sha256
-from kernels_hub.server.refusal import bad_request, too_large
+from kernels_hub.server.refusal import Refusal, bad_request, too_large
 
 _MAX_MESSAGE = 64 * 1024
 _SHORT_LINE = 128 * 1024
@@ -69,14 +69,16 @@ class CommitRequest:
 class CommitReader:
     """Takes the lines of a commit as they arrive; refuses as soon as something is wrong."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, take: Callable[[int], bool]) -> None:
+        """take: counts bytes that are held in memory; false where there are too many."""
         self._limits = limits
+        self._held = take
         self._header: tuple[str, str | None] | None = None
         self._operations: list[Operation] = []
         self._line = 0
 
     async def read(self, body: AsyncIterator[bytes]) -> CommitRequest:
-        """The whole request. Lines and total are bounded while they are read."""
+        """The whole request. Lines and total are bounded while they are read; 503 while others fill memory."""
         rest, total = bytearray(), 0
         longest = self._limits.max_inline_bytes * 4 // 3 + 16 * 1024
         async for chunk in body:
@@ -84,6 +86,10 @@ class CommitReader:
             if total > self._limits.max_commit_bytes:
                 raise too_large(
                     f"A commit may carry {self._limits.max_commit_bytes} bytes; upload large files through LFS"
+                )
+            if not self._held(len(chunk)):
+                raise Refusal(
+                    503, "Too many large commits at a time; try again", headers={"Retry-After": "5"}
                 )
             start = 0
             while (end := chunk.find(b"\n", start)) >= 0:

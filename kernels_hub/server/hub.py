@@ -12,7 +12,7 @@ from kernels_hub.server.changes import Changes
 from kernels_hub.server.database import Database
 from kernels_hub.server.layout import Layout
 from kernels_hub.server.lfs import LargeFiles
-from kernels_hub.server.limits import Limits
+from kernels_hub.server.limits import Budget, Limits
 from kernels_hub.server.refusal import Refusal, forbidden
 from kernels_hub.server.repositories import Repositories, Repository
 from kernels_hub.server.signing import Signer
@@ -36,6 +36,7 @@ class Hub:
         self.large_files = LargeFiles(self.layout, self.database)
         self.store = Store(self.layout, self.repositories, self.large_files)
         self.changes = Changes(self.store, self.limits)
+        self.commits = Budget(self.limits.max_commits_bytes)
         self.signer = Signer(self.layout.secret())
 
     def check_space(self, repository: Repository, size: int) -> None:

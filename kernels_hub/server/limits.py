@@ -9,6 +9,8 @@ import json
 import math
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 MIB = 1 << 20
@@ -25,6 +27,8 @@ class Limits:
     """A file inside a commit."""
     max_commit_bytes: int = 256 * MIB
     """The body of a commit."""
+    max_commits_bytes: int = 512 * MIB
+    """The bodies of all commits that one worker process reads at a time: they are in memory."""
     max_operations: int = 25_000
     """Operations in a commit."""
     max_file_bytes: int = 50 * GIB
@@ -52,6 +56,29 @@ class Limits:
     def from_json(cls, text: str) -> Limits:
         """The limits that `to_json` wrote."""
         return cls(**json.loads(text))
+
+
+class Budget:
+    """A number of bytes that several requests share."""
+
+    def __init__(self, total: int) -> None:
+        self.left = total
+
+    @contextmanager
+    def share(self) -> Iterator[Callable[[int], bool]]:
+        """Yields what takes bytes, and tells whether there were enough; all come back at the end."""
+        taken = 0
+
+        def take(count: int) -> bool:
+            nonlocal taken
+            taken += count
+            self.left -= count
+            return self.left >= 0
+
+        try:
+            yield take
+        finally:
+            self.left += taken
 
 
 @dataclass
