@@ -19,6 +19,7 @@ from kernels_hub.repository.interface import CallableInterface, Interface, Param
 
 NONE, PATCH, MINOR, MAJOR = "none", "patch", "minor", "major"
 _ORDER = (NONE, PATCH, MINOR, MAJOR)
+_POSITIONAL = ("positional-only", "positional")
 
 
 @dataclass(frozen=True)
@@ -153,27 +154,23 @@ def _accepts_the_same(old: tuple[Parameter, ...], new: tuple[Parameter, ...]) ->
 
     For functions only: a layer's forward has to equal the forward that it replaces.
     """
-    positional = ("positional-only", "positional")
-    before = [parameter for parameter in old if parameter.kind in positional]
-    after = [parameter for parameter in new if parameter.kind in positional]
-    if [_with_any_default(p) for p in after[: len(before)]] != [_with_any_default(p) for p in before]:
-        return False
-    if any(p.default is None for p in after[len(before) :]):
+    before = [parameter for parameter in old if parameter.kind in _POSITIONAL]
+    after = [parameter for parameter in new if parameter.kind in _POSITIONAL]
+    if [(p.name, p.kind) for p in after[: len(before)]] != [(p.name, p.kind) for p in before]:
         return False
     if any(o.default is not None and n.default != o.default for o, n in zip(before, after, strict=False)):
         return False
-    others = {parameter.name: parameter for parameter in new if parameter.kind not in positional}
-    known = {parameter.name: parameter for parameter in old if parameter.kind not in positional}
-    if any(len(after) > len(before) and parameter.kind == "*" for parameter in old):
-        return False
+    others = {parameter.name: parameter for parameter in new if parameter.kind not in _POSITIONAL}
+    known = {parameter.name: parameter for parameter in old if parameter.kind not in _POSITIONAL}
     if any(others.get(name) != parameter for name, parameter in known.items()):
         return False
-    added = [parameter for name, parameter in others.items() if name not in known]
-    return all(parameter.kind in ("*", "**") or parameter.default is not None for parameter in added)
-
-
-def _with_any_default(parameter: Parameter) -> tuple[str, str]:
-    return parameter.name, parameter.kind
+    added = after[len(before) :]
+    added_by_name = [p for p in added if p.kind == "positional"]
+    added_by_name += [p for name, p in others.items() if name not in known and p.kind == "keyword-only"]
+    taken = {parameter.kind for parameter in old}
+    if ("*" in taken and added) or ("**" in taken and added_by_name):
+        return False  # *rest or **more used to take what the new argument takes now
+    return all(parameter.default is not None for parameter in (*added, *added_by_name))
 
 
 def _flag_changes(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from kernels_hub.hub.compare import compare
-from kernels_hub.repository.interface import read_interface
+from kernels_hub.hub.compare import _accepts_the_same, compare
+from kernels_hub.repository.interface import Parameter, _parameters, read_interface
 
 FILES = {
     "kernel.toml": """
@@ -160,3 +165,99 @@ def test_versions(case, old, next_version, allowed, refused, tmp_path: Path):
     assert found.next_version(old) == next_version
     assert all(found.allows(old, version) for version in allowed)
     assert not any(found.allows(old, version) for version in refused)
+
+
+# -- functions: what may be added without breaking a call ---------------------------------------------
+
+
+@st.composite
+def signatures(draw: st.DrawFn) -> str:
+    """Arguments of a function, named a to e."""
+    names = list("abcde")
+    positional = [
+        names.pop(0) if draw(st.booleans()) else names.pop() for _ in range(draw(st.integers(0, 3)))
+    ]
+    first_default = draw(st.integers(0, len(positional)))
+    parts = [f"{n}={draw(st.integers(0, 1))}" if i >= first_default else n for i, n in enumerate(positional)]
+    if parts and draw(st.booleans()):
+        parts.insert(draw(st.integers(1, len(parts))), "/")
+    keyword_only = [names.pop(0) for _ in range(draw(st.integers(0, 2))) if names]
+    star = draw(st.booleans())
+    if star or keyword_only:
+        parts.append("*rest" if star else "*")
+    parts += [f"{name}={draw(st.integers(0, 1))}" if draw(st.booleans()) else name for name in keyword_only]
+    if draw(st.booleans()):
+        parts.append("**more")
+    return ", ".join(parts)
+
+
+def _calls() -> list[tuple[tuple[int, ...], dict[str, int]]]:
+    """Every call with up to three positional and two named arguments."""
+    named = [(), *itertools.combinations("abcef", 1), *itertools.combinations("abcf", 2)]
+    return [
+        (tuple(range(10, 10 + count)), {name: 20 + i for i, name in enumerate(names)})
+        for count in (0, 1, 2, 4)
+        for names in named
+    ]
+
+
+def _meaning(function: Callable[..., dict], call: tuple[tuple[int, ...], dict[str, int]]) -> dict | None:
+    """What each argument is in a call; None for a call that does not fit."""
+    try:
+        return function(*call[0], **call[1])
+    except TypeError:
+        return None
+
+
+def _function(text: str) -> tuple[tuple[Parameter, ...], Callable[..., dict]]:
+    node = ast.parse(f"def f({text}): ...").body[0]
+    assert isinstance(node, ast.FunctionDef)
+    space: dict = {}
+    exec(f"def f({text}): return locals()", space)
+    return _parameters(node.args), space["f"]
+
+
+def _extended(text: str) -> list[str]:
+    """Every signature with one thing more in it."""
+    parts = text.split(", ") if text else []
+    found = []
+    for addition in ("f=0", "f", "*", "*rest", "**more", "/"):
+        for place in range(len(parts) + 1):
+            candidate = ", ".join([*parts[:place], addition, *parts[place:]])
+            try:
+                compile(f"def f({candidate}): ...", "f", "exec")
+            except SyntaxError:
+                continue
+            found.append(candidate)
+    return found
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[str, str]:
+    """Two signatures; mostly one and the same with something added, which is likelier to break nothing."""
+    old = draw(signatures())
+    if draw(st.integers(0, 4)) == 0:
+        return old, draw(signatures())
+    return old, draw(st.sampled_from(_extended(old)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(pairs())
+def test_a_minor_change_breaks_no_call(pair: tuple[str, str]):
+    """Held against Python itself: every call that fitted still fits, and means the same."""
+    old_text, new_text = pair
+    (old, old_function), (new, new_function) = _function(old_text), _function(new_text)
+    if not _accepts_the_same(old, new):
+        assert old != new
+        return
+    for call in _calls():
+        before = _meaning(old_function, call)
+        if before is not None:
+            after = _meaning(new_function, call)
+            assert after is not None, (old_text, new_text, call)
+            assert {name: after.get(name) for name in before} == before, (old_text, new_text, call)
+
+
+def test_the_comparison_with_python_finds_what_breaks():
+    (_, old), (_, new) = _function("a, **more"), _function("a, b=1, **more")
+    assert _meaning(old, ((1,), {"b": 2})) != _meaning(new, ((1,), {"b": 2}))
