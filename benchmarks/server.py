@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import write
+
 GOALS = {
     "100 files up s": 0.2,
     "warm snapshot ms": 30.0,
@@ -105,6 +107,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=200, help="size of the large file")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--xet", action="store_true", help="send the large file through Xet instead of LFS")
+    parser.add_argument("--write", action="store_true", help="keep the figures under benchmarks/results/")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         # Before huggingface_hub is imported, which reads them once.
@@ -114,7 +117,10 @@ def main() -> None:
         os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
         found = measure(Path(folder), options.mib, options.rounds)
     missed = [name for name, goal in GOALS.items() if found[name] >= goal]
-    print(json.dumps({"figures": found, "goals": GOALS, "missed": missed}, indent=2))
+    result = {"figures": found, "goals": GOALS, "missed": missed}
+    print(json.dumps(result, indent=2))
+    if options.write:
+        write("hub-server", result)
     if missed:
         sys.exit(1)
 

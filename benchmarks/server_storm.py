@@ -27,6 +27,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.harness import write
 from kernels_hub.server.maintenance import check
 from tests.running_hub import RunningHub, start_hub  # type: ignore[import-not-found]
 
@@ -252,6 +253,7 @@ def main() -> None:
     parser.add_argument("--races", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--write", action="store_true", help="keep the figures under benchmarks/results/")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result: dict[str, Any] = {
@@ -264,6 +266,8 @@ def main() -> None:
             ],
         }
     print(json.dumps(result, indent=2))
+    if options.write:
+        write("hub-server-storm", result)
     if result["storm"]["problems"] or any(found["problems"] for found in result["races"]):
         sys.exit(1)
 
