@@ -36,7 +36,7 @@ def build(
     manylinux: Manylinux = "2_28",
     as_json: AsJson = False,
 ) -> None:
-    """Check a layer repository and build its variants, with a digest of every file."""
+    """Check a layer repository and build its variants."""
     from kernels_hub.repository.build import build_repository
     from kernels_hub.repository.digest import list_files
     from kernels_hub.repository.metadata import read_metadata

@@ -23,7 +23,10 @@ def diff(
     repo_type: Annotated[RepoType | None, typer.Option(help="Default: found out.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What changed between two releases: interface and files, and which version that needs."""
+    """What changed between two releases, and the version it needs.
+
+    Layers, signatures, flags, variants, dependencies and files.
+    """
     from kernels_hub.hub.compare import compare
 
     repository = old.rpartition("@")[0]

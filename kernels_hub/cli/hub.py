@@ -253,7 +253,7 @@ def fsck(
     quick: Annotated[bool, typer.Option("--quick", help="Do not read large files.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check rows, objects, refs and large files; exit code 1 when something is wrong."""
+    """Check rows, objects, refs and files; exit code 1 on trouble."""
     with _opened(root) as opened:
         from kernels_hub.server.maintenance import check
 
@@ -271,7 +271,7 @@ def fsck(
 
 @hub.command("backup")
 def backup(target: Annotated[Path, typer.Argument(help="A new folder.")], root: Root) -> None:
-    """Copy a root while servers run on it; the copy can itself be served."""
+    """Copy a root, also while servers run on it."""
     with _opened(root) as opened:
         from kernels_hub.server.maintenance import backup as copy
 

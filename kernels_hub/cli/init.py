@@ -15,7 +15,10 @@ def init(
     path: Annotated[Path | None, typer.Option(help="A new folder. Default: NAME.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a working layer repository: layer, Triton and CPU kernels, test, benchmark."""
+    """Write a working layer repository to start from.
+
+    A layer with Triton and CPU kernels, a test, a benchmark.
+    """
     from kernels_hub.repository.template import write_template
 
     folder = path or Path(name)

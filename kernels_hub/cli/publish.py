@@ -41,7 +41,11 @@ def publish(
     manylinux: Manylinux = "2_28",
     as_json: AsJson = False,
 ) -> None:
-    """Publish a release: check, build, sign, commit once, tag, move the branch, write the card."""
+    """Publish a release, by one commit and a tag.
+
+    Checks and builds the repository, signs it if asked to, moves the branch of its major and writes
+    the card. A publish that died is completed by running it again.
+    """
     from kernels_hub.hub import publish as publishing
     from kernels_hub.hub.keys import load_signing_key
     from kernels_hub.hub.release import prepare_release

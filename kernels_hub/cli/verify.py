@@ -38,8 +38,9 @@ def verify(
     endpoint: Annotated[str | None, typer.Option(help="The Hub of that repository.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Verify signatures and files of a repository on disk; exit status 1 unless every variant holds.
+    """Verify signatures and files of a repository on disk.
 
+    The exit status is 1 unless every variant holds.
     Without --key or --repo every key will do: that says that nothing was altered since it was signed,
     not that whoever signed it is to be trusted.
     """

@@ -16,7 +16,7 @@ def versions(
     repo_type: Annotated[RepoType | None, typer.Option(help="Default: found out.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The releases of a repository on a Hub, newest first, and its branches."""
+    """The releases and branches of a repository on a Hub."""
     from kernels_hub.hub.releases import list_releases
 
     found = list_releases(repo, repo_type=None if repo_type is None else repo_type.value)

@@ -18,7 +18,10 @@ def yank(
     repo_type: Annotated[RepoType | None, typer.Option(help="Default: found out.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Keep a release from being chosen by a specifier; exact pins and locks still get it."""
+    """Keep a release from being chosen by a specifier.
+
+    Exact pins and locks still get it.
+    """
     from kernels_hub.hub import releases
 
     if not undo and not reason:
