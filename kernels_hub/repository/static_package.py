@@ -45,6 +45,11 @@ class Unknown:
     """A name that the sources may define, in a way that only running them would tell."""
 
 
+_ALWAYS_THERE = frozenset(
+    {"__doc__", "__file__", "__loader__", "__name__", "__package__", "__path__", "__spec__", "__dict__"}
+)
+"""Attributes that every module has."""
+
 Meaning = Definition | External | Submodule | Unknown | None
 """None: certainly not there."""
 
@@ -159,9 +164,13 @@ class StaticPackage:
                 return Unknown()  # an extension module, or a file that does not parse
             return found
         if isinstance(binding, Definition) and isinstance(binding.node, ast.Name | ast.Attribute):
-            return self.resolve_expression(module, binding.node)  # an alias
+            # An alias; of a builtin, or of what only running it would tell, it is a value like any other.
+            meaning = self.resolve_expression(module, binding.node)
+            return binding if meaning is None or isinstance(meaning, Unknown) else meaning
         if binding is not None:
             return binding
+        if name in _ALWAYS_THERE:
+            return Unknown()
         for star in here.stars:
             if (found := self._find(star, name, seen)) is not None:
                 return found

@@ -235,6 +235,23 @@ PLANTED: dict[str, tuple[str, str, list[str]]] = {
             "package/layers.py:2: imports double from .kernels, which does not define it (in torch-cpu)",
         ],
     ),
+    "an alias of a builtin": ("cpu/kernels.py", "double = abs\n", []),
+    "an alias of something else's": ("cpu/kernels.py", "import math\ndouble = math.sin\n", []),
+    "what every module has": (
+        "package/__init__.py",
+        "from . import layers\nfrom .kernels import __doc__, double as scale\n",
+        [],
+    ),
+    "defined in a branch": (
+        "cpu/kernels.py",
+        "import sys\nif sys.platform == 'linux':\n    def double(x): ...\nelse:\n    double = None\n",
+        [],
+    ),
+    "unpacked, from a with and from a loop": (
+        "cpu/kernels.py",
+        "(double, *others), two = (abs, 1), 2\nfor double in (abs,): pass\n",
+        [],
+    ),
     "names that only running it defines": (
         "cpu/kernels.py",
         "globals().update(double=abs)\n",
