@@ -120,13 +120,13 @@ def check(hub: Hub, *, content: bool = True) -> list[str]:
     content: also read every large file and compare its SHA-256.
     """
     problems = [f"hub.sqlite: {problem}" for problem in hub.database.check()]
-    for repository in hub.repositories.all():
-        with locked(hub.layout.lock(repository.id)):
-            if hub.repositories.by_id(repository.id) is not None:
-                problems += [
-                    f"{repository.type} {repository.full_name}: {problem}"
-                    for problem in _check_repository(hub, repository, content)
-                ]
+    # No lock of a repository: commits go on, they only add. What garbage collection removes, stays.
+    with _maintaining(hub):
+        for repository in hub.repositories.all():
+            found = list(_check_repository(hub, repository, content))
+            if found and hub.repositories.by_id(repository.id) is None:
+                continue  # Deleted meanwhile.
+            problems += [f"{repository.type} {repository.full_name}: {problem}" for problem in found]
     return problems
 
 
@@ -135,6 +135,7 @@ def _check_repository(hub: Hub, repository: Repository, read_large: bool) -> Ite
         yield "its folder is missing"
         return
     content = hub.store.content(repository)
+    refs = content.refs.all()
     for oid in content.packs.oids():
         try:
             kind, data = content.packs.read_stored(oid)
@@ -144,7 +145,6 @@ def _check_repository(hub: Hub, repository: Repository, read_large: bool) -> Ite
         header = b"%s %d\0" % (_KINDS.get(kind, b"?"), len(data))
         if hashlib.sha1(header + data, usedforsecurity=False).hexdigest() != oid:
             yield f"object {oid} has other content"
-    refs = content.refs.all()
     for name, ref in refs.items():
         with suppress(Exception):  # What cannot be read is named above.
             if content.packs.kind(ref.commit) != COMMIT:
