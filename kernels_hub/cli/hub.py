@@ -17,6 +17,7 @@ from kernels_hub.errors import KernelsHubError
 
 if TYPE_CHECKING:
     from kernels_hub.server.hub import Hub
+    from kernels_hub.server.repositories import Repository
 
 Root = Annotated[Path, typer.Option("--root", help="The Hub's folder.")]
 _OPTIONS: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
@@ -25,6 +26,8 @@ hub = typer.Typer(help="Administer a Hub of one's own: accounts, tokens, upkeep.
 user = typer.Typer(help="Users.", **_OPTIONS)
 org = typer.Typer(help="Organisations, their members, the trusted-publisher flag.", **_OPTIONS)
 token = typer.Typer(help="Access tokens.", **_OPTIONS)
+repo = typer.Typer(help="Repositories: who sees them, who may download.", **_OPTIONS)
+hub.add_typer(repo, name="repo")
 hub.add_typer(user, name="user")
 hub.add_typer(org, name="org")
 hub.add_typer(token, name="token")
@@ -215,6 +218,97 @@ def remove_token(identifier: Annotated[str, typer.Argument(metavar="ID")], root:
     with _opened(root) as opened:
         removed = opened.accounts.remove_token(identifier)
     print(f"revoked token {removed.id} of {removed.user}")
+
+
+# -- repositories: clients cannot change these of kernel repositories
+
+Named = Annotated[str, typer.Argument(metavar="ORG/NAME")]
+OfType = Annotated[str, typer.Option("--type", help="kernel or model.")]
+
+
+def _repository(opened: Hub, name: str, kind: str) -> Repository:
+    namespace, _, short = name.partition("/")
+    found = opened.repositories.find(kind, namespace, short)
+    if found is None:
+        raise KernelsHubError(
+            f"there is no {kind} repository {name!r}; `kernels-hub hub repo list` shows them, --type says the type"
+        )
+    return found
+
+
+@repo.command("list")
+def list_repositories(root: Root, as_json: AsJson = False) -> None:
+    """Every repository, with what it takes on disk."""
+    with _opened(root) as opened:
+        rows = [
+            {
+                "type": item.type,
+                "name": item.full_name,
+                "private": item.private,
+                "gated": item.gated or None,
+                "bytes": opened.store.bytes_of(item),
+            }
+            for item in opened.repositories.all()
+        ]
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_columns(
+            (
+                str(row["type"]),
+                str(row["name"]),
+                "private" if row["private"] else "public",
+                f"gated ({row['gated']})" if row["gated"] else "",
+                f"{row['bytes']} bytes",
+            )
+            for row in rows
+        )
+    else:
+        print("none yet")
+
+
+@repo.command("set")
+def set_repository(
+    name: Named,
+    root: Root,
+    kind: OfType = "kernel",
+    private: Annotated[bool | None, typer.Option("--private/--public", help="Who sees it.")] = None,
+    gated: Annotated[
+        str | None, typer.Option(help="auto or manual: downloads need a request; no: they do not.")
+    ] = None,
+) -> None:
+    """Make a repository private or public, gated or open."""
+    if gated not in (None, "auto", "manual", "no"):
+        raise KernelsHubError(f"--gated takes auto, manual or no, not {gated!r}")
+    with _opened(root) as opened:
+        found = _repository(opened, name, kind)
+        if private is not None:
+            opened.repositories.set_private(found, private)
+        if gated is not None:
+            opened.repositories.set_gated(found, "" if gated == "no" else gated)
+        now = _repository(opened, name, kind)
+    access = f"gated ({now.gated})" if now.gated else "open to whoever sees it"
+    print(f"{now.full_name} is {'private' if now.private else 'public'} and {access}")
+
+
+@repo.command("grant")
+def grant_access(
+    name: Named, member: Annotated[str, typer.Argument(metavar="USER")], root: Root, kind: OfType = "kernel"
+) -> None:
+    """Let a user download from a gated repository."""
+    with _opened(root) as opened:
+        found = _repository(opened, name, kind)
+        opened.repositories.grant(found, opened.accounts.required(member, "user").name, "accepted")
+    print(f"{member} may download from {found.full_name}")
+
+
+@repo.command("remove")
+def remove_repository(name: Named, root: Root, kind: OfType = "kernel") -> None:
+    """Delete a repository with everything in it."""
+    with _opened(root) as opened:
+        found = _repository(opened, name, kind)
+        opened.store.delete(found)
+    print(f"deleted {found.type} {found.full_name}")
 
 
 # -- upkeep

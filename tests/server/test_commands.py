@@ -17,6 +17,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from kernels_hub.cli import main
+from kernels_hub.server.hub import Hub
 from tests.running_hub import RunningHub
 
 COMMAND = [sys.executable, "-c", "from kernels_hub.cli import main; main()"]
@@ -124,6 +125,32 @@ def test_administration_while_a_server_runs(hub: Callable[..., tuple[int, str, s
         [*COMMAND, "hub", "fsck", "--root", str(tmp_path / "copy")], capture_output=True, text=True
     )
     assert done.returncode == 1 and "kernel acme/k: " in done.stdout
+
+
+def test_repositories(hub: Callable[..., tuple[int, str, str]], tmp_path: Path):
+    hub("user", "add", "ada")
+    hub("user", "add", "bob")
+    assert hub("repo", "list")[1] == "none yet\n"
+    with Hub(tmp_path / "root") as opened:
+        opened.changes.create("kernel", "ada", "k", private=False, author="ada")
+        opened.changes.create("model", "ada", "m", private=True, author="ada")
+    rows = {row["name"]: row for row in json.loads(hub("repo", "list", "--json")[1])}
+    assert rows["ada/m"]["private"] and rows["ada/k"]["bytes"] > 100
+    assert hub("repo", "set", "ada/k", "--private", "--gated", "manual")[1] == (
+        "ada/k is private and gated (manual)\n"
+    )
+    assert "gated (manual)" in hub("repo", "list")[1]
+    assert hub("repo", "grant", "ada/k", "bob")[0] == 0
+    assert "no user 'eve'" in hub("repo", "grant", "ada/k", "eve")[2]
+    with Hub(tmp_path / "root") as opened:
+        found = opened.repositories.find("kernel", "ada", "k")
+        assert found is not None and opened.repositories.grant_of(found, "bob") == "accepted"
+    assert "public and open" in hub("repo", "set", "ada/k", "--public", "--gated", "no")[1]
+    assert "auto, manual or no" in hub("repo", "set", "ada/k", "--gated", "perhaps")[2]
+    assert "no kernel repository 'ada/m'" in hub("repo", "remove", "ada/m")[2]
+    assert hub("repo", "remove", "ada/m", "--type", "model")[0] == 0
+    assert hub("repo", "remove", "ada/k")[0] == 0
+    assert list((tmp_path / "root" / "repositories").iterdir()) == []
 
 
 def test_tls(tmp_path: Path):
