@@ -28,8 +28,23 @@ def yank(
         raise typer.BadParameter("say why, for example --reason 'wrong gradients'", param_hint="--reason")
     kind = None if repo_type is None else repo_type.value
     changed = releases.yank(repo, version, reason, undo=undo, repo_type=kind)
+    found = releases.list_releases(repo, repo_type=kind)
+    branches = next(row.branches for row in found.releases if row.version == version.removeprefix("v"))
     if as_json:
-        print_json({"repository": repo, "version": version, "yanked": not undo, "changed": changed})
+        print_json(
+            {
+                "repository": repo,
+                "version": version,
+                "yanked": not undo,
+                "changed": changed,
+                "branches": list(branches),
+            }
+        )
         return
     state = "can be chosen again" if undo else "is yanked: exact pins and locks still get it"
     print(f"{repo} {version} {state}" + ("" if changed else " (it was before)"))
+    if branches and not undo:
+        print(
+            f"note: {', '.join(branches)} is still at it, for users who ask for a branch or an integer version; "
+            "publish a higher release to move it"
+        )

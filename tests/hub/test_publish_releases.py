@@ -133,7 +133,10 @@ def test_versions_of_nothing(at: Place, run: Run):
 
 def test_yank_command(three: str, run: Run):
     assert run("yank", three, "1.0.0").code == 2  # a reason is needed
-    assert "is yanked" in run("yank", three, "1.0.0", "--reason", "slow").out
+    out = run("yank", three, "1.0.0", "--reason", "slow").out
+    assert "is yanked" in out
+    assert "note" not in out
+    assert "note: v1 is still at it" in run("yank", three, "v1.1.0", "--reason", "slow").out
     assert json.loads(run("yank", three, "1.0.0", "--reason", "slow", "--json").out)["changed"] is False
     assert "can be chosen again" in run("yank", three, "1.0.0", "--undo").out
 
