@@ -62,7 +62,7 @@ class Layout:
         return layout
 
     def _create(self, root: Path, marker: Path) -> None:
-        self.root.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Two processes that start at once: one makes the root, the other finds it made.
         with locked(self.guard):
             if marker.is_file():

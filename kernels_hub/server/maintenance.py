@@ -171,7 +171,7 @@ def backup(hub: Hub, target: Path) -> None:
         raise KernelsHubError(f"{target} exists already; give the backup a new folder")
     partial = target.with_name(target.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    partial.mkdir(mode=0o700, parents=True)
     # Not while garbage is collected: large files are copied without holding up commits.
     with _maintaining(hub):
         for name in ("repositories", "locks", "incoming", "multipart"):

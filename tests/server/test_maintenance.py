@@ -259,6 +259,7 @@ def test_a_root_is_a_root(tmp_path: Path):
     with pytest.raises(KernelsHubError, match="is not the root of a Hub"):
         Hub(tmp_path / "none")
     Hub(tmp_path / "new", create=True).close()
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700, "others on the machine read nothing"
     (tmp_path / "new" / "FORMAT").write_text("kernels-hub root 99\n")
     with pytest.raises(KernelsHubError, match="another format"):
         Hub(tmp_path / "new")
