@@ -22,6 +22,8 @@ def yank(
 
     Exact pins and locks still get it.
     """
+    from packaging.version import Version
+
     from kernels_hub.hub import releases
 
     if not undo and not reason:
@@ -29,7 +31,8 @@ def yank(
     kind = None if repo_type is None else repo_type.value
     changed = releases.yank(repo, version, reason, undo=undo, repo_type=kind)
     found = releases.list_releases(repo, repo_type=kind)
-    branches = next(row.branches for row in found.releases if row.version == version.removeprefix("v"))
+    release = str(Version(version.removeprefix("v")))
+    branches = next(row.branches for row in found.releases if row.version == release)
     if as_json:
         print_json(
             {

@@ -141,6 +141,13 @@ def test_yank_command(three: str, run: Run):
     assert "can be chosen again" in run("yank", three, "1.0.0", "--undo").out
 
 
+def test_yank_of_a_prerelease_as_people_spell_it(at: Place, source: Path, run: Run):
+    publish_source(source, at.repo("scale"), "1.0.0-rc1")
+    done = json.loads(run("yank", at.repo("scale"), "1.0.0-rc1", "--reason", "x", "--json").out)
+    assert done["changed"] is True
+    assert releases.list_releases(at.repo("scale")).releases[0].yanked == "x"
+
+
 def test_diff(three: str, source: Path, run: Run):
     out = run("diff", f"{three}@1.0.0", "1.1.0").out
     assert "  ~ build/torch-cpu/layers.py" in out
