@@ -25,6 +25,7 @@ from kernels_hub.server.refusal import (
     forbidden,
     repository_not_found,
     revision_not_found,
+    too_large,
 )
 from kernels_hub.server.repositories import Repository
 from kernels_hub.server.store import DEFAULT_BRANCH, Content, Store, parse_commit
@@ -185,6 +186,10 @@ class Changes:
                 for name in inside:
                     del files[name]
                     added.discard(name)
+        if len(files) > self._limits.max_files and added:
+            raise too_large(
+                f"A repository may have {self._limits.max_files} files; this commit makes {len(files)}"
+            )
         _check_names(files, added)
         return files, blobs
 

@@ -21,6 +21,7 @@ from kernels_hub.server.refusal import Refusal, bad_request, too_large
 
 _MAX_MESSAGE = 64 * 1024
 _SHORT_LINE = 128 * 1024
+_BLANK_LINES = 1000
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class CommitReader:
         self._held = take
         self._header: tuple[str, str | None] | None = None
         self._operations: list[Operation] = []
-        self._line = 0
+        self._line = self._folders = 0
 
     async def read(self, body: AsyncIterator[bytes]) -> CommitRequest:
         """The whole request. Lines and total are bounded while they are read; 503 while others fill memory."""
@@ -121,6 +122,8 @@ class CommitReader:
     def _take(self, line: bytearray, longest: int) -> None:
         self._line += 1
         if not line.strip():
+            if self._line > self._limits.max_operations + _BLANK_LINES:
+                raise bad_request("A commit has one operation a line, and hardly any empty lines")
             return
         if len(line) > longest:
             self._line -= 1
@@ -160,6 +163,9 @@ class CommitReader:
     def _operation(self, key: object, value: Mapping[str, Any]) -> Operation:
         path = value.get("path")
         if key == "deletedFolder" and isinstance(path, str):
+            self._folders += 1
+            if self._folders > (most := self._limits.max_folder_deletions):
+                raise too_large(f"A commit may delete {most} folders; send several")
             return DeleteFolder(checked_path(path.removesuffix("/")))
         path = checked_path(path)
         match key:

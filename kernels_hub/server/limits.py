@@ -31,6 +31,10 @@ class Limits:
     """The bodies of all commits that one worker process reads at a time: they are in memory."""
     max_operations: int = 25_000
     """Operations in a commit."""
+    max_folder_deletions: int = 500
+    """Operations in a commit that delete a folder: each looks at every file."""
+    max_files: int = 100_000
+    """Files of a repository, on one branch."""
     max_file_bytes: int = 50 * GIB
     """A large file."""
     large_from_bytes: int = 1 * MIB

@@ -44,6 +44,8 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHub]:
         "max_inline_bytes": 10_000,
         "max_commit_bytes": 60_000,
         "max_operations": 20,
+        "max_folder_deletions": 2,
+        "max_files": 18,
         "max_file_bytes": 200_000,
         "max_repository_bytes": 300_000,
         "max_account_repositories": 2,

@@ -437,6 +437,12 @@ def test_limits(strict: RunningHub):
         refused(commit(client, repo, HEADER, b"x" * 40_000), 413, "10000")
         many = [file(f"f{n}") for n in range(21)]
         refused(commit(client, repo, HEADER, *many), 413, "20 operations")
+        refused(commit(client, repo, HEADER, *(file(f"f{n}") for n in range(18))), 413, "18 files")
+        folders = [{"key": "deletedFolder", "value": {"path": f"d{n}"}} for n in range(3)]
+        refused(
+            commit(client, repo, HEADER, *map(file, ("d0/x", "d1/x", "d2/x")), *folders), 413, "2 folders"
+        )
+        refused(commit(client, repo, HEADER, b"\n" * 3000, file("a")), 400, "empty lines")
         big = [file(f"f{n}", "x" * 8000) for n in range(8)]
         refused(commit(client, repo, HEADER, *big), 413, "60000")
         assert api.list_repo_files(repo, repo_type="kernel") == [".gitattributes"]
