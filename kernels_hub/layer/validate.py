@@ -8,9 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from kernels_hub.errors import LayerContractError
-
-FLAGS = frozenset({"has_backward", "can_torch_compile"})
-"""Class attributes with a meaning to `kernelize`; the only ones that a layer may add."""
+from kernels_hub.repository.layer_flags import LAYER_FLAGS
 
 _CLASS_FURNITURE = frozenset(
     {
@@ -53,12 +51,12 @@ def check_layer_class(layer: Any, name: str) -> None:
         member
         for base in layer.__mro__[: layer.__mro__.index(nn.Module)]
         for member in base.__dict__
-        if member != "forward" and member not in FLAGS and member not in _CLASS_FURNITURE
+        if member != "forward" and member not in LAYER_FLAGS and member not in _CLASS_FURNITURE
     )
     if added:
         raise LayerContractError(
             f"layer {name} has members besides forward: {', '.join(added)}; "
-            f"a layer may define forward and the flags {', '.join(sorted(FLAGS))} only"
+            f"a layer may define forward and the flags {', '.join(sorted(LAYER_FLAGS))} only"
         )
     if layer.forward is nn.Module.forward:
         raise LayerContractError(f"layer {name} defines no forward")

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from kernels_hub.errors import BuildError, MetadataError
+from kernels_hub.repository.layer_flags import LAYER_FLAGS
 from kernels_hub.repository.load import KernelFiles
 from kernels_hub.repository.metadata import Metadata
 from kernels_hub.repository.python_depends import PYTHON_DEPENDENCIES
@@ -29,9 +30,6 @@ from kernels_hub.repository.static_package import (
     read_package,
 )
 from kernels_hub.repository.variants import Variant
-
-LAYER_FLAGS = frozenset({"has_backward", "can_torch_compile"})
-"""Class attributes with a meaning to `kernelize`, as `kernels_hub.layer.validate.FLAGS`."""
 
 _MODULE = "torch.nn.Module"
 _MODULES = frozenset({_MODULE, "torch.nn.modules.Module", "torch.nn.modules.module.Module"})

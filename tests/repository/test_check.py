@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from kernels_hub.errors import BuildError
-from kernels_hub.layer.validate import FLAGS
 from kernels_hub.repository.build import build_repository
 from kernels_hub.repository.bundled import bundled_folder, bundled_names
-from kernels_hub.repository.check import LAYER_FLAGS, check_kernels, check_repository
+from kernels_hub.repository.check import check_kernels, check_repository
 from kernels_hub.repository.load import KernelFiles
 from kernels_hub.repository.source import read_source_repository
 
@@ -68,10 +67,6 @@ def problems(source: Path, backends: list[str] | None = None) -> list[str]:
         assert head.startswith("kernel 'scale' has ")
         return [line.strip().replace(f"{source}/", "") for line in lines]
     return []
-
-
-def test_flags_are_those_of_kernelize():
-    assert LAYER_FLAGS == FLAGS
 
 
 @pytest.mark.parametrize("name", bundled_names())
