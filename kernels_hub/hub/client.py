@@ -27,7 +27,7 @@ from kernels_hub.repository.load import KernelFiles
 from kernels_hub.repository.local import read_variant
 from kernels_hub.repository.system import System
 from kernels_hub.repository.variants import VariantAccepted, VariantRejected, rank
-from kernels_hub.repository.versions import Pinned
+from kernels_hub.repository.versions import MAIN, Pinned
 
 logger = logging.getLogger("kernels_hub")
 
@@ -134,6 +134,8 @@ def _fetch(request: Request) -> Fetched:
     place, candidates = _locate_once(request, hub)
     system = System.detect(request.backend)
     candidate, pinned, admission, tree = _choose(request, hub, place, candidates, system)
+    if not tree.files and pinned.ref == MAIN:
+        raise _nothing_on_main(place)
     variant = best_variant(f"{place.repo_id}@{pinned.ref}", tree.variants(), system)
     folder = download_files(hub, place, tree, variant)
     _note_branches(place, pinned.commit)
@@ -222,6 +224,19 @@ def best_variant(what: str, names: list[str], system: System) -> str:
     raise NoVariantError(
         f"no variant of {what} runs here ({system.backend} on {system.cpu}-{system.os}{torch}). "
         f"Its variants:{reasons or f' none, there is nothing in {BUILD}/'}"
+    )
+
+
+def _nothing_on_main(place: RepositoryCache) -> NoVariantError:
+    """Releases lie on tags; a reference without a version looks at `main`, which may hold the card alone."""
+    known = place.read_refs()
+    releases = [] if known is None else list(known.refs.releases())
+    newest = next((version for version in releases if not version.is_prerelease), None)
+    advice = f"say version='~={newest.major}.{newest.minor}'" if newest else "give a version or a revision"
+    return NoVariantError(
+        f"{place.repo_id} has no variants on {MAIN}: there is nothing in {BUILD}/; "
+        + (f"its releases are {', '.join(map(str, releases[:5]))}: " if releases else "")
+        + advice
     )
 
 

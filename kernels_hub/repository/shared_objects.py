@@ -225,7 +225,7 @@ def _torch_problems(found: SharedObject, variant: Variant) -> Iterator[str]:
 def _need(module: str, package: str) -> None:
     if find_spec(module) is None:
         raise BuildError(
-            f"native files are checked with {package}, which is not installed: pip install {package}"
+            f"native files are checked with {package}, which is not installed: pip install 'kernels-hub[build]'"
         )
 
 

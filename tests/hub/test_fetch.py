@@ -131,6 +131,12 @@ def test_no_variant_that_fits(place: Place) -> None:
     put(place.api, place.repo("empty"), place.scratch / "none", branch="v1", extra={"README.md": "nothing"})
     with pytest.raises(NoVariantError, match="nothing in build/"):
         place.get("empty", version=1)
+    with pytest.raises(NoVariantError, match=r"no variants on main: .*give a version"):
+        place.get("empty")
+    place.api.create_tag(place.repo("empty"), tag="v1.4.0", repo_type="kernel")
+    client.forget()
+    with pytest.raises(NoVariantError, match=r"its releases are 1\.4\.0: say version='~=1\.4'"):
+        place.get("empty")
 
 
 # -- asked once -------------------------------------------------------------------------------------
