@@ -9,12 +9,14 @@ import json
 import math
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 MIB = 1 << 20
 GIB = 1 << 30
+_CALLERS = 20_000
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class RateLimit:
 
     def __init__(self, per_minute: float) -> None:
         self.per_minute = per_minute
-        self._buckets: dict[str, _Bucket] = {}
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
         self._guard = threading.Lock()
 
     def take(self, caller: str, now: float | None = None) -> int:
@@ -105,9 +107,10 @@ class RateLimit:
             return 0
         now = time.monotonic() if now is None else now
         with self._guard:
-            if len(self._buckets) > 10_000:
-                self._forget_full(now)
             bucket = self._buckets.setdefault(caller, _Bucket(self.per_minute, now))
+            self._buckets.move_to_end(caller)
+            if len(self._buckets) > _CALLERS:
+                self._buckets.popitem(last=False)
             rate = self.per_minute / 60
             bucket.tokens = min(self.per_minute, bucket.tokens + (now - bucket.filled) * rate)
             bucket.filled = now
@@ -115,8 +118,3 @@ class RateLimit:
                 bucket.tokens -= 1
                 return 0
             return max(1, math.ceil((1 - bucket.tokens) / rate))
-
-    def _forget_full(self, now: float) -> None:
-        self._buckets = {
-            caller: bucket for caller, bucket in self._buckets.items() if now - bucket.filled < 60
-        }
