@@ -35,7 +35,7 @@ from kernels_hub.server.web import routes as web
 from kernels_hub.server.xet import routes as xet_api
 
 SETTINGS = "KERNELS_HUB_SERVE"
-"""Environment variable of worker processes: JSON with root, limits, workers, require_token."""
+"""Environment variable of worker processes: JSON that `process.serve` writes."""
 _READERS, _WRITERS = 24, 24
 _OPEN_FILES = 65536
 _DRAIN_BYTES, _DRAIN_SECONDS = 64 << 20, 10
@@ -295,5 +295,5 @@ def create() -> App:
     limits = Limits(**settings["limits"])
     hub = Hub(Path(settings["root"]), limits=limits)
     if settings["workers"] > 1:
-        threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=_end_with_parent, args=(settings["supervisor"],), daemon=True).start()
     return App(hub, workers=settings["workers"], require_token=settings["require_token"])

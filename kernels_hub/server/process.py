@@ -81,6 +81,8 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
             "root": str(root),
             "limits": asdict(settings.limits),
             "workers": settings.workers,
+            # Not asked of the system by the worker: by then it may have been killed.
+            "supervisor": os.getpid(),
             "require_token": settings.require_token,
             "access_log": settings.access_log,
         }

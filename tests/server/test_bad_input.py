@@ -369,6 +369,26 @@ def test_an_address_that_has_expired(server: RunningHub, repo: str):
     refused(httpx.put(f"{server.endpoint}/lfs/{repository.id}/{oid}?{query}", content=b"x"), 403, "expired")
 
 
+def test_a_repository_that_was_deleted_meanwhile(
+    client: httpx.Client, ada: HfApi, server: RunningHub, new_repo: Callable[..., str]
+):
+    name, data, large_data = new_repo(), os.urandom(5000), os.urandom(2_200_000)
+    single = upload_address(client, name, data)["actions"]["upload"]["href"]
+    parts = upload_address(client, name, large_data)["actions"]["upload"]
+    etag = httpx.put(parts["header"]["1"], content=large_data[: 1 << 20]).headers["etag"]
+    ada.delete_repo(name, repo_type="kernel")
+    body = {"oid": hashlib.sha256(large_data).hexdigest(), "parts": [{"partNumber": 1, "etag": etag}]}
+    for answer in (
+        httpx.put(single, content=data),
+        httpx.put(parts["header"]["2"], content=large_data[1 << 20 : 2 << 20]),
+        httpx.post(parts["href"], json=body),
+    ):
+        refused(answer, 404, "Repository not found", "RepoNotFound")
+    answer = commit(client, name, HEADER, file("a"))
+    refused(answer, 404, "Repository not found", "RepoNotFound")
+    assert not left_behind(server)
+
+
 def test_parts_that_are_missing_or_wrong(client: httpx.Client, repo: str):
     data = os.urandom(2_200_000)
     upload = upload_address(client, repo, data)["actions"]["upload"]

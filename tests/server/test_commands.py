@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import re
+import signal
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +21,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 
 from kernels_hub.cli import main
 from kernels_hub.server.hub import Hub
-from tests.running_hub import RunningHub
+from tests.running_hub import RunningHub, start_hub
 
 COMMAND = [sys.executable, "-c", "from kernels_hub.cli import main; main()"]
 
@@ -225,6 +228,26 @@ def test_metrics_add_up_over_workers(server: RunningHub):
         assert httpx.get(f"{server.endpoint}/api/agent-harnesses").status_code == 200
     assert count() - before == 20
     assert "kernels_hub_request_seconds_bucket" in httpx.get(f"{server.endpoint}/metrics").text
+
+
+def answers(endpoint: str) -> bool:
+    try:
+        return httpx.get(f"{endpoint}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_workers_end_with_their_supervisor(tmp_path: Path):
+    hub = start_hub(tmp_path / "hub", workers=2)
+    try:
+        os.kill(hub.process.pid, signal.SIGKILL)
+        hub.process.wait()
+        deadline = time.monotonic() + 20
+        while answers(hub.endpoint) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not answers(hub.endpoint)
+    finally:
+        hub.kill()
 
 
 def test_health(server: RunningHub):
