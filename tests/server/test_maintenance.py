@@ -15,6 +15,7 @@ import httpx
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
+from benchmarks.server_storm import Acknowledged, Writer, verify
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.commit import AddFile, AddLarge, CommitRequest, Operation
 from kernels_hub.server.durable import locked
@@ -162,6 +163,32 @@ def test_gc_beside_a_running_server(tmp_path: Path):
             url = f"{running.endpoint}/kernels/ada/k/resolve/{head}/f{number}"
             for _ in range(4):
                 assert httpx.get(url).text == str(number)
+
+
+def test_upkeep_while_three_writers_write(tmp_path: Path):
+    done = Acknowledged()
+    with start_hub(tmp_path / "hub", workers=2, limits={"large_from_bytes": 1024}) as running:
+        headers = {"Authorization": f"Bearer {running.token('writer')}"}
+        body = {"name": "shared", "type": "kernel"}
+        httpx.post(f"{running.endpoint}/api/repos/create", json=body, headers=headers).raise_for_status()
+        writers = [Writer(running, number, done, "w") for number in range(3)]
+        for writer in writers:
+            writer.start()
+        with running.administer() as hub:
+            end = time.monotonic() + 2
+            while time.monotonic() < end:
+                assert check(hub) == []
+                collect_garbage(hub, prune=True)
+            backup(hub, tmp_path / "copy")
+        saved = len(done.commits)
+        assert [writer.problems for writer in writers] == [[], [], []] and saved > 0
+        running.kill()
+        for writer in writers:
+            writer.join()
+    with start_hub(tmp_path / "hub") as again:
+        assert verify(again, done) == []
+    with Hub(tmp_path / "copy") as copy:
+        assert check(copy) == []
 
 
 DAMAGE = {
