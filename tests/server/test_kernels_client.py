@@ -39,7 +39,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(server: RunningHub, repo: str, home: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "HF_ENDPOINT": server.endpoint, "HF_HOME": str(home), "HF_HUB_CACHE": str(home / "hub")}
+    env = {
+        **os.environ,
+        "HF_ENDPOINT": server.endpoint,
+        "HF_HOME": str(home),
+        "HF_HUB_CACHE": str(home / "hub"),
+    }
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, repo], capture_output=True, text=True, env=env, check=False
     )
