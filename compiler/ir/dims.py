@@ -118,6 +118,14 @@ class Expr:
         return frozenset(_symbols(self))
 
     @property
+    def only_symbol(self) -> Symbol | None:
+        """The symbol that it is, where it is one and nothing else."""
+        if len(self.terms) != 1 or self.terms[0][1] != 1 or len(self.terms[0][0]) != 1:
+            return None
+        ((one, power),) = self.terms[0][0]
+        return one if power == 1 and isinstance(one, Symbol) else None
+
+    @property
     def constant(self) -> int:
         """The constant term."""
         return next((coefficient for monomial, coefficient in self.terms if not monomial), 0)
@@ -441,6 +449,8 @@ def _text(expr: Expr) -> str:
         factors = [_atom_text(one) for one, power in monomial for _ in range(power)]
         if abs(coefficient) != 1 or not factors:
             factors.insert(0, str(abs(coefficient)))
+        if len(factors) > 1 or coefficient < 0:
+            factors = [f"({factor})" if "//" in factor or "%" in factor else factor for factor in factors]
         text = "*".join(factors)
         if pieces:
             pieces.append(f"- {text}" if coefficient < 0 else f"+ {text}")
@@ -456,4 +466,7 @@ def _atom_text(one: Atom) -> str:
     if one.kind in {"min", "max"}:
         return f"{one.kind}({', '.join(map(str, one.args))})"
     sign = {"floordiv": "//", "mod": "%"}[one.kind]
-    return f"(({one.args[0]}) {sign} ({one.args[1]}))"
+    left, right = (
+        str(arg) if isinstance(arg, int) or arg.only_symbol is not None else f"({arg})" for arg in one.args
+    )
+    return f"{left}{sign}{right}" if sign == "//" else f"{left} {sign} {right}"

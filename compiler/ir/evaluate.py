@@ -1,0 +1,217 @@
+"""The oracle: evaluates a graph with NumPy, one op after the other. The judge of every other executor.
+
+Each op is computed by the reference in its row, as simply as can be: nothing is fused, planned or
+parallel. Floats narrower than float32 are computed in float32 and rounded after every op; sums of products
+and reductions are kept in float64, so that the oracle's own rounding does not hide that of what it judges.
+Arrays are dropped after their last use.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kernels_hub.compiler.errors import CompilerError, DimError, EvaluateError, NonFiniteError
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.dims import Dim, dim_symbols, substitute
+from kernels_hub.compiler.ir.graph import Graph, Node, Value, bound, unify
+from kernels_hub.compiler.ir.op import Step, TensorType
+from kernels_hub.compiler.ir.report import Report, Row, statistics
+from kernels_hub.compiler.ir.types import Array
+
+
+class Evaluation(Mapping[str, Array]):
+    """Outputs by name, in order; `report` says what each op did, where that was asked for."""
+
+    def __init__(self, outputs: dict[str, Array], report: Report | None) -> None:
+        self._outputs = outputs
+        self.report = report
+
+    def __getitem__(self, name: str) -> Array:
+        return self._outputs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._outputs)
+
+    def __len__(self) -> int:
+        return len(self._outputs)
+
+
+def evaluate(
+    graph: Graph,
+    inputs: Mapping[str, Any] | Sequence[Any] = (),
+    *,
+    bindings: Mapping[str, int] | None = None,
+    weights: Mapping[str, Array] | None = None,
+    debug: bool = False,
+    watch: bool = False,
+) -> Evaluation:
+    """The outputs of a graph.
+
+    inputs: by name or in order; arrays of the declared dtypes. bindings: sizes of symbols that no input's
+    shape tells. weights: arrays for parameters, before those of the graph. debug: time, shape and statistics of
+    every op, in `report`. watch: raises NonFiniteError at the first op that makes a NaN or an infinity of
+    finite operands.
+
+    Raises EvaluateError for inputs that do not fit, or data that an op refuses (naming the value); ShapeError
+    and DimError for sizes that contradict each other.
+    """
+    run = _Run(
+        graph, dict(bindings or {}), dict(weights or {}), Report(graph.name) if debug else None, watch=watch
+    )
+    with np.errstate(all="ignore"):
+        return Evaluation(run(_by_name(graph, inputs)), run.report)
+
+
+def _by_name(graph: Graph, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, Array]:
+    if not isinstance(inputs, Mapping):
+        if len(inputs) != len(graph.inputs):
+            raise EvaluateError(f"graph {graph.name} takes {len(graph.inputs)} inputs, got {len(inputs)}")
+        inputs = dict(zip(graph.inputs, inputs, strict=True))
+    if missing := [name for name in graph.inputs if name not in inputs]:
+        raise EvaluateError(f"graph {graph.name} needs the inputs {', '.join(map(repr, missing))}")
+    if unknown := [name for name in inputs if name not in graph.inputs]:
+        known = ", ".join(map(repr, graph.inputs)) or "none"
+        raise EvaluateError(
+            f"graph {graph.name} has no inputs {', '.join(map(repr, unknown))}; it has {known}"
+        )
+    return {name: np.asarray(inputs[name]) for name in graph.inputs}
+
+
+class _Run:
+    """One evaluation of one graph: sizes known so far, and arrays not yet dropped."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        sizes: dict[str, int],
+        weights: dict[str, Array],
+        report: Report | None,
+        *,
+        watch: bool,
+    ) -> None:
+        self.graph, self.sizes, self.weights, self.report, self.watch = graph, sizes, weights, report, watch
+
+    def __call__(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        graph = self.graph
+        for name, value in graph.inputs.items():
+            self._bind_input(name, value, inputs[name])
+        for name, size in self.sizes.items():
+            if name in graph.symbols:
+                substitute(graph.symbols[name], {name: size})
+        nodes = graph.live()
+        last = _last_uses(nodes)
+        kept = set(graph.outputs.values())
+        arrays: dict[Value, Array] = {}
+        for node in nodes:
+            arrays.update(zip(node.results, self._run(node, arrays, inputs), strict=True))
+            for value in (*node.operands, *node.results):
+                if last.get(value, node) is node and value not in kept:
+                    arrays.pop(value, None)
+        return {name: arrays[value] for name, value in graph.outputs.items()}
+
+    def _bind_input(self, name: str, value: Value, array: Array) -> None:
+        found: dict[str, Dim] = dict(self.sizes)
+        if types.dtype(array.dtype) is not value.dtype:
+            raise EvaluateError(f"input {name!r} is {value.type}, got {array.dtype}{list(array.shape)}")
+        unify(value.shape, array.shape, found, f"input {name!r}")
+        self.sizes.update(found)
+
+    def _run(self, node: Node, arrays: dict[Value, Array], inputs: dict[str, Array]) -> Sequence[Array]:
+        started = time.perf_counter()
+        operands = [arrays[operand] for operand in node.operands]
+        try:
+            results = self._compute(node, operands, inputs)
+        except (CompilerError, ArithmeticError, ValueError, IndexError, MemoryError) as error:
+            origin = f" (from {node.origin})" if node.origin else ""
+            shapes = ", ".join(f"{one.dtype}{list(one.shape)}" for one in operands)
+            message = f"{node!r}{origin} of {shapes or 'no operands'}: {error}"
+            again = type(error) if isinstance(error, (NonFiniteError, MemoryError)) else EvaluateError
+            raise again(message) from error
+        for value, array in zip(node.results, results, strict=True):
+            if self.watch or self.report is not None:
+                self._note(node, value, array, operands, time.perf_counter() - started)
+        return results
+
+    def _compute(self, node: Node, operands: list[Array], inputs: dict[str, Array]) -> Sequence[Array]:
+        if node.op.name == "input":
+            return (inputs[node.attrs["name"]],)
+        if node.op.name == "parameter":
+            return (self._weight(node),)
+        step = self._step(node, operands)
+        answer = node.op.numpy(step)
+        results = answer if node.op.signature is not None else (answer,)
+        if node.op.defines is not None:
+            self._define(node, results)
+            step = self._step(node, operands)
+        for value, array, of in zip(node.results, results, step.results, strict=True):
+            if array.shape != of.shape or array.dtype != of.dtype.numpy:
+                got = f"{array.dtype}{list(array.shape)}"
+                raise EvaluateError(f"%{value.id} came out as {got}, its type is {value.type}: {of}")
+        return [np.asarray(array) for array in results]
+
+    def _step(self, node: Node, operands: list[Array]) -> Step:
+        attrs, of = node.attrs, tuple(value.type for value in node.results)
+        if self.graph.symbols and (symbols := node.symbols()):
+            defined = (
+                set()
+                if node.op.defines is None
+                else {one.name for one in node.attrs[node.op.defines].symbols}
+            )
+            unknown = sorted(
+                one.name for one in symbols if one.name not in self.sizes and one.name not in defined
+            )
+            if unknown:
+                raise DimError(f"the sizes of {', '.join(unknown)} are not known: give bindings")
+            closed = {attr.name for attr in node.op.attrs if attr.kind.name == "region"}
+            attrs = {name: one if name in closed else bound(one, self.sizes) for name, one in attrs.items()}
+            of = tuple(TensorType(one.dtype, bound(one.shape, self.sizes)) for one in of)
+        return Step(operands, attrs, of, self._region)
+
+    def _region(self, region: Graph, operands: Sequence[Array]) -> Sequence[Array]:
+        inner = _Run(region, dict(self.sizes), {}, None, watch=self.watch)
+        return list(inner(dict(zip(region.inputs, operands, strict=True))).values())
+
+    def _define(self, node: Node, results: Sequence[Array]) -> None:
+        (one,) = dim_symbols((node.attrs[node.op.defines or ""],))
+        shape = node.results[0].shape
+        size = int(results[0]) if not shape else results[0].shape[-1]
+        substitute(self.graph.symbols[one.name], {one.name: size})
+        if self.sizes.setdefault(one.name, size) != size:
+            raise DimError(f"{one.name} is {self.sizes[one.name]}, but the data make it {size}")
+
+    def _weight(self, node: Node) -> Array:
+        name, value = node.attrs["name"], node.results[0]
+        array = np.asarray(self.weights[name]) if name in self.weights else self.graph.weight(name)
+        if types.dtype(array.dtype) is not value.dtype:
+            raise EvaluateError(f"parameter {name!r} is {value.type}, got {array.dtype}{list(array.shape)}")
+        found: dict[str, Any] = dict(self.sizes)
+        unify(value.shape, array.shape, found, f"parameter {name!r}")
+        self.sizes.update(found)
+        return array
+
+    def _note(self, node: Node, value: Value, array: Array, operands: list[Array], seconds: float) -> None:
+        stats = statistics(array)
+        bad = stats.nans + stats.infinities
+        if self.report is not None:
+            self.report.add(
+                Row(f"%{value.id}", node.op.name, node.origin, seconds, str(value.dtype), array.shape, stats)
+            )
+        if bad and node.op.name not in {"input", "parameter", "constant"} and _finite(operands):
+            what = f"{stats.nans} NaN and {stats.infinities} infinite of {array.size} elements"
+            if self.report is not None and self.report.first_non_finite is None:
+                self.report.first_non_finite = f"{node!r}: {what}"
+            if self.watch:
+                origin = f" (from {node.origin})" if node.origin else ""
+                raise NonFiniteError(f"{node!r}{origin} makes the first: {what}, from finite operands")
+
+
+def _finite(operands: list[Array]) -> bool:
+    return all(not (stats := statistics(one)).nans and not stats.infinities for one in operands)
+
+
+def _last_uses(nodes: list[Node]) -> dict[Value, Node]:
+    return {operand: node for node in nodes for operand in node.operands}

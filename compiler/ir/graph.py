@@ -1,0 +1,490 @@
+"""Graphs: append-only SSA, hash-consed.
+
+A `Graph` owns `Node`s, each an op applied to values, and each with one `Value` a result (nearly always one).
+Nodes are only ever appended, and only to values that are there already: the order of nodes is topological by
+construction, and nothing that a value is ever changes. An op on the same operands with the same attributes is
+the same node; every op is pure, so that loses nothing. To change a graph is to build another one: see
+`transform.rebuild`.
+
+A graph's signature is its inputs, parameters (weights, by name, whose arrays lie in `weights`) and outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from kernels_hub.compiler.errors import EvaluateError, GraphError, ShapeError
+from kernels_hub.compiler.ir import ops, types
+from kernels_hub.compiler.ir.dims import Dim, Expr, Symbol, atom, dim_symbols, substitute, symbol
+from kernels_hub.compiler.ir.op import Literal, Op, Shape, TensorType, require_equal, show
+from kernels_hub.compiler.ir.operators import Number, Operators, scalar_array
+from kernels_hub.compiler.ir.text import parse_dim
+from kernels_hub.compiler.ir.types import Array, DType
+
+Weight = Array | Callable[[], Array]
+"""A parameter's array, or what loads it when it is needed."""
+
+
+class Value(Operators):
+    """A result of a node. Printed as %<id>; compared by identity."""
+
+    __slots__ = ("id", "node", "place", "type", "users")
+
+    def __init__(self, node: Node, place: int, identifier: int, of: TensorType) -> None:
+        self.node, self.place, self.id, self.type = node, place, identifier, of
+        self.users: list[Node] = []
+        """Nodes that have it as an operand, each once, in order."""
+
+    def __repr__(self) -> str:
+        return f"%{self.id}: {self.type}"
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that it belongs to."""
+        return self.node.graph
+
+    @property
+    def op(self) -> Op:
+        """The row of the op that makes it."""
+        return self.node.op
+
+    @property
+    def op_name(self) -> str:
+        """The name of that op."""
+        return self.node.op.name
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        """What its node is applied to."""
+        return self.node.operands
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """The attributes of its node, all of them, canonical. Not to be changed."""
+        return self.node.attrs
+
+    @property
+    def dtype(self) -> DType:
+        """Of its elements."""
+        return self.type.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """Its dims."""
+        return self.type.shape
+
+    @property
+    def rank(self) -> int:
+        """How many dims it has."""
+        return len(self.type.shape)
+
+    @property
+    def array(self) -> Array | None:
+        """The array of a constant; None of anything else."""
+        return self.node.attrs["value"].array if self.node.op.name == "constant" else None
+
+    @property
+    def scalar(self) -> Any:
+        """The number that every element is known to be, through broadcasts and reshapes; None where it is not."""
+        value: Value = self
+        while value.op_name in {"broadcast", "reshape", "permute"}:
+            value = value.operands[0]
+        return value.array.item() if value.array is not None and value.array.size == 1 else None
+
+
+class Node:
+    """An op applied to values. `origin` says where it came from (an ONNX node, a module), for messages."""
+
+    __slots__ = ("attrs", "graph", "id", "op", "operands", "origin", "results")
+
+    def __init__(
+        self,
+        graph: Graph,
+        identifier: int,
+        op: Op,
+        operands: tuple[Value, ...],
+        attrs: dict[str, Any],
+        origin: str,
+    ) -> None:
+        self.graph, self.id, self.op, self.operands, self.attrs = graph, identifier, op, operands, attrs
+        self.origin = origin
+        self.results: tuple[Value, ...] = ()
+
+    def __repr__(self) -> str:
+        results = ", ".join(f"%{value.id}" for value in self.results)
+        return f"{results} = {self.op.name}({', '.join(f'%{value.id}' for value in self.operands)})"
+
+    def symbols(self) -> frozenset[Symbol]:
+        """Symbols in its attributes and in the types of its results."""
+        return dim_symbols(_dims_in((*self.attrs.values(), *(one.type.shape for one in self.results))))
+
+
+class Graph:
+    """See the module. `graph.input(...)`, methods and operators on values, then `graph.output(name, value)`."""
+
+    def __init__(self, name: str = "graph") -> None:
+        self.name = name
+        self.nodes: list[Node] = []
+        self.values: list[Value] = []
+        self.inputs: dict[str, Value] = {}
+        self.parameters: dict[str, Value] = {}
+        self.outputs: dict[str, Value] = {}
+        self.weights: dict[str, Weight] = {}
+        self.symbols: dict[str, Expr] = {}
+        self.definers: dict[str, Node] = {}
+        """Symbol -> the node that defines it, for sizes that only the data tell."""
+        self.frozen = False
+        self._interned: dict[tuple[Any, ...], Node] = {}
+        self._origin = ""
+        self._random_keys = 0
+        self._used_symbols: set[str] = set()
+
+    def __str__(self) -> str:
+        from kernels_hub.compiler.ir.printer import print_graph
+
+        return print_graph(self)
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}: {len(self.nodes)} nodes>"
+
+    # -- leaves
+
+    def symbol(self, name: str, minimum: int | None = None, maximum: int | None = None) -> Expr:
+        """The symbol of that name, declared with bounds (>= 0 by default) or as it is known already.
+
+        Raises GraphError where it is known with other bounds.
+        """
+        known = self.symbols.get(name)
+        if known is not None and minimum is None and maximum is None:
+            return known
+        return self._declare(symbol(name, minimum or 0, maximum))
+
+    def dims(self, shape: Any) -> Shape:
+        """A shape with texts ("batch", "2*n + 1") made dims of this graph's symbols."""
+        if all(type(dim) is int for dim in shape):
+            return tuple(shape)
+        return tuple(
+            parse_dim(dim, self.symbol)
+            if isinstance(dim, str)
+            else dim
+            if isinstance(dim, Expr)
+            else int(dim)
+            for dim in shape
+        )
+
+    def input(self, name: str, shape: Sequence[Dim | str], dtype: DType | str = types.FLOAT32) -> Value:
+        """A value that each call brings. Raises GraphError if the name is taken."""
+        self._unused(name)
+        self.inputs[name] = value = self.apply("input", name=name, shape=self.dims(shape), dtype=dtype)
+        return value
+
+    def parameter(
+        self,
+        name: str,
+        shape: Sequence[Dim | str],
+        dtype: DType | str = types.FLOAT32,
+        data: Weight | None = None,
+    ) -> Value:
+        """A weight. data: its array (a memory map is not read before it is needed), or what loads it."""
+        self._unused(name)
+        self.parameters[name] = value = self.apply(
+            "parameter", name=name, shape=self.dims(shape), dtype=dtype
+        )
+        if data is not None:
+            self.weights[name] = data
+        return value
+
+    def constant(self, value: Array | Number | Sequence[Any], dtype: DType | str | None = None) -> Value:
+        """A constant. Numbers become float32, int64 or bool unless a dtype is given; arrays keep theirs."""
+        if isinstance(value, (bool, int, float, complex)):
+            default = (
+                types.BOOL if isinstance(value, bool) else types.INT64 if isinstance(value, int) else None
+            )
+            default = default or (types.FLOAT32 if isinstance(value, float) else types.COMPLEX64)
+            value = scalar_array(value, types.dtype(dtype) if dtype is not None else default)
+        array = np.asarray(value)
+        if dtype is not None and types.dtype(array.dtype) is not types.dtype(dtype):
+            array = array.astype(types.dtype(dtype).numpy)
+        return self.apply("constant", value=Literal.of(array))
+
+    def iota(self, size: Dim | str, dtype: DType | str = types.INT64) -> Value:
+        """0, 1, … size - 1."""
+        return self.apply("iota", size=self.dims((size,))[0], dtype=dtype)
+
+    def full(self, shape: Sequence[Dim | str], number: Number, dtype: DType | str = types.FLOAT32) -> Value:
+        """One number everywhere."""
+        return self.constant(number, dtype).broadcast_to(tuple(shape))
+
+    def size(self, dim: Dim | str, dtype: DType | str = types.INT64) -> Value:
+        """A dim as a value: a constant where it is a number."""
+        (dim,) = self.dims((dim,))
+        return (
+            self.constant(dim, dtype) if isinstance(dim, int) else self.apply("size", value=dim, dtype=dtype)
+        )
+
+    def random_key(self, seed: int | None = None) -> Value:
+        """A key for `random_bits`: the seed's, or the first that this graph does not have yet.
+
+        Graphs that are called bring their own keys along, which may be the same: give those seeds.
+        """
+        if seed is not None:
+            return self.constant(np.asarray(seed & (1 << 64) - 1, np.uint64))
+        while True:
+            self._random_keys += 1
+            before = len(self.nodes)
+            key = self.constant(np.asarray(self._random_keys, np.uint64))
+            if len(self.nodes) > before:
+                return key
+
+    def output(self, name: str, value: Value) -> Value:
+        """Name a result of the graph. Raises GraphError if an output has the name."""
+        self._owned(value, f"output {name!r}")
+        if name in self.outputs:
+            raise GraphError(f"graph {self.name} has an output {name!r} already: {self.outputs[name]}")
+        self.outputs[name] = value
+        return value
+
+    # -- nodes
+
+    def apply(self, op: str | Op, *operands: Value, **attrs: Any) -> Value:
+        """The only result of an op. Raises as `add` does."""
+        (result,) = self.add(op, operands, attrs).results
+        return result
+
+    def add(self, op: str | Op, operands: Sequence[Value], attrs: Mapping[str, Any]) -> Node:
+        """The node of an op on operands: a new one, or the one that is there.
+
+        Raises TypeRuleError or ShapeError where the op's rules refuse, GraphError for values of another graph.
+        """
+        row = op if isinstance(op, Op) else ops.op(op)
+        return self._add(row, tuple(operands), row.normalise(attrs))
+
+    def _add(self, row: Op, operands: tuple[Value, ...], attrs: dict[str, Any]) -> Node:
+        key = (row.name, *operands, *attrs.values())
+        found = self._interned.get(key)
+        if found is not None:
+            return found
+        if self.frozen:
+            raise GraphError(f"graph {self.name} is a region of another by now and takes no further nodes")
+        for place, operand in enumerate(operands):
+            self._owned(operand, f"operand {place} of {row.name}")
+        results = row.infer([operand.type for operand in operands], attrs)
+        node = Node(self, len(self.nodes), row, operands, attrs, self._origin)
+        if row.defines is not None:
+            self._define(attrs[row.defines], node)
+        symbols = dim_symbols(_dims_in((*attrs.values(), *(result.shape for result in results))))
+        for one in sorted(symbols):
+            self._declare(atom(one))
+            self._used_symbols.add(one.name)
+        first = len(self.values)
+        node.results = tuple(Value(node, place, first + place, one) for place, one in enumerate(results))
+        self.values.extend(node.results)
+        self.nodes.append(node)
+        self._interned[key] = node
+        for operand in dict.fromkeys(operands):
+            operand.users.append(node)
+        return node
+
+    @contextmanager
+    def origin(self, text: str) -> Iterator[None]:
+        """Nodes built inside say that they come from there."""
+        before, self._origin = self._origin, text
+        try:
+            yield
+        finally:
+            self._origin = before
+
+    def call(self, callee: Graph, *args: Value) -> tuple[Value, ...]:
+        """The outputs of another graph on these arguments: its nodes are written out here.
+
+        Symbols of its inputs take the dims of the arguments. Parameters of the same name are the same parameter.
+        """
+        if len(args) != len(callee.inputs):
+            raise GraphError(f"graph {callee.name} takes {len(callee.inputs)} inputs, got {len(args)}")
+        bindings: dict[str, Dim] = {}
+        for (name, declared), given in zip(callee.inputs.items(), args, strict=True):
+            self._owned(given, f"argument {name!r} of {callee.name}")
+            if declared.dtype is not given.dtype or declared.rank != given.rank:
+                raise ShapeError(f"input {name!r} of {callee.name} is {declared.type}, got {given.type}")
+            unify(declared.shape, given.shape, bindings, f"input {name!r} of {callee.name}")
+        mapped: dict[Value, Value] = dict(zip(callee.inputs.values(), args, strict=True))
+        for node in callee.live():
+            if node.op.name != "input":
+                copies = self.copy(node, tuple(mapped[operand] for operand in node.operands), bindings)
+                mapped.update(zip(node.results, copies.results, strict=True))
+        return tuple(mapped[value] for value in callee.outputs.values())
+
+    def copy(
+        self, node: Node, operands: tuple[Value, ...], bindings: Mapping[str, Dim] | None = None
+    ) -> Node:
+        """A node of any graph appended to this one, on operands of this one, symbols replaced by `bindings`."""
+        attrs = node.attrs
+        if bindings and attrs:
+            attrs = node.op.normalise({name: bound(value, bindings) for name, value in attrs.items()})
+        before, self._origin = self._origin, node.origin or self._origin
+        try:
+            result = self._add(node.op, operands, attrs)
+        finally:
+            self._origin = before
+        if node.op.name == "parameter":
+            name = attrs["name"]
+            known = self.parameters.setdefault(name, result.results[0])
+            if known is not result.results[0]:
+                raise GraphError(f"parameter {name!r} is {known.type} here, and {node.results[0].type} there")
+            if name in node.graph.weights:
+                mine = self.weights.setdefault(name, node.graph.weights[name])
+                if mine is not node.graph.weights[name]:
+                    raise GraphError(
+                        f"parameter {name!r} has one array here and another there; rename one of them"
+                    )
+        elif node.op.name == "input":
+            self.inputs[attrs["name"]] = result.results[0]
+        return result
+
+    # -- queries
+
+    def live(self) -> list[Node]:
+        """Nodes that the outputs need, in order; inputs always. A node needs what defines its symbols."""
+        needed = [False] * len(self.nodes)
+        for value in (*self.outputs.values(), *self.inputs.values()):
+            needed[value.node.id] = True
+        for node in reversed(self.nodes):
+            if needed[node.id]:
+                for operand in node.operands:
+                    needed[operand.node.id] = True
+                if self.definers:
+                    for one in node.symbols():
+                        if (definer := self.definers.get(one.name)) is not None:
+                            needed[definer.id] = True
+        return [node for node in self.nodes if needed[node.id]]
+
+    def is_output(self, value: Value) -> bool:
+        """Whether an output is this value."""
+        return any(one is value for one in self.outputs.values())
+
+    def uses(self, value: Value) -> int:
+        """How often a value is an operand or an output, counting each place."""
+        places = sum(operand is value for node in value.users for operand in node.operands)
+        return places + sum(one is value for one in self.outputs.values())
+
+    def signature(self) -> tuple[tuple[TensorType, ...], tuple[TensorType, ...]]:
+        """Types of inputs and of outputs."""
+        return (
+            tuple(value.type for value in self.inputs.values()),
+            tuple(value.type for value in self.outputs.values()),
+        )
+
+    def freeze(self) -> None:
+        """Refuse new nodes from now on: the graph is a region, and compared by identity."""
+        if self.parameters:
+            raise GraphError(
+                f"graph {self.name} has parameters ({', '.join(self.parameters)}); a region gets them as inputs"
+            )
+        self.frozen = True
+
+    def weight(self, name: str) -> Array:
+        """A parameter's array, loaded now. Raises EvaluateError if there is none, or of another type."""
+        value = self.parameters.get(name)
+        if value is None or name not in self.weights:
+            raise EvaluateError(f"graph {self.name} has no array for the parameter {name!r}")
+        data = self.weights[name]
+        array = np.asarray(data() if callable(data) else data)
+        if types.dtype(array.dtype) is not value.dtype or array.ndim != value.rank:
+            raise EvaluateError(
+                f"parameter {name!r} is {value.type}, its array {array.dtype}{list(array.shape)}"
+            )
+        unify(value.shape, array.shape, {}, f"parameter {name!r}")
+        return array
+
+    def dummy_inputs(self, seed: int = 0, bindings: Mapping[str, int] | None = None) -> dict[str, Array]:
+        """Seeded inputs: see `dummy.dummy_inputs`."""
+        from kernels_hub.compiler.ir.dummy import dummy_inputs
+
+        return dummy_inputs(self, seed, bindings)
+
+    # -- checks
+
+    def _owned(self, value: Value, what: str) -> None:
+        if not isinstance(value, Value):
+            raise GraphError(f"{what} is {value!r}, no value of a graph")
+        if value.node.graph is not self:
+            raise GraphError(
+                f"{what} is {value} of graph {value.node.graph.name}, not of {self.name}; Graph.call brings a graph in"
+            )
+
+    def _unused(self, name: str) -> None:
+        for kind, table in (("input", self.inputs), ("parameter", self.parameters)):
+            if name in table:
+                raise GraphError(f"graph {self.name} has an {kind} {name!r} already: {table[name]}")
+
+    def _declare(self, one: Expr) -> Expr:
+        new = one.only_symbol
+        assert new is not None
+        known = self.symbols.setdefault(new.name, one)
+        if known is not one and known != one:
+            raise GraphError(f"the symbol {known.only_symbol!r} of graph {self.name} is elsewhere {new!r}")
+        return known
+
+    def _define(self, one: Expr, node: Node) -> None:
+        (name,) = (found.name for found in one.symbols)
+        if name in self._used_symbols:
+            raise GraphError(f"{node.op.name} defines {name!r}, which graph {self.name} uses before")
+        self.definers[name] = node
+
+
+def unify(declared: Shape, given: Shape, bindings: dict[str, Dim], what: str) -> None:
+    """Bind the symbols of a declared shape to the dims given. Raises ShapeError where they contradict.
+
+    A dim that is a symbol, or linear in one unbound symbol, binds it; all others are checked at the end.
+    """
+    if len(declared) != len(given):
+        raise ShapeError(f"{what} is {show(declared)}, got {show(given)}: another rank")
+    for axis, (dim, size) in enumerate(zip(declared, given, strict=True)):
+        _solve(substitute(dim, bindings), size, bindings)
+        require_equal(
+            substitute(dim, bindings),
+            size,
+            f"dim {axis} of {what} {show(declared)}",
+            f"dim {axis} given {show(given)}",
+        )
+
+
+def _solve(dim: Dim, size: Dim, bindings: dict[str, Dim]) -> None:
+    if isinstance(dim, int) or len(dim.symbols) != 1:
+        return
+    (one,) = dim.symbols
+    rest = dim - dim.constant
+    factor = rest.terms[0][1]
+    if one.name not in bindings and rest == factor * atom(one) and size is not dim:
+        solved = size - dim.constant
+        if isinstance(solved, int):
+            if solved % factor == 0 and solved // factor >= one.min:
+                substitute(dim, {one.name: solved // factor})
+                bindings[one.name] = solved // factor
+        elif factor == 1:
+            bindings[one.name] = solved
+
+
+def bound(value: Any, bindings: Mapping[str, Dim]) -> Any:
+    """An attribute with symbols replaced."""
+    if isinstance(value, Expr):
+        return substitute(value, bindings)
+    if isinstance(value, tuple):
+        return tuple(bound(item, bindings) for item in value)
+    if isinstance(value, Graph):
+        from kernels_hub.compiler.ir.transform import bind
+
+        return bind(value, bindings)
+    return value
+
+
+def _dims_in(values: Any) -> Iterator[Expr]:
+    for value in values:
+        if isinstance(value, Expr):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _dims_in(value)

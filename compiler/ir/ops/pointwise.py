@@ -1,0 +1,264 @@
+"""Pointwise ops: element i of the result is a function of element i of each operand.
+
+Operands have one shape and one dtype (but for `select`): broadcasts and casts are ops of their own.
+The reference computes floats narrower than float32 in float32 and rounds once. Integers wrap around;
+integer division by zero gives 0. `maximum` and `minimum` hand NaN on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kernels_hub.compiler.errors import TypeRuleError
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.op import (
+    Attrs,
+    Op,
+    Operands,
+    Spelling,
+    Step,
+    Trait,
+    gives,
+    same,
+    same_shape,
+)  # fmt: skip
+from kernels_hub.compiler.ir.ops.conversion import widened
+from kernels_hub.compiler.ir.types import INTEGERS, NUMBERS, REALS, Array, DType
+
+
+def pointwise(
+    name: str, doc: str, function: Callable[..., Any], kinds: tuple[str, ...], *, arity: int = 1,
+    to: DType | None = None, traits: Trait = Trait.NONE, identity: Callable[[DType], Any] | None = None,
+    triton: Spelling = None, cpp: Spelling = None, source: str = "",
+) -> Op:  # fmt: skip
+    """A row for a pointwise op on operands of one dtype; `to` is the result's dtype where it is another.
+
+    function: from NumPy arrays (in the dtype that is computed in) to an array.
+    """
+
+    def reference(step: Step) -> Array:
+        return np.asarray(function(*map(widened, step.operands))).astype(step.dtype, copy=False)
+
+    return Op(
+        name, doc, arity, reference, gives(to, *kinds) if to else same(*kinds), same_shape,
+        traits=Trait.POINTWISE | traits, identity=identity, triton=triton, cpp=cpp, source=source,
+    )  # fmt: skip
+
+
+def elementwise(function: Callable[[float], float]) -> Callable[[Array], Array]:
+    """A function of one Python float as one of arrays: slow, and good to float64."""
+    ufunc = np.frompyfunc(function, 1, 1)
+    return lambda x: np.asarray(ufunc(x.astype(np.float64))).astype(np.float64)
+
+
+def _sigmoid(x: Array) -> Any:
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1, small) / (1 + small)
+
+
+def _divide(a: Array, b: Array) -> Any:
+    return np.floor_divide(a - np.fmod(a, b), b) if a.dtype.kind in "iu" else np.true_divide(a, b)
+
+
+def _power(a: Array, b: Array) -> Any:
+    if a.dtype.kind != "i":
+        return np.power(a, b)
+    fraction = np.where(a == 1, 1, np.where(a == -1, np.where(b % 2 == 0, 1, -1), 0))
+    return np.where(b < 0, fraction, np.power(a, np.maximum(b, 0)))
+
+
+def _shift(function: Callable[..., Any]) -> Callable[[Array, Array], Any]:
+    """Shifts by the width or more give 0 (-1 for negative numbers to the right)."""
+
+    def shift(a: Array, b: Array) -> Any:
+        width = a.dtype.itemsize * 8
+        if function is np.right_shift:
+            return (
+                function(a, np.minimum(b, width - 1))
+                if a.dtype.kind == "i"
+                else np.where(b < width, function(a, b), 0)
+            )
+        return np.where(b < width, function(a, b), 0)
+
+    return shift
+
+
+def _function(
+    name: str, doc: str, function: Callable[..., Any], *, triton: str | None = None, cpp: str | None = None,
+    kinds: tuple[str, ...] = ("float", "complex"),
+) -> Op:  # fmt: skip
+    """A function of one float, spelled as in C's math library (libdevice has the same names)."""
+    return pointwise(
+        name, doc, function, kinds, triton=triton or f"libdevice.{name}({{0}})", cpp=cpp or f"std::{name}({{0}})",
+        source=f"numpy.{getattr(function, '__name__', name)}",
+    )  # fmt: skip
+
+
+FUNCTIONS = (
+    _function("exp", "e to the x", np.exp, triton="tl.exp({0})"),
+    _function("exp2", "2 to the x", np.exp2, triton="tl.exp2({0})", kinds=("float",)),
+    _function("expm1", "exp(x) - 1, precise near 0", np.expm1),
+    _function("log", "natural logarithm", np.log, triton="tl.log({0})"),
+    _function("log2", "logarithm to base 2", np.log2, triton="tl.log2({0})", kinds=("float",)),
+    _function("log1p", "log(1 + x), precise near 0", np.log1p),
+    _function("sqrt", "square root", np.sqrt, triton="tl.sqrt_rn({0})"),
+    _function("rsqrt", "1 / sqrt(x)", lambda x: 1 / np.sqrt(x), triton="tl.rsqrt({0})", cpp="1 / std::sqrt({0})"),
+    _function("sin", "sine", np.sin, triton="tl.sin({0})"),
+    _function("cos", "cosine", np.cos, triton="tl.cos({0})"),
+    _function("tan", "tangent", np.tan),
+    _function("asin", "arcsine", np.arcsin),
+    _function("acos", "arccosine", np.arccos),
+    _function("atan", "arctangent", np.arctan),
+    _function("sinh", "hyperbolic sine", np.sinh),
+    _function("cosh", "hyperbolic cosine", np.cosh),
+    _function("tanh", "hyperbolic tangent", np.tanh),
+    _function("asinh", "inverse of sinh", np.arcsinh),
+    _function("acosh", "inverse of cosh", np.arccosh),
+    _function("atanh", "inverse of tanh", np.arctanh),
+    _function("erf", "error function, 2/sqrt(pi) * integral of exp(-t*t) over 0..x", elementwise(math.erf),
+              triton="tl.erf({0})", kinds=("float",)),
+    _function("sigmoid", "1 / (1 + exp(-x))", _sigmoid, triton="tl.sigmoid({0})", cpp="1 / (1 + std::exp(-{0}))",
+              kinds=("float",)),
+    _function("floor", "down to a whole number", np.floor, triton="tl.floor({0})", kinds=("float",)),
+    _function("ceil", "up to a whole number", np.ceil, triton="tl.ceil({0})", kinds=("float",)),
+    _function("trunc", "towards zero to a whole number", np.trunc, kinds=("float",)),
+    _function("round", "to the nearest whole number, halves to even", np.rint, triton="libdevice.rint({0})",
+              cpp="std::nearbyint({0})", kinds=("float",)),
+)  # fmt: skip
+
+ARITHMETIC = (
+    pointwise("neg", "-x", np.negative, NUMBERS, triton="-{0}", cpp="-{0}", source="numpy.negative"),
+    pointwise("abs", "|x|", np.abs, REALS, triton="tl.abs({0})",
+              cpp={"float": "std::fabs({0})", "int": "({0} < 0 ? -{0} : {0})", "uint": "{0}"}, source="numpy.absolute"),
+    pointwise("sign", "-1, 0 or 1; NaN of NaN", np.sign, REALS,
+              triton="tl.where({0} == {0}, ({0} > 0).to({dtype}) - ({0} < 0).to({dtype}), {0})",
+              cpp="({0} == {0} ? static_cast<{dtype}>(({0} > 0) - ({0} < 0)) : {0})", source="numpy.sign"),
+    pointwise("add", "a + b", np.add, NUMBERS, arity=2, traits=Trait.COMMUTATIVE | Trait.ASSOCIATIVE,
+              identity=lambda row: -0.0 if row.is_float else 0, triton="{0} + {1}", cpp="{0} + {1}",
+              source="numpy.add"),
+    pointwise("sub", "a - b", np.subtract, NUMBERS, arity=2, identity=lambda _: 0,
+              triton="{0} - {1}", cpp="{0} - {1}", source="numpy.subtract"),
+    pointwise("mul", "a * b", np.multiply, NUMBERS, arity=2, traits=Trait.COMMUTATIVE | Trait.ASSOCIATIVE,
+              identity=lambda _: 1, triton="{0} * {1}", cpp="{0} * {1}", source="numpy.multiply"),
+    pointwise("div", "a / b; integers towards zero", _divide, NUMBERS, arity=2, identity=lambda _: 1,
+              triton={"float": "{0} / {1}", "int": "{0} // {1}", "uint": "{0} // {1}"}, cpp="{0} / {1}",
+              source="ONNX Div; C"),
+    pointwise("floordiv", "a / b, rounded down", np.floor_divide, REALS, arity=2,
+              triton={"float": "tl.floor({0} / {1})", "uint": "{0} // {1}",
+                      "int": "({0} // {1}) - ((({0} % {1}) != 0) & (({0} < 0) != ({1} < 0))).to({dtype})"},
+              cpp={"float": "std::floor({0} / {1})", "uint": "{0} / {1}",
+                   "int": "({0} / {1} - (({0} % {1} != 0) && (({0} < 0) != ({1} < 0))))"},
+              source="numpy.floor_divide; torch.floor_divide"),
+    pointwise("mod", "a - floor(a / b) * b, of the sign of b", np.remainder, REALS, arity=2,
+              triton={"float": "{0} - tl.floor({0} / {1}) * {1}", "uint": "{0} % {1}",
+                      "int": "((({0} % {1}) + {1}) % {1})"},
+              cpp={"float": "({0} - std::floor({0} / {1}) * {1})", "uint": "{0} % {1}",
+                   "int": "((({0} % {1}) + {1}) % {1})"},
+              source="numpy.remainder; torch.remainder; ONNX Mod"),
+    pointwise("fmod", "a - trunc(a / b) * b, of the sign of a", np.fmod, REALS, arity=2,
+              triton={"float": "libdevice.fmod({0}, {1})", "int": "{0} % {1}", "uint": "{0} % {1}"},
+              cpp={"float": "std::fmod({0}, {1})", "int": "{0} % {1}", "uint": "{0} % {1}"},
+              source="numpy.fmod; C; ONNX Mod fmod=1"),
+    pointwise("pow", "a to the b; integers to a negative power towards zero", _power, NUMBERS, arity=2,
+              identity=lambda _: 1, triton={"float": "libdevice.pow({0}, {1})"},
+              cpp="static_cast<{dtype}>(std::pow({0}, {1}))", source="numpy.power; ONNX Pow"),
+    pointwise("maximum", "the greater; NaN if either is", np.maximum, REALS, arity=2,
+              traits=Trait.COMMUTATIVE | Trait.ASSOCIATIVE,
+              identity=lambda dtype: -math.inf if dtype.is_float else dtype.limits[0],
+              triton={"float": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+                      "int": "tl.maximum({0}, {1})", "uint": "tl.maximum({0}, {1})"},
+              cpp={"float": "({0} != {0} || {0} > {1} ? {0} : {1})", "int": "std::max({0}, {1})",
+                   "uint": "std::max({0}, {1})"},
+              source="numpy.maximum; torch.maximum"),
+    pointwise("minimum", "the lesser; NaN if either is", np.minimum, REALS, arity=2,
+              traits=Trait.COMMUTATIVE | Trait.ASSOCIATIVE,
+              identity=lambda dtype: math.inf if dtype.is_float else dtype.limits[1],
+              triton={"float": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+                      "int": "tl.minimum({0}, {1})", "uint": "tl.minimum({0}, {1})"},
+              cpp={"float": "({0} != {0} || {0} < {1} ? {0} : {1})", "int": "std::min({0}, {1})",
+                   "uint": "std::min({0}, {1})"},
+              source="numpy.minimum; torch.minimum"),
+    pointwise("atan2", "the angle of the point (b, a)", np.arctan2, ("float",), arity=2,
+              triton="libdevice.atan2({0}, {1})", cpp="std::atan2({0}, {1})", source="numpy.arctan2"),
+)  # fmt: skip
+
+_ORDERED = ("bool", *REALS)
+_ANY = (*_ORDERED, "complex")
+
+PREDICATES = (
+    pointwise("eq", "a == b; NaN equals nothing", np.equal, _ANY, arity=2, to=types.BOOL,
+              traits=Trait.COMMUTATIVE, triton="{0} == {1}", cpp="{0} == {1}", source="numpy.equal"),
+    pointwise("ne", "a != b", np.not_equal, _ANY, arity=2, to=types.BOOL, traits=Trait.COMMUTATIVE,
+              triton="{0} != {1}", cpp="{0} != {1}", source="numpy.not_equal"),
+    pointwise("lt", "a < b (a > b is b < a)", np.less, _ORDERED, arity=2, to=types.BOOL,
+              triton="{0} < {1}", cpp="{0} < {1}", source="numpy.less"),
+    pointwise("le", "a <= b (a >= b is b <= a)", np.less_equal, _ORDERED, arity=2, to=types.BOOL,
+              triton="{0} <= {1}", cpp="{0} <= {1}", source="numpy.less_equal"),
+    pointwise("isnan", "whether it is NaN", np.isnan, ("float", "complex"), to=types.BOOL,
+              triton="{0} != {0}", cpp="{0} != {0}", source="numpy.isnan"),
+    pointwise("isinf", "whether it is an infinity", np.isinf, ("float", "complex"), to=types.BOOL,
+              triton='tl.abs({0}) == float("inf")', cpp="std::isinf({0})", source="numpy.isinf"),
+)  # fmt: skip
+
+_BITS = ("bool", *INTEGERS)
+_ALL_ONES: dict[str, Callable[[DType], Any]] = {
+    "bool": lambda _: True,
+    "uint": lambda row: row.limits[1],
+    "int": lambda _: -1,
+}
+
+BITS = (
+    pointwise("bitnot", "each bit flipped; not, of bool", np.invert, _BITS, triton="~{0}",
+              cpp={"bool": "!{0}", "int": "~{0}", "uint": "~{0}"}, source="numpy.invert"),
+    pointwise("bitand", "both; and, of bool", np.bitwise_and, _BITS, arity=2,
+              traits=Trait.COMMUTATIVE | Trait.ASSOCIATIVE, identity=lambda row: _ALL_ONES[row.kind](row),
+              triton="{0} & {1}", cpp="{0} & {1}", source="numpy.bitwise_and"),
+    pointwise("bitor", "either; or, of bool", np.bitwise_or, _BITS, arity=2,
+              traits=Trait.COMMUTATIVE | Trait.ASSOCIATIVE, identity=lambda _: 0,
+              triton="{0} | {1}", cpp="{0} | {1}", source="numpy.bitwise_or"),
+    pointwise("bitxor", "one of both; exclusive or, of bool", np.bitwise_xor, _BITS, arity=2,
+              traits=Trait.COMMUTATIVE | Trait.ASSOCIATIVE, identity=lambda _: 0,
+              triton="{0} ^ {1}", cpp="{0} ^ {1}", source="numpy.bitwise_xor"),
+    pointwise("shl", "a * 2**b; 0 when b is the width or more", _shift(np.left_shift), INTEGERS, arity=2,
+              triton="{0} << {1}", cpp="{0} << {1}", source="numpy.left_shift"),
+    pointwise("shr", "a / 2**b rounded down, the sign kept", _shift(np.right_shift), INTEGERS, arity=2,
+              triton="{0} >> {1}", cpp="{0} >> {1}", source="numpy.right_shift"),
+)  # fmt: skip
+
+
+def _chosen(operands: Operands, attrs: Attrs) -> DType:
+    if operands[0].dtype is not types.BOOL:
+        raise TypeRuleError(f"the condition is bool, not {operands[0].dtype}")
+    return same()(operands[1:], attrs)
+
+
+def _part(operands: Operands, _: Attrs) -> DType:
+    if not operands[0].dtype.is_complex:
+        raise TypeRuleError(f"takes complex, not {operands[0].dtype}")
+    return types.FLOAT32 if operands[0].dtype is types.COMPLEX64 else types.FLOAT64
+
+
+def _whole(operands: Operands, attrs: Attrs) -> DType:
+    part = same("float")(operands, attrs)
+    if part not in {types.FLOAT32, types.FLOAT64}:
+        raise TypeRuleError(f"complex numbers have float32 or float64 parts, not {part}")
+    return types.COMPLEX64 if part is types.FLOAT32 else types.COMPLEX128
+
+
+OTHERS = (
+    Op("select", "a where the condition holds, else b", 3, lambda step: np.where(*step.operands), _chosen,
+       same_shape, traits=Trait.POINTWISE, triton="tl.where({0}, {1}, {2})", cpp="({0} ? {1} : {2})",
+       source="numpy.where"),
+    Op("complex", "a + b*i", 2, lambda step: (step.operands[0] + 1j * step.operands[1]).astype(step.dtype), _whole,
+       same_shape, traits=Trait.POINTWISE, cpp="{dtype}({0}, {1})", source="torch.complex"),
+    Op("real", "the real part", 1, lambda step: step.operands[0].real.copy(), _part, same_shape,
+       traits=Trait.POINTWISE, cpp="({0}).real()", source="numpy.real"),
+    Op("imag", "the imaginary part", 1, lambda step: step.operands[0].imag.copy(), _part, same_shape,
+       traits=Trait.POINTWISE, cpp="({0}).imag()", source="numpy.imag"),
+)  # fmt: skip
+
+ROWS = (*FUNCTIONS, *ARITHMETIC, *PREDICATES, *BITS, *OTHERS)
