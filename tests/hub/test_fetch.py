@@ -363,6 +363,10 @@ def test_kernelize_with_a_layer_from_the_hub(place: Place) -> None:
 # -- a Hub in trouble -------------------------------------------------------------------------------
 
 
+CUT = -1
+"""Instead of a status: begin to answer, and go away in the middle."""
+
+
 class Proxy:
     """Answers the first requests itself, then passes them on."""
 
@@ -380,6 +384,17 @@ class Proxy:
                 trouble = answer(next(count), self.path)
                 if trouble is not None:
                     status, headers = trouble
+                    if status == CUT:
+                        self.send_response(200)
+                        for name, value in headers.items():
+                            self.send_header(name, value)
+                        self.send_header("Content-Length", "100000")
+                        self.end_headers()
+                        if self.command != "HEAD":
+                            self.wfile.write(b"half of it")
+                            self.wfile.flush()
+                        self.close_connection = True
+                        return
                     self.send_response(status)
                     for name, value in {**headers, "Content-Length": "0"}.items():
                         self.send_header(name, value)
@@ -438,5 +453,27 @@ def test_network_trouble_is_no_lack_of_trust(place: Place) -> None:
         with pytest.raises(HubError, match="trusted publisher") as caught:
             get_kernel(place.repo(), version=1)
         assert not isinstance(caught.value, TrustError)
+    finally:
+        proxy.close()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_hub_that_dies_in_the_middle_of_a_download(place: Place) -> None:
+    commit = place.release("1.0.0", "whole", files={"large.py": "# " + "x" * 5000 + "\n"})
+    headers = {"ETag": '"' + "a" * 40 + '"', "X-Repo-Commit": commit}
+    dying = {"now": True}
+
+    def answer(number: int, path: str) -> tuple[int, dict[str, str]] | None:
+        return (CUT, headers) if dying["now"] and path.endswith("large.py") else None
+
+    proxy = Proxy(place.hub.endpoint, answer)
+    try:
+        place.at(proxy.endpoint)
+        with pytest.raises((HubError, IntegrityError)):
+            place.get(version=1)
+        snapshots = place.cache / f"kernels--{place.organisation}--small" / "snapshots"
+        assert list(snapshots.rglob("large.py")) == []
+        dying["now"] = False
+        assert place.get(version=1).VALUE == "whole"
     finally:
         proxy.close()
