@@ -22,6 +22,7 @@ from kernels_hub.compiler.ir import ops, types
 from kernels_hub.compiler.ir.dims import Dim, Expr, Symbol, atom, dim_symbols, substitute, symbol
 from kernels_hub.compiler.ir.op import Literal, Op, Shape, TensorType, require_equal, show
 from kernels_hub.compiler.ir.operators import Number, Operators, scalar_array
+from kernels_hub.compiler.ir.ops.conversion import convert
 from kernels_hub.compiler.ir.text import parse_dim
 from kernels_hub.compiler.ir.types import Array, DType
 
@@ -199,16 +200,17 @@ class Graph:
         return value
 
     def constant(self, value: Array | Number | Sequence[Any], dtype: DType | str | None = None) -> Value:
-        """A constant. Numbers become float32, int64 or bool unless a dtype is given; arrays keep theirs."""
-        if isinstance(value, (bool, int, float, complex)):
-            default = (
-                types.BOOL if isinstance(value, bool) else types.INT64 if isinstance(value, int) else None
-            )
-            default = default or (types.FLOAT32 if isinstance(value, float) else types.COMPLEX64)
-            value = scalar_array(value, types.dtype(dtype) if dtype is not None else default)
-        array = np.asarray(value)
+        """A constant. Python's numbers become float32, int64 or bool unless a dtype is given; arrays keep theirs."""
+        if isinstance(value, (np.ndarray, np.generic)):
+            array = np.asarray(value)
+        elif isinstance(value, (bool, int, float, complex)):
+            array = scalar_array(value, types.dtype(dtype) if dtype is not None else types.of_python(value))
+        else:
+            array = np.asarray(value)
+            if array.dtype.kind in "fc":
+                array = array.astype(types.of_python(array.flat[0].item() if array.size else 0.0).numpy)
         if dtype is not None and types.dtype(array.dtype) is not types.dtype(dtype):
-            array = array.astype(types.dtype(dtype).numpy)
+            array = convert(array, types.dtype(dtype))
         return self.apply("constant", value=Literal.of(array))
 
     def iota(self, size: Dim | str, dtype: DType | str = types.INT64) -> Value:

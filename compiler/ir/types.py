@@ -154,6 +154,15 @@ def dtype(spec: DType | str | np.dtype[Any] | type) -> DType:
         raise TypeRuleError(f"no dtype is called {name!r}; there are {', '.join(DTYPES)}") from None
 
 
+def of_python(number: complex) -> DType:
+    """What a Python number becomes where nothing else is said: bool, int64, float32 or complex64."""
+    if isinstance(number, bool):
+        return BOOL
+    if isinstance(number, int):
+        return INT64
+    return FLOAT32 if isinstance(number, float) else COMPLEX64
+
+
 def promote(a: DType, b: DType) -> DType:
     """The narrowest dtype of the wider kind that holds the range of both; never applied by itself.
 

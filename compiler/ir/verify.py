@@ -85,9 +85,10 @@ def _check_rules(node: Node) -> None:
 
 def _check_symbols(graph: Graph, node: Node) -> None:
     for one in node.symbols():
-        known = graph.symbols.get(one.name)
-        if known is None or known.only_symbol != one:
-            raise _broken(node, f"the symbol {one!r} is declared as {known and known.only_symbol!r}")
+        declared = graph.symbols.get(one.name)
+        known = None if declared is None else declared.only_symbol
+        if known != one:
+            raise _broken(node, f"the symbol {one!r} is declared as {known!r}")
         definer = graph.definers.get(one.name)
         if definer is not None and definer.id > node.id:
             raise _broken(node, f"the symbol {one!r} is defined later, by {definer!r}")
