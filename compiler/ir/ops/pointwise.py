@@ -105,7 +105,7 @@ FUNCTIONS = (
     _function("log", "natural logarithm", np.log, triton="tl.log({0})"),
     _function("log2", "logarithm to base 2", np.log2, triton="tl.log2({0})", kinds=("float",)),
     _function("log1p", "log(1 + x), precise near 0", np.log1p),
-    _function("sqrt", "square root", np.sqrt, triton="tl.sqrt_rn({0})"),
+    _function("sqrt", "square root", np.sqrt, triton="libdevice.sqrt({0})"),
     _function("rsqrt", "1 / sqrt(x)", lambda x: 1 / np.sqrt(x), triton="tl.rsqrt({0})", cpp="1 / std::sqrt({0})"),
     _function("sin", "sine", np.sin, triton="tl.sin({0})"),
     _function("cos", "cosine", np.cos, triton="tl.cos({0})"),
