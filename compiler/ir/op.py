@@ -82,10 +82,10 @@ class Literal:
 
     @classmethod
     def of(cls, array: Array) -> Literal:
-        """Takes a private, read-only, row-major copy (no copy of an array that is all of that already)."""
+        """Takes a private, read-only, row-major copy (no copy of what nobody can write to, as a mapped file)."""
         array = np.asarray(array)
         types.dtype(array.dtype)  # refuses strings and objects
-        if array.flags.writeable or not array.flags.c_contiguous or not array.dtype.isnative:
+        if _writeable(array) or not array.flags.c_contiguous or not array.dtype.isnative:
             array = np.array(array, array.dtype.newbyteorder("="), order="C", copy=True)
             array.flags.writeable = False
         header = f"{array.dtype.name}{array.shape}".encode()
@@ -99,6 +99,16 @@ class Literal:
 
     def __hash__(self) -> int:
         return hash(self.digest)
+
+
+def _writeable(array: Array) -> bool:
+    """Whether an array, or one that it is a view of, can be written to."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        if owner.flags.writeable:
+            return True
+        owner = owner.base
+    return False
 
 
 @dataclass(frozen=True, eq=False)

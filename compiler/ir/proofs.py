@@ -67,7 +67,8 @@ def _never_negative(dim: Dim, depth: int) -> bool:
         return True
     if high is not None and high < 0:
         return False
-    return depth > 0 and any(_by_cases(dim, one, c, depth - 1) for one, c in _linear_opaques(dim))
+    found = _linear_opaque(dim)
+    return depth > 0 and found is not None and _by_cases(dim, *found, depth - 1)
 
 
 def _from_zero(dim: Expr) -> Dim:
@@ -95,14 +96,20 @@ def _by_cases(dim: Expr, one: Opaque, coefficient: int, depth: int) -> bool:
     return _never_negative(b * rest + coefficient * end, depth)
 
 
-def _linear_opaques(dim: Expr) -> list[tuple[Opaque, int]]:
-    """Opaque terms that occur once, alone in their monomial, with their coefficients."""
-    found = []
+def _linear_opaque(dim: Expr) -> tuple[Opaque, int] | None:
+    """An opaque term that stands alone in one monomial and in no other, with its coefficient.
+
+    Minima and maxima come first: to replace them loses nothing. One at a time, so that a proof takes time
+    exponential in `_DEPTH` at worst, and not in the number of terms.
+    """
+    found = None
+    occurrences = [one for monomial, _ in dim.terms for one, _ in monomial if isinstance(one, Opaque)]
     for monomial, coefficient in dim.terms:
-        if len(monomial) == 1 and monomial[0][1] == 1 and isinstance(monomial[0][0], Opaque):
-            one = monomial[0][0]
-            if sum(one == other for others, _ in dim.terms for other, _ in others) == 1:
-                found.append((one, coefficient))
+        one = monomial[0][0] if len(monomial) == 1 and monomial[0][1] == 1 else None
+        if isinstance(one, Opaque) and one.kind != "mod" and occurrences.count(one) == 1:
+            if one.kind in {"min", "max"}:
+                return one, coefficient
+            found = found or (one, coefficient)
     return found
 
 

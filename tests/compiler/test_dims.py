@@ -23,6 +23,7 @@ from kernels_hub.compiler.ir.dims import (
     symbol,
 )  # fmt: skip
 from kernels_hub.compiler.ir.proofs import interval, proves_different, proves_equal, proves_le
+from kernels_hub.compiler.ir.text import parse_dim
 
 A, B, N = symbol("a"), symbol("b", 1, 5), symbol("n", 1)
 RANGES = {"a": range(5), "b": range(1, 6), "n": range(1, 5)}
@@ -183,3 +184,18 @@ def test_what_is_not_a_number_says_so():
 def test_facts_are_part_of_a_symbol():
     assert symbol("x") != symbol("x", 1) and symbol("x", 1) == symbol("x", 1)
     assert isinstance(symbol("x"), Expr)
+
+
+@given(trees(6))
+@settings(max_examples=300, deadline=None)
+def test_the_text_of_a_dim_is_read_back(tree):
+    dim = build(tree)
+    known = {"a": A, "b": B, "n": N}
+    assert parse_dim(str(dim), known.__getitem__) == dim
+
+
+def test_a_proof_over_many_terms_ends_soon():
+    sizes = [symbol(f"s{i}") for i in range(40)]
+    total = sum((dim_min(one, 7) - one // 2 for one in sizes), start=0)
+    assert not proves_le(total, 3)
+    assert proves_le(sum((dim_min(one, 7) for one in sizes[:5]), start=0), 35)

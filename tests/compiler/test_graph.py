@@ -54,6 +54,11 @@ def test_a_constant_is_a_copy_that_nobody_can_change():
     assert value.array[0] == 0
     with pytest.raises(ValueError):
         value.array[0] = 1
+    view = mine[:2]
+    view.flags.writeable = False
+    other = graph.constant(view)
+    mine[1] = 9
+    assert other.array.tolist() == [7, 1]
 
 
 def test_random_bits_are_one_only_for_one_key():

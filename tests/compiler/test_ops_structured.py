@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels_hub.compiler import Graph, evaluate, verify
 from kernels_hub.compiler.errors import EvaluateError, ShapeError, TypeRuleError
 from kernels_hub.compiler.ir.types import DTYPES
 from tests.compiler.oracle import array, assert_same, run, to_torch
@@ -456,3 +457,49 @@ def test_every_combination_of_axes_of_a_permute():
     x = array(2, 3, 4)
     for order in itertools.permutations(range(3)):
         assert_same(run(lambda v, o=order: v.permute(*o), x), x.transpose(order))
+
+
+def test_topk_of_a_dim_that_is_not_known():
+    graph = Graph("g")
+    values, _ = graph.input("x", ("n",)).topk(3)
+    graph.output("y", values)
+    assert evaluate(graph, [array(5)])["y"].shape == (3,)
+    with pytest.raises(EvaluateError, match="argtopk"):
+        evaluate(graph, [array(2)])
+    with pytest.raises(ShapeError, match="k 3 is not within dim 0"):
+        graph.input("z", (2,)).topk(3)
+
+
+@pytest.mark.parametrize("op", ["max_pool", "avg_pool"])
+@pytest.mark.parametrize("case", POOLS, ids=str)
+def test_pooling_over_dims_that_are_not_known(case, op):
+    spatial, kernel, strides, padding, dilations, ceil = case
+    graph = Graph("g")
+    x = graph.input("x", ("n", 3, *(f"s{i}" for i in range(len(spatial)))))
+    attrs = {
+        "kernel": kernel,
+        "strides": strides,
+        "padding": [(p, p) for p in padding],
+        "dilations": dilations,
+    }
+    graph.output("y", graph.apply(op, x, ceil=ceil, **attrs))
+    data = array(2, 3, *spatial)
+    expected = run(lambda v: v.graph.apply(op, v, ceil=ceil, **attrs), data)
+    assert_same(evaluate(verify(graph), [data])["y"], expected)
+
+
+@pytest.mark.parametrize("op", ["conv", "conv_transpose"])
+@pytest.mark.parametrize("case", CONVS, ids=str)
+def test_convolution_over_dims_that_are_not_known(case, op):
+    spatial, kernel, (inputs, outputs), groups, strides, dilations, padding = case
+    first, second = (outputs, inputs // groups) if op == "conv" else (inputs, outputs // groups)
+    attrs = {"strides": strides, "dilations": dilations, "padding": padding, "groups": groups}
+    if op == "conv_transpose":
+        attrs["output_padding"] = (0,) * len(spatial)
+    graph = Graph("g")
+    x = graph.input("x", ("n", inputs, *(f"s{i}" for i in range(len(spatial)))))
+    w = graph.input("w", (first, second, *kernel))
+    graph.output("y", graph.apply(op, x, w, **attrs))
+    arrays = array(2, inputs, *spatial), array(first, second, *kernel, seed=1)
+    expected = run(lambda a, b: a.graph.apply(op, a, b, **attrs), *arrays)
+    assert_same(evaluate(verify(graph), arrays)["y"], expected)

@@ -71,7 +71,7 @@ def _same_but(x: TensorType, other: TensorType, axis: int, what: str) -> None:
     if other.rank != x.rank:
         raise ShapeError(f"{what} {show(other.shape)} have not the rank of {show(x.shape)}")
     for place, (dim, limit) in enumerate(zip(other.shape, x.shape, strict=True)):
-        if place != axis and not proves_le(dim, limit):
+        if place != axis and proves_le(limit + 1, dim):
             raise ShapeError(
                 f"dim {place} of {what} {show(other.shape)} is not within that of {show(x.shape)}"
             )
@@ -191,7 +191,7 @@ def _along(operands: Operands, attrs: Attrs) -> Shape:
 
 def _topk(operands: Operands, attrs: Attrs) -> Shape:
     (x,), k, axis = operands, attrs["k"], axis_in(attrs["axis"], operands[0].rank)
-    if not proves_le(k, x.shape[axis]):
+    if proves_le(x.shape[axis] + 1, k):
         raise ShapeError(f"k {k} is not within dim {axis} of {show(x.shape)}")
     return (*x.shape[:axis], k, *x.shape[axis + 1 :])
 
