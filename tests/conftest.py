@@ -8,3 +8,6 @@ import os
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
 for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "KERNELS_CACHE", "LOCAL_KERNELS"):
     os.environ.pop(name, None)
+
+# Torch as the registry has it is built for CUDA; what a test does not name is the CPU all the same.
+os.environ["KERNELS_HUB_BACKEND"] = "cpu"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 import sysconfig
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 Version = tuple[int, int]
 """Major and minor: all that a variant's name can say."""
+
+BACKEND_VARIABLE = "KERNELS_HUB_BACKEND"
 
 _CPU_NAMES = {"darwin": {"arm64": "aarch64"}, "windows": {"amd64": "x86_64", "arm64": "aarch64"}}
 
@@ -43,13 +46,15 @@ class System:
     def detect(backend: str | None = None) -> System:
         """This process, seen from one backend.
 
-        backend: a name ("cuda") or device type ("mps"). None detects it, in this order: tpu,
-            neuron, cuda, rocm, metal, xpu, npu, cpu. One that torch here was not built for is
-            allowed, for dry runs: its version is None, so only noarch variants fit.
+        backend: a name ("cuda") or device type ("mps"). None takes what KERNELS_HUB_BACKEND names, else
+            what torch was built for: the first of tpu, neuron, cuda, rocm, metal, xpu, npu, cpu. One
+            that torch here was not built for is allowed, for dry runs: its version is None, so only
+            noarch variants fit.
 
         Detected once per backend. Raises DeviceError for an unknown backend.
         """
-        return _detect(None if backend is None else backend_named(backend).name)
+        wanted = os.environ.get(BACKEND_VARIABLE) or None if backend is None else backend
+        return _detect(None if wanted is None else backend_named(wanted).name)
 
 
 @cache

@@ -32,10 +32,11 @@ class Place:
         return f"{self.organisation}/{name}"
 
     def put(self, value: object, name: str = "small", variant: str = "torch-cpu", **options: Any) -> str:
-        """One commit with one variant."""
+        """One commit with one variant, or several, named with spaces between."""
         kept = {key: options.pop(key) for key in ("tag", "branch", "repo_type", "extra") if key in options}
         build = self.scratch / f"build-{time.monotonic_ns()}"
-        write_variant(build / variant, value, **options)
+        for one in variant.split():
+            write_variant(build / one, value, **options)
         return put(self.api, self.repo(name), build, **kept)
 
     def release(self, version: str, value: object, **options: Any) -> str:

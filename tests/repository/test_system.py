@@ -60,6 +60,13 @@ def test_npu_version(monkeypatch: pytest.MonkeyPatch) -> None:
     assert system_module._torch_backend(_torch(privateuse="npu")) == ("npu", (8, 5))
 
 
+@pytest.fixture
+def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable names the backend."""
+    monkeypatch.delenv("KERNELS_HUB_BACKEND", raising=False)
+
+
+@pytest.mark.usefixtures("undecided")
 def test_this_machine() -> None:
     here = System.detect()
     assert here is System.detect()
@@ -69,6 +76,7 @@ def test_this_machine() -> None:
     assert System.detect(here.backend) == here
 
 
+@pytest.mark.usefixtures("undecided")
 def test_agrees_with_hugging_face() -> None:
     """The same variant names are accepted here as by their resolver on this very machine."""
     from kernels.variants import parse_variant, resolve_variants
@@ -95,6 +103,7 @@ def test_agrees_with_hugging_face() -> None:
     }
 
 
+@pytest.mark.usefixtures("undecided")
 def test_absent_hardware_has_no_version() -> None:
     absent = next(name for name in ("cuda", "rocm") if name != System.detect().backend)
     assert System.detect(absent).backend == absent
@@ -134,3 +143,14 @@ def test_every_device_type_is_a_backend() -> None:
 )
 def test_major_minor(text: str, expected: tuple[int, int] | None) -> None:
     assert system_module._major_minor(text) == expected
+
+
+def test_the_environment_may_name_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNELS_HUB_BACKEND", "xpu")
+    assert System.detect().backend == "xpu"
+    assert System.detect("cpu").backend == "cpu"
+    monkeypatch.setenv("KERNELS_HUB_BACKEND", "")
+    assert System.detect() == System.detect(System.detect().backend)
+    monkeypatch.setenv("KERNELS_HUB_BACKEND", "abacus")
+    with pytest.raises(DeviceError, match="abacus"):
+        System.detect()
