@@ -1,0 +1,152 @@
+"""Reading a model: the file, what it declares of itself, its nodes in an order in which they can be imported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+
+from kernels_hub.compiler.errors import ImportFailure
+
+OnnxSource = str | os.PathLike[str] | bytes | ModelProto
+FIRST_OPSET = 1
+"""Opsets before 7 are not promised: their ops are taken where they are spelled as later, or an importer says so."""
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """A model, and the folder in which its external data lie (None: not a file)."""
+
+    model: ModelProto
+    name: str
+    folder: Path | None
+    opsets: Mapping[str, int]
+    functions: Mapping[tuple[str, str, str], FunctionProto]
+
+
+def read_onnx(source: OnnxSource) -> OnnxFile:
+    """A model from a path, from bytes or as it is. Weights are not read.
+
+    Raises ImportFailure for what is no ONNX model, truncated, or of an opset that is unknown; FileNotFoundError.
+    """
+    if isinstance(source, ModelProto):
+        return _described(source, "model", None)
+    if isinstance(source, bytes):
+        return _described(_parse(source, "the bytes given"), "model", None)
+    path = Path(source)
+    return _described(_parse(path.read_bytes(), str(path)), path.stem, path.parent)
+
+
+def _parse(data: bytes, what: str) -> ModelProto:
+    model = ModelProto()
+    try:
+        model.ParseFromString(data)
+    except Exception as error:  # protobuf's DecodeError, which has no types
+        raise ImportFailure(f"{what} is no ONNX model, or is cut off: {error}") from error
+    return model
+
+
+def _described(model: ModelProto, name: str, folder: Path | None) -> OnnxFile:
+    what = name if folder is None else str(folder / name)
+    if not model.HasField("graph") or not (model.graph.node or model.graph.output):
+        raise ImportFailure(f"{what} is no ONNX model: it holds no graph")
+    opsets = opsets_of(model.opset_import, what)
+    newest = onnx.defs.onnx_opset_version()
+    if not FIRST_OPSET <= opsets.get("", newest) <= newest:
+        raise ImportFailure(
+            f"{what} is of opset {opsets['']}; {FIRST_OPSET} to {newest}, the newest that onnx "
+            f"{onnx.__version__} knows, can be imported"
+        )
+    functions = {(one.domain, one.name, getattr(one, "overload", "")): one for one in model.functions}
+    return OnnxFile(model, model.graph.name or name, folder, opsets, functions)
+
+
+def opsets_of(imports: Iterable[onnx.OperatorSetIdProto], what: str) -> dict[str, int]:
+    """Domain -> version; ai.onnx is ''. Raises ImportFailure for a domain in two versions."""
+    opsets: dict[str, int] = {}
+    for one in imports:
+        domain = canonical(one.domain)
+        if opsets.setdefault(domain, one.version) != one.version:
+            raise ImportFailure(
+                f"{what} imports {domain or 'ai.onnx'} in the versions {opsets[domain]} and {one.version}"
+            )
+    return opsets
+
+
+def canonical(domain: str) -> str:
+    """A domain's name; ai.onnx is written as ''."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def label(node: NodeProto) -> str:
+    """A node as messages name it: its name, or what it gives."""
+    return node.name or next((f"-> {name}" for name in node.output if name), "(no name)")
+
+
+def sorted_nodes(nodes: Iterable[NodeProto], given: Iterable[str], what: str) -> list[NodeProto]:
+    """Nodes in an order in which each comes after what it takes; as they are where that holds already.
+
+    Raises ImportFailure for a name that two nodes give, and for a cycle. Linear in the nodes and their operands.
+    """
+    ordered, pending = [], list(nodes)
+    makers: dict[str, NodeProto] = {}
+    known = set(given)
+    for node in pending:
+        for name in node.output:
+            if name and (name in makers or name in known):
+                raise ImportFailure(f"{what}: node {label(node)} gives {name!r}, which there is already")
+            if name:
+                makers[name] = node
+    done: set[int] = set()
+    for first in pending:
+        stack: list[tuple[NodeProto, list[str]]] = [(first, _needs(first))]
+        path = {id(first)}
+        while stack:
+            node, needs = stack[-1]
+            if id(node) in done:
+                stack.pop()
+                path.discard(id(node))
+                continue
+            maker = next(
+                (makers[name] for name in _take(needs) if name in makers and id(makers[name]) not in done),
+                None,
+            )
+            if maker is None:
+                done.add(id(node))
+                ordered.append(node)
+                stack.pop()
+                path.discard(id(node))
+            elif id(maker) in path:
+                names = ", ".join(label(one) for one, _ in stack if id(one) in path)
+                raise ImportFailure(f"{what}: a cycle of nodes: {names}")
+            else:
+                path.add(id(maker))
+                stack.append((maker, _needs(maker)))
+    return ordered
+
+
+def _take(names: list[str]) -> Iterable[str]:
+    while names:
+        yield names.pop()
+
+
+def _needs(node: NodeProto) -> list[str]:
+    """Names that a node takes, those its subgraphs take from outside included."""
+    needs = [name for name in node.input if name]
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+            needs += outer_names(graph)
+    return needs
+
+
+def outer_names(graph: GraphProto) -> list[str]:
+    """Names that a subgraph takes from outside, each once, in order."""
+    inside = {one.name for one in graph.input} | {one.name for one in graph.initializer}
+    inside |= {one.values.name for one in graph.sparse_initializer}
+    inside |= {name for node in graph.node for name in node.output}
+    wanted = [name for node in graph.node for name in _needs(node)] + [one.name for one in graph.output]
+    return list(dict.fromkeys(name for name in wanted if name not in inside))

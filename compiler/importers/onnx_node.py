@@ -1,0 +1,211 @@
+"""What an op's importer gets, and where importers are entered: `OnnxNode` and `@onnx_op`.
+
+    @onnx_op("Gemm", since=7)
+    def gemm(node: OnnxNode) -> Value:
+        a, b = node.input(0), node.input(1)
+        ...
+
+An importer builds the op's results in `node.graph` and returns them: one value, or a sequence of as many as the op
+has (or fewer, where the rest is optional and not asked for). It refuses with `node.refuse(reason)`; whatever the IR
+refuses is reported the same way, with the node's name, op, opset and shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, NodeProto
+
+from kernels_hub.compiler.errors import TypeRuleError
+from kernels_hub.compiler.importers.onnx_types import tensor_array
+from kernels_hub.compiler.importers.onnx_values import dims_value, sources
+from kernels_hub.compiler.ir.dims import Dim, Expr
+from kernels_hub.compiler.ir.graph import Graph, Value
+from kernels_hub.compiler.ir.types import Array, DType
+
+if TYPE_CHECKING:
+    from kernels_hub.compiler.importers.onnx_scope import Scope
+
+Results = Value | Sequence[Value | None]
+Importer = Callable[["OnnxNode"], Results]
+
+_IMPORTERS: dict[tuple[str, str], list[tuple[int, Importer]]] = {}
+
+
+def onnx_op(name: str, since: int, domain: str = "") -> Callable[[Importer], Importer]:
+    """Enter an importer for an op of opsets `since` and later, up to the next one that is entered."""
+
+    def enter(importer: Importer) -> Importer:
+        versions = _IMPORTERS.setdefault((domain, name), [])
+        if any(known == since for known, _ in versions):
+            raise ValueError(f"{domain or 'ai.onnx'} {name} since {since} is entered twice")
+        versions.append((since, importer))
+        versions.sort(key=lambda version: version[0])
+        return importer
+
+    return enter
+
+
+def importer_of(domain: str, name: str, opset: int) -> Importer | None:
+    """The importer of an op in a version of its domain."""
+    found = None
+    for since, importer in _IMPORTERS.get((domain, name), ()):
+        if since <= opset:
+            found = importer
+    return found
+
+
+def known_ops() -> list[tuple[str, str, int]]:
+    """(domain, op, first opset) of every importer, sorted."""
+    return sorted((domain, name, since) for (domain, name), all_ in _IMPORTERS.items() for since, _ in all_)
+
+
+class UnknownValueError(TypeRuleError):
+    """A value that must be known at import, and depends on inputs; `inputs` are their names."""
+
+    def __init__(self, message: str, inputs: Sequence[str]) -> None:
+        super().__init__(message)
+        self.inputs = tuple(inputs)
+
+
+class OnnxNode:
+    """A node about to be imported: its operands as values of `graph`, its attributes, what it is told to give."""
+
+    def __init__(self, proto: NodeProto, scope: Scope, opset: int) -> None:
+        self.proto, self.scope, self.opset = proto, scope, opset
+        self.graph: Graph = scope.graph
+        self.inputs: list[Value | None] = [scope.value(name) if name else None for name in proto.input]
+        self._attributes: dict[str, AttributeProto] = {}
+        for one in proto.attribute:
+            if one.ref_attr_name:
+                given = scope.attributes.get(one.ref_attr_name)
+                if given is not None:
+                    self._attributes[one.name] = given
+            else:
+                self._attributes[one.name] = one
+
+    # -- operands
+
+    def input(self, place: int, what: str = "") -> Value:
+        """An operand that must be there. Raises TypeRuleError."""
+        value = self.optional(place)
+        if value is None:
+            raise TypeRuleError(f"input {place}{f' ({what})' if what else ''} is missing")
+        return value
+
+    def optional(self, place: int) -> Value | None:
+        """An operand, or None where it is left out."""
+        return self.inputs[place] if place < len(self.inputs) else None
+
+    def all_inputs(self) -> list[Value]:
+        """Every operand, none of which may be missing."""
+        return [self.input(place) for place in range(len(self.inputs))]
+
+    # -- attributes
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute as int, float, str, list of these, array (tensors), or GraphProto."""
+        found = self._attributes.get(name)
+        return default if found is None else self._plain(found)
+
+    def has(self, name: str) -> bool:
+        """Whether an attribute is given."""
+        return name in self._attributes
+
+    def attributes(self) -> Mapping[str, AttributeProto]:
+        """All that are given, references resolved."""
+        return self._attributes
+
+    def subgraph(self, name: str) -> GraphProto:
+        """An attribute that is a graph."""
+        found = self._attributes.get(name)
+        if found is None or found.type != AttributeProto.GRAPH:
+            raise TypeRuleError(f"the attribute {name!r}, a graph, is missing")
+        return found.g
+
+    def _plain(self, one: AttributeProto) -> Any:
+        kind = one.type
+        if kind == AttributeProto.INT:
+            return one.i
+        if kind == AttributeProto.FLOAT:
+            return one.f
+        if kind == AttributeProto.STRING:
+            return one.s.decode("utf-8", "replace")
+        if kind == AttributeProto.INTS:
+            return list(one.ints)
+        if kind == AttributeProto.FLOATS:
+            return list(one.floats)
+        if kind == AttributeProto.STRINGS:
+            return [text.decode("utf-8", "replace") for text in one.strings]
+        if kind == AttributeProto.TENSOR:
+            return tensor_array(one.t, self.scope.data)
+        raise TypeRuleError(
+            f"the attribute {one.name!r} is of type {AttributeProto.AttributeType.Name(kind)}, of no use to the IR"
+        )
+
+    # -- what is known
+
+    def known(self, value: Value, what: str) -> Array:
+        """Numbers or dims that a value is known to be. Raises UnknownValueError, which names the inputs to give."""
+        array = self.scope.known(value)
+        if array is None:
+            names = sources(value, self.scope.outside)
+            hint = (
+                f"it depends on {', '.join(map(repr, names))}: give the value (values={{{names[0]!r}: …}})"
+                if names
+                else "it is computed from data"
+            )
+            raise UnknownValueError(f"{what} must be known when the model is imported; {hint}", names)
+        return array
+
+    def maybe_known(self, value: Value | None) -> Array | None:
+        """As `known`, or None."""
+        return None if value is None else self.scope.known(value)
+
+    def dims(self, place: int, what: str) -> tuple[Dim, ...]:
+        """An integer operand as dims."""
+        array = self.known(self.input(place, what), what)
+        return tuple(_as_dim(one) for one in array.reshape(-1))
+
+    def ints(self, place: int, what: str) -> tuple[int, ...]:
+        """An integer operand as numbers. Raises TypeRuleError where one is symbolic."""
+        dims = self.dims(place, what)
+        for dim in dims:
+            if isinstance(dim, Expr):
+                raise TypeRuleError(f"{what} is {dim}; it must be a number, so bind the dim")
+        return dims
+
+    def number(self, value: Value, what: str) -> Any:
+        """A scalar operand as a Python number."""
+        array = self.known(value, what)
+        if array.size != 1 or array.dtype == object:
+            raise TypeRuleError(f"{what} must be one number, not {value.type}")
+        return array.reshape(-1)[0].item()
+
+    # -- results
+
+    def wants(self, place: int) -> bool:
+        """Whether the model uses a result."""
+        return place < len(self.proto.output) and bool(self.proto.output[place])
+
+    def refuse(self, reason: str) -> TypeRuleError:
+        """What to raise where the op cannot be imported."""
+        return TypeRuleError(reason)
+
+    def constant(self, value: Any, dtype: DType | str | None = None) -> Value:
+        """A constant."""
+        return self.graph.constant(value, dtype)
+
+    def dims_value(self, dims: Sequence[Dim]) -> Value:
+        """Dims as an int64 vector."""
+        return dims_value(self.graph, dims)
+
+
+def _as_dim(one: Any) -> Dim:
+    if isinstance(one, Expr):
+        return one
+    if isinstance(one, (float, np.floating)) and float(one) != int(one):
+        raise TypeRuleError(f"{one} is no whole number")
+    return int(one)

@@ -1,0 +1,41 @@
+"""Importers of ONNX's ops, a file a family. Importing this package enters them all."""
+
+from kernels_hub.compiler.importers.onnx_ops import (
+    control,
+    conv,
+    detection,
+    elementwise,
+    indexing,
+    linear,
+    ml,
+    normalize,
+    optional,
+    pool,
+    quantize,
+    random,
+    recurrent,
+    reduce,
+    resize,
+    shape,
+    signal,
+)
+
+__all__ = [
+    "control",
+    "conv",
+    "detection",
+    "elementwise",
+    "indexing",
+    "linear",
+    "ml",
+    "normalize",
+    "optional",
+    "pool",
+    "quantize",
+    "random",
+    "recurrent",
+    "reduce",
+    "resize",
+    "shape",
+    "signal",
+]

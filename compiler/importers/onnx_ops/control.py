@@ -1,0 +1,217 @@
+# ruff: noqa: D103 (what an importer does is what ONNX says of its op)
+"""If, Loop, Scan: resolved or written out where they can be, else ops with regions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnx import GraphProto
+
+from kernels_hub.compiler.errors import CompilerError
+from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
+from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.ir.graph import Graph, Value
+from kernels_hub.compiler.ir.operators import same_shapes
+
+UNROLLED = 32
+"""Trips of the longest loop that is written out."""
+
+
+@onnx_op("If", since=1)
+def if_(node: OnnxNode) -> Sequence[Value]:
+    condition = node.input(0).reshape(())
+    then, otherwise = node.subgraph("then_branch"), node.subgraph("else_branch")
+    known = node.maybe_known(condition)
+    if known is not None:
+        return node.scope.inline(then if bool(known) else otherwise, (), "then" if bool(known) else "else")
+    attempt = node.scope.attempt()
+    try:
+        captures = node.scope.captures(then, otherwise)
+        bodies = [
+            node.scope.region(body, (), captures, what)
+            for body, what in ((then, "then"), (otherwise, "else"))
+        ]
+        operands = (condition, *(value for _, value in captures))
+        return node.graph.add("if", operands, {"then": bodies[0], "otherwise": bodies[1]}).results
+    except CompilerError as error:
+        attempt.undo()
+        try:
+            node.known(condition, "the condition")
+        except CompilerError as unknown:
+            unknown.args = (f"{unknown} (and as an op of its own: {error})",)
+            raise
+        raise
+
+
+@onnx_op("Loop", since=1)
+def loop(node: OnnxNode) -> Sequence[Value]:
+    body = node.subgraph("body")
+    trips, first = node.optional(0), node.optional(1)
+    carried = [node.input(place) for place in range(2, len(node.inputs))]
+    count = node.maybe_known(trips)
+    limit: Dim = None if count is None else count.reshape(-1)[0]
+    go_on = True if first is None else node.maybe_known(first)
+    attempt = node.scope.attempt()
+    if (
+        go_on is not None
+        and not (isinstance(limit, int) and limit > UNROLLED)
+        and (count is None or count.dtype != object)
+    ):
+        written = _unrolled(node, body, None if limit is None else int(limit), bool(go_on), carried)
+        if written is not None:
+            return written
+        attempt.undo()
+    try:
+        return _as_op(node, body, carried)
+    except CompilerError as error:
+        attempt.undo()
+        for value, what in ((trips, "the number of trips"), (first, "the first condition")):
+            if value is not None:
+                try:
+                    node.known(value, what)
+                except CompilerError as unknown:
+                    unknown.args = (f"{unknown} (and as an op of its own: {error})",)
+                    raise
+        for value in carried:
+            if node.maybe_known(value) is None:
+                node.known(value, f"how the loop goes, which cannot be an op of its own ({error}),")
+        raise
+
+
+def _unrolled(
+    node: OnnxNode, body: GraphProto, trips: int | None, go_on: bool, carried: list[Value]
+) -> list[Value] | None:
+    """The loop written out, or None where it is too long, or how long is not known."""
+    current, stacks, done = list(carried), [list[Value]() for _ in body.output[1 + len(carried) :]], 0
+    condition = node.constant(go_on)
+    while go_on and (trips is None or done < trips):
+        if done >= (UNROLLED if trips is None else max(UNROLLED, trips)):
+            return None
+        results = node.scope.inline(body, (node.constant(done), condition, *current), f"trip {done}")
+        known = node.maybe_known(results[0])
+        if known is None:
+            return None
+        condition, go_on, done = results[0], bool(known), done + 1
+        current = results[1 : 1 + len(carried)]
+        for stack, value in zip(stacks, results[1 + len(carried) :], strict=True):
+            stack.append(value.unsqueeze(0))
+    if stacks and not done:
+        return None
+    stacked = [node.graph.apply("concat", *stack, axis=0) for stack in stacks]
+    return [*current, *stacked]
+
+
+def _as_op(node: OnnxNode, body: GraphProto, carried: list[Value]) -> Sequence[Value]:
+    """The op takes (i, carried…, captures…) and no condition: within a trip that is always true."""
+    graph, scope = node.graph, node.scope
+    captures = scope.captures(body)
+    place, truth = node.constant(0), node.constant(value=True)
+    region = scope.region(body, (place, truth, *carried), captures, "body")
+    region = _without_condition(region)
+    trips = node.constant((1 << 63) - 1) if node.optional(0) is None else node.input(0).reshape(())
+    first = truth if node.optional(1) is None else node.input(1).reshape(())
+    count: Dim = 0
+    if len(body.output) > 1 + len(carried):
+        known = node.known(trips, "the number of trips, which is how long the stacked results are,")
+        if region.outputs["0"].scalar is not True:
+            raise node.refuse(
+                "it may end early, and stacks results of which it is then not known how many there are"
+            )
+        count = known.reshape(-1)[0]
+        count = int(count) if known.dtype != object else count
+    for name, value in zip(list(region.outputs)[1:], carried, strict=False):
+        result = region.outputs[name]
+        if result.dtype is not value.dtype or not same_shapes(result.shape, value.shape):
+            raise node.refuse(f"a carried value is {value.type} before and {result.type} after a trip")
+    operands = (trips, first, *carried, *(value for _, value in captures))
+    return graph.add("loop", operands, {"body": region, "carried": len(carried), "count": count}).results
+
+
+def _without_condition(region: Graph) -> Graph:
+    """The region with its second input, the condition, replaced by True."""
+    new = Graph(region.name)
+    mapped = {}
+    condition = list(region.inputs.values())[1]
+    for one in region.live():
+        if one.results[0] is condition:
+            mapped[condition] = new.constant(value=True)
+            continue
+        copied = new.copy(one, tuple(mapped[operand] for operand in one.operands))
+        mapped.update(zip(one.results, copied.results, strict=True))
+    for name, value in region.outputs.items():
+        new.output(name, mapped[value])
+    return new
+
+
+@onnx_op("Scan", since=8)
+def scan_8(node: OnnxNode) -> Sequence[Value]:
+    """With a batch in front: written out over it, where it is 1 to a few."""
+    body, count = node.subgraph("body"), node.attr("num_scan_inputs")
+    if node.optional(0) is not None:
+        raise node.refuse("sequence lengths of Scan of opset 8 are not taken")
+    directions = node.attr("directions", [0] * count)
+    values = [node.input(place) for place in range(1, len(node.inputs))]
+    states = values[: len(values) - count]
+    runs = [x.flip(1) if back else x for x, back in zip(values[len(states) :], directions, strict=True)]
+    batch = values[0].shape[0]
+    if not isinstance(batch, int) or not 1 <= batch <= UNROLLED:
+        raise node.refuse(f"the batch of Scan of opset 8 is {batch}; it must be known and at most {UNROLLED}")
+    each = []
+    for place in range(batch):
+        picked = [value.slice(0, place, place + 1).squeeze(0) for value in (*states, *runs)]
+        each.append(_scanned(node, body, picked[: len(states)], picked[len(states) :]))
+    return [
+        node.graph.apply("concat", *(value.unsqueeze(0) for value in column), axis=0)
+        for column in zip(*each, strict=True)
+    ]
+
+
+@onnx_op("Scan", since=9)
+def scan(node: OnnxNode) -> Sequence[Value]:
+    body, count = node.subgraph("body"), node.attr("num_scan_inputs")
+    values = node.all_inputs()
+    states, runs = values[: len(values) - count], values[len(values) - count :]
+    axes = node.attr("scan_input_axes", [0] * count)
+    runs = [_to_front(x, axis) for x, axis in zip(runs, axes, strict=True)]
+    directions = node.attr("scan_input_directions", [0] * count)
+    runs = [x.flip(0) if back else x for x, back in zip(runs, directions, strict=True)]
+    results = _scanned(node, body, states, runs)
+    stacked = results[len(states) :]
+    back = node.attr("scan_output_directions", [0] * len(stacked))
+    stacked = [x.flip(0) if one else x for x, one in zip(stacked, back, strict=True)]
+    axes = node.attr("scan_output_axes", [0] * len(stacked))
+    stacked = [_from_front(x, axis) for x, axis in zip(stacked, axes, strict=True)]
+    return [*results[: len(states)], *stacked]
+
+
+def _to_front(x: Value, axis: int) -> Value:
+    axis = x.axis(axis)
+    return x.permute(axis, *(one for one in range(x.rank) if one != axis))
+
+
+def _from_front(x: Value, axis: int) -> Value:
+    order = list(range(1, x.rank))
+    order.insert(x.axis(axis), 0)
+    return x.permute(*order)
+
+
+def _scanned(node: OnnxNode, body: GraphProto, states: list[Value], runs: list[Value]) -> list[Value]:
+    length = runs[0].shape[0]
+    if isinstance(length, int) and 1 <= length <= UNROLLED:
+        current, stacks = list(states), [list[Value]() for _ in body.output[len(states) :]]
+        for place in range(length):
+            elements = [x.slice(0, place, place + 1).squeeze(0) for x in runs]
+            results = node.scope.inline(body, (*current, *elements), f"step {place}")
+            current = results[: len(states)]
+            for stack, value in zip(stacks, results[len(states) :], strict=True):
+                stack.append(value.unsqueeze(0))
+        return [*current, *(node.graph.apply("concat", *stack, axis=0) for stack in stacks)]
+    captures = node.scope.captures(body)
+    elements = [x.slice(0, 0, 1).squeeze(0) for x in runs]
+    region = node.scope.region(body, (*states, *elements), captures, "body")
+    operands = (*states, *runs, *(value for _, value in captures))
+    return list(
+        node.graph.add(
+            "scan", operands, {"body": region, "states": len(states), "sequences": len(runs)}
+        ).results
+    )

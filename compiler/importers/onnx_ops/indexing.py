@@ -1,0 +1,163 @@
+# ruff: noqa: D103 (what an importer does is what ONNX says of its op)
+"""Ops that read or write where data say."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.dims import Expr, product, symbol
+from kernels_hub.compiler.ir.graph import Graph, Value
+
+
+@onnx_op("Gather", since=1)
+def gather(node: OnnxNode) -> Value:
+    return node.input(0).gather(_indices(node.input(1)), node.attr("axis", 0))
+
+
+def _indices(value: Value) -> Value:
+    return value if value.dtype in {types.INT32, types.INT64} else value.cast(types.INT64)
+
+
+@onnx_op("ArrayFeatureExtractor", since=1, domain="ai.onnx.ml")
+def array_feature_extractor(node: OnnxNode) -> Value:
+    x = node.input(0)
+    result = x.gather(node.input(1).reshape(-1), -1)
+    return result.unsqueeze(0) if x.rank == 1 else result
+
+
+@onnx_op("GatherElements", since=11)
+def gather_elements(node: OnnxNode) -> Value:
+    return node.input(0).gather_elements(node.input(1), node.attr("axis", 0))
+
+
+@onnx_op("GatherND", since=11)
+def gather_nd(node: OnnxNode) -> Value:
+    return node.graph.apply("gather_nd", node.input(0), node.input(1), batch_dims=node.attr("batch_dims", 0))
+
+
+@onnx_op("Scatter", since=9)
+@onnx_op("ScatterElements", since=11)
+def scatter_elements(node: OnnxNode) -> Value:
+    x = node.input(0)
+    return node.graph.apply(
+        "scatter_elements", x, node.input(1), node.input(2), axis=x.axis(node.attr("axis", 0)),
+        reduction=node.attr("reduction", "none"),
+    )  # fmt: skip
+
+
+@onnx_op("ScatterND", since=11)
+def scatter_nd(node: OnnxNode) -> Value:
+    return node.graph.apply(
+        "scatter_nd", node.input(0), node.input(1), node.input(2), reduction=node.attr("reduction", "none")
+    )
+
+
+@onnx_op("TensorScatter", since=24)
+def tensor_scatter(node: OnnxNode) -> Value:
+    """Writes `update` into `past` from write_indices[batch] on, along an axis; circular wraps around."""
+    past, update = node.input(0), node.input(1)
+    axis = past.axis(node.attr("axis", -2))
+    length = update.shape[axis]
+    places = (
+        node.graph.iota(length).reshape((length, *[1] * (past.rank - 1 - axis))).broadcast_to(update.shape)
+    )
+    if node.optional(2) is not None:
+        first = node.input(2)
+        places = places + first.reshape((first.shape[0], *[1] * (past.rank - 1)))
+    if node.attr("mode", "linear") == "circular":
+        places = places % node.graph.size(past.shape[axis])
+    return node.graph.apply("scatter_elements", past, places, update, axis=axis, reduction="none")
+
+
+@onnx_op("TopK", since=1)
+def topk_attribute(node: OnnxNode) -> tuple[Value, Value]:
+    return node.input(0).topk(node.attr("k"), node.attr("axis", -1))
+
+
+@onnx_op("TopK", since=10)
+def topk(node: OnnxNode) -> tuple[Value, Value]:
+    (k,) = node.dims(1, "k")
+    return node.input(0).topk(k, node.attr("axis", -1), largest=bool(node.attr("largest", 1)))
+
+
+@onnx_op("OneHot", since=9)
+def one_hot(node: OnnxNode) -> Value:
+    indices, values = node.input(0), node.input(2)
+    (depth,) = node.dims(1, "the depth")
+    indices = indices.cast(types.INT64)
+    axis = node.attr("axis", -1)
+    axis += indices.rank + 1 if axis < 0 else 0
+    size = node.graph.size(depth)
+    inside = (indices >= size.unary("neg")) & (indices < size)
+    at = inside.select((indices < 0).select(indices + size, indices), -1).unsqueeze(axis)
+    places = node.graph.iota(depth).reshape((depth, *[1] * (indices.rank - axis)))
+    off, on = values.slice(0, 0, 1).reshape(()), values.slice(0, 1, 2).reshape(())
+    return at.eq(places).select(on, off)
+
+
+def new_size(graph: Graph, node: OnnxNode) -> Expr:
+    """A symbol for a size that only the data tell, named after the node's first result."""
+    name = f"{node.proto.output[0] or node.proto.op_type}_size"
+    count = 0
+    while (fresh := f"{name}{count or ''}") in graph.symbols:
+        count += 1
+    found = symbol(fresh)
+    assert isinstance(found, Expr)
+    return found
+
+
+@onnx_op("NonZero", since=9)
+def nonzero(node: OnnxNode) -> Value:
+    x = node.input(0)
+    known = node.maybe_known(x)
+    if known is not None and known.dtype != object:
+        return node.constant(np.array(np.nonzero(known), np.int64).reshape(known.ndim, -1))
+    return x.graph.apply("nonzero", x, count=new_size(x.graph, node))
+
+
+@onnx_op("Compress", since=9)
+def compress(node: OnnxNode) -> Value:
+    x, condition = node.input(0), node.input(1)
+    if node.has("axis"):
+        axis = x.axis(node.attr("axis"))
+    else:
+        x, axis = x.reshape((product(x.shape),)), 0
+    if condition.shape[0] != x.shape[axis]:
+        condition = condition.slice(0, 0, x.shape[axis])
+    known = node.maybe_known(condition)
+    if known is not None:
+        return x.gather(node.constant(np.flatnonzero(known)), axis)
+    places = x.graph.apply("nonzero", condition, count=new_size(x.graph, node))
+    return x.gather(places.reshape(places.shape[-1]), axis)
+
+
+@onnx_op("Unique", since=11)
+def unique(node: OnnxNode) -> list[Value]:
+    """Of a value known at import: how many there are decides every shape."""
+    x = node.known(node.input(0), "what unique elements are taken of")
+    axis = node.attr("axis") if node.has("axis") else None
+    values, first, inverse, counts = np.unique(
+        x, return_index=True, return_inverse=True, return_counts=True, axis=axis
+    )
+    inverse = inverse.reshape(-1)
+    if not node.attr("sorted", 1):
+        order = np.argsort(first, kind="stable")
+        values = np.take(values, order, 0 if axis is None else axis)
+        rank = np.empty_like(order)
+        rank[order] = np.arange(order.size)
+        first, inverse, counts = first[order], rank[inverse], counts[order]
+    results = [values, *(one.astype(np.int64) for one in (first, inverse, counts))]
+    return [node.constant(one) for one in results]
+
+
+@onnx_op("ReverseSequence", since=10)
+def reverse_sequence(node: OnnxNode) -> Value:
+    x, lengths = node.input(0), node.input(1)
+    time, batch = node.attr("time_axis", 0), node.attr("batch_axis", 1)
+    size = x.shape[time]
+    at = node.graph.iota(size).reshape(tuple(size if axis == time else 1 for axis in range(x.rank)))
+    long = lengths.reshape(tuple(x.shape[batch] if axis == batch else 1 for axis in range(x.rank)))
+    places = (at < long).select(long - 1 - at, at).broadcast_to(x.shape)
+    return x.gather_elements(places, time)

@@ -1,0 +1,324 @@
+"""Names in a graph that is being imported, and how its nodes become ops of the IR.
+
+A `Scope` is the main graph, the body of a function, or a subgraph. It knows which value each name stands for. A
+node that cannot be imported is noted and what it gives is marked broken, so the import goes on, and everything
+that is wrong with a model is reported at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
+
+from kernels_hub.compiler.errors import CompilerError, ImportFailure
+from kernels_hub.compiler.importers.external_data import ExternalData
+from kernels_hub.compiler.importers.onnx_file import canonical, label, opsets_of, outer_names, sorted_nodes
+from kernels_hub.compiler.importers.onnx_functions import function_body
+from kernels_hub.compiler.importers.onnx_node import OnnxNode, UnknownValueError, importer_of
+from kernels_hub.compiler.importers.onnx_types import tensor_array
+from kernels_hub.compiler.importers.onnx_values import KnownValues
+from kernels_hub.compiler.ir.graph import Graph, Value
+
+_DEEPEST = 60
+"""Functions in functions; deeper is a function that contains itself."""
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """A node that could not be imported, and why. `inputs` are types, "?" where they are not known."""
+
+    node: str
+    op: str
+    domain: str
+    opset: int | None
+    inputs: tuple[str, ...]
+    reason: str
+    path: tuple[str, ...] = ()
+    """The functions and subgraphs that it is in, outermost first."""
+
+    def __str__(self) -> str:
+        op = f"{self.domain}::{self.op}" if self.domain else self.op
+        where = " > ".join((*self.path, self.node))
+        version = "" if self.opset is None else f", opset {self.opset}"
+        return f"{where}: {op}({', '.join(self.inputs)}){version}: {self.reason}"
+
+
+@dataclass
+class Session:
+    """What all scopes of one import share."""
+
+    data: ExternalData
+    functions: Mapping[tuple[str, str, str], FunctionProto]
+    known: KnownValues = field(default_factory=KnownValues)
+    outside: dict[Value, Value] = field(default_factory=dict)
+    """Inputs of regions -> what they stand for outside."""
+    unsupported: list[Unsupported] = field(default_factory=list)
+    wanted: dict[str, None] = field(default_factory=dict)
+    """Inputs whose values would have to be known."""
+
+
+class BrokenError(CompilerError):
+    """A value that a node was to give which could not be imported."""
+
+
+class Scope:
+    """See the module."""
+
+    def __init__(
+        self,
+        session: Session,
+        graph: Graph,
+        opsets: Mapping[str, int],
+        *,
+        parent: Scope | None = None,
+        attributes: Mapping[str, AttributeProto] | None = None,
+        path: tuple[str, ...] = (),
+    ) -> None:
+        self.session, self.graph, self.opsets, self.parent, self.path = session, graph, opsets, parent, path
+        self.attributes: Mapping[str, AttributeProto] = attributes or {}
+        self.names: dict[str, Value | None] = {}
+        """None for broken ones."""
+
+    @property
+    def data(self) -> ExternalData:
+        """The model's external data."""
+        return self.session.data
+
+    @property
+    def known(self) -> KnownValues:
+        """What is known of values."""
+        return self.session.known
+
+    @property
+    def outside(self) -> Mapping[Value, Value]:
+        """What inputs of regions stand for."""
+        return self.session.outside
+
+    def value(self, name: str) -> Value:
+        """What a name stands for here. Raises BrokenError, or ImportFailure for a name that nothing gives."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                found = scope.names[name]
+                if found is None:
+                    raise BrokenError(f"{name!r} comes from a node that could not be imported")
+                return found
+            scope = scope.parent
+        raise ImportFailure(f"nothing gives {name!r}")
+
+    def has(self, name: str) -> bool:
+        """Whether a name stands for anything here."""
+        return name in self.names or (self.parent is not None and self.parent.has(name))
+
+    def run(self, nodes: Iterable[NodeProto], what: str) -> None:
+        """Import nodes; what is wrong with them is noted in the session."""
+        for node in sorted_nodes(nodes, self.names, what):
+            self._node(node)
+
+    def _node(self, proto: NodeProto) -> None:
+        try:
+            with self.graph.origin("/".join((*self.path, label(proto)))):
+                results = self._import(proto)
+        except BrokenError:
+            self._note_unknown_op(proto)
+            results = [None] * len(proto.output)
+        except _InsideError:
+            results = [None] * len(proto.output)
+        except (CompilerError, RecursionError) as error:
+            if isinstance(error, UnknownValueError):
+                self.session.wanted.update(dict.fromkeys(error.inputs))
+            self._note(proto, str(error) or "too deep")
+            results = [None] * len(proto.output)
+        for name, value in zip(proto.output, results, strict=True):
+            if name:
+                self.names[name] = value
+
+    def _import(self, proto: NodeProto) -> Sequence[Value | None]:
+        domain = canonical(proto.domain)
+        function = self.session.functions.get((proto.domain, proto.op_type, getattr(proto, "overload", "")))
+        if function is not None:
+            return self._function(OnnxNode(proto, self, 0), function)
+        opset = self.opsets.get(domain)
+        if opset is None:
+            raise ImportFailure(
+                f"the domain {domain or 'ai.onnx'!r} is not among those that the model imports"
+            )
+        importer = importer_of(domain, proto.op_type, opset)
+        node = OnnxNode(proto, self, opset)
+        if importer is None:
+            body = function_body(node)
+            if body is None:
+                raise ImportFailure(_why_not(proto.op_type))
+            return self._function(node, body)
+        answer = importer(node)
+        results: list[Value | None] = [answer] if isinstance(answer, Value) else list(answer)
+        results += [None] * (len(proto.output) - len(results))
+        for place, name in enumerate(proto.output):
+            if name and results[place] is None:
+                raise ImportFailure(f"output {place} ({name!r}) is not computed")
+        return results[: len(proto.output)]
+
+    def _function(self, node: OnnxNode, function: FunctionProto) -> list[Value | None]:
+        if len(self.path) > _DEEPEST:
+            raise ImportFailure(f"functions are nested deeper than {_DEEPEST}: one contains itself")
+        inner = Scope(
+            self.session, self.graph, opsets_of(function.opset_import, f"function {function.name}"),
+            attributes=_attributes_of(node, function), path=(*self.path, label(node.proto)),
+        )  # fmt: skip
+        if len(node.inputs) > len(function.input):
+            raise ImportFailure(f"takes {len(function.input)} inputs, got {len(node.inputs)}")
+        for name, value in zip(function.input, node.inputs, strict=False):
+            if value is not None:
+                inner.names[name] = value
+        before = len(self.session.unsupported)
+        body = _without_missing(function, inner.names)
+        inner.run(body, f"function {function.name}")
+        if len(self.session.unsupported) > before:
+            raise _InsideError
+        return [
+            inner.value(name) if wanted and inner.has(name) else None
+            for name, wanted in zip(function.output, node.proto.output, strict=False)
+        ]
+
+    # -- subgraphs
+
+    def inline(self, body: GraphProto, arguments: Sequence[Value], what: str) -> list[Value]:
+        """A subgraph written out in this graph. Raises what stops it."""
+        inner = Scope(
+            self.session, self.graph, self.opsets, parent=self, attributes=self.attributes, path=(*self.path, what)
+        )  # fmt: skip
+        for one, value in zip(body.input, arguments, strict=True):
+            inner.names[one.name] = value
+        return inner.results(body, what)
+
+    def results(self, body: GraphProto, what: str) -> list[Value]:
+        """What a subgraph gives, its inputs being named already."""
+        before = len(self.session.unsupported)
+        for tensor in body.initializer:
+            self.names.setdefault(tensor.name, self.graph.constant(tensor_array(tensor, self.data)))
+        self.run(body.node, what)
+        if len(self.session.unsupported) > before:
+            raise _InsideError
+        return [self.value(one.name) for one in body.output]
+
+    def captures(self, *bodies: GraphProto) -> list[tuple[str, Value]]:
+        """Names that subgraphs take from here, and what they stand for."""
+        names = dict.fromkeys(name for body in bodies for name in outer_names(body))
+        return [(name, self.value(name)) for name in names]
+
+    def region(
+        self, body: GraphProto, arguments: Sequence[Value], captures: Sequence[tuple[str, Value]], what: str
+    ) -> Graph:
+        """A subgraph as a graph of its own: inputs of the types of the arguments, then the captures."""
+        graph = Graph(body.name or what)
+        inner = Scope(self.session, graph, self.opsets, attributes=self.attributes, path=(*self.path, what))
+        for place, (one, value) in enumerate(zip(body.input, arguments, strict=True)):
+            inner.names[one.name] = graph.input(f"{place}:{one.name}", value.shape, value.dtype)
+        for place, (name, value) in enumerate(captures):
+            stands = graph.input(f"{place}:outer:{name}", value.shape, value.dtype)
+            known = self.known(value)
+            self.session.outside[stands] = value
+            self.known.know(stands, known)
+            inner.names[name] = stands
+        for place, result in enumerate(inner.results(body, what)):
+            graph.output(str(place), result)
+        return graph
+
+    def attempt(self) -> Attempt:
+        """Undo notes where one way to import a node did not work and another is tried."""
+        return Attempt(self.session, len(self.session.unsupported), dict(self.session.wanted))
+
+    # -- notes
+
+    def _note(self, proto: NodeProto, reason: str) -> None:
+        domain = canonical(proto.domain)
+        types = tuple(self._type(name) for name in proto.input)
+        self.session.unsupported.append(
+            Unsupported(
+                label(proto), proto.op_type, domain, self.opsets.get(domain), types, reason, self.path
+            )
+        )
+
+    def _note_unknown_op(self, proto: NodeProto) -> None:
+        """A node behind a broken one is a finding of its own where nothing would import its op."""
+        domain = canonical(proto.domain)
+        opset = self.opsets.get(domain)
+        if (proto.domain, proto.op_type, getattr(proto, "overload", "")) in self.session.functions:
+            return
+        if opset is None or importer_of(domain, proto.op_type, opset) is None:
+            from kernels_hub.compiler.importers.onnx_functions import has_body
+
+            if opset is None or not has_body(domain, proto.op_type, opset):
+                self._note(proto, _why_not(proto.op_type))
+
+    def _type(self, name: str) -> str:
+        try:
+            return str(self.value(name).type) if name else "-"
+        except CompilerError:
+            return "?"
+
+
+@dataclass
+class Attempt:
+    """See `Scope.attempt`."""
+
+    session: Session
+    findings: int
+    wanted: dict[str, None]
+
+    def undo(self) -> None:
+        """Forget what was noted since."""
+        del self.session.unsupported[self.findings :]
+        self.session.wanted = self.wanted
+
+
+class _InsideError(CompilerError):
+    """Something inside of a function or subgraph could not be imported, and is noted already."""
+
+
+InsideError = _InsideError
+
+_KINDS = {
+    "String": "strings have no place in the IR",
+    "Regex": "strings have no place in the IR",
+    "TfIdf": "text has no place in the IR",
+    "Sequence": "sequences of tensors have no place in the IR",
+    "Optional": "optional values have no place in the IR",
+    "Gradient": "training is done by torch, not in the graph",
+    "Adam": "training is done by torch, not in the graph",
+    "Adagrad": "training is done by torch, not in the graph",
+    "Momentum": "training is done by torch, not in the graph",
+    "ImageDecoder": "images are decoded before they reach a model",
+}
+
+
+def _why_not(op: str) -> str:
+    for start, reason in _KINDS.items():
+        if op.startswith(start) or (start == "Sequence" and op in {"SplitToSequence", "ConcatFromSequence"}):
+            return reason
+    return "no importer for this op, and no function body that it could be expanded into"
+
+
+def _attributes_of(node: OnnxNode, function: FunctionProto) -> dict[str, AttributeProto]:
+    given = {one.name: one for one in function.attribute_proto}
+    given.update(node.attributes())
+    return given
+
+
+def _without_missing(function: FunctionProto, names: Mapping[str, object]) -> list[NodeProto]:
+    """The body's nodes, inputs that were left out by the caller written as left out."""
+    missing = {name for name in function.input if name not in names}
+    if not missing:
+        return list(function.node)
+    nodes = []
+    for node in function.node:
+        if missing.intersection(node.input):
+            copy = NodeProto()
+            copy.CopyFrom(node)
+            copy.input[:] = ["" if name in missing else name for name in node.input]
+            nodes.append(copy)
+        else:
+            nodes.append(node)
+    return nodes
