@@ -8,9 +8,9 @@ constant is an int. Whatever is known of a symbol (its bounds) is part of the sy
 `a == b` is that comparison of forms. What holds only by reasoning about bounds and opaque terms is asked
 of `proofs.py`: `proves_equal`, `proves_le`. There is no `<` on exprs: it could be neither.
 
-Own algebra rather than sympy, measured on the same machine: sympy 1.14 takes 236 ms to import, and 130 µs
-for a sum of products, 2.5 ms for a floor division, 0.5 ms for a comparison by `expand`; this takes no
-import, and 7, 17 and 15 µs.
+Own algebra rather than sympy, measured on one machine: sympy 1.14 takes 236 ms to import, and 130 µs for a
+sum of products, 2.5 ms for a floor division, 2.1 ms for a maximum and 0.5 ms for a comparison by `expand`;
+this has nothing to import, and takes 14, 13, 45 and 14 µs.
 """
 
 from __future__ import annotations

@@ -265,7 +265,14 @@ class Graph:
         row = op if isinstance(op, Op) else ops.op(op)
         return self._add(row, tuple(operands), row.normalise(attrs))
 
-    def _add(self, row: Op, operands: tuple[Value, ...], attrs: dict[str, Any]) -> Node:
+    def _add(
+        self,
+        row: Op,
+        operands: tuple[Value, ...],
+        attrs: dict[str, Any],
+        results: Sequence[TensorType] | None = None,
+    ) -> Node:
+        """Of canonical attributes. results: their types, where they are known already."""
         key = (row.name, *operands, *attrs.values())
         found = self._interned.get(key)
         if found is not None:
@@ -274,7 +281,8 @@ class Graph:
             raise GraphError(f"graph {self.name} is a region of another by now and takes no further nodes")
         for place, operand in enumerate(operands):
             self._owned(operand, f"operand {place} of {row.name}")
-        results = row.infer([operand.type for operand in operands], attrs)
+        if results is None:
+            results = row.infer([operand.type for operand in operands], attrs)
         node = Node(self, len(self.nodes), row, operands, attrs, self._origin)
         if row.defines is not None:
             self._define(attrs[row.defines], node)
@@ -324,12 +332,14 @@ class Graph:
         self, node: Node, operands: tuple[Value, ...], bindings: Mapping[str, Dim] | None = None
     ) -> Node:
         """A node of any graph appended to this one, on operands of this one, symbols replaced by `bindings`."""
-        attrs = node.attrs
+        attrs, types = node.attrs, None
         if bindings and attrs:
             attrs = node.op.normalise({name: bound(value, bindings) for name, value in attrs.items()})
+        elif all(new.type == old.type for new, old in zip(operands, node.operands, strict=True)):
+            types = [value.type for value in node.results]
         before, self._origin = self._origin, node.origin or self._origin
         try:
-            result = self._add(node.op, operands, attrs)
+            result = self._add(node.op, operands, attrs, types)
         finally:
             self._origin = before
         if node.op.name == "parameter":
@@ -346,6 +356,28 @@ class Graph:
         elif node.op.name == "input":
             self.inputs[attrs["name"]] = result.results[0]
         return result
+
+    def drop_dead(self) -> set[Value]:
+        """Remove what no output needs, and number anew; the values that are left.
+
+        Only for a graph that nobody else has seen yet, as at the end of a rebuild: values lose their ids.
+        """
+        live = self.live()
+        left = {value for node in live for value in node.results}
+        if len(live) == len(self.nodes):
+            return left
+        alive = set(live)
+        self.nodes, self.values = live, [value for node in live for value in node.results]
+        for number, node in enumerate(live):
+            node.id = number
+        for number, value in enumerate(self.values):
+            value.id = number
+            value.users = [user for user in value.users if user in alive]
+        self._interned = {key: node for key, node in self._interned.items() if node in alive}
+        self.definers = {name: node for name, node in self.definers.items() if node in alive}
+        self.parameters = {name: value for name, value in self.parameters.items() if value in left}
+        self.weights = {name: weight for name, weight in self.weights.items() if name in self.parameters}
+        return left
 
     # -- queries
 

@@ -57,11 +57,10 @@ def rebuild(
         mapped.update(zip(node.results, results, strict=True))
     for name, value in graph.outputs.items():
         new.output(name, mapped[value])
-    if not replaced:
-        return Rebuilt(new, mapped, 0)
-    swept = rebuild(new)
-    kept = {old: swept.values[value] for old, value in mapped.items() if value in swept.values}
-    return Rebuilt(swept.graph, kept, replaced)
+    if replaced:
+        left = new.drop_dead()
+        mapped = {old: value for old, value in mapped.items() if value in left}
+    return Rebuilt(new, mapped, replaced)
 
 
 def _fits(node: Node, results: Sequence[Value]) -> None:

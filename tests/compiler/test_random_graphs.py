@@ -42,6 +42,32 @@ def test_rebuilding_is_the_identity(graph):
     )
 
 
+def _respell(new, node, operands):
+    """a + b as b + a, a - b as a + -b, slices of nothing away: exact, and the old operands die at times."""
+    if node.op.name == "add":
+        return operands[1] + operands[0]
+    if node.op.name == "sub":
+        return operands[0] + -operands[1]
+    if node.op.name == "flip" and operands[0].op_name == "flip" and operands[0].attrs == node.attrs:
+        return operands[0].operands[0]
+    return None
+
+
+@given(graphs())
+@several
+def test_replacing_keeps_the_numbers_and_leaves_nothing_dead(graph):
+    rebuilt = rebuild(graph, _respell)
+    verify(rebuilt.graph)
+    assert rebuilt.graph.live() == rebuilt.graph.nodes
+    assert all(
+        new.graph is rebuilt.graph and rebuilt.graph.values[new.id] is new for new in rebuilt.values.values()
+    )
+    inputs = graph.dummy_inputs(6, SIZES)
+    assert_same_outputs(
+        evaluate(rebuilt.graph, inputs, bindings=SIZES), evaluate(graph, inputs, bindings=SIZES)
+    )
+
+
 @given(graphs(), st.sampled_from([SIZES, OTHER_SIZES]))
 @several
 def test_sizes_bound_before_or_at_the_run(graph, sizes):

@@ -80,8 +80,9 @@ def _float_to_integer(array: Array, to: DType, *, saturate: bool) -> Array:
     wide = np.trunc(array.astype(np.float64))
     finite = np.isfinite(wide)
     if not saturate:
-        bits = np.uint64 if to is types.UINT64 else np.int64
-        return np.where(finite, wide, 0).astype(bits)
+        wide = np.where(finite, wide, 0)
+        signed = np.where(wide < 2.0**63, wide, wide - 2.0**64).astype(np.int64)
+        return signed.view(np.uint64) if to is types.UINT64 else signed
     low, high = to.limits
     result = np.where(finite & (wide > low) & (wide < high), wide, 0).astype(
         to.numpy if to.bits >= 8 else np.int8
