@@ -36,7 +36,7 @@ def _operands(row, dtype: DType) -> list[np.ndarray]:
     if not dtype.is_float and row.name in {"div", "floordiv", "mod", "fmod"}:
         columns = [column[columns[1] != 0] for column in columns]
     if not dtype.is_float and row.name in {"shl", "shr", "pow"}:
-        columns = [column[(columns[1] >= 0) & (columns[1] < 8)] for column in columns]
+        columns = [column[columns[1] >= 0] for column in columns]
     if row.name == "pow" and not dtype.is_float:
         columns = [column[columns[0] <= 3] for column in columns]
         columns[1] = np.minimum(columns[1], 3)
