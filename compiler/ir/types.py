@@ -2,7 +2,7 @@
 
 `DType` is a row; rows are singletons, compared by identity. Narrow floats and integers live in NumPy
 through ml_dtypes (extra `onnx`), imported when such an array is first made. Four- and two-bit types
-take one byte an element in NumPy arrays; `bits` is what they take when packed.
+take one byte an element in NumPy arrays; `bits` is what they take when packed, see `pack` and `unpack`.
 
 No dtype is ever converted to another implicitly: ops demand equal dtypes, `promote` says which dtype
 two may be cast to without loss of range, and the builder's `cast` does it.
@@ -11,6 +11,7 @@ two may be cast to without loss of range, and the builder's `cast` does it.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,6 +186,41 @@ def promote(a: DType, b: DType) -> DType:
     if a.kind == "complex" and b is FLOAT64:
         return COMPLEX128
     return a
+
+
+def pack(array: Array) -> Array:
+    """Elements of four or two bits as bytes (uint8, one dim), the first element in the lowest bits.
+
+    What ONNX and PyTorch store; the last byte is filled up with zeros. Wider dtypes give their bytes.
+    """
+    row = dtype(array.dtype)
+    codes: Array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if row.bits >= 8:
+        return codes
+    each = 8 // row.bits
+    codes = np.concatenate([codes & (1 << row.bits) - 1, np.zeros(-len(codes) % each, np.uint8)]).reshape(
+        -1, each
+    )
+    shifted = codes << (np.arange(each, dtype=np.uint8) * np.uint8(row.bits))
+    return np.asarray(np.bitwise_or.reduce(shifted, axis=1, dtype=np.uint8))
+
+
+def unpack(data: Array, row: DType, shape: tuple[int, ...]) -> Array:
+    """What `pack` packed. Raises TypeRuleError where the bytes are not as many as the shape needs."""
+    count = math.prod(shape)
+    if len(data) != (count * row.bits + 7) // 8:
+        raise TypeRuleError(f"{row}{list(shape)} takes {(count * row.bits + 7) // 8} bytes, got {len(data)}")
+    data = np.ascontiguousarray(data, np.uint8)
+    if row.bits >= 8:
+        return data.view(row.numpy).reshape(shape)
+    each = 8 // row.bits
+    shifts = np.arange(each, dtype=np.uint8) * np.uint8(row.bits)
+    codes: Array = ((data[:, None] >> shifts) & np.uint8((1 << row.bits) - 1)).reshape(-1)[:count]
+    if row.kind == "int":
+        signed = codes.astype(np.int8)
+        codes = np.where(signed > row.limits[1], signed - (1 << row.bits), signed).astype(np.int8)
+    elements: Array = codes.view(row.numpy) if row.is_float else codes.astype(row.numpy)
+    return elements.reshape(shape)
 
 
 @functools.cache

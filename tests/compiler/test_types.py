@@ -21,7 +21,9 @@ from kernels_hub.compiler.ir.types import (
     UINT8,
     UINT64,
     dtype,
+    pack,
     promote,
+    unpack,
 )  # fmt: skip
 
 
@@ -67,3 +69,25 @@ def test_nothing_holds_uint64_and_int64():
 def test_compute_and_accumulate():
     assert BFLOAT16.compute is FLOAT32 and FLOAT64.compute is FLOAT64
     assert INT8.accumulate is INT32 and FLOAT16.accumulate is FLOAT32 and INT64.accumulate is INT64
+
+
+@pytest.mark.parametrize("row", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("count", [0, 1, 7, 16])
+def test_packing_is_undone(row, count):
+    bits = np.random.default_rng(0).integers(0, 256, count * max(row.bits, 8) // 8, np.uint8)
+    data = bits[: (count * row.bits + 7) // 8].copy()
+    if row.bits < 8 and count % (8 // row.bits):
+        data[-1] &= (1 << (count % (8 // row.bits)) * row.bits) - 1
+    if row is dtype("bool"):
+        data &= 1
+    array = unpack(data, row, (count,))
+    assert array.dtype == row.numpy and array.shape == (count,)
+    assert pack(array).tobytes() == data.tobytes()
+
+
+def test_the_first_element_is_in_the_lowest_bits():
+    assert pack(np.array([1, -2, 7], np.int8).astype(INT4.numpy)).tolist() == [0xE1, 0x07]
+    assert unpack(np.array([0xE1, 0x07], np.uint8), INT4, (3,)).astype(int).tolist() == [1, -2, 7]
+    assert unpack(np.array([0x7F], np.uint8), dtype("float4_e2m1fn"), (2,)).astype(float).tolist() == [-6, 6]
+    with pytest.raises(TypeRuleError, match=r"int4\[4\] takes 2 bytes, got 1"):
+        unpack(np.zeros(1, np.uint8), INT4, (4,))
