@@ -487,7 +487,8 @@ def scalar_array(number: Number, row: DType) -> types.Array:
         raise TypeRuleError(f"{number!r} is out of range of {row}")
     if row.kind == "bool" and number not in {0, 1}:
         raise TypeRuleError(f"{number!r} is no bool")
-    return np.asarray(number).astype(row.numpy)
+    with np.errstate(over="ignore"):
+        return np.asarray(number).astype(row.numpy)
 
 
 def _is_sequence(value: object) -> bool:

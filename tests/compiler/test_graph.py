@@ -47,6 +47,12 @@ def test_float_attributes_are_compared_by_their_bits():
     assert resize(float("nan")) is resize(float("nan")) and resize(0.0) is not resize(-0.0)
 
 
+def test_a_constant_out_of_range_overflows_as_its_format_does():
+    graph = Graph("g")
+    assert graph.constant(1e6, "float16").array == np.inf
+    assert graph.constant(np.array([-1e39, 1.0]), "float32").array.tolist() == [-np.inf, 1]
+
+
 def test_a_constant_is_a_copy_that_nobody_can_change():
     graph, mine = Graph("g"), np.arange(3.0)
     value = graph.constant(mine)

@@ -44,6 +44,7 @@ def accumulator(array: Array) -> Array:
     return array.astype(wide[kind])
 
 
+@np.errstate(all="ignore")
 def convert(array: Array, to: DType, *, saturate: bool = False) -> Array:
     """The array cast to another dtype.
 
