@@ -1,0 +1,167 @@
+"""Applies rules to a graph until none fires.
+
+A sweep is one rebuild of the graph from inputs to outputs: each node, on operands that are rewritten already, is
+offered to the rules that its op is the root of; what a rule builds is offered again at once. So a chain that
+collapses step by step does so in one sweep, and a later sweep finds only what values with fewer users now
+allow. Sweeps end when nothing fires, and are bounded; so is what one node may set off.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kernels_hub.compiler.errors import GraphError
+from kernels_hub.compiler.ir.graph import Graph, Node, Value
+from kernels_hub.compiler.ir.operators import same_shapes
+from kernels_hub.compiler.ir.transform import rebuild
+from kernels_hub.compiler.rewrite.pattern import Found, Scope
+from kernels_hub.compiler.rewrite.rule import Match, Options, Outcome, Rule
+
+MOST_SWEEPS = 8
+MOST_STEPS = 64
+"""How many rules may fire for one node of the old graph, with all that they build."""
+
+
+class Index:
+    """Rules by the op that they begin with, in order."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._any: list[tuple[int, Rule]] = []
+        self._by_op: dict[str, list[tuple[int, Rule]]] = {}
+        for place, rule in enumerate(rules):
+            names = rule.pattern.roots()
+            if names is None:
+                self._any.append((place, rule))
+            for name in names or ():
+                self._by_op.setdefault(name, []).append((place, rule))
+        self._merged: dict[str, tuple[Rule, ...]] = {}
+
+    def of(self, op: str) -> tuple[Rule, ...]:
+        """The rules that a node of this op may be the root of."""
+        if op not in self._merged:
+            both = sorted([*self._any, *self._by_op.get(op, ())], key=lambda one: one[0])
+            self._merged[op] = tuple(rule for _, rule in both)
+        return self._merged[op]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A pass: rules, tried in order, to fixpoint."""
+
+    name: str
+    rules: tuple[Rule, ...]
+
+    def run(self, graph: Graph, options: Options) -> Outcome:
+        """The graph after the rules, and how often each fired."""
+        return apply_rules(graph, self.rules, options)
+
+
+def apply_rules(graph: Graph, rules: Sequence[Rule], options: Options | None = None) -> Outcome:
+    """Rules to fixpoint. Raises GraphError where a rule builds something of another type than what it replaces."""
+    options = options or Options()
+    index = Index(rule for rule in rules if rule.exact or options.rounding)
+    fired: Counter[str] = Counter()
+    graph = rebuild(graph).graph
+    for _ in range(MOST_SWEEPS):
+        sweep = _Sweep(graph, index, fired)
+        before = fired.total()
+        rebuilt = rebuild(graph, sweep.visit).graph
+        if fired.total() == before:
+            break
+        graph = rebuilt
+    return Outcome(graph, fired)
+
+
+class _Sweep:
+    """One pass over a graph. Knows of each new value how often the values that it stands for are used."""
+
+    def __init__(self, old: Graph, index: Index, fired: Counter[str]) -> None:
+        self.old, self.index, self.fired = old, index, fired
+        self._uses: dict[Value, int] = {}
+        self._outputs: set[Value] = set()
+        self._is_output = set(old.outputs.values())
+        self._noted: set[Value] = set()
+        self._steps = 0
+        self.scope = Scope(self._count, self._outputs.__contains__)
+
+    def visit(self, new: Graph, node: Node, operands: tuple[Value, ...]) -> Sequence[Value] | None:
+        for old, value in zip(node.operands, operands, strict=True):
+            if old.op_name in {"input", "parameter"}:
+                self._note(old, value)
+        copied = new.copy(node, operands)
+        self._steps = 0
+        results = self._rewrite(copied)
+        for old, value in zip(node.results, results, strict=True):
+            self._note(old, value)
+        return None if results == copied.results else results
+
+    def _note(self, old: Value, new: Value) -> None:
+        if old not in self._noted:
+            self._noted.add(old)
+            self._uses[new] = self._uses.get(new, 0) + self.old.uses(old)
+            if old in self._is_output:
+                self._outputs.add(new)
+
+    def _count(self, value: Value) -> int:
+        known = self._uses.get(value)
+        return known if known is not None else max(1, value.graph.uses(value))
+
+    def _rewrite(self, node: Node) -> tuple[Value, ...]:
+        """What stands for a node's results after all rules that fire at it, and at what they build."""
+        if len(node.results) != 1:
+            return node.results
+        value = node.results[0]
+        while self._steps < MOST_STEPS:
+            first = len(value.graph.nodes)
+            replaced = self._fire(value)
+            if replaced is None:
+                break
+            value = self._settle(first, replaced)
+            if value.node.id < first or len(value.node.results) != 1:
+                break
+        return (value,)
+
+    def _fire(self, value: Value) -> Value | None:
+        for rule in self.index.of(value.op_name):
+            match = first_match(rule, value, self.scope)
+            if match is not None:
+                replaced = rule.replace(match)
+                if replaced is value:
+                    continue
+                if replaced.dtype is not value.dtype or not same_shapes(replaced.shape, value.shape):
+                    raise GraphError(
+                        f"rule {rule.name} replaces {value} ({value.node!r}) by {replaced}, of another type"
+                    )
+                self.fired[rule.name] += 1
+                self._steps += 1
+                return replaced
+        return None
+
+    def _settle(self, first: int, result: Value) -> Value:
+        """Offer the nodes that a replacement has appended to the rules, in order."""
+        graph = result.graph
+        moved: dict[Value, Value] = {}
+        for node in graph.nodes[first:]:
+            if len(node.results) != 1:
+                continue
+            before, operands = node.results[0], [moved.get(operand, operand) for operand in node.operands]
+            again = graph.add(node.op, operands, node.attrs)
+            if before is result and again is node:
+                return before  # the caller goes on with it
+            (after,) = self._rewrite(again)
+            if after is not before:
+                moved[before] = after
+        return moved.get(result, result)
+
+
+def first_match(rule: Rule, value: Value, scope: Scope) -> Match | None:
+    """The first way in which a rule matches and its guard agrees; None if there is none."""
+    for found in rule.pattern.find(value, Found(), scope):
+        match = Match(value, found, scope)
+        reason = rule.guard(match)
+        if reason is None:
+            return match
+        scope.refuse(found, value, reason)
+    return None

@@ -1,0 +1,153 @@
+"""Constants, and what is computed of weights alone, computed now, by the oracle.
+
+1. an op on constants alone is a constant, where that is small or no larger than what it is made of
+2. what is computed of parameters and constants alone becomes a parameter, whose array is made when it is needed;
+   views of a parameter stay views
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kernels_hub.compiler.ir.evaluate import evaluate
+from kernels_hub.compiler.ir.graph import Graph, Node, Value
+from kernels_hub.compiler.ir.op import Trait
+from kernels_hub.compiler.ir.transform import extract, rebuild
+from kernels_hub.compiler.ir.types import Array
+from kernels_hub.compiler.rewrite.rule import Options, Outcome
+
+
+@dataclass(frozen=True)
+class FoldConstants:
+    """Case 1."""
+
+    name: str = "fold_constants"
+
+    def run(self, graph: Graph, options: Options) -> Outcome:
+        """The graph with every small op on constants computed."""
+        fired: Counter[str] = Counter()
+
+        def visit(new: Graph, node: Node, operands: tuple[Value, ...]) -> list[Value] | None:
+            arrays = _constants(node, operands, options.fold_limit)
+            if arrays is None:
+                return None
+            fired[self.name] += 1
+            return [new.constant(array) for array in _computed(node, operands)]
+
+        return Outcome(rebuild(graph, visit).graph, fired)
+
+
+def _constants(node: Node, operands: tuple[Value, ...], limit: int) -> list[Array] | None:
+    """Arrays of the operands, if all are constants and the results are small enough; broadcasts stay."""
+    if not operands or node.op.name == "broadcast" or node.op.defines is not None or node.symbols():
+        return None
+    arrays = [operand.array for operand in operands]
+    known = [array for array in arrays if array is not None]
+    if len(known) != len(arrays):
+        return None
+    size = sum(_bytes(value) for value in node.results)
+    return known if size <= max(limit, sum(array.nbytes for array in known)) else None
+
+
+def _bytes(value: Value) -> int:
+    count = value.type.size
+    assert isinstance(count, int)
+    return count * max(value.dtype.bits // 8, 1)
+
+
+def _computed(node: Node, operands: tuple[Value, ...]) -> list[Array]:
+    alone = Graph(node.op.name)
+    constants = [alone.apply("constant", value=operand.attrs["value"]) for operand in operands]
+    for place, value in enumerate(alone.add(node.op, constants, node.attrs).results):
+        alone.output(str(place), value)
+    return [evaluate(alone)[name] for name in alone.outputs]
+
+
+@dataclass(frozen=True)
+class FoldParameters:
+    """Case 2: needs the parameters' arrays, or what loads them; parameters without stay as they are."""
+
+    name: str = "fold_parameters"
+
+    def run(self, graph: Graph, options: Options) -> Outcome:
+        """The graph with arithmetic on weights made new weights. Loses the names of those that go into it."""
+        del options
+        static = _static(graph)
+        borders = {value for value in static if _is_border(graph, value, static)}
+        fired: Counter[str] = Counter()
+        taken = set(graph.parameters) | set(graph.inputs)
+
+        def visit(new: Graph, node: Node, _: tuple[Value, ...]) -> list[Value] | None:
+            if not node.results or node.results[0] not in borders:
+                return None
+            fired[self.name] += 1
+            value = node.results[0]
+            name = _fresh(f"folded.{_named(value)}", taken)
+            return [new.parameter(name, value.shape, value.dtype, _array_of(graph, value))]
+
+        return Outcome(rebuild(graph, visit).graph if borders else graph, fired)
+
+
+def _static(graph: Graph) -> dict[Value, bool]:
+    """Values of parameters and constants alone -> whether a parameter is among them, and some op computes."""
+    found: dict[Value, bool] = {}
+    for node in graph.live():
+        name = node.op.name
+        if name == "constant":
+            found[node.results[0]] = False
+        elif name == "parameter":
+            if node.attrs["name"] in graph.weights and not node.symbols():
+                found[node.results[0]] = False
+        elif (
+            node.operands
+            and len(node.results) == 1
+            and node.op.defines is None
+            and Trait.REGION not in node.op.traits
+            and not node.symbols()
+            and all(operand in found for operand in node.operands)
+        ):
+            computes = Trait.VIEW not in node.op.traits
+            found[node.results[0]] = computes or any(found[operand] for operand in node.operands)
+    return found
+
+
+def _is_border(graph: Graph, value: Value, static: dict[Value, bool]) -> bool:
+    """Whether something is computed of weights up to here, this op included, and used by what is no weight."""
+    if not static[value] or Trait.VIEW in value.op.traits:
+        return False
+    return graph.is_output(value) or any(
+        result not in static or (Trait.VIEW in user.op.traits)
+        for user in value.users
+        for result in user.results
+    )
+
+
+def _array_of(graph: Graph, value: Value) -> Callable[[], Array]:
+    part = extract(graph, {}, {"array": value}, "weights")
+    made: list[Array] = []
+
+    def array() -> Array:
+        if not made:
+            made.append(evaluate(part)["array"])
+        return made[0]
+
+    return array
+
+
+def _named(value: Value) -> str:
+    """The name of the first parameter that it is made of."""
+    while value.op_name != "parameter":
+        if not value.operands:
+            return "constant"
+        value = value.operands[0]
+    return str(value.attrs["name"])
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    count, one = 1, name
+    while one in taken:
+        count, one = count + 1, f"{name}.{count + 1}"
+    taken.add(one)
+    return one

@@ -1,0 +1,398 @@
+"""What a rule looks for: patterns over values, matched with backtracking.
+
+    Op("add", Any("x"), Op("mul", Any("x"), Scalar("c")))    x + x * c, in any order of the operands
+
+A name stands for one value (or one attribute, or one dim) in the whole pattern: where it occurs twice, both must
+be the same. Operands of commutative ops are tried in every order, nested ones too. `find` yields every way in
+which a value matches. Given a `Trace`, it also notes how far the attempts came and what refused them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any as Anything
+
+from kernels_hub.compiler.ir import ops
+from kernels_hub.compiler.ir.dims import Expr
+from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.op import Trait
+from kernels_hub.compiler.ir.proofs import proves_equal
+
+Test = Callable[[Value], str | None]
+"""A condition on a value: None where it holds, else the reason why not."""
+
+VIEWS_OF_ONE = frozenset({"broadcast", "reshape", "permute"})
+
+
+@dataclass
+class Trace:
+    """The attempt that came furthest: how many nodes of the pattern it had matched, and what then refused."""
+
+    matched: int = -1
+    value: Value | None = None
+    reason: str = "no value has the op that the pattern begins with"
+
+    def miss(self, matched: int, value: Value, reason: str) -> None:
+        """Note a refusal, if no attempt came further."""
+        if matched > self.matched:
+            self.matched, self.value, self.reason = matched, value, reason
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a match may ask of the graph around it: how often a value is used, whether it is an output."""
+
+    uses: Callable[[Value], int]
+    is_output: Callable[[Value], bool]
+    trace: Trace | None = None
+
+    def refuse(self, found: Found, value: Value, reason: str) -> None:
+        """Note why an attempt ends here."""
+        if self.trace is not None:
+            self.trace.miss(len(found.inside), value, reason)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A match so far: values and facts (attributes, dims) by name, and the values inside the pattern."""
+
+    values: Mapping[str, Value] = field(default_factory=dict)
+    facts: Mapping[str, Anything] = field(default_factory=dict)
+    inside: tuple[Value, ...] = ()
+
+    def bind(self, name: str, value: Value) -> Found | None:
+        """With a name bound, or None where it stands for another value."""
+        if not name:
+            return self
+        known = self.values.get(name)
+        if known is not None:
+            return self if known is value else None
+        return replace(self, values={**self.values, name: value})
+
+    def learn(self, name: str, fact: Anything) -> Found | None:
+        """With an attribute or a dim bound, or None where the name stands for another."""
+        if name in self.facts:
+            return self if same_fact(self.facts[name], fact) else None
+        return replace(self, facts={**self.facts, name: fact})
+
+
+def same_fact(a: Anything, b: Anything) -> bool:
+    """Equality of attributes; of dims, where it can be proved."""
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(same_fact, a, b))
+    return bool(a == b) or (_is_dim(a) and _is_dim(b) and proves_equal(a, b))
+
+
+def _is_dim(one: Anything) -> bool:
+    return isinstance(one, (int, Expr)) and not isinstance(one, bool)
+
+
+class Pattern:
+    """Something that a value may match."""
+
+    def find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
+        """Every way in which the value matches, given what is bound already."""
+        return self._find(value, found, scope)
+
+    def roots(self) -> frozenset[str] | None:
+        """Names of the ops that a match may begin with; None for any."""
+        return self._roots()
+
+    def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
+        raise NotImplementedError
+
+    def _roots(self) -> frozenset[str] | None:
+        return None
+
+    def where(self, *tests: Test) -> Pattern:
+        """With conditions on the value."""
+        return Where(self, tests)
+
+    def once(self) -> Pattern:
+        """Only a value that one place uses, and that is no output."""
+        return Once(self)
+
+    def hidden(self) -> Pattern:
+        """Only a value that is no output; any number of places may use it."""
+        return Once(self, most=None)
+
+
+@dataclass(frozen=True)
+class Any(Pattern):
+    """Any value. shape: its dims: numbers, names that are bound across the pattern, None for any; or rank alone."""
+
+    name: str = ""
+    shape: tuple[int | str | None, ...] | None = None
+
+    def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
+        bound = found.bind(self.name, value)
+        if bound is None:
+            scope.refuse(found, value, f"{self.name} is {found.values[self.name]} already, not {value}")
+            return
+        if self.shape is not None:
+            bound = self._shaped(value, bound, scope)
+        if bound is not None:
+            yield bound
+
+    def _shaped(self, value: Value, found: Found, scope: Scope) -> Found | None:
+        assert self.shape is not None
+        if value.rank != len(self.shape):
+            scope.refuse(found, value, f"{value} has rank {value.rank}, not {len(self.shape)}")
+            return None
+        now: Found | None = found
+        for wanted, dim in zip(self.shape, value.shape, strict=True):
+            assert now is not None
+            if isinstance(wanted, int) and not proves_equal(wanted, dim):
+                scope.refuse(found, value, f"the dim {dim} of {value} is not {wanted}")
+                return None
+            if isinstance(wanted, str):
+                known = now.facts.get(wanted)
+                now = now.learn(wanted, dim)
+                if now is None:
+                    scope.refuse(found, value, f"{wanted} is {known} already, not {dim} of {value}")
+                    return None
+        return now
+
+
+@dataclass(frozen=True)
+class Scalar(Pattern):
+    """A value that is one known number everywhere, through broadcasts, reshapes and permutes.
+
+    number: the number it must be: bit for bit (0.0 is not -0.0), or within a relative tolerance. The name is bound to
+    the constant that stands behind the views.
+    """
+
+    name: str = ""
+    number: float | None = None
+    tolerance: float = 0.0
+
+    def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
+        source = value
+        while source.op_name in VIEWS_OF_ONE:
+            source = source.operands[0]
+        number = source.scalar
+        if number is None:
+            return scope.refuse(found, value, f"{value} is no known number")
+        if self.number is not None and not same_number(number, self.number, self.tolerance):
+            return scope.refuse(found, value, f"{value} is {number!r}, not {self.number!r}")
+        bound = found.bind(self.name, source)
+        if bound is not None:
+            yield bound
+        else:
+            scope.refuse(found, value, f"{self.name} is another constant already")
+        return None
+
+
+def same_number(number: Anything, wanted: float, tolerance: float = 0.0) -> bool:
+    """Equality that tells 0.0 from -0.0 (of floats), or closeness."""
+    if isinstance(number, complex):
+        return False
+    if tolerance:
+        return math.isclose(number, wanted, rel_tol=tolerance)
+    return bool(number == wanted) and (
+        number != 0 or not isinstance(number, float) or math.copysign(1, number) == math.copysign(1, wanted)
+    )
+
+
+@dataclass(frozen=True)
+class Bind:
+    """An attribute that a name stands for."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """An attribute that must pass a test."""
+
+    test: Callable[[Anything], bool]
+    reason: str
+
+
+class Op(Pattern):
+    """A node with one result: an op by name, by several names, or by trait, on operands that match.
+
+    No operands given: any. name: bound to the result. attributes: numbers, `Bind`, or `Check`.
+    """
+
+    def __init__(
+        self, which: str | Iterable[str] | Trait, *operands: Pattern, name: str = "", **attrs: Anything
+    ) -> None:
+        if isinstance(which, Trait):
+            self.names = frozenset(row.name for row in ops.OPS.values() if which in row.traits)
+        else:
+            self.names = frozenset({which} if isinstance(which, str) else which)
+        self.operands, self.name, self.attrs = operands, name, attrs
+
+    def __repr__(self) -> str:
+        names = "|".join(sorted(self.names)) if len(self.names) < 4 else "…"
+        return f"{names}({', '.join(map(repr, self.operands))})"
+
+    def _roots(self) -> frozenset[str] | None:
+        return self.names
+
+    def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
+        node = value.node
+        if node.op.name not in self.names or len(node.results) != 1:
+            wanted = " or ".join(sorted(self.names)[:4])
+            return scope.refuse(found, value, f"{value} is made by {node.op.name}, not by {wanted}")
+        now: Found | None = found
+        for key, wanted in self.attrs.items():
+            assert now is not None
+            given, before = node.attrs[key], now
+            now = _attribute(wanted, given, before)
+            if now is None:
+                what = wanted.reason if isinstance(wanted, Check) else f"not {_shown(wanted, before)}"
+                return scope.refuse(found, value, f"{key} of {node!r} is {given}: {what}")
+        assert now is not None
+        bound = now.bind(self.name, value)
+        if bound is None:
+            return scope.refuse(
+                found, value, f"{self.name} is {found.values[self.name]} already, not {value}"
+            )
+        bound = replace(bound, inside=(*bound.inside, value))
+        if not self.operands:
+            yield bound
+            return None
+        if len(self.operands) != len(node.operands):
+            return scope.refuse(
+                found, value, f"{node!r} has {len(node.operands)} operands, not {len(self.operands)}"
+            )
+        yield from _orders(self.operands, value, bound, scope)
+        return None
+
+
+def _attribute(wanted: Anything, given: Anything, found: Found) -> Found | None:
+    if isinstance(wanted, Bind):
+        return found.learn(wanted.name, given)
+    if isinstance(wanted, Check):
+        return found if wanted.test(given) else None
+    return found if same_fact(wanted, given) else None
+
+
+def _shown(wanted: Anything, found: Found) -> str:
+    return f"{found.facts.get(wanted.name)} as before" if isinstance(wanted, Bind) else str(wanted)
+
+
+def _orders(patterns: tuple[Pattern, ...], value: Value, found: Found, scope: Scope) -> Iterator[Found]:
+    operands = value.operands
+    if Trait.COMMUTATIVE in value.op.traits:
+        seen = set()
+        for order in itertools.permutations(operands):
+            if order not in seen:
+                seen.add(order)
+                yield from _each(patterns, order, found, scope)
+    else:
+        yield from _each(patterns, operands, found, scope)
+
+
+def _each(
+    patterns: tuple[Pattern, ...], values: tuple[Value, ...], found: Found, scope: Scope
+) -> Iterator[Found]:
+    if not patterns:
+        yield found
+        return
+    for one in patterns[0].find(values[0], found, scope):
+        yield from _each(patterns[1:], values[1:], one, scope)
+
+
+@dataclass(frozen=True)
+class OneOf(Pattern):
+    """Any of several patterns; all that match are tried."""
+
+    choices: tuple[Pattern, ...]
+
+    def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
+        for choice in self.choices:
+            yield from choice.find(value, found, scope)
+
+    def _roots(self) -> frozenset[str] | None:
+        all_names: frozenset[str] = frozenset()
+        for choice in self.choices:
+            names = choice.roots()
+            if names is None:
+                return None
+            all_names |= names
+        return all_names
+
+
+def one_of(*choices: Pattern) -> Pattern:
+    """Any of several patterns."""
+    return OneOf(choices)
+
+
+@dataclass(frozen=True)
+class Through(Pattern):
+    """A pattern behind any number of nodes of these ops (casts, reshapes …), none of them included."""
+
+    names: frozenset[str]
+    inner: Pattern
+
+    def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
+        yield from self.inner.find(value, found, scope)
+        while value.op_name in self.names:
+            found = replace(found, inside=(*found.inside, value))
+            value = value.operands[0]
+            yield from self.inner.find(value, found, scope)
+
+
+def through(names: str | Iterable[str], inner: Pattern) -> Pattern:
+    """A pattern behind any number of nodes of these ops, or none."""
+    return Through(frozenset({names} if isinstance(names, str) else names), inner)
+
+
+@dataclass(frozen=True)
+class Where(Pattern):
+    """A pattern with conditions on its value."""
+
+    inner: Pattern
+    tests: tuple[Test, ...]
+
+    def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
+        for one in self.inner.find(value, found, scope):
+            reason = next((why for test in self.tests if (why := test(value)) is not None), None)
+            if reason is None:
+                yield one
+            else:
+                scope.refuse(one, value, reason)
+
+    def _roots(self) -> frozenset[str] | None:
+        return self.inner.roots()
+
+
+@dataclass(frozen=True)
+class Once(Pattern):
+    """A pattern whose value is no output, and is used by so many places at most."""
+
+    inner: Pattern
+    most: int | None = 1
+
+    def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
+        for one in self.inner.find(value, found, scope):
+            if scope.is_output(value):
+                scope.refuse(one, value, f"{value} is an output")
+            elif self.most is not None and (uses := scope.uses(value)) > self.most:
+                scope.refuse(one, value, f"{value} is used {uses} times")
+            else:
+                yield one
+
+    def _roots(self) -> frozenset[str] | None:
+        return self.inner.roots()
+
+
+def floats(value: Value) -> str | None:
+    """A condition: floats of any width."""
+    return None if value.dtype.is_float else f"{value} is no float"
+
+
+def integers(value: Value) -> str | None:
+    """A condition: integers or bools, of which arithmetic is exact."""
+    return None if value.dtype.is_integer or value.dtype.kind == "bool" else f"{value} is no integer"
+
+
+def real(value: Value) -> str | None:
+    """A condition: no complex numbers."""
+    return f"{value} is complex" if value.dtype.is_complex else None

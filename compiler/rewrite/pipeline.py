@@ -1,0 +1,68 @@
+"""The passes, in order: what `rewrite` does to a graph.
+
+rewrite(graph).graph                              all of it
+rewrite(graph, options=Options(rounding=False))   only what keeps every bit
+rewrite(graph, (FoldConstants(), Rules("views", VIEWS)))
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.rewrite.algebra import ALGEBRA
+from kernels_hub.compiler.rewrite.clamp import CLAMP
+from kernels_hub.compiler.rewrite.engine import Rules
+from kernels_hub.compiler.rewrite.fold import FoldConstants, FoldParameters
+from kernels_hub.compiler.rewrite.rule import Options, Pass
+from kernels_hub.compiler.rewrite.views import CANCEL, SINK
+
+PIPELINE: tuple[Pass, ...] = (
+    FoldConstants(),
+    Rules("simplify", (*CANCEL, *ALGEBRA, *CLAMP, *SINK)),
+    FoldConstants(),
+    FoldParameters(),
+)
+"""Dead code is left out, and common subexpressions are one, by every rebuild."""
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A graph after all passes; `fired`: pass -> rule -> how often; str() is a table of that."""
+
+    graph: Graph
+    fired: dict[str, Counter[str]]
+
+    @property
+    def total(self) -> Counter[str]:
+        """Rule -> how often, over all passes."""
+        return sum(self.fired.values(), Counter())
+
+    def __str__(self) -> str:
+        rows = [
+            f"{name:<16}{rule:<28}{count:>6}"
+            for name, rules in self.fired.items()
+            for rule, count in sorted(rules.items())
+        ]
+        return "\n".join([f"{'pass':<16}{'rule':<28}{'fired':>6}", *rows])
+
+
+def rewrite(
+    graph: Graph,
+    passes: Sequence[Pass] = PIPELINE,
+    *,
+    options: Options | None = None,
+    after: Callable[[str, Graph], object] | None = None,
+) -> Rewritten:
+    """The graph after each pass in order; the given one stays as it is. after(pass name, graph): called after each."""
+    options = options or Options()
+    fired: dict[str, Counter[str]] = {}
+    for one in passes:
+        outcome = one.run(graph, options)
+        graph = outcome.graph
+        fired.setdefault(one.name, Counter()).update(outcome.fired)
+        if after is not None:
+            after(one.name, graph)
+    return Rewritten(graph, fired)

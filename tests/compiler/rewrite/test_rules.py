@@ -1,0 +1,188 @@
+"""Every algebraic, clamp and view rule: fires, declines with the reason, and keeps the numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from kernels_hub.compiler.rewrite.algebra import ALGEBRA
+from kernels_hub.compiler.rewrite.clamp import CLAMP
+from kernels_hub.compiler.rewrite.views import VIEWS
+from tests.compiler.rewrite.cases import Case, check_declines, check_fires
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+INTS = ("int32", "int64", "int8")
+ALL = (*FLOATS, *INTS)
+
+
+def ap(op, *values, **attrs):
+    return values[0].graph.apply(op, *values, **attrs)
+
+
+FIRES = {
+    "identity_operand": [
+        Case(lambda x, y: x * 1, ALL), Case(lambda x, y: 1 * x, ALL), Case(lambda x, y: x / 1, ALL),
+        Case(lambda x, y: x + -0.0, FLOATS), Case(lambda x, y: x - 0.0, FLOATS), Case(lambda x, y: x + 0, INTS),
+        Case(lambda x, y: x.maximum(-math.inf), FLOATS), Case(lambda x, y: x & -1, INTS),
+        Case(lambda x, y: x**1, ("float32", "int32")),
+    ],
+    "multiply_by_zero": [Case(lambda x, y: x * 0, INTS)],
+    "subtract_itself": [Case(lambda x, y: x - x, INTS), Case(lambda x, y: x ^ x, ("bool", *INTS))],
+    "idempotent": [Case(lambda x, y: x.maximum(x), ALL)],
+    "inverse_twice": [Case(lambda x, y: x.unary("neg").unary("neg"), ALL), Case(lambda x, y: ~~x, ("bool", *INTS))],
+    "rounded_twice": [Case(lambda x, y, op=op: x.unary(op).unary(op), FLOATS) for op in ("floor", "round", "abs", "sign")],
+    "abs_of_neg": [Case(lambda x, y: abs(-x), ALL)],
+    "add_negated": [Case(lambda x, y: x + -y, ALL), Case(lambda x, y: -x + y, ALL)],
+    "subtract_negated": [Case(lambda x, y: x - -y, ALL)],
+    "multiply_by_minus_one": [Case(lambda x, y: x * -1.0, FLOATS), Case(lambda x, y: -1 * x, INTS)],
+    "divide_by_power_of_two": [Case(lambda x, y: x / 8.0, FLOATS), Case(lambda x, y: x / -0.25, FLOATS)],
+    "power_zero": [Case(lambda x, y: x**0, ("float32", "int32"))],
+    "integer_square": [Case(lambda x, y: x**2, INTS)],
+    "cast_to_itself": [Case(lambda x, y: ap("cast", x, dtype=x.dtype), ALL)],
+    "cast_twice": [
+        Case(lambda x, y: x.cast("float32").cast("float16"), ("float16", "bfloat16")),
+        Case(lambda x, y: x.cast("int64").cast("int8"), ("int8", "int32")),
+        Case(lambda x, y: x.cast("float64").cast("bool"), ("float32",)),
+    ],
+    "select_equal": [Case(lambda x, y: (x < y).select(x, x), ALL)],
+    "select_true": [Case(lambda x, y: ap("select", x.graph.full(x.shape, True, "bool"), x, y))],
+    "select_false": [Case(lambda x, y: ap("select", x.graph.full(x.shape, False, "bool"), x, y))],
+    "select_not": [Case(lambda x, y: (~(x < y)).select(x, y), ALL)],
+    "equal_itself": [Case(lambda x, y: x.eq(x), INTS), Case(lambda x, y: x <= x, INTS)],
+    "less_itself": [Case(lambda x, y: x < x, ALL)],
+    "differs_from_itself": [Case(lambda x, y: x.ne(x), FLOATS)],
+    "not_equal": [Case(lambda x, y: ~x.eq(y), ALL)],
+    "not_different": [Case(lambda x, y: ~x.ne(y), ALL)],
+    "not_less": [Case(lambda x, y: ~(x < y), INTS)],
+    "add_zero": [],
+    "square": [Case(lambda x, y: x**2, ("float32",))],
+    "cube": [Case(lambda x, y: x**3, ("float64",))],
+    "reciprocal_square_root": [Case(lambda x, y: 1 / x.sqrt(), FLOATS)],
+    "divide_by_constant": [Case(lambda x, y: x / 3.0, ("float32", "float64", "bfloat16"))],
+    "clamp_same_bound": [
+        Case(lambda x, y: x.maximum(-1).maximum(0), ALL), Case(lambda x, y: x.minimum(6).minimum(5), ALL),
+        Case(lambda x, y: x.maximum(-0.0).maximum(-0.0), FLOATS), Case(lambda x, y: x.maximum(-math.inf).maximum(1)),
+    ],
+    "clamp_order": [
+        Case(lambda x, y: x.minimum(6).maximum(0), ALL), Case(lambda x, y: x.minimum(0).maximum(6), ALL),
+        Case(lambda x, y: x.minimum(0).maximum(0), ALL),
+    ],
+    "view_of_nothing": [
+        Case(lambda x, y: ap("permute", x, order=(0, 1))), Case(lambda x, y: ap("reshape", x, shape=x.shape)),
+        Case(lambda x, y: ap("flip", x, axes=())),
+        Case(lambda x, y: ap("slice", x, starts=(0, 0), stops=x.shape, steps=(1, 1))),
+        Case(lambda x, y: ap("broadcast", x, shape=x.shape, axes=(0, 1))),
+    ],
+    "reshape_twice": [Case(lambda x, y: ap("reshape", x.reshape(-1), shape=(3, x.shape[0])))],
+    "permute_twice": [Case(lambda x, y: ap("permute", x.permute(1, 0), order=(1, 0)))],
+    "flip_twice": [Case(lambda x, y: x.flip(0).flip(0, 1)), Case(lambda x, y: x.flip(0).flip(0))],
+    "broadcast_twice": [
+        Case(lambda x, y: ap("broadcast", x.broadcast((2, *x.shape), (1, 2)), shape=(2, 5, *x.shape), axes=(0, 2, 3)))
+    ],
+    "slice_twice": [Case(lambda x, y: x.slice(0, 2).slice(0, 1, None, 2).slice(0, 3)), Case(lambda x, y: x.slice(1, 1).slice(1, 1))],
+    "pad_twice": [Case(lambda x, y: x.pad([(1, 0), (0, 2)]).pad([(0, 3), (1, 0)]))],
+    "view_behind_unary": [
+        Case(lambda x, y: x.permute(1, 0).exp(), FLOATS), Case(lambda x, y: -x.broadcast_to((2, *x.shape)), ALL),
+        Case(lambda x, y: x.flip(0).cast("float64")),
+    ],
+    "view_behind_binary": [
+        Case(lambda x, y: x.permute(1, 0) - y.permute(1, 0), ALL),
+        Case(lambda x, y: x.broadcast_to((2, *x.shape)) * y.broadcast_to((2, *x.shape)), ALL),
+        Case(lambda x, y: x.permute(1, 0) * x.permute(1, 0), ALL),
+    ],
+    "view_behind_scalar": [
+        Case(lambda x, y: x.permute(1, 0) - 2, ALL), Case(lambda x, y: 2 - x.reshape(-1), ALL),
+        Case(lambda x, y: x.flip(1).maximum(0), ALL),
+    ],
+}  # fmt: skip
+
+DECLINES = {
+    "identity_operand": [
+        Case(lambda x, y: x + 0.0, FLOATS, "0.0 is not -0.0"), Case(lambda x, y: x - -0.0, FLOATS, "-0.0 is not 0.0"),
+        Case(lambda x, y: 1 - x, INTS, "no known number"), Case(lambda x, y: x * y, ALL, "no known number"),
+    ],
+    "multiply_by_zero": [Case(lambda x, y: x * 0, FLOATS, "no integer")],
+    "subtract_itself": [Case(lambda x, y: x - x, FLOATS, "no integer"), Case(lambda x, y: x - y, INTS, "already")],
+    "idempotent": [Case(lambda x, y: x.maximum(y), ALL, "already")],
+    "inverse_twice": [Case(lambda x, y: -abs(x), ALL, "made by abs")],
+    "rounded_twice": [Case(lambda x, y: x.unary("ceil").unary("floor"), FLOATS, "1 nodes matched")],
+    "abs_of_neg": [Case(lambda x, y: abs(x), ALL, "made by input")],
+    "add_negated": [Case(lambda x, y: x + y, ALL, "made by input")],
+    "subtract_negated": [Case(lambda x, y: -x - y, ALL, "made by input")],
+    "multiply_by_minus_one": [Case(lambda x, y: x * -2, ALL, "-2")],
+    "divide_by_power_of_two": [
+        Case(lambda x, y: x / 3, FLOATS, "no power of two"), Case(lambda x, y: x / 2, INTS, "no float"),
+        Case(lambda x, y: x / 0.0, FLOATS, "no power of two"), Case(lambda x, y: x / 2.0**127, ("float32",), "no normal"),
+        Case(lambda x, y: x / math.inf, FLOATS, "no power of two"),
+    ],
+    "power_zero": [Case(lambda x, y: x**2, ("float32",), "not 0")],
+    "integer_square": [Case(lambda x, y: x**2, ("float32",), "no integer")],
+    "cast_to_itself": [Case(lambda x, y: x.cast("int32"), FLOATS, "is not int32")],
+    "cast_twice": [
+        Case(lambda x, y: x.cast("float16").cast("float32"), ("float32", "bfloat16"), "does not hold"),
+        Case(lambda x, y: x.cast("float64").cast("float16"), ("int32",), "rounds otherwise"),
+    ],
+    "select_equal": [Case(lambda x, y: (x < y).select(x, y), ALL, "already")],
+    "select_true": [Case(lambda x, y: (x < y).select(x, y), ALL, "no known number")],
+    "select_false": [Case(lambda x, y: (x < y).select(x, y), ALL, "no known number")],
+    "select_not": [Case(lambda x, y: (x < y).select(x, y), ALL, "made by lt")],
+    "equal_itself": [Case(lambda x, y: x.eq(x), FLOATS, "no integer")],
+    "less_itself": [Case(lambda x, y: x < y, ALL, "already")],
+    "differs_from_itself": [Case(lambda x, y: x.ne(y), FLOATS, "already")],
+    "not_equal": [Case(lambda x, y: ~x.ne(y), ALL, "made by ne")],
+    "not_different": [Case(lambda x, y: ~x.eq(y), ALL, "made by eq")],
+    "not_less": [Case(lambda x, y: ~(x < y), FLOATS, "no integer")],
+    "add_zero": [Case(lambda x, y: x + 1.0, FLOATS, "not 0.0")],
+    "square": [Case(lambda x, y: x**4, ("float32",), "not 2")],
+    "cube": [Case(lambda x, y: x**2, ("float32",), "not 3")],
+    "reciprocal_square_root": [Case(lambda x, y: 2 / x.sqrt(), FLOATS, "not 1")],
+    "divide_by_constant": [
+        Case(lambda x, y: x / 0.0, FLOATS, "is 0, infinite"), Case(lambda x, y: x / 3.0, ("float16",), "loses too much"),
+    ],
+    "clamp_same_bound": [
+        Case(lambda x, y: x.maximum(0.0).maximum(-0.0), FLOATS, "0.0 and -0.0"),
+        Case(lambda x, y: x.maximum(math.nan).maximum(0), FLOATS, "NaN"), Case(lambda x, y: x.maximum(y).maximum(0), ALL, "no known number"),
+    ],
+    "clamp_order": [
+        Case(lambda x, y: x.maximum(0).minimum(6), ALL, "made by input"),
+        Case(lambda x, y: x.minimum(0.0).maximum(-0.0), FLOATS, "0.0 and -0.0"),
+    ],
+    "view_of_nothing": [Case(lambda x, y: x.flip(0), ALL, "run backwards")],
+    "reshape_twice": [Case(lambda x, y: x.permute(1, 0).reshape(-1), ALL, "made by permute")],
+    "permute_twice": [Case(lambda x, y: x.permute(1, 0), ALL, "made by input")],
+    "flip_twice": [Case(lambda x, y: x.permute(1, 0).flip(0), ALL, "made by permute")],
+    "broadcast_twice": [Case(lambda x, y: x.broadcast_to((2, *x.shape)), ALL, "made by input")],
+    "slice_twice": [Case(lambda x, y: x.slice(0, 0, None, 2).slice(0, 3), ALL, "has steps")],
+    "pad_twice": [
+        Case(lambda x, y: x.pad([(1, 0), (0, 2)], 1).pad([(0, 3), (1, 0)]), ALL, "already"),
+        Case(lambda x, y: x.pad([(1, 0), (0, 2)], mode="edge").pad([(0, 3), (1, 0)], mode="edge"), ALL, "mode"),
+    ],
+    "view_behind_unary": [
+        Case(lambda x, y: ap("concat", (v := x.flip(0)).exp(), v, axis=0), FLOATS, "used 2 times"),
+        Case(lambda x, y: x.exp(), FLOATS, "made by input"),
+    ],
+    "view_behind_binary": [
+        Case(lambda x, y: x.flip(0) * y.flip(1), ALL, "views differ"),
+        Case(lambda x, y: x.reshape(-1).reshape(3, x.shape[0]) * y.permute(1, 0), ALL, "a reshape and a permute"),
+    ],
+    "view_behind_scalar": [Case(lambda x, y: x.permute(1, 0) - y.permute(1, 0), ALL, "no known number")],
+}  # fmt: skip
+
+RULES = {rule.name: rule for rule in (*ALGEBRA, *CLAMP, *VIEWS)}
+
+
+def test_every_rule_is_tested():
+    assert set(FIRES) == set(DECLINES) == set(RULES)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_fires(name):
+    for case in FIRES[name]:
+        check_fires(RULES[name], case)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_declines(name):
+    for case in DECLINES[name]:
+        check_declines(RULES[name], case)
