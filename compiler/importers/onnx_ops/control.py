@@ -49,15 +49,14 @@ def loop(node: OnnxNode) -> Sequence[Value]:
     trips, first = node.optional(0), node.optional(1)
     carried = [node.input(place) for place in range(2, len(node.inputs))]
     count = node.maybe_known(trips)
-    limit: Dim = None if count is None else count.reshape(-1)[0]
-    go_on = True if first is None else node.maybe_known(first)
+    known = count is None or count.dtype != object
+    limit = int(count.reshape(-1)[0]) if count is not None and known else None
+    go_on = node.constant(value=True) if first is None else first
+    start = node.maybe_known(go_on)
+    few = limit is None or limit <= UNROLLED
     attempt = node.scope.attempt()
-    if (
-        go_on is not None
-        and not (isinstance(limit, int) and limit > UNROLLED)
-        and (count is None or count.dtype != object)
-    ):
-        written = _unrolled(node, body, None if limit is None else int(limit), bool(go_on), carried)
+    if start is not None and (trips is None or count is not None) and known and few:
+        written = _unrolled(node, body, limit, bool(start), carried)
         if written is not None:
             return written
         attempt.undo()
@@ -85,7 +84,7 @@ def _unrolled(
     current, stacks, done = list(carried), [list[Value]() for _ in body.output[1 + len(carried) :]], 0
     condition = node.constant(go_on)
     while go_on and (trips is None or done < trips):
-        if done >= (UNROLLED if trips is None else max(UNROLLED, trips)):
+        if done >= UNROLLED:
             return None
         results = node.scope.inline(body, (node.constant(done), condition, *current), f"trip {done}")
         known = node.maybe_known(results[0])

@@ -1,0 +1,64 @@
+"""`kernels-hub onnx check FILE`, through the sub-command itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+from typer.testing import CliRunner
+
+from kernels_hub.cli.onnx import onnx as command
+from kernels_hub.compiler.errors import ImportFailure
+
+
+def saved(tmp_path: Path, body: str) -> str:
+    path = tmp_path / "m.onnx"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 18]> {body}'), path)
+    return str(path)
+
+
+def test_all_is_well(tmp_path: Path):
+    path = saved(tmp_path, "g (float[n] x) => (float[n] y) { y = Abs(x) }")
+    result = CliRunner().invoke(command, ["check", path])
+    assert (result.exit_code, result.stdout) == (0, f"{path}: every node can be imported\n")
+    result = CliRunner().invoke(command, ["check", path, "--json"])
+    assert (result.exit_code, json.loads(result.stdout)) == (
+        0,
+        {"file": path, "importable": True, "unsupported": []},
+    )
+
+
+def test_the_table(tmp_path: Path):
+    path = saved(tmp_path, "g (float[2] x) => (float[2] z) { y = Magic(x) \n z = Wand(y) }")
+    result = CliRunner().invoke(command, ["check", path])
+    assert result.exit_code == 1
+    header, first, second = result.stdout.splitlines()
+    assert header.split() == ["NODE", "OP", "OPSET", "INPUTS", "REASON"]
+    assert first.split()[:6] == ["->", "y", "Magic", "18", "float32[2]", "no"]
+    assert second.split()[:6] == ["->", "z", "Wand", "18", "?", "no"]
+    result = CliRunner().invoke(command, ["check", path, "--json"])
+    found = json.loads(result.stdout)["unsupported"]
+    assert [(one["op"], one["opset"], one["inputs"]) for one in found] == [
+        ("Magic", 18, ["float32[2]"]),
+        ("Wand", 18, ["?"]),
+    ]
+
+
+def test_axes_bound_on_the_command_line(tmp_path: Path):
+    path = saved(tmp_path, "g (float[n] x, float[3] b) => (float[3] y) { y = Add(x, b) }")
+    assert CliRunner().invoke(command, ["check", path]).exit_code == 1
+    assert CliRunner().invoke(command, ["check", path, "--dim", "n=3"]).exit_code == 0
+    result = CliRunner().invoke(command, ["check", path, "--dim", "n"])
+    assert result.exit_code == 2
+    assert "expected NAME=SIZE, got 'n'" in result.output
+
+
+def test_bad_files(tmp_path: Path):
+    assert CliRunner().invoke(command, ["check", str(tmp_path / "none.onnx")]).exit_code == 2
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    result = CliRunner().invoke(command, ["check", str(tmp_path / "bad.onnx")])
+    assert isinstance(result.exception, ImportFailure)
+    with pytest.raises(ImportFailure, match="no ONNX model"):
+        raise result.exception
