@@ -64,14 +64,27 @@ def import_onnx(
     """The graph of a model: a path, bytes, or a ModelProto.
 
     dims: sizes of named axes, {"batch": 8}; those not named stay symbolic, and at least 1 (a pair of bounds says
-    otherwise). shapes: whole shapes of inputs, in place of those declared. values: inputs that are the same
-    in every call, which become constants. random_weights: a seed for weights whose external data are missing.
+    otherwise). One by which the model slices something of a fixed length, and which it then takes for the length
+    of the slice (position embeddings), is at most that long. shapes: whole shapes of inputs, in place of those
+    declared. values: inputs that are the same in every call, which become constants. random_weights: a seed for
+    weights whose external data are missing.
 
     Float initializers become parameters of their names, mapped and not copied; scalars and small integers constants.
     Raises OnnxImportError, which lists every node that cannot be imported; ImportFailure for bad files.
     """
     file = read_onnx(source)
-    return _Import(file, dims or {}, shapes or {}, values or {}, random_weights).graph()
+    bounds: dict[str, int] = {}
+    first: OnnxImportError | None = None
+    while True:
+        one = _Import(file, dims or {}, shapes or {}, values or {}, random_weights, bounds)
+        try:
+            return one.graph()
+        except OnnxImportError as error:
+            first = first or error
+            more = {name: limit for name, limit in one.session.clamped.items() if name not in bounds}
+            if not more:
+                raise first from None
+            bounds |= more
 
 
 def check_onnx(
@@ -101,8 +114,11 @@ class _Import:
         shapes: Mapping[str, Sequence[Size]],
         values: Mapping[str, Any],
         seed: int | None,
+        bounds: Mapping[str, int],
     ) -> None:
         self.file, self.dims, self.shapes, self.values = file, dims, shapes, values
+        self.bounds = bounds
+        """Symbols -> their largest value, found by an import before this one."""
         self.random = None if seed is None else np.random.default_rng(seed)
         self.session = Session(ExternalData(file.folder), file.functions)
         self.result = Graph(file.name)
@@ -203,12 +219,13 @@ class _Import:
         return tuple(dims)
 
     def _size(self, size: Size, name: str) -> Dim:
+        if isinstance(size, tuple) and name in self.result.symbols:
+            return self.result.symbol(name)
         if isinstance(size, tuple):
-            return (
-                self.result.symbol(name, *size)
-                if name not in self.result.symbols
-                else self.result.symbol(name)
-            )
+            least, most = size
+            limit = self.bounds.get(name)
+            most = limit if most is None else most if limit is None else min(most, limit)
+            return self.result.symbol(name, least, most)
         return self.result.dims((size,))[0]
 
     # -- weights

@@ -57,6 +57,8 @@ class Session:
     unsupported: list[Unsupported] = field(default_factory=list)
     wanted: dict[str, None] = field(default_factory=dict)
     """Inputs whose values would have to be known."""
+    clamped: dict[str, int] = field(default_factory=dict)
+    """Symbols that a slice cuts at a number: sizes above it do not fit what the model slices."""
 
 
 class BrokenError(CompilerError):

@@ -124,7 +124,7 @@ def lp_normalization(node: OnnxNode) -> Value:
 
 @onnx_op("LRN", since=1)
 def lrn(node: OnnxNode) -> Value:
-    x, size = node.input(0), node.attr("size")
+    x, size = node.input(0), int(node.attr("size"))
     alpha, beta, bias = (
         float(node.attr(name, one)) for name, one in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0))
     )

@@ -161,6 +161,7 @@ def _sliced(
             raise node.refuse(f"the step of axis {axis} is 0")
         low, high = _from_start(start, dim), _from_start(end, dim)
         if step > 0:
+            _note_clamp(node, high, dim)
             x = x.slice(axis, _between(low, 0, dim), _between(high, 0, dim), step)
         else:
             first = _between(low, 0, dim - 1)
@@ -168,6 +169,15 @@ def _sliced(
             flipped = x.flip(axis)
             x = flipped.slice(axis, dim - 1 - first, dim - 1 - last, -step)
     return x
+
+
+def _note_clamp(node: OnnxNode, end: Dim, dim: Dim) -> None:
+    """x[:n] of a dim of 512 is min(512, n) long, and equal to n only where n is at most 512."""
+    if isinstance(end, Expr) and isinstance(dim, int) and not proves_le(end, dim):
+        only = end.only_symbol
+        if only is not None:
+            clamped = node.scope.session.clamped
+            clamped[only.name] = min(dim, clamped.get(only.name, dim))
 
 
 def _from_start(place: Dim, dim: Dim) -> Dim:

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from kernels_hub.compiler.errors import ImportFailure, ShapeError
+from kernels_hub.compiler.errors import DimError, ImportFailure, ShapeError
 from kernels_hub.compiler.importers.onnx import OnnxImportError, check_onnx, import_onnx
 from kernels_hub.compiler.ir.dims import symbol
 from kernels_hub.compiler.ir.evaluate import evaluate
@@ -165,6 +165,29 @@ def test_scalars_and_empty_tensors():
     )
     model.graph.initializer.append(numpy_helper.from_array(np.array([0]), "axes"))
     agrees(model, np.zeros((0, 3), np.float32))
+
+
+POSITIONS = """
+g (float[batch, length, 4] x, float[1, 16, 4] table) => (float[a, b, c] y) {
+    shape = Shape<start = 1, end = 2>(x)
+    zero = Constant<value_ints = [0]>()
+    one = Constant<value_ints = [1]>()
+    part = Slice(table, zero, shape, one)
+    y = Add(x, part)
+}"""
+
+
+def test_an_axis_that_slices_a_table_is_at_most_as_long():
+    model = without_shapes(parse(POSITIONS))
+    graph = verify(import_onnx(model))
+    assert graph.symbols["length"] == symbol("length", 1, 16)
+    x, table = random(2, 5, 4), random(1, 16, 4)
+    np.testing.assert_array_equal(evaluate(graph, [x, table])["y"], x + table[:, :5])
+    with pytest.raises(DimError, match="length = 17 contradicts"):
+        evaluate(graph, [random(2, 17, 4), table])
+    assert import_onnx(model, dims={"length": (1, 8)}).symbols["length"] == symbol("length", 1, 8)
+    cut = parse(POSITIONS.replace("y = Add(x, part)", "y = Identity(part)"))
+    assert import_onnx(without_shapes(cut)).symbols["length"] == symbol("length", 1), "only where it must be"
 
 
 # -- versions
