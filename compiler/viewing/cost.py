@@ -1,0 +1,172 @@
+"""What an op costs: floating-point operations, and bytes read and written.
+
+A multiplication and an addition are two operations; exp, sqrt and their like are one each. Views move nothing, and
+what is read through a view is no more than what lies behind it: adding a broadcast bias reads the bias once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kernels_hub.compiler.errors import DimError
+from kernels_hub.compiler.ir.dims import Dim, dim_symbols, product, substitute
+from kernels_hub.compiler.ir.graph import Graph, Node, Value
+from kernels_hub.compiler.ir.op import TensorType, Trait
+
+Formula = Callable[[Node], Dim]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one run. flops, bytes: None where only the data tell. formula: the operations in symbols, "" without any."""
+
+    flops: int | None
+    bytes: int | None
+    formula: str = ""
+
+
+FREE = Cost(0, 0)
+
+
+def _matmul(node: Node) -> Dim:
+    return 2 * node.results[0].type.size * node.operands[0].shape[-1]
+
+
+def _conv(node: Node) -> Dim:
+    return 2 * node.results[0].type.size * product(node.operands[1].shape[1:])
+
+
+def _conv_transpose(node: Node) -> Dim:
+    return 2 * node.operands[0].type.size * product(node.operands[1].shape[1:])
+
+
+def _pool(node: Node) -> Dim:
+    return node.results[0].type.size * product(node.attrs["kernel"])
+
+
+def _read(each: int) -> Formula:
+    return lambda node: each * node.operands[0].type.size
+
+
+_FLOPS: dict[str, Formula] = {
+    "matmul": _matmul, "conv": _conv, "conv_transpose": _conv_transpose,
+    "max_pool": _pool, "argmax_pool": _pool, "sum_pool": _pool, "avg_pool": _pool,
+    "softmax": _read(5), "log_softmax": _read(5), "argmax": _read(1), "argmin": _read(1),
+    "cumsum": _read(1), "cumprod": _read(1), "cummax": _read(1), "cummin": _read(1),
+}  # fmt: skip
+
+
+def default_sizes(graph: Graph, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
+    """A number for each symbol of a graph: the given one, or the smallest that is allowed and not 0.
+
+    Raises DimError for a size of a symbol that the graph does not have, or that its bounds refuse.
+    """
+    sizes = sizes or {}
+    for name in sizes:
+        if name not in graph.symbols:
+            known = ", ".join(sorted(graph.symbols)) or "none"
+            raise DimError(f"graph {graph.name} has no symbol {name!r} to give a size to; it has {known}")
+    chosen: dict[str, int] = {}
+    for name, expr in sorted(graph.symbols.items()):
+        one = expr.only_symbol
+        smallest = max(one.min, 1) if one else 1
+        chosen[name] = sizes.get(name, 0 if one and one.max == 0 else smallest)
+        substitute(expr, {name: chosen[name]})
+    return chosen
+
+
+class Costs:
+    """The costs of nodes of one graph, at one size for each symbol."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._sizes = sizes
+        self._bits: dict[TensorType, int | None] = {}
+
+    def of(self, node: Node) -> Cost:
+        """The cost of a node; regions by what is in them."""
+        if Trait.REGION in node.op.traits:
+            return self._region(node)
+        if node.op.traits & (Trait.LEAF | Trait.VIEW) or node.op.name == "define_size":
+            return FREE
+        flops = _flops(node)
+        formula = str(flops) if not isinstance(flops, int) else ""
+        return Cost(self._number(flops), self._moved(node), formula)
+
+    def total(self, graph: Graph) -> Cost:
+        """All that the outputs of a graph need."""
+        costs = [self.of(node) for node in graph.live()]
+        return Cost(_sum(cost.flops for cost in costs), _sum(cost.bytes for cost in costs))
+
+    def _number(self, dim: Dim) -> int | None:
+        if isinstance(dim, int):
+            return dim
+        try:
+            bound = substitute(dim, {k: v for k, v in self._sizes.items() if _mentions(dim, k)})
+        except DimError:
+            return None
+        return bound if isinstance(bound, int) else None
+
+    def _size(self, of: TensorType) -> int | None:
+        """In bits."""
+        if of not in self._bits:
+            count = self._number(of.size)
+            self._bits[of] = None if count is None else count * of.dtype.bits
+        return self._bits[of]
+
+    def _moved(self, node: Node) -> int | None:
+        written = [self._size(one.type) for one in node.results]
+        if Trait.INDEXING in node.op.traits and node.op.name.startswith("gather"):
+            read = [*written, self._size(node.operands[1].type)]
+        else:
+            read = [self._behind(one) for one in dict.fromkeys(node.operands)]
+        total = _sum([*read, *written])
+        return None if total is None else -(-total // 8)
+
+    def _behind(self, value: Value) -> int | None:
+        smallest = self._size(value.type)
+        while Trait.VIEW in value.op.traits and value.operands:
+            value = value.operands[0]
+            size = self._size(value.type)
+            if size is not None and (smallest is None or size < smallest):
+                smallest = size
+        return smallest
+
+    def _region(self, node: Node) -> Cost:
+        parts = [self.total(part) for part in node.attrs.values() if isinstance(part, Graph)]
+        if node.op.name == "call":
+            return parts[0]
+        if node.op.name == "if":
+            return max(parts, key=lambda cost: (cost.flops or 0, cost.bytes or 0))
+        trips: int | None = None
+        if node.op.name == "scan":
+            trips = self._number(node.operands[node.attrs["states"]].shape[0])
+        elif (array := node.operands[0].array) is not None:
+            trips = int(array)
+        flops, moved = parts[0].flops, parts[0].bytes
+        if trips is None or flops is None or moved is None:
+            return Cost(None, None)
+        return Cost(trips * flops, trips * moved)
+
+
+def _flops(node: Node) -> Dim:
+    if (formula := _FLOPS.get(node.op.name)) is not None:
+        return formula(node)
+    if Trait.POINTWISE in node.op.traits:
+        moves = node.op.name in {"cast", "bitcast", "select"}
+        return 0 if moves else node.results[0].type.size
+    return node.operands[0].type.size if Trait.REDUCTION in node.op.traits else 0
+
+
+def _mentions(dim: Any, name: str) -> bool:
+    return any(one.name == name for one in dim_symbols((dim,)))
+
+
+def _sum(numbers: Any) -> int | None:
+    total = 0
+    for number in numbers:
+        if number is None:
+            return None
+        total += number
+    return total

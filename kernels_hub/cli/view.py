@@ -1,0 +1,102 @@
+"""`kernels-hub view FILE -o PAGE`: a model as a picture, or as a page to look around in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from kernels_hub.compiler.ir.graph import Graph
+
+FORMATS = (".html", ".svg", ".dot")
+
+
+def view(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="An ONNX file, or the printed text of a graph.", dir_okay=False),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="A page (.html), picture (.svg) or Graphviz file (.dot). Default: FILE.html",
+        ),
+    ] = None,
+    optimized: Annotated[
+        bool, typer.Option("--optimized", help="Show the graph before and after the compiler's rewrites.")
+    ] = False,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SIZE", help="A size for a symbolic dim, which costs on the page are computed at."
+        ),
+    ] = None,
+) -> None:
+    """See a model: an interactive page in one file, an SVG picture, or a Graphviz file."""
+    target = output if output is not None else Path(f"{file.name}.html")
+    if target.suffix not in FORMATS:
+        raise typer.BadParameter(f"ends in none of {', '.join(FORMATS)}: {target}", param_hint="-o")
+    if not file.is_file():
+        raise typer.BadParameter(f"no file is there: {file}", param_hint="FILE")
+    if target.exists() and target.samefile(file):
+        raise typer.BadParameter(f"is the file that is read: {target}", param_hint="-o")
+    if not target.parent.is_dir():
+        raise typer.BadParameter(f"no folder is there: {target.parent}", param_hint="-o")
+    sizes = _sizes(size or [])
+
+    from kernels_hub.compiler import view as views
+
+    graph = _read(file)
+    after = _rewritten(graph) if optimized else None
+    if target.suffix == ".html":
+        text = views.to_html(graph, after, sizes=sizes)
+    elif target.suffix == ".dot":
+        text = views.to_dot(graph, after)
+    else:
+        text = views.to_svg(after or graph)
+    target.write_text(text, encoding="utf-8")
+    nodes = (
+        f"{len(graph.nodes)} nodes"
+        if after is None
+        else f"{len(graph.nodes)} nodes before, {len(after.nodes)} after"
+    )
+    print(f"{target}: {graph.name}, {nodes}")
+
+
+def _sizes(given: list[str]) -> dict[str, int]:
+    sizes = {}
+    for one in given:
+        name, _, number = one.rpartition("=")
+        if not name or not (number.isascii() and number.isdigit()):
+            raise typer.BadParameter(f"write NAME=SIZE, as in batch=8, got {one!r}", param_hint="--size")
+        sizes[name] = int(number)
+    return sizes
+
+
+def _read(file: Path) -> Graph:
+    """A graph's printed text starts with the word graph, which no ONNX file does."""
+    with file.open("rb") as opened:
+        start = opened.read(6)
+    if start != b"graph ":
+        from kernels_hub.compiler.importers.onnx import import_onnx
+
+        return import_onnx(file)
+
+    from kernels_hub.compiler.errors import ParseError
+    from kernels_hub.compiler.ir.parser import parse_graph
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ParseError(f"{file} is no UTF-8 text, as printed graphs are: {error}") from error
+    return parse_graph(text)
+
+
+def _rewritten(graph: Graph) -> Graph:
+    from kernels_hub.compiler.rewrite.pipeline import rewrite
+
+    return rewrite(graph).graph
