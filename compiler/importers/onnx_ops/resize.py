@@ -1,5 +1,5 @@
 # ruff: noqa: D103 (what an importer does is what ONNX says of its op)
-"""Resize, Upsample, GridSample."""
+"""Resize, Upsample, GridSample, AffineGrid."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
 from kernels_hub.compiler.ir import types
-from kernels_hub.compiler.ir.dims import Dim, Expr
+from kernels_hub.compiler.ir.dims import Dim, Expr, product
 from kernels_hub.compiler.ir.graph import Value
 
 _COORDINATES = {"tf_crop_and_resize": "crop"}
@@ -194,3 +194,27 @@ def _inside(at: Value, size: int, padding: str, *, aligned: bool) -> tuple[Value
     folded = (at - low).binary("mod", 2 * span)
     mirrored = (folded > span).select(2 * span - folded, folded) + low
     return mirrored.unary("round").clamp(0.0, last), None
+
+
+@onnx_op("AffineGrid", since=20)
+def affine_grid(node: OnnxNode) -> Value:
+    """Places for GridSample: theta (N, d, d + 1) applied to the centres (or corners) of a d-dimensional image.
+
+    Its function body in ONNX squeezes every dim of 1 out of theta, and so does not take a batch of 1.
+    """
+    theta = node.input(0)
+    spatial = node.dims(1, "the size")[2:]
+    rank, graph = len(spatial), node.graph
+    columns = []
+    for axis in reversed(range(rank)):
+        size = graph.size(spatial[axis]).cast(theta.dtype)
+        at = graph.iota(spatial[axis], theta.dtype)
+        if node.attr("align_corners", 0):
+            at = at * (2.0 / (size - 1.0).maximum(1.0)) - 1.0
+        else:
+            at = (at * 2.0 + 1.0) / size - 1.0
+        columns.append(at.broadcast((*spatial, 1), (axis,)))
+    columns.append(graph.full((*spatial, 1), 1.0, theta.dtype))
+    places = graph.apply("concat", *columns, axis=rank).reshape((product(spatial), rank + 1))
+    grid = places.matmul(theta.transpose())
+    return grid.reshape((theta.shape[0], *spatial, rank))

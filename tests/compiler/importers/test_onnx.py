@@ -246,15 +246,26 @@ def test_a_function_that_contains_itself():
 def test_ops_without_an_importer_are_expanded_by_onnx_itself():
     from kernels_hub.compiler.importers.onnx_node import importer_of
 
-    assert importer_of("", "AffineGrid", 20) is None
+    assert importer_of("", "CenterCropPad", 18) is None
+    model = parse("""g (float[1, h, 6] x) => (float[1, 4, 4] y) {
+        size = Constant<value_ints = [4, 4]>()
+        y = CenterCropPad<axes = [1, 2]>(x, size)
+    }""")
+    for height in (3, 4, 7):
+        agrees(model, random(1, height, 6), dims={"h": height})
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("aligned", [0, 1])
+def test_affine_grid_of_any_batch(batch: int, aligned: int):
     model = parse(
-        """g (float[2, 2, 3] theta) => (float[2, 4, 5, 2] grid) {
-        size = Constant<value_ints = [2, 1, 4, 5]>()
-        grid = AffineGrid(theta, size)
-    }""",
+        f"""g (float[{batch}, 2, 3] theta) => (float[{batch}, 4, 5, 2] grid) {{
+        size = Constant<value_ints = [{batch}, 1, 4, 5]>()
+        grid = AffineGrid<align_corners = {aligned}>(theta, size)
+    }}""",
         20,
     )
-    agrees(model, random(2, 2, 3))
+    agrees(model, random(batch, 2, 3))
 
 
 # -- control flow
