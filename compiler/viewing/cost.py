@@ -85,7 +85,7 @@ class Costs:
         self._bits: dict[TensorType, int | None] = {}
 
     def of(self, node: Node) -> Cost:
-        """The cost of a node; regions by what is in them."""
+        """The cost of a node. A call does what is in it, but moves operands and results alone, as one kernel."""
         if Trait.REGION in node.op.traits:
             return self._region(node)
         if node.op.traits & (Trait.LEAF | Trait.VIEW) or node.op.name == "define_size":
@@ -136,7 +136,7 @@ class Costs:
     def _region(self, node: Node) -> Cost:
         parts = [self.total(part) for part in node.attrs.values() if isinstance(part, Graph)]
         if node.op.name == "call":
-            return parts[0]
+            return Cost(parts[0].flops, self._moved(node))
         if node.op.name == "if":
             return max(parts, key=lambda cost: (cost.flops or 0, cost.bytes or 0))
         trips: int | None = None

@@ -104,7 +104,7 @@ def draw(graph: Graph, sizes: Mapping[str, int] | None = None) -> Drawing:
     unknown = False
     flops = moved = 0
     for node in nodes:
-        counts[node.op.name] = counts.get(node.op.name, 0) + 1
+        counts[_called(node)] = counts.get(_called(node), 0) + 1
         if node.op.name == "input" or any(operand.node in flows for operand in node.operands):
             flows.add(node)
         if node in absorbed:
@@ -139,17 +139,24 @@ def _absorbed(nodes: list[Node]) -> set[Node]:
     return found
 
 
+def _called(node: Node) -> str:
+    """The op's name; of a call also what it calls, which is what a recognised part of a model has become."""
+    return f"call {short(node.attrs['callee'].name)}" if node.op.name == "call" else node.op.name
+
+
 def _box(node: Node, absorbed: set[Node], cost: Cost, *, flows: bool) -> Box:
     title, kind = node.op.name, _BY_NAME.get(node.op.name, "")
     if title == "input":
         title, kind = short(node.attrs["name"]), "input"
+    elif title == "call":
+        title = short(node.attrs["callee"].name)
     kind = kind or next((kind for trait, kind in _TRAITS if trait in node.op.traits), "other")
     rows = _rows(node.operands, absorbed)
     types = tuple(str(value.type) for value in node.results)
     structure = (node.op.name, *map(_structure, node.attrs.values()))
     typed = tuple(one.type for one in (*node.results, *node.operands))
     return Box(
-        node.op.name, kind, title, types, short(node.origin),
+        _called(node), kind, title, types, short(node.origin),
         tuple(value.id for value in node.operands if value.node not in absorbed),
         tuple(value.id for value in node.results),
         tuple((name, short(*_attribute(value))) for name, value in node.attrs.items()), rows, cost,
@@ -188,7 +195,7 @@ def _constant(value: Literal) -> str:
 
 
 def _structure(value: Any) -> Any:
-    return (len(value.nodes), value.signature()) if isinstance(value, Graph) else value
+    return (value.name, len(value.nodes), value.signature()) if isinstance(value, Graph) else value
 
 
 def _attribute(value: Any) -> tuple[str, int]:

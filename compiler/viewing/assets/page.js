@@ -434,14 +434,7 @@ class View {
 
   fill(one, item) {
     if (options.colour === "kind" || (item < 0 && this.opened.has(~item))) return null;
-    return ramp(one[options.colour], this.most());
-  }
-
-  most() {
-    const key = options.colour;
-    this.tops = this.tops || {};
-    if (!(key in this.tops)) this.tops[key] = this.graph.boxes.reduce((most, box) => Math.max(most, box[key] || 0), 1);
-    return this.tops[key];
+    return ramp(one[options.colour], most());
   }
 
   drawBlock(ctx, p) {
@@ -531,11 +524,22 @@ function fit(ctx, text, width) {
   return letters && letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
 }
 
-// The share of the costliest node, by its logarithm over six decades.
-function ramp(value, most) {
+const tops = {};
+
+// The costliest node of all graphs, so that colours before and after mean the same.
+function most() {
+  const key = options.colour;
+  if (!(key in tops)) {
+    tops[key] = views.reduce((top, view) => view.graph.boxes.reduce((one, box) => Math.max(one, box[key] || 0), top), 1);
+  }
+  return tops[key];
+}
+
+// The share of the costliest node, by its logarithm over four decades.
+function ramp(value, top) {
   if (value === null) return { css: palette.deep, ink: palette.ink };
   if (!value) return { css: palette.sheet, ink: palette.soft };
-  const t = Math.min(Math.max(1 + Math.log10(value / most) / 6, 0), 1) * (RAMP.length - 1);
+  const t = Math.min(Math.max(1 + Math.log10(value / top) / 4, 0), 1) * (RAMP.length - 1);
   const low = Math.min(Math.floor(t), RAMP.length - 2), part = t - low;
   const rgb = RAMP[low].map((one, k) => Math.round(one + (RAMP[low + 1][k] - one) * part));
   return { css: `rgb(${rgb.join(",")})`, ink: t > 2.6 ? "#fff" : "#23211d" };
@@ -559,14 +563,19 @@ function select(view, item) {
 
 function twins(other, view, item) {
   if (item === null || item < 0 || !view.graph.boxes[item].origin) return [];
-  const origin = view.graph.boxes[item].origin;
-  return other.graph.boxes.filter((box) => box.origin === origin).map((box) => box.id);
+  const { origin, op } = view.graph.boxes[item];
+  const near = other.graph.boxes.filter((box) => box.origin === origin), same = near.filter((box) => box.op === op);
+  return (same.length ? same : near).map((box) => box.id);
 }
 
 function go(view, item) {
   view.reveal(item);
   select(view, item);
   view.center(item);
+  for (const other of views) {
+    const [twin] = other === view ? [] : twins(other, view, item);
+    if (twin !== undefined) { other.reveal(twin); other.center(twin); }
+  }
 }
 
 function describe(view, item) {
@@ -698,7 +707,7 @@ function legends() {
     } else {
       const bar = element("span", { className: "ramp" }), unit = options.colour === "flops" ? "FLOPs" : "B";
       bar.style.background = `linear-gradient(90deg, ${RAMP.map((one) => `rgb(${one.join(",")})`).join(",")})`;
-      view.legend.replaceChildren(amount(view.most() / 1e6, unit), bar, amount(view.most(), unit), element("span", { textContent: "(log scale; plain: none)" }));
+      view.legend.replaceChildren(amount(most() / 1e4, unit), bar, amount(most(), unit), element("span", { textContent: "(log scale; plain: none)" }));
     }
   }
 }

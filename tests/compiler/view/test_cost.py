@@ -65,15 +65,28 @@ def test_symbols():
 
 def test_regions():
     body = Graph("body")
-    at, go, x = body.input("i", (), "int64"), None, body.input("x", (10,))
+    body.input("i", (), "int64")
+    x = body.input("x", (10,))
     body.output("go", body.constant(True))
     body.output("x", x + x)
-    assert at is not None and go is None
     graph = Graph("loop")
     start = graph.input("x", (10,))
     y = graph.apply("loop", graph.constant(7), graph.constant(True), start, body=body, carried=1)
     graph.output("y", y)
     assert Costs({}).of(y.node).flops == 70
+
+
+def test_a_call_is_one_kernel_and_bears_the_name_of_what_it_calls():
+    callee = Graph("gelu")
+    x = callee.input("x", (10,))
+    callee.output("y", (x * x).exp())
+    graph = Graph("calls")
+    y = graph.apply("call", graph.input("x", (10,)), callee=callee)
+    graph.output("y", y)
+    assert Costs({}).of(y.node) == Cost(20, 80)
+    drawing = draw(graph)
+    assert drawing.boxes[1].title == "gelu"
+    assert drawing.counts == {"call gelu": 1, "input": 1}
 
 
 def test_total_and_counts():
