@@ -163,5 +163,5 @@ def first_match(rule: Rule, value: Value, scope: Scope) -> Match | None:
         reason = rule.guard(match)
         if reason is None:
             return match
-        scope.refuse(found, value, reason)
+        scope.refuse(found, value, reason, condition=True)
     return None

@@ -49,7 +49,7 @@ def explain_rule(graph: Graph, rule: Rule) -> Explanation:
         value = node.results[0]
         if first_match(rule, value, Scope(graph.uses, graph.is_output, trace)) is not None:
             matches.append(value)
-        elif trace.matched > nearest.matched:
+        elif (trace.matched, trace.condition) > (nearest.matched, nearest.condition):
             nearest, root = trace, value
     return Explanation(rule.name, tuple(matches), root, max(nearest.matched, 0), nearest.reason)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kernels_hub.compiler.ir.evaluate import evaluate
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Trait
-from kernels_hub.compiler.ir.transform import extract, rebuild
+from kernels_hub.compiler.ir.transform import rebuild
 from kernels_hub.compiler.ir.types import Array
 from kernels_hub.compiler.rewrite.rule import Options, Outcome
 
@@ -85,7 +85,7 @@ class FoldParameters:
             fired[self.name] += 1
             value = node.results[0]
             name = _fresh(f"folded.{_named(value)}", taken)
-            return [new.parameter(name, value.shape, value.dtype, _array_of(graph, value))]
+            return [new.parameter(name, value.shape, value.dtype, _array_of(value))]
 
         return Outcome(rebuild(graph, visit).graph if borders else graph, fired)
 
@@ -124,8 +124,21 @@ def _is_border(graph: Graph, value: Value, static: dict[Value, bool]) -> bool:
     )
 
 
-def _array_of(graph: Graph, value: Value) -> Callable[[], Array]:
-    part = extract(graph, {}, {"array": value}, "weights")
+def _array_of(value: Value) -> Callable[[], Array]:
+    part = Graph("weights")
+    mapped: dict[Value, Value] = {}
+    stack = [value]
+    while stack:
+        one = stack[-1]
+        waiting = [operand for operand in one.operands if operand not in mapped]
+        stack.extend(waiting)
+        if not waiting:
+            stack.pop()
+            if one not in mapped:
+                mapped[one] = part.copy(one.node, tuple(mapped[operand] for operand in one.operands)).results[
+                    0
+                ]
+    part.output("array", mapped[value])
     made: list[Array] = []
 
     def array() -> Array:

@@ -32,13 +32,14 @@ class Trace:
     """The attempt that came furthest: how many nodes of the pattern it had matched, and what then refused."""
 
     matched: int = -1
+    condition: bool = False
     value: Value | None = None
     reason: str = "no value has the op that the pattern begins with"
 
-    def miss(self, matched: int, value: Value, reason: str) -> None:
-        """Note a refusal, if no attempt came further."""
-        if matched > self.matched:
-            self.matched, self.value, self.reason = matched, value, reason
+    def miss(self, matched: int, value: Value, reason: str, *, condition: bool) -> None:
+        """Note a refusal, if no attempt came further; of equals, that of a condition, not of another op."""
+        if (matched, condition) > (self.matched, self.condition):
+            self.matched, self.condition, self.value, self.reason = matched, condition, value, reason
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,10 @@ class Scope:
     is_output: Callable[[Value], bool]
     trace: Trace | None = None
 
-    def refuse(self, found: Found, value: Value, reason: str) -> None:
+    def refuse(self, found: Found, value: Value, reason: str, *, condition: bool = False) -> None:
         """Note why an attempt ends here."""
         if self.trace is not None:
-            self.trace.miss(len(found.inside), value, reason)
+            self.trace.miss(len(found.inside), value, reason, condition=condition)
 
 
 @dataclass(frozen=True)
@@ -357,7 +358,7 @@ class Where(Pattern):
             if reason is None:
                 yield one
             else:
-                scope.refuse(one, value, reason)
+                scope.refuse(one, value, reason, condition=True)
 
     def _roots(self) -> frozenset[str] | None:
         return self.inner.roots()
@@ -373,9 +374,9 @@ class Once(Pattern):
     def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
         for one in self.inner.find(value, found, scope):
             if scope.is_output(value):
-                scope.refuse(one, value, f"{value} is an output")
+                scope.refuse(one, value, f"{value} is an output", condition=True)
             elif self.most is not None and (uses := scope.uses(value)) > self.most:
-                scope.refuse(one, value, f"{value} is used {uses} times")
+                scope.refuse(one, value, f"{value} is used {uses} times", condition=True)
             else:
                 yield one
 

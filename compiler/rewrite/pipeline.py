@@ -12,16 +12,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.rewrite.activations import ACTIVATIONS
+from kernels_hub.compiler.rewrite.affine import AFFINE
 from kernels_hub.compiler.rewrite.algebra import ALGEBRA
+from kernels_hub.compiler.rewrite.attention import ATTENTION, GATED, ROTARY, SOFTMAX
 from kernels_hub.compiler.rewrite.clamp import CLAMP
 from kernels_hub.compiler.rewrite.engine import Rules
 from kernels_hub.compiler.rewrite.fold import FoldConstants, FoldParameters
+from kernels_hub.compiler.rewrite.norms import NORMS
 from kernels_hub.compiler.rewrite.rule import Options, Pass
 from kernels_hub.compiler.rewrite.views import CANCEL, SINK
 
+SIMPLIFY = Rules("simplify", (*CANCEL, *ALGEBRA, *CLAMP, *SINK))
+
 PIPELINE: tuple[Pass, ...] = (
     FoldConstants(),
-    Rules("simplify", (*CANCEL, *ALGEBRA, *CLAMP, *SINK)),
+    SIMPLIFY,
+    FoldConstants(),
+    SIMPLIFY,
+    Rules("recognise", (*NORMS, *ACTIVATIONS, *SOFTMAX, *ROTARY, *ATTENTION)),
+    Rules("gate", GATED),
+    Rules("affine", AFFINE),
     FoldConstants(),
     FoldParameters(),
 )

@@ -132,8 +132,8 @@ SINK = (
          doc="f(view(x)) -> view(f(x))"),
     Rule("view_behind_binary", Op(_POINTWISE, Op(set(_AGAIN)), Op(set(_AGAIN))), _behind_binary, _alike,
          doc="f(view(x), view(y)) -> view(f(x, y)) for the same view"),
-    Rule("view_behind_scalar", one_of(Op(_POINTWISE, _moving().once(), Scalar("c")),
-         Op(_POINTWISE, Scalar("c"), _moving().once())),
+    Rule("view_behind_scalar", one_of(Op(_POINTWISE, _moving("broadcast").once(), Scalar("c")),
+         Op(_POINTWISE, Scalar("c"), _moving("broadcast").once())),
          _behind_scalar, _scalar_is_0d, doc="f(view(x), number) -> view(f(x, number))"),
 )  # fmt: skip
 

@@ -1,0 +1,113 @@
+"""Layer norm and RMS norm over the last dims, with weight and bias or without.
+
+    layer_norm(x, eps, weight, bias) = (x - mean(x)) / sqrt(mean((x - mean(x))**2) + eps) * weight + bias
+    rms_norm(x, eps, weight) = x / sqrt(mean(x**2) + eps) * weight
+    Source: arXiv 1607.06450, arXiv 1910.07467
+
+Spellings: a division by the root, or a product with its inverse; squares as x * x or x ** 2; means as sums over a
+count; casts to a wider dtype and back around it (Llama). A bare norm is recognised first; casts, weight and bias then
+join it. No number changes: see `outline`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from kernels_hub.compiler.rewrite.outline import closed, outline, recognised
+from kernels_hub.compiler.rewrite.pattern import Any, Bind, Op, Pattern, Scalar, floats, one_of
+from kernels_hub.compiler.rewrite.rule import Match, Rule
+
+X, EPS = Any("x"), Scalar("eps")
+
+
+def _spread(inner: Pattern) -> Pattern:
+    """A statistic, broadcast back."""
+    return Op("broadcast", inner, axes=Bind("kept"))
+
+
+def _mean(inner: Pattern) -> Pattern:
+    total = Op("reduce_sum", inner, axes=Bind("axes"))
+    return one_of(
+        Op("reduce_mean", inner, axes=Bind("axes")),
+        Op("div", total, Scalar("count")),
+        Op("mul", total, Scalar("count")),
+    )
+
+
+def _square(inner: Pattern) -> Pattern:
+    return one_of(Op("mul", inner, inner), Op("pow", inner, Scalar("two", 2)))
+
+
+def _over_root(x: Pattern, mean: Pattern) -> Pattern:
+    """x / sqrt(mean + eps), the broadcast standing anywhere on the way."""
+    narrow, wide = Op("add", mean, EPS), Op("add", _spread(mean), EPS)
+    root = one_of(_spread(Op("sqrt", narrow)), Op("sqrt", one_of(_spread(narrow), wide)))
+    one = Scalar("one", 1)
+    inverse = one_of(
+        _spread(one_of(Op("rsqrt", narrow), Op("div", one, Op("sqrt", narrow)))),
+        Op("rsqrt", one_of(_spread(narrow), wide)),
+        Op("div", one, root),
+    )
+    return one_of(Op("div", x, root), Op("mul", x, inverse))
+
+
+CENTRED = Op("sub", X.where(floats), _spread(_mean(X)), name="centred")
+
+
+def _last_axes(match: Match) -> str | None:
+    """The statistics are over the last dims, and come back where they were."""
+    rank, axes = match["x"].rank, tuple(match.fact("axes"))
+    if not axes or axes != tuple(range(rank - len(axes), rank)):
+        return f"axes {axes} of rank {rank} are not the last"
+    if tuple(match.fact("kept")) != tuple(range(rank - len(axes))):
+        return "the statistic is broadcast along other dims"
+    if "count" in match:
+        size = math.prod(dim if isinstance(dim, int) else -1 for dim in match["x"].shape[rank - len(axes) :])
+        number = match["count"].scalar
+        if size <= 0 or not any(math.isclose(number, one, rel_tol=1e-6) for one in (size, 1 / size)):
+            return f"{number!r} is not known to be the number of elements"
+    return closed(match, ("x", "eps"))
+
+
+def _join(kind: str, last: str) -> list[Rule]:
+    """Rules that take casts, the weight and the bias in."""
+    norm = recognised(kind)
+    bare = Op("call", X, Any("eps")).where(norm).once()
+    weighted = Op("call", X, Any("eps"), Any("weight")).where(norm).once()
+
+    def along(name: str) -> Pattern:
+        return Op("broadcast", Any(name), axes=Bind("along"))
+
+    def rule(name: str, pattern: Pattern, *operands: str, new: str = "") -> Rule:
+        def guard(match: Match) -> str | None:
+            if new:
+                rank, axes = match.root.rank, tuple(match.fact("along"))
+                if axes != tuple(range(rank - match[new].rank, rank)):
+                    return f"{new} {match[new]} lies along {axes} of rank {rank}, not along the last"
+            elif match["x"].dtype is not match.root.dtype:
+                return f"{match['x'].dtype} goes in, and {match.root.dtype} comes out"
+            return closed(match, operands)
+
+        return Rule(f"{kind}_{name}", pattern, lambda match: outline(match, kind, operands), guard)
+
+    joined = [
+        rule("casts", Op("cast", Op("call", Op("cast", X), Any("eps")).where(norm).once()), "x", "eps"),
+        rule("weight", Op("mul", bare, along("weight")), "x", "eps", "weight", new="weight"),
+    ]
+    if last == "bias":
+        joined.append(
+            rule("bias", Op("add", weighted, along("bias")), "x", "eps", "weight", "bias", new="bias")
+        )
+    return joined
+
+
+NORMS = (
+    Rule("layer_norm", _over_root(CENTRED, _mean(_square(Any("centred")))),
+         lambda match: outline(match, "layer_norm", ("x", "eps")), _last_axes,
+         doc="(x - mean(x)) / sqrt(mean((x - mean(x))**2) + eps)"),
+    *_join("layer_norm", "bias"),
+    Rule("rms_norm", _over_root(X.where(floats), _mean(_square(X))),
+         lambda match: outline(match, "rms_norm", ("x", "eps")), _last_axes,
+         doc="x / sqrt(mean(x**2) + eps)"),
+    *_join("rms_norm", "weight"),
+)  # fmt: skip

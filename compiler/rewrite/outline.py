@@ -1,0 +1,99 @@
+"""What a recognised part of a graph becomes: a `call` of a graph that holds it, under the name of what it is.
+
+The callee is the very nodes that were there, in their spelling, so that recognition changes no number and the oracle
+still runs it; its inputs are the operands that the rule lists, by name. An engine that knows the name may put its
+own kernel there: `composite(value)` is the name, and the operands are read by `operand(value, "eps")`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+
+from kernels_hub.compiler.ir.graph import Graph, Value
+from kernels_hub.compiler.ir.op import Trait
+from kernels_hub.compiler.ir.printer import print_graph
+from kernels_hub.compiler.rewrite.rule import Match
+
+_KNOWN: weakref.WeakValueDictionary[str, Graph] = weakref.WeakValueDictionary()
+"""Text of a callee -> the callee: regions are compared by identity, and equal ones shall be one."""
+
+MOST_NODES = 256
+
+
+def outline(match: Match, name: str, operands: Sequence[str]) -> Value:
+    """The root as a call of the graph between these operands and it. Operands that did not match are left out."""
+    given = {one: match[one] for one in operands if one in match}
+    region = _region(match.root, name, given)
+    assert region is not None
+    return match.graph.apply("call", *given.values(), callee=region)
+
+
+def closed(match: Match, operands: Sequence[str]) -> str | None:
+    """Why the part between the operands and the root is no graph of its own; None if it is one."""
+    given = {one: match[one] for one in operands if one in match}
+    if len(set(given.values())) < len(given):
+        return "two operands are the same value"
+    nodes = _between(match.root, set(given.values()))
+    if nodes is None:
+        return f"more than {', '.join(given)} goes into {match.root}"
+    return None
+
+
+def _between(root: Value, ends: set[Value]) -> list[Value] | None:
+    """Values between, operands first; None where an input, a parameter or a region is needed."""
+    found: dict[Value, None] = {}
+    stack: list[tuple[Value, bool]] = [(root, False)]
+    while stack:
+        value, done = stack.pop()
+        if done:
+            found[value] = None
+        elif value not in found and value not in ends:
+            if (
+                value.op_name in {"input", "parameter"}
+                or (Trait.REGION in value.op.traits and value.op_name != "call")
+                or value.op.defines is not None
+                or len(value.node.results) != 1
+                or len(found) > MOST_NODES
+            ):
+                return None
+            stack.append((value, True))
+            stack.extend((operand, False) for operand in value.operands)
+    return list(found)
+
+
+def _region(root: Value, name: str, given: dict[str, Value]) -> Graph | None:
+    nodes = _between(root, set(given.values()))
+    if nodes is None:
+        return None
+    region = Graph(name)
+    mapped = {value: region.input(key, value.shape, value.dtype) for key, value in given.items()}
+    for value in nodes:
+        operands = [mapped[operand] for operand in value.operands]
+        if value.op_name == "call":
+            (mapped[value],) = region.call(value.attrs["callee"], *operands)
+        else:
+            mapped[value] = region.apply(value.op, *operands, **value.attrs)
+    region.output("y", mapped[root])
+    text = print_graph(region, data=True)
+    return _KNOWN.setdefault(text, region)
+
+
+def recognised(*names: str) -> Callable[[Value], str | None]:
+    """A condition: a value recognised under one of these names."""
+
+    def test(value: Value) -> str | None:
+        return None if composite(value) in names else f"{value} is no {' or '.join(names)}"
+
+    return test
+
+
+def composite(value: Value) -> str | None:
+    """The name under which a value was recognised ("layer_norm" …); None of all others."""
+    return str(value.attrs["callee"].name) if value.op_name == "call" else None
+
+
+def operand(value: Value, name: str) -> Value | None:
+    """An operand of a composite by name; None where it has none of that name."""
+    names = list(value.attrs["callee"].inputs)
+    return value.operands[names.index(name)] if name in names else None

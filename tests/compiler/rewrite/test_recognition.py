@@ -1,0 +1,232 @@
+"""What is recognised, in several spellings; near misses; and that no number changes by more than rounding."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from kernels_hub.compiler import Graph, evaluate, verify
+from kernels_hub.compiler.rewrite import activations, affine, attention, norms
+from kernels_hub.compiler.rewrite.explain import explain_rule
+from kernels_hub.compiler.rewrite.outline import composite, operand
+from kernels_hub.compiler.rewrite.pipeline import rewrite
+from kernels_hub.compiler.rewrite.rule import Options
+from tests.compiler.strategies import assert_same_outputs
+
+TOLERANCE = {"float32": 2e-5, "float64": 1e-12, "float16": 2e-2, "bfloat16": 1e-1}
+RULES = {
+    rule.name: rule
+    for rule in (
+        *norms.NORMS, *activations.ACTIVATIONS, *attention.SOFTMAX, *attention.GATED, *attention.ROTARY,
+        *attention.ATTENTION, *affine.AFFINE,
+    )
+}  # fmt: skip
+
+
+def composites(graph: Graph) -> Counter[str]:
+    return Counter(name for node in graph.nodes for one in node.results if (name := composite(one)))
+
+
+def check(build, *shapes, dtype="float32", rounding=True, special=False) -> Graph:
+    """The graph of build(*inputs) rewritten: verified after each pass, numbers kept (bits, without rounding)."""
+    graph = Graph("case")
+    graph.output("y", build(*(graph.input(f"x{i}", shape, dtype) for i, shape in enumerate(shapes))))
+    result = rewrite(graph, options=Options(rounding=rounding), after=lambda _, one: verify(one)).graph
+    inputs = graph.dummy_inputs(0, {"n": 3})
+    if special:
+        first = inputs["x0"] = inputs["x0"].copy()
+        first.reshape(-1)[:4] = [np.nan, np.inf, -np.inf, -0.0]
+    expected, actual = (evaluate(one, inputs) for one in (graph, result))
+    assert_same_outputs(actual, expected, TOLERANCE[dtype] if rounding else 0.0)
+    return result
+
+
+def layer_norm(x, w, b):
+    c = x - x.mean(-1, keepdims=True)
+    return c / ((c * c).mean(-1, keepdims=True) + 1e-5).sqrt() * w + b
+
+
+def layer_norm_inverse(x, w, b):
+    c = x - x.sum(-1, keepdims=True) / 8
+    return b + w * (c * (1 / ((c**2).sum(-1, keepdims=True) / 8 + 1e-5).sqrt()))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("rounding", [True, False])
+@pytest.mark.parametrize("build", [layer_norm, layer_norm_inverse])
+def test_layer_norm(build, dtype, rounding):
+    result = check(build, ("n", 4, 8), (8,), (8,), dtype=dtype, rounding=rounding, special=True)
+    assert composites(result) == {"layer_norm": 1}
+    found = result.outputs["y"]
+    assert operand(found, "eps").scalar == pytest.approx(1e-5, rel=1e-2)
+    assert operand(found, "weight") is result.inputs["x1"] and operand(found, "bias") is result.inputs["x2"]
+
+
+def rms_norm(x, w):
+    return x * ((x * x).mean(-1, keepdims=True) + 1e-6).rsqrt() * w
+
+
+def rms_norm_wide(x, w):
+    wide = x.cast("float32")
+    return w * (wide * ((wide**2).mean(-1, keepdims=True) + 1e-6).rsqrt()).cast(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("build", [rms_norm, rms_norm_wide])
+def test_rms_norm(build, dtype):
+    result = check(build, ("n", 4, 8), (8,), dtype=dtype, rounding=False, special=True)
+    assert composites(result) == {"rms_norm": 1}
+    assert result.outputs["y"].operands[0] is result.inputs["x0"]
+
+
+GELUS = {
+    "gelu": [
+        lambda x: x * 0.5 * (1 + (x / math.sqrt(2)).erf()), lambda x: 0.5 * (x * (1 + (x * math.sqrt(0.5)).erf())),
+        lambda x: x * (0.5 * (1 + (x / math.sqrt(2)).erf())), lambda x: x / 2 * ((x / math.sqrt(2)).erf() + 1),
+    ],
+    "gelu_tanh": [
+        lambda x: 0.5 * x * (1 + (math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)).tanh()),
+        lambda x: 0.5 * x * (1 + ((x + x * x * x * 0.044715) * 0.7978845608).tanh()),
+        lambda x: 0.5 * x * (1 + (x * 0.7978845608 * (1 + 0.044715 * x * x)).tanh()),
+        lambda x: 0.5 * (x * (1 + (0.7978845608 * (x * (1 + 0.044715 * (x * x)))).tanh())),
+    ],
+    "silu": [lambda x: x * x.sigmoid(), lambda x: x / (1 + (-x).exp()), lambda x: 1 / ((-x).exp() + 1) * x],
+    "gelu_quick": [lambda x: x * (1.702 * x).sigmoid()],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", GELUS)
+def test_activations(name, dtype):
+    for build in GELUS[name]:
+        assert composites(check(build, ("n", 8), dtype=dtype, special=True)) == {name: 1}
+        gated = check(lambda x, y: build(x) * y, ("n", 8), ("n", 8), dtype=dtype)  # noqa: B023 (called at once)
+        assert composites(gated) == {f"gated_{name}": 1}
+
+
+def test_softmax():
+    def build(x):
+        e = (x - x.max(1, keepdims=True)).exp()
+        return e / e.sum(1, keepdims=True)
+
+    result = check(build, ("n", 5, 3), special=True)
+    assert [node.op.name for node in result.nodes] == ["input", "softmax"]
+    assert "softmax" not in {node.op.name for node in check(build, ("n", 5, 3), rounding=False).nodes}
+
+
+def rotary(x, cos, sin):
+    turned = x.graph.apply("concat", -x.slice(-1, 4), x.slice(-1, 0, 4), axis=x.rank - 1)
+    return x * cos + turned * sin
+
+
+def test_rotary():
+    result = check(rotary, ("n", 2, 5, 8), (5, 8), (5, 8), rounding=False)
+    assert composites(result) == {"rotary": 1}
+    assert list(result.outputs["y"].operands) == list(result.inputs.values())
+
+
+def attend(q, k, v, mask=None):
+    scores = (q @ k.transpose()) * 0.25
+    return (scores if mask is None else scores + mask).softmax(-1) @ v
+
+
+def grouped(q, k, v):
+    k, v = (one.broadcast(("n", 2, 3, 5, 8), (0, 1, 3, 4)).reshape("n", 6, 5, 8) for one in (k, v))
+    return attend(q, k, v)
+
+
+def test_attention():
+    heads = [("n", 2, 5, 8)] * 3
+    for mask in ([], [(5, 5)], [("n", 1, 1, 5)]):
+        result = check(attend, *heads, *mask, rounding=False)
+        assert composites(result) == {"attention": 1}
+        assert [node.op.name for node in result.nodes if "softmax" in node.op.name] == []
+    assert operand(result.outputs["y"], "scale").scalar == 0.25
+    result = check(grouped, ("n", 6, 5, 8), ("n", 2, 5, 8), ("n", 2, 5, 8), rounding=False)
+    assert result.outputs["y"].operands[:3] == tuple(result.inputs.values())
+
+    def chosen(q, k, v, bits):
+        return (bits < 0).select((q @ k.transpose()) / 8, -1e9).softmax(-1) @ v
+
+    assert composites(check(chosen, *heads, (5, 5), rounding=False)) == {"attention": 1}
+
+
+def parameters(graph, *names, size=6):
+    random = np.random.default_rng(0)
+    return [
+        graph.parameter(name, (size,), "float32", random.uniform(0.5, 1.5, size).astype(np.float32))
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("padding", [((0, 0), (0, 0)), ((1, 0), (2, 2))])
+def test_batch_norm_goes_into_the_convolution(groups, padding):
+    def build(x):
+        graph = x.graph
+        data = np.random.default_rng(1).standard_normal((6, 4 // groups, 3, 3)).astype(np.float32)
+        w = graph.parameter("w", data.shape, "float32", data)
+        y = graph.apply("conv", x, w, strides=(2, 1), dilations=(1, 2), padding=padding, groups=groups)
+        mean, variance, gamma, beta = (
+            one.broadcast(y.shape, (1,)) for one in parameters(graph, "mean", "variance", "gamma", "beta")
+        )
+        return ((y - mean) / (variance + 1e-5).sqrt() * gamma + beta).relu()
+
+    left = Counter(node.op.name for node in check(build, ("n", 4, 9, 9)).nodes)
+    assert left["conv"] == left["add"] == left["maximum"] == 1
+    assert not {"mul", "div", "sub", "sqrt"} & set(left)
+    assert check(build, ("n", 4, 9, 9), rounding=False)
+
+
+def test_scales_go_into_the_matmul():
+    def build(x):
+        a, b, c = parameters(x.graph, "a", "b", "c")
+        w = x.graph.parameter("w", (8, 6), "float32", np.ones((8, 6), np.float32))
+        return (x @ w.broadcast(("n", 8, 6), (1, 2)) if x.rank == 3 else x @ w + a) * b * c
+
+    left = Counter(node.op.name for node in check(build, ("n", 8)).nodes)
+    assert left["matmul"] == left["add"] == 1 and not left["mul"]
+
+
+def first_axis(x, *, centre):
+    c = x - x.mean(0).broadcast(x.shape, (1,)) if centre else x
+    return c / ((c * c).mean(0) + 1e-5).sqrt().broadcast(x.shape, (1,))
+
+
+MISSES = {
+    "layer_norm": (lambda x: first_axis(x, centre=True), "not the last"),
+    "rms_norm": (lambda x: first_axis(x, centre=False), "not the last"),
+    "gelu": (lambda x: x * 0.5 * (1 + (x / 1.5).erf()), "not 1.414"),
+    "gelu_tanh": (lambda x: 0.5 * x * (1 + (0.7978845608 * (x + 0.05 * x * x * x)).tanh()), "already"),
+    "silu": (lambda x: x * (x + 1).sigmoid(), "already"),
+    "gelu_quick": (lambda x: x * (1.5 * x).sigmoid(), "already"),
+    "softmax": (lambda x: (e := (x - x.max(0, keepdims=True)).exp()) / e.sum(1, keepdims=True), "not"),
+    "gated_silu": (lambda x: x * x.sigmoid() * x, "not by call"),
+    "rotary": (lambda x: x * 2 + x.graph.apply("concat", -x.slice(-1, 2), x.slice(-1, 0, 2), axis=1) * 3, "not the halves"),
+    "attention": (lambda x: (x @ x.transpose()).softmax(0) @ x, "not along the keys"),
+    "scale_conv": (lambda x: x.exp() * x.graph.parameter("w", (8,)).broadcast(x.shape, (1,)), "made by exp"),
+    "scale_matmul": (lambda x: x @ x.transpose() * x.graph.parameter("w", (4,)).broadcast((4, 4), (1,)), "depends on"),
+    "scale_shifted": (lambda x: (x + x.exp()) * x.graph.parameter("w", (8,)).broadcast(x.shape, (1,)), "made by"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISSES)
+def test_near_misses_say_why(name):
+    build, reason = MISSES[name]
+    graph = Graph("miss")
+    graph.output("y", build(graph.input("x", (4, 8))))
+    found = explain_rule(graph, RULES[name])
+    assert not found.matches and reason in str(found), str(found)
+
+
+def test_a_value_that_is_an_output_stays():
+    graph = Graph("visible")
+    q, k, v = (graph.input(name, (2, 5, 8)) for name in "qkv")
+    weights = (q @ k.transpose()).softmax(-1)
+    graph.output("weights", weights)
+    graph.output("y", weights @ v)
+    assert not composites(rewrite(graph).graph)
+    assert "is an output" in str(explain_rule(graph, RULES["attention"]))
