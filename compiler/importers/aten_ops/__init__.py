@@ -1,0 +1,29 @@
+"""Handlers of ATen ops, one file an op family; `HANDLERS` has them by the overload's name.
+
+    pointwise.py  arithmetic, comparisons, casts     activation.py  activations, softmax
+    views.py      reshape, slice, concatenate, pad   create.py      full, arange, sizes, assertions
+    reduce.py     reductions, sort, top-k            linear.py      products, convolution, attention
+    normalize.py  layer, group, batch, RMS norm      indexing.py    gather, scatter, advanced indices
+    pool.py       pooling, resizing                  call.py        what a handler gets
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from kernels_hub.compiler.importers.aten_ops import (
+    activation,
+    create,
+    indexing,
+    linear,
+    normalize,
+    pointwise,
+    pool,
+    reduce,
+    views,
+)
+from kernels_hub.compiler.importers.aten_ops.call import HANDLERS, Call, Unsupported
+
+FAMILIES = (activation, create, indexing, linear, normalize, pointwise, pool, reduce, views)
+
+__all__ = ["FAMILIES", "HANDLERS", "Call", "Unsupported"]

@@ -1,0 +1,151 @@
+"""What a handler of an ATen op gets, and the table that handlers are in.
+
+A handler takes a `Call` and the op's arguments, bound by its schema with defaults filled in: tensors as values
+of the graph, sizes as dims, dtypes as rows of `types`; keyword-only ones by keyword. It returns the op's value,
+or a tuple of them. What dtype and shape each result has is known (torch.export says so) and checked after it.
+
+ATen promotes dtypes; the IR never does. `Call.tensor` and `Call.promoted` make the casts explicit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kernels_hub.compiler.errors import TypeRuleError
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.dims import Expr
+from kernels_hub.compiler.ir.graph import Graph, Value
+from kernels_hub.compiler.ir.op import Shape, TensorType
+from kernels_hub.compiler.ir.types import DType
+
+Handler = Callable[..., Any]
+_H = TypeVar("_H", bound=Handler)
+Scalar = Any
+"""A Python number or a dim, where ATen takes a Scalar or SymInt."""
+
+HANDLERS: dict[str, Handler] = {}
+"""Name of an ATen overload ("add.Tensor") -> what imports it."""
+
+
+class Unsupported(Exception):
+    """What a handler raises of arguments that it does not take; the importer lists it with all others."""
+
+
+def aten(*names: str) -> Callable[[_H], _H]:
+    """Enter a handler under these overloads."""
+
+    def enter(handler: _H) -> _H:
+        for name in names:
+            if name in HANDLERS:
+                raise ValueError(f"aten.{name} has a handler already")
+            HANDLERS[name] = handler
+        return handler
+
+    return enter
+
+
+@dataclass(frozen=True)
+class Call:
+    """One op of the exported program: the graph under construction, and what its results are to be."""
+
+    graph: Graph
+    name: str
+    results: tuple[TensorType | None, ...]
+    sizes: tuple[Any, ...] = ()
+    """The dims that its results are, where they are sizes and no tensors (`item`)."""
+
+    @property
+    def dtype(self) -> DType:
+        """Of the first result."""
+        return self._first.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """Of the first result."""
+        return self._first.shape
+
+    @property
+    def _first(self) -> TensorType:
+        if not self.results or self.results[0] is None:
+            raise Unsupported("its result is no tensor")
+        return self.results[0]
+
+    def tensor(self, value: Value | Scalar, dtype: DType | None = None) -> Value:
+        """A value of a dtype (by default the result's): cast if it is a tensor, else a constant or a size."""
+        row = dtype or self.dtype
+        if isinstance(value, Value):
+            return value.cast(row)
+        if isinstance(value, Expr):
+            return self.graph.size(value).cast(row)
+        if row.is_integer and isinstance(value, (bool, int)):
+            low, high = (int(one) for one in row.limits)
+            # ATen wraps scalars into the tensor's dtype, as casts in C do.
+            value = (int(value) - low) % (high - low + 1) + low
+        if row is types.BOOL:
+            value = bool(value)
+        return self.graph.constant(value, row)
+
+    def promoted(self, *operands: Value | Scalar) -> DType:
+        """The dtype in which ATen computes a pointwise op of these: `torch.result_type`."""
+        tiers: list[DType | None] = [None, None, None]
+        for one in operands:
+            tier = 2 if not isinstance(one, Value) else 0 if one.rank else 1
+            row = one.dtype if isinstance(one, Value) else _of_scalar(one)
+            before = tiers[tier]
+            tiers[tier] = row if before is None else _promote(before, row)
+        result = _combine(tiers[0], _combine(tiers[1], tiers[2]))
+        assert result is not None
+        return result
+
+    def pair(self, a: Value | Scalar, b: Value | Scalar) -> tuple[Value, Value]:
+        """Both in the dtype that ATen computes in."""
+        row = self.promoted(a, b)
+        return self.tensor(a, row), self.tensor(b, row)
+
+    def refuse_unless(self, holds: bool, what: str) -> None:
+        """Raise Unsupported with the reason unless it holds."""
+        if not holds:
+            raise Unsupported(what)
+
+
+def _of_scalar(number: Scalar) -> DType:
+    return types.INT64 if isinstance(number, Expr) else types.of_python(number)
+
+
+_TIER = {"bool": 0, "uint": 1, "int": 1, "float": 2, "complex": 3}
+
+
+def _promote(a: DType, b: DType) -> DType:
+    try:
+        return types.promote(a, b)
+    except TypeRuleError as error:
+        raise Unsupported(str(error)) from error
+
+
+def _combine(higher: DType | None, lower: DType | None) -> DType | None:
+    """c10's `combine_categories`: a tensor's dtype wins over a 0-d one's or a number's of no higher category."""
+    if higher is None or lower is None:
+        return higher or lower
+    if higher.is_complex:
+        return higher
+    if higher.is_float:
+        if lower.is_complex:
+            return types.COMPLEX128 if higher is types.FLOAT64 else types.COMPLEX64
+        return higher
+    if higher.kind == "bool" or _TIER[lower.kind] >= 2:
+        return _promote(higher, lower)
+    return higher
+
+
+def axes_of(value: Value, dims: Any) -> list[int]:
+    """Axes counted from the first; all, where none are given. A 0-d tensor has the axes 0 and -1 in ATen."""
+    given = range(value.rank) if dims is None or dims == [] else (dims,) if isinstance(dims, int) else dims
+    return [value.axis(axis) for axis in given] if value.rank else []
+
+
+def spread(numbers: Sequence[int] | int, count: int) -> list[int]:
+    """One number a spatial dim: a single one holds for all."""
+    given = [numbers] if isinstance(numbers, int) else list(numbers)
+    return given * count if len(given) == 1 else given

@@ -1,0 +1,95 @@
+# ruff: noqa: D103
+"""Tensors made of numbers: full, zeros, ones, arange, scalar_tensor; sizes that the data tell; assertions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernels_hub.compiler.importers.aten_ops.call import Call, Scalar, aten
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.graph import Value
+
+
+@aten("full.default", "full_like.default", "new_full.default")
+def full(call: Call, *args: Any, **_: Any) -> Value:
+    return call.tensor(args[-1]).broadcast_to(call.shape)
+
+
+@aten("zeros.default", "zeros_like.default", "new_zeros.default")
+def zeros(call: Call, *_: Any, **__: Any) -> Value:
+    return call.tensor(0).broadcast_to(call.shape)
+
+
+@aten("ones.default", "ones_like.default", "new_ones.default")
+def ones(call: Call, *_: Any, **__: Any) -> Value:
+    return call.tensor(1).broadcast_to(call.shape)
+
+
+# What was never written may hold anything; zeros are as good, and the same every time.
+aten(
+    "empty.memory_format", "empty_like.default", "new_empty.default", "empty_permuted.default",
+    "empty_strided.default", "new_empty_strided.default",
+)(zeros)  # fmt: skip
+
+
+@aten("fill.Scalar", "fill.Tensor")
+def fill(call: Call, _: Value, number: Value | Scalar) -> Value:
+    return call.tensor(number).broadcast_to(call.shape)
+
+
+@aten("scalar_tensor.default")
+def scalar_tensor(call: Call, number: Scalar, **_: Any) -> Value:
+    return call.tensor(number)
+
+
+@aten("arange.start_step")
+def arange(call: Call, start: Scalar, _: Scalar, step: Scalar, **__: Any) -> Value:
+    row = call.dtype
+    if row.is_integer:
+        count = call.graph.iota(call.shape[0], row)
+        scaled = count if step == 1 else count * call.tensor(step)
+        return scaled if start == 0 else scaled + call.tensor(start)
+    wide = types.FLOAT64
+    count = call.graph.iota(call.shape[0], types.INT64).cast(wide)
+    return (count * call.tensor(step, wide) + call.tensor(start, wide)).cast(row)
+
+
+@aten("arange.default")
+def arange_end(call: Call, end: Scalar, **_: Any) -> Value:
+    return arange(call, 0, end, 1)
+
+
+@aten("arange.start")
+def arange_start(call: Call, start: Scalar, end: Scalar, **_: Any) -> Value:
+    return arange(call, start, end, 1)
+
+
+@aten("linspace.default")
+def linspace(call: Call, start: Scalar, end: Scalar, steps: int, **_: Any) -> Value:
+    wide = types.FLOAT64
+    count = call.graph.iota(steps, types.INT64).cast(wide)
+    step = (end - start) / max(steps - 1, 1)
+    return (count * float(step) + float(start)).cast(call.dtype)
+
+
+@aten("eye.default", "eye.m")
+def eye(call: Call, *_: Any, **__: Any) -> Value:
+    rows, columns = call.shape
+    same = call.graph.iota(rows).unsqueeze(1).eq(call.graph.iota(columns))
+    return same.cast(call.dtype)
+
+
+@aten(
+    "_assert_tensor_metadata.default", "_assert_scalar.default", "_assert_async.msg",
+    "sym_constrain_range_for_size.default", "sym_constrain_range.default",
+)  # fmt: skip
+def assertion(_: Call, *__: Any, **___: Any) -> None:
+    """What torch.export has checked, or states of sizes: the facts are in the symbols."""
+
+
+@aten("_local_scalar_dense.default", "item.default")
+def item(call: Call, x: Value) -> Value | Any:
+    """A number of the data as a size."""
+    call.refuse_unless(bool(call.sizes) and x.dtype.is_integer, "a number read from the data that is no size")
+    call.graph.apply("define_size", x.reshape(()).cast("int64"), symbol=call.sizes[0])
+    return call.sizes[0]

@@ -1,0 +1,225 @@
+# ruff: noqa: D103
+"""Reads and writes where data say: embedding, index, gather, scatter, index_put."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kernels_hub.compiler.importers.aten_ops.call import Call, Handler, Scalar, Unsupported, aten
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.op import Shape
+from kernels_hub.compiler.ir.operators import broadcast_shapes
+
+Indices = Sequence[Value | None]
+
+
+@aten("embedding.default")
+def embedding(_: Call, weight: Value, indices: Value, *__: Any) -> Value:
+    return weight.gather(indices, 0)
+
+
+@aten("index_select.default")
+def index_select(_: Call, x: Value, axis: int, indices: Value) -> Value:
+    return x.gather(indices.reshape(indices.shape or (1,)), axis)
+
+
+@aten("gather.default")
+def gather(_: Call, x: Value, axis: int, indices: Value, **__: Any) -> Value:
+    if not x.rank:
+        return x.reshape(1).gather_elements(indices.reshape(1), 0).reshape(())
+    return x.gather_elements(indices, axis)
+
+
+def _unmasked(x: Value, indices: Indices, call: Call) -> list[Value | None]:
+    """Masks made indices: constants of none, or the places that hold. Sizes come from the result's shape."""
+    plain: list[Value | None] = []
+    for one in indices:
+        if one is None or one.dtype is not types.BOOL:
+            plain.append(one)
+            continue
+        sizes = [dim for dim in call.shape if not isinstance(dim, int) and dim.only_symbol]
+        fresh = [dim for dim in sizes if dim.only_symbol.name not in x.graph.symbols]
+        if len(fresh) != 1:
+            raise Unsupported("a mask as an index, whose number of places is not a new size")
+        places = x.graph.apply("nonzero", one, count=fresh[0])
+        plain += [places.slice(0, axis, axis + 1).squeeze(0) for axis in range(one.rank)]
+    return plain
+
+
+def _front(x: Value, indices: Indices) -> tuple[list[int], Value, Shape]:
+    """(axes indexed, places (…, axes), the shape that indices broadcast to)."""
+    axes = [axis for axis, one in enumerate(indices) if one is not None]
+    given = [one.cast("int64") for one in indices if one is not None]
+    shape: Shape = ()
+    for one in given:
+        shape = broadcast_shapes(shape, one.shape)
+    parts = [one.broadcast_to(shape).unsqueeze(len(shape)) for one in given]
+    places = parts[0] if len(parts) == 1 else x.graph.apply("concat", *parts, axis=len(shape))
+    return axes, places, shape
+
+
+@aten("index.Tensor", "_unsafe_index.Tensor")
+def index(call: Call, x: Value, indices: Indices) -> Value:
+    """NumPy's advanced indexing: the indexed dims come where they were if adjacent, else first."""
+    indices = _unmasked(x, indices, call)
+    axes, places, shape = _front(x, indices)
+    if len(axes) == 1:
+        only = indices[axes[0]]
+        assert only is not None
+        return x.gather(only, axes[0])
+    others = [axis for axis in range(x.rank) if axis not in axes]
+    result = x.permute(*axes, *others).apply("gather_nd", x.permute(*axes, *others), places)
+    if axes != list(range(axes[0], axes[0] + len(axes))):
+        return result
+    count, before = len(shape), axes[0]
+    order = [*range(count, count + before), *range(count), *range(count + before, result.rank)]
+    return result.permute(*order)
+
+
+@aten("index_put.default", "_unsafe_index_put.default")
+def index_put(call: Call, x: Value, indices: Indices, values: Value, accumulate: bool) -> Value:
+    masks = [one for one in indices if one is not None and one.dtype is types.BOOL]
+    if masks:
+        call.refuse_unless(
+            len(masks) == len(indices) == 1 and not accumulate and _is_single(values),
+            "index_put with a mask and more than one value",
+        )
+        (mask,) = masks
+        wide = mask.reshape((*mask.shape, *[1] * (x.rank - mask.rank)))
+        return wide.broadcast_to(x.shape).select(values.reshape(()), x)
+    axes, places, shape = _front(x, indices)
+    others = [axis for axis in range(x.rank) if axis not in axes]
+    order = [*axes, *others]
+    target = (*shape, *(x.shape[axis] for axis in others))
+    adjacent = axes == list(range(axes[0], axes[0] + len(axes)))
+    if adjacent and axes[0]:
+        before = axes[0]
+        spread = (*x.shape[:before], *shape, *x.shape[before + len(axes) :])
+        updates = values.broadcast_to(spread)
+        count = len(shape)
+        updates = updates.permute(
+            *range(before, before + count), *range(before), *range(before + count, updates.rank)
+        )
+    else:
+        updates = values.broadcast_to(target)
+    moved = x.permute(*order)
+    written = moved.apply("scatter_nd", moved, places, updates, reduction="add" if accumulate else "none")
+    return written.permute(*(order.index(axis) for axis in range(x.rank)))
+
+
+def _is_single(value: Value) -> bool:
+    return all(dim == 1 for dim in value.shape)
+
+
+_REDUCTIONS = {
+    None: "none",
+    "add": "add",
+    "sum": "add",
+    "multiply": "mul",
+    "prod": "mul",
+    "amax": "max",
+    "amin": "min",
+}
+
+
+def _scattered(x: Value, axis: int, indices: Value, updates: Value, reduction: str | None) -> Value:
+    for place, dim in enumerate(indices.shape):
+        # ATen reads only as much of the source as there are indices.
+        updates = updates.slice(place, 0, dim)
+    return x.apply(
+        "scatter_elements", x, indices, updates, axis=x.axis(axis), reduction=_REDUCTIONS[reduction]
+    )
+
+
+@aten("scatter.src", "scatter.reduce")
+def scatter(
+    _: Call, x: Value, axis: int, indices: Value, source: Value, *, reduce: str | None = None
+) -> Value:
+    return _scattered(x, axis, indices, source, reduce)
+
+
+@aten("scatter.value", "scatter.value_reduce")
+def scatter_value(
+    call: Call, x: Value, axis: int, indices: Value, number: Scalar, *, reduce: str | None = None
+) -> Value:
+    return _scattered(x, axis, indices, call.tensor(number).broadcast_to(indices.shape), reduce)
+
+
+@aten("scatter_add.default")
+def scatter_add(_: Call, x: Value, axis: int, indices: Value, source: Value) -> Value:
+    return _scattered(x, axis, indices, source, "add")
+
+
+@aten("scatter_reduce.two")
+def scatter_reduce(
+    call: Call, x: Value, axis: int, indices: Value, source: Value, reduce: str, *, include_self: bool
+) -> Value:
+    call.refuse_unless(
+        include_self and reduce in _REDUCTIONS, f"scatter_reduce {reduce!r} without the old value"
+    )
+    return _scattered(x, axis, indices, source, reduce)
+
+
+def _along_axis(reduction: str) -> Handler:
+    """index_add and index_copy: whole slices written at an axis."""
+
+    def handler(call: Call, x: Value, axis: int, indices: Value, source: Value, alpha: Scalar = 1) -> Value:
+        if alpha != 1:
+            source = source * call.tensor(alpha)
+        place = x.axis(axis)
+        if reduction == "add":
+            return index_put(call, x, [*[None] * place, indices], source, True)
+        return index_put(call, x, [*[None] * place, indices], source, False)
+
+    return handler
+
+
+aten("index_add.default")(_along_axis("add"))
+aten("index_copy.default")(_along_axis("none"))
+
+
+@aten("select_scatter.default")
+def select_scatter(call: Call, x: Value, source: Value, axis: int, place: Dim) -> Value:
+    place = place + x.shape[x.axis(axis)] if isinstance(place, int) and place < 0 else place
+    return slice_scatter(call, x, source.unsqueeze(x.axis(axis)), axis, place, place + 1, 1)
+
+
+@aten("slice_scatter.default")
+def slice_scatter(
+    call: Call, x: Value, source: Value, axis: int, start: Dim | None, stop: Dim | None, step: int
+) -> Value:
+    """x with x[start:stop:step] at an axis replaced: parts between, where the step is 1."""
+    axis = x.axis(axis)
+    if step != 1:
+        places = call.graph.iota(x.shape[axis]).slice(axis=0, start=start, stop=stop, step=step)
+        return index_put(call, x, [*[None] * axis, places], source, False)
+    size = x.shape[axis]
+    low = 0 if start is None else start
+    low = low + size if isinstance(low, int) and low < 0 else low
+    before, behind = x.slice(axis, 0, low), x.slice(axis, low + source.shape[axis])
+    parts = [
+        one
+        for one in (
+            before,
+            source.broadcast_to((*x.shape[:axis], source.shape[axis], *x.shape[axis + 1 :])),
+            behind,
+        )
+        if one.shape[axis] != 0
+    ]
+    return parts[0] if len(parts) == 1 else call.graph.apply("concat", *parts, axis=axis)
+
+
+@aten("nonzero.default")
+def nonzero(call: Call, x: Value) -> Value:
+    count = call.shape[0]
+    call.refuse_unless(not isinstance(count, int), "the places of nonzero, whose number was made a constant")
+    return call.graph.apply("nonzero", x, count=count).transpose()
+
+
+@aten("one_hot.default")
+def one_hot(call: Call, x: Value, _: Any) -> Value:
+    classes = call.graph.iota(call.shape[-1], x.dtype)
+    return x.unsqueeze(x.rank).eq(classes).cast(call.dtype)

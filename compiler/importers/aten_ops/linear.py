@@ -1,0 +1,102 @@
+# ruff: noqa: D103
+"""Matrix products, convolutions and attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from kernels_hub.compiler.importers.aten_ops.call import Call, Scalar, aten, spread
+from kernels_hub.compiler.ir.dims import Expr
+from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.proofs import proves_equal
+
+
+@aten("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")
+def matmul(_: Call, a: Value, b: Value) -> Value:
+    return a @ b
+
+
+@aten("linear.default")
+def linear(_: Call, x: Value, weight: Value, bias: Value | None) -> Value:
+    product = x @ (weight.transpose() if weight.rank > 1 else weight)
+    return product if bias is None else product + bias
+
+
+@aten("addmm.default", "baddbmm.default")
+def addmm(call: Call, x: Value, a: Value, b: Value, *, beta: Scalar, alpha: Scalar) -> Value:
+    product = a @ b
+    if alpha != 1:
+        product = product * call.tensor(alpha)
+    if beta == 0:
+        return product
+    return product + (x if beta == 1 else x * call.tensor(beta))
+
+
+@aten("convolution.default")
+def convolution(
+    _: Call, x: Value, weight: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
+) -> Value:  # fmt: skip
+    count = weight.rank - 2
+    batched = x if x.rank == weight.rank else x.unsqueeze(0)
+    attrs: dict[str, Any] = {
+        "strides": spread(stride, count),
+        "dilations": spread(dilation, count),
+        "padding": [(one, one) for one in spread(padding, count)],
+        "groups": groups,
+    }
+    if transposed:
+        attrs["output_padding"] = spread(output_padding, count)
+    result = batched.apply("conv_transpose" if transposed else "conv", batched, weight, **attrs)
+    if bias is not None:
+        result = result + bias.reshape((bias.shape[0], *[1] * count))
+    return result if batched is x else result.squeeze(0)
+
+
+@aten("scaled_dot_product_attention.default")
+def attention(
+    call: Call, query: Value, key: Value, value: Value, mask: Value | None, dropout: float, causal: bool,
+    *, scale: float | None, enable_gqa: bool,
+) -> Value:  # fmt: skip
+    """softmax(q @ k^T * scale + mask) @ v; scores in float32 at least, a row that is masked whole gives 0.
+
+    Source: torch.nn.functional.scaled_dot_product_attention.
+    """
+    call.refuse_unless(dropout == 0, "attention with dropout: call module.eval() first")
+    if enable_gqa:
+        key, value = _every_head(key, query), _every_head(value, query)
+    if scale is None:
+        call.refuse_unless(not isinstance(query.shape[-1], Expr), "attention heads of a symbolic size")
+        scale = 1 / math.sqrt(query.shape[-1])
+    wide = query.dtype.compute
+    scores = query.matmul(key.transpose(), to=wide) * float(scale)
+    if causal:
+        rows, columns = call.graph.iota(scores.shape[-2]), call.graph.iota(scores.shape[-1])
+        mask = columns.binary("le", rows.unsqueeze(1))
+    weights = scores
+    if mask is not None and mask.dtype.kind == "bool":
+        weights = mask.select(scores, -math.inf)
+    elif mask is not None:
+        weights = scores + mask.cast(wide)
+    soft = weights.softmax(-1)
+    if mask is not None and not causal:
+        hidden = (
+            mask.reduce("any", -1, keepdims=True).unary("bitnot")
+            if mask.dtype.kind == "bool"
+            else weights.max(-1, keepdims=True).binary("eq", -math.inf)
+        )
+        soft = hidden.select(0.0, soft)
+    return soft.cast(query.dtype) @ value
+
+
+def _every_head(x: Value, query: Value) -> Value:
+    """Heads of keys or values repeated for the group of queries that shares each."""
+    heads, wanted = x.shape[-3], query.shape[-3]
+    if proves_equal(heads, wanted):
+        return x
+    grouped = x.unsqueeze(x.rank - 2)
+    shape = list(grouped.shape)
+    shape[-3] = wanted // heads
+    return grouped.broadcast_to(shape).reshape((*x.shape[:-3], wanted, *x.shape[-2:]))

@@ -1,0 +1,294 @@
+# ruff: noqa: D103
+"""Pointwise arithmetic, comparisons, logic, casts and choices of ATen."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kernels_hub.compiler.importers.aten_ops.call import Call, Handler, Scalar, aten
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.graph import Value
+
+# ATen name -> op of the IR; integers are promoted to float first.
+_FUNCTIONS = {
+    name: name
+    for name in (
+        "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan",
+        "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "sigmoid",
+    )
+}  # fmt: skip
+# These keep integers as they are.
+_ROUNDINGS = ("floor", "ceil", "trunc", "round")
+
+
+def _function(op: str) -> Handler:
+    def handler(call: Call, x: Value) -> Value:
+        return call.tensor(x).unary(op)
+
+    return handler
+
+
+def _rounding(op: str) -> Handler:
+    def handler(_: Call, x: Value) -> Value:
+        return x if x.dtype.is_integer else x.unary(op)
+
+    return handler
+
+
+for _name, _op in _FUNCTIONS.items():
+    aten(f"{_name}.default")(_function(_op))
+for _name in _ROUNDINGS:
+    aten(f"{_name}.default")(_rounding(_name))
+
+
+@aten("log10.default")
+def log10(call: Call, x: Value) -> Value:
+    wide = call.tensor(x, call.dtype.compute)
+    return (wide.unary("log") * (1 / math.log(10))).cast(call.dtype)
+
+
+@aten("erfc.default")
+def erfc(call: Call, x: Value) -> Value:
+    wide = call.tensor(x, call.dtype.compute)
+    return (1 - wide.unary("erf")).cast(call.dtype)
+
+
+@aten("neg.default")
+def neg(_: Call, x: Value) -> Value:
+    return x.unary("neg")
+
+
+@aten("abs.default")
+def absolute(_: Call, x: Value) -> Value:
+    return x.unary("abs")
+
+
+@aten("sign.default", "sgn.default")
+def sign(_: Call, x: Value) -> Value:
+    # ATen's sign of a NaN is 0 in C++, where the comparisons say so; the IR's is NaN.
+    result = x.unary("sign")
+    return x.unary("isnan").select(0, result) if x.dtype.is_float else result
+
+
+@aten("reciprocal.default")
+def reciprocal(call: Call, x: Value) -> Value:
+    return 1 / call.tensor(x)
+
+
+@aten("square.default")
+def square(_: Call, x: Value) -> Value:
+    return x * x
+
+
+@aten("bitwise_not.default")
+def bitwise_not(_: Call, x: Value) -> Value:
+    return x.unary("bitnot")
+
+
+@aten("logical_not.default")
+def logical_not(_: Call, x: Value) -> Value:
+    return x.cast("bool").unary("bitnot")
+
+
+@aten("isnan.default")
+def isnan(call: Call, x: Value) -> Value:
+    return x.unary("isnan") if x.dtype.is_float else call.graph.full(x.shape, False, "bool")
+
+
+@aten("isinf.default")
+def isinf(call: Call, x: Value) -> Value:
+    return x.unary("isinf") if x.dtype.is_float else call.graph.full(x.shape, False, "bool")
+
+
+@aten("isfinite.default")
+def isfinite(call: Call, x: Value) -> Value:
+    if not x.dtype.is_float:
+        return call.graph.full(x.shape, True, "bool")
+    return x.unary("abs").binary("lt", math.inf)
+
+
+def _sum(call: Call, a: Value | Scalar, b: Value | Scalar, alpha: Scalar, op: str) -> Value:
+    left, right = call.tensor(a), call.tensor(b)
+    if alpha != 1:
+        right = right * call.tensor(alpha)
+    if call.dtype is types.BOOL:
+        return left | right
+    return left.binary(op, right)
+
+
+@aten("add.Tensor", "add.Scalar")
+def add(call: Call, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Value:
+    return _sum(call, a, b, alpha, "add")
+
+
+@aten("sub.Tensor", "sub.Scalar")
+def sub(call: Call, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Value:
+    return _sum(call, a, b, alpha, "sub")
+
+
+@aten("rsub.Tensor", "rsub.Scalar")
+def rsub(call: Call, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Value:
+    return _sum(call, b, a, alpha, "sub")
+
+
+@aten("mul.Tensor", "mul.Scalar")
+def mul(call: Call, a: Value, b: Value | Scalar) -> Value:
+    left, right = call.tensor(a), call.tensor(b)
+    return left & right if call.dtype is types.BOOL else left * right
+
+
+@aten("div.Tensor", "div.Scalar", "true_divide.Tensor")
+def div(call: Call, a: Value, b: Value | Scalar) -> Value:
+    return call.tensor(a) / call.tensor(b)
+
+
+@aten("div.Tensor_mode", "div.Scalar_mode")
+def div_mode(call: Call, a: Value, b: Value | Scalar, *, rounding_mode: str | None) -> Value:
+    left, right = call.tensor(a), call.tensor(b)
+    if rounding_mode == "floor":
+        return left // right
+    quotient = left / right
+    return quotient.unary("trunc") if rounding_mode == "trunc" and call.dtype.is_float else quotient
+
+
+@aten("floor_divide.default")
+def floor_divide(call: Call, a: Value, b: Value | Scalar) -> Value:
+    return call.tensor(a) // call.tensor(b)
+
+
+@aten("remainder.Tensor", "remainder.Scalar")
+def remainder(call: Call, a: Value, b: Value | Scalar) -> Value:
+    return call.tensor(a) % call.tensor(b)
+
+
+@aten("fmod.Tensor", "fmod.Scalar")
+def fmod(call: Call, a: Value, b: Value | Scalar) -> Value:
+    return call.tensor(a).binary("fmod", call.tensor(b))
+
+
+@aten("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
+def power(call: Call, a: Value | Scalar, b: Value | Scalar) -> Value:
+    if isinstance(a, Value) and isinstance(b, (int, float)) and call.dtype.kind == "float":
+        x = call.tensor(a)
+        if b == 2:
+            return x * x
+        if b == 0.5:
+            return x.unary("sqrt")
+        if b == 1:
+            return x
+    return call.tensor(a) ** call.tensor(b)
+
+
+@aten("atan2.default")
+def atan2(call: Call, a: Value, b: Value) -> Value:
+    return call.tensor(a).binary("atan2", call.tensor(b))
+
+
+@aten("maximum.default")
+def maximum(call: Call, a: Value, b: Value) -> Value:
+    return _extremum(call, a, b, "maximum", "bitor")
+
+
+@aten("minimum.default")
+def minimum(call: Call, a: Value, b: Value) -> Value:
+    return _extremum(call, a, b, "minimum", "bitand")
+
+
+def _extremum(call: Call, a: Value, b: Value, op: str, of_bool: str) -> Value:
+    return call.tensor(a).binary(of_bool if call.dtype is types.BOOL else op, call.tensor(b))
+
+
+@aten("clamp.default", "clamp.Tensor")
+def clamp(call: Call, x: Value, low: Value | Scalar | None, high: Value | Scalar | None) -> Value:
+    """max, then min: where the bounds cross, the upper one holds."""
+    result = call.tensor(x)
+    if low is not None:
+        result = result.binary("maximum", call.tensor(low))
+    return result if high is None else result.binary("minimum", call.tensor(high))
+
+
+@aten("clamp_min.default", "clamp_min.Tensor")
+def clamp_min(call: Call, x: Value, low: Value | Scalar) -> Value:
+    return clamp(call, x, low, None)
+
+
+@aten("clamp_max.default", "clamp_max.Tensor")
+def clamp_max(call: Call, x: Value, high: Value | Scalar) -> Value:
+    return clamp(call, x, None, high)
+
+
+def _comparison(op: str, *, swapped: bool = False) -> Handler:
+    def handler(call: Call, a: Value, b: Value | Scalar) -> Value:
+        left, right = call.pair(a, b)
+        return left.binary(op, right, reverse=swapped)
+
+    return handler
+
+
+for _name, _op, _swapped in (
+    ("eq", "eq", False),
+    ("ne", "ne", False),
+    ("lt", "lt", False),
+    ("le", "le", False),
+    ("gt", "lt", True),
+    ("ge", "le", True),
+):
+    aten(f"{_name}.Tensor", f"{_name}.Scalar")(_comparison(_op, swapped=_swapped))
+
+
+def _bits(op: str, *, logical: bool = False) -> Handler:
+    def handler(call: Call, a: Value, b: Value | Scalar) -> Value:
+        row = types.BOOL if logical else call.dtype
+        return call.tensor(a, row).binary(op, call.tensor(b, row))
+
+    return handler
+
+
+for _name, _op in (("and", "bitand"), ("or", "bitor"), ("xor", "bitxor")):
+    aten(f"bitwise_{_name}.Tensor", f"bitwise_{_name}.Scalar")(_bits(_op))
+    aten(f"logical_{_name}.default")(_bits(_op, logical=True))
+aten(
+    "bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar", "__lshift__.Scalar", "__lshift__.Tensor"
+)(_bits("shl"))
+aten(
+    "bitwise_right_shift.Tensor",
+    "bitwise_right_shift.Tensor_Scalar",
+    "__rshift__.Scalar",
+    "__rshift__.Tensor",
+)(_bits("shr"))
+
+
+@aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+def where(call: Call, condition: Value, a: Value | Scalar, b: Value | Scalar) -> Value:
+    return condition.cast("bool").select(call.tensor(a), call.tensor(b))
+
+
+@aten("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(call: Call, x: Value, mask: Value, number: Value | Scalar) -> Value:
+    return mask.select(call.tensor(number), x)
+
+
+@aten("_to_copy.default")
+def to_copy(call: Call, x: Value, **_: Any) -> Value:
+    return x.cast(call.dtype)
+
+
+@aten("to.dtype", "to.dtype_layout", "to.device", "type_as.default")
+def to_dtype(call: Call, x: Value, *_: Any, **__: Any) -> Value:
+    return x.cast(call.dtype)
+
+
+@aten("addcmul.default")
+def addcmul(call: Call, x: Value, a: Value, b: Value, *, value: Scalar) -> Value:
+    return call.tensor(x) + call.tensor(value) * call.tensor(a) * call.tensor(b)
+
+
+@aten("addcdiv.default")
+def addcdiv(call: Call, x: Value, a: Value, b: Value, *, value: Scalar) -> Value:
+    return call.tensor(x) + call.tensor(value) * call.tensor(a) / call.tensor(b)
+
+
+@aten("lerp.Tensor", "lerp.Scalar")
+def lerp(call: Call, a: Value, b: Value, weight: Value | Scalar) -> Value:
+    return a + call.tensor(weight) * (b - a)

@@ -1,0 +1,134 @@
+"""Pooling and resizing over spatial dims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kernels_hub.compiler.importers.aten_ops.call import Call, Handler, Unsupported, aten, spread
+from kernels_hub.compiler.ir.graph import Value
+
+
+def _attrs(
+    count: int, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int] | int, ceil: bool,
+) -> dict[str, Any]:  # fmt: skip
+    sizes = spread(kernel, count)
+    return {
+        "kernel": sizes,
+        "strides": spread(stride, count) if stride else sizes,
+        "dilations": spread(dilation, count),
+        "padding": [(one, one) for one in spread(padding, count)],
+        "ceil": ceil,
+    }
+
+
+def _max_pool(count: int, *, places: bool) -> Handler:
+    def handler(
+        _: Call, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+        dilation: Sequence[int], ceil: bool,
+    ) -> Value | tuple[Value, Value]:  # fmt: skip
+        batched = x if x.rank == count + 2 else x.unsqueeze(0)
+        attrs = _attrs(count, kernel, stride, padding, dilation, ceil)
+        found = batched.apply("max_pool", batched, **attrs)
+        result = found if batched is x else found.squeeze(0)
+        if not places:
+            return result
+        indices = batched.apply("argmax_pool", batched, **attrs)
+        return result, indices if batched is x else indices.squeeze(0)
+
+    return handler
+
+
+def _avg_pool(count: int) -> Handler:
+    def handler(
+        _: Call, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil: bool,
+        padded: bool, divisor: int | None = None,
+    ) -> Value:  # fmt: skip
+        batched = x if x.rank == count + 2 else x.unsqueeze(0)
+        attrs = _attrs(count, kernel, stride, padding, 1, ceil)
+        if divisor is None:
+            result = batched.apply("avg_pool", batched, **attrs, count="padded" if padded else "inside")
+        else:
+            result = batched.apply("sum_pool", batched, **attrs) / float(divisor)
+        return result if batched is x else result.squeeze(0)
+
+    return handler
+
+
+for _count in (1, 2, 3):
+    aten(f"max_pool{_count}d.default")(_max_pool(_count, places=False))
+    aten(f"max_pool{_count}d_with_indices.default")(_max_pool(_count, places=True))
+    aten(f"avg_pool{_count}d.default")(_avg_pool(_count))
+
+
+@aten(
+    "_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default", "adaptive_avg_pool1d.default",
+    "adaptive_avg_pool2d.default", "adaptive_avg_pool3d.default",
+)  # fmt: skip
+def adaptive_avg_pool(_: Call, x: Value, sizes: Sequence[Any]) -> Value:
+    """Means over windows that begin at floor(i * n / size) and end at ceil((i + 1) * n / size)."""
+    first = x.rank - len(sizes)
+    if all(isinstance(one, int) and one == 1 for one in sizes):
+        return x.mean(list(range(first, x.rank)), keepdims=True)
+    for axis, count in enumerate(sizes, first):
+        size = x.shape[axis]
+        if not isinstance(size, int):
+            raise Unsupported(f"adaptive pooling of the symbolic dim {size}")
+        parts = [
+            x.slice(axis, i * size // count, -(-(i + 1) * size // count)).mean(axis, keepdims=True)
+            for i in range(count)
+        ]
+        x = parts[0] if count == 1 else x.graph.apply("concat", *parts, axis=axis)
+    return x
+
+
+def _spatial(call: Call, scales: Sequence[float | None]) -> dict[str, Any]:
+    given = list(scales)
+    if all(one is None for one in given):
+        return {"shape": call.shape}
+    return {"shape": call.shape, "scales": [1.0, 1.0, *(1.0 if one is None else float(one) for one in given)]}
+
+
+def _nearest(call: Call, x: Value, _: Any, *scales: float | None, exact: bool = False) -> Value:
+    attrs = _spatial(call, scales)
+    if exact:
+        return x.apply(
+            "resize", x, **attrs, mode="nearest", coordinates="half_pixel", nearest="round_prefer_ceil"
+        )
+    return x.apply("resize", x, **attrs, mode="nearest", coordinates="asymmetric", nearest="floor")
+
+
+def _interpolated(mode: str) -> Handler:
+    def handler(call: Call, x: Value, _: Any, align_corners: bool, *scales: float | None) -> Value:
+        coordinates = "align_corners" if align_corners else "half_pixel"
+        return x.apply("resize", x, **_spatial(call, scales), mode=mode, coordinates=coordinates)
+
+    return handler
+
+
+def _by_factors(handler: Handler) -> Handler:
+    """The `.vec` overloads: (x, sizes or None, …, factors or None)."""
+
+    def vec(call: Call, x: Value, sizes: Any, *rest: Any) -> Value:
+        *options, factors = rest
+        scales = factors if factors is not None else [None] * (x.rank - 2)
+        result: Value = handler(call, x, sizes, *options, *scales)
+        return result
+
+    return vec
+
+
+def _exact(call: Call, x: Value, sizes: Any, *scales: float | None) -> Value:
+    return _nearest(call, x, sizes, *scales, exact=True)
+
+
+_RESIZINGS: dict[str, Handler] = {
+    "upsample_nearest1d": _nearest, "upsample_nearest2d": _nearest, "upsample_nearest3d": _nearest,
+    "_upsample_nearest_exact1d": _exact, "_upsample_nearest_exact2d": _exact, "_upsample_nearest_exact3d": _exact,
+    "upsample_linear1d": _interpolated("linear"), "upsample_bilinear2d": _interpolated("linear"),
+    "upsample_trilinear3d": _interpolated("linear"), "upsample_bicubic2d": _interpolated("cubic"),
+}  # fmt: skip
+for _name, _handler in _RESIZINGS.items():
+    aten(f"{_name}.default")(_handler)
+    aten(f"{_name}.vec")(_by_factors(_handler))

@@ -1,0 +1,172 @@
+# ruff: noqa: D103
+"""Reductions, running reductions, sorting and top-k."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kernels_hub.compiler.importers.aten_ops.call import Call, Handler, Scalar, aten, axes_of
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.dims import Dim, product
+from kernels_hub.compiler.ir.graph import Value
+
+
+def _reduction(kind: str) -> Handler:
+    def handler(call: Call, x: Value, dims: Any = None, keepdim: bool = False, **_: Any) -> Value:
+        return call.tensor(x).reduce(kind, axes_of(x, dims), keepdims=keepdim)
+
+    return handler
+
+
+aten("sum.default", "sum.dim_IntList")(_reduction("sum"))
+aten("mean.default", "mean.dim")(_reduction("mean"))
+aten("prod.default", "prod.dim_int")(_reduction("prod"))
+
+
+def _logic(kind: str) -> Handler:
+    def handler(_: Call, x: Value, dims: Any = None, keepdim: bool = False) -> Value:
+        return x.cast("bool").reduce(kind, axes_of(x, dims), keepdims=keepdim)
+
+    return handler
+
+
+for _kind in ("any", "all"):
+    aten(f"{_kind}.default", f"{_kind}.dim", f"{_kind}.dims")(_logic(_kind))
+
+
+def _extremum(kind: str) -> Handler:
+    def handler(_: Call, x: Value, dims: Any = None, keepdim: bool = False) -> Value:
+        return _reduced(x, kind, axes_of(x, dims), keepdim=keepdim)
+
+    return handler
+
+
+def _reduced(x: Value, kind: str, axes: list[int], *, keepdim: bool) -> Value:
+    if x.dtype is types.BOOL:
+        kind = {"max": "any", "min": "all"}[kind]
+    return x.reduce(kind, axes, keepdims=keepdim)
+
+
+aten("amax.default", "max.default")(_extremum("max"))
+aten("amin.default", "min.default")(_extremum("min"))
+
+
+def _with_place(kind: str) -> Handler:
+    def handler(_: Call, x: Value, axis: int, keepdim: bool) -> tuple[Value, Value]:
+        places = _place(x, kind, axis, keepdim=keepdim)
+        return _reduced(x, kind, axes_of(x, axis), keepdim=keepdim), places
+
+    return handler
+
+
+def _place(x: Value, kind: str, axis: int | None, *, keepdim: bool) -> Value:
+    wide = x.cast("uint8") if x.dtype is types.BOOL else x
+    flat = wide.flatten() if wide.rank else wide.reshape(1)
+    if axis is None or not x.rank:
+        place = flat.along(f"arg{kind}", 0)
+        return place.reshape([1] * x.rank) if keepdim else place
+    place = wide.along(f"arg{kind}", axis)
+    return place.unsqueeze(x.axis(axis)) if keepdim else place
+
+
+def _only_place(kind: str) -> Handler:
+    def handler(_: Call, x: Value, axis: int | None, keepdim: bool) -> Value:
+        return _place(x, kind, axis, keepdim=keepdim)
+
+    return handler
+
+
+for _kind in ("max", "min"):
+    aten(f"{_kind}.dim")(_with_place(_kind))
+    aten(f"arg{_kind}.default")(_only_place(_kind))
+
+
+def _centred(call: Call, x: Value, dims: Any, correction: Scalar, *, keepdim: bool) -> tuple[Value, Value]:
+    """(variance, mean) in the dtype that ATen computes in."""
+    wide, axes = x.cast(x.dtype.compute), axes_of(x, dims)
+    count = product(x.shape[axis] for axis in axes)
+    mean = wide.mean(axes, keepdims=True)
+    off = wide - mean
+    squares = (off * off).sum(axes, keepdims=keepdim)
+    freedom = call.tensor(count, wide.dtype) - float(1 if correction is None else correction)
+    variance = squares / freedom.binary("maximum", 0.0)
+    mean = mean if keepdim or not axes else mean.squeeze(*axes)
+    return variance.cast(x.dtype), mean.cast(x.dtype)
+
+
+@aten("var.correction")
+def var(call: Call, x: Value, dims: Any, *, correction: Scalar, keepdim: bool) -> Value:
+    return _centred(call, x, dims, correction, keepdim=keepdim)[0]
+
+
+@aten("var.dim")
+def var_dim(call: Call, x: Value, dims: Any, unbiased: bool, keepdim: bool) -> Value:
+    return _centred(call, x, dims, int(unbiased), keepdim=keepdim)[0]
+
+
+@aten("var_mean.correction")
+def var_mean(call: Call, x: Value, dims: Any, *, correction: Scalar, keepdim: bool) -> tuple[Value, Value]:
+    return _centred(call, x, dims, correction, keepdim=keepdim)
+
+
+@aten("std.correction")
+def std(call: Call, x: Value, dims: Any, *, correction: Scalar, keepdim: bool) -> Value:
+    return _centred(call, x, dims, correction, keepdim=keepdim)[0].unary("sqrt")
+
+
+@aten("logsumexp.default")
+def logsumexp(call: Call, x: Value, dims: Any, keepdim: bool) -> Value:
+    wide, axes = call.tensor(x), axes_of(x, dims)
+    top = wide.max(axes, keepdims=True)
+    safe = top.unary("isinf").select(0.0, top)
+    total = (wide - safe).unary("exp").sum(axes, keepdims=True).unary("log") + safe
+    return total if keepdim or not axes else total.squeeze(*axes)
+
+
+@aten("linalg_vector_norm.default", "norm.ScalarOpt_dim")
+def vector_norm(call: Call, x: Value, order: Scalar, dims: Any, keepdim: bool, **_: Any) -> Value:
+    wide, axes = call.tensor(x).cast(call.dtype.compute), axes_of(x, dims)
+    size = wide.unary("abs")
+    if order is None or order == 2:
+        result = (wide * wide).sum(axes, keepdims=keepdim).unary("sqrt")
+    elif order == 1:
+        result = size.sum(axes, keepdims=keepdim)
+    elif order in {float("inf"), float("-inf")}:
+        result = size.reduce("max" if order > 0 else "min", axes, keepdims=keepdim)
+    else:
+        call.refuse_unless(order != 0, "the norm of order 0")
+        result = (size ** float(order)).sum(axes, keepdims=keepdim) ** (1 / float(order))
+    return result.cast(call.dtype)
+
+
+def _running(kind: str) -> Handler:
+    def handler(call: Call, x: Value, axis: int, **_: Any) -> Value:
+        wide = call.tensor(x)
+        return wide.along(f"cum{kind}", axis) if wide.rank else wide
+
+    return handler
+
+
+aten("cumsum.default")(_running("sum"))
+aten("cumprod.default")(_running("prod"))
+
+
+@aten("sort.default")
+def sort(_: Call, x: Value, axis: int, descending: bool) -> tuple[Value, Value]:
+    return x.sort(axis, descending=descending)
+
+
+@aten("sort.stable")
+def sort_stable(_: Call, x: Value, *, dim: int, descending: bool, **__: Any) -> tuple[Value, Value]:
+    return x.sort(dim, descending=descending)
+
+
+@aten("argsort.default")
+def argsort(_: Call, x: Value, axis: int, descending: bool) -> Value:
+    return x.sort(axis, descending=descending)[1]
+
+
+@aten("topk.default")
+def topk(_: Call, x: Value, k: Dim, axis: int, largest: bool, __: bool) -> Sequence[Value]:
+    return x.topk(k, axis, largest=largest)

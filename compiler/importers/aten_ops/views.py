@@ -1,0 +1,202 @@
+# ruff: noqa: D103
+"""Views and copies: reshape, permute, expand, slice, concatenate, pad, flip, roll, repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kernels_hub.compiler.importers.aten_ops.call import Call, Scalar, Unsupported, aten
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.dims import Dim, Expr
+from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.proofs import proves_le
+
+
+@aten(
+    "view.default", "_unsafe_view.default", "reshape.default", "unsqueeze.default", "flatten.using_ints",
+    "squeeze.dim", "squeeze.dims", "squeeze.default", "unflatten.int",
+)  # fmt: skip
+def reshape(call: Call, x: Value, *_: Any) -> Value:
+    return x.reshape(call.shape)
+
+
+@aten("alias.default", "detach.default", "clone.default", "contiguous.default", "lift_fresh_copy.default")
+def identity(_: Call, x: Value, **__: Any) -> Value:
+    return x
+
+
+@aten("copy.default")
+def copy(call: Call, _: Value, source: Value, *__: Any) -> Value:
+    return source.cast(call.dtype).broadcast_to(call.shape)
+
+
+@aten("view.dtype")
+def view_dtype(call: Call, x: Value, _: Any) -> Value:
+    call.refuse_unless(x.dtype.bits == call.dtype.bits, "a view as a dtype of another width")
+    return x.bitcast(call.dtype)
+
+
+@aten("permute.default")
+def permute(_: Call, x: Value, order: Sequence[int]) -> Value:
+    return x.permute(*order)
+
+
+@aten("transpose.int")
+def transpose(_: Call, x: Value, a: int, b: int) -> Value:
+    return x.transpose(a, b) if x.rank else x
+
+
+@aten("t.default", "numpy_T.default")
+def transposed(_: Call, x: Value) -> Value:
+    return x.permute(*reversed(range(x.rank)))
+
+
+@aten("expand.default")
+def expand(call: Call, x: Value, _: Any, **__: Any) -> Value:
+    return x.broadcast_to(call.shape)
+
+
+@aten("slice.Tensor")
+def slice_tensor(call: Call, x: Value, axis: int, start: Dim | None, stop: Dim | None, step: int) -> Value:
+    place = x.axis(axis)
+    low, high = _place(x, place, start), _place(x, place, stop)
+    result = x.slice(place, low, high, step)
+    return result if result.shape == call.shape else result.reshape(call.shape)
+
+
+def _place(x: Value, axis: int, place: Dim | None) -> Dim:
+    """A symbolic place that counts from the end, made one from the start. Raises Unsupported where it is open."""
+    if isinstance(place, int) and place >= 1 << 62:
+        return None
+    if not isinstance(place, Expr) or proves_le(0, place):
+        return place
+    if proves_le(place, -1):
+        return x.shape[axis] + place
+    raise Unsupported(f"a slice at {place}: whether that counts from the end is not known")
+
+
+@aten("select.int")
+def select(_: Call, x: Value, axis: int, index: Dim) -> Value:
+    place = x.axis(axis)
+    start = _place(x, place, index)
+    if isinstance(start, int) and start < 0:
+        start = start + x.shape[place]
+    if not (proves_le(0, start) and proves_le(start + 1, x.shape[place])):
+        # Whether the place exists is only known when the graph runs: a gather refuses it, a slice would clamp.
+        return x.gather(x.graph.size(start), place)
+    return x.slice(place, start, start + 1).squeeze(place)
+
+
+@aten("split_with_sizes.default", "split_with_sizes_copy.default")
+def split_with_sizes(_: Call, x: Value, sizes: Sequence[Dim], axis: int) -> tuple[Value, ...]:
+    return tuple(x.split(sizes, axis))
+
+
+@aten("split.Tensor", "chunk.default", "unbind.int")
+def split(call: Call, x: Value, *rest: Any) -> tuple[Value, ...]:
+    axis = x.axis(rest[-1])
+    shapes = [one.shape for one in call.results if one is not None]
+    if call.name.startswith("unbind"):
+        return tuple(x.slice(axis, i, i + 1).squeeze(axis) for i in range(len(shapes)))
+    return tuple(x.split([shape[axis] for shape in shapes], axis))
+
+
+@aten("cat.default")
+def cat(call: Call, tensors: Sequence[Value], axis: int) -> Value:
+    # ATen skips tensors of shape (0,), whatever the rank of the others.
+    parts = [one for one in tensors if one.rank == len(call.shape) and (one.shape != (0,) or one.rank > 1)]
+    parts = [call.tensor(one) for one in parts or tensors]
+    place = parts[0].axis(axis)
+    return parts[0] if len(parts) == 1 else call.graph.apply("concat", *parts, axis=place)
+
+
+@aten("stack.default")
+def stack(call: Call, tensors: Sequence[Value], axis: int) -> Value:
+    parts = [call.tensor(one).unsqueeze(axis) for one in tensors]
+    return parts[0] if len(parts) == 1 else call.graph.apply("concat", *parts, axis=parts[0].axis(axis))
+
+
+@aten("constant_pad_nd.default")
+def constant_pad_nd(call: Call, x: Value, padding: Sequence[Dim], number: Scalar) -> Value:
+    pairs = _pairs(x, padding)
+    crops = [tuple(-one if isinstance(one, int) and one < 0 else 0 for one in pair) for pair in pairs]
+    for axis, (low, high) in enumerate(crops):
+        if low or high:
+            x = x.slice(axis, low, x.shape[axis] - high)
+    positive = [tuple(0 if isinstance(one, int) and one < 0 else one for one in pair) for pair in pairs]
+    return x.pad([(low, high) for low, high in positive], call.tensor(number))
+
+
+def _pairs(x: Value, padding: Sequence[Dim]) -> list[tuple[Dim, Dim]]:
+    """ATen's list, last dim first, as (before, after) of every dim."""
+    given = [(padding[i], padding[i + 1]) for i in range(0, len(padding), 2)]
+    return [(0, 0)] * (x.rank - len(given)) + given[::-1]
+
+
+@aten("flip.default")
+def flip(_: Call, x: Value, axes: Sequence[int]) -> Value:
+    return x.flip(*axes) if axes else x
+
+
+@aten("roll.default")
+def roll(_: Call, x: Value, shifts: Sequence[int], axes: Sequence[int]) -> Value:
+    if not axes:
+        return _rolled(x.flatten(), shifts[0], 0).reshape(x.shape)
+    for shift, axis in zip(shifts, axes, strict=True):
+        x = _rolled(x, shift, x.axis(axis))
+    return x
+
+
+def _rolled(x: Value, shift: int, axis: int) -> Value:
+    size = x.shape[axis]
+    if isinstance(size, int):
+        if not size or not shift % size:
+            return x
+        shift %= size
+    cut = size - shift if shift > 0 else -shift
+    return x.graph.apply("concat", x.slice(axis, cut), x.slice(axis, 0, cut), axis=axis)
+
+
+@aten("repeat.default")
+def repeat(call: Call, x: Value, counts: Sequence[Dim]) -> Value:
+    shape = [*[1] * (len(counts) - x.rank), *x.shape]
+    apart = x.reshape([dim for one in shape for dim in (1, one)])
+    spread = [dim for count, one in zip(counts, shape, strict=True) for dim in (count, one)]
+    return apart.broadcast_to(spread).reshape(call.shape)
+
+
+@aten("repeat_interleave.self_int")
+def repeat_interleave(call: Call, x: Value, count: Dim, axis: int | None, **_: Any) -> Value:
+    if axis is None:
+        x, axis = x.flatten(), 0
+    place = x.axis(axis)
+    wide = x.unsqueeze(place + 1)
+    shape = list(wide.shape)
+    shape[place + 1] = count
+    return wide.broadcast_to(shape).reshape(call.shape)
+
+
+@aten("tril.default", "triu.default")
+def triangle(call: Call, x: Value, diagonal: Dim) -> Value:
+    rows, columns = x.shape[-2:]
+    row = call.graph.iota(rows).unsqueeze(1) + call.tensor(diagonal, types.INT64)
+    column = call.graph.iota(columns)
+    keep = column.binary("le", row) if call.name.startswith("tril") else row.binary("le", column)
+    return keep.broadcast_to(x.shape).select(x, call.tensor(0))
+
+
+@aten("unfold.default")
+def unfold(_: Call, x: Value, axis: int, size: int, step: int) -> Value:
+    return x.windows(axis, size, step)
+
+
+@aten("diagonal.default")
+def diagonal(call: Call, x: Value, offset: int, a: int, b: int) -> Value:
+    a, b = x.axis(a), x.axis(b)
+    moved = x.permute(*(axis for axis in range(x.rank) if axis not in {a, b}), a, b)
+    count = call.shape[-1]
+    rows = call.graph.iota(count) + max(0, -offset)
+    columns = call.graph.iota(count) + max(0, offset)
+    flat = moved.flatten(-2)
+    return flat.gather(rows * call.tensor(moved.shape[-1], rows.dtype) + columns, -1)

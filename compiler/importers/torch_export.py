@@ -1,0 +1,368 @@
+"""PyTorch modules in: `import_torch` traces with torch.export and brings the program into the IR.
+
+    graph = import_torch(module, (x,))
+    graph = import_torch(model, (), {"input_ids": ids}, dynamic_shapes={"input_ids": {0: Dim("batch")}})
+
+The program is decomposed to core ATen, but for what has a form of its own here (`KEPT`); each op is then built
+by its handler in `aten_ops`. Parameters and buffers are parameters of the graph under their names, views of the
+module's memory. Inputs are named by argument and pytree path ("past.0.key"), outputs likewise. Dynamic dims are
+symbols with the range that torch.export found; sizes computed from them need no ops at all.
+
+Everything that is not supported is listed at once, in one ImportFailure. Nothing of torch is imported before
+a module is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from kernels_hub.compiler.errors import CompilerError, ImportFailure
+from kernels_hub.compiler.importers.aten_ops import HANDLERS, Call, Unsupported
+from kernels_hub.compiler.importers.torch_sizes import Sizes, input_symbols
+from kernels_hub.compiler.importers.torch_trace import path_text, paths_of, place_of, trace
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.graph import Graph, Value
+from kernels_hub.compiler.ir.op import TensorType
+from kernels_hub.compiler.ir.proofs import proves_different
+from kernels_hub.compiler.ir.types import Array
+
+if TYPE_CHECKING:
+    import torch
+
+Mutations = Literal["refuse", "outputs"]
+
+_CONSTANT_LIMIT = 4096
+"""Elements up to which a tensor that tracing lifted out of the code is a constant, not a parameter."""
+
+
+@dataclass(frozen=True)
+class TorchProgram:
+    """A graph, and how the module's arguments and results map to its inputs and outputs.
+
+    outputs: the leaves of the module's result, in order: ("output", name of an output) or ("literal", value).
+    mutated: state that a call changes -> the output that has it afterwards. in_spec, out_spec: pytree specs.
+    """
+
+    graph: Graph
+    inputs: tuple[str, ...]
+    outputs: tuple[tuple[str, Any], ...]
+    mutated: Mapping[str, str]
+    in_spec: Any
+    out_spec: Any
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> dict[str, Array]:
+        """The graph's inputs from the module's arguments."""
+        from torch.utils import _pytree as pytree
+
+        leaves = pytree.tree_leaves((tuple(args), dict(kwargs or {})))
+        tensors = zip(self.inputs, leaves, strict=True)
+        return {name: array_of(leaf) for name, leaf in tensors if name in self.graph.inputs}
+
+    def unflatten(self, outputs: Mapping[str, Array]) -> Any:
+        """The module's result, with arrays for its tensors."""
+        from torch.utils import _pytree as pytree
+
+        leaves = [outputs[one] if kind == "output" else one for kind, one in self.outputs]
+        return pytree.tree_unflatten(leaves, self.out_spec)
+
+
+def import_torch(
+    module: torch.nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+    mutations: Mutations = "refuse",
+    name: str | None = None,
+) -> Graph:
+    """The graph of a module's forward on such arguments.
+
+    module: in the mode (train, eval) that it is to run in; it is not changed. args, kwargs: examples, which give
+    dtypes, shapes, and the values of everything that is no tensor. dynamic_shapes, strict: as torch.export takes
+    them. mutations: what to do of buffers and inputs that a call changes: refuse, or return their new values as
+    further outputs ("mutated.<name>").
+
+    Raises ImportFailure with every op that is not supported, or with why torch.export cannot trace the module.
+    """
+    return import_torch_program(
+        module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict, mutations=mutations, name=name
+    ).graph
+
+
+def import_torch_program(
+    module: torch.nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+    mutations: Mutations = "refuse",
+    name: str | None = None,
+) -> TorchProgram:
+    """As `import_torch`, with how arguments and results map to the graph's inputs and outputs."""
+    title = name or type(module).__name__
+    program = trace(module, tuple(args), dict(kwargs or {}), dynamic_shapes, strict=strict)
+    paths = paths_of(module, args, kwargs or {})
+    names = input_symbols(module, args, kwargs or {}, dynamic_shapes)
+    return _Import(Graph(title), program, mutations).run(paths, names)
+
+
+def array_of(tensor: Any) -> Array:
+    """A NumPy view of a tensor's memory (a copy only where it lies on another device)."""
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        raise ImportFailure(f"{tensor!r} is no tensor")
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    row = dtype_of(tensor.dtype)
+    if row.module == "numpy":
+        array: Array = plain.numpy()
+        return array
+    bits = {1: torch.uint8, 2: torch.int16}[tensor.element_size()]
+    raw: Array = plain.view(bits).numpy()
+    return raw.view(row.numpy)
+
+
+def dtype_of(dtype: torch.dtype) -> types.DType:
+    """The row of a torch dtype. Raises CompilerError where there is none."""
+    return types.dtype(str(dtype).removeprefix("torch."))
+
+
+_MISSING = object()
+
+
+@dataclass
+class _Import:
+    """One import. A node that could not be imported leaves `_MISSING`, which its users hand on silently."""
+
+    graph: Graph
+    program: Any
+    mutations: Mutations
+    env: dict[Any, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    sizes: Sizes = field(init=False)
+
+    def run(self, paths: list[str], names: dict[str, list[Any]]) -> TorchProgram:
+        self.sizes = Sizes(self.graph, self.program.range_constraints)
+        specs = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
+        placeholders = [node for node in self.program.graph.nodes if node.op == "placeholder"]
+        users = [node for node in placeholders if specs[node.name].kind.name == "USER_INPUT"]
+        of_users = dict(zip(users, paths, strict=True))
+        for node, path in of_users.items():
+            self.sizes.call(node.meta.get("val"), names.get(path, []))
+        shared: dict[Any, Value] = {}
+        for node in placeholders:
+            if node in of_users:
+                self._input(node, of_users[node])
+            else:
+                self._state(node, specs[node.name], shared)
+        for node in self.program.graph.nodes:
+            if node.op == "call_function":
+                self._call(node)
+            elif node.op == "get_attr":
+                self.env[node] = _MISSING
+                self.problems.append(f"{node.target}: a subgraph (control flow) is not supported")
+        outputs, mutated = self._outputs()
+        if self.problems:
+            count = len(self.problems)
+            what = "1 thing is" if count == 1 else f"{count} things are"
+            raise ImportFailure(
+                f"{self.graph.name} cannot be imported: {what} not supported:\n  "
+                + "\n  ".join(self.problems)
+            )
+        call_spec = self.program.call_spec
+        return TorchProgram(
+            self.graph, tuple(paths), tuple(outputs), mutated, call_spec.in_spec, call_spec.out_spec
+        )
+
+    def _input(self, node: Any, path: str) -> None:
+        example = node.meta.get("val")
+        of = self._type(example)
+        if of is not None:
+            self.env[node] = self.graph.input(path, of.shape, of.dtype)
+        elif _is_size(example) and not isinstance(example, (bool, int)):
+            self.env[node] = _MISSING
+            self.problems.append(f"input {path!r}: a dynamic {type(example).__name__}; give it as a tensor")
+        else:
+            self.env[node] = example
+
+    def _state(self, node: Any, spec: Any, shared: dict[Any, Value]) -> None:
+        """A parameter, buffer or lifted constant."""
+        if spec.kind.name == "TOKEN":
+            self.env[node] = None
+            return
+        target = spec.target or node.name
+        held = self.program.state_dict.get(target)
+        tensor = self.program.constants.get(target) if held is None else held
+        of = self._type(tensor)
+        if of is None:
+            self.env[node] = _MISSING
+            self.problems.append(f"{target}: a {type(tensor).__name__} as state of the module")
+            return
+        if spec.kind.name == "CONSTANT_TENSOR" and tensor.numel() <= _CONSTANT_LIMIT:
+            self.env[node] = self.graph.constant(array_of(tensor).copy())
+            return
+        key = (tensor.data_ptr(), of, tensor.stride()) if tensor.numel() else node
+        if key not in shared:
+            shared[key] = self.graph.parameter(target, of.shape, of.dtype, lambda: array_of(tensor))
+        self.env[node] = shared[key]
+
+    def _call(self, node: Any) -> None:
+        name = _name_of(node.target)
+        if name == "getitem":
+            source, place = node.args
+            found = self.env[source]
+            self.env[node] = found if found is _MISSING else found[place]
+            return
+        example = node.meta.get("val")
+        try:
+            if _is_size(example) and not name.startswith(("_local_scalar", "item")):
+                self.env[node] = self.sizes.dim(example)
+                return
+            if example is None and not name.startswith(("_assert", "sym_constrain")):
+                example = ()
+            self.env[node] = _MISSING
+            handler = HANDLERS.get(name) if node.target.__class__.__name__ == "OpOverload" else None
+            if handler is None:
+                if not (_is_condition(example) or name in _OF_SIZES):
+                    raise Unsupported("no handler")
+                return
+            self.env[node] = self._handled(node, name, handler, example)
+        except (CompilerError, Unsupported) as error:
+            self.env[node] = _MISSING
+            self.problems.append(self._told(node, name, str(error)))
+
+    def _handled(self, node: Any, name: str, handler: Any, example: Any) -> Any:
+        args, kwargs = _bound(node)
+        args, kwargs = (
+            [self._argument(one) for one in args],
+            {k: self._argument(v) for k, v in kwargs.items()},
+        )
+        if any(_has_missing(one) for one in (*args, *kwargs.values())):
+            return _MISSING
+        several = isinstance(example, (tuple, list))
+        examples = tuple(example) if several else (example,)
+        sizes = tuple(self.sizes.dim(one) for one in examples if _is_size(one))
+        call = Call(self.graph, name, tuple(self._type(one) for one in examples), sizes)
+        with self.graph.origin(place_of(node)):
+            result = handler(call, *args, **kwargs)
+        for value, of in zip(result if several else (result,), call.results, strict=False):
+            if isinstance(value, Value) and of is not None:
+                _check(value, of)
+        return result
+
+    def _argument(self, value: Any) -> Any:
+        import torch
+
+        if isinstance(value, torch.fx.Node):
+            return self.env[value]
+        if isinstance(value, (list, tuple)):
+            return [self._argument(one) for one in value]
+        if isinstance(value, torch.dtype):
+            return dtype_of(value)
+        return self.sizes.dim(value) if isinstance(value, torch.SymInt) else value
+
+    def _type(self, example: Any) -> TensorType | None:
+        import torch
+
+        if not isinstance(example, torch.Tensor):
+            return None
+        shape = tuple(self.sizes.dim(dim) for dim in example.shape)
+        return TensorType(dtype_of(example.dtype), shape)
+
+    def _told(self, node: Any, name: str, reason: str) -> str:
+        example = node.meta.get("val")
+        shape = ""
+        if hasattr(example, "shape"):
+            shape = f" -> {str(example.dtype).removeprefix('torch.')}[{', '.join(map(str, example.shape))}]"
+        reason = reason.splitlines()[0] if reason else "refused"
+        return f"{_library(node.target)}.{name} (%{node.name}){shape}: {reason}; at {place_of(node)}"
+
+    def _outputs(self) -> tuple[list[tuple[str, Any]], dict[str, str]]:
+        from torch.utils import _pytree as pytree
+
+        (node,) = (one for one in self.program.graph.nodes if one.op == "output")
+        values = [self._argument(one) for one in node.args[0]]
+        specs = self.program.graph_signature.output_specs
+        count = sum(spec.kind.name == "USER_OUTPUT" for spec in specs)
+        tree = pytree.tree_unflatten(list(range(count)), self.program.call_spec.out_spec)
+        names = _output_names(pytree.tree_flatten_with_path(tree)[0])
+        outputs: list[tuple[str, Any]] = []
+        mutated: dict[str, str] = {}
+        for spec, value in zip(specs, values, strict=True):
+            if spec.kind.name == "USER_OUTPUT":
+                outputs.append(self._result(names[len(outputs)], value))
+            elif spec.kind.name == "TOKEN":
+                continue
+            elif self.mutations == "refuse":
+                self.problems.append(
+                    f"{spec.target}: a call changes this {spec.kind.name.split('_')[0].lower()}; "
+                    "call module.eval() if it is a statistic, or pass mutations='outputs' to get it as an output"
+                )
+            else:
+                mutated[spec.target] = self._result(f"mutated.{spec.target}", value)[1]
+        return outputs, mutated
+
+    def _result(self, name: str, value: Any) -> tuple[str, Any]:
+        if isinstance(value, Value):
+            self.graph.output(name, value)
+            return "output", name
+        if value is not None and not isinstance(value, (bool, int, float, str)) and value is not _MISSING:
+            self.graph.output(name, self.graph.size(value))
+            return "output", name
+        return "literal", value
+
+
+def _check(value: Value, of: TensorType) -> None:
+    """What a handler made is what torch.export says that the op gives."""
+    same_rank = value.rank == len(of.shape)
+    if value.dtype is not of.dtype or not same_rank or any(map(proves_different, value.shape, of.shape)):
+        raise Unsupported(f"imported as {value.type}, torch.export says {of}: a defect of the importer")
+
+
+def _output_names(paths: Sequence[tuple[Any, Any]]) -> list[str]:
+    texts = [path_text(path) for path, _ in paths]
+    return [f"output.{one}" if one[:1].isdigit() else one or "output" for one in texts]
+
+
+# Conditions on sizes, which torch.export has checked and put into the ranges.
+_OF_SIZES = frozenset({"ge", "le", "gt", "lt", "eq", "ne", "and_", "or_", "not_"})
+
+
+def _is_size(example: Any) -> bool:
+    return type(example).__name__ == "SymInt" or (isinstance(example, int) and not isinstance(example, bool))
+
+
+def _is_condition(example: Any) -> bool:
+    return type(example).__name__ == "SymBool" or isinstance(example, bool)
+
+
+def _has_missing(value: Any) -> bool:
+    return value is _MISSING or (isinstance(value, list) and any(map(_has_missing, value)))
+
+
+def _name_of(target: Any) -> str:
+    """ "add.Tensor" of an ATen overload, the plain name of anything else."""
+    if target.__class__.__name__ == "OpOverload" and target.namespace == "aten":
+        return str(target).removeprefix("aten.")
+    return str(getattr(target, "__name__", target))
+
+
+def _library(target: Any) -> str:
+    return str(getattr(target, "namespace", getattr(target, "__module__", "python")))
+
+
+def _bound(node: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments by an op's schema: all positional ones, all keyword-only ones, defaults filled in."""
+    args, kwargs = list(node.args), dict(node.kwargs)
+    keywords: dict[str, Any] = {}
+    for place, argument in enumerate(node.target._schema.arguments):
+        default = argument.default_value if argument.has_default_value() else None
+        if argument.kwarg_only:
+            keywords[argument.name] = kwargs.get(argument.name, default)
+        elif place >= len(args):
+            args.append(kwargs.get(argument.name, default))
+    return args, keywords

@@ -1,0 +1,117 @@
+"""Sizes of an exported program: torch's SymInts (sympy) as dims of the graph, with the facts that export found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add, mul
+from typing import Any
+
+from kernels_hub.compiler.errors import CompilerError
+from kernels_hub.compiler.importers.aten_ops import Unsupported
+from kernels_hub.compiler.importers.torch_trace import arguments_of
+from kernels_hub.compiler.ir.dims import Dim, ceildiv, dim_max, dim_min, floordiv, mod
+from kernels_hub.compiler.ir.graph import Graph
+
+_UNBOUNDED = 1 << 60
+
+
+class Sizes:
+    """Dims of SymInts. Symbols take the names that the caller's dynamic dims have, else torch's (s0, u0)."""
+
+    def __init__(self, graph: Graph, ranges: Mapping[Any, Any]) -> None:
+        self.graph = graph
+        self.names: dict[str, str] = {}
+        self.ranges = {str(symbol): found for symbol, found in ranges.items()}
+
+    def call(self, example: Any, names: Sequence[str | None]) -> None:
+        """Name the symbols that an input's dims are."""
+        for dim, name in zip(getattr(example, "shape", ()), names, strict=False):
+            expression = getattr(getattr(dim, "node", None), "expr", None)
+            symbols = [] if expression is None else list(expression.free_symbols)
+            if name and len(symbols) == 1:
+                self.names.setdefault(str(symbols[0]), name)
+
+    def dim(self, size: Any) -> Dim:
+        """A SymInt, or an int, as a dim. Raises Unsupported for what dims do not express."""
+        if isinstance(size, int):
+            return int(size)
+        try:
+            return self._dim(size.node.expr)
+        except CompilerError as error:
+            raise Unsupported(f"the size {size}: {error}") from error
+
+    def _dim(self, one: Any) -> Dim:
+        if one.is_Integer:
+            return int(one)
+        if one.is_Symbol:
+            return self._symbol(str(one))
+        kind = type(one).__name__
+        if kind == "Pow" and one.exp.is_Integer and int(one.exp) >= 0:
+            return reduce(mul, [self._dim(one.base)] * int(one.exp), 1)
+        if kind in {"Add", "Mul"}:
+            return reduce(add if kind == "Add" else mul, [self._dim(part) for part in one.args])
+        if kind in {"FloorDiv", "CleanDiv"}:
+            return floordiv(*(self._dim(part) for part in one.args))
+        if kind in {"Mod", "PythonMod"}:
+            return mod(*(self._dim(part) for part in one.args))
+        if kind in {"Min", "Max"}:
+            return (dim_min if kind == "Min" else dim_max)(*(self._dim(part) for part in one.args))
+        if kind == "CeilToInt" and type(one.args[0]).__name__ == "IntTrueDiv":
+            return ceildiv(*(self._dim(part) for part in one.args[0].args))
+        raise Unsupported(f"a size computed as {one}")
+
+    def _symbol(self, torch_name: str) -> Dim:
+        name = self.names.get(torch_name, torch_name)
+        if name in self.graph.symbols:
+            return self.graph.symbol(name)
+        known = self.ranges.get(torch_name)
+        if known is None:
+            return self.graph.symbol(name)
+        low = int(known.lower) if known.lower.is_Integer else 0
+        high = int(known.upper) if known.upper.is_Integer and int(known.upper) < _UNBOUNDED else None
+        return self.graph.symbol(name, max(low, 0), high)
+
+
+def input_symbols(
+    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
+) -> dict[str, list[Any]]:
+    """Input name -> the name that dynamic_shapes gives each of its dims, None where it gives none."""
+    if not dynamic_shapes:
+        return {}
+    given = arguments_of(module, args, kwargs)
+    if isinstance(dynamic_shapes, Mapping):
+        specs = dict(dynamic_shapes)
+    else:
+        specs = {name: spec for (name, _), spec in zip(given, dynamic_shapes, strict=False)}
+    found: dict[str, list[Any]] = {}
+    for name, value in given:
+        _collect(value, specs.get(name), name, found)
+    return found
+
+
+def _collect(value: Any, spec: Any, path: str, found: dict[str, list[Any]]) -> None:
+    if spec is None:
+        return
+    if hasattr(value, "shape"):
+        rank = len(value.shape)
+        dims = (
+            [spec.get(axis, spec.get(axis - rank)) for axis in range(rank)]
+            if isinstance(spec, Mapping)
+            else list(spec)
+        )
+        found[path] = [_name_of(dim) for dim in dims]
+    elif isinstance(value, Mapping) and isinstance(spec, Mapping):
+        for key, item in value.items():
+            _collect(item, spec.get(key), f"{path}.{key}", found)
+    elif isinstance(value, (list, tuple)) and isinstance(spec, (list, tuple)):
+        for place, (item, inner) in enumerate(zip(value, spec, strict=False)):
+            _collect(item, inner, f"{path}.{place}", found)
+
+
+def _name_of(dim: Any) -> str | None:
+    """The name of a torch.export.Dim, or of the one that it is derived from; None of hints, numbers and nothing."""
+    if isinstance(dim, str):
+        return dim
+    name = getattr(getattr(dim, "root", dim), "__name__", None)
+    return name if isinstance(name, str) and name.isidentifier() else None

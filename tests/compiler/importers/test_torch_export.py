@@ -1,0 +1,163 @@
+"""import_torch: names, memory, dims, state that changes, and failures that say everything at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+from kernels_hub.compiler import evaluate
+from kernels_hub.compiler.errors import ImportFailure
+from kernels_hub.compiler.importers.torch_export import array_of, import_torch, import_torch_program
+from tests.compiler.importers.torch_programs import (
+    Function,
+    assert_matches,
+    check,
+    check_function,
+    round_trips,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.export's own
+
+
+def test_weights_are_views_of_the_module():
+    module = nn.Linear(3, 2)
+    graph = import_torch(module, (torch.randn(4, 3),))
+    assert list(graph.parameters) == ["weight", "bias"]
+    with torch.no_grad():
+        module.weight.fill_(7.0)
+    assert (graph.weight("weight") == 7).all()
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.bool, torch.int32]
+)
+def test_arrays_share_memory(dtype):
+    tensor = torch.ones(2, 3).to(dtype)
+    array = array_of(tensor.T)
+    assert array.shape == (3, 2)
+    assert array.dtype.name == str(dtype).removeprefix("torch.")
+    assert array.__array_interface__["data"][0] == tensor.data_ptr()
+
+
+def test_tied_weights_are_one_parameter():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.b(self.a(x))
+
+    assert len(check(Tied(), (torch.randn(2, 3),)).graph.parameters) == 1
+
+
+def test_names_follow_the_pytrees():
+    class Nested(nn.Module):
+        def forward(self, x, pair, *, scale):
+            return {"sum": x + pair["a"], "rest": (pair["b"][0] * scale, None, 3)}
+
+    x = torch.randn(2)
+    program = check(Nested(), (x, {"a": x, "b": [x]}), {"scale": x})
+    assert list(program.graph.inputs) == ["x", "pair.a", "pair.b.0", "scale"]
+    assert list(program.graph.outputs) == ["sum", "rest.0"]
+
+
+def test_single_result_is_output():
+    assert list(import_torch(nn.ReLU(), (torch.randn(2),)).outputs) == ["output"]
+
+
+def test_symbols_have_the_names_and_facts_of_the_dims():
+    dims = ({0: Dim("batch", min=2, max=9), 1: None},)
+    graph = import_torch(nn.Linear(3, 2), (torch.randn(4, 3),), dynamic_shapes=dims)
+    assert str(graph.inputs["input"].type).startswith("float32[batch, 3]")
+    assert repr(graph.symbols["batch"].only_symbol) == "batch in 2..9"
+    assert round_trips(graph)
+
+
+def test_sizes_are_arithmetic_on_dims():
+    def function(x):
+        batch, length = x.shape
+        return x.reshape(batch * length), torch.ones(batch + 1, length // 3), x * batch, x[:, : length - 1]
+
+    others = [((torch.randn(5, 8),), {})]
+    dims = {"args": ({0: Dim("b", min=2), 1: Dim("n", min=6)},)}
+    check_function(function, torch.randn(3, 7), dynamic_shapes=dims, others=others)
+
+
+def test_state_that_changes_is_refused_or_an_output():
+    module = nn.BatchNorm1d(3).train()
+    x = torch.randn(5, 3)
+    with pytest.raises(ImportFailure, match="running_mean: a call changes this buffer"):
+        import_torch(module, (x,))
+    program = import_torch_program(module, (x,), mutations="outputs")
+    found = evaluate(program.graph, program.flatten((x,)))
+    expected = module(x)
+    assert_matches(found["output"], expected)
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert_matches(found[program.mutated[name]], getattr(module, name))
+
+
+def test_in_place_ops_are_functions():
+    def function(x):
+        y = x.clone()
+        y[1:] += 1
+        y[0].mul_(2)
+        return y
+
+    check_function(function, torch.randn(3, 2))
+
+
+def test_all_that_is_unsupported_is_listed_at_once():
+    def function(x):
+        return torch.linalg.inv(x) + torch.special.bessel_j0(x), torch.linalg.det(x)
+
+    with pytest.raises(ImportFailure) as failure:
+        import_torch(Function(function), (torch.eye(3),))
+    text = str(failure.value)
+    assert "things are not supported" in text
+    assert "bessel_j0" in text
+    assert "inv" in text
+    assert "float32[3, 3]" in text
+    assert "torch_programs.py:" in text, "the source line"
+
+
+def test_a_module_that_cannot_be_traced_gives_its_cause():
+    def function(x):
+        return x + 1 if x.sum() > 0 else x
+
+    with pytest.raises(ImportFailure, match="torch.export cannot trace Function") as failure:
+        import_torch(Function(function), (torch.randn(3),))
+    assert "data-dependent" in str(failure.value)
+    assert len(str(failure.value)) < 800
+    assert failure.value.__cause__ is not None
+
+
+def test_what_is_no_module_is_refused():
+    with pytest.raises(ImportFailure, match="takes a torch.nn.Module, not function"):
+        import_torch(lambda x: x, (torch.randn(3),))
+
+
+def test_train_mode_dropout_is_refused():
+    with pytest.raises(ImportFailure, match=r"bernoulli|dropout|rand"):
+        import_torch(nn.Dropout(0.5).train(), (torch.randn(3),))
+
+
+def test_a_wrong_result_is_noticed():
+    with pytest.raises(AssertionError, match="largest error"):
+        assert_matches(np.ones(3, np.float32), torch.tensor([1.0, 1.0, 1.01]))
+    with pytest.raises(AssertionError):
+        assert_matches(np.ones(3, np.float32), torch.tensor([1.0, 1.0, float("nan")]))
+    with pytest.raises(AssertionError, match="expected"):
+        assert_matches(np.ones(3, np.float64), torch.ones(3))
+
+
+def test_importing_the_importer_does_not_import_torch():
+    code = "import sys, kernels_hub.compiler.importers.torch_export; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

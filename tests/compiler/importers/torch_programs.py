@@ -1,0 +1,72 @@
+"""Import a module, run the graph on the oracle, and compare with what the module itself gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from kernels_hub.compiler import evaluate, parse_graph, print_graph, verify
+from kernels_hub.compiler.importers.torch_export import import_torch_program
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-6, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+"""Largest error over the largest magnitude, after as many roundings as a small model has."""
+
+
+class Function(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def assert_matches(actual, expected, tolerance=None):
+    """Same dtype and shape; integers equal, floats up to the dtype's tolerance, NaN and infinities in place."""
+    assert actual.shape == tuple(expected.shape), f"{actual.shape}, expected {tuple(expected.shape)}"
+    assert actual.dtype.name == str(expected.dtype).removeprefix("torch."), (
+        f"{actual.dtype}, expected {expected.dtype}"
+    )
+    if not expected.dtype.is_floating_point:
+        np.testing.assert_array_equal(actual, expected.numpy())
+        return
+    wanted, got = expected.detach().double().numpy(), np.asarray(actual, np.float64)
+    finite = np.isfinite(wanted)
+    np.testing.assert_array_equal(np.where(finite, 0, got), np.where(finite, 0, wanted))
+    if finite.any():
+        error = np.abs(got - wanted)[finite].max()
+        bound = (tolerance or TOLERANCE[expected.dtype]) * max(np.abs(wanted[finite]).max(), 1e-3)
+        assert error <= bound, f"largest error {error:.3g}, allowed {bound:.3g}"
+
+
+def check(module, args, kwargs=None, *, others=(), tolerance=None, **options):
+    """The program of a module, after it gave what the module gives on its examples and on other arguments."""
+    program = import_torch_program(module, args, kwargs, **options)
+    verify(program.graph)
+    for given, named in ((args, kwargs or {}), *others):
+        with torch.no_grad():
+            expected = module(*given, **named)
+        result = program.unflatten(evaluate(program.graph, program.flatten(given, named)))
+        wanted, spec = pytree.tree_flatten(expected)
+        got = pytree.tree_leaves(result)
+        assert len(got) == len(wanted), spec
+        for one, other in zip(got, wanted, strict=True):
+            if isinstance(other, torch.Tensor):
+                assert_matches(one, other, tolerance)
+            else:
+                assert one == other
+    return program
+
+
+def check_function(function, *args, **options):
+    """As `check`, of a function."""
+    return check(Function(function), args, **options)
+
+
+def round_trips(graph):
+    """Whether the graph's text parses to the same text."""
+    text = print_graph(graph, data=True)
+    return print_graph(parse_graph(text), data=True) == text
