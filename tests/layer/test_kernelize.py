@@ -520,6 +520,8 @@ def test_classes_tagged_by_the_peer_are_recognised(double: LocalLayerRepository)
     with use_kernel_mapping({"Double": {"cpu": double}}):
         kernelize(model, mode=I, device="cpu")
     assert torch.equal(model(X), 2 * X)
+    if torch.version.cuda or torch.version.hip:
+        return  # the peer takes the variant that torch was built for, whatever the model's device
     with use_kernel_mapping(
         {"Double": {"cpu": kernels.LocalLayerRepository(double.repo_path, layer_name="Double")}}
     ):
