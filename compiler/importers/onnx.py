@@ -83,7 +83,7 @@ def import_onnx(
             first = first or error
             more = {name: limit for name, limit in one.session.clamped.items() if name not in bounds}
             if not more:
-                raise first from None
+                raise first from first.__cause__
             bounds |= more
 
 
@@ -145,7 +145,9 @@ class _Import:
         for one in (*model.value_info, *model.output):
             self._check_declared(one)
         if self.problems:
-            raise OnnxImportError(self.file.name, self.problems, tuple(self.session.wanted))
+            raise OnnxImportError(
+                self.file.name, self.problems, tuple(self.session.wanted)
+            ) from self.session.cause
         for one in model.output:
             self.result.output(one.name, self._output(one.name))
         return self.result

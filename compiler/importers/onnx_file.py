@@ -54,6 +54,8 @@ def _described(model: ModelProto, name: str, folder: Path | None) -> OnnxFile:
     what = name if folder is None else str(folder / name)
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise ImportFailure(f"{what} is no ONNX model: it holds no graph")
+    for graph in (model.graph, *model.functions):
+        _check_text(graph, what)
     opsets = opsets_of(model.opset_import, what)
     newest = onnx.defs.onnx_opset_version()
     if not FIRST_OPSET <= opsets.get("", newest) <= newest:
@@ -63,6 +65,26 @@ def _described(model: ModelProto, name: str, folder: Path | None) -> OnnxFile:
         )
     functions = {(one.domain, one.name, getattr(one, "overload", "")): one for one in model.functions}
     return OnnxFile(model, model.graph.name or name, folder, opsets, functions)
+
+
+def _check_text(graph: GraphProto | FunctionProto, what: str) -> None:
+    """Raise ImportFailure for names that are no text, which protobuf hands on as bytes."""
+    for node in graph.node:
+        names = (node.name, node.op_type, node.domain, *node.input, *node.output)
+        if not all(isinstance(name, str) for name in names):
+            raise ImportFailure(f"{what} is damaged: a name of node {names!r} is no UTF-8 text")
+        for attribute in node.attribute:
+            if not (isinstance(attribute.name, str) and isinstance(attribute.ref_attr_name, str)):
+                raise ImportFailure(
+                    f"{what} is damaged: an attribute of node {label(node)} has a name that is no text"
+                )
+            if attribute.HasField("g"):
+                _check_text(attribute.g, what)
+    if isinstance(graph, GraphProto):
+        values = [one.name for one in (*graph.input, *graph.output, *graph.value_info, *graph.initializer)]
+        axes = [dim.dim_param for one in graph.input for dim in one.type.tensor_type.shape.dim]
+        if not all(isinstance(name, str) for name in (graph.name, *values, *axes)):
+            raise ImportFailure(f"{what} is damaged: a name of an input, output or weight is no UTF-8 text")
 
 
 def opsets_of(imports: Iterable[onnx.OperatorSetIdProto], what: str) -> dict[str, int]:

@@ -57,12 +57,25 @@ class Session:
     unsupported: list[Unsupported] = field(default_factory=list)
     wanted: dict[str, None] = field(default_factory=dict)
     """Inputs whose values would have to be known."""
+    cause: Exception | None = None
+    """What was raised first of errors that are not the compiler's own: by a malformed node, or by a defect here."""
     clamped: dict[str, int] = field(default_factory=dict)
     """Symbols that a slice cuts at a number: sizes above it do not fit what the model slices."""
 
 
 class BrokenError(CompilerError):
     """A value that a node was to give which could not be imported."""
+
+
+_MALFORMED = (
+    TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError, StopIteration,
+)  # fmt: skip
+"""What attributes of wrong kinds and lengths lead to in importers, which trust those that the checker passes."""
+
+
+def _brief(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else "no message"
 
 
 class Scope:
@@ -128,10 +141,17 @@ class Scope:
             results = [None] * len(proto.output)
         except _InsideError:
             results = [None] * len(proto.output)
-        except (CompilerError, RecursionError) as error:
+        except CompilerError as error:
             if isinstance(error, UnknownValueError):
                 self.session.wanted.update(dict.fromkeys(error.inputs))
-            self._note(proto, str(error) or "too deep")
+            self._note(proto, str(error))
+            results = [None] * len(proto.output)
+        except _MALFORMED as error:
+            self.session.cause = self.session.cause or error
+            self._note(
+                proto,
+                f"its attributes or operands are not what the op takes ({type(error).__name__}: {_brief(error)})",
+            )
             results = [None] * len(proto.output)
         for name, value in zip(proto.output, results, strict=True):
             if name:
