@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any as Anything
 
 from kernels_hub.compiler.ir import ops
@@ -64,6 +64,10 @@ class Found:
     facts: Mapping[str, Anything] = field(default_factory=dict)
     inside: tuple[Value, ...] = ()
 
+    def past(self, value: Value) -> Found:
+        """With one more value inside the pattern."""
+        return Found(self.values, self.facts, (*self.inside, value))
+
     def bind(self, name: str, value: Value) -> Found | None:
         """With a name bound, or None where it stands for another value."""
         if not name:
@@ -71,13 +75,13 @@ class Found:
         known = self.values.get(name)
         if known is not None:
             return self if known is value else None
-        return replace(self, values={**self.values, name: value})
+        return Found({**self.values, name: value}, self.facts, self.inside)
 
     def learn(self, name: str, fact: Anything) -> Found | None:
         """With an attribute or a dim bound, or None where the name stands for another."""
         if name in self.facts:
             return self if same_fact(self.facts[name], fact) else None
-        return replace(self, facts={**self.facts, name: fact})
+        return Found(self.values, {**self.facts, name: fact}, self.inside)
 
 
 def same_fact(a: Anything, b: Anything) -> bool:
@@ -131,7 +135,8 @@ class Any(Pattern):
     def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
         bound = found.bind(self.name, value)
         if bound is None:
-            scope.refuse(found, value, f"{self.name} is {found.values[self.name]} already, not {value}")
+            if scope.trace is not None:
+                scope.refuse(found, value, f"{self.name} is {found.values[self.name]} already, not {value}")
             return
         if self.shape is not None:
             bound = self._shaped(value, bound, scope)
@@ -176,6 +181,8 @@ class Scalar(Pattern):
             source = source.operands[0]
         number = source.scalar
         if number is None:
+            if scope.trace is None:
+                return None
             return scope.refuse(found, value, f"{value} is no known number")
         if self.number is not None and not same_number(number, self.number, self.tolerance):
             return scope.refuse(found, value, f"{value} is {number!r}, not {self.number!r}")
@@ -238,6 +245,8 @@ class Op(Pattern):
     def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
         node = value.node
         if node.op.name not in self.names or len(node.results) != 1:
+            if scope.trace is None:
+                return None
             wanted = " or ".join(sorted(self.names)[:4])
             return scope.refuse(found, value, f"{value} is made by {node.op.name}, not by {wanted}")
         now: Found | None = found
@@ -254,7 +263,7 @@ class Op(Pattern):
             return scope.refuse(
                 found, value, f"{self.name} is {found.values[self.name]} already, not {value}"
             )
-        bound = replace(bound, inside=(*bound.inside, value))
+        bound = bound.past(value)
         if not self.operands:
             yield bound
             return None
@@ -335,7 +344,7 @@ class Through(Pattern):
     def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
         yield from self.inner.find(value, found, scope)
         while value.op_name in self.names:
-            found = replace(found, inside=(*found.inside, value))
+            found = found.past(value)
             value = value.operands[0]
             yield from self.inner.find(value, found, scope)
 
