@@ -110,6 +110,19 @@ def test_llama_with_cache():
     assert list(graph.outputs) == ["logits", "present.0.0", "present.0.1"]
 
 
+def test_llama_with_cache_dynamic():
+    model = llama()
+    model.set_attn_implementation("eager")
+    dims = {0: Dim.AUTO, 2: Dim.AUTO}
+    past, longer = ([(torch.randn(b, 2, n, 8), torch.randn(b, 2, n, 8))] for b, n in ((2, 4), (3, 6)))
+    check(
+        Cached(model),
+        (ids(2, 1), past, padded(2, 5)),
+        dynamic_shapes=({0: Dim.AUTO}, [(dims, dims)], {0: Dim.AUTO, 1: Dim.AUTO}),
+        others=[((ids(3, 1), longer, padded(3, 7)), {})],
+    )
+
+
 def test_mixtral():
     config = transformers.MixtralConfig(**SIZES, num_key_value_heads=2, num_local_experts=4, use_cache=False)
     model = transformers.MixtralForCausalLM(config).eval()
