@@ -16,12 +16,14 @@ from kernels_hub.cli.info import info
 from kernels_hub.cli.init import init
 from kernels_hub.cli.key import key
 from kernels_hub.cli.lock import lock
+from kernels_hub.cli.onnx import onnx
 from kernels_hub.cli.publish import publish
 from kernels_hub.cli.serve import serve
 from kernels_hub.cli.trust import trust
 from kernels_hub.cli.variants import variants
 from kernels_hub.cli.verify import verify
 from kernels_hub.cli.versions import versions
+from kernels_hub.cli.view import view
 from kernels_hub.cli.yank import yank
 
 app = typer.Typer(
@@ -65,9 +67,10 @@ for command in (
     *(explain, info, variants, versions, diff),  # use
     *(lock, download, bundle),  # pin and carry
     *(init, build, publish, yank),  # make
-    *(verify, serve),
+    *(verify, serve, view),
 ):
     app.command()(command)
 app.add_typer(trust, name="trust")
 app.add_typer(key, name="key")
 app.add_typer(hub, name="hub")
+app.add_typer(onnx, name="onnx")

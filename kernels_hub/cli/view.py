@@ -36,7 +36,10 @@ def view(
         ),
     ] = None,
 ) -> None:
-    """See a model: an interactive page in one file, an SVG picture, or a Graphviz file."""
+    """See a model as an interactive page or a picture.
+
+    One HTML file without a network, an SVG, or a Graphviz file.
+    """
     target = output if output is not None else Path(f"{file.name}.html")
     if target.suffix not in FORMATS:
         raise typer.BadParameter(f"ends in none of {', '.join(FORMATS)}: {target}", param_hint="-o")

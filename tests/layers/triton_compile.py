@@ -139,7 +139,7 @@ _KNOWN_SPILLS: dict[str, dict[tuple[object, ...], int]] = {
         ("norm_backward_tile", "add_layer_norm", "fp32", "sm_100", 8192): 24,
         ("gated_backward_tile", False, "fp32", "sm_80", 4096): 8,
         ("gated_backward_tile", False, "bf16", "sm_100", 128): 8,
-        ("gated_linear_kernel", "training", "tf32", "sm_100", 64): 8,
+        ("gated_linear_kernel", "training", "tf32", "sm_100", 64, 32, 32): 8,
     }
 }
 
