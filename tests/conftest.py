@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from hypothesis import settings
+
 # Before huggingface_hub is imported, which reads them once. Subprocesses inherit them.
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
 for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "KERNELS_CACHE", "LOCAL_KERNELS"):
@@ -11,3 +13,8 @@ for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "KERNELS_CA
 
 # Torch as the registry has it is built for CUDA; what a test does not name is the CPU all the same.
 os.environ["KERNELS_HUB_BACKEND"] = "cpu"
+
+# The same examples every time, so that a failure is of the change that brought it. To look for new ones:
+# HYPOTHESIS_PROFILE=default python -m pytest …
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
