@@ -11,6 +11,7 @@ reduce(keepdims) -> broadcast and reduce -> broadcast are the same graph, whoeve
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -31,35 +32,37 @@ class Operators:
 
     __slots__ = ()
 
+    # What `Value` has. Abstract for the type checker alone: a metaclass would make isinstance slow.
+
     @property
+    @abstractmethod
     def graph(self) -> Any:
         """The graph that it belongs to."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def op_name(self) -> str:
         """The name of the op that makes it."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def operands(self) -> tuple[Self, ...]:
         """What that op is applied to."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def attrs(self) -> dict[str, Any]:
         """That op's attributes."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def shape(self) -> Shape:
         """Its dims."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def dtype(self) -> DType:
         """Of its elements."""
-        raise NotImplementedError
 
     @property
     def rank(self) -> int:

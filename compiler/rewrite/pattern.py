@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any as Anything
@@ -95,7 +96,7 @@ def _is_dim(one: Anything) -> bool:
     return isinstance(one, (int, Expr)) and not isinstance(one, bool)
 
 
-class Pattern:
+class Pattern(ABC):
     """Something that a value may match."""
 
     def find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
@@ -106,8 +107,9 @@ class Pattern:
         """Names of the ops that a match may begin with; None for any."""
         return self._roots()
 
+    @abstractmethod
     def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
-        raise NotImplementedError
+        """What kinds of patterns differ in."""
 
     def _roots(self) -> frozenset[str] | None:
         return None
