@@ -319,7 +319,9 @@ def gc(
     root: Root,
     prune: Annotated[
         bool,
-        typer.Option("--prune", help="Also drop commits that no branch or tag reaches; locks may pin them."),
+        typer.Option(
+            "--prune", help="Also drop commits that no ref reaches (locks may pin them), and orphans/."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

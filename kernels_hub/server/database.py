@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kernels_hub.errors import KernelsHubError
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS accounts (
     name TEXT PRIMARY KEY COLLATE NOCASE,
@@ -69,7 +71,13 @@ class Database:
         self._local = threading.local()
         self._all: list[sqlite3.Connection] = []
         self._guard = threading.Lock()
-        self._connection().executescript(_SCHEMA)
+        try:
+            self._connection().executescript(_SCHEMA)
+        except sqlite3.DatabaseError as error:
+            raise KernelsHubError(
+                f"{path} cannot be used: {error}; if it is damaged, put back the one of a copy made by "
+                "`kernels-hub hub backup`"
+            ) from error
 
     def _connection(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)

@@ -5,6 +5,7 @@ secret                the key that signs upload addresses
 repositories/<id>/    git/ (a bare repository) and lfs/ (large files by SHA-256)
 locks/<id>            one lock a repository
 incoming/<process>/   files being written; those of dead processes are swept
+orphans/<id>          repositories found without a row, set aside until an administrator drops them
 multipart/<upload>/   large files being uploaded in parts
 """
 
@@ -21,7 +22,8 @@ from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.durable import flush_folder, locked, replace_flushed, try_lock, write_flushed
 
 FORMAT = "kernels-hub root 1\n"
-_FOLDERS = ("repositories", "locks", "incoming", "multipart")
+_FOLDERS = ("repositories", "locks", "incoming", "multipart", "orphans")
+_SECRET_BYTES = 32
 
 
 class Layout:
@@ -35,6 +37,7 @@ class Layout:
         self.locks = self.root / "locks"
         self.incoming = self.root / "incoming"
         self.multipart = self.root / "multipart"
+        self.orphans = self.root / "orphans"
         self._own_lock: int | None = None
         self._own_folder: Path | None = None
         self._own_guard = threading.Lock()
@@ -53,6 +56,11 @@ class Layout:
                     f"{root} is a Hub's root of another format ({found.strip()!r}, this version writes "
                     f"{FORMAT.strip()!r}); use the version of kernels-hub that made it"
                 )
+            if not layout.database.is_file() and any(layout.repositories.iterdir()):
+                raise KernelsHubError(
+                    f"{root} has repositories but no hub.sqlite, which says whose they are; nothing was changed. "
+                    "Put back the hub.sqlite of a copy made by `kernels-hub hub backup`"
+                )
             return layout
         if not create:
             raise KernelsHubError(
@@ -62,6 +70,8 @@ class Layout:
         return layout
 
     def _create(self, root: Path, marker: Path) -> None:
+        if self.root.exists() and not self.root.is_dir():
+            raise KernelsHubError(f"{root} is a file, not a folder; choose another --root")
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Two processes that start at once: one makes the root, the other finds it made.
         with locked(self.guard):
@@ -89,11 +99,16 @@ class Layout:
             temporary = self.root / f"secret.{uuid.uuid4().hex}"
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(32))
+                file.write(secrets.token_bytes(_SECRET_BYTES))
                 file.flush()
                 os.fsync(file.fileno())
             replace_flushed(temporary, path)
-        return path.read_bytes()
+        if len(key := path.read_bytes()) != _SECRET_BYTES:
+            raise KernelsHubError(
+                f"{path} is damaged: it has {len(key)} bytes, expected {_SECRET_BYTES}; remove it and a new one is "
+                "made (addresses of uploads that are under way then fail, and are asked for again)"
+            )
+        return key
 
     def repository(self, identifier: str) -> Path:
         """The folder of a repository, by its id (never by its name)."""

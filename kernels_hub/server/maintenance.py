@@ -50,11 +50,16 @@ def _maintaining(hub: Hub) -> Iterator[None]:
 def collect_garbage(hub: Hub, *, prune: bool = False, grace: float = GRACE_SECONDS) -> Collected:
     """Join packs, and drop large files that no commit names and that nobody uploaded just now.
 
-    prune: also drop commits that no branch or tag reaches (locks may still pin those: ask first).
+    prune: also drop commits that no branch or tag reaches (locks may still pin those: ask first), and
+        repositories that were found without a row.
     grace: seconds since an upload within which a large file is kept.
     """
     with _maintaining(hub):
         swept = sweep(hub)
+        if prune and hub.layout.orphans.is_dir():
+            for orphan in sorted(hub.layout.orphans.iterdir()):
+                shutil.rmtree(orphan)
+                swept.append(f"a repository without a row: {orphan.name}")
         before = after = removed = freed = 0
         for repository in hub.repositories.all():
             with locked(hub.layout.lock(repository.id)):

@@ -121,6 +121,13 @@ class Store:
             flush_folder(self.layout.repositories)
             shutil.rmtree(trash)
 
+    def set_aside(self, identifier: str) -> None:
+        """Move the files of a repository that has no row to where nothing looks for them."""
+        self.layout.orphans.mkdir(exist_ok=True)
+        self.layout.repository(identifier).rename(self.layout.orphans / identifier)
+        flush_folder(self.layout.orphans)
+        flush_folder(self.layout.repositories)
+
     def bytes_of(self, repository: Repository) -> int:
         """What a repository takes on disk: its packs and its large files."""
         packs = self.content(repository).packs.names()

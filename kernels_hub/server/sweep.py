@@ -1,7 +1,8 @@
 """What a crash may have left, removed when a server starts; other servers may be running on the root.
 
-Everything here is invisible already: files of dead processes, uploads that nobody finishes, folders
-without a row, packs without an index.
+Everything here is invisible already: files of dead processes, uploads that nobody finishes, packs
+without an index. A repository without a row is most likely one that was being made or deleted, but a
+hub.sqlite that was put back from an old copy leaves the same: those are set aside, never deleted here.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def _sweep_repository(hub: Hub, home: Path) -> list[str]:
         return []  # Somebody is at work in it: it is no leftover.
     try:
         if hub.repositories.by_id(home.name) is None:
-            hub.store.discard(home.name)
-            return [f"a repository that was being made or deleted: {home.name}"]
+            hub.store.set_aside(home.name)
+            return [f"to orphans/, a repository without a row (being made or deleted?): {home.name}"]
         found = []
         folder = home / "git" / "objects" / "pack"
         for path in folder.iterdir():

@@ -279,7 +279,49 @@ def test_what_a_crash_left_is_swept(hub: Hub, repo: Repository):
     assert hub.store.resolve(repo, "main") and check(hub) == []
 
 
+def test_a_repository_without_a_row_is_never_deleted_at_start(hub: Hub, repo: Repository):
+    """Whoever puts back an old hub.sqlite finds later repositories set aside, and can put them back."""
+    lost = hub.layout.repository("d" * 32)
+    shutil.copytree(hub.layout.repository(repo.id), lost)
+    files = {path.relative_to(lost) for path in lost.rglob("*")}
+    assert any("orphans/" in line and lost.name in line for line in sweep(hub))
+    aside = hub.layout.orphans / lost.name
+    assert not lost.exists() and {path.relative_to(aside) for path in aside.rglob("*")} == files
+    assert collect_garbage(hub).swept == ()
+    assert aside.is_dir()
+    assert any(lost.name in line for line in collect_garbage(hub, prune=True).swept)
+    assert not aside.exists() and check(hub) == []
+
+
+def test_a_root_that_lost_its_rows_is_not_served(hub: Hub, repo: Repository):
+    root = hub.layout.root
+    hub.close()
+    database = root / "hub.sqlite"
+    kept = database.read_bytes()
+    for path in root.glob("hub.sqlite*"):
+        path.unlink()
+    with pytest.raises(KernelsHubError, match=r"repositories but no hub\.sqlite.*hub backup"):
+        Hub(root, create=True)
+    assert (root / "repositories" / repo.id).is_dir() and not database.exists()
+    database.write_bytes(b"garbage" * 1000)
+    with pytest.raises(KernelsHubError, match=r"hub\.sqlite cannot be used: .*hub backup"):
+        Hub(root)
+    for path in root.glob("hub.sqlite*"):
+        path.unlink()
+    database.write_bytes(kept)
+    with Hub(root) as again:
+        assert again.store.resolve(repo, "main") and sweep(again) == []
+        secret = root / "secret"
+        secret.write_bytes(b"")
+        with pytest.raises(KernelsHubError, match="is damaged: it has 0 bytes"):
+            again.layout.secret()
+
+
 def test_a_root_is_a_root(tmp_path: Path):
+    (tmp_path / "plain").touch()
+    with pytest.raises(KernelsHubError, match="is a file, not a folder"):
+        Hub(tmp_path / "plain", create=True)
+    (tmp_path / "plain").unlink()
     (tmp_path / "file").write_text("mine")
     with pytest.raises(KernelsHubError, match="neither empty nor"):
         Hub(tmp_path, create=True)
