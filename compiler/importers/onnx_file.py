@@ -46,7 +46,9 @@ def _parse(data: bytes, what: str) -> ModelProto:
     try:
         model.ParseFromString(data)
     except Exception as error:  # protobuf's DecodeError, which has no types
-        raise ImportFailure(f"{what} is no ONNX model, or is cut off: {error}") from error
+        raise ImportFailure(
+            f"{what} is no ONNX model, or is cut off: {error}; export or copy it again"
+        ) from error
     return model
 
 

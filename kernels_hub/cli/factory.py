@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import importlib
 import importlib.util
@@ -16,6 +17,9 @@ from kernels_hub.errors import KernelsHubError
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+_SHOWN = 8
 
 
 class FactoryError(KernelsHubError, RuntimeError):
@@ -68,8 +72,15 @@ def _attribute(module: Any, module_name: str, path: str) -> Any:
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise _refusal(
             f"module {module_name!r} ({getattr(module, '__file__', 'built in')}) has no {path!r}; "
-            f"it has {', '.join(sorted(known)) or 'nothing callable'}"
+            f"{_nearest(path, known)}"
         ) from error
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    if not known:
+        return "it has nothing callable"
+    close = difflib.get_close_matches(name, known, n=_SHOWN, cutoff=0.3) or sorted(known)[:_SHOWN]
+    return f"the nearest of what it has: {', '.join(close)}"
 
 
 def _refusal(message: str) -> typer.BadParameter:

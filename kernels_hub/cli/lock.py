@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kernels_hub.cli.output import AsJson, print_json
+
+if TYPE_CHECKING:
+    from kernels_hub.hub.lock import Lock
 
 
 def lock(
@@ -46,7 +49,7 @@ def lock(
             '[tool.kernels-hub.dependencies] with "org/name" = ">=1.2,<2"'
         )
     path = output or project / LOCK_FILE
-    former = read_lock(project / LOCK_FILE) if (project / LOCK_FILE).is_file() else None
+    former = _former(project / LOCK_FILE, needed=not upgrade_all)
     if check:
         check_lock(former or read_lock(project / LOCK_FILE), dependencies)
         if as_json:
@@ -54,9 +57,13 @@ def lock(
         else:
             print(f"{project / LOCK_FILE} is up to date")
         return
-    unknown = sorted(set(upgrade or ()) - {dependency.repo_id for dependency in dependencies})
-    if unknown and not any(former and k.repo_id in unknown for k in (former.kernels if former else ())):
-        raise LockError(f"--upgrade {unknown[0]}: {project / PROJECT_FILE} does not ask for it")
+    known = {dependency.repo_id for dependency in dependencies}
+    known |= {kernel.repo_id for kernel in former.kernels} if former else set()
+    if unknown := sorted(set(upgrade or ()) - known):
+        raise LockError(
+            f"--upgrade {unknown[0]}: {project / PROJECT_FILE} does not ask for it; it asks for "
+            f"{', '.join(sorted(known))}"
+        )
     made = make_lock(dependencies, former, None if upgrade_all else frozenset(upgrade or ()))
     found = changes(former, made)
     write_lock(made, path, for_peer)
@@ -77,3 +84,16 @@ def lock(
     number = len(made.kernels)
     locked = f"{number} kernel{'' if number == 1 else 's'} locked"
     print(f"{path}: {locked}" + ("" if found else ", nothing changed"))
+
+
+def _former(path: Path, *, needed: bool) -> Lock | None:
+    """The lock that is there; where everything is resolved anew, one that cannot be read is none."""
+    from kernels_hub.errors import LockError
+    from kernels_hub.hub.lock import read_lock
+
+    try:
+        return read_lock(path) if path.is_file() else None
+    except LockError:
+        if needed:
+            raise
+        return None

@@ -97,7 +97,9 @@ def read_bundle(source: Path, root: Path | None = None) -> list[Item]:
     """
     root = root or cache_folder()
     if not source.is_file():
-        raise RepositoryNotFoundError(f"no bundle at {source}")
+        raise RepositoryNotFoundError(
+            f"no bundle at {source}; make one where the Hub can be reached: kernels-hub bundle"
+        )
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root, prefix=".bundle-") as scratch:
         try:
@@ -107,7 +109,9 @@ def read_bundle(source: Path, root: Path | None = None) -> list[Item]:
                 isinstance(error, OSError) and error.errno is not None
             ):
                 raise
-            raise IntegrityError(f"{source} is no bundle, or cut short: {error}") from error
+            raise IntegrityError(
+                f"{source} is no bundle, or cut short: {error}; copy it again, or make it anew: kernels-hub bundle"
+            ) from error
         items = [_item(row, root, source) for row in index]
         for item in items:
             for file in item.tree.files.values():

@@ -22,6 +22,7 @@ LOCK_FILE = "kernels.lock"
 PROJECT_FILE = "pyproject.toml"
 _FORMAT = 1
 _SHA256_DIGITS = 64
+_ANEW = "make it anew with: kernels-hub lock --upgrade-all"
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def parse_lock(text: str, where: str = LOCK_FILE) -> Lock:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise LockError(f"{where} is not JSON: {error}; make it anew with: kernels-hub lock") from error
+        raise LockError(f"{where} is not JSON: {error}; {_ANEW}") from error
     try:
         if isinstance(document, list):
             return Lock(tuple(_peer_kernel(row) for row in document), where)
@@ -138,7 +139,7 @@ def parse_lock(text: str, where: str = LOCK_FILE) -> Lock:
         return Lock(tuple(_kernel(row) for row in document["kernels"]), where)
     except (KeyError, TypeError, AttributeError, VersionError, _Malformed) as error:
         problem = f"key {error} is missing" if isinstance(error, KeyError) else str(error)
-        raise LockError(f"{where} is no lock file: {problem}; make it anew with: kernels-hub lock") from error
+        raise LockError(f"{where} is no lock file: {problem}; {_ANEW}") from error
 
 
 def find_lock(caller: Caller) -> Lock:
@@ -177,9 +178,11 @@ def read_dependencies(project: Path) -> list[Dependency]:
     try:
         document = tomllib.loads(project.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise LockError(f"no {PROJECT_FILE} at {project}") from error
+        raise LockError(
+            f"no {PROJECT_FILE} at {project}; name the folder of a project that has one"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise LockError(f"{project} is not TOML: {error}") from error
+        raise LockError(f"{project} is not TOML: {error}; correct it, and try again") from error
     found: dict[str, Dependency] = {}
     for section in ("kernels-hub", "kernels"):
         tool = document.get("tool", {}).get(section, {})

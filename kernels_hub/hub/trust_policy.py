@@ -150,7 +150,7 @@ def parse_policy(content: bytes, path: Path) -> TrustPolicy:
         document = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise TrustError(
-            f"the trust policy {path} is not TOML, so no repository's code runs: {error}"
+            f"the trust policy {path} is not TOML, so no repository's code runs: {error}; correct or remove it"
         ) from error
     schema = document.pop("schema", None)
     if schema != SCHEMA or isinstance(schema, bool):

@@ -84,7 +84,9 @@ def _open(path: Path) -> _Found:
     path = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would leave a Hub cache's symlinks)
     if not path.is_dir():
         what = "is a file, not a folder" if path.exists() else "does not exist"
-        raise RepositoryNotFoundError(f"no kernel repository at {path}: it {what}")
+        raise RepositoryNotFoundError(
+            f"no kernel repository at {path}: it {what}; check the path (kernels-hub init NAME writes a new one)"
+        )
     is_package = (path / "__init__.py").is_file() or (path / METADATA_FILE).is_file()
     if _is_variant(path.name) and (is_package or _packages(path)):
         return _Found(path, path.parent, (path.name,))

@@ -142,7 +142,7 @@ def read_metadata(folder: Path, default_name: str | None = None) -> Metadata:
     except OSError as error:
         raise MetadataError(f"{path} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise MetadataError(f"{path} is not JSON: {error}") from error
+        raise MetadataError(f"{path} is not JSON: {error}; fetch or build the variant again") from error
     if not isinstance(document, dict):
         raise MetadataError(f"{path}: expected an object, got {_shown(document)}")
     return _parse(_Table(document, path), default_name)

@@ -131,12 +131,12 @@ def read_source_repository(path: Path) -> SourceRepository:
     manifest = path / MANIFEST_FILE
     try:
         document = tomllib.loads(manifest.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise RepositoryNotFoundError(
-            f"no {MANIFEST_FILE} in {path}: not a layer repository in source form"
+            f"no {MANIFEST_FILE} in {path}: not a layer repository in source form; kernels-hub init NAME writes one"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise MetadataError(f"{manifest} is not TOML: {error}") from error
+        raise MetadataError(f"{manifest} is not TOML: {error}; correct it, and try again") from error
     kernel = _table(document, "kernel", manifest)
     _only(kernel, _KERNEL_KEYS, f"{manifest} [kernel]")
     _only(document, {"kernel", "backends"}, str(manifest))

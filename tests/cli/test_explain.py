@@ -106,7 +106,7 @@ def test_text_for_a_gpu_that_is_not_here(run: Run, folder: Path):
         ((":model",), 2, "expected package.module:factory"),
         (("not_there:model",), 2, "no module 'not_there' in"),
         (("my_models.sub:model",), 2, "no module 'my_models.sub' in"),
-        (("my_models:modle",), 2, "has no 'modle'; it has Block, bare, broken, model, nested, ready, wrong"),
+        (("my_models:modle",), 2, "has no 'modle'; the nearest of what it has: model"),
         (("my_models:wrong",), 2, "gives no torch.nn.Module but a dict"),
         (("my_models:number",), 2, "gives no torch.nn.Module but a int"),
         (("my_broken:model",), 1, "module 'my_broken' raised ZeroDivisionError on import: division by zero"),

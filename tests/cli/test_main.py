@@ -54,7 +54,10 @@ def test_wrong_usage(arguments: tuple[str, ...], run: Run):
 def test_an_error_is_one_line(run: Run, tmp_path):
     result = run("info", tmp_path / "nope")
     assert (result.code, result.out) == (1, "")
-    assert result.err == f"kernels-hub: no kernel repository at {tmp_path / 'nope'}: it does not exist\n"
+    assert result.err == (
+        f"kernels-hub: no kernel repository at {tmp_path / 'nope'}: it does not exist; "
+        "check the path (kernels-hub init NAME writes a new one)\n"
+    )
 
 
 def test_an_error_comes_with_a_traceback_when_asked_for(run: Run, tmp_path, monkeypatch: pytest.MonkeyPatch):

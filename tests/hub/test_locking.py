@@ -241,6 +241,14 @@ def test_the_commands_of_a_project(place: Place, project: Path) -> None:
     assert locked.returncode == 0, locked.stderr
     assert json.loads(locked.stdout)["changes"][0]["after"].startswith("v1.0.0")
     assert cli(place, "lock", "--check", cwd=project).returncode == 0
+    text = (project / "kernels.lock").read_text()
+    (project / "kernels.lock").write_text("\0garbage")
+    corrupt = cli(place, "lock", cwd=project)
+    assert corrupt.returncode == 1 and "kernels-hub lock --upgrade-all" in corrupt.stderr
+    assert cli(place, "lock", "--upgrade-all", cwd=project).returncode == 0  # what the message says works
+    assert (project / "kernels.lock").read_text() == text
+    unknown = cli(place, "lock", "--upgrade", "org/other", cwd=project)
+    assert unknown.returncode == 1 and "does not ask for it" in unknown.stderr
     made = cli(place, "bundle", "-o", "carried.bundle", cwd=project)
     assert made.returncode == 0, made.stderr
     ask(project, **{place.repo(): "1"})
