@@ -11,6 +11,9 @@
         ├── EvaluateError   ValueError       inputs that do not fit a graph, or a value that an op refuses
         │   └── NonFiniteError ArithmeticError   the first op that made a NaN or an infinity
         ├── ImportFailure   ImportError      a file or module that does not become a graph, all causes listed
+        ├── EngineError     RuntimeError     an engine that failed at what it said it could do, or none that takes a graph
+        │   └── BuildError                       a compiler that failed; its message shortened, the source kept
+        ├── PlanError       ValueError       a plan that is damaged, or for another device, version or signature
         └── MissingDependencyError ImportError   an optional package that this needs; names the extra
 
 Messages name the value, the op and the shapes, and say what was expected.
@@ -59,6 +62,18 @@ class NonFiniteError(EvaluateError, ArithmeticError):
 
 class ImportFailure(CompilerError, ImportError):
     """A model that cannot be brought into the IR; the message lists every cause at once."""
+
+
+class EngineError(CompilerError, RuntimeError):
+    """No engine takes a graph (every engine's reason is in the message), or one broke its word; names it."""
+
+
+class BuildError(EngineError):
+    """A compiler that failed on generated source; says where the source was kept."""
+
+
+class PlanError(CompilerError, ValueError):
+    """A plan file that is damaged or of another version, or inputs that a plan was not made for."""
 
 
 class MissingDependencyError(CompilerError, ImportError):
