@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernels_hub.compiler.ir.cost import FREE, Cost, Costs, default_sizes
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Literal, Trait
-from kernels_hub.compiler.viewing.cost import FREE, Cost, Costs, default_sizes
 from kernels_hub.compiler.viewing.palette import LIGHT
 
 LONGEST_NAME = 300

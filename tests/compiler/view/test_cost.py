@@ -7,7 +7,7 @@ import pytest
 
 from kernels_hub.compiler import Graph
 from kernels_hub.compiler.errors import DimError
-from kernels_hub.compiler.viewing.cost import Cost, Costs, default_sizes
+from kernels_hub.compiler.ir.cost import Cost, Costs, default_sizes
 from kernels_hub.compiler.viewing.drawing import draw
 
 
