@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -56,11 +57,18 @@ def options(
 @app.command()
 def demo(
     pairs: Annotated[int, typer.Option(min=1, help="Timed pairs of calls a model.")] = 15,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            help="Keep the ONNX file and its page here. Default: the page alone, in a temporary folder.",
+        ),
+    ] = None,
 ) -> None:
-    """Real models on this CPU, before and after kernelize."""
+    """Models before and after kernelize; an ONNX file rewritten."""
     from kernels_hub.cli.demo import demo as run
 
-    run(pairs)
+    run(pairs, folder)
 
 
 for command in (

@@ -1,13 +1,18 @@
-"""`kernels-hub demo`: three models on this machine's CPU, before and after, with the report."""
+"""`kernels-hub demo`: three models on this machine's CPU before and after kernelize, and an ONNX file rewritten."""
 
 from __future__ import annotations
 
 import copy
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernels_hub.cli.demo_onnx import OnnxFigures
 
 
 @dataclass(frozen=True)
@@ -28,11 +33,15 @@ class Figures:
     modules: int
 
 
-def demo(pairs: int = 15) -> dict[str, Any]:
-    """Run the demo, printing as it goes; returns its figures as JSON-ready data."""
+def demo(pairs: int = 15, folder: Path | None = None) -> dict[str, Any]:
+    """Run the demo, printing as it goes; returns its figures as JSON-ready data.
+
+    folder: where the ONNX file and its page are kept; None: the page alone, in a new temporary folder.
+    """
     from rich.console import Console
 
     from kernels_hub.cli.demo_models import llama, resnet
+    from kernels_hub.cli.demo_onnx import summary
 
     console = Console()
     results: list[Figures] = []
@@ -47,6 +56,8 @@ def demo(pairs: int = 15) -> dict[str, Any]:
         with console.status("building …"):
             model, inputs = build()
         results.append(_before_and_after(console, title, model, inputs, pairs))
+    console.rule("MiniLM as an ONNX file, before and after the compiler's rewrites")
+    rewritten = _onnx(console, folder)
     console.rule("summary")
     for figures in results:
         console.print(
@@ -54,7 +65,26 @@ def demo(pairs: int = 15) -> dict[str, Any]:
             f"[bold]{figures.ratio:.2f} times faster[/bold]; largest error {figures.max_error:.1e} "
             f"where outputs reach {figures.max_magnitude:.2g}"
         )
-    return {"models": [vars(figures) for figures in results], "similarities": similarities}
+    for line in summary(rewritten):
+        console.print(f"MiniLM as ONNX: {line}", highlight=False, soft_wrap=True, markup=False)
+    return {
+        "models": [vars(figures) for figures in results],
+        "similarities": similarities,
+        "onnx": rewritten.as_json(),
+    }
+
+
+def _onnx(console: Any, folder: Path | None) -> OnnxFigures:
+    from kernels_hub.cli.demo_onnx import onnx_before_and_after
+
+    if folder is None:
+        folder = Path(tempfile.mkdtemp(prefix="kernels-hub-demo-"))
+        figures = onnx_before_and_after(console, folder)
+        (folder / "minilm.onnx").unlink()  # 90 MB
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        figures = onnx_before_and_after(console, folder)
+    return figures
 
 
 def _minilm() -> Any:

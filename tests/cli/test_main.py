@@ -82,9 +82,12 @@ def test_the_installed_program():
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
 
 
-def test_demo_passes_its_options_on(run: Run, monkeypatch: pytest.MonkeyPatch):
-    seen: list[int] = []
-    monkeypatch.setattr("kernels_hub.cli.demo.demo", seen.append)
+def test_demo_passes_its_options_on(run: Run, tmp_path, monkeypatch: pytest.MonkeyPatch):
+    seen: list[tuple[object, ...]] = []
+    monkeypatch.setattr("kernels_hub.cli.demo.demo", lambda *options: seen.append(options))
     assert run("demo", "--pairs", "3").code == 0
-    assert seen == [3]
+    assert run("demo", "--folder", tmp_path).code == 0
+    assert seen == [(3, None), (15, tmp_path)]
     assert run("demo", "--pairs", "0").code == 2
+    (tmp_path / "file").touch()
+    assert run("demo", "--folder", tmp_path / "file").code == 2
