@@ -11,7 +11,8 @@
         ├── EvaluateError   ValueError       inputs that do not fit a graph, or a value that an op refuses
         │   └── NonFiniteError ArithmeticError   the first op that made a NaN or an infinity
         ├── ImportFailure   ImportError      a file or module that does not become a graph, all causes listed
-        ├── EngineError     RuntimeError     an engine that failed at what it said it could do, or none that takes a graph
+        │   └── OnnxImportError              an ONNX model with nodes that cannot be imported: all of them
+        ├── EngineError     RuntimeError     an engine that failed at what it accepted, or none that takes a graph
         │   └── BuildError                       a compiler that failed; its message shortened, the source kept
         ├── PlanError       ValueError       a plan that is damaged, or for another device, version or signature
         └── MissingDependencyError ImportError   an optional package that this needs; names the extra
@@ -21,7 +22,13 @@ Messages name the value, the op and the shapes, and say what was expected.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from kernels_hub.errors import KernelsHubError
+
+if TYPE_CHECKING:
+    from kernels_hub.compiler.importers.onnx_scope import Unsupported
 
 
 class CompilerError(KernelsHubError):
@@ -62,6 +69,18 @@ class NonFiniteError(EvaluateError, ArithmeticError):
 
 class ImportFailure(CompilerError, ImportError):
     """A model that cannot be brought into the IR; the message lists every cause at once."""
+
+
+class OnnxImportError(ImportFailure):
+    """A model with nodes that cannot be imported: `unsupported` lists them all."""
+
+    def __init__(self, name: str, unsupported: Sequence[Unsupported], wanted: Sequence[str]) -> None:
+        count = f"{len(unsupported)} node{'s' if len(unsupported) != 1 else ''}"
+        lines = "\n".join(f"  {one}" for one in unsupported)
+        super().__init__(f"{name}: {count} cannot be imported:\n{lines}")
+        self.unsupported = tuple(unsupported)
+        self.wanted = tuple(wanted)
+        """Inputs whose values would have to be fixed."""
 
 
 class EngineError(CompilerError, RuntimeError):

@@ -17,17 +17,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto, NodeProto, TypeProto
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
-from kernels_hub.compiler.errors import CompilerError, EvaluateError
-from kernels_hub.compiler.importers.onnx import OnnxImportError, import_onnx
+from kernels_hub.compiler.errors import CompilerError, EvaluateError, OnnxImportError
+from kernels_hub.compiler.importers.onnx import Given, OnnxProgram, import_onnx_program
 from kernels_hub.compiler.importers.onnx_file import read_onnx
 from kernels_hub.compiler.importers.onnx_types import element_type
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.evaluate import evaluate
-from kernels_hub.compiler.ir.graph import Graph
-from kernels_hub.compiler.ir.types import Array
 
 DEVICES = ("CPU", "REFERENCE")
 _KEPT = 8
@@ -40,66 +38,95 @@ class PreparedModel(BackendRep):
         file = read_onnx(model)
         self.model = model
         weights = {tensor.name for tensor in file.model.graph.initializer}
-        self.inputs = [one.name for one in file.model.graph.input if one.name not in weights]
-        self.optional = [one.name for one in file.model.graph.input if one.name in weights]
+        self.kinds = {one.name: _kinds(one.type) for one in file.model.graph.input}
+        """Input -> what it may be: of tensor, sequence, optional."""
+        self.inputs = [name for name in self.kinds if name not in weights]
+        self.optional = [name for name in self.kinds if name in weights]
         self.outputs = [one.name for one in file.model.graph.output]
         self._wanted: tuple[str, ...] = ()
         """Inputs whose values decide what the graph is."""
-        self._graphs: OrderedDict[tuple[Any, ...], Graph] = OrderedDict()
+        self._programs: OrderedDict[tuple[Any, ...], OnnxProgram] = OrderedDict()
 
-    def run(self, inputs: Any, **_: Any) -> tuple[Array, ...]:
-        """The outputs, in order. inputs: arrays in the order of the model's inputs, or by name."""
+    def run(self, inputs: Any, **_: Any) -> tuple[Given, ...]:
+        """The outputs, in order. inputs: arrays in the order of the model's inputs, or by name.
+
+        A sequence is a list of arrays, an optional that is not there None; on both sides.
+        """
         given = self._by_name(inputs)
-        graph = self._graph(given)
-        results = evaluate(graph, {name: given[name] for name in graph.inputs})
-        arrays: tuple[Array, ...] = namedtupledict("Outputs", self.outputs)(
-            *(results[name] for name in self.outputs)
-        )
-        return arrays
+        program = self._program(given)
+        results = program.unflatten(evaluate(program.graph, program.flatten(given)))
+        record: Any = namedtupledict("Outputs", self.outputs)
+        outputs: tuple[Given, ...] = record(*(results[name] for name in self.outputs))
+        return outputs
 
-    def _by_name(self, inputs: Any) -> dict[str, Array]:
+    def _by_name(self, inputs: Any) -> dict[str, Given]:
         if isinstance(inputs, Mapping):
-            given = {str(name): np.asarray(array) for name, array in inputs.items()}
+            named = {str(name): one for name, one in inputs.items()}
         else:
             listed: Sequence[Any] = inputs if isinstance(inputs, (list, tuple)) else [inputs]
-            names = [one.name for one in self.model.graph.input]
-            names = self.inputs if len(listed) <= len(self.inputs) else names
+            names = self.inputs if len(listed) <= len(self.inputs) else list(self.kinds)
             if len(listed) > len(names):
                 raise EvaluateError(f"the model takes {len(names)} inputs, got {len(listed)}")
-            for name, one in zip(names, listed, strict=False):
-                if not isinstance(one, (np.ndarray, np.generic, int, float)):
-                    raise EvaluateError(f"input {name!r} is a {type(one).__name__}; the IR has tensors only")
-            given = {name: np.asarray(array) for name, array in zip(names, listed, strict=False)}
-        missing = [name for name in self.inputs if name not in given]
-        unknown = [name for name in given if name not in self.inputs and name not in self.optional]
+            named = dict(zip(names, listed, strict=False))
+        missing = [name for name in self.inputs if name not in named]
+        unknown = [name for name in named if name not in self.kinds]
         if missing or unknown:
             raise EvaluateError(f"the model takes {self.inputs}; missing are {missing}, unknown {unknown}")
-        return given
+        return {name: self._given(name, one) for name, one in named.items()}
 
-    def _graph(self, given: Mapping[str, Array]) -> Graph:
-        shapes = {name: array.shape for name, array in given.items() if name in self.inputs}
+    def _given(self, name: str, one: Any) -> Given:
+        kinds = self.kinds[name]
+        if one is None and "optional" in kinds:
+            return None
+        if isinstance(one, (list, tuple)) and "sequence" in kinds:
+            return [np.asarray(element) for element in one]
+        if "sequence" in kinds or not isinstance(one, (np.ndarray, np.generic, int, float)):
+            raise EvaluateError(
+                f"input {name!r} is a {type(one).__name__}; the model takes: {', '.join(kinds)}"
+            )
+        return np.asarray(one)
+
+    def _program(self, given: Mapping[str, Given]) -> OnnxProgram:
+        shapes = {name: _shapes(one) for name, one in given.items() if name in self.inputs}
         overridden = [name for name in given if name in self.optional]
         while True:
             fixed = {
                 name: given[name] for name in dict.fromkeys((*self._wanted, *overridden)) if name in given
             }
-            key = (tuple(shapes.items()), *((name, array.tobytes()) for name, array in fixed.items()))
-            graph = self._graphs.get(key)
-            if graph is not None:
-                self._graphs.move_to_end(key)
-                return graph
+            key = (tuple(shapes.items()), *((name, _bytes(one)) for name, one in fixed.items()))
+            program = self._programs.get(key)
+            if program is not None:
+                self._programs.move_to_end(key)
+                return program
             try:
-                graph = import_onnx(self.model, shapes=shapes, values=fixed)
+                program = import_onnx_program(self.model, shapes=shapes, values=fixed)
             except OnnxImportError as error:
                 more = [name for name in error.wanted if name in given and name not in fixed]
                 if not more:
                     raise
                 self._wanted = (*self._wanted, *more)
                 continue
-            self._graphs[key] = graph
-            while len(self._graphs) > _KEPT:
-                self._graphs.popitem(last=False)
-            return graph
+            self._programs[key] = program
+            while len(self._programs) > _KEPT:
+                self._programs.popitem(last=False)
+            return program
+
+
+def _kinds(declared: TypeProto) -> tuple[str, ...]:
+    """From the outside in: ("optional", "sequence")."""
+    kinds = []
+    while (kind := declared.WhichOneof("value")) in {"optional_type", "sequence_type"}:
+        kinds.append(kind.removesuffix("_type"))
+        declared = getattr(declared, kind).elem_type
+    return tuple(kinds) or ("tensor",)
+
+
+def _shapes(one: Given) -> Any:
+    return None if one is None else tuple(map(np.shape, one)) if isinstance(one, list) else one.shape
+
+
+def _bytes(one: Given) -> Any:
+    return None if one is None else tuple(map(_bytes, one)) if isinstance(one, list) else one.tobytes()
 
 
 class KernelsHubBackend(Backend):
@@ -128,7 +155,7 @@ class KernelsHubBackend(Backend):
         device: str = "CPU",
         outputs_info: Any = None,  # noqa: ARG003  (the interface's)
         **kwargs: Any,
-    ) -> tuple[Array, ...]:
+    ) -> tuple[Given, ...]:
         """One op on arrays. opset_version: of its domain; the newest by default."""
         listed = inputs if isinstance(inputs, (list, tuple)) else [inputs]
         arrays = [np.asarray(one) for one in listed]

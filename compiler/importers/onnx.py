@@ -9,12 +9,13 @@ data are evaluated while it is imported; where one depends on an input's value, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kernels_hub.compiler.errors import CompilerError, ImportFailure, MissingDependencyError, ShapeError
+from kernels_hub.compiler.errors import CompilerError, ImportFailure, MissingDependencyError, OnnxImportError
 
 try:
     from onnx import TensorProto, ValueInfoProto
@@ -26,38 +27,57 @@ except ImportError as error:
 from kernels_hub.compiler.importers import onnx_ops  # noqa: F401  (enters the importers)
 from kernels_hub.compiler.importers.external_data import ExternalData
 from kernels_hub.compiler.importers.onnx_file import OnnxFile, OnnxSource, read_onnx
+from kernels_hub.compiler.importers.onnx_inputs import Inputs, Shapes, Size, element_of
 from kernels_hub.compiler.importers.onnx_node import UnknownValueError
 from kernels_hub.compiler.importers.onnx_scope import BrokenError, Scope, Session, Unsupported
+from kernels_hub.compiler.importers.onnx_sequences import Nothing, part_name, parts
 from kernels_hub.compiler.importers.onnx_types import dtype_of, tensor_array
-from kernels_hub.compiler.ir.dims import Dim, Expr
-from kernels_hub.compiler.ir.graph import Graph, Value, unify
+from kernels_hub.compiler.ir.dims import Expr
+from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.proofs import proves_different
 from kernels_hub.compiler.ir.types import Array, DType
-
-Size = int | str | tuple[int, int | None]
-"""A number; another symbol's name, or an expression; or bounds (least, most)."""
 
 _INLINE = 1024
 """Integer weights of up to so many elements are constants: they are indices, axes and shapes, not weights."""
 
 
-class OnnxImportError(ImportFailure):
-    """A model with nodes that cannot be imported: `unsupported` lists them all."""
+Given = Array | list[Array] | None
+"""An input or output in a call: a tensor, a sequence of them, or an optional that is empty."""
 
-    def __init__(self, name: str, unsupported: Sequence[Unsupported], wanted: Sequence[str]) -> None:
-        count = f"{len(unsupported)} node{'s' if len(unsupported) != 1 else ''}"
-        lines = "\n".join(f"  {one}" for one in unsupported)
-        super().__init__(f"{name}: {count} cannot be imported:\n{lines}")
-        self.unsupported = tuple(unsupported)
-        self.wanted = tuple(wanted)
-        """Inputs whose values would have to be fixed."""
+
+@dataclass(frozen=True)
+class OnnxProgram:
+    """A graph, and how the model's inputs and outputs map to those of the graph, which are tensors.
+
+    outputs: the model's -> one of the graph, those of a sequence's tensors, or None for an optional that is empty.
+    """
+
+    graph: Graph
+    outputs: Mapping[str, str | tuple[str, ...] | None]
+
+    def flatten(self, inputs: Mapping[str, Given]) -> dict[str, Array]:
+        """The graph's inputs from the model's."""
+        tensors: dict[str, Array] = {}
+        for name, given in inputs.items():
+            if isinstance(given, list):
+                tensors |= {part_name(name, place): one for place, one in enumerate(given)}
+            elif given is not None:
+                tensors[name] = given
+        return {name: tensors[name] for name in self.graph.inputs}
+
+    def unflatten(self, outputs: Mapping[str, Array]) -> dict[str, Given]:
+        """The model's outputs from the graph's."""
+        return {
+            name: None if of is None else outputs[of] if isinstance(of, str) else [outputs[one] for one in of]
+            for name, of in self.outputs.items()
+        }
 
 
 def import_onnx(
     source: OnnxSource,
     *,
     dims: Mapping[str, Size] | None = None,
-    shapes: Mapping[str, Sequence[Size]] | None = None,
+    shapes: Shapes | None = None,
     values: Mapping[str, Any] | None = None,
     random_weights: int | None = None,
 ) -> Graph:
@@ -66,19 +86,36 @@ def import_onnx(
     dims: sizes of named axes, {"batch": 8}; those not named stay symbolic, and at least 1 (a pair of bounds says
     otherwise). One by which the model slices something of a fixed length, and which it then takes for the length
     of the slice (position embeddings), is at most that long. shapes: whole shapes of inputs, in place of those
-    declared. values: inputs that are the same in every call, which become constants. random_weights: a seed for
+    declared; of a sequence those of its tensors ({"frames": [(2, 3), (4, 3)]}), of an optional input that is not
+    given None. values: inputs that are the same in every call, which become constants. random_weights: a seed for
     weights whose external data are missing.
+
+    A sequence is spread over inputs (or outputs) of the graph, "frames.0", "frames.1", …; an empty optional has none.
 
     Float initializers become parameters of their names, mapped and not copied; scalars and small integers constants.
     Raises OnnxImportError, which lists every node that cannot be imported; ImportFailure for bad files.
     """
+    return import_onnx_program(
+        source, dims=dims, shapes=shapes, values=values, random_weights=random_weights
+    ).graph
+
+
+def import_onnx_program(
+    source: OnnxSource,
+    *,
+    dims: Mapping[str, Size] | None = None,
+    shapes: Shapes | None = None,
+    values: Mapping[str, Any] | None = None,
+    random_weights: int | None = None,
+) -> OnnxProgram:
+    """As `import_onnx`, with how the model's inputs and outputs map to the graph's."""
     file = read_onnx(source)
     bounds: dict[str, int] = {}
     first: OnnxImportError | None = None
     while True:
         one = _Import(file, dims or {}, shapes or {}, values or {}, random_weights, bounds)
         try:
-            return one.graph()
+            return one.program()
         except OnnxImportError as error:
             first = first or error
             more = {name: limit for name, limit in one.session.clamped.items() if name not in bounds}
@@ -91,7 +128,7 @@ def check_onnx(
     source: OnnxSource,
     *,
     dims: Mapping[str, Size] | None = None,
-    shapes: Mapping[str, Sequence[Size]] | None = None,
+    shapes: Shapes | None = None,
 ) -> tuple[Unsupported, ...]:
     """Everything in a model that cannot be imported; () where it can. Weights need not be there.
 
@@ -111,30 +148,31 @@ class _Import:
         self,
         file: OnnxFile,
         dims: Mapping[str, Size],
-        shapes: Mapping[str, Sequence[Size]],
+        shapes: Shapes,
         values: Mapping[str, Any],
         seed: int | None,
         bounds: Mapping[str, int],
     ) -> None:
-        self.file, self.dims, self.shapes, self.values = file, dims, shapes, values
-        self.bounds = bounds
-        """Symbols -> their largest value, found by an import before this one."""
+        self.file, self.values = file, values
+        self.shaped = bool(shapes)
+        """Whether declared shapes of the model are overruled."""
         self.random = None if seed is None else np.random.default_rng(seed)
         self.session = Session(ExternalData(file.folder), file.functions)
         self.result = Graph(file.name)
+        self.inputs = Inputs(self.result, self.session, dims, shapes, values, bounds)
         self.scope = Scope(self.session, self.result, file.opsets)
         self.problems: list[Unsupported] = self.session.unsupported
 
-    def graph(self) -> Graph:
+    def program(self) -> OnnxProgram:
         """Import it."""
         model = self.file.model.graph
-        self._check_options(model.input)
+        self.inputs.check_options(model.input)
         weights = {tensor.name for tensor in model.initializer} | {
             one.values.name for one in model.sparse_initializer
         }
         for one in model.input:
             if one.name in self.values or one.name not in weights:
-                self._noted("input", one.name, lambda one=one: self._input(one))
+                self._noted("input", one.name, lambda one=one: self.inputs.make(one))
         for tensor in model.initializer:
             if tensor.name not in self.scope.names:
                 self._noted("initializer", tensor.name, lambda tensor=tensor: self._weight(tensor))
@@ -148,9 +186,7 @@ class _Import:
             raise OnnxImportError(
                 self.file.name, self.problems, tuple(self.session.wanted)
             ) from self.session.cause
-        for one in model.output:
-            self.result.output(one.name, self._output(one.name))
-        return self.result
+        return OnnxProgram(self.result, {one.name: self._output(one.name) for one in model.output})
 
     def _noted(self, op: str, name: str, act: Any) -> None:
         """Do something for an input or weight; what is wrong with it is noted as a node's would be."""
@@ -159,76 +195,6 @@ class _Import:
         except CompilerError as error:
             self.scope.names[name] = None
             self.problems.append(Unsupported(name, op, "", None, (), str(error)))
-
-    def _check_options(self, inputs: Sequence[ValueInfoProto]) -> None:
-        names = [one.name for one in inputs]
-        for option, given in (("shapes", self.shapes), ("values", self.values)):
-            for name in given:
-                if name not in names:
-                    known = ", ".join(map(repr, names)) or "none"
-                    raise ImportFailure(f"{option} names the input {name!r}; {self.file.name} has {known}")
-        axes = {
-            dim.dim_param
-            for one in inputs
-            for dim in one.type.tensor_type.shape.dim
-            if dim.HasField("dim_param")
-        }
-        for name in self.dims:
-            if name not in axes:
-                known = ", ".join(sorted(map(repr, axes))) or "none"
-                raise ImportFailure(f"dims binds {name!r}; the named axes of {self.file.name} are {known}")
-
-    # -- inputs
-
-    def _input(self, one: ValueInfoProto) -> Value:
-        kind = one.type.WhichOneof("value")
-        if kind != "tensor_type":
-            raise ImportFailure(
-                f"it is a {(kind or 'value without a type').removesuffix('_type')}; the IR has tensors only"
-            )
-        row = dtype_of(one.type.tensor_type.elem_type)
-        shape = self._shape(one)
-        if one.name in self.values:
-            array = np.asarray(self.values[one.name])
-            if array.dtype != row.numpy:
-                raise ShapeError(
-                    f"the value given for input {one.name!r} is {array.dtype}, declared is {row}"
-                )
-            unify(shape, array.shape, {}, f"input {one.name!r}")
-            return self.result.constant(array)
-        return self.result.input(one.name, shape, row)
-
-    def _shape(self, one: ValueInfoProto) -> tuple[Dim, ...]:
-        declared = one.type.tensor_type
-        if one.name in self.shapes:
-            return tuple(
-                self._size(size, f"{one.name}_{axis}") for axis, size in enumerate(self.shapes[one.name])
-            )
-        if not declared.HasField("shape"):
-            if one.name in self.values:
-                return tuple(np.asarray(self.values[one.name]).shape)
-            raise ImportFailure(f"its rank is not declared: give its shape (shapes={{{one.name!r}: …}})")
-        dims: list[Dim] = []
-        for axis, dim in enumerate(declared.shape.dim):
-            if dim.HasField("dim_value"):
-                if dim.dim_value < 0:
-                    raise ImportFailure(f"dim {axis} is {dim.dim_value}")
-                dims.append(dim.dim_value)
-            elif dim.dim_param:
-                dims.append(self._size(self.dims.get(dim.dim_param, (1, None)), dim.dim_param))
-            else:
-                dims.append(self._size((1, None), f"{one.name}_{axis}"))
-        return tuple(dims)
-
-    def _size(self, size: Size, name: str) -> Dim:
-        if isinstance(size, tuple) and name in self.result.symbols:
-            return self.result.symbol(name)
-        if isinstance(size, tuple):
-            least, most = size
-            limit = self.bounds.get(name)
-            most = limit if most is None else most if limit is None else min(most, limit)
-            return self.result.symbol(name, least, most)
-        return self.result.dims((size,))[0]
 
     # -- weights
 
@@ -269,36 +235,54 @@ class _Import:
 
     # -- outputs
 
-    def _output(self, name: str) -> Value:
-        return self.scope.value(name)
+    def _output(self, name: str) -> str | tuple[str, ...] | None:
+        """Enter an output; its names in the graph."""
+        named = self.scope.named(name)
+        spread = dict(parts(name, named))
+        for part, value in spread.items():
+            if part in self.result.outputs:
+                raise ImportFailure(
+                    f"the output {part!r} stands for two: {self.result.outputs[part]}, and {value} of {name!r}; "
+                    "a sequence's tensors are numbered, so rename the other"
+                )
+            self.result.output(part, value)
+        return name if isinstance(named, Value) else None if isinstance(named, Nothing) else tuple(spread)
 
     def _check_declared(self, one: ValueInfoProto) -> None:
         """What a model states of its own values must not contradict what they are."""
-        if one.type.WhichOneof("value") != "tensor_type":
+        optional = one.type.WhichOneof("value") == "optional_type"
+        declared = one.type.optional_type.elem_type if optional else one.type
+        kind = declared.WhichOneof("value")
+        if kind not in {"tensor_type", "sequence_type"}:
             return
         try:
-            value = self.scope.value(one.name)
+            named = self.scope.named(one.name)
         except BrokenError:
             return
         except ImportFailure as error:
             self.problems.append(Unsupported(one.name, "output", "", None, (), str(error)))
             return
-        declared = one.type.tensor_type
+        if optional and isinstance(named, Nothing):
+            return
         reason = None
-        if declared.elem_type and dtype_of(declared.elem_type) is not value.dtype:
-            reason = f"declared as {dtype_of(declared.elem_type)}, but it is {value.type}"
-        elif declared.HasField("shape"):
-            reason = self._contradiction(declared, value)
+        if isinstance(named, Value) != (kind == "tensor_type") or isinstance(named, Nothing):
+            reason = f"declared as a {kind.removesuffix('_type')}, but it is {named.type}"
+        else:
+            row, tensor = named.dtype, element_of(declared).tensor_type
+            if tensor.elem_type and dtype_of(tensor.elem_type) is not row:
+                reason = f"declared as {dtype_of(tensor.elem_type)}, but it is {named.type}"
+            elif tensor.HasField("shape") and isinstance(named, Value):
+                reason = self._contradiction(tensor, named)
         if reason:
-            where = value.node.origin or value.op_name
-            self.problems.append(Unsupported(one.name, "value", "", None, (), f"{reason} (made by {where})"))
+            where = f" (made by {named.node.origin or named.op_name})" if isinstance(named, Value) else ""
+            self.problems.append(Unsupported(one.name, "value", "", None, (), f"{reason}{where}"))
 
     def _contradiction(self, declared: Any, value: Value) -> str | None:
         dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in declared.shape.dim]
         shown = ", ".join("?" if dim is None else str(dim) for dim in dims)
         if len(dims) != value.rank:
             return f"declared with shape [{shown}], but it is {value.type}"
-        if self.shapes or any(isinstance(dim, Expr) for dim in value.shape):
+        if self.shaped or any(isinstance(dim, Expr) for dim in value.shape):
             return None
         if any(
             dim is not None and proves_different(dim, own) for dim, own in zip(dims, value.shape, strict=True)
@@ -307,4 +291,15 @@ class _Import:
         return None
 
 
-__all__ = ["OnnxImportError", "Size", "UnknownValueError", "Unsupported", "check_onnx", "import_onnx"]
+__all__ = [
+    "Given",
+    "OnnxImportError",
+    "OnnxProgram",
+    "Shapes",
+    "Size",
+    "UnknownValueError",
+    "Unsupported",
+    "check_onnx",
+    "import_onnx",
+    "import_onnx_program",
+]

@@ -6,10 +6,10 @@ import functools
 from typing import Any
 
 import onnx
-from onnx import FunctionProto, TypeProto
+from onnx import FunctionProto
 
 from kernels_hub.compiler.importers.onnx_node import OnnxNode
-from kernels_hub.compiler.importers.onnx_types import type_proto
+from kernels_hub.compiler.importers.onnx_sequences import proto_of
 
 
 @functools.cache
@@ -41,7 +41,7 @@ def function_body(node: OnnxNode) -> FunctionProto | None:
     if schema.has_context_dependent_function:
         versions = schema.context_dependent_function_opset_versions
         version = max((one for one in versions if one <= node.opset), default=min(versions))
-        types = [TypeProto() if value is None else type_proto(value.type) for value in node.inputs]
+        types = [proto_of(operand) for operand in node.operands]
         resolved = onnx.NodeProto()
         resolved.CopyFrom(proto)
         del resolved.attribute[:]

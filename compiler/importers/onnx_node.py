@@ -19,6 +19,7 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto
 
 from kernels_hub.compiler.errors import TypeRuleError
+from kernels_hub.compiler.importers.onnx_sequences import Named, TensorSequence
 from kernels_hub.compiler.importers.onnx_types import tensor_array
 from kernels_hub.compiler.importers.onnx_values import dims_value, sources
 from kernels_hub.compiler.ir.dims import Dim, Expr
@@ -28,7 +29,7 @@ from kernels_hub.compiler.ir.types import Array, DType
 if TYPE_CHECKING:
     from kernels_hub.compiler.importers.onnx_scope import Scope
 
-Results = Value | Sequence[Value | None]
+Results = Named | Sequence[Named | None]
 Importer = Callable[["OnnxNode"], Results]
 
 _IMPORTERS: dict[tuple[str, str], list[tuple[int, Importer]]] = {}
@@ -76,7 +77,8 @@ class OnnxNode:
     def __init__(self, proto: NodeProto, scope: Scope, opset: int) -> None:
         self.proto, self.scope, self.opset = proto, scope, opset
         self.graph: Graph = scope.graph
-        self.inputs: list[Value | None] = [scope.value(name) if name else None for name in proto.input]
+        self.operands: list[Named | None] = [scope.named(name) if name else None for name in proto.input]
+        """None for those that are left out."""
         self._attributes: dict[str, AttributeProto] = {}
         for one in proto.attribute:
             if one.ref_attr_name:
@@ -89,19 +91,42 @@ class OnnxNode:
     # -- operands
 
     def input(self, place: int, what: str = "") -> Value:
-        """An operand that must be there. Raises TypeRuleError."""
+        """A tensor that must be there. Raises TypeRuleError."""
         value = self.optional(place)
         if value is None:
             raise TypeRuleError(f"input {place}{f' ({what})' if what else ''} is missing")
         return value
 
     def optional(self, place: int) -> Value | None:
-        """An operand, or None where it is left out."""
-        return self.inputs[place] if place < len(self.inputs) else None
+        """A tensor, or None where it is left out. Raises TypeRuleError for what is no tensor."""
+        named = self.operands[place] if place < len(self.operands) else None
+        if named is not None and not isinstance(named, Value):
+            raise TypeRuleError(f"input {place} is no tensor, but of type {named.type}")
+        return named
 
     def all_inputs(self) -> list[Value]:
         """Every operand, none of which may be missing."""
-        return [self.input(place) for place in range(len(self.inputs))]
+        return [self.input(place) for place in range(len(self.operands))]
+
+    def operand(self, place: int) -> Named:
+        """An operand of any kind that must be there. Raises TypeRuleError."""
+        named = self.operands[place] if place < len(self.operands) else None
+        if named is None:
+            raise TypeRuleError(f"input {place} is missing")
+        return named
+
+    def sequence(self, place: int) -> TensorSequence:
+        """A sequence that must be there. Raises TypeRuleError."""
+        named = self.operand(place)
+        if not isinstance(named, TensorSequence):
+            raise TypeRuleError(f"input {place} is no sequence, but of type {named.type}")
+        return named
+
+    def tensor(self, named: Named, what: str) -> Value:
+        """What must be a tensor, such as a result of a subgraph. Raises TypeRuleError."""
+        if not isinstance(named, Value):
+            raise TypeRuleError(f"{what} is no tensor, but of type {named.type}")
+        return named
 
     # -- attributes
 
@@ -151,7 +176,7 @@ class OnnxNode:
         """Numbers or dims that a value is known to be. Raises UnknownValueError, which names the inputs to give."""
         array = self.scope.known(value)
         if array is None:
-            names = sources(value, self.scope.outside)
+            names = self.scope.session.inputs_of(sources(value, self.scope.outside))
             hint = (
                 f"it depends on {', '.join(map(repr, names))}: give the value (values={{{names[0]!r}: …}})"
                 if names

@@ -17,6 +17,7 @@ from kernels_hub.compiler.importers.external_data import ExternalData
 from kernels_hub.compiler.importers.onnx_file import canonical, label, opsets_of, outer_names, sorted_nodes
 from kernels_hub.compiler.importers.onnx_functions import function_body
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, UnknownValueError, importer_of
+from kernels_hub.compiler.importers.onnx_sequences import Named, flat, parts, regrouped
 from kernels_hub.compiler.importers.onnx_types import tensor_array
 from kernels_hub.compiler.importers.onnx_values import KnownValues
 from kernels_hub.compiler.ir.graph import Graph, Value
@@ -61,6 +62,12 @@ class Session:
     """What was raised first of errors that are not the compiler's own: by a malformed node, or by a defect here."""
     clamped: dict[str, int] = field(default_factory=dict)
     """Symbols that a slice cuts at a number: sizes above it do not fit what the model slices."""
+    spread: dict[str, str] = field(default_factory=dict)
+    """Inputs of the graph that are elements of a sequence -> the model's input."""
+
+    def inputs_of(self, names: Iterable[str]) -> list[str]:
+        """The model's inputs that inputs of the graph belong to, each once."""
+        return list(dict.fromkeys(self.spread.get(name, name) for name in names))
 
 
 class BrokenError(CompilerError):
@@ -93,7 +100,7 @@ class Scope:
     ) -> None:
         self.session, self.graph, self.opsets, self.parent, self.path = session, graph, opsets, parent, path
         self.attributes: Mapping[str, AttributeProto] = attributes or {}
-        self.names: dict[str, Value | None] = {}
+        self.names: dict[str, Named | None] = {}
         """None for broken ones."""
 
     @property
@@ -112,6 +119,13 @@ class Scope:
         return self.session.outside
 
     def value(self, name: str) -> Value:
+        """The tensor that a name stands for here. Raises as `named`, and ImportFailure for what is no tensor."""
+        found = self.named(name)
+        if not isinstance(found, Value):
+            raise ImportFailure(f"{name!r} is no tensor, but of type {found.type}")
+        return found
+
+    def named(self, name: str) -> Named:
         """What a name stands for here. Raises BrokenError, or ImportFailure for a name that nothing gives."""
         scope: Scope | None = self
         while scope is not None:
@@ -157,7 +171,7 @@ class Scope:
             if name:
                 self.names[name] = value
 
-    def _import(self, proto: NodeProto) -> Sequence[Value | None]:
+    def _import(self, proto: NodeProto) -> Sequence[Named | None]:
         domain = canonical(proto.domain)
         function = self.session.functions.get((proto.domain, proto.op_type, getattr(proto, "overload", "")))
         if function is not None:
@@ -175,23 +189,23 @@ class Scope:
                 raise ImportFailure(_why_not(proto.op_type))
             return self._function(node, body)
         answer = importer(node)
-        results: list[Value | None] = [answer] if isinstance(answer, Value) else list(answer)
+        results: list[Named | None] = [answer] if isinstance(answer, Named) else list(answer)
         results += [None] * (len(proto.output) - len(results))
         for place, name in enumerate(proto.output):
             if name and results[place] is None:
                 raise ImportFailure(f"output {place} ({name!r}) is not computed")
         return results[: len(proto.output)]
 
-    def _function(self, node: OnnxNode, function: FunctionProto) -> list[Value | None]:
+    def _function(self, node: OnnxNode, function: FunctionProto) -> list[Named | None]:
         if len(self.path) > _DEEPEST:
             raise ImportFailure(f"functions are nested deeper than {_DEEPEST}: one contains itself")
         inner = Scope(
             self.session, self.graph, opsets_of(function.opset_import, f"function {function.name}"),
             attributes=_attributes_of(node, function), path=(*self.path, label(node.proto)),
         )  # fmt: skip
-        if len(node.inputs) > len(function.input):
-            raise ImportFailure(f"takes {len(function.input)} inputs, got {len(node.inputs)}")
-        for name, value in zip(function.input, node.inputs, strict=False):
+        if len(node.operands) > len(function.input):
+            raise ImportFailure(f"takes {len(function.input)} inputs, got {len(node.operands)}")
+        for name, value in zip(function.input, node.operands, strict=False):
             if value is not None:
                 inner.names[name] = value
         before = len(self.session.unsupported)
@@ -200,13 +214,13 @@ class Scope:
         if len(self.session.unsupported) > before:
             raise _InsideError
         return [
-            inner.value(name) if wanted and inner.has(name) else None
+            inner.named(name) if wanted and inner.has(name) else None
             for name, wanted in zip(function.output, node.proto.output, strict=False)
         ]
 
     # -- subgraphs
 
-    def inline(self, body: GraphProto, arguments: Sequence[Value], what: str) -> list[Value]:
+    def inline(self, body: GraphProto, arguments: Sequence[Named], what: str) -> list[Named]:
         """A subgraph written out in this graph. Raises what stops it."""
         inner = Scope(
             self.session, self.graph, self.opsets, parent=self, attributes=self.attributes, path=(*self.path, what)
@@ -215,7 +229,7 @@ class Scope:
             inner.names[one.name] = value
         return inner.results(body, what)
 
-    def results(self, body: GraphProto, what: str) -> list[Value]:
+    def results(self, body: GraphProto, what: str) -> list[Named]:
         """What a subgraph gives, its inputs being named already."""
         before = len(self.session.unsupported)
         for tensor in body.initializer:
@@ -223,30 +237,41 @@ class Scope:
         self.run(body.node, what)
         if len(self.session.unsupported) > before:
             raise _InsideError
-        return [self.value(one.name) for one in body.output]
+        return [self.named(one.name) for one in body.output]
 
-    def captures(self, *bodies: GraphProto) -> list[tuple[str, Value]]:
+    def captures(self, *bodies: GraphProto) -> list[tuple[str, Named]]:
         """Names that subgraphs take from here, and what they stand for."""
         names = dict.fromkeys(name for body in bodies for name in outer_names(body))
-        return [(name, self.value(name)) for name in names]
+        return [(name, self.named(name)) for name in names]
 
     def region(
-        self, body: GraphProto, arguments: Sequence[Value], captures: Sequence[tuple[str, Value]], what: str
-    ) -> Graph:
-        """A subgraph as a graph of its own: inputs of the types of the arguments, then the captures."""
+        self, body: GraphProto, arguments: Sequence[Named], captures: Sequence[tuple[str, Named]], what: str
+    ) -> tuple[Graph, list[Named]]:
+        """A subgraph as a graph of its own, and what it gives, all sequences spread over their values.
+
+        Its inputs are of the types of the arguments, then of the captures; its outputs are named "0", "1", ….
+        """
         graph = Graph(body.name or what)
         inner = Scope(self.session, graph, self.opsets, attributes=self.attributes, path=(*self.path, what))
-        for place, (one, value) in enumerate(zip(body.input, arguments, strict=True)):
-            inner.names[one.name] = graph.input(f"{place}:{one.name}", value.shape, value.dtype)
-        for place, (name, value) in enumerate(captures):
-            stands = graph.input(f"{place}:outer:{name}", value.shape, value.dtype)
-            known = self.known(value)
-            self.session.outside[stands] = value
-            self.known.know(stands, known)
-            inner.names[name] = stands
-        for place, result in enumerate(inner.results(body, what)):
-            graph.output(str(place), result)
-        return graph
+        for place, (one, argument) in enumerate(zip(body.input, arguments, strict=True)):
+            values = [
+                graph.input(name, value.shape, value.dtype)
+                for name, value in parts(f"{place}:{one.name}", argument)
+            ]
+            (inner.names[one.name],) = regrouped([argument], values)
+        for place, (name, captured) in enumerate(captures):
+            values = []
+            for part, value in parts(f"{place}:outer:{name}", captured):
+                stands = graph.input(part, value.shape, value.dtype)
+                known = self.known(value)
+                self.session.outside[stands] = value
+                self.known.know(stands, known)
+                values.append(stands)
+            (inner.names[name],) = regrouped([captured], values)
+        results = inner.results(body, what)
+        for place, value in enumerate(flat(results)):
+            graph.output(str(place), value)
+        return graph, results
 
     def attempt(self) -> Attempt:
         """Undo notes where one way to import a node did not work and another is tried."""
@@ -277,7 +302,7 @@ class Scope:
 
     def _type(self, name: str) -> str:
         try:
-            return str(self.value(name).type) if name else "-"
+            return str(self.named(name).type) if name else "-"
         except CompilerError:
             return "?"
 
@@ -306,8 +331,6 @@ _KINDS = {
     "String": "strings have no place in the IR",
     "Regex": "strings have no place in the IR",
     "TfIdf": "text has no place in the IR",
-    "Sequence": "sequences of tensors have no place in the IR",
-    "Optional": "optional values have no place in the IR",
     "Gradient": "training is done by torch, not in the graph",
     "Adam": "training is done by torch, not in the graph",
     "Adagrad": "training is done by torch, not in the graph",
@@ -318,7 +341,7 @@ _KINDS = {
 
 def _why_not(op: str) -> str:
     for start, reason in _KINDS.items():
-        if op.startswith(start) or (start == "Sequence" and op in {"SplitToSequence", "ConcatFromSequence"}):
+        if op.startswith(start):
             return reason
     return "no importer for this op, and no function body that it could be expanded into"
 

@@ -16,6 +16,7 @@ from kernels_hub.compiler.importers.onnx_ops import (
     recurrent,
     reduce,
     resize,
+    sequence,
     shape,
     signal,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "recurrent",
     "reduce",
     "resize",
+    "sequence",
     "shape",
     "signal",
 ]

@@ -9,16 +9,19 @@ from onnx import GraphProto
 
 from kernels_hub.compiler.errors import CompilerError
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
+from kernels_hub.compiler.importers.onnx_sequences import Named, flat, regrouped, same_parts
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.operators import same_shapes
 
 UNROLLED = 32
 """Trips of the longest loop that is written out."""
+UNROLLED_SEQUENCES = 1024
+"""The same where it carries a sequence: one that grows cannot be carried by an op."""
 
 
 @onnx_op("If", since=1)
-def if_(node: OnnxNode) -> Sequence[Value]:
+def if_(node: OnnxNode) -> Sequence[Named]:
     condition = node.input(0).reshape(())
     then, otherwise = node.subgraph("then_branch"), node.subgraph("else_branch")
     known = node.maybe_known(condition)
@@ -27,12 +30,17 @@ def if_(node: OnnxNode) -> Sequence[Value]:
     attempt = node.scope.attempt()
     try:
         captures = node.scope.captures(then, otherwise)
-        bodies = [
+        (yes, given), (no, other) = (
             node.scope.region(body, (), captures, what)
             for body, what in ((then, "then"), (otherwise, "else"))
-        ]
-        operands = (condition, *(value for _, value in captures))
-        return node.graph.add("if", operands, {"then": bodies[0], "otherwise": bodies[1]}).results
+        )
+        if len(given) != len(other):
+            raise node.refuse(f"one branch gives {len(given)} values, the other {len(other)}")
+        for a, b in zip(given, other, strict=True):
+            if not same_parts(a, b):
+                raise node.refuse(f"one branch gives {a.type}, the other {b.type}")
+        operands = (condition, *flat([named for _, named in captures]))
+        return regrouped(given, node.graph.add("if", operands, {"then": yes, "otherwise": no}).results)
     except CompilerError as error:
         attempt.undo()
         try:
@@ -44,16 +52,16 @@ def if_(node: OnnxNode) -> Sequence[Value]:
 
 
 @onnx_op("Loop", since=1)
-def loop(node: OnnxNode) -> Sequence[Value]:
+def loop(node: OnnxNode) -> Sequence[Named]:
     body = node.subgraph("body")
     trips, first = node.optional(0), node.optional(1)
-    carried = [node.input(place) for place in range(2, len(node.inputs))]
+    carried = [node.operand(place) for place in range(2, len(node.operands))]
     count = node.maybe_known(trips)
     known = count is None or count.dtype != object
     limit = int(count.reshape(-1)[0]) if count is not None and known else None
     go_on = node.constant(value=True) if first is None else first
     start = node.maybe_known(go_on)
-    few = limit is None or limit <= UNROLLED
+    few = limit is None or limit <= _most(carried)
     attempt = node.scope.attempt()
     if start is not None and (trips is None or count is not None) and known and few:
         written = _unrolled(node, body, limit, bool(start), carried)
@@ -71,46 +79,56 @@ def loop(node: OnnxNode) -> Sequence[Value]:
                 except CompilerError as unknown:
                     unknown.args = (f"{unknown} (and as an op of its own: {error})",)
                     raise
-        for value in carried:
+        for value in flat(carried):
             if node.maybe_known(value) is None:
                 node.known(value, f"how the loop goes, which cannot be an op of its own ({error}),")
         raise
 
 
+def _most(carried: Sequence[Named]) -> int:
+    """Trips that are written out at most."""
+    return UNROLLED if all(isinstance(one, Value) for one in carried) else UNROLLED_SEQUENCES
+
+
 def _unrolled(
-    node: OnnxNode, body: GraphProto, trips: int | None, go_on: bool, carried: list[Value]
-) -> list[Value] | None:
+    node: OnnxNode, body: GraphProto, trips: int | None, go_on: bool, carried: list[Named]
+) -> list[Named] | None:
     """The loop written out, or None where it is too long, or how long is not known."""
     current, stacks, done = list(carried), [list[Value]() for _ in body.output[1 + len(carried) :]], 0
     condition = node.constant(go_on)
     while go_on and (trips is None or done < trips):
-        if done >= UNROLLED:
+        if done >= _most(carried):
             return None
         results = node.scope.inline(body, (node.constant(done), condition, *current), f"trip {done}")
-        known = node.maybe_known(results[0])
+        condition = node.tensor(results[0], "whether to go on")
+        known = node.maybe_known(condition)
         if known is None:
             return None
-        condition, go_on, done = results[0], bool(known), done + 1
+        go_on, done = bool(known), done + 1
         current = results[1 : 1 + len(carried)]
         for stack, value in zip(stacks, results[1 + len(carried) :], strict=True):
-            stack.append(value.unsqueeze(0))
+            stack.append(node.tensor(value, "a stacked result").unsqueeze(0))
     if stacks and not done:
         return None
     stacked = [node.graph.apply("concat", *stack, axis=0) for stack in stacks]
     return [*current, *stacked]
 
 
-def _as_op(node: OnnxNode, body: GraphProto, carried: list[Value]) -> Sequence[Value]:
+def _as_op(node: OnnxNode, body: GraphProto, carried: list[Named]) -> Sequence[Named]:
     """The op takes (i, carried…, captures…) and no condition: within a trip that is always true."""
     graph, scope = node.graph, node.scope
     captures = scope.captures(body)
     place, truth = node.constant(0), node.constant(value=True)
-    region = scope.region(body, (place, truth, *carried), captures, "body")
+    region, results = scope.region(body, (place, truth, *carried), captures, "body")
     region = _without_condition(region)
     trips = node.constant((1 << 63) - 1) if node.optional(0) is None else node.input(0).reshape(())
     first = truth if node.optional(1) is None else node.input(1).reshape(())
+    for before, after in zip(carried, results[1:], strict=False):
+        if not _same(before, after):
+            raise node.refuse(f"a carried value is {before.type} before and {after.type} after a trip")
+    stacked = [node.tensor(one, "a stacked result") for one in results[1 + len(carried) :]]
     count: Dim = 0
-    if len(body.output) > 1 + len(carried):
+    if stacked:
         known = node.known(trips, "the number of trips, which is how long the stacked results are,")
         if region.outputs["0"].scalar is not True:
             raise node.refuse(
@@ -118,12 +136,18 @@ def _as_op(node: OnnxNode, body: GraphProto, carried: list[Value]) -> Sequence[V
             )
         count = known.reshape(-1)[0]
         count = int(count) if known.dtype != object else count
-    for name, value in zip(list(region.outputs)[1:], carried, strict=False):
-        result = region.outputs[name]
-        if result.dtype is not value.dtype or not same_shapes(result.shape, value.shape):
-            raise node.refuse(f"a carried value is {value.type} before and {result.type} after a trip")
-    operands = (trips, first, *carried, *(value for _, value in captures))
-    return graph.add("loop", operands, {"body": region, "carried": len(carried), "count": count}).results
+    values = flat(carried)
+    operands = (trips, first, *values, *flat([named for _, named in captures]))
+    made = graph.add("loop", operands, {"body": region, "carried": len(values), "count": count})
+    return regrouped([*carried, *stacked], made.results)
+
+
+def _same(before: Named, after: Named) -> bool:
+    """Whether a trip leaves the type of a carried value as it is."""
+    return same_parts(before, after) and all(
+        a.dtype is b.dtype and same_shapes(a.shape, b.shape)
+        for a, b in zip(flat([before]), flat([after]), strict=True)
+    )
 
 
 def _without_condition(region: Graph) -> Graph:
@@ -143,13 +167,13 @@ def _without_condition(region: Graph) -> Graph:
 
 
 @onnx_op("Scan", since=8)
-def scan_8(node: OnnxNode) -> Sequence[Value]:
+def scan_8(node: OnnxNode) -> list[Value]:
     """With a batch in front: written out over it, where it is 1 to a few."""
     body, count = node.subgraph("body"), node.attr("num_scan_inputs")
     if node.optional(0) is not None:
         raise node.refuse("sequence lengths of Scan of opset 8 are not taken")
     directions = node.attr("directions", [0] * count)
-    values = [node.input(place) for place in range(1, len(node.inputs))]
+    values = [node.input(place) for place in range(1, len(node.operands))]
     states = values[: len(values) - count]
     runs = [x.flip(1) if back else x for x, back in zip(values[len(states) :], directions, strict=True)]
     batch = values[0].shape[0]
@@ -166,7 +190,7 @@ def scan_8(node: OnnxNode) -> Sequence[Value]:
 
 
 @onnx_op("Scan", since=9)
-def scan(node: OnnxNode) -> Sequence[Value]:
+def scan(node: OnnxNode) -> list[Value]:
     body, count = node.subgraph("body"), node.attr("num_scan_inputs")
     values = node.all_inputs()
     states, runs = values[: len(values) - count], values[len(values) - count :]
@@ -200,15 +224,18 @@ def _scanned(node: OnnxNode, body: GraphProto, states: list[Value], runs: list[V
         current, stacks = list(states), [list[Value]() for _ in body.output[len(states) :]]
         for place in range(length):
             elements = [x.slice(0, place, place + 1).squeeze(0) for x in runs]
-            results = node.scope.inline(body, (*current, *elements), f"step {place}")
+            results = [
+                node.tensor(one, "a result of the body")
+                for one in node.scope.inline(body, (*current, *elements), f"step {place}")
+            ]
             current = results[: len(states)]
             for stack, value in zip(stacks, results[len(states) :], strict=True):
                 stack.append(value.unsqueeze(0))
         return [*current, *(node.graph.apply("concat", *stack, axis=0) for stack in stacks)]
     captures = node.scope.captures(body)
     elements = [x.slice(0, 0, 1).squeeze(0) for x in runs]
-    region = node.scope.region(body, (*states, *elements), captures, "body")
-    operands = (*states, *runs, *(value for _, value in captures))
+    region, _ = node.scope.region(body, (*states, *elements), captures, "body")
+    operands = (*states, *runs, *flat([named for _, named in captures]))
     return list(
         node.graph.add(
             "scan", operands, {"body": region, "states": len(states), "sequences": len(runs)}

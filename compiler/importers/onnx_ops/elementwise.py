@@ -80,7 +80,7 @@ for _name, _op in {"Max": "maximum", "Min": "minimum", "Sum": "add"}.items():
 
 @onnx_op("Mean", since=1)
 def mean(node: OnnxNode) -> Value:
-    return _all_of("add")(node) / float(len(node.inputs))
+    return _all_of("add")(node) / float(len(node.operands))
 
 
 @onnx_op("Mod", since=10)

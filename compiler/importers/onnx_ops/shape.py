@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
+from kernels_hub.compiler.importers.onnx_sequences import Named
 from kernels_hub.compiler.importers.onnx_types import dtype_of
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Dim, Expr, ceildiv, dim_max, dim_min, product
@@ -40,8 +41,8 @@ def _may_name(node: OnnxNode, name: str) -> bool:
 
 
 @onnx_op("Identity", since=1)
-def identity(node: OnnxNode) -> Value:
-    return node.input(0)
+def identity(node: OnnxNode) -> Named:
+    return node.operand(0)
 
 
 @onnx_op("Shape", since=1)

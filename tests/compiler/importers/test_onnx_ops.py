@@ -14,9 +14,6 @@ assert onnx_ops
 REFUSED = {
     # strings and text
     "StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch", "TfIdfVectorizer",
-    # sequences
-    "ConcatFromSequence", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert",
-    "SequenceLength", "SplitToSequence",
     # images
     "ImageDecoder",
     # superseded by RoiAlign; no case of it among the official ones

@@ -1,0 +1,162 @@
+"""Inputs of a model as inputs of a graph: dims bound or symbolic, values fixed, sequences spread over their tensors.
+
+How many tensors a sequence has, and whether an optional input is given, only a call tells; so `shapes` or `values`
+must say it, and the graph is for that number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import TypeProto, ValueInfoProto
+
+from kernels_hub.compiler.errors import ImportFailure, ShapeError
+from kernels_hub.compiler.importers.onnx_scope import Session
+from kernels_hub.compiler.importers.onnx_sequences import Named, Nothing, TensorSequence, part_name
+from kernels_hub.compiler.importers.onnx_types import dtype_of
+from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.ir.graph import Graph, Value, unify
+
+Size = int | str | tuple[int, int | None]
+"""A number; another symbol's name, or an expression; or bounds (least, most)."""
+Shapes = Mapping[str, Sequence[Size] | Sequence[Sequence[Size]] | None]
+"""Input -> its shape; the shapes of a sequence's tensors; None for an optional that is not given."""
+
+
+class Inputs:
+    """What `import_onnx` is told of inputs, and the inputs that it makes of them."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        session: Session,
+        dims: Mapping[str, Size],
+        shapes: Shapes,
+        values: Mapping[str, Any],
+        bounds: Mapping[str, int],
+    ) -> None:
+        self.graph, self.session, self.dims, self.shapes, self.values = graph, session, dims, shapes, values
+        self.bounds = bounds
+        """Symbols -> their largest value, found by an import before this one."""
+
+    def check_options(self, inputs: Sequence[ValueInfoProto]) -> None:
+        """Raise ImportFailure where an option names an input or an axis that there is not."""
+        names = [one.name for one in inputs]
+        for option, given in (("shapes", self.shapes), ("values", self.values)):
+            for name in given:
+                if name not in names:
+                    known = ", ".join(map(repr, names)) or "none"
+                    raise ImportFailure(f"{option} names the input {name!r}; {self.graph.name} has {known}")
+        axes = {
+            dim.dim_param
+            for one in inputs
+            for dim in element_of(one.type).tensor_type.shape.dim
+            if dim.HasField("dim_param")
+        }
+        for name in self.dims:
+            if name not in axes:
+                known = ", ".join(sorted(map(repr, axes))) or "none"
+                raise ImportFailure(f"dims binds {name!r}; the named axes of {self.graph.name} are {known}")
+
+    def make(self, one: ValueInfoProto) -> Named:
+        """An input of the model. Raises ImportFailure, TypeRuleError, ShapeError."""
+        return self._named(one.name, one.type)
+
+    def _named(self, name: str, declared: TypeProto) -> Named:
+        kind = declared.WhichOneof("value")
+        if kind == "tensor_type":
+            return self._tensor(
+                name, declared, self.shapes.get(name), self.values.get(name), name in self.values
+            )
+        if kind == "optional_type":
+            if not (name in self.shapes or name in self.values):
+                raise ImportFailure(
+                    "it is optional, and only a call tells whether it is given: say it by its shape "
+                    f"(shapes={{{name!r}: …}}), or by None"
+                )
+            if self.shapes.get(name, self.values.get(name)) is None:
+                return Nothing()
+            return self._named(name, declared.optional_type.elem_type)
+        if kind == "sequence_type" and element_of(declared).HasField("tensor_type"):
+            return self._sequence(name, declared.sequence_type.elem_type)
+        what = (kind or "value without a type").removesuffix("_type")
+        raise ImportFailure(f"it is a {what}, of what is no tensor; the IR has tensors only")
+
+    def _sequence(self, name: str, declared: TypeProto) -> TensorSequence:
+        shapes, values = self.shapes.get(name), self.values.get(name)
+        if shapes is None and values is None:
+            raise ImportFailure(
+                "it is a sequence, and only a call tells of how many tensors: give their shapes "
+                f"(shapes={{{name!r}: [(2, 3), …]}})"
+            )
+        given: Sequence[Any] = shapes if values is None else values  # type: ignore[assignment]
+        if isinstance(given, (str, np.ndarray)) or not all(
+            isinstance(one, (Sequence, np.ndarray)) for one in given
+        ):
+            raise ImportFailure(
+                f"it is a sequence: give a list, with one shape or array a tensor, not {given!r}"
+            )
+        elements = []
+        for place, one in enumerate(given):
+            part = part_name(name, place)
+            self.session.spread[part] = name
+            shape, value = (one, None) if values is None else (None, one)
+            elements.append(self._tensor(part, declared, shape, value, values is not None))
+        return TensorSequence(dtype_of(declared.tensor_type.elem_type), tuple(elements))
+
+    def _tensor(
+        self, name: str, declared: TypeProto, given: Sequence[Any] | None, value: Any, fixed: bool
+    ) -> Value:
+        row = dtype_of(declared.tensor_type.elem_type)
+        shape = self._shape(name, declared, given, np.shape(value) if fixed else None)
+        if not fixed:
+            return self.graph.input(name, shape, row)
+        array = np.asarray(value)
+        if array.dtype != row.numpy:
+            raise ShapeError(f"the value given for input {name!r} is {array.dtype}, declared is {row}")
+        unify(shape, array.shape, {}, f"input {name!r}")
+        return self.graph.constant(array)
+
+    def _shape(
+        self, name: str, declared: TypeProto, given: Sequence[Any] | None, own: tuple[int, ...] | None
+    ) -> tuple[Dim, ...]:
+        if given is not None:
+            return tuple(self._size(size, f"{name}_{axis}") for axis, size in enumerate(given))
+        tensor = declared.tensor_type
+        if not tensor.HasField("shape"):
+            if own is not None:
+                return own
+            raise ImportFailure(f"its rank is not declared: give its shape (shapes={{{name!r}: …}})")
+        dims: list[Dim] = []
+        for axis, dim in enumerate(tensor.shape.dim):
+            if dim.HasField("dim_value"):
+                if dim.dim_value < 0:
+                    raise ImportFailure(f"dim {axis} is {dim.dim_value}")
+                dims.append(dim.dim_value)
+            elif dim.dim_param:
+                dims.append(self._size(self.dims.get(dim.dim_param, (1, None)), dim.dim_param))
+            else:
+                dims.append(self._size((1, None), f"{name}_{axis}"))
+        return tuple(dims)
+
+    def _size(self, size: Size, name: str) -> Dim:
+        if isinstance(size, tuple) and name in self.graph.symbols:
+            return self.graph.symbol(name)
+        if isinstance(size, tuple):
+            least, most = size
+            limit = self.bounds.get(name)
+            most = limit if most is None else most if limit is None else min(most, limit)
+            return self.graph.symbol(name, least, most)
+        return self.graph.dims((size,))[0]
+
+
+def element_of(declared: TypeProto) -> TypeProto:
+    """The type of an optional's and a sequence's element; any other as it is."""
+    while declared.WhichOneof("value") in {"optional_type", "sequence_type"}:
+        kind = declared.WhichOneof("value")
+        declared = (
+            declared.optional_type.elem_type if kind == "optional_type" else declared.sequence_type.elem_type
+        )
+    return declared
