@@ -1,11 +1,13 @@
 """The compiler: ONNX files and PyTorch modules in, layer repositories with fused kernels out.
 
-    from kernels_hub.compiler import Graph, evaluate
+    from kernels_hub.compiler import Graph, evaluate, import_onnx, rewrite
 
     graph = Graph("double")
     x = graph.input("x", ("batch", 3))
     graph.output("y", x * 2.0)
     evaluate(graph, {"x": array})["y"]
+
+    rewrite(import_onnx("model.onnx")).graph.to_html("model.html")
 
 Importing this package is cheap: what a name needs is loaded when it is first used. See `ir` for the parts.
 """
@@ -23,34 +25,50 @@ _PUBLIC = {
     "Graph": "ir.graph",
     "Node": "ir.graph",
     "Value": "ir.graph",
+    "OnnxImportError": "errors",
     "bind": "ir.transform",
+    "check_onnx": "importers.onnx",
     "dummy_weights": "ir.dummy",
     "evaluate": "ir.evaluate",
+    "explain_rule": "rewrite.explain",
     "extract": "ir.transform",
+    "import_onnx": "importers.onnx",
+    "import_torch": "importers.torch_export",
     "parse_graph": "ir.parser",
     "print_graph": "ir.printer",
     "rebuild": "ir.transform",
+    "rewrite": "rewrite",
     "symbol": "ir.dims",
+    "to_dot": "view",
+    "to_html": "view",
+    "to_svg": "view",
     "verify": "ir.verify",
 }
+# `from kernels_hub.compiler import *` needs NumPy alone: these are imported by name.
+_NEED_MORE = {"check_onnx", "import_onnx", "import_torch"}
 
-__all__ = [*sorted(_PUBLIC)]  # noqa: PLE0604 (made of the table)
+__all__ = [*sorted(_PUBLIC.keys() - _NEED_MORE)]  # noqa: PLE0604 (made of the table)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'kernels_hub.compiler' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"kernels_hub.compiler.{_PUBLIC[name]}"), name)
+    module = importlib.import_module(f"kernels_hub.compiler.{_PUBLIC[name]}")
+    value = module if _PUBLIC[name] == name else getattr(module, name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_PUBLIC})
 
 
 if TYPE_CHECKING:
     from kernels_hub.compiler.errors import CompilerError as CompilerError
+    from kernels_hub.compiler.errors import OnnxImportError as OnnxImportError
+    from kernels_hub.compiler.importers.onnx import check_onnx as check_onnx
+    from kernels_hub.compiler.importers.onnx import import_onnx as import_onnx
+    from kernels_hub.compiler.importers.torch_export import import_torch as import_torch
     from kernels_hub.compiler.ir.dims import symbol as symbol
     from kernels_hub.compiler.ir.dummy import dummy_weights as dummy_weights
     from kernels_hub.compiler.ir.evaluate import Evaluation as Evaluation
@@ -65,3 +83,8 @@ if TYPE_CHECKING:
     from kernels_hub.compiler.ir.transform import rebuild as rebuild
     from kernels_hub.compiler.ir.types import DType as DType
     from kernels_hub.compiler.ir.verify import verify as verify
+    from kernels_hub.compiler.rewrite.explain import explain_rule as explain_rule
+    from kernels_hub.compiler.rewrite.pipeline import rewrite as rewrite
+    from kernels_hub.compiler.view import to_dot as to_dot
+    from kernels_hub.compiler.view import to_html as to_html
+    from kernels_hub.compiler.view import to_svg as to_svg

@@ -23,6 +23,7 @@ from kernels_hub.compiler.ir.dims import Dim, Expr, Symbol, atom, dim_symbols, s
 from kernels_hub.compiler.ir.op import Literal, Op, Shape, TensorType, require_equal, show
 from kernels_hub.compiler.ir.operators import Number, Operators, scalar_array
 from kernels_hub.compiler.ir.ops.conversion import convert
+from kernels_hub.compiler.ir.pictures import Pictures
 from kernels_hub.compiler.ir.text import parse_dim
 from kernels_hub.compiler.ir.types import Array, DType
 
@@ -124,7 +125,7 @@ class Node:
         return dim_symbols(_dims_in((*self.attrs.values(), *(one.type.shape for one in self.results))))
 
 
-class Graph:
+class Graph(Pictures):
     """See the module. `graph.input(...)`, methods and operators on values, then `graph.output(name, value)`."""
 
     def __init__(self, name: str = "graph") -> None:

@@ -7,4 +7,25 @@
     norms.py activations.py attention.py                          what is recognised
 
 Nothing here imports torch, triton or onnx.
+
+`kernels_hub.compiler.rewrite` is this package, and also the function of `pipeline` by that name: it can be called.
 """
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _Package(ModuleType):
+    """Importing a submodule names this package in its parent, over any function of that name that were there."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """See `pipeline.rewrite`."""
+        from kernels_hub.compiler.rewrite.pipeline import rewrite
+
+        return rewrite(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Package

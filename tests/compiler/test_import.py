@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,10 +34,54 @@ assert evaluate(verify(parse_graph(print_graph(g))), [np.ones((2, 3), np.float32
     assert not modules_after(statement) & {"torch", "triton", "onnx", "sympy", "ml_dtypes"}
 
 
-@pytest.mark.parametrize("name", compiler.__all__)
-def test_public_names(name):
+NAMES = """
+    CompilerError OnnxImportError
+    DType Evaluation Graph Node Value
+    bind check_onnx dummy_weights evaluate explain_rule extract import_onnx import_torch parse_graph print_graph rebuild
+    rewrite symbol to_dot to_html to_svg verify
+""".split()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_public_names(name: str):
     assert getattr(compiler, name).__doc__
+    assert callable(getattr(compiler, name))
     assert name in dir(compiler)
+
+
+def test_the_names_are_these():
+    assert sorted(compiler._PUBLIC) == sorted(NAMES)
+    assert set(NAMES) - set(compiler.__all__) == {"check_onnx", "import_onnx", "import_torch"}
+
+
+def test_type_checkers_see_the_same_names():
+    tree = ast.parse(Path(compiler.__file__).read_text(encoding="utf-8"))
+    block = next(one for one in tree.body if isinstance(one, ast.If))
+    seen = {alias.asname for one in block.body if isinstance(one, ast.ImportFrom) for alias in one.names}
+    assert seen == set(NAMES)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "pass",
+        "import kernels_hub.compiler.rewrite.pipeline",
+        "from kernels_hub.compiler.rewrite import views",
+    ],
+)
+def test_rewrite_is_a_package_that_can_be_called_whatever_is_imported_first(first: str):
+    statement = f"""
+{first}
+import kernels_hub.compiler
+from kernels_hub.compiler import Graph, rewrite
+import kernels_hub.compiler.rewrite.pipeline as pipeline
+graph = Graph()
+x = graph.input("x", (3,))
+graph.output("y", x + 0.0 * 1.0)
+assert rewrite(graph).graph.name == kernels_hub.compiler.rewrite(graph).graph.name == "graph"
+assert rewrite.pipeline is pipeline
+"""
+    assert not modules_after(statement) & {"torch", "triton", "onnx"}
 
 
 def test_an_unknown_name():
