@@ -1,122 +1,187 @@
-"""Softmax, gated units, rotary embedding, and scaled-dot-product attention.
+"""Scaled-dot-product attention, as importers and exporters spell it.
 
-    gated_silu(gate, up) = silu(gate) * up, and so for gelu and gelu_tanh               Source: arXiv 2002.05202
-    rotary(x, cos, sin) = x * cos + concat(-x[half:], x[:half]) * sin                   Source: arXiv 2104.09864
-    attention(q, k, v, scale, mask) = softmax(q @ k^T * scale + mask) @ v               Source: arXiv 1706.03762
+    attention(q, k, v, …) = softmax(q @ k^T * scale + mask) @ v                         Source: arXiv 1706.03762
 
-scale and mask are operands where the model has them. A mask is added, or chooses scores (a bool: `kept`, and the number
-`fill` elsewhere). k and v that are repeated for groups of heads go in as they were before: with fewer heads.
-Only a spelled-out softmax changes numbers, by rounding; for the others see `outline`.
+Beside q, k and v the call has operands where the model has them:
+
+scale        a number that the scores are multiplied by (or divided by: see the callee)
+mask         floats, added to the scores
+kept, fill   bools: scores stay where `kept` is true, and elsewhere are `fill` (or have it added, and where they
+             stay 0: see the callee). A fill that is finite gives a row that is masked whole weights all the same
+hidden, fill the same with bools that are true where scores are `fill`
+blank        a number: the weights of a row that is masked whole, as torch has it, or of one of NaNs
+
+Masks stand as they were before they were broadcast. k and v that are repeated for groups of heads go in as they were
+before: with fewer heads. k goes in with heads, keys and features in the order of v. No number changes: see `outline`;
+but `scale_of_scores` gathers a scale that is spread over q and k, up to rounding.
 """
 
 from __future__ import annotations
 
+import math
+
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.proofs import proves_equal
-from kernels_hub.compiler.rewrite.outline import closed, outline, recognised
-from kernels_hub.compiler.rewrite.pattern import Any, Bind, Op, Pattern, Scalar, floats, one_of, through
+from kernels_hub.compiler.rewrite.outline import closed_between, outline_between
+from kernels_hub.compiler.rewrite.pattern import Any, Bind, Once, Op, Pattern, Scalar, floats, one_of, through
 from kernels_hub.compiler.rewrite.rule import Match, Rule
 
-X = Any("x").where(floats)
+OPERANDS = ("q", "k", "v", "scale", "mask", "kept", "hidden", "fill", "blank")
+MOST_VIEWS = 5
+_VIEWS = ("reshape", "permute", "broadcast")
 
 
-def _softmax_axes(match: Match) -> str | None:
-    axes, rank = tuple(match.fact("axes")), match["x"].rank
-    if len(axes) != 1:
-        return f"the sum is over axes {axes}, not over one"
-    if tuple(match.fact("kept")) != tuple(axis for axis in range(rank) if axis not in axes):
-        return "the statistic is broadcast along other dims"
-    return None
-
-
-_POWERS = Op(
-    "exp", Op("sub", X, Op("broadcast", Op("reduce_max", X, axes=Bind("axes")), axes=Bind("kept"))), name="e"
-)
-_TOTAL = Op("broadcast", Op("reduce_sum", Any("e"), axes=Bind("axes")), axes=Bind("kept"))
-SOFTMAX = (
-    Rule("softmax", Op("div", _POWERS, _TOTAL),
-         lambda match: match["x"].softmax(match.fact("axes")[0]), _softmax_axes, exact=False,
-         doc="exp(x - max(x)) / sum(exp(x - max(x))) -> softmax(x)"),
-)  # fmt: skip
-
-
-def _rule(name: str, pattern: Pattern, operands: tuple[str, ...], kind: str = "") -> Rule:
-    return Rule(
-        name,
-        pattern,
-        lambda match: outline(match, kind or name, operands),
-        lambda match: closed(match, operands),
-    )
-
-
-GATED = tuple(
-    _rule(
-        f"gated_{name}",
-        Op("mul", Op("call", Any("gate")).where(recognised(name)).once(), Any("up")),
-        ("gate", "up"),
-    )
-    for name in ("silu", "gelu", "gelu_tanh", "gelu_quick")
-)
-
-
-def _halves(match: Match) -> str | None:
-    x = match["x"]
-    last = x.rank - 1
-    size, middle = x.shape[last], match.fact("stop")[last]
-    if match.fact("axis") != last or any(step != 1 for step in match.fact("steps")):
-        return "the parts are not consecutive along the last dim"
-    low, high = match.fact("start"), match.fact("high")
-    if low[last] != middle or not proves_equal(high[last], size) or not proves_equal(size, 2 * middle):
-        return f"the parts are not the halves of {x.type}"
-    return closed(match, ("x", "cos", "sin"))
-
-
-_TURNED = Op(
-    "concat",
-    Op("neg", Op("slice", X, starts=Bind("start"), stops=Bind("high"), steps=Bind("steps"))),
-    Op("slice", X, stops=Bind("stop"), steps=Bind("steps")),
-    axis=Bind("axis"),
-)
-
-
-def _table(name: str) -> Pattern:
-    """A table of cosines or sines, as it was before it was broadcast to the heads."""
-    return one_of(Op("broadcast", Any(name)), Any(name))
-
-
-ROTARY = (
-    Rule("rotary", Op("add", Op("mul", X, _table("cos")), Op("mul", _TURNED, _table("sin"))),
-         lambda match: outline(match, "rotary", ("x", "cos", "sin")), _halves,
-         doc="x * cos + concat(-x[half:], x[:half]) * sin"),
-)  # fmt: skip
+def _narrow(inner: Pattern) -> Pattern:
+    """A mask, as it was before it was broadcast: behind as many views as there are."""
+    found = inner
+    for _ in range(MOST_VIEWS):
+        found = one_of(Op({"broadcast", "reshape"}, found), inner)
+    return found
 
 
 def _repeated(name: str) -> Pattern:
     """Heads, repeated for groups of queries or not."""
-    return one_of(Op("reshape", Op("broadcast", Any(name)).once()).once(), Any(name))
+    one = Any(name)
+    wide = Op("broadcast", one, axes=Bind(f"{name} axes")).once()
+    return one_of(Op("reshape", wide, name=f"{name} repeated").once(), one)
 
 
-def _last_two(match: Match) -> str | None:
-    order, rank = tuple(match.fact("order")), match.root.rank
-    if order != (*range(rank - 2), rank - 1, rank - 2):
-        return f"k is permuted by {order}, which is more than its last two dims"
+_PRODUCT = Op(
+    "matmul", Any("q").where(floats), Op("permute", _repeated("k"), order=Bind("order"), name="turned")
+)
+_SCALED = one_of(Op({"mul", "div"}, _PRODUCT.once(), Scalar("scale")).once(), _PRODUCT.once())
+_SCORES = through("cast", _SCALED)
+_CHOSEN = one_of(
+    Op("select", _narrow(Any("kept")), Scalar("zero", 0.0), Scalar("fill")),
+    Op("select", _narrow(Any("hidden")), Scalar("fill"), Scalar("zero", 0.0)),
+)
+_MASKED = one_of(
+    Op("select", _narrow(Any("kept")), _SCORES, Scalar("fill"), name="masked"),
+    Op("select", _narrow(Any("hidden")), Scalar("fill"), _SCORES, name="masked"),
+    Op("add", _SCORES, _narrow(through("cast", _CHOSEN)), name="masked"),
+    Op("add", _SCORES, _narrow(Any("mask")), name="masked"),
+)
+
+
+def _softmax(most: int) -> Pattern:
+    """The weights; those that `blank` asks something of have one more use."""
+    masked = one_of(Once(_MASKED, most), _SCALED)
+    return Op("softmax", through("cast", masked), axis=Bind("axis"), name="soft")
+
+
+def _blanked() -> Pattern:
+    """Rows that are masked whole, or of NaNs, are a number."""
+    soft = Once(_softmax(2), 2)
+    every = Op("bitnot", Op("reduce_any", _narrow(Any("kept")), axes=Bind("row")))
+    lowest = Op("eq", Op("reduce_max", Any("masked"), axes=Bind("row")), Scalar("lowest", -math.inf))
+    return one_of(
+        Op("select", Op("isnan", Any("soft")), Scalar("blank"), soft),
+        Op("select", _narrow(every), Scalar("blank"), soft),
+        Op("select", _narrow(lowest), Scalar("blank"), soft),
+    )
+
+
+_WEIGHTS = one_of(_blanked().once(), _softmax(1).once())
+
+
+def _repeats_heads(match: Match, name: str) -> str | None:
+    """Why k or v is repeated in another way than each head for its group; None if it is not, or so."""
+    if f"{name} repeated" not in match:
+        return None
+    x, result = match[name], match[f"{name} repeated"]
+    wide = result.operands[0].shape
+    axes = tuple(axis for axis in range(x.rank + 1) if axis != x.rank - 2)
+    if x.rank < 3 or tuple(match.fact(f"{name} axes")) != axes:
+        return f"{name} is repeated along {match.fact(f'{name} axes')}, which is not each head for its group"
+    heads = (*x.shape[:-3], x.shape[-3] * wide[-3], *x.shape[-2:])
+    if result.rank != x.rank or not all(map(proves_equal, result.shape, heads)):
+        return f"{name} is repeated to {result.type}, which is not each head for its group"
+    return None
+
+
+def _operands(match: Match) -> dict[str, Value]:
+    given = {one: match[one] for one in OPERANDS if one in match}
+    turned = match["turned"]
+    if not _swaps(match.fact("order")):
+        order = list(match.fact("order"))
+        order[-2:] = reversed(order[-2:])
+        given["k"] = turned.operands[0].permute(*order)
+    return given
+
+
+def _swaps(order: tuple[int, ...]) -> bool:
+    rank = len(order)
+    return tuple(order) == (*range(rank - 2), rank - 1, rank - 2)
+
+
+def _guard(match: Match) -> str | None:
+    rank = match.root.rank
     if match.fact("axis") != rank - 1:
         return f"the softmax is along {match.fact('axis')}, not along the keys"
-    return closed(match, OPERANDS)
+    if "blank" in match and match["soft"].op_name == "softmax" and "row" in match.found.facts:
+        row = tuple(match.fact("row"))
+        if len(row) != 1:
+            return f"rows are looked at along {row}, not along the keys"
+    if "kept" in match and match["kept"].dtype is not types.BOOL:
+        return f"{match['kept']} is no bool"
+    if not _swaps(match.fact("order")) and "k repeated" in match:
+        return f"k is permuted by {match.fact('order')} after it is repeated"
+    given = {one: match[one] for one in OPERANDS if one in match and one != "k"}
+    key = match["k"] if _swaps(match.fact("order")) else match["turned"]
+    return (
+        _repeats_heads(match, "k")
+        or _repeats_heads(match, "v")
+        or closed_between(match.root, {**given, "k": key})
+    )
 
 
-OPERANDS = ("q", "k", "v", "scale", "mask", "kept", "fill")
-_PRODUCT = Op("matmul", Any("q"), Op("permute", _repeated("k"), order=Bind("order"))).once()
-_SCALED = one_of(Op({"mul", "div"}, _PRODUCT, Scalar("scale")).once(), _PRODUCT)
-_MASKED = one_of(
-    Op("add", _SCALED, Any("mask")).once(),
-    Op("select", Any("kept"), _SCALED, Scalar("fill")).once(),
-    Op("select", Any("kept"), Scalar("fill"), _SCALED).once(),
-    _SCALED,
-)
-_WEIGHTS = Op("softmax", through("cast", _MASKED), axis=Bind("axis")).once()
+def _attention(match: Match) -> Value:
+    if _swaps(match.fact("order")):
+        return outline_between(match.root, "attention", _operands(match))
+    return outline_between(
+        match.root, "attention", _operands(match), {match["turned"]: lambda inputs: inputs["k"].transpose()}
+    )
+
+
 ATTENTION = (
-    Rule("attention",
-         Op("matmul", through("cast", _WEIGHTS), _repeated("v")),
-         lambda match: outline(match, "attention", OPERANDS), _last_two,
+    Rule("attention", Op("matmul", through("cast", _WEIGHTS), _repeated("v")), _attention, _guard,
          doc="softmax(q @ k^T * scale + mask) @ v"),
+)  # fmt: skip
+
+
+def _scaled(name: str) -> Pattern:
+    return through(_VIEWS, Op("mul", Any(name), Scalar(f"scale of {name}"), name=f"scaled {name}").once())
+
+
+def _both_wide(match: Match) -> str | None:
+    if match.root.dtype.bits < 32 and match.root.dtype is not types.BFLOAT16:
+        return f"unscaled scores may be too large for {match.root.dtype}"
+    for view, name in zip(match.root.operands, ("q", "k"), strict=True):
+        while view is not match[f"scaled {name}"]:
+            if match.scope.uses(view) > 1:
+                return f"{view} is used {match.scope.uses(view)} times"
+            (view,) = view.operands  # noqa: PLW2901 (goes up the chain)
+    return None
+
+
+def _scale_once(match: Match) -> Value:
+    q, k = (
+        _without(operand, match[f"scaled {name}"], match[name])
+        for operand, name in zip(match.root.operands, ("q", "k"), strict=True)
+    )
+    scale: float = match["scale of q"].scalar * match["scale of k"].scalar
+    return match.graph.apply("matmul", q, k, **match.root.attrs) * scale
+
+
+def _without(value: Value, old: Value, new: Value) -> Value:
+    """The same views of another value."""
+    if value is old:
+        return new
+    return value.graph.apply(value.op, _without(value.operands[0], old, new), **value.attrs)
+
+
+SCORES = (
+    Rule("scale_of_scores", Op("matmul", _scaled("q"), _scaled("k")), _scale_once, _both_wide, exact=False,
+         doc="(q * a) @ (k * b) -> (q @ k) * (a * b), for numbers a and b"),
 )  # fmt: skip

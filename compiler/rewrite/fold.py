@@ -1,6 +1,8 @@
 """Constants, and what is computed of weights alone, computed now, by the oracle.
 
-1. an op on constants alone is a constant, where that is small or no larger than what it is made of
+1. an op on constants alone is a constant, where that is small or no larger than what it is made of; iotas and
+   broadcasts of constants stay, but what is small and computed of them is a constant, too; a constant that is one
+   number everywhere is that number, broadcast
 2. what is computed of parameters and constants alone becomes a parameter, whose array is made when it is needed;
    views of a parameter stay views
 """
@@ -8,8 +10,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from kernels_hub.compiler.ir.evaluate import evaluate
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
@@ -31,24 +35,41 @@ class FoldConstants:
 
         def visit(new: Graph, node: Node, operands: tuple[Value, ...]) -> list[Value] | None:
             arrays = _constants(node, operands, options.fold_limit)
-            if arrays is None:
+            if arrays is not None:
+                made = _computed(node, arrays)
+            elif node.op.name == "constant" and _repeats(node.attrs["value"].array, options.fold_limit):
+                made = [node.attrs["value"].array]
+            else:
                 return None
             fired[self.name] += 1
-            return [new.constant(array) for array in _computed(node, operands)]
+            return [_constant(new, array) for array in made]
 
         return Outcome(rebuild(graph, visit).graph, fired)
 
 
 def _constants(node: Node, operands: tuple[Value, ...], limit: int) -> list[Array] | None:
-    """Arrays of the operands, if all are constants and the results are small enough; broadcasts stay."""
+    """Arrays of the operands, if all are known and the results are small enough; broadcasts stay."""
     if not operands or node.op.name == "broadcast" or node.op.defines is not None or node.symbols():
         return None
-    arrays = [operand.array for operand in operands]
-    known = [array for array in arrays if array is not None]
-    if len(known) != len(arrays):
+    known: list[Array] = []
+    for operand in operands:
+        array = _known(operand, limit)
+        if array is None:
+            return None
+        known.append(array)
+    held = sum(operand.array.nbytes for operand in operands if operand.array is not None)
+    return known if sum(_bytes(value) for value in node.results) <= max(limit, held) else None
+
+
+def _known(value: Value, limit: int) -> Array | None:
+    """The array of a constant, or of a small iota or broadcast of one."""
+    if value.op_name not in {"iota", "broadcast"}:
+        return value.array
+    if value.node.symbols() or _bytes(value) > limit:
         return None
-    size = sum(_bytes(value) for value in node.results)
-    return known if size <= max(limit, sum(array.nbytes for array in known)) else None
+    arrays = [_known(operand, limit) for operand in value.operands]
+    given = [array for array in arrays if array is not None]
+    return _computed(value.node, given)[0] if len(given) == len(arrays) else None
 
 
 def _bytes(value: Value) -> int:
@@ -57,12 +78,26 @@ def _bytes(value: Value) -> int:
     return count * max(value.dtype.bits // 8, 1)
 
 
-def _computed(node: Node, operands: tuple[Value, ...]) -> list[Array]:
+def _computed(node: Node, arrays: Sequence[Array]) -> list[Array]:
     alone = Graph(node.op.name)
-    constants = [alone.apply("constant", value=operand.attrs["value"]) for operand in operands]
+    constants = [alone.constant(array) for array in arrays]
     for place, value in enumerate(alone.add(node.op, constants, node.attrs).results):
         alone.output(str(place), value)
     return [evaluate(alone)[name] for name in alone.outputs]
+
+
+def _constant(graph: Graph, array: Array) -> Value:
+    if not _repeats(array, array.nbytes):
+        return graph.constant(array)
+    return graph.constant(array.reshape(-1)[:1].reshape(())).broadcast(array.shape, ())
+
+
+def _repeats(array: Array, limit: int) -> bool:
+    """Whether it is one number everywhere, bit for bit, and small enough to look."""
+    if array.size < 2 or array.nbytes > limit:
+        return False
+    elements = np.ascontiguousarray(array).view(np.uint8).reshape(array.size, -1)
+    return bool((elements == elements[0]).all())
 
 
 @dataclass(frozen=True)

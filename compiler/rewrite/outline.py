@@ -8,7 +8,7 @@ own kernel there: `composite(value)` is the name, and the operands are read by `
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.op import Trait
@@ -20,23 +20,35 @@ _KNOWN: weakref.WeakValueDictionary[str, Graph] = weakref.WeakValueDictionary()
 
 MOST_NODES = 256
 
+Spelled = Mapping[Value, Callable[[Mapping[str, Value]], Value]]
+"""Values between operands and root that are made otherwise inside: of the callee's inputs, by name."""
+
 
 def outline(match: Match, name: str, operands: Sequence[str]) -> Value:
     """The root as a call of the graph between these operands and it. Operands that did not match are left out."""
-    given = {one: match[one] for one in operands if one in match}
-    region = _region(match.root, name, given)
+    return outline_between(match.root, name, {one: match[one] for one in operands if one in match})
+
+
+def outline_between(
+    root: Value, name: str, given: Mapping[str, Value], spelled: Spelled | None = None
+) -> Value:
+    """The same of operands by name; one that is not among what the root is made of needs an entry in `spelled`."""
+    region = _region(root, name, given, spelled or {})
     assert region is not None
-    return match.graph.apply("call", *given.values(), callee=region)
+    return root.graph.apply("call", *given.values(), callee=region)
 
 
 def closed(match: Match, operands: Sequence[str]) -> str | None:
     """Why the part between the operands and the root is no graph of its own; None if it is one."""
-    given = {one: match[one] for one in operands if one in match}
+    return closed_between(match.root, {one: match[one] for one in operands if one in match})
+
+
+def closed_between(root: Value, given: Mapping[str, Value]) -> str | None:
+    """The same of operands by name."""
     if len(set(given.values())) < len(given):
         return "two operands are the same value"
-    nodes = _between(match.root, set(given.values()))
-    if nodes is None:
-        return f"more than {', '.join(given)} goes into {match.root}"
+    if _between(root, set(given.values())) is None:
+        return f"more than {', '.join(given)} goes into {root}"
     return None
 
 
@@ -62,12 +74,14 @@ def _between(root: Value, ends: set[Value]) -> list[Value] | None:
     return list(found)
 
 
-def _region(root: Value, name: str, given: dict[str, Value]) -> Graph | None:
-    nodes = _between(root, set(given.values()))
+def _region(root: Value, name: str, given: Mapping[str, Value], spelled: Spelled) -> Graph | None:
+    nodes = _between(root, {*given.values(), *spelled})
     if nodes is None:
         return None
     region = Graph(name)
     mapped = {value: region.input(key, value.shape, value.dtype) for key, value in given.items()}
+    inputs = dict(region.inputs)
+    mapped |= {value: made(inputs) for value, made in spelled.items()}
     for value in nodes:
         operands = [mapped[operand] for operand in value.operands]
         if value.op_name == "call":

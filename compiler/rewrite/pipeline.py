@@ -15,22 +15,27 @@ from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.rewrite.activations import ACTIVATIONS
 from kernels_hub.compiler.rewrite.affine import AFFINE
 from kernels_hub.compiler.rewrite.algebra import ALGEBRA
-from kernels_hub.compiler.rewrite.attention import ATTENTION, GATED, ROTARY, SOFTMAX
+from kernels_hub.compiler.rewrite.attention import ATTENTION, SCORES
 from kernels_hub.compiler.rewrite.clamp import CLAMP
 from kernels_hub.compiler.rewrite.engine import Rules
 from kernels_hub.compiler.rewrite.fold import FoldConstants, FoldParameters
+from kernels_hub.compiler.rewrite.gated import GATED
+from kernels_hub.compiler.rewrite.indices import EVERYTHING
 from kernels_hub.compiler.rewrite.norms import NORMS
+from kernels_hub.compiler.rewrite.regroup import REGROUP
+from kernels_hub.compiler.rewrite.rotary import ROTARY
 from kernels_hub.compiler.rewrite.rule import Options, Pass
+from kernels_hub.compiler.rewrite.softmax import SOFTMAX
 from kernels_hub.compiler.rewrite.views import CANCEL, SINK
 
-SIMPLIFY = Rules("simplify", (*CANCEL, *ALGEBRA, *CLAMP, *SINK))
+SIMPLIFY = Rules("simplify", (*CANCEL, *REGROUP, *EVERYTHING, *ALGEBRA, *CLAMP, *SINK))
 
 PIPELINE: tuple[Pass, ...] = (
     FoldConstants(),
     SIMPLIFY,
     FoldConstants(),
     SIMPLIFY,
-    Rules("recognise", (*NORMS, *ACTIVATIONS, *SOFTMAX, *ROTARY, *ATTENTION)),
+    Rules("recognise", (*NORMS, *ACTIVATIONS, *SOFTMAX, *ROTARY, *SCORES, *ATTENTION)),
     Rules("gate", GATED),
     Rules("affine", AFFINE),
     FoldConstants(),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kernels_hub.compiler import Graph, evaluate, verify
-from kernels_hub.compiler.rewrite import activations, affine, attention, norms
+from kernels_hub.compiler.rewrite import activations, affine, attention, gated, norms, rotary, softmax
 from kernels_hub.compiler.rewrite.explain import explain_rule
 from kernels_hub.compiler.rewrite.outline import composite, operand
 from kernels_hub.compiler.rewrite.pipeline import rewrite
@@ -20,8 +20,8 @@ TOLERANCE = {"float32": 2e-5, "float64": 1e-12, "float16": 2e-2, "bfloat16": 1e-
 RULES = {
     rule.name: rule
     for rule in (
-        *norms.NORMS, *activations.ACTIVATIONS, *attention.SOFTMAX, *attention.GATED, *attention.ROTARY,
-        *attention.ATTENTION, *affine.AFFINE,
+        *norms.NORMS, *activations.ACTIVATIONS, *softmax.SOFTMAX, *gated.GATED, *rotary.ROTARY,
+        *attention.SCORES, *attention.ATTENTION, *affine.AFFINE,
     )
 }  # fmt: skip
 
@@ -117,13 +117,13 @@ def test_softmax():
     assert "softmax" not in {node.op.name for node in check(build, ("n", 5, 3), rounding=False).nodes}
 
 
-def rotary(x, cos, sin):
+def turn(x, cos, sin):
     turned = x.graph.apply("concat", -x.slice(-1, 4), x.slice(-1, 0, 4), axis=x.rank - 1)
     return x * cos + turned * sin
 
 
 def test_rotary():
-    result = check(rotary, ("n", 2, 5, 8), (5, 8), (5, 8), rounding=False)
+    result = check(turn, ("n", 2, 5, 8), (5, 8), (5, 8), rounding=False)
     assert composites(result) == {"rotary": 1}
     assert list(result.outputs["y"].operands) == list(result.inputs.values())
 
@@ -133,7 +133,7 @@ def attend(q, k, v, mask=None):
     return (scores if mask is None else scores + mask).softmax(-1) @ v
 
 
-def grouped(q, k, v):
+def in_groups(q, k, v):
     k, v = (one.broadcast(("n", 2, 3, 5, 8), (0, 1, 3, 4)).reshape("n", 6, 5, 8) for one in (k, v))
     return attend(q, k, v)
 
@@ -145,7 +145,7 @@ def test_attention():
         assert composites(result) == {"attention": 1}
         assert [node.op.name for node in result.nodes if "softmax" in node.op.name] == []
     assert operand(result.outputs["y"], "scale").scalar == 0.25
-    result = check(grouped, ("n", 6, 5, 8), ("n", 2, 5, 8), ("n", 2, 5, 8), rounding=False)
+    result = check(in_groups, ("n", 6, 5, 8), ("n", 2, 5, 8), ("n", 2, 5, 8), rounding=False)
     assert result.outputs["y"].operands[:3] == tuple(result.inputs.values())
 
     def chosen(q, k, v, bits):

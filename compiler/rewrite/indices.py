@@ -1,0 +1,65 @@
+"""Gathers that take every element, in order: they are views.
+
+Masks are often written so: mask[rows, columns] with all rows and all columns, as torch.vmap and its exporters do.
+All of it is exact. An index below zero counts from the end, so only those that are spelled 0, 1, … are taken.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.proofs import proves_equal
+from kernels_hub.compiler.ir.types import Array
+from kernels_hub.compiler.rewrite.pattern import Any, Bind, Op
+from kernels_hub.compiler.rewrite.rule import Match, Rule
+
+MOST_ELEMENTS = 1 << 20
+
+
+def _along(match: Match) -> str | None:
+    x, indices = match["x"], match["indices"]
+    size = x.shape[match.fact("axis")]
+    if indices.op_name == "iota":
+        if proves_equal(indices.node.attrs["size"], size):
+            return None
+        return f"{indices} is not known to be as long as dim {match.fact('axis')} of {x.type}"
+    return _counts(indices.array, size, str(indices))
+
+
+def _places(match: Match) -> str | None:
+    x, indices = match["x"], match["indices"]
+    if indices.array is None:
+        return f"{indices} is no constant"
+    dims = x.shape[: indices.array.shape[-1]]
+    if not dims or not all(isinstance(dim, int) and dim for dim in dims):
+        return f"the dims of {x.type} that are indexed are not known"
+    strides = [math.prod(dims[axis + 1 :]) for axis in range(len(dims))]
+    if any((indices.array[..., axis] >= dim).any() for axis, dim in enumerate(dims)):
+        return f"{indices} has an index that is out of bounds"
+    if indices.array.min(initial=0) < 0:
+        return f"{indices} counts from the end"
+    return _counts((indices.array * np.array(strides)).sum(-1), math.prod(dims), str(indices))
+
+
+def _counts(array: Array | None, size: object, name: str) -> str | None:
+    """Whether it is 0, 1, … size - 1, in order."""
+    if array is None or not isinstance(size, int):
+        return f"{name} is no constant, or of a dim that is not known"
+    if array.size != size or size > MOST_ELEMENTS or not np.array_equal(array.reshape(-1), np.arange(size)):
+        return f"{name} does not take each of the {size} elements once, in order"
+    return None
+
+
+def _reshaped(match: Match) -> Value:
+    return match["x"].reshape(match.root.shape)
+
+
+EVERYTHING = (
+    Rule("gather_everything", Op("gather", Any("x"), Any("indices"), axis=Bind("axis")), _reshaped, _along,
+         doc="x[0, 1, … n - 1] -> x, in the shape of the indices"),
+    Rule("gather_every_place", Op("gather_nd", Any("x"), Any("indices"), batch_dims=0), _reshaped, _places,
+         doc="x[(0, 0), (0, 1), … (m - 1, n - 1)] -> x, in the shape of the indices"),
+)  # fmt: skip

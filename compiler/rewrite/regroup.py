@@ -1,0 +1,60 @@
+"""Reshapes that only split dims move in front of permutes, so that both find others to merge with.
+
+    reshape(permute(x)) -> permute(reshape(x))
+
+What exporters write for the transpose of the last two dims of several (all others merged, three dims permuted, and
+split again) is one permute then. Exact: no element is computed otherwise.
+"""
+
+from __future__ import annotations
+
+from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.op import Shape
+from kernels_hub.compiler.ir.proofs import proves_equal
+from kernels_hub.compiler.rewrite.pattern import Any, Bind, Op
+from kernels_hub.compiler.rewrite.rule import Match, Rule
+
+
+def groups(whole: Shape, parts: Shape) -> list[tuple[int, ...]] | None:
+    """For each dim of `whole` the places in `parts` of those that it is split into; None where some are merged."""
+    found: list[tuple[int, ...]] = []
+    place = 0
+    for dim in whole:
+        first, size = place, _ONE
+        while place < len(parts) and (place == first or not proves_equal(size, dim)):
+            size, place = size * parts[place], place + 1
+        if place == first or not proves_equal(size, dim):
+            return None
+        found.append(tuple(range(first, place)))
+    if any(not proves_equal(dim, 1) for dim in parts[place:]):
+        return None
+    if found:
+        found[-1] += tuple(range(place, len(parts)))
+    return found
+
+
+_ONE: Dim = 1
+
+
+def _splits(match: Match) -> str | None:
+    before, after = match.root.operands[0].shape, match.root.shape
+    if len(after) <= len(before):
+        return f"{after} splits no dim of {before}"
+    return None if groups(before, after) else f"{after} does not only split dims of {before}"
+
+
+def _split_first(match: Match) -> Value:
+    order, shape = match.fact("order"), match.root.shape
+    parts = groups(match.root.operands[0].shape, shape)
+    assert parts is not None
+    of_axis = {axis: parts[place] for place, axis in enumerate(order)}
+    first = [place for axis in range(len(order)) for place in of_axis[axis]]
+    split = match["x"].reshape(tuple(shape[place] for place in first))
+    return split.permute(*(first.index(place) for place in range(len(shape))))
+
+
+REGROUP = (
+    Rule("split_before_permute", Op("reshape", Op("permute", Any("x"), order=Bind("order")).once()),
+         _split_first, _splits, doc="reshape(permute(x)) -> permute(reshape(x)), if the reshape only splits dims"),
+)  # fmt: skip
