@@ -101,7 +101,7 @@ class Value(Operators):
 class Node:
     """An op applied to values. `origin` says where it came from (an ONNX node, a module), for messages."""
 
-    __slots__ = ("attrs", "graph", "id", "op", "operands", "origin", "results")
+    __slots__ = ("_symbols", "attrs", "graph", "id", "op", "operands", "origin", "results")
 
     def __init__(
         self,
@@ -115,6 +115,7 @@ class Node:
         self.graph, self.id, self.op, self.operands, self.attrs = graph, identifier, op, operands, attrs
         self.origin = origin
         self.results: tuple[Value, ...] = ()
+        self._symbols: frozenset[Symbol] | None = None
 
     def __repr__(self) -> str:
         results = ", ".join(f"%{value.id}" for value in self.results)
@@ -122,7 +123,10 @@ class Node:
 
     def symbols(self) -> frozenset[Symbol]:
         """Symbols in its attributes and in the types of its results."""
-        return dim_symbols(_dims_in((*self.attrs.values(), *(one.type.shape for one in self.results))))
+        if self._symbols is None:
+            shapes = (one.type.shape for one in self.results)
+            self._symbols = dim_symbols(_dims_in((*self.attrs.values(), *shapes)))
+        return self._symbols
 
 
 class Graph(Pictures):
@@ -143,7 +147,7 @@ class Graph(Pictures):
         self._interned: dict[tuple[Any, ...], Node] = {}
         self._origin = ""
         self._random_keys = 0
-        self._used_symbols: set[str] = set()
+        self._used_symbols: dict[str, Symbol] = {}
 
     def __str__(self) -> str:
         from kernels_hub.compiler.ir.printer import print_graph
@@ -267,13 +271,9 @@ class Graph(Pictures):
         return self._add(row, tuple(operands), row.normalise(attrs))
 
     def _add(
-        self,
-        row: Op,
-        operands: tuple[Value, ...],
-        attrs: dict[str, Any],
-        results: Sequence[TensorType] | None = None,
+        self, row: Op, operands: tuple[Value, ...], attrs: dict[str, Any], like: Node | None = None
     ) -> Node:
-        """Of canonical attributes. results: their types, where they are known already."""
+        """Of canonical attributes. like: a node of any graph whose results and symbols are the same."""
         key = (row.name, *operands, *attrs.values())
         found = self._interned.get(key)
         if found is not None:
@@ -281,22 +281,27 @@ class Graph(Pictures):
         if self.frozen:
             raise GraphError(f"graph {self.name} is a region of another by now and takes no further nodes")
         for place, operand in enumerate(operands):
-            self._owned(operand, f"operand {place} of {row.name}")
-        if results is None:
-            results = row.infer([operand.type for operand in operands], attrs)
+            if type(operand) is not Value or operand.node.graph is not self:
+                self._owned(operand, f"operand {place} of {row.name}")
+        types = (
+            row.infer([operand.type for operand in operands], attrs)
+            if like is None
+            else [result.type for result in like.results]
+        )
         node = Node(self, len(self.nodes), row, operands, attrs, self._origin)
         if row.defines is not None:
             self._define(attrs[row.defines], node)
-        symbols = dim_symbols(_dims_in((*attrs.values(), *(result.shape for result in results))))
-        for one in sorted(symbols):
-            self._declare(atom(one))
-            self._used_symbols.add(one.name)
         first = len(self.values)
-        node.results = tuple(Value(node, place, first + place, one) for place, one in enumerate(results))
+        node.results = tuple([Value(node, place, first + place, one) for place, one in enumerate(types)])
+        node._symbols = None if like is None else like.symbols()
+        for one in node.symbols():
+            if self._used_symbols.get(one.name) is not one:
+                self._use(node.symbols())
+                break
         self.values.extend(node.results)
         self.nodes.append(node)
         self._interned[key] = node
-        for operand in dict.fromkeys(operands):
+        for operand in operands if len(operands) < 2 else dict.fromkeys(operands):
             operand.users.append(node)
         return node
 
@@ -333,16 +338,21 @@ class Graph(Pictures):
         self, node: Node, operands: tuple[Value, ...], bindings: Mapping[str, Dim] | None = None
     ) -> Node:
         """A node of any graph appended to this one, on operands of this one, symbols replaced by `bindings`."""
-        attrs, types = node.attrs, None
+        attrs, like = node.attrs, node
         if bindings and attrs:
             attrs = node.op.normalise({name: bound(value, bindings) for name, value in attrs.items()})
-        elif all(new.type == old.type for new, old in zip(operands, node.operands, strict=True)):
-            types = [value.type for value in node.results]
+            like = None
+        else:
+            for new, old in zip(operands, node.operands, strict=True):
+                if new.type is not old.type and new.type != old.type:
+                    like = None
         before, self._origin = self._origin, node.origin or self._origin
         try:
-            result = self._add(node.op, operands, attrs, types)
+            result = self._add(node.op, operands, attrs, like)
         finally:
             self._origin = before
+        if operands:
+            return result
         if node.op.name == "parameter":
             name = attrs["name"]
             known = self.parameters.setdefault(name, result.results[0])
@@ -456,6 +466,14 @@ class Graph(Pictures):
             if name in table:
                 raise GraphError(f"graph {self.name} has an {kind} {name!r} already: {table[name]}")
 
+    def _use(self, symbols: frozenset[Symbol]) -> None:
+        """Declare the symbols of a node. Raises GraphError where one is known with other bounds."""
+        known = self._used_symbols
+        new = [one for one in symbols if known.get(one.name) != one]
+        for one in sorted(new):
+            self._declare(atom(one))
+            known[one.name] = one
+
     def _declare(self, one: Expr) -> Expr:
         new = one.only_symbol
         assert new is not None
@@ -519,7 +537,7 @@ def bound(value: Any, bindings: Mapping[str, Dim]) -> Any:
 
 def _dims_in(values: Any) -> Iterator[Expr]:
     for value in values:
-        if isinstance(value, Expr):
-            yield value
-        elif isinstance(value, tuple):
+        if type(value) is tuple:
             yield from _dims_in(value)
+        elif type(value) is Expr:
+            yield value

@@ -43,11 +43,11 @@ def rebuild(
     mapped: dict[Value, Value] = {}
     replaced = 0
     for node in graph.live():
-        operands = tuple(mapped[operand] for operand in node.operands)
+        operands = tuple([mapped[operand] for operand in node.operands])
         results: Sequence[Value] | None = None
-        if visit is not None and node.op.name not in {"input", "parameter"}:
-            with new.origin(node.origin):
-                answer = visit(new, node, operands)
+        if visit is not None and (operands or node.op.name not in {"input", "parameter"}):
+            new._origin = node.origin
+            answer = visit(new, node, operands)
             results = (answer,) if isinstance(answer, Value) else answer
         if results is None:
             results = new.copy(node, operands, bindings).results
@@ -55,6 +55,7 @@ def rebuild(
             replaced += 1
             _fits(node, results)
         mapped.update(zip(node.results, results, strict=True))
+    new._origin = ""
     for name, value in graph.outputs.items():
         new.output(name, mapped[value])
     if replaced:

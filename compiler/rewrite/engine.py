@@ -2,12 +2,16 @@
 
 A sweep is one rebuild of the graph from inputs to outputs: each node, on operands that are rewritten already, is
 offered to the rules that its op is the root of; what a rule builds is offered again at once. So a chain that
-collapses step by step does so in one sweep, and a later sweep finds only what values with fewer users now
-allow. Sweeps end when nothing fires, and are bounded; so is what one node may set off.
+collapses step by step does so in one sweep. Only two things call for another: a value that has fewer uses now than
+a rule was told, and a node that set off more than it may. Sweeps are bounded, and so is what one node may set off.
+
+A graph is matched as it is before it is rebuilt: where nothing fires, it is not, and up to the first place where
+something does, nodes are copied and not offered again.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,8 +19,8 @@ from dataclasses import dataclass
 from kernels_hub.compiler.errors import GraphError
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.operators import same_shapes
-from kernels_hub.compiler.ir.transform import rebuild
-from kernels_hub.compiler.rewrite.pattern import Found, Scope
+from kernels_hub.compiler.ir.transform import Rebuilt, rebuild
+from kernels_hub.compiler.rewrite.pattern import NOTHING, Scope
 from kernels_hub.compiler.rewrite.rule import Match, Options, Outcome, Rule
 
 MOST_SWEEPS = 8
@@ -31,7 +35,7 @@ class Index:
         self._any: list[tuple[int, Rule]] = []
         self._by_op: dict[str, list[tuple[int, Rule]]] = {}
         for place, rule in enumerate(rules):
-            names = rule.pattern.roots()
+            names = rule.pattern.roots
             if names is None:
                 self._any.append((place, rule))
             for name in names or ():
@@ -63,57 +67,88 @@ def apply_rules(graph: Graph, rules: Sequence[Rule], options: Options | None = N
     options = options or Options()
     index = Index(rule for rule in rules if rule.exact or options.rounding)
     fired: Counter[str] = Counter()
-    graph = rebuild(graph).graph
+    if len(graph.live()) < len(graph.nodes):
+        graph = rebuild(graph).graph
     for _ in range(MOST_SWEEPS):
         sweep = _Sweep(graph, index, fired)
-        before = fired.total()
-        rebuilt = rebuild(graph, sweep.visit).graph
-        if fired.total() == before:
+        if not sweep.finds_a_match():
             break
-        graph = rebuilt
+        rebuilt = rebuild(graph, sweep.visit)
+        graph = rebuilt.graph
+        if not sweep.calls_for_another(rebuilt):
+            break
     return Outcome(graph, fired)
 
 
 class _Sweep:
-    """One pass over a graph. Knows of each new value how often the values that it stands for are used."""
+    """One pass over a graph, all of it live. Knows of each new value how often those it stands for are used."""
 
     def __init__(self, old: Graph, index: Index, fired: Counter[str]) -> None:
         self.old, self.index, self.fired = old, index, fired
+        self._old_uses = Counter(itertools.chain.from_iterable(node.operands for node in old.nodes))
+        self._old_uses.update(old.outputs.values())
+        self._old_outputs = set(old.outputs.values())
+        self._first = 0
+        self._noted: set[Value] = set()
         self._uses: dict[Value, int] = {}
         self._outputs: set[Value] = set()
-        self._is_output = set(old.outputs.values())
-        self._noted: set[Value] = set()
+        self._told: dict[Value, int] = {}
         self._steps = 0
+        self._cut_short = False
         self.scope = Scope(self._count, self._outputs.__contains__)
 
-    def visit(self, new: Graph, node: Node, operands: tuple[Value, ...]) -> Sequence[Value] | None:
+    def finds_a_match(self) -> bool:
+        """Whether a rule matches anywhere in the graph as it is; notes where first."""
+        scope = Scope(lambda value: self._tell(value, self._old_uses[value]), self._old_outputs.__contains__)
+        for node in self.old.nodes:
+            if len(node.results) == 1:
+                for rule in self.index.of(node.op.name):
+                    if first_match(rule, node.results[0], scope) is not None:
+                        self._first = node.id
+                        return True
+        return False
+
+    def visit(self, new: Graph, node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
+        """What stands for a node's results in the new graph."""
         for old, value in zip(node.operands, operands, strict=True):
-            if old.op_name in {"input", "parameter"}:
+            if not old.operands:
                 self._note(old, value)
         copied = new.copy(node, operands)
         self._steps = 0
-        results = self._rewrite(copied)
+        results = copied.results if node.id < self._first else self._rewrite(copied)
         for old, value in zip(node.results, results, strict=True):
             self._note(old, value)
-        return None if results == copied.results else results
+        return results
+
+    def calls_for_another(self, rebuilt: Rebuilt) -> bool:
+        """Whether something may fire in the new graph that did not yet."""
+        new = rebuilt.graph
+        left = set(new.values)
+        told = ((rebuilt.values.get(value, value), count) for value, count in self._told.items())
+        return self._cut_short or any(value in left and new.uses(value) < count for value, count in told)
 
     def _note(self, old: Value, new: Value) -> None:
         if old not in self._noted:
             self._noted.add(old)
-            self._uses[new] = self._uses.get(new, 0) + self.old.uses(old)
-            if old in self._is_output:
+            self._uses[new] = self._uses.get(new, 0) + self._old_uses[old]
+            if old in self._old_outputs:
                 self._outputs.add(new)
 
     def _count(self, value: Value) -> int:
         known = self._uses.get(value)
-        return known if known is not None else max(1, value.graph.uses(value))
+        return self._tell(value, known if known is not None else max(1, value.graph.uses(value)))
+
+    def _tell(self, value: Value, count: int) -> int:
+        if count > 1:
+            self._told[value] = max(count, self._told.get(value, 0))
+        return count
 
     def _rewrite(self, node: Node) -> tuple[Value, ...]:
         """What stands for a node's results after all rules that fire at it, and at what they build."""
         if len(node.results) != 1:
             return node.results
         value = node.results[0]
-        while self._steps < MOST_STEPS:
+        while True:
             first = len(value.graph.nodes)
             replaced = self._fire(value)
             if replaced is None:
@@ -124,6 +159,9 @@ class _Sweep:
         return (value,)
 
     def _fire(self, value: Value) -> Value | None:
+        if self._steps >= MOST_STEPS:
+            self._cut_short = True
+            return None
         for rule in self.index.of(value.op_name):
             match = first_match(rule, value, self.scope)
             if match is not None:
@@ -146,8 +184,8 @@ class _Sweep:
         for node in graph.nodes[first:]:
             if len(node.results) != 1:
                 continue
-            before, operands = node.results[0], [moved.get(operand, operand) for operand in node.operands]
-            again = graph.add(node.op, operands, node.attrs)
+            before = node.results[0]
+            again = graph.copy(node, tuple(moved.get(operand, operand) for operand in node.operands))
             if before is result and again is node:
                 return before  # the caller goes on with it
             (after,) = self._rewrite(again)
@@ -158,7 +196,7 @@ class _Sweep:
 
 def first_match(rule: Rule, value: Value, scope: Scope) -> Match | None:
     """The first way in which a rule matches and its guard agrees; None if there is none."""
-    for found in rule.pattern.find(value, Found(), scope):
+    for found in rule.pattern.find(value, NOTHING, scope):
         match = Match(value, found, scope)
         reason = rule.guard(match)
         if reason is None:

@@ -39,7 +39,7 @@ class Explanation:
 
 def explain_rule(graph: Graph, rule: Rule) -> Explanation:
     """Where a rule matches in a graph, or how near it came, and which condition refused."""
-    names = rule.pattern.roots()
+    names = rule.pattern.roots
     matches: list[Value] = []
     nearest, root = Trace(), None
     for node in graph.live():

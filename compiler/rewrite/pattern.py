@@ -13,8 +13,10 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any as Anything
+from typing import NamedTuple
 
 from kernels_hub.compiler.ir import ops
 from kernels_hub.compiler.ir.dims import Expr
@@ -57,13 +59,12 @@ class Scope:
             self.trace.miss(len(found.inside), value, reason, condition=condition)
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """A match so far: values and facts (attributes, dims) by name, and the values inside the pattern."""
 
-    values: Mapping[str, Value] = field(default_factory=dict)
-    facts: Mapping[str, Anything] = field(default_factory=dict)
-    inside: tuple[Value, ...] = ()
+    values: Mapping[str, Value]
+    facts: Mapping[str, Anything]
+    inside: tuple[Value, ...]
 
     def past(self, value: Value) -> Found:
         """With one more value inside the pattern."""
@@ -85,6 +86,10 @@ class Found:
         return Found(self.values, {**self.facts, name: fact}, self.inside)
 
 
+NOTHING = Found({}, {}, ())
+"""Before anything has matched."""
+
+
 def same_fact(a: Anything, b: Anything) -> bool:
     """Equality of attributes; of dims, where it can be proved."""
     if isinstance(a, tuple) and isinstance(b, tuple):
@@ -103,9 +108,14 @@ class Pattern(ABC):
         """Every way in which the value matches, given what is bound already."""
         return self._find(value, found, scope)
 
+    @cached_property
     def roots(self) -> frozenset[str] | None:
         """Names of the ops that a match may begin with; None for any."""
         return self._roots()
+
+    def admits(self, value: Value) -> bool:
+        """Whether the value's op is one that a match may begin with."""
+        return self.roots is None or value.node.op.name in self.roots
 
     @abstractmethod
     def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
@@ -194,6 +204,9 @@ class Scalar(Pattern):
         else:
             scope.refuse(found, value, f"{self.name} is another constant already")
         return None
+
+    def _roots(self) -> frozenset[str]:
+        return VIEWS_OF_ONE | {"constant"}
 
 
 def same_number(number: Anything, wanted: float, tolerance: float = 0.0) -> bool:
@@ -290,15 +303,12 @@ def _shown(wanted: Anything, found: Found) -> str:
 
 
 def _orders(patterns: tuple[Pattern, ...], value: Value, found: Found, scope: Scope) -> Iterator[Found]:
-    operands = value.operands
-    if Trait.COMMUTATIVE in value.op.traits:
-        seen = set()
-        for order in itertools.permutations(operands):
-            if order not in seen:
-                seen.add(order)
-                yield from _each(patterns, order, found, scope)
-    else:
-        yield from _each(patterns, operands, found, scope)
+    """Each order of the operands that the op allows. Those that cannot match are tried only for a trace."""
+    commutes = Trait.COMMUTATIVE in value.op.traits
+    orders = dict.fromkeys(itertools.permutations(value.operands)) if commutes else (value.operands,)
+    for order in orders:
+        if scope.trace is not None or all(map(Pattern.admits, patterns, order)):
+            yield from _each(patterns, order, found, scope)
 
 
 def _each(
@@ -319,12 +329,13 @@ class OneOf(Pattern):
 
     def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
         for choice in self.choices:
-            yield from choice.find(value, found, scope)
+            if scope.trace is not None or choice.admits(value):
+                yield from choice.find(value, found, scope)
 
     def _roots(self) -> frozenset[str] | None:
         all_names: frozenset[str] = frozenset()
         for choice in self.choices:
-            names = choice.roots()
+            names = choice.roots
             if names is None:
                 return None
             all_names |= names
@@ -350,6 +361,9 @@ class Through(Pattern):
             value = value.operands[0]
             yield from self.inner.find(value, found, scope)
 
+    def _roots(self) -> frozenset[str] | None:
+        return None if self.inner.roots is None else self.inner.roots | self.names
+
 
 def through(names: str | Iterable[str], inner: Pattern) -> Pattern:
     """A pattern behind any number of nodes of these ops, or none."""
@@ -372,7 +386,7 @@ class Where(Pattern):
                 scope.refuse(one, value, reason, condition=True)
 
     def _roots(self) -> frozenset[str] | None:
-        return self.inner.roots()
+        return self.inner.roots
 
 
 @dataclass(frozen=True)
@@ -392,7 +406,7 @@ class Once(Pattern):
                 yield one
 
     def _roots(self) -> frozenset[str] | None:
-        return self.inner.roots()
+        return self.inner.roots
 
 
 def floats(value: Value) -> str | None:
