@@ -1,0 +1,265 @@
+// float32 matrix products with a packed right operand and a fused epilogue.
+//
+//   a (m, k), any strides      copied once, a tile of rows at a time, into lines of 16 k (L2)
+//   b (k, n), packed by pack() panels of kPanel columns, k-major: read in order, reused over the tile's rows
+//   c                          never stored here: each finished piece of a row goes to the epilogue from L1
+//
+// A register-blocked kernel holds Rows x Vectors accumulators (14 x 32 floats with AVX-512) over a piece of k
+// whose part of b stays near. Rows and panels form tasks that threads draw.
+// Sources: Goto & van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008); BLIS (2015).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "parallel.h"
+#include "simd.h"
+
+KH_NAMESPACE {
+
+// -- sizes ------------------------------------------------------------------------------------------------
+
+inline constexpr int64_t kPanel = 2 * kLanes;  // columns of a panel of b; the last may have half of that
+#if defined(__AVX512F__)
+inline constexpr int64_t kRows = 14;  // 28 of 32 registers accumulate
+#elif defined(__aarch64__)
+inline constexpr int64_t kRows = 12;
+#else
+inline constexpr int64_t kRows = 6;  // 12 of 16
+#endif
+inline constexpr int64_t kLine = 16;  // a is kept in lines of so many k
+#ifndef KH_DEPTH
+#define KH_DEPTH 256
+#endif
+#ifndef KH_TILE
+#define KH_TILE (96*1024)
+#endif
+inline constexpr int64_t kDepth = KH_DEPTH;            // k of a pass: the part of a panel that is reused
+inline constexpr int64_t kTileFloats = KH_TILE;  // of a, in L2
+
+// -- the kernel -------------------------------------------------------------------------------------------
+
+// tile (Rows, kPanel) = [tile +] a (Rows, depth) @ b (depth, Vectors * kLanes)
+template <int Rows, int Vectors>
+[[gnu::noinline]] void kernel(int64_t depth, const float* a, const float* b, float* tile, bool accumulate) {
+  constexpr int64_t width = Vectors * kLanes;
+  vfloat c[Rows][Vectors];
+  KH_UNROLL(16)
+  for (int r = 0; r < Rows; ++r) {
+    KH_UNROLL(2)
+    for (int v = 0; v < Vectors; ++v) c[r][v] = accumulate ? load(tile + r * kPanel + v * kLanes) : vfloat{};
+  }
+  const auto step = [&](const float* a_k, const float* b_k) __attribute__((always_inline)) {
+    vfloat right[Vectors];
+    KH_UNROLL(2)
+    for (int v = 0; v < Vectors; ++v) right[v] = load(b_k + v * kLanes);
+    KH_UNROLL(16)
+    for (int r = 0; r < Rows; ++r) {
+      const float left = a_k[r * kLine];
+      KH_UNROLL(2)
+      for (int v = 0; v < Vectors; ++v) c[r][v] += left * right[v];
+    }
+  };
+  for (; depth >= kLine; depth -= kLine) {
+    KH_UNROLL(4)
+    for (int64_t k = 0; k < kLine; ++k) step(a + k, b + k * width);
+    a += Rows * kLine;
+    b += kLine * width;
+  }
+  for (int64_t k = 0; k < depth; ++k) step(a + k, b + k * width);
+  KH_UNROLL(16)
+  for (int r = 0; r < Rows; ++r) {
+    KH_UNROLL(2)
+    for (int v = 0; v < Vectors; ++v) store(tile + r * kPanel + v * kLanes, c[r][v]);
+  }
+}
+
+using Kernel = void (*)(int64_t, const float*, const float*, float*, bool);
+
+template <int Vectors, int... Rows>
+constexpr std::array<Kernel, sizeof...(Rows)> kernels(std::integer_sequence<int, Rows...>) {
+  return {&kernel<Rows + 1, Vectors>...};
+}
+// kKernels[vectors - 1][rows - 1]
+inline constexpr std::array<Kernel, kRows> kKernels[2] = {
+    kernels<1>(std::make_integer_sequence<int, kRows>{}),
+    kernels<2>(std::make_integer_sequence<int, kRows>{}),
+};
+
+// -- packing ----------------------------------------------------------------------------------------------
+
+// Floats that pack() writes.
+inline int64_t packed_size(int64_t k, int64_t n) { return k * round_up(n, kLanes); }
+
+// Columns that the panel from column j on has in memory.
+inline int64_t panel_width(int64_t n, int64_t j) { return std::min(kPanel, round_up(n - j, kLanes)); }
+
+inline void pack_panel(const float* b, int64_t k, int64_t columns, int64_t width, int64_t stride_k,
+                       int64_t stride_n, float* packed) {
+  if (columns < width) std::memset(packed, 0, k * width * sizeof(float));
+  if (stride_n == 1) {
+    for (int64_t i = 0; i < k; ++i) std::memcpy(packed + i * width, b + i * stride_k, columns * sizeof(float));
+  } else {
+    for (int64_t i0 = 0; i0 < k; i0 += kLine) {
+      for (int64_t j = 0; j < columns; ++j) {
+        for (int64_t i = i0; i < std::min(i0 + kLine, k); ++i)
+          packed[i * width + j] = b[i * stride_k + j * stride_n];
+      }
+    }
+  }
+}
+
+// b (k, n) with any strides -> packed: panels of kPanel columns, each k-major, the last padded with zeros.
+inline void pack(const float* b, int64_t k, int64_t n, int64_t stride_k, int64_t stride_n, float* packed) {
+  if (k == 0) return;
+  parallel(ceil_div(n, kPanel), std::max<int64_t>(1, 32768 / (k * kPanel + 1)), [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const int64_t j = panel * kPanel;
+      pack_panel(b + j * stride_n, k, std::min(kPanel, n - j), panel_width(n, j), stride_k, stride_n,
+                 packed + j * k);
+    }
+  });
+}
+
+// -- rows of a --------------------------------------------------------------------------------------------
+
+// How the rows of a tile are split: blocks of nearly equal height, at most kRows.
+struct Blocks {
+  int64_t count, height;
+  explicit Blocks(int64_t rows) : count(ceil_div(rows, kRows)), height(ceil_div(rows, count)) {}
+};
+
+// Copies `count` floats of one row, from k on, to the row's place in lines of kLine (rows apart).
+KH_INLINE void copy_lines(const float* from, int64_t count, int64_t rows, float* to) {
+  for (; count >= kLine; count -= kLine, from += kLine, to += rows * kLine)
+    std::memcpy(to, from, kLine * sizeof(float));
+  for (int64_t i = 0; i < count; ++i) to[i] = from[i];
+}
+
+// The left operand as a matrix in memory. fill() is what product() needs of any left operand.
+struct Matrix {
+  const float* data;
+  int64_t stride_m, stride_k;
+
+  // Rows first..first + rows of all k, in lines: to[(k / kLine) * rows * kLine + row * kLine + k % kLine].
+  void fill(int64_t first, int64_t rows, int64_t k, float* to) const {
+    for (int64_t row = 0; row < rows; ++row) {
+      const float* from = data + (first + row) * stride_m;
+      float* line = to + row * kLine;
+      if (stride_k == 1) {
+        copy_lines(from, k, rows, line);
+      } else {
+        for (int64_t i = 0; i < k; ++i) line[i / kLine * rows * kLine + i % kLine] = from[i * stride_k];
+      }
+    }
+  }
+};
+
+// -- the product ------------------------------------------------------------------------------------------
+
+// Gives each row of a finished tile to the epilogue. A whole panel has a constant count, so that the
+// epilogue's loop over it unrolls.
+template <class Epilogue, class... Tile>
+KH_INLINE void finish(int64_t i, int64_t rows, int64_t j, int64_t count, Epilogue& epilogue, Tile... tile) {
+  if (count == kPanel) {
+    for (int64_t row = 0; row < rows; ++row) epilogue(i + row, j, kPanel, tile + row * kPanel...);
+  } else {
+    for (int64_t row = 0; row < rows; ++row) epilogue(i + row, j, count, tile + row * kPanel...);
+  }
+}
+
+template <class Left, class Epilogue, class... Packed>
+void product(int64_t m, int64_t n, int64_t k, const Left& left, Epilogue& epilogue, const Packed*... packed) {
+  if (m <= 0 || n <= 0) return;
+  constexpr int kProducts = sizeof...(Packed);
+  const float* const rights[] = {packed...};
+  const int64_t deep = round_up(std::max<int64_t>(k, 1), kLine);
+  const int64_t blocks = ceil_div(m, kRows);
+  const int64_t panels = ceil_div(n, kPanel);
+  const int64_t team = threads();
+  // A tile of rows fits into L2 and is drawn in chunks of panels, so many that the threads finish together.
+  const int64_t most = std::clamp<int64_t>(kTileFloats / (deep * kRows), 4, 16);
+  const int64_t height = ceil_div(blocks, ceil_div(blocks, most)) * ceil_div(m, blocks);
+  const int64_t tiles = ceil_div(m, height);
+  const int64_t wanted = team == 1 ? 1 : 4 * team;
+  const int64_t chunks = std::clamp<int64_t>(ceil_div(wanted, tiles), 1, panels);
+  const int64_t passes = ceil_div(k, kDepth);
+  const int64_t depth = passes <= 1 ? k : round_up(ceil_div(k, passes), kLine);
+  parallel_tasks(tiles * chunks, [&](Tickets& tickets) {
+    const int64_t tile_floats = round_up(height, kRows) * kPanel;
+    float* const lines = workspace<Use::kLeft>().floats(height * deep + kProducts * tile_floats);
+    float* const sums = lines + height * deep;
+    int64_t filled = -1;
+    for (int64_t task; (task = tickets.next()) >= 0;) {
+      const int64_t tile = task / chunks, chunk = task % chunks;
+      const int64_t first = tile * height, rows = std::min(height, m - first);
+      const Blocks split(rows);
+      if (filled != tile) {
+        for (int64_t row = 0; row < rows; row += split.height)
+          left.fill(first + row, std::min(split.height, rows - row), k, lines + row * deep);
+        filled = tile;
+      }
+      for (int64_t panel = panels * chunk / chunks; panel < panels * (chunk + 1) / chunks; ++panel) {
+        const int64_t j = panel * kPanel, width = panel_width(n, j);
+        const auto& table = kKernels[width / kLanes - 1];
+        for (int64_t from = 0; from < std::max<int64_t>(k, 1); from += depth) {
+          const int64_t count = std::min(depth, k - from);
+          for (int64_t row = 0; row < rows; row += split.height) {
+            const int64_t high = std::min(split.height, rows - row);
+            for (int p = 0; p < kProducts; ++p) {
+              table[high - 1](count, lines + row * deep + from * high, rights[p] + j * k + from * width,
+                              sums + p * tile_floats + row * kPanel, from > 0);
+            }
+            if (from + depth >= k) {
+              [&]<size_t... P>(std::index_sequence<P...>) {
+                finish(first + row, high, j, std::min(kPanel, n - j), epilogue,
+                       static_cast<const float*>(sums + P * tile_floats + row * kPanel)...);
+              }(std::make_index_sequence<kProducts>{});
+            }
+          }
+          if (k == 0) break;
+        }
+      }
+    }
+  });
+}
+
+// e(i, j, count, acc): acc[0..count) are c[i, j..j + count), complete; called once for every piece of a row,
+// from any thread. packed is what pack() made of b (k, n).
+template <class Epilogue>
+void gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t stride_m, int64_t stride_k,
+          const float* packed, Epilogue&& e) {
+  product(m, n, k, Matrix{a, stride_m, stride_k}, e, packed);
+}
+
+// Two products of the same a: e(i, j, count, gate, up).
+template <class Epilogue>
+void gemm_gated(int64_t m, int64_t n, int64_t k, const float* a, int64_t stride_m, int64_t stride_k,
+                const float* packed_gate, const float* packed_up, Epilogue&& e) {
+  product(m, n, k, Matrix{a, stride_m, stride_k}, e, packed_gate, packed_up);
+}
+
+// `batch` products of activations: e(b, i, j, count, acc). a_of(b) and b_of(b) are their first elements; each b
+// is packed when its turn comes.
+template <class LeftOf, class RightOf, class Epilogue>
+void gemm_batched(int64_t batch, int64_t m, int64_t n, int64_t k, LeftOf&& a_of, int64_t stride_m,
+                  int64_t stride_k, RightOf&& b_of, int64_t b_stride_k, int64_t b_stride_n, Epilogue&& e) {
+  const auto one = [&](int64_t b) {
+    float* const packed = workspace<Use::kRight>().floats(packed_size(k, n));
+    pack(b_of(b), k, n, b_stride_k, b_stride_n, packed);
+    gemm(m, n, k, a_of(b), stride_m, stride_k, packed,
+         [&](int64_t i, int64_t j, int64_t count, const float* acc) { e(b, i, j, count, acc); });
+  };
+  if (batch < threads()) {  // then the threads share each product
+    for (int64_t b = 0; b < batch; ++b) one(b);
+  } else {
+    parallel_tasks(batch, [&](Tickets& tickets) {
+      for (int64_t b; (b = tickets.next()) >= 0;) one(b);
+    });
+  }
+}
+
+}  // namespace kh

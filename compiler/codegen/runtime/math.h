@@ -1,0 +1,309 @@
+// Elementary functions of float, branch-free, so that a loop over them vectorises; std:: for double.
+//
+// Each states its largest error in ulp over all floats (tests/compiler/codegen/test_runtime_math.py measures
+// them with FMA; a unit more without), and gives what IEEE 754 and C give for NaN, infinities, -0.0 and
+// subnormals. Nothing here relies on -ffast-math, nor survives it.
+// Sources: Cephes (Moshier) for the polynomials of exp, log, sin and cos; N. Juffa's erff and his version of
+// Payne and Hanek's reduction; Muller et al., Handbook of Floating-Point Arithmetic.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "simd.h"
+
+KH_NAMESPACE {
+
+// -- parts ------------------------------------------------------------------------------------------------
+
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+KH_INLINE float with_sign(float magnitude, float sign) {
+  return std::bit_cast<float>((std::bit_cast<uint32_t>(magnitude) & 0x7fffffffu) |
+                              (std::bit_cast<uint32_t>(sign) & 0x80000000u));
+}
+KH_INLINE float magnitude(float x) { return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7fffffffu); }
+// NaN stays NaN.
+KH_INLINE float at_most(float x, float limit) { return x > limit ? limit : x; }
+KH_INLINE float at_least(float x, float limit) { return x < limit ? limit : x; }
+
+// 2^n for -126 <= n <= 127.
+KH_INLINE float power_of_two(int32_t n) { return std::bit_cast<float>((n + 127) << 23); }
+// x * 2^n for -252 <= n <= 254, rounded once.
+KH_INLINE float scale(float x, int32_t n) { return x * power_of_two(n >> 1) * power_of_two(n - (n >> 1)); }
+
+// The nearest whole number, as float and as int: |x| < 2^21. The sum's last place is 1.
+struct Whole {
+  float value;
+  int32_t integer;
+};
+KH_INLINE Whole nearest(float x) {
+  const float shifted = x + 0x1.8p23f;
+  return {shifted - 0x1.8p23f, std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(0x1.8p23f)};
+}
+
+// x = n ln 2 + r; gives e^r - 1 for |r| <= ln 2 / 2.
+KH_INLINE float reduced_expm1(float x, float n) {
+  const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  return p * (r * r) + r;
+}
+
+// -- exponentials -----------------------------------------------------------------------------------------
+
+KH_INLINE float exp(float x) {
+  const float inside = at_least(at_most(x, 89.0f), -104.0f);
+  const Whole n = nearest(inside * 1.44269504f);
+  return scale(reduced_expm1(inside, n.value) + 1.0f, n.integer);
+}
+
+KH_INLINE float expm1(float x) {
+  const float inside = at_least(at_most(x, 89.0f), -18.0f);
+  const Whole n = nearest(inside * 1.44269504f);
+  const float p = reduced_expm1(inside, n.value);
+  const float half = power_of_two(n.integer - 1);  // 2^128 is not a float
+  const float result = 2.0f * (p * half + (half - 0.5f));
+  return x == 0.0f ? x : n.integer == 0 ? p : result;
+}
+
+KH_INLINE float exp2(float x) {
+  const float inside = at_least(at_most(x, 129.0f), -151.0f);
+  const Whole n = nearest(inside);
+  const float r = inside - n.value;
+  float p = 1.535336188319500e-4f;
+  p = p * r + 1.339887440266574e-3f;
+  p = p * r + 9.618437357674640e-3f;
+  p = p * r + 5.550332471162809e-2f;
+  p = p * r + 2.402264791363012e-1f;
+  p = p * r + 6.931472028550421e-1f;
+  return scale(p * r + 1.0f, n.integer);
+}
+
+KH_INLINE float sigmoid(float x) {
+  const float small = exp(-magnitude(x));
+  return (x < 0.0f ? small : 1.0f) / (1.0f + small);
+}
+
+KH_INLINE float tanh(float x) {
+  const float t = expm1(2.0f * at_most(magnitude(x), 10.0f));
+  return with_sign(t / (t + 2.0f), x);
+}
+
+KH_INLINE float erf(float x) {
+  const float t = at_most(magnitude(x), 4.0f), s = t * t;
+  float tail = -1.72853470e-5f * t + 3.83197126e-4f;
+  tail = tail * s + (-3.88396438e-3f * t + 2.42546219e-2f);
+  tail = tail * t + -1.06777877e-1f;
+  tail = tail * t + -6.34846687e-1f;
+  tail = tail * t + -1.28717512e-1f;
+  tail = tail * t + -t;
+  tail = 1.0f - exp(tail);
+  float middle = -5.96761703e-4f;
+  middle = middle * s + 4.99119423e-3f;
+  middle = middle * s + -2.67681349e-2f;
+  middle = middle * s + 1.12819925e-1f;
+  middle = middle * s + -3.76125336e-1f;
+  middle = middle * s + 1.28379166e-1f;
+  middle = middle * t + t;
+  return with_sign(t > 0.921875f ? tail : middle, x);
+}
+
+// -- logarithms -------------------------------------------------------------------------------------------
+
+// x = 2^exponent (1 + fraction), fraction in [sqrt(1/2) - 1, sqrt(2) - 1); x positive and finite.
+struct Parts {
+  float exponent, fraction;
+};
+KH_INLINE Parts parts(float x) {
+  const bool subnormal = x < 0x1p-126f;
+  const int32_t bits = std::bit_cast<int32_t>(subnormal ? x * 0x1p24f : x) - 0x3f3504f3;
+  return {static_cast<float>((bits >> 23) - (subnormal ? 24 : 0)),
+          std::bit_cast<float>((bits & 0x7fffff) + 0x3f3504f3) - 1.0f};
+}
+
+// log(1 + f) - f + f^2 / 2
+KH_INLINE float log_tail(float f) {
+  float p = 7.0376836292e-2f;
+  p = p * f + -1.1514610310e-1f;
+  p = p * f + 1.1676998740e-1f;
+  p = p * f + -1.2420140846e-1f;
+  p = p * f + 1.4249322787e-1f;
+  p = p * f + -1.6668057665e-1f;
+  p = p * f + 2.0000714765e-1f;
+  p = p * f + -2.4999993993e-1f;
+  p = p * f + 3.3333331174e-1f;
+  return p * f * (f * f);
+}
+
+// What every logarithm gives outside of (0, inf).
+KH_INLINE float log_edges(float x, float inside) {
+  const float low = x == 0.0f ? -kInfinity : kNaN;
+  return x > 0.0f ? (x == kInfinity ? x : inside) : low;
+}
+
+KH_INLINE float log(float x) {
+  const Parts part = parts(x);
+  const float f = part.fraction;
+  float tail = log_tail(f) + part.exponent * -2.12194440e-4f;
+  tail = tail + -0.5f * (f * f);
+  return log_edges(x, (f + tail) + part.exponent * 0.693359375f);
+}
+
+KH_INLINE float log2(float x) {
+  const Parts part = parts(x);
+  const float f = part.fraction, tail = log_tail(f) + -0.5f * (f * f);
+  constexpr float above = 0.442695041f;  // log2(e) - 1
+  return log_edges(x, (((tail * above + f * above) + tail) + f) + part.exponent);
+}
+
+KH_INLINE float log1p(float x) {
+  const float u = 1.0f + x;
+  const float lost = x > 1.0f ? 1.0f - (u - x) : x - (u - 1.0f);  // u + lost is 1 + x
+  const float result = log(u) + lost / u;
+  return x == 0.0f || x == kInfinity ? x : u == 0.0f ? -kInfinity : result;
+}
+
+// -- powers -----------------------------------------------------------------------------------------------
+
+KH_INLINE float rsqrt(float x) { return 1.0f / std::sqrt(x); }
+
+// x^y through base-2 logarithm and exponential in double.
+KH_INLINE float pow(float x, float y) {
+  const float a = magnitude(x);
+  const Parts part = parts(a);
+  const double f = static_cast<double>(part.fraction);
+  const double s = f / (2.0 + f), z = s * s;  // log(1 + f) = 2 atanh(s)
+  double p = 1.0 / 17;
+  p = p * z + 1.0 / 15;
+  p = p * z + 1.0 / 13;
+  p = p * z + 1.0 / 11;
+  p = p * z + 1.0 / 9;
+  p = p * z + 1.0 / 7;
+  p = p * z + 1.0 / 5;
+  p = p * z + 1.0 / 3;
+  p = p * z + 1.0;
+  const double logarithm = part.exponent + s * p * 2.8853900817779268;  // 2 / ln 2
+  double power = logarithm * y;
+  power = power > 160.0 ? 160.0 : power < -160.0 ? -160.0 : power;
+  const double shifted = power + 0x1.8p52;
+  const double r = (power - (shifted - 0x1.8p52)) * 0.69314718055994531;
+  double e = 1.0 / 3628800;
+  e = e * r + 1.0 / 362880;
+  e = e * r + 1.0 / 40320;
+  e = e * r + 1.0 / 5040;
+  e = e * r + 1.0 / 720;
+  e = e * r + 1.0 / 120;
+  e = e * r + 1.0 / 24;
+  e = e * r + 1.0 / 6;
+  e = e * r + 0.5;
+  e = e * r + 1.0;
+  e = e * r + 1.0;
+  const double two_n = std::bit_cast<double>((std::bit_cast<int64_t>(shifted) << 52) + (int64_t{1023} << 52));
+  float result = static_cast<float>(e * two_n);
+
+  const float big = magnitude(y);
+  const float half = 0.5f * y;
+  const bool whole = big >= 0x1p23f || std::trunc(y) == y;
+  const bool odd = whole && big < 0x1p24f && std::trunc(half) != half;
+  const bool grows = y > 0.0f;
+  const float zero_or_infinity = (a == 0.0f) == grows ? 0.0f : kInfinity;
+  result = a == 0.0f || a == kInfinity ? zero_or_infinity : result;
+  const float far = a == 1.0f ? 1.0f : (a > 1.0f) == grows ? kInfinity : 0.0f;
+  result = big == kInfinity ? far : result;
+  const float negative = whole ? (odd ? -result : result) : (a == 0.0f || a == kInfinity ? result : kNaN);
+  result = std::bit_cast<int32_t>(x) < 0 ? negative : result;
+  result = x != x || y != y ? kNaN : result;
+  return x == 1.0f || y == 0.0f ? 1.0f : result;
+}
+
+// -- trigonometry -----------------------------------------------------------------------------------------
+
+// x = quarters pi/2 + rest, |rest| <= pi/4, quarters modulo 4.
+struct Angle {
+  int32_t quarters;
+  float rest;
+};
+
+// 1 / (2 pi), its first 192 bits after a word of zeros.
+inline constexpr uint32_t kTurns[] = {0,           0x28be60dbu, 0x9391054au, 0x7f09d5f4u,
+                                      0x7d4d3770u, 0x36d8a566u, 0x4f10e410u, 0x7f9458eau};
+
+KH_INLINE Angle reduce_angle(float x) {
+  // Up to 2^20: the quotient is exact, and three parts of pi/2 leave an error of 2^-70.
+  const float a = magnitude(x);
+  const double near = static_cast<double>(a < 0x1p20f ? a : 0.0f);
+  const double shifted = near * 0.63661977236758134 + 0x1.8p52;
+  const double n = shifted - 0x1.8p52;
+  const double near_rest = (near - n * 0x1.921fb54400000p+0) - n * 0x1.0b4611a626331p-34;
+  const int32_t near_quarters = static_cast<int32_t>(n);
+  // Beyond: the bits of 1 / (2 pi) that matter to this exponent, times the mantissa, in 64-bit fixed point.
+  const uint32_t bits = std::bit_cast<uint32_t>(a < 0x1p20f ? 0x1p20f : a == a && a < kInfinity ? a : 0x1p20f);
+  const uint32_t mantissa = (bits << 8) | 0x80000000u;
+  const uint32_t exponent = (bits >> 23) - 126u;
+  const uint32_t word = exponent >> 5, shift = exponent & 31u;
+  const uint64_t w0 = kTurns[word], w1 = kTurns[word + 1], w2 = kTurns[word + 2], w3 = kTurns[word + 3];
+  const uint64_t high = (((w0 << 32 | w1) << shift) >> 32), middle = (((w1 << 32 | w2) << shift) >> 32);
+  const uint64_t low = (((w2 << 32 | w3) << shift) >> 32);
+  uint64_t turns = (mantissa * low) >> 32;
+  turns += mantissa * middle;
+  turns += (mantissa * high) << 32;
+  const uint64_t rounded = turns + (uint64_t{1} << 61);
+  const int32_t far_quarters = static_cast<int32_t>(rounded >> 62);
+  const int64_t fixed = static_cast<int64_t>(turns - ((rounded >> 62) << 62));
+  const double upper = static_cast<double>(static_cast<int32_t>(fixed >> 32));
+  const double lower = static_cast<double>(static_cast<int32_t>((fixed & 0xffffffff) >> 1));
+  const double far_rest = (upper * 0x1p32 + lower * 2.0) * 0x1.921fb54442d18p-62;
+  const float rest = static_cast<float>(a < 0x1p20f ? near_rest : far_rest);
+  return {a < 0x1p20f ? near_quarters : far_quarters, a < kInfinity ? rest : kNaN};
+}
+
+// sin (quarter even) or cos (odd) of the rest, negated in the second half turn.
+KH_INLINE float sine_of(int32_t quarters, float r) {
+  const float z = r * r;
+  const float sine = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * r + r;
+  const float cosine =
+      ((2.443315711809948e-5f * z - 1.388731625493765e-3f) * z + 4.166664568298827e-2f) * (z * z) -
+      0.5f * z + 1.0f;
+  const float value = (quarters & 1) != 0 ? cosine : sine;
+  return (quarters & 2) != 0 ? -value : value;
+}
+
+KH_INLINE float sin(float x) {
+  const Angle angle = reduce_angle(x);
+  const float value = sine_of(angle.quarters, angle.rest);
+  return x < 0.0f ? -value : x == 0.0f ? x : value;
+}
+
+KH_INLINE float cos(float x) {
+  const Angle angle = reduce_angle(x);
+  return sine_of(angle.quarters + 1, angle.rest);
+}
+
+// -- double: the C library's --------------------------------------------------------------------------------
+
+inline double exp(double x) { return std::exp(x); }
+inline double expm1(double x) { return std::expm1(x); }
+inline double exp2(double x) { return std::exp2(x); }
+inline double log(double x) { return std::log(x); }
+inline double log1p(double x) { return std::log1p(x); }
+inline double log2(double x) { return std::log2(x); }
+inline double tanh(double x) { return std::tanh(x); }
+inline double erf(double x) { return std::erf(x); }
+inline double sigmoid(double x) {
+  const double small = std::exp(-std::fabs(x));
+  return (x < 0 ? small : 1.0) / (1.0 + small);
+}
+inline double sin(double x) { return std::sin(x); }
+inline double cos(double x) { return std::cos(x); }
+inline double pow(double x, double y) { return std::pow(x, y); }
+inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
+
+}  // namespace kh

@@ -1,0 +1,139 @@
+// What generated expressions use beyond operators: conversions, integer arithmetic, and exact remainders.
+//
+// The rules are those of the IR's reference (ops/conversion.py, ops/pointwise.py): nothing here traps, integers
+// wrap around, what is out of range is as NumPy has it.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <complex>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "math.h"
+#include "parallel.h"
+#include "simd.h"
+#include "types.h"
+
+KH_NAMESPACE {
+
+// -- indices ----------------------------------------------------------------------------------------------
+
+// a / b and a % b rounded down, for b > 0.
+KH_INLINE int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
+KH_INLINE int64_t floor_mod(int64_t a, int64_t b) { return a % b + (a % b < 0 ? b : 0); }
+
+// An index that data gave into a dim of `extent`: from its end where negative; the call fails with `code` where it
+// is out of range.
+KH_INLINE int64_t bounded(int64_t index, int64_t extent, int code, std::atomic<int>& failure) {
+  const int64_t place = index < 0 ? index + extent : index;
+  if (static_cast<uint64_t>(place) < static_cast<uint64_t>(extent)) return place;
+  failure.store(code, std::memory_order_relaxed);
+  return 0;
+}
+
+// -- conversions ------------------------------------------------------------------------------------------
+
+// To a narrower float and back.
+template <class Narrow, class T>
+KH_INLINE float rounded(T value) {
+  return static_cast<float>(Narrow(static_cast<float>(value)));
+}
+
+// A float as an integer: towards zero, then wrapped around; 0 of NaN and infinities.
+template <class To, class From>
+KH_INLINE To to_integer(From value) {
+  const From whole = std::fabs(value) <= std::numeric_limits<From>::max() ? value : From{0};
+  if constexpr (sizeof(To) < 8) {
+    return static_cast<To>(static_cast<int64_t>(whole));
+  } else {
+    const double wide = static_cast<double>(whole);
+    return static_cast<To>(static_cast<int64_t>(wide < 0x1p63 ? wide : wide - 0x1p64));
+  }
+}
+
+// The nearest number in low..high; 0 of NaN.
+template <class To, class From>
+KH_INLINE To saturate_cast(From value, To low, To high) {
+  if constexpr (std::is_floating_point_v<From>) {
+    const double wide = static_cast<double>(value);
+    if (wide <= static_cast<double>(low)) return low;
+    if (wide >= static_cast<double>(high)) return high;
+    return wide == wide ? static_cast<To>(wide) : To{0};
+  } else {
+    if (std::cmp_less(value, low)) return low;
+    return std::cmp_greater(value, high) ? high : static_cast<To>(value);
+  }
+}
+
+// The lowest bits of an integer, as a number of that many bits.
+template <int kBits, class T>
+KH_INLINE T wrapped(T value) {
+  return static_cast<T>(static_cast<T>(value << (8 - kBits)) >> (8 - kBits));
+}
+
+// -- arithmetic -------------------------------------------------------------------------------------------
+
+// a to the b by squaring; to a negative power towards zero.
+template <class T>
+inline T power(T a, T b) {
+  if constexpr (std::is_signed_v<T>) {
+    if (b < 0) return a == 1 ? T{1} : a == -1 ? static_cast<T>(b % 2 == 0 ? 1 : -1) : T{0};
+  }
+  std::make_unsigned_t<T> result = 1, base = static_cast<std::make_unsigned_t<T>>(a);
+  for (; b != 0; b = static_cast<T>(b / 2)) {
+    if (b % 2 != 0) result = static_cast<std::make_unsigned_t<T>>(result * base);
+    base = static_cast<std::make_unsigned_t<T>>(base * base);
+  }
+  return static_cast<T>(result);
+}
+
+// a - floor(a / b) * b, exactly, of the sign of b.
+template <class T>
+inline T remainder(T a, T b) {
+  const T rest = std::fmod(a, b);
+  if (rest == 0) return std::copysign(T{0}, b);
+  return (b < 0) != (rest < 0) ? rest + b : rest;
+}
+
+// floor(a / b) of the exact quotient, as NumPy has it.
+template <class T>
+inline T floor_divide(T a, T b) {
+  if (b == 0) return a / b;
+  T rest = std::fmod(a, b);
+  T quotient = (a - rest) / b;
+  if (rest != 0 && (b < 0) != (rest < 0)) quotient -= 1;
+  if (quotient == 0) return std::copysign(T{0}, a / b);
+  const T whole = std::floor(quotient);
+  return quotient - whole > T(0.5) ? whole + 1 : whole;
+}
+
+// Whether x goes before `best` in the search for the greatest (least): NaN does, once.
+template <class T>
+KH_INLINE bool is_greater(T x, T best) {
+  return x > best || (x != x && best == best);
+}
+template <class T>
+KH_INLINE bool is_less(T x, T best) {
+  return x < best || (x != x && best == best);
+}
+
+// The greater (lesser); NaN where one is.
+template <class T>
+KH_INLINE T greater(T a, T b) {
+  return a > b || a != a ? a : b;
+}
+template <class T>
+KH_INLINE T lesser(T a, T b) {
+  return a < b || a != a ? a : b;
+}
+
+// Turns that are worth a thread, for turns of so many steps.
+KH_INLINE int64_t grain(int64_t steps) { return std::max<int64_t>(1, 65536 / std::max<int64_t>(1, steps)); }
+
+}  // namespace kh

@@ -1,0 +1,78 @@
+// One vector type of the width that the target has: 16 floats (AVX-512), 8 (AVX), else 4 (SSE, NEON).
+//
+// GCC's and Clang's vector extensions, so the same text compiles for every target; intrinsics only where a
+// compiler has no other spelling. Everything is hidden: libraries built for different targets are loaded
+// into one process, and must not share what was inlined here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+#define KH_NAMESPACE namespace kh [[gnu::visibility("hidden")]]
+#define KH_INLINE inline __attribute__((always_inline))
+#define KH_PRAGMA(text) _Pragma(#text)
+#if defined(__clang__)
+#define KH_UNROLL(count) KH_PRAGMA(unroll count)
+#else
+#define KH_UNROLL(count) KH_PRAGMA(GCC unroll count)
+#endif
+
+KH_NAMESPACE {
+
+#if defined(__AVX512F__)
+inline constexpr int64_t kLanes = 16;
+#elif defined(__AVX__)
+inline constexpr int64_t kLanes = 8;
+#else
+inline constexpr int64_t kLanes = 4;
+#endif
+
+typedef float vfloat __attribute__((vector_size(kLanes * 4)));
+typedef float vfloat_unaligned __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+
+KH_INLINE vfloat load(const float* from) { return *reinterpret_cast<const vfloat_unaligned*>(from); }
+KH_INLINE void store(float* to, vfloat value) { *reinterpret_cast<vfloat_unaligned*>(to) = value; }
+KH_INLINE vfloat splat(float value) {
+  vfloat result;
+  for (int64_t i = 0; i < kLanes; ++i) result[i] = value;
+  return result;
+}
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+// Memory of one thread that grows and is kept from call to call, aligned for any vector.
+class Workspace {
+ public:
+  Workspace() = default;
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  ~Workspace() { std::free(data_); }
+
+  float* floats(int64_t count) {
+    if (count > capacity_) {
+      std::free(data_);
+      capacity_ = 0;
+      data_ = static_cast<float*>(std::aligned_alloc(64, round_up(count * 4, 4096)));
+      if (data_ == nullptr) throw std::bad_alloc();
+      capacity_ = count;
+    }
+    return data_;
+  }
+
+ private:
+  float* data_ = nullptr;
+  int64_t capacity_ = 0;
+};
+
+// What a thread keeps, by use: a use must not nest within itself.
+enum class Use { kLeft, kRight, kAttention };
+template <Use>
+inline Workspace& workspace() {
+  static thread_local Workspace kept;
+  return kept;
+}
+
+}  // namespace kh

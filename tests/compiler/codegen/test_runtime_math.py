@@ -1,0 +1,163 @@
+"""The runtime's elementary functions over the range of float, against float64; its conversions, bit by bit."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from tests.compiler.codegen.runtime_harness import arguments, build, needs_compiler, targets
+
+pytestmark = needs_compiler
+
+# name -> (reference in float64, ulp that math.h states)
+FUNCTIONS = {
+    "exp": (torch.exp, 1.0),
+    "expm1": (torch.expm1, 1.5),
+    "exp2": (torch.exp2, 1.0),
+    "log": (torch.log, 1.0),
+    "log1p": (torch.log1p, 1.5),
+    "log2": (torch.log2, 1.2),
+    "tanh": (torch.tanh, 2.5),
+    "erf": (torch.erf, 1.0),
+    "sigmoid": (torch.sigmoid, 2.5),
+    "sin": (torch.sin, 1.5),
+    "cos": (torch.cos, 1.6),
+    "rsqrt": (torch.rsqrt, 1.5),
+}
+WITHOUT_FMA = 1.0  # more, where products are rounded on their own
+SPECIAL = [
+    0.0,
+    1.0,
+    np.inf,
+    np.nan,
+    2.0**-149,
+    2.0**-127,
+    2.0**-126,
+    3.4028235e38,
+    0.5,
+    2.0,
+    3.0,
+    88.722,
+    103.97,
+]
+SPECIAL = np.array([*SPECIAL, *(-x for x in SPECIAL)], np.float32)
+
+SOURCE = """
+#include "math.h"
+#include "types.h"
+#define UNARY(name) extern "C" void t_##name(int64_t n, const float* x, float* y) { \\
+  _Pragma("omp simd") for (int64_t i = 0; i < n; ++i) y[i] = kh::name(x[i]); }
+#define CONVERT(name) extern "C" void to_##name(int64_t n, const float* x, kh::name* y) { \\
+  for (int64_t i = 0; i < n; ++i) y[i] = kh::name(x[i]); } \\
+  extern "C" void from_##name(int64_t n, const kh::name* x, float* y) { \\
+  for (int64_t i = 0; i < n; ++i) y[i] = x[i]; }
+FUNCTIONS
+CONVERT(f16) CONVERT(bf16)
+extern "C" void t_pow(int64_t n, const float* x, const float* y, float* z) {
+  _Pragma("omp simd") for (int64_t i = 0; i < n; ++i) z[i] = kh::pow(x[i], y[i]); }
+""".replace("FUNCTIONS", " ".join(f"UNARY({name})" for name in FUNCTIONS))
+
+
+@pytest.fixture(scope="module", params=targets())
+def library(request, tmp_path_factory):
+    return request.param, build(tmp_path_factory.mktemp("math"), "math", SOURCE, request.param)
+
+
+def error_in_ulp(actual: np.ndarray, reference: np.ndarray) -> float:
+    """The largest error of float32 numbers in units in the last place; infinite where a special value or a
+    zero's sign differs.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = reference.astype(np.float32)
+        exact = np.isnan(reference) | np.isinf(reference) | (reference == 0)
+        same = np.where(np.isnan(reference), np.isnan(actual), actual == rounded)
+        same &= (reference != 0) | (np.signbit(actual) == np.signbit(reference))
+        if not same[exact].all():
+            return np.inf
+        limit = np.float64(np.finfo(np.float32).max)
+        unit = np.spacing(np.minimum(np.abs(reference[~exact]), limit).astype(np.float32)).astype(np.float64)
+        # Infinity stands for 2^128, as in rounding.
+        shown = np.clip(actual[~exact].astype(np.float64), -(2.0**128), 2.0**128)
+        wanted = np.clip(reference[~exact], -(2.0**128), 2.0**128)
+        return float(np.nan_to_num(np.abs(shown - wanted) / unit, nan=np.inf).max(initial=0.0))
+
+
+def call(function, *arrays: np.ndarray) -> np.ndarray:
+    result = np.empty_like(arrays[0])
+    function(*arguments(result.size, *arrays, result))
+    return result
+
+
+def every_float(stride: int) -> np.ndarray:
+    bits = np.arange(0, 2**32, stride, np.uint64).astype(np.uint32)
+    return np.concatenate([bits.view(np.float32), SPECIAL])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_error_over_all_floats(library, name):
+    target, functions = library
+    reference, bound = FUNCTIONS[name]
+    x = every_float(8191)
+    expected = reference(torch.from_numpy(x).double()).numpy()
+    fused = target != "x86-64"
+    assert (
+        error_in_ulp(call(getattr(functions, f"t_{name}"), x), expected) <= bound + (not fused) * WITHOUT_FMA
+    )
+
+
+def test_error_of_powers(library):
+    _, functions = library
+    random = np.random.default_rng(0)
+    wide = np.exp2(random.uniform(-149, 128, 60_000)).astype(np.float32)
+    near = random.uniform(0.5, 2, 60_000).astype(np.float32)
+    bases = np.concatenate([wide, near, -near])
+    powers = np.concatenate(
+        [random.uniform(-4, 4, 60_000), random.uniform(-150, 150, 60_000), random.integers(-99, 99, 60_000)]
+    )
+    pairs = np.stack(np.meshgrid(SPECIAL, [*SPECIAL, 7, -7, 2.5, 2.0**24, -(2.0**23) - 1, 2.0**30])).reshape(
+        2, -1
+    )
+    x = np.concatenate([bases, pairs[0]]).astype(np.float32)
+    y = np.concatenate([powers, pairs[1]]).astype(np.float32)
+    with np.errstate(all="ignore"):
+        expected = np.power(x.astype(np.float64), y.astype(np.float64))
+        tiny = (expected != 0) & (np.abs(expected) < 2.0**-150)
+        huge = np.abs(expected) >= 2.0**129
+    expected[tiny] = np.copysign(0, expected[tiny])
+    expected[huge] = np.copysign(np.inf, expected[huge])
+    assert error_in_ulp(call(functions.t_pow, x, y), expected) <= 0.6
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("f16", np.float16), ("bf16", ml_dtypes.bfloat16)])
+def test_conversions_are_those_of_numpy(library, name, dtype):
+    _, functions = library
+    x = every_float(4093)
+    ties = (np.arange(2**16, dtype=np.uint32) << 16 | 0x8000).view(np.float32)
+    halves = np.arange(2**16, dtype=np.uint16)
+    with np.errstate(all="ignore"):
+        x = np.concatenate(
+            [x, ties, (halves.view(np.float16).astype(np.float32).view(np.uint32) + 0x1000).view(np.float32)]
+        )
+        expected = x.astype(dtype)
+        widened = halves.view(dtype).astype(np.float32)
+    narrow = np.empty(x.shape, np.uint16)
+    getattr(functions, f"to_{name}")(*arguments(x.size, x, narrow))
+    number = ~np.isnan(x)
+    assert np.array_equal(narrow[number], expected.view(np.uint16)[number])
+    assert np.isnan(narrow.view(dtype)[~number].astype(np.float32)).all()
+    wide = np.empty(halves.shape, np.float32)
+    getattr(functions, f"from_{name}")(*arguments(halves.size, halves, wide))
+    number = ~np.isnan(widened)
+    assert np.array_equal(wide[number].view(np.uint32), widened[number].view(np.uint32))
+    assert np.isnan(wide[~number]).all()
+
+
+def test_the_measure_sees_errors():
+    exact = np.array([1.0, 0.0, np.inf, np.nan, 4e38])
+    right = np.array([1.0, 0.0, np.inf, np.nan, np.inf], np.float32)
+    assert error_in_ulp(right, exact) < 0.6 or error_in_ulp(right[:4], exact[:4]) == 0
+    assert error_in_ulp(np.nextafter(right[:1], np.float32(2)), exact[:1]) == 1
+    for i, wrong in enumerate([np.nan, -0.0, np.nan, 0.0]):
+        assert error_in_ulp(np.float32([wrong]), exact[i : i + 1]) == np.inf
