@@ -2,11 +2,12 @@
 
 So batch norm after a convolution of any stride, dilation, group and padding, or after a matmul, leaves a bias at most.
 "Weights" are values of parameters and constants alone: what is computed of them is computed once, by
-`fold_parameters`. None of these is exact but the first.
+`fold_parameters`. None of these is exact but the first and the last.
 
 1. y - b -> y + (-b)                       4. (y + b) + c -> y + (b + c)
 2. (y + b) * s -> y * s + b * s            5. conv(x, w) * s -> conv(x, w * s), s along channels
 3. (y * s) * t -> y * (s * t)              6. matmul(x, w) * s -> matmul(x, w * s), s along columns
+7. reshape(w) -> broadcast(w), where the reshape only adds dims of one element: so vectors look everywhere
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.rewrite.pattern import Any, Bind, Op, Pattern, floats
+from kernels_hub.compiler.rewrite.regroup import groups
 from kernels_hub.compiler.rewrite.rule import Match, Rule
 
 MOST_NODES = 64
@@ -91,6 +93,25 @@ def _one_dtype(match: Match) -> str | None:
     return None if w is s else f"the weights are {w}, the scale {s}"
 
 
+def _spread_axes(match: Match) -> list[int] | None:
+    """Where the dims of a weight lie in its reshape, if that only adds dims of one element."""
+    w, root = match["w"], match.root
+    parts = groups(w.shape, root.shape)
+    if parts is None or w.rank == 0 or w.rank >= root.rank:
+        return None
+    axes = [
+        next((at for at in of if root.shape[at] == dim), -1) for of, dim in zip(parts, w.shape, strict=True)
+    ]
+    ones = all(dim == 1 for at, dim in enumerate(root.shape) if at not in axes)
+    return axes if ones and -1 not in axes else None
+
+
+def _adds_ones(match: Match) -> str | None:
+    if _spread_axes(match) is None:
+        return f"{match['w'].type} becomes {match.root.type}, which does more than to add dims of one element"
+    return None
+
+
 Guard = Callable[[Match], str | None]
 
 
@@ -103,6 +124,8 @@ def _with(value: Pattern) -> Pattern:
 
 
 AFFINE = (
+    Rule("unsqueezed_weights", Op("reshape", Any("w").where(static)),
+         lambda match: match["w"].broadcast(match.root.shape, _spread_axes(match) or ()), _adds_ones, doc="case 7"),
     Rule("subtract_weights", Op("sub", _with(Y), _weights("b")),
          lambda match: match["y"] + _spread(match, -match["b"]), doc="case 1"),
     Rule("scale_shifted", Op("mul", Op("add", _with(Y), _weights("b")).once(), _weights("s")), _scale_sum,

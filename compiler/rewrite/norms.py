@@ -1,8 +1,10 @@
-"""Layer norm and RMS norm over the last dims, with weight and bias or without.
+"""Layer norm and RMS norm over the last dims, and group norm, with weight and bias or without.
 
     layer_norm(x, eps, weight, bias) = (x - mean(x)) / sqrt(mean((x - mean(x))**2) + eps) * weight + bias
     rms_norm(x, eps, weight) = x / sqrt(mean(x**2) + eps) * weight
-    Source: arXiv 1607.06450, arXiv 1910.07467
+    group_norm(x, eps, weight, bias) = reshape(layer_norm(reshape(x), eps)) * weight + bias: x (N, C, …), normalized
+        in groups of channels (the callee's reshape to (N, groups, …) says how many), weight and bias (C,)
+    Source: arXiv 1607.06450, arXiv 1910.07467, arXiv 1803.08494
 
 Spellings: a division by the root, or a product with its inverse; squares as x * x or x ** 2; means as sums over a
 count; casts to a wider dtype and back around it (Llama). A bare norm is recognised first; casts, weight and bias then
@@ -13,6 +15,8 @@ from __future__ import annotations
 
 import math
 
+from kernels_hub.compiler.ir.operators import same_shapes
+from kernels_hub.compiler.ir.proofs import proves_equal
 from kernels_hub.compiler.rewrite.outline import closed, outline, recognised
 from kernels_hub.compiler.rewrite.pattern import Any, Bind, Op, Pattern, Scalar, floats, one_of
 from kernels_hub.compiler.rewrite.rule import Match, Rule
@@ -69,8 +73,34 @@ def _last_axes(match: Match) -> str | None:
     return closed(match, ("x", "eps"))
 
 
+def _groups(match: Match) -> str | None:
+    """x (N, C, …) is normalized as (N, groups, …) over all dims but the first two."""
+    x, grouped, root = match["x"], match["grouped"], match.root
+    if x.rank < 3 or not same_shapes(x.shape, root.shape):
+        return f"{x.type} comes back as {root.type}"
+    channels, count = x.shape[1], grouped.shape[1] if grouped.rank > 2 else 0
+    if not proves_equal(x.shape[0], grouped.shape[0]) or not (
+        isinstance(channels, int) and isinstance(count, int)
+    ):
+        return f"{x.type} as {grouped.type} is not known to be groups of channels"
+    if count == 0 or channels % count:
+        return f"{count} groups do not divide {channels} channels"
+    callee = match["norm"].attrs["callee"]
+    axes = {
+        tuple(node.attrs["axes"]) for node in callee.nodes if node.op.name in {"reduce_mean", "reduce_sum"}
+    }
+    if axes != {tuple(range(2, grouped.rank))}:
+        return f"the statistics of {grouped.type} are over {axes}"
+    return closed(match, ("x", "eps"))
+
+
+_GROUPED = Op("call", Op("reshape", X, name="grouped"), Any("eps"), name="norm").where(
+    recognised("layer_norm")
+)
+
+
 def _join(kind: str, last: str) -> list[Rule]:
-    """Rules that take casts, the weight and the bias in."""
+    """Rules that take casts, the weight and the bias in. Those of a group norm lie along the channels."""
     norm = recognised(kind)
     bare = Op("call", X, Any("eps")).where(norm).once()
     weighted = Op("call", X, Any("eps"), Any("weight")).where(norm).once()
@@ -82,8 +112,9 @@ def _join(kind: str, last: str) -> list[Rule]:
         def guard(match: Match) -> str | None:
             if new:
                 rank, axes = match.root.rank, tuple(match.fact("along"))
-                if axes != tuple(range(rank - match[new].rank, rank)):
-                    return f"{new} {match[new]} lies along {axes} of rank {rank}, not along the last"
+                wanted = (1,) if kind == "group_norm" else tuple(range(rank - match[new].rank, rank))
+                if axes != wanted:
+                    return f"{new} {match[new]} lies along {axes} of rank {rank}, not along {wanted}"
             elif match["x"].dtype is not match.root.dtype:
                 return f"{match['x'].dtype} goes in, and {match.root.dtype} comes out"
             return closed(match, operands)
@@ -106,6 +137,10 @@ NORMS = (
          lambda match: outline(match, "layer_norm", ("x", "eps")), _last_axes,
          doc="(x - mean(x)) / sqrt(mean((x - mean(x))**2) + eps)"),
     *_join("layer_norm", "bias"),
+    Rule("group_norm", Op("reshape", _GROUPED.once()),
+         lambda match: outline(match, "group_norm", ("x", "eps")), _groups,
+         doc="reshape(layer_norm(reshape(x)))"),
+    *_join("group_norm", "bias"),
     Rule("rms_norm", _over_root(X.where(floats), _mean(_square(X))),
          lambda match: outline(match, "rms_norm", ("x", "eps")), _last_axes,
          doc="x / sqrt(mean(x**2) + eps)"),

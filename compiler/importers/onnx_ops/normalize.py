@@ -57,7 +57,16 @@ def _batch_normalized(
 def instance_normalization(node: OnnxNode) -> Value:
     x, scale, bias = node.input(0), node.input(1), node.input(2)
     normalized = _normalized(x, tuple(range(2, x.rank)), node.attr("epsilon", 1e-5))[0]
+    if _everywhere(scale, 1) and _everywhere(bias, 0):
+        return normalized  # as torch's exporters write group norm
     return normalized * _channels(scale, x.rank) + _channels(bias, x.rank)
+
+
+def _everywhere(value: Value, number: float) -> bool:
+    """Whether a weight is known to be this number in every element."""
+    if value.op_name == "parameter" and value.node.attrs["name"] in value.graph.weights:
+        return bool((value.graph.weight(value.node.attrs["name"]) == number).all())
+    return value.array is not None and bool((value.array == number).all())
 
 
 def _normalized(x: Value, axes: tuple[int, ...], epsilon: float) -> tuple[Value, Value, Value]:
