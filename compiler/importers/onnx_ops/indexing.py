@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Expr, product, symbol
+from kernels_hub.compiler.ir.evaluate import evaluate
 from kernels_hub.compiler.ir.graph import Graph, Value
 
 
@@ -108,13 +109,24 @@ def new_size(graph: Graph, node: OnnxNode) -> Expr:
     return found
 
 
+def selected(node: OnnxNode, op: str, *operands: Value, **attrs: Any) -> tuple[Value, ...]:
+    """The results of an op that defines a size: constants where its operands are known."""
+    known = [node.maybe_known(one) for one in operands]
+    arrays = [one for one in known if one is not None and one.dtype != object]
+    if len(arrays) < len(known):
+        return node.graph.add(op, operands, {"count": new_size(node.graph, node), **attrs}).results
+    scratch = Graph(op)
+    results = scratch.add(
+        op, [scratch.constant(one) for one in arrays], {"count": scratch.symbol("count", 0), **attrs}
+    ).results
+    for place, one in enumerate(results):
+        scratch.output(str(place), one)
+    return tuple(node.constant(one) for one in evaluate(scratch, []).values())
+
+
 @onnx_op("NonZero", since=9)
 def nonzero(node: OnnxNode) -> Value:
-    x = node.input(0)
-    known = node.maybe_known(x)
-    if known is not None and known.dtype != object:
-        return node.constant(np.array(np.nonzero(known), np.int64).reshape(known.ndim, -1))
-    return x.graph.apply("nonzero", x, count=new_size(x.graph, node))
+    return selected(node, "nonzero", node.input(0))[0]
 
 
 @onnx_op("Compress", since=9)
@@ -126,30 +138,22 @@ def compress(node: OnnxNode) -> Value:
         x, axis = x.reshape((product(x.shape),)), 0
     if condition.shape[0] != x.shape[axis]:
         condition = condition.slice(0, 0, x.shape[axis])
-    known = node.maybe_known(condition)
-    if known is not None:
-        return x.gather(node.constant(np.flatnonzero(known)), axis)
-    places = x.graph.apply("nonzero", condition, count=new_size(x.graph, node))
+    (places,) = selected(node, "nonzero", condition)
     return x.gather(places.reshape(places.shape[-1]), axis)
 
 
 @onnx_op("Unique", since=11)
 def unique(node: OnnxNode) -> list[Value]:
-    """Of a value known at import: how many there are decides every shape."""
-    x = node.known(node.input(0), "what unique elements are taken of")
-    axis = node.attr("axis") if node.has("axis") else None
-    values, first, inverse, counts = np.unique(
-        x, return_index=True, return_inverse=True, return_counts=True, axis=axis
-    )
-    inverse = inverse.reshape(-1)
+    x = node.input(0)
+    axis = x.axis(node.attr("axis")) if node.has("axis") else None
+    if axis is None:
+        x, axis = x.reshape((product(x.shape),)), 0
+    first, inverse, counts = selected(node, "unique", x, axis=axis)
     if not node.attr("sorted", 1):
-        order = np.argsort(first, kind="stable")
-        values = np.take(values, order, 0 if axis is None else axis)
-        rank = np.empty_like(order)
-        rank[order] = np.arange(order.size)
-        first, inverse, counts = first[order], rank[inverse], counts[order]
-    results = [values, *(one.astype(np.int64) for one in (first, inverse, counts))]
-    return [node.constant(one) for one in results]
+        order = node.graph.apply("argsort", first, axis=0)
+        rank = node.graph.apply("argsort", order, axis=0)
+        first, inverse, counts = first.gather(order, 0), rank.gather(inverse, 0), counts.gather(order, 0)
+    return [x.gather(first, axis), first, inverse, counts]
 
 
 @onnx_op("ReverseSequence", since=10)

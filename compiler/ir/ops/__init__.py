@@ -16,11 +16,12 @@ from kernels_hub.compiler.ir.ops import (
     pool,
     reduce,
     resize,
+    selection,
     sources,
     views,
 )
 
-FAMILIES = (sources, pointwise, conversion, views, reduce, contract, pool, resize, indexing, control)
+FAMILIES = (sources, pointwise, conversion, views, reduce, contract, pool, resize, indexing, selection, control)
 
 OPS: dict[str, Op] = {}
 

@@ -572,3 +572,67 @@ def test_many_nodes_deep_and_wide():
         opset_imports=[helper.make_opsetid("", 18)],
     )  # fmt: skip
     assert len(import_onnx(model).nodes) == 5001
+
+
+# -- sizes that only the data tell
+
+
+def test_boxes_are_suppressed_and_gathered_in_every_call():
+    model = parse("""
+    g (float[1, n, 4] boxes, float[1, 2, n] scores) => (float[k, 4] kept, int64[k, 3] places) {
+        limit = Constant<value_ints = [3]>()
+        overlap = Constant<value_floats = [0.3]>()
+        least = Constant<value_floats = [0.1]>()
+        places = NonMaxSuppression<center_point_box = 1>(boxes, scores, limit, overlap, least)
+        axis = Constant<value_ints = [1]>()
+        first = Constant<value_ints = [2]>()
+        last = Constant<value_ints = [3]>()
+        column = Slice(places, first, last, axis)
+        at = Squeeze(column, axis)
+        front = Constant<value_ints = [0]>()
+        flat = Squeeze(boxes, front)
+        kept = Gather(flat, at)
+    }
+    """)
+    random = np.random.default_rng(0)
+    for n in (1, 7, 30):
+        centres = random.uniform(0, 1, (1, n, 4)).astype(np.float32)
+        graph = agrees(model, centres, random.uniform(0, 1, (1, 2, n)).astype(np.float32))
+    assert list(graph.inputs) == ["boxes", "scores"]
+    assert "suppress_boxes" in ops(graph)
+
+
+def unique_model(attributes: str) -> onnx.ModelProto:
+    model = parse(f"g (int64[3, n] x) => (int64[a, b] y, int64[c] i, int64[d] j, int64[e] k) {{"
+                  f" y, i, j, k = Unique<{attributes}>(x) }}")  # fmt: skip
+    if "axis" not in attributes:
+        del model.graph.output[0].type.tensor_type.shape.dim[0]
+    return model
+
+
+@pytest.mark.parametrize("attributes", ["sorted = 1", "axis = 1", "axis = -2"])
+def test_unique_in_every_call(attributes: str):
+    for n in (1, 5, 12):
+        graph = agrees(unique_model(attributes), np.random.default_rng(0).integers(0, 3, (3, n)))
+    assert ops(graph).count("unique") == 1
+
+
+def test_unique_in_the_order_in_which_they_come():
+    """Not against the reference, which fails at sorted = 0 of what is no vector."""
+    graph = verify(import_onnx(unique_model("sorted = 0")))
+    got = evaluate(graph, [np.array([[4, 2], [2, 4], [7, 1]])])
+    wanted = [[4, 2, 7, 1], [0, 1, 4, 5], [0, 1, 1, 0, 2, 3], [2, 2, 1, 1]]
+    assert [got[name].tolist() for name in "yijk"] == wanted
+    graph = verify(import_onnx(unique_model("axis = -1, sorted = 0")))
+    x = np.array([[2, 0, 2, 1, 0], [2, 0, 2, 1, 0], [1, 9, 1, 1, 0]])
+    got = evaluate(graph, [x])
+    assert np.array_equal(got["y"], x[:, [0, 1, 3, 4]])
+    assert [got[name].tolist() for name in "ijk"] == [[0, 1, 3, 4], [0, 1, 0, 2, 3], [2, 1, 1, 1]]
+
+
+def test_what_is_known_is_picked_while_importing():
+    model = parse("g (float[2] x) => (float[3] y) { c = Constant<value_floats = [2.0, 1.0, 2.0, 3.0]>()\n"
+                  "y, i, j, k = Unique(c) }")  # fmt: skip
+    graph = agrees(model, random(2))
+    assert "unique" not in ops(graph)
+    assert graph.outputs["y"].shape == (3,)
