@@ -1,0 +1,333 @@
+"""What a schedule is made of: buffers, views of them, loop nests with their statements, kernels.
+
+A nest runs its statements for every turn of its `outer` loops, in any order and in parallel; where it has `inner`
+loops, these run in order inside, and a `Reduce` sums (or …) its argument over all their turns. A statement that
+depends on an inner variable is computed inside, any other once a turn of the outer loops; what depends on the
+result of a `Reduce` comes after all inner turns, and if it depends on inner variables too, in a second pass over them.
+
+A nest may have a root: a product, a convolution, an attention. Then the outer loops run over the result of the root,
+`root.name` is its element there, and the statements are the epilogue.
+
+Statements are in SSA order; names are "v0", "v1", …; places are row-major or strided positions in buffers, as
+expressions of variables ("$…") and sizes. A loaded integer may stand in a place as the variable "$" + its name.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernels_hub.compiler.ir.dims import Dim, product
+from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.op import Op, Shape
+from kernels_hub.compiler.ir.types import DType
+from kernels_hub.compiler.schedule.index import Loop, variables_in
+
+
+class Role(enum.Enum):
+    """Whose memory a buffer is."""
+
+    INPUT = "input"
+    PARAMETER = "parameter"
+    CONSTANT = "constant"
+    OUTPUT = "output"
+    SCRATCH = "scratch"  # of the arena, while a call runs
+    PREPARED = "prepared"  # made of parameters and constants, once
+
+
+@dataclass(frozen=True, eq=False)
+class Buffer:
+    """Memory for one value: dense, in the order that its strides (in elements) say."""
+
+    name: str
+    role: Role
+    dtype: DType
+    shape: Shape
+    strides: Shape
+    value: Value | None = None
+
+    @property
+    def size(self) -> Dim:
+        """Elements."""
+        return product(self.shape)
+
+    @property
+    def bytes(self) -> Dim:
+        """Bytes, one element in whole bytes."""
+        return self.size * max(self.dtype.bits // 8, 1)
+
+    def place(self, index: tuple[Dim, ...]) -> Dim:
+        """Where the element of an index lies, in elements."""
+        total: Dim = 0
+        for one, stride in zip(index, self.strides, strict=True):
+            total = total + one * stride
+        return total
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class View:
+    """A strided window of a buffer, as roots read their operands."""
+
+    buffer: Buffer
+    offset: Dim
+    shape: Shape
+    strides: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """low <= place < high."""
+
+    place: Dim
+    low: Dim
+    high: Dim
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """name = buffer[place]; 0 where a guard does not hold (then nothing is read)."""
+
+    name: str
+    dtype: DType
+    buffer: Buffer
+    place: Dim
+    guards: tuple[Guard, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """name = a number."""
+
+    name: str
+    dtype: DType
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """name = an index expression as a number."""
+
+    name: str
+    dtype: DType
+    place: Dim
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """name = whether all guards hold."""
+
+    name: str
+    dtype: DType
+    guards: tuple[Guard, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """name = an index that data gave, counted from the start of a dim: negative ones from its end.
+
+    One that is not in -extent..extent-1 makes the call fail with `message`; until then it counts as 0.
+    """
+
+    name: str
+    dtype: DType
+    arg: str
+    extent: Dim
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """name = a pointwise op of values. `origin`: where in the model it comes from."""
+
+    name: str
+    dtype: DType
+    op: Op
+    args: tuple[str, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """name = sum, prod, max, min, any or all of `arg` over the inner loops; argmax, argmin: the place in these."""
+
+    name: str
+    dtype: DType
+    kind: str
+    arg: str
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """buffer[place] = arg."""
+
+    buffer: Buffer
+    place: Dim
+    arg: str
+
+
+Statement = Load | Constant | Position | Test | Bound | Compute | Reduce | Store
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product. Outer loops: (batch…, m, n). a: (batch…, m, k), b: (batch…, k, n)."""
+
+    name: str
+    a: View
+    b: View
+    dtype: DType
+    origin: str = ""
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """What it reads."""
+        return self.a, self.b
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Outer loops: (n, out spatial…, out channels). x: (n, channels, spatial…), w: (out, channels/groups, kernel…)."""
+
+    name: str
+    x: View
+    w: View
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    padding: tuple[tuple[Dim, Dim], ...]
+    groups: int
+    dtype: DType
+    origin: str = ""
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """What it reads."""
+        return self.x, self.w
+
+
+@dataclass(frozen=True)
+class Attention:
+    """softmax(scale * q @ k^T, masked) @ v. Outer loops: (batch, heads, queries, width of v).
+
+    q: (batch, heads, queries, width), k and v: (batch, heads of keys, keys, width); `heads` is a multiple of
+    the heads of keys. `scores`: statements for one score, variables as in `score_loops` (batch, heads, queries, keys),
+    from "score" (scaled) to the value named `score`.
+    """
+
+    name: str
+    q: View
+    k: View
+    v: View
+    scale: float
+    score_loops: tuple[Loop, ...]
+    scores: tuple[Statement, ...]
+    score: str
+    dtype: DType
+    origin: str = ""
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """What it reads, but for what the scores load."""
+        return self.q, self.k, self.v
+
+
+Root = Product | Convolution | Attention
+
+
+@dataclass(frozen=True)
+class Nest:
+    """See the module."""
+
+    outer: tuple[Loop, ...]
+    inner: tuple[Loop, ...]
+    body: tuple[Statement, ...]
+    root: Root | None = None
+
+    def is_inner(self) -> dict[str, bool]:
+        """Name -> whether it depends on inner variables (the result of a Reduce does not)."""
+        mine = {one.name for one in self.inner}
+        known: dict[str, bool] = {self.root.name: False} if self.root is not None else {}
+        for one in self.body:
+            if isinstance(one, Reduce):
+                known[one.name] = False
+            elif not isinstance(one, Store):
+                known[one.name] = any(known[arg] for arg in arguments(one)) or bool(mine & variables(one))
+        return known
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Nests that run one after the other under one name; `origins`: where in the model its values come from."""
+
+    name: str
+    nests: tuple[Nest, ...]
+    origins: tuple[str, ...] = ()
+
+    def reads(self) -> dict[Buffer, None]:
+        """Buffers read, each once, in order."""
+        found: dict[Buffer, None] = {}
+        for nest in self.nests:
+            for one in statements(nest):
+                if isinstance(one, Load):
+                    found[one.buffer] = None
+            if nest.root is not None:
+                found.update(dict.fromkeys(view.buffer for view in nest.root.views))
+        return found
+
+    def writes(self) -> dict[Buffer, None]:
+        """Buffers written, each once, in order."""
+        return {
+            one.buffer: None for nest in self.nests for one in nest.body if isinstance(one, Store)
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Kernels in order. `prepare` runs once, on parameters and constants alone; `kernels` at each call.
+
+    inputs, outputs: by the names of the graph. An output may be an input's, a constant's or another output's memory:
+    then a kernel copies it. `constants`: arrays of the constants' buffers by name.
+    """
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    prepare: tuple[Kernel, ...]
+    kernels: tuple[Kernel, ...]
+    inputs: Mapping[str, Buffer]
+    outputs: Mapping[str, Buffer]
+
+
+def statements(nest: Nest) -> Iterator[Statement]:
+    """All of a nest, those of an attention's scores included."""
+    yield from nest.body
+    if isinstance(nest.root, Attention):
+        yield from nest.root.scores
+
+
+def arguments(one: Statement) -> tuple[str, ...]:
+    """Names that a statement uses, those inside places included."""
+    direct: tuple[str, ...] = ()
+    if isinstance(one, Compute):
+        direct = one.args
+    elif isinstance(one, (Bound, Reduce, Store)):
+        direct = (one.arg,)
+    return direct + tuple(name[1:] for name in sorted(variables(one)) if name.startswith("$v"))
+
+
+def variables(one: Statement) -> frozenset[str]:
+    """Variables in the places of a statement."""
+    places: list[Dim] = []
+    if isinstance(one, (Load, Position, Store)):
+        places.append(one.place)
+    if isinstance(one, Bound):
+        places.append(one.extent)
+    if isinstance(one, (Load, Test)):
+        for guard in one.guards:
+            places += [guard.place, guard.low, guard.high]
+    return frozenset().union(*(variables_in(place) for place in places)) if places else frozenset()

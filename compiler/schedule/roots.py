@@ -1,0 +1,74 @@
+"""Roots of nests: products, convolutions and attentions, with their operands as strided views of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.schedule.index import Loop, Ranges, linear
+from kernels_hub.compiler.schedule.kernel import Attention, Buffer, Convolution, Product, Root, View
+from kernels_hub.compiler.schedule.lower import Body
+from kernels_hub.compiler.schedule.scores import attention_parts
+from kernels_hub.compiler.schedule.views import loops_of, step
+
+BufferOf = Callable[[Value], Buffer | None]
+
+
+class NotStrided(Exception):
+    """An operand that no strides describe, in the layout that `value` has."""
+
+    def __init__(self, value: Value) -> None:
+        super().__init__(value)
+        self.value = value
+
+
+def view_of(value: Value, buffer_of: BufferOf) -> View:
+    """A value as a strided window of the memory that it lies in. Raises NotStrided."""
+    loops = loops_of(value)
+    ranges = Ranges(loops)
+    index = tuple(loop.index for loop in loops)
+    buffer = buffer_of(value)
+    while buffer is None:
+        value, index = step(value, index, ranges)
+        buffer = buffer_of(value)
+    found = linear(buffer.place(index), [loop.name for loop in loops])
+    if found is None:
+        raise NotStrided(value)
+    strides, offset = found
+    return View(
+        buffer, offset, tuple(loop.extent for loop in loops), tuple(strides[loop.name] for loop in loops)
+    )
+
+
+def make_root(value: Value, loops: tuple[Loop, ...], name: str, buffer_of: BufferOf) -> Root:
+    """The root of a unit; `loops`: one for each of its dims."""
+    origin = value.node.origin
+    if value.op_name == "matmul":
+        a, b = (view_of(one, buffer_of) for one in value.operands)
+        return Product(name, a, b, value.dtype, origin)
+    if value.op_name == "conv":
+        x, w = (view_of(one, buffer_of) for one in value.operands)
+        attrs = value.attrs
+        return Convolution(
+            name, x, w, attrs["strides"], attrs["dilations"], attrs["padding"], attrs["groups"], value.dtype, origin
+        )  # fmt: skip
+    return _attention(value, loops, name, buffer_of)
+
+
+def _attention(value: Value, loops: tuple[Loop, ...], name: str, buffer_of: BufferOf) -> Attention:
+    parts = attention_parts(value)
+    assert parts is not None
+    q, k, v = (view_of(one, buffer_of) for one in (parts.q, parts.k, parts.v))
+    keys = Loop(f"{loops[2].name}k", parts.scores.shape[3])
+    score_loops = (loops[0], loops[1], loops[2], keys)
+    index = tuple(loop.index for loop in score_loops)
+    callee = value.attrs["callee"]
+    aliases = dict(zip(callee.inputs.values(), value.operands, strict=True))
+    body = Body(Ranges(score_loops), buffer_of, aliases=aliases, prefix="s")
+    body.define(parts.product, tuple(
+        0 if isinstance(dim, int) and dim == 1 else one for one, dim in zip(index, parts.product.shape, strict=True)
+    ), "score")  # fmt: skip
+    result = body.at(parts.scores, index)
+    return Attention(
+        name, q, k, v, 1.0, score_loops, tuple(body.statements), result, value.dtype, origin=value.node.origin
+    )

@@ -1,0 +1,203 @@
+"""A graph as kernels: the whole way from values to loop nests in the order in which they run."""
+
+from __future__ import annotations
+
+from kernels_hub.compiler.errors import EngineError
+from kernels_hub.compiler.ir.graph import Graph, Value
+from kernels_hub.compiler.schedule.expand import expanded
+from kernels_hub.compiler.schedule.fuse import Fusion, Group
+from kernels_hub.compiler.schedule.index import Loop, row_major
+from kernels_hub.compiler.schedule.kernel import (
+    Buffer,
+    Convolution,
+    Kernel,
+    Load,
+    Nest,
+    Role,
+    Root,
+    Schedule,
+    Statement,
+    Store,
+    arguments,
+)
+from kernels_hub.compiler.schedule.layout import Layout
+from kernels_hub.compiler.schedule.roots import NotStrided, make_root
+from kernels_hub.compiler.schedule.units import Units, unsupported
+
+NAMES = {
+    Role.INPUT: "input",
+    Role.PARAMETER: "weight",
+    Role.CONSTANT: "constant",
+    Role.OUTPUT: "output",
+    Role.SCRATCH: "scratch",
+    Role.PREPARED: "prepared",
+}
+
+
+def schedule(graph: Graph) -> Schedule:
+    """The schedule of a graph. Raises EngineError where it has values that no nest can make (`units.unsupported`)."""
+    graph = expanded(graph)
+    if refused := unsupported(graph):
+        value, reason = next(iter(refused.items()))
+        raise EngineError(f"graph {graph.name}: {value} ({value.node!r}) cannot be scheduled: {reason}")
+    rows: frozenset[Value] = frozenset()
+    units = Units(graph)
+    while True:
+        try:
+            return _Builder(graph, units, Layout(units, rows)).build()
+        except NotStrided as error:
+            if error.value in rows:
+                raise EngineError(
+                    f"graph {graph.name}: {error.value} is not strided in any layout"
+                ) from error
+            rows |= {error.value}
+
+
+class _Builder:
+    """One attempt, with one layout."""
+
+    def __init__(self, graph: Graph, units: Units, layout: Layout) -> None:
+        self.graph, self.units, self.layout = graph, units, layout
+        self.buffers: dict[Value, Buffer] = {}
+        self.counts = dict.fromkeys(Role, 0)
+        self.prepared = _prepared(graph)
+        self.outputs = {value: name for name, value in reversed(graph.outputs.items())}
+        for value in (*graph.inputs.values(), *graph.parameters.values()):
+            self.buffer_of(value)
+
+    def build(self) -> Schedule:
+        fusion = Fusion(self.units, self.buffer_of, self._root, self.prepared)
+        groups = fusion.ordered()
+        made = {group.number: self._trimmed(group) for group in groups}
+        needed = {buffer for kernel in made.values() for buffer in kernel.reads()}
+        kernels = [(group, self._stored(group, made[group.number], needed)) for group in groups]
+        outputs: dict[str, Buffer] = {}
+        for name, value in self.graph.outputs.items():
+            buffer = self.buffer_of(value)
+            assert buffer is not None
+            outputs[name] = buffer
+        copies = self._copies(outputs)
+        return Schedule(
+            self.graph.name,
+            tuple(self.buffers.values()) + tuple(copies_to for copies_to, _ in copies),
+            tuple(kernel for group, kernel in kernels if group.prepared),
+            (*(kernel for group, kernel in kernels if not group.prepared), *(kernel for _, kernel in copies)),
+            {name: self.buffers[value] for name, value in self.graph.inputs.items()},
+            outputs,
+        )
+
+    def buffer_of(self, value: Value) -> Buffer | None:
+        """The memory of a value that has some."""
+        known = self.buffers.get(value)
+        if known is None and self.units.is_stored(value):
+            role = self._role(value)
+            strides = self.layout.strides(value) if value in self.units.kinds else row_major(value.shape)
+            name = f"{NAMES[role]}{self.counts[role]}"
+            self.counts[role] += 1
+            known = self.buffers[value] = Buffer(name, role, value.dtype, value.shape, strides, value)
+        return known
+
+    def _role(self, value: Value) -> Role:
+        if value.op_name == "input":
+            return Role.INPUT
+        if value.op_name == "parameter":
+            return Role.PARAMETER
+        if value.array is not None and value not in self.units.kinds:
+            return Role.CONSTANT
+        if value in self.outputs:
+            return Role.OUTPUT
+        return Role.PREPARED if value in self.prepared else Role.SCRATCH
+
+    def _root(self, value: Value, loops: tuple[Loop, ...], name: str) -> Root:
+        return make_root(value, loops, name, self.buffer_of)
+
+    def _trimmed(self, group: Group) -> Kernel:
+        """The group with a store for every unit; `_stored` drops those that nobody needs."""
+        return self._kernel(group, set(group.units))
+
+    def _stored(self, group: Group, kernel: Kernel, needed: set[Buffer]) -> Kernel:
+        stored = {
+            value for value in group.units if value in self.outputs or self.buffers.get(value) in needed
+        }
+        for value in group.units:
+            if value not in stored:
+                self.buffers.pop(value, None)
+        return kernel if stored == set(group.units) else self._kernel(group, stored)
+
+    def _kernel(self, group: Group, stored: set[Value]) -> Kernel:
+        body = group.body
+        stores = []
+        for value in group.units:
+            if value in stored:
+                buffer, index = self.buffer_of(value), body.own[value]
+                assert buffer is not None
+                stores.append(Store(buffer, buffer.place(index), body.names[value, index, ()]))
+        outer = [loop for axis, loop in enumerate(group.loops) if axis not in group.inner]
+        if isinstance(group.root, Convolution):
+            outer = [outer[0], *outer[2:], outer[1]]
+        inner = (*(group.loops[axis] for axis in sorted(group.inner)), *group.extra)
+        nest = Nest(tuple(outer), inner, _needed(body.statements, stores), group.root)
+        name = f"k{group.number}_{_hint(group)}"
+        return Kernel(name, (nest,), tuple(dict.fromkeys(value.node.origin for value in group.units)))
+
+    def _copies(self, outputs: dict[str, Buffer]) -> list[tuple[Buffer, Kernel]]:
+        """Outputs that are inputs, weights, constants or outputs under another name get memory of their own."""
+        copies = []
+        taken: set[Buffer] = set()
+        for name, buffer in outputs.items():
+            if buffer.role is Role.OUTPUT and buffer not in taken:
+                taken.add(buffer)
+                continue
+            copy = Buffer(
+                f"output{self.counts[Role.OUTPUT]}",
+                Role.OUTPUT,
+                buffer.dtype,
+                buffer.shape,
+                row_major(buffer.shape),
+            )
+            self.counts[Role.OUTPUT] += 1
+            copies.append((copy, copy_kernel(f"copy_{copy.name}", buffer, copy)))
+            outputs[name] = copy
+            taken.add(copy)
+        return copies
+
+
+def copy_kernel(name: str, source: Buffer, target: Buffer) -> Kernel:
+    """A kernel that copies a buffer to another of the same shape."""
+    loops = tuple(Loop(f"$c{axis}", dim) for axis, dim in enumerate(source.shape))
+    index = tuple(loop.index for loop in loops)
+    body = (Load("v0", source.dtype, source, source.place(index)), Store(target, target.place(index), "v0"))
+    return Kernel(name, (Nest(loops, (), body),))
+
+
+def _prepared(graph: Graph) -> frozenset[Value]:
+    """Values that depend on weights and constants alone, and are no outputs."""
+    found: set[Value] = set()
+    outputs = set(graph.outputs.values())
+    for node in graph.live():
+        if node.op.name in {"input", "random_bits"} or node.symbols():
+            continue
+        if all(operand in found for operand in node.operands):
+            found.update(value for value in node.results if value not in outputs)
+    return frozenset(found)
+
+
+def _needed(statements: list[Statement], stores: list[Store]) -> tuple[Statement, ...]:
+    """The statements that the stores take, in order, and the stores."""
+    wanted = {name for store in stores for name in arguments(store)}
+    kept: list[Statement] = []
+    for one in reversed(statements):
+        if one.name in wanted:  # type: ignore[union-attr]
+            kept.append(one)
+            wanted.update(arguments(one))
+    return (*reversed(kept), *stores)
+
+
+def _hint(group: Group) -> str:
+    """A word or two for what a group does."""
+    words = []
+    for value in group.units:
+        word = "attention" if value.op_name == "call" else value.op_name.removeprefix("reduce_")
+        if word not in words:
+            words.append(word)
+    return "_".join(words[:4])

@@ -1,0 +1,89 @@
+"""The parts of a recognised attention that a root takes apart: products, scores, softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.op import Trait
+from kernels_hub.compiler.schedule.index import Ranges
+from kernels_hub.compiler.schedule.views import loops_of, walk
+
+
+@dataclass(frozen=True)
+class AttentionParts:
+    """q, k, v: values of the graph. `product` (q @ k^T) and `scores` (what the softmax is of): of the callee.
+
+    groups: how many heads of q share one of k and v.
+    """
+
+    q: Value
+    k: Value
+    v: Value
+    product: Value
+    scores: Value
+    groups: int
+
+
+def attention_parts(value: Value) -> AttentionParts | None:
+    """The parts, or None where it is no attention that the root can do: float32, (batch, heads, length, width)."""
+    if value.op_name != "call" or value.attrs["callee"].name != "attention":
+        return None
+    callee = value.attrs["callee"]
+    (result,) = callee.outputs.values()
+    if value.rank != 4 or any(one.dtype is not types.FLOAT32 for one in (result, *value.operands[:3])):
+        return None
+    if result.op_name != "matmul" or result.operands[0].op_name != "softmax":
+        return None
+    weights, scores = result.operands[0], result.operands[0].operands[0]
+    product = _product(scores)
+    if product is None or weights.attrs["axis"] != 3:
+        return None
+    given = dict(zip(callee.inputs.values(), value.operands, strict=True))
+    q, _ = product.operands
+    heads = value.shape[1]
+    k, k_groups = _shared_heads(product.operands[1], heads, (0, 1, 3, 2))
+    v, v_groups = _shared_heads(result.operands[1], heads, (0, 1, 2, 3))
+    if q not in given or k not in given or v not in given or k_groups is None or k_groups != v_groups:
+        return None
+    return AttentionParts(given[q], given[k], given[v], product, scores, k_groups)
+
+
+def _product(scores: Value) -> Value | None:
+    """The product under the pointwise ops that make scores of it."""
+    found: set[Value] = set()
+    seen: set[Value] = set()
+    stack = [scores]
+    while stack:
+        value = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value.op_name == "matmul":
+            found.add(value)
+        elif Trait.POINTWISE in value.op.traits:
+            stack += value.operands
+    return found.pop() if len(found) == 1 and value_is_plain(seen) else None
+
+
+def value_is_plain(values: set[Value]) -> bool:
+    """Whether all of them are float32 or bool."""
+    return all(value.dtype in {types.FLOAT32, types.BOOL, types.INT64, types.INT32} for value in values)
+
+
+def _shared_heads(value: Value, heads: object, order: tuple[int, ...]) -> tuple[Value, int | None]:
+    """The operand behind repeats of its heads, and how often each is repeated; None if it is something else."""
+    loops = loops_of(value)
+    ranges = Ranges(loops)
+    variables = tuple(loop.index for loop in loops)
+    base, index = walk(value, variables, ranges)
+    if base.rank != 4:
+        return base, None
+    wanted = [variables[axis] for axis in order]
+    few = base.shape[1]
+    if not isinstance(few, int) or not isinstance(heads, int) or not few:
+        return base, 1 if list(index) == wanted and few == heads else None
+    groups, left = divmod(heads, few)
+    wanted[1] = 0 if few == 1 else ranges.divide(wanted[1], groups)
+    return base, groups if not left and list(index) == wanted else None

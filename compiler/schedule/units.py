@@ -1,0 +1,206 @@
+"""Which values are made for themselves, and which only as parts of those.
+
+A unit is a value that a nest makes as a whole: outputs, reductions, products, what roots read through strides, and
+pointwise values that several others use and that are dear enough not to be computed twice. All else is computed
+inside of what uses it. A unit that only its own nest uses never reaches memory, so that one too many costs nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.graph import Graph, Node, Value
+from kernels_hub.compiler.ir.op import Trait
+from kernels_hub.compiler.ir.types import DType
+from kernels_hub.compiler.schedule.index import Ranges, linear, row_major
+from kernels_hub.compiler.schedule.lower import INLINE, POOLS, REDUCTIONS
+from kernels_hub.compiler.schedule.scores import attention_parts
+from kernels_hub.compiler.schedule.views import loops_of, walk
+
+DEAR = frozenset(
+    {
+        "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan",
+        "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "sigmoid", "div", "floordiv", "mod", "fmod", "pow",
+        "atan2",
+    }
+)  # fmt: skip
+"""Ops that cost as much as reading an element from memory, or more."""
+
+DEAR_COST = 8
+MOST_COST = 256
+"""Above this, a value is a unit even where one other uses it: nests stay readable, and registers suffice."""
+
+DTYPES: frozenset[DType] = frozenset(
+    {
+        types.BOOL, types.INT8, types.INT16, types.INT32, types.INT64, types.UINT8, types.UINT16, types.UINT32,
+        types.UINT64, types.FLOAT16, types.BFLOAT16, types.FLOAT32, types.FLOAT64,
+    }
+)  # fmt: skip
+
+
+class Kind(enum.Enum):
+    """How a unit is made."""
+
+    POINTWISE = enum.auto()
+    REDUCTION = enum.auto()
+    POOL = enum.auto()
+    CONTRACTION = enum.auto()  # multiplied out by loops
+    PRODUCT = enum.auto()
+    CONVOLUTION = enum.auto()
+    ATTENTION = enum.auto()
+
+
+ROOTS = frozenset({Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION})
+
+
+def kind_of(value: Value) -> Kind | None:
+    """How a value is made for itself; None where no nest can."""
+    name, traits = value.op_name, value.op.traits
+    if Trait.POINTWISE in traits or Trait.VIEW in traits or name in INLINE or Trait.LEAF in traits:
+        return Kind.POINTWISE
+    if name in REDUCTIONS:
+        return Kind.REDUCTION
+    if name in POOLS:
+        return Kind.POOL
+    if name in {"matmul", "conv"}:
+        plain = {one.dtype for one in value.operands} == {types.FLOAT32} and value.dtype is types.FLOAT32
+        if plain and value.attrs["accumulate"] in {None, types.FLOAT32}:
+            return Kind.PRODUCT if name == "matmul" else _convolution(value)
+        return Kind.CONTRACTION
+    if name == "call" and attention_parts(value) is not None:
+        return Kind.ATTENTION
+    return None
+
+
+def _convolution(value: Value) -> Kind:
+    fixed = all(isinstance(dim, int) for dim in (*value.operands[1].shape, *value.shape[1:2]))
+    flat = [one for pair in value.attrs["padding"] for one in pair]
+    known = fixed and all(isinstance(one, int) for one in flat)
+    return Kind.CONVOLUTION if known and 3 <= value.rank <= 5 else Kind.CONTRACTION
+
+
+def unsupported(graph: Graph) -> dict[Value, str]:
+    """Values that no nest can make, each with the reason."""
+    found: dict[Value, str] = {}
+    for node in graph.live():
+        for value in node.results:
+            if node.op.defines is not None or len(node.results) != 1 or kind_of(value) is None:
+                found[value] = f"{node.op.name} has no loop form"
+            elif value.dtype not in DTYPES:
+                found[value] = f"{value.dtype} has no C type"
+    return found
+
+
+class Units:
+    """The units of an expanded graph, in the order of its nodes."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.kinds: dict[Value, Kind] = {}
+        self.cost: dict[Value, int] = {}
+        self.loads: dict[Value, int] = {}
+        self.in_memory = {
+            value
+            for node in graph.live()
+            for value in node.results
+            if node.op.name in {"input", "parameter"} or (value.array is not None and value.array.size != 1)
+        }
+        outputs = set(graph.outputs.values())
+        for node in graph.live():
+            for value in node.results:
+                self._read(node, value)
+                self._weigh(value)
+                if (value in outputs and value not in self.in_memory) or self._is_own(value):
+                    self._add(value)
+        order = {value: place for place, value in enumerate(graph.values)}
+        self.kinds = dict(sorted(self.kinds.items(), key=lambda one: order[one[0]]))
+
+    def is_stored(self, value: Value) -> bool:
+        """Whether a value has memory of its own."""
+        return value in self.in_memory or value in self.kinds
+
+    def _add(self, value: Value) -> None:
+        if value not in self.kinds:
+            kind = kind_of(value)
+            assert kind is not None, value
+            self.kinds[value] = kind
+
+    def _weigh(self, value: Value) -> None:
+        own = 0
+        if Trait.POINTWISE in value.op.traits:
+            own = DEAR_COST if value.op_name in DEAR else 1
+        elif value.op_name in INLINE - {"iota", "size"}:
+            own = 2
+        inline = [one for one in value.operands if not self.is_stored(one)]
+        self.cost[value] = own + sum(self.cost[one] for one in inline)
+        self.loads[value] = len(value.operands) - len(inline) + sum(self.loads[one] for one in inline)
+
+    def _is_own(self, value: Value) -> bool:
+        if value in self.in_memory or Trait.LEAF in value.op.traits:
+            return False
+        if kind_of(value) is not Kind.POINTWISE:
+            return True
+        if Trait.VIEW in value.op.traits:
+            return False
+        if self.cost[value] > MOST_COST:
+            return True
+        shared = self._consumers(value) > 1
+        return shared and (self.cost[value] > 3 or self.loads[value] > 1)
+
+    def _consumers(self, value: Value) -> int:
+        """How many nodes that are no views use a value, itself or through views."""
+        total = 0
+        for user in value.users:
+            if Trait.VIEW in user.op.traits:
+                total += self._consumers(user.results[0])
+            else:
+                total += 1
+        return total
+
+    def _read(self, node: Node, value: Value) -> None:
+        """Make units of operands that are read in a way which would compute them more than once."""
+        name = node.op.name
+        if name == "broadcast":
+            self._once(node.operands[:1], DEAR_COST)
+        elif name in {"gather", "gather_elements", "gather_nd"}:
+            self._once(node.operands[:1], 1)
+            self._once(node.operands[1:], DEAR_COST)
+        elif name in POOLS or name == "concat":
+            self._once(node.operands, 1 if name in POOLS else DEAR_COST)
+        elif name in {"matmul", "conv"}:
+            for operand in node.operands:
+                if kind_of(value) is Kind.CONTRACTION:
+                    self._once((operand,), 1)
+                else:
+                    self.strided(operand)
+        elif name == "call":
+            parts = attention_parts(value)
+            if parts is not None:
+                for operand in (parts.q, parts.k, parts.v):
+                    self.strided(operand)
+                self._once(node.operands[3:], 2)
+
+    def _once(self, operands: Iterable[Value], cost: int) -> None:
+        for operand in operands:
+            base = operand
+            while Trait.VIEW in base.op.traits and not self.is_stored(base):
+                base = base.operands[0]
+            if not self.is_stored(base) and self.cost[base] >= cost and base.rank:
+                self._add(base)
+
+    def strided(self, operand: Value) -> None:
+        """See that an operand lies in memory, in strides."""
+        loops = loops_of(operand)
+        ranges = Ranges(loops)
+        base, index = walk(
+            operand, tuple(loop.index for loop in loops), ranges, self.kinds.keys() | self.in_memory
+        )
+        place = 0
+        for one, stride in zip(index, row_major(base.shape), strict=True):
+            place = place + one * stride
+        if linear(place, [loop.name for loop in loops]) is None:
+            base = operand
+        if not self.is_stored(base):
+            self._add(base)
