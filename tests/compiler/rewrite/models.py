@@ -21,7 +21,7 @@ TEXT = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Model:
     """A module and arguments for it, by position."""
 

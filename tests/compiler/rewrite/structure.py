@@ -15,8 +15,6 @@ from kernels_hub.compiler import Graph, Value
 from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.rewrite.outline import composite
 
-HEAD = "# Written by the tests: python -m pytest tests/compiler/rewrite/test_models.py --accept\n"
-
 
 def kinds(graph: Graph) -> Counter[str]:
     """Ops on what moves, by kind; composites by name."""

@@ -1,0 +1,139 @@
+"""The same models from torch and from ONNX, rewritten: one structure, every composite found, torch's numbers.
+
+`golden/<model>.txt` is the structure that all importers must reach. To accept another one, read the difference, then
+
+    ACCEPT_GOLDEN=1 python -m pytest tests/compiler/rewrite/test_models.py
+
+which writes what torch's import gives; the tests of ONNX then say whether it still is the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kernels_hub.compiler import Graph, evaluate, verify
+from kernels_hub.compiler.importers.onnx import import_onnx
+from kernels_hub.compiler.importers.torch_export import import_torch
+from kernels_hub.compiler.rewrite.pipeline import rewrite
+from kernels_hub.compiler.rewrite.rule import Options
+from tests.compiler.importers.torch_programs import assert_matches
+from tests.compiler.rewrite import models
+from tests.compiler.rewrite.structure import kinds, structure
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of torch's exporters and of transformers
+
+GOLDEN = Path(__file__).parent / "golden"
+
+COMPOSITES = {
+    "bert": {"layer_norm": 7, "gelu": 3, "attention": 3},
+    "llama": {"rms_norm": 7, "rotary": 6, "gated_silu": 3, "attention": 3},
+    "resnet50": {"conv": 53, "matmul": 1},
+    "unet_block": {"group_norm": 6, "layer_norm": 6, "silu": 5, "gated_gelu": 2, "attention": 4},
+}
+"""Of each model, what must be found, and how often: all that there are."""
+
+LEFT = {
+    "bert": {"add", "cast", "gather", "matmul", "permute", "reshape"},
+    "llama": {"add", "bitand", "broadcast", "cast", "gather", "matmul", "permute", "reshape"},
+    "resnet50": {"add", "maximum", "max_pool", "reduce_mean"},
+    "unet_block": {"add", "broadcast", "concat", "conv", "matmul", "permute", "reshape", "resize", "slice"},
+}
+"""What else may be left: nothing that a norm, an activation, an attention or a batch norm is made of."""
+
+
+@functools.cache
+def model(name: str, **options: str) -> models.Model:
+    torch.manual_seed(0)
+    return models.randomised(getattr(models, name)(**options))
+
+
+@functools.cache
+def expected(name: str) -> torch.Tensor:
+    given = model(name)
+    with torch.no_grad():
+        return given.module(*given.args)
+
+
+@functools.cache
+def from_torch(given: models.Model) -> Graph:
+    return import_torch(given.module, given.args)
+
+
+def from_exporter(given: models.Model, **options: Any) -> Graph:
+    """By way of the exporter that traces with torch.export."""
+    pytest.importorskip("onnxscript", reason="torch's newer ONNX exporter needs the package onnxscript")
+    program = torch.onnx.export(given.module, given.args, dynamo=True, verbose=False, **options)
+    return import_onnx(program.model_proto)
+
+
+def from_torchscript(given: models.Model, **options: Any) -> Graph:
+    """By way of the older exporter."""
+    file = io.BytesIO()
+    torch.onnx.export(given.module, given.args, file, dynamo=False, **options)
+    return import_onnx(file.getvalue())
+
+
+WAYS = {"torch": from_torch, "onnx": from_exporter, "onnx by torchscript": from_torchscript}
+
+
+def outputs(graph: Graph, given: models.Model) -> np.ndarray:
+    (result,) = evaluate(
+        graph, {n: a.numpy() for n, a in zip(graph.inputs, given.args, strict=True)}
+    ).values()
+    return result
+
+
+def rewritten(graph: Graph) -> Graph:
+    return rewrite(graph, after=lambda _, one: verify(one)).graph
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", models.MODELS)
+def test_every_importer_reaches_the_same_structure_and_torchs_numbers(name, way):
+    graph = WAYS[way](model(name))
+    assert_matches(outputs(graph, model(name)), expected(name))
+    result = rewritten(graph)
+    assert_matches(outputs(result, model(name)), expected(name))
+    found = kinds(result)
+    assert {one: found[one] for one in COMPOSITES[name]} == COMPOSITES[name]
+    assert set(found) - set(COMPOSITES[name]) <= LEFT[name]
+    file, text = GOLDEN / f"{name}.txt", structure(result)
+    if os.environ.get("ACCEPT_GOLDEN") and way == "torch":
+        file.write_text(text)
+    assert text.splitlines() == file.read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_without_rounding_every_bit_stays(name):
+    graph = from_torch(model(name))
+    result = rewrite(graph, options=Options(rounding=False)).graph
+    np.testing.assert_array_equal(outputs(result, model(name)), outputs(graph, model(name)))
+
+
+@pytest.mark.parametrize("way", ["torch", "onnx by torchscript"])
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_attention_that_is_written_out(name, way):
+    given = model(name, attention="eager")
+    graph = WAYS[way](given)
+    result = rewritten(graph)
+    with torch.no_grad():
+        assert_matches(outputs(result, given), given.module(*given.args))
+    found = kinds(result)
+    assert {one: found[one] for one in COMPOSITES[name]} == COMPOSITES[name]
+
+
+def test_batch_norms_of_a_file_go_into_its_convolutions():
+    given = model("resnet50")
+    graph = from_torchscript(given, training=torch.onnx.TrainingMode.PRESERVE)
+    assert kinds(graph)["sub"] == 53, "the exporter left the batch norms in the file"
+    result = rewritten(graph)
+    assert structure(result) == (GOLDEN / "resnet50.txt").read_text()
+    assert_matches(outputs(result, given), expected("resnet50"), 2e-5)
