@@ -30,15 +30,9 @@ inline constexpr int64_t kRows = 12;
 #else
 inline constexpr int64_t kRows = 6;  // 12 of 16
 #endif
-inline constexpr int64_t kLine = 16;  // a is kept in lines of so many k
-#ifndef KH_DEPTH
-#define KH_DEPTH 256
-#endif
-#ifndef KH_TILE
-#define KH_TILE (96*1024)
-#endif
-inline constexpr int64_t kDepth = KH_DEPTH;            // k of a pass: the part of a panel that is reused
-inline constexpr int64_t kTileFloats = KH_TILE;  // of a, in L2
+inline constexpr int64_t kLine = 16;           // a is kept in lines of so many k
+inline constexpr int64_t kDepth = 512;            // k of a pass: the part of a panel that is reused
+inline constexpr int64_t kTileFloats = 96 * 1024;  // of a, in L2
 
 // -- the kernel -------------------------------------------------------------------------------------------
 

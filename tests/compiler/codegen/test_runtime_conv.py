@@ -1,0 +1,167 @@
+"""The runtime's convolution against torch's in float64: kernels, strides, padding, dilation, groups, layouts."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.compiler.codegen.runtime_harness import arguments, build, needs_compiler, targets
+
+pytestmark = needs_compiler
+
+SOURCE = """
+#include "conv.h"
+static kh::ConvShape shape(const int64_t* from) {
+  kh::ConvShape result;
+  std::memcpy(&result, from, sizeof result);
+  return result;
+}
+extern "C" {
+int64_t conv_packed_size(const int64_t* s) { return kh::conv_packed_size(shape(s)); }
+void conv_pack(const int64_t* s, const float* w, const int64_t* strides, float* packed) {
+  kh::conv_pack(shape(s), w, strides, packed); }
+void conv(const int64_t* s, const float* x, const int64_t* strides, const float* packed, float* y) {
+  const int64_t o = s[2];
+  kh::conv(shape(s), x, strides, packed, [=](int64_t i, int64_t j, int64_t count, const float* acc) {
+    for (int64_t c = 0; c < count; ++c) y[i * o + j + c] += acc[c];
+  });
+}
+void set_threads(int64_t n) { omp_set_num_threads(static_cast<int>(n)); }
+}
+"""
+
+
+@pytest.fixture(scope="module", params=targets())
+def library(request, tmp_path_factory):
+    return build(tmp_path_factory.mktemp("conv"), "conv", SOURCE, request.param)
+
+
+def convolve(library, x, weight, stride, pads, dilation, groups):
+    """y (n, od, oh, ow, o) of x (n, c, d, h, w), in any memory order, and the same from torch in float64."""
+    n, c, *size = x.shape
+    o, _, *kernel = weight.shape
+    before, after = pads
+    out = [
+        (s + b + a - d * (k - 1) - 1) // t + 1
+        for s, b, a, d, k, t in zip(size, before, after, dilation, kernel, stride, strict=True)
+    ]
+    shape = np.array([n, c, o, groups, *size, *kernel, *stride, *before, *dilation, *out], np.int64)
+    library.conv_packed_size.restype = ctypes.c_int64
+    packed = np.empty(library.conv_packed_size(*arguments(shape)), np.float32)
+    # Never read: what stands where a dimension has one element.
+    w_strides = np.array([s // 4 for s in weight.strides], np.int64)
+    library.conv_pack(*arguments(shape, weight, w_strides, packed))
+    x_strides = np.array([x.strides[i] // 4 for i in (0, 2, 3, 4, 1)], np.int64)
+    y = np.zeros((n, *out, o), np.float32)
+    library.conv(*arguments(shape, x, x_strides, packed, y))
+    padding = [side for b, a in reversed(list(zip(before, after, strict=True))) for side in (b, a)]
+    wide = torch.nn.functional.pad(torch.from_numpy(x).double(), padding)
+    expected = torch.nn.functional.conv3d(
+        wide, torch.from_numpy(weight).double(), None, tuple(stride), 0, tuple(dilation), groups
+    )
+    return y, expected.permute(0, 2, 3, 4, 1).numpy()
+
+
+def assert_close(actual, expected, taps):
+    """Errors as rounding makes them: inputs are standard normal."""
+    assert actual.shape == expected.shape
+    error = np.abs(actual - expected).max(initial=0.0)
+    assert error <= 3e-6 + 4e-7 * taps, f"error {error:.3g}"
+
+
+def tensor(random, shape, channels_last):
+    if channels_last:
+        n, c, *size = shape
+        return np.moveaxis(random.standard_normal((n, *size, c), np.float32), -1, 1)
+    return random.standard_normal(shape, np.float32)
+
+
+# c, o, groups, size, kernel, stride, (before, after), dilation
+ONE = (1, 1, 1)
+CASES = {
+    "first layer": (3, 64, 1, (1, 23, 21), (1, 7, 7), (1, 2, 2), ((0, 3, 3), (0, 3, 3)), ONE),
+    "3x3": (32, 48, 1, (1, 14, 15), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
+    "3x3 of odd channels": (19, 33, 1, (1, 9, 9), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
+    "1x1": (40, 70, 1, (1, 7, 9), ONE, ONE, ((0, 0, 0), (0, 0, 0)), ONE),
+    "1x1 strided": (32, 40, 1, (1, 8, 9), ONE, (1, 2, 2), ((0, 0, 0), (0, 0, 0)), ONE),
+    "1x1 padded": (16, 16, 1, (1, 5, 5), ONE, ONE, ((0, 1, 0), (0, 1, 2)), ONE),
+    "groups": (32, 64, 4, (1, 10, 10), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
+    "groups of three": (9, 6, 3, (1, 8, 8), (1, 3, 3), (1, 2, 1), ((0, 1, 1), (0, 0, 2)), ONE),
+    "grouped 1x1": (24, 36, 3, (1, 6, 6), ONE, ONE, ((0, 0, 0), (0, 0, 0)), ONE),
+    "depthwise": (37, 37, 37, (1, 12, 13), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
+    "depthwise, wide, strided": (96, 96, 96, (1, 11, 11), (1, 5, 5), (1, 2, 2), ((0, 2, 2), (0, 1, 2)), ONE),
+    "depthwise with multiplier": (8, 24, 8, (1, 6, 6), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
+    "dilated": (16, 20, 1, (1, 15, 15), (1, 3, 3), ONE, ((0, 2, 4), (0, 2, 4)), (1, 2, 4)),
+    "dilated, few channels": (3, 8, 1, (1, 15, 15), (1, 3, 3), ONE, ((0, 2, 2), (0, 2, 2)), (1, 2, 2)),
+    "3d": (16, 20, 1, (6, 7, 8), (3, 3, 3), (2, 1, 2), ((1, 1, 0), (0, 1, 2)), (1, 1, 1)),
+    "1d": (12, 20, 1, (1, 1, 40), (1, 1, 5), ONE, ((0, 0, 4), (0, 0, 0)), ONE),
+    "kernel larger than input": (4, 4, 1, (1, 2, 2), (1, 5, 5), ONE, ((0, 2, 2), (0, 2, 2)), ONE),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_kinds(library, case, channels_last):
+    c, o, groups, size, kernel, stride, pads, dilation = CASES[case]
+    random = np.random.default_rng(0)
+    library.set_threads(*arguments(2))
+    x = tensor(random, (2, c, *size), channels_last)
+    weight = tensor(random, (o, c // groups, *kernel), not channels_last)
+    actual, expected = convolve(library, x, weight, stride, pads, dilation, groups)
+    assert_close(actual, expected, c // groups * np.prod(kernel))
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_convolution(library, data):
+    draw = data.draw
+    groups = draw(st.sampled_from([1, 1, 2, 5]))
+    c, o = (draw(st.integers(1, 20)) * groups for _ in range(2))
+    if draw(st.booleans()) and groups > 1:
+        c = o = groups
+    kernel = [draw(st.integers(1, 4)) for _ in range(3)]
+    dilation, stride = ([draw(st.integers(1, 3)) for _ in range(3)] for _ in range(2))
+    before, after = ([draw(st.integers(0, 3)) for _ in range(3)] for _ in range(2))
+    size = [
+        draw(st.integers(max(1, d * (k - 1) + 1 - b - a), 9))
+        for d, k, b, a in zip(dilation, kernel, before, after, strict=True)
+    ]
+    random = np.random.default_rng(draw(st.integers(0, 99)))
+    library.set_threads(*arguments(draw(st.integers(1, 3))))
+    x = tensor(random, (draw(st.integers(1, 3)), c, *size), draw(st.booleans()))
+    weight = random.standard_normal((o, c // groups, *kernel), np.float32)
+    actual, expected = convolve(library, x, weight, stride, (before, after), dilation, groups)
+    assert_close(actual, expected, c // groups * np.prod(kernel))
+
+
+def test_a_slice_of_channels_and_pixels(library):
+    random = np.random.default_rng(1)
+    base = random.standard_normal((2, 1, 12, 14, 64), np.float32)
+    x = np.moveaxis(base[:, :, 1:-1, ::2, 8:40], -1, 1)
+    weight = random.standard_normal((24, 32, 1, 1, 1), np.float32)
+    zero = ((0, 0, 0), (0, 0, 0))
+    assert_close(*convolve(library, x, weight, ONE, zero, ONE, 1), 32)
+    weight = random.standard_normal((24, 32, 1, 3, 3), np.float32)
+    assert_close(*convolve(library, x, weight, ONE, ((0, 1, 1), (0, 1, 1)), ONE, 1), 288)
+
+
+def test_infinities_of_one_group_or_pixel_do_not_spread(library):
+    random = np.random.default_rng(2)
+    for groups in (1, 4, 16):
+        x = tensor(random, (1, 16, 1, 9, 9), True)
+        x[0, 5, 0, 4, 4], x[0, 5, 0, 0, 0] = np.inf, np.nan
+        weight = random.standard_normal((16, 16 // groups, 1, 3, 3), np.float32)
+        actual, expected = convolve(library, x, weight, ONE, ((0, 1, 1), (0, 1, 1)), ONE, groups)
+        finite = np.isfinite(expected)
+        assert np.array_equal(np.isfinite(actual), finite)
+        assert_close(np.where(finite, actual, 0), np.where(finite, expected, 0), 144)
+
+
+def test_the_comparison_sees_errors():
+    with pytest.raises(AssertionError, match="error"):
+        assert_close(np.float32([1.0]), np.array([1.0001]), 9)
