@@ -330,11 +330,7 @@ InsideError = _InsideError
 _KINDS = {
     "String": "strings have no place in the IR",
     "Regex": "strings have no place in the IR",
-    "TfIdf": "text has no place in the IR",
-    "Gradient": "training is done by torch, not in the graph",
-    "Adam": "training is done by torch, not in the graph",
-    "Adagrad": "training is done by torch, not in the graph",
-    "Momentum": "training is done by torch, not in the graph",
+    "Gradient": "derivatives are taken by torch, not in the graph",
     "ImageDecoder": "images are decoded before they reach a model",
 }
 

@@ -8,6 +8,7 @@ from kernels_hub.compiler.importers.onnx_ops import (
     indexing,
     linear,
     ml,
+    ngrams,
     normalize,
     optional,
     pool,
@@ -19,6 +20,7 @@ from kernels_hub.compiler.importers.onnx_ops import (
     sequence,
     shape,
     signal,
+    training,
 )
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "indexing",
     "linear",
     "ml",
+    "ngrams",
     "normalize",
     "optional",
     "pool",
@@ -40,4 +43,5 @@ __all__ = [
     "sequence",
     "shape",
     "signal",
+    "training",
 ]

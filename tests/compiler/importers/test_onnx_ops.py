@@ -13,7 +13,7 @@ assert onnx_ops
 
 REFUSED = {
     # strings and text
-    "StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch", "TfIdfVectorizer",
+    "StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch",
     # images
     "ImageDecoder",
     # superseded by RoiAlign; no case of it among the official ones
