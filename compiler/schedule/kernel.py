@@ -217,7 +217,7 @@ class Attention:
 
     q: (batch, heads, queries, width), k and v: (batch, heads of keys, keys, width); `heads` is a multiple of
     the heads of keys. `scores`: statements for one score, variables as in `score_loops` (batch, heads, queries, keys),
-    from "score" (scaled) to the value named `score`.
+    from "score" (scaled) to the value named `score`. blank: a row whose scores are all -inf gives 0, not NaN.
     """
 
     name: str
@@ -229,6 +229,7 @@ class Attention:
     scores: tuple[Statement, ...]
     score: str
     dtype: DType
+    blank: bool = False
     origin: str = ""
 
     @property

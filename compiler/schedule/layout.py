@@ -18,11 +18,10 @@ class Layout:
 
     def __init__(self, units: Units, rows: frozenset[Value] = frozenset()) -> None:
         self.units = units
-        outputs = set(units.graph.outputs.values())
         self._last: set[Value] = set()
-        read = {_base(value.operands[0]) for value, kind in units.kinds.items() if kind is Kind.CONVOLUTION}
+        read = {value.operands[0] for value, kind in units.kinds.items() if kind is Kind.CONVOLUTION}
         for value, kind in units.kinds.items():
-            if value in outputs or value in rows or value.rank < 3:
+            if value in units.outputs or value in units.orders or value in rows or value.rank < 3:
                 continue
             like = kind in {Kind.POINTWISE, Kind.POOL} and any(
                 one in self._last and one.rank == value.rank for one in self._sources(value)
@@ -32,6 +31,8 @@ class Layout:
 
     def strides(self, value: Value) -> Shape:
         """Of a value that lies in memory."""
+        if (order := self.units.orders.get(value)) is not None:
+            return permuted(value.shape, order)
         if value in self._last:
             return permuted(value.shape, (0, *range(2, value.rank), 1))
         return row_major(value.shape)
@@ -43,7 +44,7 @@ class Layout:
     def _sources(self, value: Value) -> list[Value]:
         """Stored values of the same shape that it is made of, element by element; and what a pool reads."""
         if self.units.kinds[value] is Kind.POOL:
-            return [_base(value.operands[0])]
+            return [value.operands[0]]
         found: list[Value] = []
         stack, seen = list(value.operands), set()
         while stack:
@@ -56,8 +57,3 @@ class Layout:
             elif Trait.POINTWISE in one.op.traits or one.op_name in {"pad", "concat", "slice"}:
                 stack += one.operands
         return found
-
-
-def _base(value: Value) -> Value:
-    """The value under pads, which a convolution may read directly."""
-    return value

@@ -15,16 +15,16 @@ BufferOf = Callable[[Value], Buffer | None]
 
 
 class NotStrided(Exception):
-    """An operand that no strides describe, in the layout that `value` has."""
+    """An operand that no strides describe, in the layout of the value whose memory it lies in."""
 
-    def __init__(self, value: Value) -> None:
-        super().__init__(value)
-        self.value = value
+    def __init__(self, operand: Value, value: Value) -> None:
+        super().__init__(operand, value)
+        self.operand, self.value = operand, value
 
 
 def view_of(value: Value, buffer_of: BufferOf) -> View:
     """A value as a strided window of the memory that it lies in. Raises NotStrided."""
-    loops = loops_of(value)
+    operand, loops = value, loops_of(value)
     ranges = Ranges(loops)
     index = tuple(loop.index for loop in loops)
     buffer = buffer_of(value)
@@ -33,7 +33,7 @@ def view_of(value: Value, buffer_of: BufferOf) -> View:
         buffer = buffer_of(value)
     found = linear(buffer.place(index), [loop.name for loop in loops])
     if found is None:
-        raise NotStrided(value)
+        raise NotStrided(operand, value)
     strides, offset = found
     return View(
         buffer, offset, tuple(loop.extent for loop in loops), tuple(strides[loop.name] for loop in loops)

@@ -43,14 +43,15 @@ def schedule(graph: Graph) -> Schedule:
     rows: frozenset[Value] = frozenset()
     units = Units(graph)
     while True:
+        layout = Layout(units, rows)
         try:
-            return _Builder(graph, units, Layout(units, rows)).build()
+            return _Builder(graph, units, layout).build()
         except NotStrided as error:
-            if error.value in rows:
-                raise EngineError(
-                    f"graph {graph.name}: {error.value} is not strided in any layout"
-                ) from error
-            rows |= {error.value}
+            if units.orders.pop(error.value, None) is None:
+                if layout.is_channels_last(error.value):
+                    rows |= {error.value}
+                else:
+                    units.force(error.operand)
 
 
 class _Builder:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kernels_hub.compiler.ir import types
-from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.schedule.index import Ranges
 from kernels_hub.compiler.schedule.views import loops_of, walk
+
+_PLAIN = {types.FLOAT32, types.BOOL, types.INT32, types.INT64}
 
 
 @dataclass(frozen=True)
 class AttentionParts:
     """q, k, v: values of the graph. `product` (q @ k^T) and `scores` (what the softmax is of): of the callee.
 
-    groups: how many heads of q share one of k and v.
+    groups: how many heads of q share one of k and v. blank: a row whose scores are all -inf gives 0, not NaN.
     """
 
     q: Value
@@ -24,6 +29,7 @@ class AttentionParts:
     product: Value
     scores: Value
     groups: int
+    blank: bool
 
 
 def attention_parts(value: Value) -> AttentionParts | None:
@@ -34,20 +40,34 @@ def attention_parts(value: Value) -> AttentionParts | None:
     (result,) = callee.outputs.values()
     if value.rank != 4 or any(one.dtype is not types.FLOAT32 for one in (result, *value.operands[:3])):
         return None
-    if result.op_name != "matmul" or result.operands[0].op_name != "softmax":
-        return None
-    weights, scores = result.operands[0], result.operands[0].operands[0]
-    product = _product(scores)
-    if product is None or weights.attrs["axis"] != 3:
-        return None
     given = dict(zip(callee.inputs.values(), value.operands, strict=True))
+    if result.op_name != "matmul":
+        return None
+    weights, blank = result.operands[0], False
+    if weights.op_name == "select":
+        blank = _number("blank", callee, given) == 0 and _number("fill", callee, given) == -math.inf
+        if not blank:
+            return None
+        weights = weights.operands[2]
+    if weights.op_name != "softmax" or weights.attrs["axis"] != 3:
+        return None
+    scores = weights.operands[0]
+    product = _product(scores)
+    if product is None:
+        return None
     q, _ = product.operands
     heads = value.shape[1]
     k, k_groups = _shared_heads(product.operands[1], heads, (0, 1, 3, 2))
     v, v_groups = _shared_heads(result.operands[1], heads, (0, 1, 2, 3))
     if q not in given or k not in given or v not in given or k_groups is None or k_groups != v_groups:
         return None
-    return AttentionParts(given[q], given[k], given[v], product, scores, k_groups)
+    return AttentionParts(given[q], given[k], given[v], product, scores, k_groups, blank)
+
+
+def _number(name: str, callee: Graph, given: Mapping[Value, Value]) -> Any:
+    """The constant that goes into an input of the callee; None where it is none."""
+    inner = callee.inputs.get(name)
+    return given[inner].scalar if inner is not None else None
 
 
 def _product(scores: Value) -> Value | None:
@@ -64,12 +84,7 @@ def _product(scores: Value) -> Value | None:
             found.add(value)
         elif Trait.POINTWISE in value.op.traits:
             stack += value.operands
-    return found.pop() if len(found) == 1 and value_is_plain(seen) else None
-
-
-def value_is_plain(values: set[Value]) -> bool:
-    """Whether all of them are float32 or bool."""
-    return all(value.dtype in {types.FLOAT32, types.BOOL, types.INT64, types.INT32} for value in values)
+    return found.pop() if len(found) == 1 and all(one.dtype in _PLAIN for one in seen) else None
 
 
 def _shared_heads(value: Value, heads: object, order: tuple[int, ...]) -> tuple[Value, int | None]:

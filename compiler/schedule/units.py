@@ -8,16 +8,18 @@ inside of what uses it. A unit that only its own nest uses never reaches memory,
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 
 from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
-from kernels_hub.compiler.ir.op import Trait
+from kernels_hub.compiler.ir.op import Shape, Trait
 from kernels_hub.compiler.ir.types import DType
-from kernels_hub.compiler.schedule.index import Ranges, linear, row_major
+from kernels_hub.compiler.schedule.index import Ranges, linear, permuted, row_major
 from kernels_hub.compiler.schedule.lower import INLINE, POOLS, REDUCTIONS
 from kernels_hub.compiler.schedule.scores import attention_parts
-from kernels_hub.compiler.schedule.views import loops_of, walk
+from kernels_hub.compiler.schedule.views import Index, loops_of, walk
 
 DEAR = frozenset(
     {
@@ -29,6 +31,8 @@ DEAR = frozenset(
 """Ops that cost as much as reading an element from memory, or more."""
 
 DEAR_COST = 8
+MOST_PERMUTED = 5
+"""The highest rank for which other orders of the dims in memory are tried."""
 MOST_COST = 256
 """Above this, a value is a unit even where one other uses it: nests stay readable, and registers suffice."""
 
@@ -107,15 +111,16 @@ class Units:
             for value in node.results
             if node.op.name in {"input", "parameter"} or (value.array is not None and value.array.size != 1)
         }
-        outputs = set(graph.outputs.values())
+        self.outputs = set(graph.outputs.values())
+        self.orders: dict[Value, tuple[int, ...]] = {}
+        """In which order the dims of a unit should lie in memory, slowest first, so that who reads it needs no copy."""
         for node in graph.live():
             for value in node.results:
                 self._read(node, value)
                 self._weigh(value)
-                if (value in outputs and value not in self.in_memory) or self._is_own(value):
+                if (value in self.outputs and value not in self.in_memory) or self._is_own(value):
                     self._add(value)
-        order = {value: place for place, value in enumerate(graph.values)}
-        self.kinds = dict(sorted(self.kinds.items(), key=lambda one: order[one[0]]))
+        self._sort()
 
     def is_stored(self, value: Value) -> bool:
         """Whether a value has memory of its own."""
@@ -191,16 +196,44 @@ class Units:
                 self._add(base)
 
     def strided(self, operand: Value) -> None:
-        """See that an operand lies in memory, in strides."""
+        """See that an operand lies in memory, in strides: as it is, or with what it is a view of laid out for it."""
         loops = loops_of(operand)
-        ranges = Ranges(loops)
-        base, index = walk(
-            operand, tuple(loop.index for loop in loops), ranges, self.kinds.keys() | self.in_memory
-        )
-        place = 0
-        for one, stride in zip(index, row_major(base.shape), strict=True):
-            place = place + one * stride
-        if linear(place, [loop.name for loop in loops]) is None:
-            base = operand
-        if not self.is_stored(base):
-            self._add(base)
+        ranges, names = Ranges(loops), [loop.name for loop in loops]
+        stored = self.kinds.keys() | self.in_memory
+        base, index = walk(operand, tuple(loop.index for loop in loops), ranges, stored)
+        if _is_linear(index, row_major(base.shape), names):
+            self._add_unless_stored(base)
+        elif (order := self._order_for(base, index, names)) is not None:
+            self._add_unless_stored(base)
+            self.orders[base] = order
+        else:
+            self._add_unless_stored(operand)
+
+    def _order_for(self, base: Value, index: Index, names: Sequence[str]) -> tuple[int, ...] | None:
+        """An order of the dims of `base` in memory in which the index is linear."""
+        free = base not in self.in_memory and base not in self.outputs and base not in self.orders
+        if not free or not 2 <= base.rank <= MOST_PERMUTED:
+            return None
+        for order in itertools.permutations(range(base.rank)):
+            if _is_linear(index, permuted(base.shape, order), names):
+                return order
+        return None
+
+    def _add_unless_stored(self, value: Value) -> None:
+        if not self.is_stored(value):
+            self._add(value)
+
+    def force(self, value: Value) -> None:
+        """Make a value a unit that is none yet."""
+        self._add(value)
+        self._sort()
+
+    def _sort(self) -> None:
+        self.kinds = dict(sorted(self.kinds.items(), key=lambda one: one[0].id))
+
+
+def _is_linear(index: Index, strides: Shape, names: Sequence[str]) -> bool:
+    place: Dim = 0
+    for one, stride in zip(index, strides, strict=True):
+        place = place + one * stride
+    return linear(place, names) is not None

@@ -218,8 +218,13 @@ def _root(nest: k.Nest, memory, sizes):
     values = {"score": score}
     run_body(root.scores, values, variables, score.shape, (), memory, sizes)
     score = np.broadcast_to(values[root.score], score.shape).astype(np.float64)
+    if root.blank:
+        score = np.where((score == -np.inf).all(-1, keepdims=True), np.nan, score)
     powers = np.exp(score - score.max(-1, keepdims=True)) if score.size else score
-    return np.matmul(powers / powers.sum(-1, keepdims=True), v).astype(np.float32)
+    weights = powers / powers.sum(-1, keepdims=True)
+    if root.blank:
+        weights = np.where(np.isnan(score).all(-1, keepdims=True), 0, weights)
+    return np.matmul(weights, v).astype(np.float32)
 
 
 def substituted(dim, sizes):
