@@ -73,12 +73,12 @@ def _softmax(most: int) -> Pattern:
 def _blanked() -> Pattern:
     """Rows that are masked whole, or of NaNs, are a number."""
     soft = Once(_softmax(2), 2)
-    every = Op("bitnot", Op("reduce_any", _narrow(Any("kept")), axes=Bind("row")))
-    lowest = Op("eq", Op("reduce_max", Any("masked"), axes=Bind("row")), Scalar("lowest", -math.inf))
+    every = Op("bitnot", _narrow(Op("reduce_any", _narrow(Any("kept")))))
+    lowest = Op("eq", _narrow(Op("reduce_max", Any("masked"))), Scalar("", -math.inf))
     return one_of(
         Op("select", Op("isnan", Any("soft")), Scalar("blank"), soft),
-        Op("select", _narrow(every), Scalar("blank"), soft),
-        Op("select", _narrow(lowest), Scalar("blank"), soft),
+        Op("select", _narrow(every), Scalar("blank"), soft, name="by kept"),
+        Op("select", _narrow(lowest), Scalar("blank"), soft, name="by scores"),
     )
 
 
@@ -100,6 +100,51 @@ def _repeats_heads(match: Match, name: str) -> str | None:
     return None
 
 
+def _blanks_rows(match: Match) -> str | None:
+    """Why what is made blank is not the rows of which nothing is kept; None if it is, or nothing is."""
+    if "by kept" in match:
+        if "masked" not in match or match["masked"].op_name != "select":
+            return "rows are made blank of which nothing is kept, but scores are not chosen so"
+        masked = match["masked"]
+        chosen = _places(masked.operands[0], match["kept"])
+        blank = _places(match["by kept"].operands[0], match["kept"])
+        last = masked.rank - 1
+    elif "by scores" in match:
+        last = match["masked"].rank - 1
+        chosen, blank = list(range(last + 1)), _places(match["by scores"].operands[0], match["masked"])
+    else:
+        return None
+    if chosen is None or blank is None or blank != [None if one == last else one for one in chosen]:
+        return "the rows that are made blank are not those of which nothing is kept"
+    return None
+
+
+def _places(value: Value, source: Value) -> list[int | None] | None:
+    """The dims of `value` in which the dims of `source` are; None for one that is reduced or of one element.
+
+    On the way are views, which may add dims and drop dims of one element, and ops that leave dims alone.
+    """
+    if value is source:
+        return list(range(source.rank))
+    x = value.operands[0]
+    before = _places(x, source)
+    if value.op_name == "broadcast":
+        step: list[int | None] = list(value.attrs["axes"])
+    elif value.op_name == "reshape":
+        old, new = ([at for at, dim in enumerate(one.shape) if dim != 1] for one in (x, value))
+        if len(old) != len(new) or not all(
+            proves_equal(x.shape[a], value.shape[b]) for a, b in zip(old, new, strict=True)
+        ):
+            return None
+        step = [new[old.index(at)] if at in old else None for at in range(x.rank)]
+    elif value.op_name in {"reduce_any", "reduce_max"}:
+        left = [at for at in range(x.rank) if at not in value.attrs["axes"]]
+        step = [left.index(at) if at in left else None for at in range(x.rank)]
+    else:
+        return before
+    return None if before is None else [None if one is None else step[one] for one in before]
+
+
 def _operands(match: Match) -> dict[str, Value]:
     given = {one: match[one] for one in OPERANDS if one in match}
     turned = match["turned"]
@@ -119,19 +164,18 @@ def _guard(match: Match) -> str | None:
     rank = match.root.rank
     if match.fact("axis") != rank - 1:
         return f"the softmax is along {match.fact('axis')}, not along the keys"
-    if "blank" in match and match["soft"].op_name == "softmax" and "row" in match.found.facts:
-        row = tuple(match.fact("row"))
-        if len(row) != 1:
-            return f"rows are looked at along {row}, not along the keys"
     if "kept" in match and match["kept"].dtype is not types.BOOL:
         return f"{match['kept']} is no bool"
     if not _swaps(match.fact("order")) and "k repeated" in match:
         return f"k is permuted by {match.fact('order')} after it is repeated"
     given = {one: match[one] for one in OPERANDS if one in match and one != "k"}
     key = match["k"] if _swaps(match.fact("order")) else match["turned"]
+    if ("k repeated" in match) is not ("v repeated" in match):
+        return "only one of k and v is repeated for groups of heads"
     return (
         _repeats_heads(match, "k")
         or _repeats_heads(match, "v")
+        or _blanks_rows(match)
         or closed_between(match.root, {**given, "k": key})
     )
 

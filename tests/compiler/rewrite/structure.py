@@ -116,9 +116,9 @@ class _Writer:
 
 
 def _attributes(value: Value) -> list[str]:
-    """All but the dtype, which the result's type says."""
+    """Those that are not what they are by default; the dtype stands in the result's type."""
     return [
-        f"{key}={list(one) if isinstance(one, tuple) else one}"
-        for key, one in value.attrs.items()
-        if key != "dtype"
+        f"{one.name}={list(given) if isinstance(given, tuple) else given}"
+        for one in value.op.attrs
+        if (given := value.attrs[one.name]) != one.default and one.name != "dtype"
     ]
