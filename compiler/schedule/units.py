@@ -97,6 +97,34 @@ def unsupported(graph: Graph) -> dict[Value, str]:
     return found
 
 
+WRITTEN_OUT = frozenset({"softmax", "log_softmax", "reduce_mean"})
+"""Ops that `expand` writes out."""
+
+
+def refused(graph: Graph) -> dict[Value, str]:
+    """Values of a graph, before it is expanded, that no nest can make; those whose sizes only the data tell, too."""
+    found: dict[Value, str] = {}
+    callees: dict[int, str | None] = {}
+    for node in graph.live():
+        reason: str | None = None
+        if node.op.name == "call" and attention_parts(node.results[0]) is None:
+            callee = node.attrs["callee"]
+            if id(callee) not in callees:
+                inner = refused(callee)
+                callees[id(callee)] = next((f"in {callee.name}: {one}" for one in inner.values()), None)
+            reason = callees[id(callee)]
+        elif node.op.defines is not None or any(one.name in graph.definers for one in node.symbols()):
+            reason = "its size is only known from the data"
+        elif node.op.name not in WRITTEN_OUT and (len(node.results) != 1 or kind_of(node.results[0]) is None):
+            reason = f"{node.op.name} has no loop form"
+        for value in node.results:
+            if value.dtype not in DTYPES:
+                reason = f"{value.dtype} has no C type"
+            if reason is not None:
+                found[value] = reason
+    return found
+
+
 class Units:
     """The units of an expanded graph, in the order of its nodes."""
 

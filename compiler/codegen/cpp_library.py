@@ -1,0 +1,74 @@
+"""A program, compiled and loaded: its functions as methods over addresses.
+
+The caller owns all memory. Buffers are given as addresses, one for each of `program.buffers` and then of
+`program.packed`, 64-byte aligned; an empty buffer has an address too (of at least one element). Calls release the
+GIL, keep no state, and may come from several threads with buffers of their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels_hub.compiler.codegen.cpp import Program
+from kernels_hub.compiler.codegen.toolchain import Isa, build, load
+from kernels_hub.compiler.errors import EvaluateError
+
+_POINTERS = ctypes.POINTER(ctypes.c_void_p)
+_SIZES = ctypes.POINTER(ctypes.c_int64)
+
+
+@dataclass(frozen=True)
+class Library:
+    """A loaded program."""
+
+    path: Path
+    messages: tuple[str, ...]
+    _loaded: ctypes.CDLL
+
+    @classmethod
+    def built(cls, program: Program, name: str, level: Isa | None = None) -> Library:
+        """Compiled now or before. Raises BuildError."""
+        return cls.opened(build(program.source, name, level), program.messages)
+
+    @classmethod
+    def opened(cls, path: Path, messages: tuple[str, ...]) -> Library:
+        """From a file that `toolchain.build` made."""
+        loaded = load(path)
+        for name in ("kh_prepare", "kh_run"):
+            function = getattr(loaded, name)
+            function.argtypes, function.restype = (_POINTERS, _SIZES), ctypes.c_int
+        loaded.kh_step.argtypes, loaded.kh_step.restype = (ctypes.c_int64, _POINTERS, _SIZES), ctypes.c_int
+        return cls(path, messages, loaded)
+
+    def prepare(self, buffers: Sequence[int], sizes: Sequence[int] = ()) -> None:
+        """Fill the buffers that are PREPARED, and the packed ones: once."""
+        self._check(self._loaded.kh_prepare(pointers(buffers), numbers(sizes)))
+
+    def run(self, buffers: Sequence[int], sizes: Sequence[int]) -> None:
+        """All kernels of a call. Raises EvaluateError with the message of a bound that data broke."""
+        self._check(self._loaded.kh_run(pointers(buffers), numbers(sizes)))
+
+    def call(self, buffers: ctypes.Array[ctypes.c_void_p], sizes: ctypes.Array[ctypes.c_int64]) -> None:
+        """As `run`, of arrays that `pointers` and `numbers` made: nothing is converted."""
+        self._check(self._loaded.kh_run(buffers, sizes))
+
+    def step(self, number: int, buffers: Sequence[int], sizes: Sequence[int]) -> None:
+        """One kernel of a call, of `program.steps`."""
+        self._check(self._loaded.kh_step(number, pointers(buffers), numbers(sizes)))
+
+    def _check(self, code: int) -> None:
+        if code:
+            raise EvaluateError(self.messages[code - 1])
+
+
+def pointers(buffers: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
+    """Addresses as the functions take them."""
+    return (ctypes.c_void_p * max(1, len(buffers)))(*buffers)
+
+
+def numbers(sizes: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    """Sizes as the functions take them."""
+    return (ctypes.c_int64 * max(1, len(sizes)))(*sizes)

@@ -1,0 +1,297 @@
+"""Generated C++ on the CPU: the graph is scheduled into fused loop nests, and a call of it is one native call.
+
+The system's compiler builds a program once for a graph, for all sizes of its symbols (`codegen.toolchain` keeps what
+was built); placing the scratch buffers for given sizes takes a moment and is kept. Each thread has an arena of its
+own unless the caller brings one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import statistics
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels_hub.compiler.codegen.cpp import Program, generate
+from kernels_hub.compiler.codegen.cpp_library import Library, numbers, pointers
+from kernels_hub.compiler.codegen.toolchain import find_compiler
+from kernels_hub.compiler.engines.engine import (
+    CompiledPlan,
+    Decline,
+    Device,
+    KnobValue,
+    Note,
+    StepProfile,
+    Support,
+)
+from kernels_hub.compiler.engines.payload import pack_graph, unpack_graph
+from kernels_hub.compiler.engines.reference import refuse_knobs, signature_of, sizes_of
+from kernels_hub.compiler.engines.tensors import torch_dtype
+from kernels_hub.compiler.errors import EngineError
+from kernels_hub.compiler.ir.dims import dim_symbols
+from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.schedule.cost import kernel_cost
+from kernels_hub.compiler.schedule.kernel import Role, Schedule
+from kernels_hub.compiler.schedule.memory import ALIGNMENT, number, place
+from kernels_hub.compiler.schedule.schedule import schedule
+from kernels_hub.compiler.schedule.units import refused
+
+MOST_BINDINGS = 32
+"""Sizes of symbols for which the places of buffers are kept."""
+
+
+@dataclass
+class _Binding:
+    """What is fixed once the sizes are known. `template`: all addresses but those of inputs, outputs and scratch."""
+
+    number: int
+    sizes: ctypes.Array[ctypes.c_int64]
+    template: list[int]
+    offsets: list[tuple[int, int]]
+    """(place among the addresses, offset in the arena) of scratch buffers."""
+    arena: int
+    outputs: list[tuple[list[int], torch.dtype]]
+
+
+class _Local(threading.local):
+    """A thread's arena, and the addresses that it last called with, by binding."""
+
+    def __init__(self) -> None:
+        self.arena: torch.Tensor | None = None
+        self.addresses: dict[int, ctypes.Array[ctypes.c_void_p]] = {}
+
+
+class CppPlan:
+    """A loaded program with its weights."""
+
+    engine = "cpp"
+
+    def __init__(
+        self, graph: Graph, device: Device, scheduled: Schedule, program: Program, library: Library
+    ) -> None:
+        self.graph, self.device, self.schedule, self.program, self.library = (
+            graph,
+            device,
+            scheduled,
+            program,
+            library,
+        )
+        self.signature = signature_of(graph)
+        place_of = {buffer: place for place, buffer in enumerate(program.buffers)}
+        self._inputs = [place_of[scheduled.inputs[name]] for name in self.signature.inputs]
+        self._outputs = [place_of[scheduled.outputs[name]] for name in self.signature.outputs]
+        self._symbolic = bool(program.sizes) or bool(dim_symbols(
+            dim for one in self.signature.inputs.values() for dim in one.shape
+        ))  # fmt: skip
+        self._bindings: OrderedDict[tuple[tuple[int, ...], ...], _Binding] = OrderedDict()
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._local = _Local()
+        self._empty = torch.zeros(ALIGNMENT, dtype=torch.uint8)
+        """Where tensors without elements point to, which have no address."""
+        self._fixed, self._kept = self._weights()
+        self.library.prepare(self._fixed, self._sizes_for_prepare())
+
+    def workspace_size(self, sizes: Mapping[str, int]) -> int:
+        """Bytes of the arena."""
+        return place(self.schedule, sizes).size
+
+    def compute(
+        self,
+        inputs: Sequence[torch.Tensor],
+        workspace: torch.Tensor | None = None,
+        stream: int | None = None,  # noqa: ARG002  (the protocol's)
+    ) -> list[torch.Tensor]:
+        """The outputs, in memory of their own."""
+        binding = self._binding(inputs)
+        outputs = [torch.empty(shape, dtype=dtype) for shape, dtype in binding.outputs]
+        self._run(binding, inputs, outputs, workspace)
+        return outputs
+
+    def execute(
+        self,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        workspace: torch.Tensor | None = None,
+        stream: int | None = None,  # noqa: ARG002  (the protocol's)
+    ) -> None:
+        """See `CompiledPlan`. Raises EvaluateError for an index that is out of range."""
+        self._run(self._binding(inputs), inputs, outputs, workspace)
+
+    def serialize(self) -> bytes:
+        """The graph with its weights: the program is generated from it again, and comes from the cache."""
+        return pack_graph(self.graph, self.engine, self.device, {})
+
+    def profile(self, inputs: Sequence[torch.Tensor], repeats: int = 10) -> list[StepProfile]:
+        """Median seconds of each kernel."""
+        binding = self._binding(inputs)
+        outputs = [torch.empty(shape, dtype=dtype) for shape, dtype in binding.outputs]
+        held = [one.contiguous() for one in inputs]
+        addresses = list(self._addresses(binding, held, outputs, None))
+        plain = [int(one or 0) for one in addresses]
+        sizes = list(binding.sizes)
+        rows: list[StepProfile] = []
+        known = self._sizes(inputs)
+        times: list[list[float]] = [[] for _ in self.schedule.kernels]
+        for _ in range(max(1, repeats)):
+            for step in range(len(self.schedule.kernels)):
+                started = time.perf_counter()
+                self.library.step(step, plain, sizes)
+                times[step].append(time.perf_counter() - started)
+        for kernel, seconds in zip(self.schedule.kernels, times, strict=True):
+            cost = kernel_cost(kernel, known)
+            rows.append(
+                StepProfile(kernel.name, self.engine, statistics.median(seconds), cost.bytes, cost.flops)
+            )
+        return rows
+
+    def _weights(self) -> tuple[list[int], list[Any]]:
+        """An address for each buffer and packed area (0 for what a call brings), and what keeps them alive."""
+        kept: list[Any] = []
+        addresses: list[int] = []
+        for buffer in self.program.buffers:
+            array: Any = None
+            if buffer.role is Role.PARAMETER:
+                assert buffer.value is not None
+                array = np.ascontiguousarray(self.graph.weight(buffer.value.attrs["name"]))
+            elif buffer.role is Role.CONSTANT:
+                assert buffer.value is not None
+                array = buffer.value.array
+            elif buffer.role is Role.PREPARED:
+                array = _aligned(number(buffer.bytes, {}))
+            addresses.append(_address(array, kept))
+        addresses += [_address(_aligned(packed.bytes), kept) for packed in self.program.packed]
+        return addresses, kept
+
+    def _sizes_for_prepare(self) -> list[int]:
+        return [1] * len(self.program.sizes)
+
+    def _sizes(self, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
+        return sizes_of(self.graph, inputs) if self._symbolic else {}
+
+    def _binding(self, inputs: Sequence[torch.Tensor]) -> _Binding:
+        key = tuple([one.shape for one in inputs]) if self._symbolic else ()
+        found = self._bindings.get(key)
+        if found is None:
+            found = self._bind(self._sizes(inputs))
+            with self._lock:
+                self._bindings[key] = found
+                while len(self._bindings) > MOST_BINDINGS:
+                    self._bindings.popitem(last=False)
+        return found
+
+    def _bind(self, sizes: Mapping[str, int]) -> _Binding:
+        arena = place(self.schedule, sizes)
+        offsets = [
+            (where, arena.offsets[buffer])
+            for where, buffer in enumerate(self.program.buffers)
+            if buffer in arena.offsets
+        ]
+        outputs = [
+            ([number(dim, sizes) for dim in of.shape], torch_dtype(of.dtype))
+            for of in self.signature.outputs.values()
+        ]
+        lines = numbers([sizes[name] for name in self.program.sizes])
+        return _Binding(next(self._numbers), lines, list(self._fixed), offsets, arena.size, outputs)
+
+    def _run(
+        self,
+        binding: _Binding,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        workspace: torch.Tensor | None,
+    ) -> None:
+        held = [one if one.is_contiguous() else one.contiguous() for one in inputs]
+        self.library.call(self._addresses(binding, held, outputs, workspace), binding.sizes)
+
+    def _addresses(
+        self,
+        binding: _Binding,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        workspace: torch.Tensor | None,
+    ) -> ctypes.Array[ctypes.c_void_p]:
+        """The addresses of a call. Those that a thread used last for the same sizes are filled in again."""
+        local = self._local
+        addresses = local.addresses.get(binding.number) if workspace is None else None
+        if addresses is None:
+            addresses = pointers(binding.template)
+            arena = workspace if workspace is not None else self._arena(binding.arena)
+            base = arena.data_ptr() if arena is not None else 0
+            for where, offset in binding.offsets:
+                addresses[where] = base + offset
+            if workspace is None:
+                if len(local.addresses) >= MOST_BINDINGS:
+                    local.addresses.clear()
+                local.addresses[binding.number] = addresses
+        empty = self._empty.data_ptr()
+        for where, tensor in zip(self._inputs, inputs, strict=True):
+            addresses[where] = tensor.data_ptr() or empty
+        for where, tensor in zip(self._outputs, outputs, strict=True):
+            addresses[where] = tensor.data_ptr() or empty
+        return addresses
+
+    def _arena(self, size: int) -> torch.Tensor:
+        """This thread's arena, grown where it is too small; what pointed into the old one is forgotten."""
+        local = self._local
+        if local.arena is None or local.arena.numel() < size + 1:
+            local.arena = torch.empty(max(size, ALIGNMENT), dtype=torch.uint8)
+            local.addresses.clear()
+        return local.arena
+
+
+class CppEngine:
+    """See the module."""
+
+    name = "cpp"
+
+    def check(self, graph: Graph, device: Device) -> Support | Decline:
+        """Graphs of ops with a loop form, whose sizes the inputs tell."""
+        if device.type != "cpu":
+            return Decline(f"it runs on the CPU, not on {device}")
+        if find_compiler() is None:
+            return Decline("no C++ compiler found (set KERNELS_HUB_CXX or install g++)")
+        if missing := [name for name in graph.parameters if name not in graph.weights]:
+            return Decline(f"there are no arrays for the parameters {', '.join(map(repr, missing))}")
+        found = refused(graph)
+        if found:
+            value, reason = next(iter(found.items()))
+            more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+            return Decline(f"{value} ({value.op_name}): {reason}{more}", frozenset(one.id for one in found))
+        return Support(frozenset({Note.NEEDS_COMPILER}))
+
+    def compile(self, graph: Graph, device: Device, knobs: Mapping[str, KnobValue]) -> CompiledPlan:
+        """Schedule, generate, build, load, pack the weights."""
+        refuse_knobs(self.name, knobs)
+        if not (answer := self.check(graph, device)):
+            raise EngineError(f"engine {self.name} does not take graph {graph.name}: {answer.reason}")
+        scheduled = schedule(graph)
+        program = generate(scheduled)
+        return CppPlan(graph, device, scheduled, program, Library.built(program, graph.name))
+
+    def load(self, payload: bytes, device: Device) -> CompiledPlan:
+        """What `serialize` wrote."""
+        return self.compile(unpack_graph(payload, self.name, device).graph, device, {})
+
+
+ENGINE = CppEngine()
+
+
+def _aligned(size: int) -> Any:
+    """Bytes, 64-byte aligned as PyTorch allocates them."""
+    return torch.empty(max(size, ALIGNMENT), dtype=torch.uint8)
+
+
+def _address(array: Any, kept: list[Any]) -> int:
+    if array is None:
+        return 0
+    kept.append(array)
+    return int(array.data_ptr() if isinstance(array, torch.Tensor) else array.ctypes.data)
