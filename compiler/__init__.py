@@ -19,21 +19,29 @@ from typing import TYPE_CHECKING, Any
 
 # Public name -> the module that defines it.
 _PUBLIC = {
+    "Candidate": "selection",
     "CompilerError": "errors",
     "DType": "ir.types",
     "Evaluation": "ir.evaluate",
+    "Executable": "pipeline",
+    "Filter": "selection",
     "Graph": "ir.graph",
     "Node": "ir.graph",
-    "Value": "ir.graph",
     "OnnxImportError": "errors",
+    "Plan": "plan",
+    "Value": "ir.graph",
     "bind": "ir.transform",
     "check_onnx": "importers.onnx",
+    "check_support": "selection",
+    "compile": "pipeline",
+    "create_plans": "selection",
     "dummy_weights": "ir.dummy",
     "evaluate": "ir.evaluate",
     "explain_rule": "rewrite.explain",
     "extract": "ir.transform",
     "import_onnx": "importers.onnx",
     "import_torch": "importers.torch_export",
+    "load_executable": "pipeline",
     "parse_graph": "ir.parser",
     "print_graph": "ir.printer",
     "rebuild": "ir.transform",
@@ -83,8 +91,16 @@ if TYPE_CHECKING:
     from kernels_hub.compiler.ir.transform import rebuild as rebuild
     from kernels_hub.compiler.ir.types import DType as DType
     from kernels_hub.compiler.ir.verify import verify as verify
+    from kernels_hub.compiler.pipeline import Executable as Executable
+    from kernels_hub.compiler.pipeline import compile as compile  # noqa: A004
+    from kernels_hub.compiler.pipeline import load_executable as load_executable
+    from kernels_hub.compiler.plan import Plan as Plan
     from kernels_hub.compiler.rewrite.explain import explain_rule as explain_rule
     from kernels_hub.compiler.rewrite.pipeline import rewrite as rewrite
+    from kernels_hub.compiler.selection import Candidate as Candidate
+    from kernels_hub.compiler.selection import Filter as Filter
+    from kernels_hub.compiler.selection import check_support as check_support
+    from kernels_hub.compiler.selection import create_plans as create_plans
     from kernels_hub.compiler.view import to_dot as to_dot
     from kernels_hub.compiler.view import to_html as to_html
     from kernels_hub.compiler.view import to_svg as to_svg

@@ -1,0 +1,372 @@
+"""`compile`: a graph, an ONNX file or a module in, something to call out.
+
+    run = compile(graph)                               on the best device there is
+    run = compile("model.onnx", "cpu", dims={"batch": 8})
+    run = compile((module, (x,)), "cuda")
+    y = run(x)                                         torch tensors, NumPy arrays, DLPack
+    run.save("model.khplan"); load_executable("model.khplan")
+
+The graph is rewritten, divided among engines (`selection`), and compiled. Where the preferred engines take symbolic
+sizes there is one plan for all shapes; else there is one for each set of shapes, made when they first come, and the
+newest few are kept.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kernels_hub.compiler.binding import bind_shapes
+from kernels_hub.compiler.container import read_container, write_container
+from kernels_hub.compiler.devices import find_device
+from kernels_hub.compiler.engines.engine import Device, Note, Outcome, Signature
+from kernels_hub.compiler.errors import CompilerError, DimError, EngineError, PlanError
+from kernels_hub.compiler.heuristics import Heuristic, middling
+from kernels_hub.compiler.ir.dims import dim_symbols
+from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.ir.transform import bind
+from kernels_hub.compiler.plan import Plan
+from kernels_hub.compiler.plan_file import check_header, plan_in, read_bytes, versions
+from kernels_hub.compiler.program import SegmentError
+from kernels_hub.compiler.selection import (
+    LOGGER,
+    Candidate,
+    Filter,
+    choose,
+    create_plans,
+    report_failure,
+    signature_of,
+)
+
+if TYPE_CHECKING:
+    from kernels_hub.compiler.importers.torch_export import TorchProgram
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `compile` was asked for. max_shapes: how many specialised plans are kept."""
+
+    device: Device
+    only: Filter = field(default_factory=Filter)
+    rank: Heuristic | str = "default"
+    max_shapes: int = 8
+
+
+def compile(  # noqa: A001  (the verb that everybody looks for)
+    source: Any,
+    device: str | Device | torch.device = "best",
+    *,
+    engines: Sequence[str] | None = None,
+    exclude_notes: Iterable[Note] = (),
+    workspace_limit: int | None = None,
+    heuristic: Heuristic | str = "default",
+    rewrite: bool = True,
+    dims: Any = None,
+    max_shapes: int = 8,
+) -> Executable:
+    """Something to call that computes the outputs of `source`.
+
+    source: a Graph; an ONNX file (path, bytes or ModelProto); or (module, args) or (module, args, kwargs), traced by
+    torch.export. device: "best", "cpu", "cuda:0" … engines: names of those that may be used, all by default.
+    exclude_notes: nothing that an engine says this of. workspace_limit: bytes. heuristic: "default", "benchmark"
+    (measure what applies, keep the fastest), a plugin's name, or a function. rewrite: simplify and fuse first.
+    dims: sizes of symbols (ONNX: of named axes; a module: `dynamic_shapes`, as torch.export takes them).
+    max_shapes: where plans are made for each set of shapes, how many are kept.
+
+    Raises ImportFailure for what cannot be imported, EngineError with every engine's reason where none takes it.
+    """
+    graph, program = _imported(source, dims)
+    if rewrite:
+        from kernels_hub.compiler.rewrite.pipeline import rewrite as simplify
+
+        graph = simplify(graph).graph
+    names = None if engines is None else (engines,) if isinstance(engines, str) else tuple(engines)
+    only = Filter(names, frozenset(exclude_notes), workspace_limit)
+    return Executable.of(graph, Settings(find_device(device), only, heuristic, max_shapes), program)
+
+
+def _imported(source: Any, dims: Any) -> tuple[Graph, TorchProgram | None]:
+    if isinstance(source, Graph):
+        return (bind(source, dims) if dims else source), None
+    if isinstance(source, tuple) and source and isinstance(source[0], torch.nn.Module):
+        from kernels_hub.compiler.importers.torch_export import import_torch_program
+
+        program = import_torch_program(*source, dynamic_shapes=dims)
+        return program.graph, program
+    if isinstance(source, torch.nn.Module):
+        raise CompilerError(f"{type(source).__name__} needs example arguments: give (module, args)")
+    if isinstance(source, (str, os.PathLike, bytes)) or hasattr(source, "SerializeToString"):
+        from kernels_hub.compiler.importers.onnx import import_onnx
+
+        return import_onnx(source, dims=dims), None
+    raise CompilerError(
+        f"compile takes a Graph, an ONNX file, or (module, args), not {type(source).__name__}"
+    )
+
+
+class Executable:
+    """What `compile` gives. Call it with inputs in order or by name; the arguments of the module, if it was one.
+
+    plan: of the last call, or the only one. candidates: what became of each engine. evicted: how many plans for
+    shapes were dropped again. Safe to be called by several threads.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        settings: Settings,
+        graph: Graph | None,
+        program: TorchProgram | None = None,
+    ) -> None:
+        self.signature, self.settings, self.graph = signature, settings, graph
+        self.name = graph.name if graph is not None else ""
+        self.candidates: list[Outcome] = []
+        self.evicted = 0
+        self._program = program
+        self._without: set[str] = set()
+        self._plan: Plan | None = None
+        """The one for all shapes."""
+        self._plans: OrderedDict[tuple[tuple[int, ...], ...], Plan] = OrderedDict()
+        """Those for one set of shapes each."""
+        self._last: Plan | None = None
+        self._lock = threading.RLock()
+
+    @classmethod
+    def of(cls, graph: Graph, settings: Settings, program: TorchProgram | None = None) -> Executable:
+        """Of a graph. Raises EngineError where no engine takes it."""
+        made = cls(signature_of(graph), settings, graph, program)
+        if not made._specialises(graph):
+            made._plan = made._choose(graph)
+        return made
+
+    def __repr__(self) -> str:
+        return f"<Executable {self.name}: {self._plan or f'{len(self._plans)} plans, one a set of shapes'}>"
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that runs, or that ran last. Raises PlanError where none was made yet: shapes have to come first."""
+        found = self._plan or self._last
+        if found is None:
+            raise PlanError(f"graph {self.name} is compiled for each set of shapes; call it first")
+        return found
+
+    @property
+    def plans(self) -> Mapping[tuple[tuple[int, ...], ...], Plan]:
+        """Shapes of the inputs -> the plan made for them; empty where one plan serves all."""
+        return dict(self._plans)
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """The output, a tuple of the outputs, or what the module returns. Raises as `Plan.execute` does."""
+        if self._program is not None:
+            return self._call_module(inputs, named)
+        if named:
+            inputs = self._merge(inputs, named)
+        plan = self._plan
+        if plan is None:
+            plan = self._plan_for(inputs)
+        try:
+            return plan(*inputs)
+        except SegmentError as error:
+            return self._again(error, plan, inputs)
+
+    def execute(self, inputs: Mapping[str, Any] | Sequence[Any], **more: Any) -> dict[str, Any]:
+        """The outputs by name: see `Plan.execute`. Inputs are those of the graph, also where it was a module."""
+        if isinstance(inputs, Mapping):
+            inputs = self._merge((), dict(inputs))
+        plan = self._plan or self._plan_for(inputs)
+        try:
+            return plan.execute(inputs, **more)
+        except SegmentError as error:
+            self._again(error, plan, inputs)
+            return (self._plan or self._plan_for(inputs)).execute(inputs, **more)
+
+    # -- plans
+
+    def _specialises(self, graph: Graph) -> bool:
+        """Whether plans for single sets of shapes are worth it: engines take more of the graph once sizes are known."""
+        if not dim_symbols(dim for value in graph.inputs.values() for dim in value.shape):
+            return False
+        settings = self.settings
+        symbolic: Candidate | None = None
+        with suppress(EngineError):
+            symbolic = create_plans(graph, settings.device, only=settings.only, rank=settings.rank)[0]
+        if symbolic is not None and len(symbolic.engines) == 1 and symbolic.preferred:
+            return False
+        try:
+            example = bind(graph, middling(graph))
+            special = create_plans(example, settings.device, only=settings.only, rank=settings.rank)[0]
+        except (EngineError, DimError):
+            return False
+        return symbolic is None or special.seconds < 0.8 * symbolic.seconds
+
+    def _choose(self, graph: Graph) -> Plan:
+        settings = self.settings
+        outcomes: list[Outcome] = []
+        try:
+            return choose(graph, settings.device, settings.only, settings.rank, outcomes, self._without)
+        finally:
+            self.candidates = [*self.candidates, *(one for one in outcomes if one not in self.candidates)]
+
+    def _plan_for(self, inputs: Sequence[Any]) -> Plan:
+        """The plan for the shapes of inputs, made if they are new."""
+        try:
+            shapes = tuple([tuple(one.shape) for one in inputs])
+        except AttributeError as error:
+            raise PlanError(f"graph {self.name}: inputs are tensors or arrays: {error}") from error
+        if len(shapes) != len(self.signature.inputs):
+            names = ", ".join(map(repr, self.signature.inputs))
+            raise PlanError(
+                f"graph {self.name} takes {len(self.signature.inputs)} inputs ({names}), got {len(shapes)}"
+            )
+        plan = self._plans.get(shapes)
+        if plan is None:
+            sizes = bind_shapes(self.signature.inputs, shapes, f"graph {self.name}: input")
+            with self._lock:
+                plan = self._plans.get(shapes) or self._specialise(shapes, sizes)
+        self._last = plan
+        return plan
+
+    def _specialise(self, shapes: tuple[tuple[int, ...], ...], sizes: Mapping[str, int]) -> Plan:
+        if self.graph is None:
+            there = "; ".join(str([list(shape) for shape in one]) for one in self._plans)
+            raise PlanError(
+                f"graph {self.name} was saved with plans for the shapes {there}, not for "
+                f"{[list(one) for one in shapes]}; compile it again, and call it with these before it is saved"
+            )
+        self._plans[shapes] = plan = self._choose(bind(self.graph, sizes))
+        while len(self._plans) > max(1, self.settings.max_shapes):
+            dropped, _ = self._plans.popitem(last=False)
+            if not self.evicted:
+                LOGGER.warning(
+                    "graph %s: more than %d sets of shapes; the plan for %s is dropped, and made again when they come "
+                    "(compile(…, max_shapes=…) keeps more)", self.name, self.settings.max_shapes, list(dropped),
+                )  # fmt: skip
+            self.evicted += 1
+        return plan
+
+    def _again(self, error: SegmentError, failed: Plan, inputs: Sequence[Any]) -> Any:
+        """Run on the next engine, which takes over if it can do it; else raise what the first one raised."""
+        if error.memory or self.settings.only.engines is not None or self.graph is None:
+            raise error
+        with self._lock:
+            if failed is self._plan or failed in self._plans.values():
+                without = {*self._without, error.engine}
+                shapes = next((one for one, plan in self._plans.items() if plan is failed), None)
+                graph = self.graph
+                if shapes is not None:
+                    graph = bind(graph, bind_shapes(self.signature.inputs, shapes))
+                try:
+                    plan = choose(
+                        graph, self.settings.device, self.settings.only, self.settings.rank, [], without
+                    )
+                except EngineError:
+                    raise error from None
+                results = plan(*inputs)
+                self._without.add(error.engine)
+                report_failure(error, graph, self.candidates)
+                if shapes is None:
+                    self._plan = plan
+                else:
+                    self._plans[shapes] = self._last = plan
+                return results
+        plan = self._plan or self._plan_for(inputs)
+        return plan(*inputs)
+
+    # -- arguments
+
+    def _merge(self, inputs: Sequence[Any], named: dict[str, Any]) -> Sequence[Any]:
+        names = list(self.signature.inputs)
+        given = {**dict(zip(names, inputs, strict=False)), **named}
+        unknown = [name for name in named if name not in names]
+        twice = [name for name in names[: len(inputs)] if name in named]
+        missing = [name for name in names if name not in given]
+        if unknown or twice or missing or len(inputs) > len(names):
+            raise PlanError(
+                f"graph {self.name} has the inputs {names}; missing are {missing}, unknown {unknown}, twice {twice}"
+            )
+        return [given[name] for name in names]
+
+    def _call_module(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from torch.utils import _pytree as pytree
+
+        program = self._program
+        assert program is not None
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if spec != program.in_spec:
+            raise PlanError(
+                f"graph {self.name} was traced with arguments {program.in_spec}, called with {spec}"
+            )
+        inputs = [
+            one for name, one in zip(program.inputs, leaves, strict=True) if name in self.signature.inputs
+        ]
+        plan = self._plan or self._plan_for(inputs)
+        try:
+            results = plan.run(inputs)
+        except SegmentError as error:
+            found = self._again(error, plan, inputs)
+            results = [found] if len(self.signature.outputs) == 1 else list(found)
+        outputs = dict(zip(self.signature.outputs, results, strict=True))
+        listed = [outputs[one] if kind == "output" else one for kind, one in program.outputs]
+        return pytree.tree_unflatten(listed, program.out_spec)
+
+    # -- files
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all plans to a file, whole or not at all. Raises PlanError where there is none yet, OSError."""
+        plans = [self._plan] if self._plan is not None else list(self._plans.values())
+        if not plans:
+            raise PlanError(
+                f"graph {self.name} is compiled for each set of shapes; call it before it is saved"
+            )
+        header = {
+            "kind": "executable",
+            "graph": self.name,
+            "versions": versions(),
+            "device": {"type": self.settings.device.type, "arch": self.settings.device.arch},
+            "shapes": None if self._plan is not None else list(self._plans),
+        }
+        data = write_container(
+            header, {f"plan {number}": one.serialize() for number, one in enumerate(plans)}
+        )
+        target = Path(path)
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            Path(name).replace(target)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def load_executable(
+    source: str | os.PathLike[str] | bytes, device: str | Device | torch.device | None = None
+) -> Executable:
+    """What `Executable.save` wrote; it takes the graph's inputs in order or by name, and runs at once.
+
+    Raises PlanError for a file that is not there, damaged, or for another device or version.
+    """
+    data, what = read_bytes(source)
+    container = read_container(data, what)
+    place = check_header(container.header, "executable", what, device)
+    plans = [
+        plan_in(read_container(part, f"{what}, {name}"), f"{what}, {name}", place)
+        for name, part in container.sections.items()
+    ]
+    made = Executable(plans[0].signature, Settings(place), None)
+    made.name = container.header["graph"]
+    if container.header["shapes"] is None:
+        made._plan = plans[0]
+    else:
+        keys = (tuple(tuple(shape) for shape in one) for one in container.header["shapes"])
+        made._plans.update(zip(keys, plans, strict=True))
+    return made

@@ -1,0 +1,170 @@
+"""Plans as bytes, and back: a `container` with the engines' payloads as sections. No pickle; every byte is checked.
+
+A plan is for the device, the kernels_hub and the torch that it was made with; each is compared, and named, when it
+is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import kernels_hub
+from kernels_hub.compiler.container import Container, read_container, write_container
+from kernels_hub.compiler.devices import find_device
+from kernels_hub.compiler.engines import registry
+from kernels_hub.compiler.engines.engine import Device, Signature, engine_id
+from kernels_hub.compiler.engines.guard import loaded
+from kernels_hub.compiler.errors import CompilerError, PlanError
+from kernels_hub.compiler.ir.dims import Expr, symbol
+from kernels_hub.compiler.ir.op import TensorType
+from kernels_hub.compiler.ir.text import parse_dim
+from kernels_hub.compiler.ir.types import dtype
+from kernels_hub.compiler.plan import Plan
+from kernels_hub.compiler.program import Program, Segment
+
+Source = str | os.PathLike[str] | bytes
+
+
+def versions() -> dict[str, str]:
+    """What a plan depends on."""
+    return {"kernels_hub": kernels_hub.__version__, "torch": torch.__version__}
+
+
+def write_plan(plan: Plan) -> bytes:
+    """A plan as bytes. Raises EngineError where an engine cannot serialize its part."""
+    program = plan.program
+    header = {
+        "kind": "plan",
+        "graph": program.name,
+        "digest": program.digest,
+        "versions": versions(),
+        "device": {"type": plan.device.type, "arch": plan.device.arch},
+        "symbols": {name: _facts(one) for name, one in program.facts.items()},
+        "inputs": [[name, *_type(of)] for name, of in program.signature.inputs.items()],
+        "outputs": [[name, *_type(of)] for name, of in program.signature.outputs.items()],
+        "slots": [_type(of) for of in program.slots],
+        "output_slots": program.outputs,
+        "carriers": sorted(program.carriers),
+        "defined": dict(program.defined),
+        "segments": [
+            {
+                "engine": one.engine, "id": engine_id(one.engine), "knobs": dict(one.knobs),
+                "inputs": one.inputs, "outputs": one.outputs, "ops": one.ops,
+            }
+            for one in program.segments
+        ],
+    }  # fmt: skip
+    payloads = {f"segment {place}": one.plan.serialize() for place, one in enumerate(program.segments)}
+    return write_container(header, {"graph": program.text.encode(), **payloads})
+
+
+def read_plan(source: Source, device: str | Device | torch.device | None = None) -> Plan:
+    """The plan in a file, or in bytes. device: by default, the one of its type that is here.
+
+    Raises PlanError for a file that is not there, damaged, or for another device or version, or whose engine is
+    missing.
+    """
+    data, what = read_bytes(source)
+    return plan_in(read_container(data, what), what, device)
+
+
+def read_bytes(source: Source) -> tuple[bytes, str]:
+    """The bytes, and what to call them. Raises PlanError where a file cannot be read."""
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return bytes(source), f"the plan ({len(source)} bytes)"
+    try:
+        return Path(source).read_bytes(), str(source)
+    except OSError as error:
+        raise PlanError(
+            f"{source} cannot be read: {error.strerror or error}; compile the graph and save it"
+        ) from error
+
+
+def plan_in(container: Container, what: str, device: str | Device | torch.device | None) -> Plan:
+    """The plan that a container holds. Raises as `read_plan` does."""
+    header = container.header
+    place = check_header(header, "plan", what, device)
+    try:
+        facts = {name: symbol(name, *bounds) for name, bounds in header["symbols"].items()}
+        signature = Signature(
+            {name: _type_of(rest, facts) for name, *rest in header["inputs"]},
+            {name: _type_of(rest, facts) for name, *rest in header["outputs"]},
+        )
+        slots = tuple(_type_of(one, facts) for one in header["slots"])
+    except (KeyError, TypeError, ValueError, CompilerError) as error:
+        raise PlanError(f"{what}: the header makes no sense ({error}); compile the graph again") from error
+    segments = tuple(
+        _segment(number, row, container.sections[f"segment {number}"], header["graph"], what, place)
+        for number, row in enumerate(header["segments"])
+    )
+    program = Program(
+        header["graph"], signature, segments, slots, tuple(header["output_slots"]), frozenset(header["carriers"]),
+        header["defined"], facts, header["digest"], bytes(container.sections["graph"]).decode(),
+    )  # fmt: skip
+    return Plan(program, place)
+
+
+def check_header(
+    header: Mapping[str, Any], kind: str, what: str, device: str | Device | torch.device | None
+) -> Device:
+    """The device to run on. Raises PlanError where a file is of another kind, device or version."""
+    if header.get("kind") != kind:
+        raise PlanError(f"{what} is a {header.get('kind')} file, not a {kind} file")
+    for name, version in versions().items():
+        if header["versions"].get(name) != version:
+            made = header["versions"].get(name)
+            raise PlanError(f"{what} was made with {name} {made}, this is {version}; compile the graph again")
+    wanted = header["device"]
+    try:
+        place = find_device(wanted["type"] if device is None else device)
+    except CompilerError as error:
+        raise PlanError(f"{what} is for {wanted['type']} ({wanted['arch']}): {error}") from error
+    if (place.type, place.arch) != (wanted["type"], wanted["arch"]):
+        made = Device(wanted["type"], 0, wanted["arch"])
+        raise PlanError(f"{what} is for {made}, not for {place}; compile the graph for this device")
+    return place
+
+
+def _segment(
+    number: int, row: Mapping[str, Any], payload: memoryview, graph: str, what: str, device: Device
+) -> Segment:
+    name = row["engine"]
+    if row["id"] != engine_id(name):
+        raise PlanError(
+            f"{what}: segment {number} is of engine {name!r}, whose id is another; compile the graph again"
+        )
+    known = {engine.name: engine for engine in registry.engines()}
+    if name not in known:
+        failed = "".join(f"; {one.source}: {one.reason}" for one in registry.failures() if name in one.source)
+        raise PlanError(
+            f"{what}: segment {number} is for engine {name!r}, which is not here{failed}; there are "
+            f"{', '.join(known)}: install it, or compile the graph again"
+        )
+    try:
+        plan = loaded(known[name], bytes(payload), device, graph)
+    except PlanError as error:
+        raise PlanError(f"{what}: segment {number}, engine {name}: {error}") from error
+    except CompilerError as error:
+        raise PlanError(f"{what}: {error}; compile the graph again") from error
+    return Segment(name, plan, tuple(row["inputs"]), tuple(row["outputs"]), row["knobs"], row["ops"])
+
+
+def _type(of: TensorType) -> list[Any]:
+    return [of.dtype.name, [str(dim) if isinstance(dim, Expr) else dim for dim in of.shape]]
+
+
+def _type_of(row: Sequence[Any], facts: Mapping[str, Expr]) -> TensorType:
+    name, dims = row
+    shape = tuple(parse_dim(dim, facts.__getitem__) if isinstance(dim, str) else int(dim) for dim in dims)
+    return TensorType(dtype(name), shape)
+
+
+def _facts(one: Expr) -> tuple[int, int | None]:
+    only = one.only_symbol
+    assert only is not None
+    return only.min, only.max

@@ -1,0 +1,348 @@
+"""What a plan does: segments, each a part of a graph on one engine, and the slots that values pass through."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kernels_hub.compiler.binding import sized
+from kernels_hub.compiler.engines.engine import CompiledPlan, Device, KnobValue, Signature
+from kernels_hub.compiler.engines.guard import GuardedPlan
+from kernels_hub.compiler.engines.tensors import torch_dtype
+from kernels_hub.compiler.errors import CompilerError, EngineError
+from kernels_hub.compiler.ir.dims import Expr
+from kernels_hub.compiler.ir.op import TensorType
+
+_ALIGN = 64
+_FRAMES = 8
+"""How many arenas a set of shapes keeps, when so many threads were in a call at once."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a plan: an engine's plan, and the slots that it reads and fills. ops: nodes of the graph in it."""
+
+    engine: str
+    plan: CompiledPlan
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    knobs: Mapping[str, KnobValue] = field(default_factory=dict)
+    ops: int = 0
+
+
+@dataclass(frozen=True)
+class Program:
+    """Slots 0, 1, … are the inputs; each later one is filled once, by a segment.
+
+    slots: the type of each. outputs: the slot of each output. carriers: slots that carry a size in their shape, and
+    nothing else. defined: symbols whose size is known when a slot is filled. facts: symbols by name. digest: of the
+    graph. text: the graph, printed.
+    """
+
+    name: str
+    signature: Signature
+    segments: tuple[Segment, ...]
+    slots: tuple[TensorType, ...]
+    outputs: tuple[int, ...]
+    carriers: frozenset[int] = frozenset()
+    defined: Mapping[str, int] = field(default_factory=dict)
+    facts: Mapping[str, Expr] = field(default_factory=dict)
+    digest: str = ""
+    text: str = ""
+
+    @property
+    def direct(self) -> bool:
+        """Whether it is one segment that takes the inputs and gives the outputs as they are."""
+        if len(self.segments) != 1 or len(set(self.outputs)) != len(self.outputs):
+            return False
+        (only,) = self.segments
+        return only.inputs == tuple(range(len(self.signature.inputs))) and only.outputs == self.outputs
+
+
+class SegmentError(EngineError):
+    """An engine that failed while a plan ran; `engine` is its name, `memory` whether memory ran out."""
+
+    def __init__(self, message: str, engine: str, *, memory: bool = False) -> None:
+        super().__init__(message)
+        self.engine, self.memory = engine, memory
+
+
+def torch_device(device: Device) -> torch.device:
+    """Where torch has the tensors of a device."""
+    return torch.device("cpu") if device.type == "cpu" else torch.device("cuda", device.index)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where values between segments, and the segments' workspaces, lie in one arena.
+
+    offsets: slot -> byte. workspaces: for each segment its first byte and size, or None. total: bytes in all.
+    """
+
+    offsets: Mapping[int, int]
+    workspaces: tuple[tuple[int, int] | None, ...]
+    total: int
+
+
+def lay_out(program: Program, sizes: Mapping[str, int]) -> Layout:
+    """Offsets by lifetime: what is not needed at the same time may lie at the same place."""
+    if program.direct:
+        total = program.segments[0].plan.workspace_size(sizes)
+        return Layout({}, ((0, total),), total)
+    last = {slot: place for place, segment in enumerate(program.segments) for slot in segment.inputs}
+    lives: list[tuple[int, int, int, int]] = []
+    """(bytes, first segment, last segment, slot, or -1 - segment for a workspace)."""
+    for place, segment in enumerate(program.segments):
+        if size := segment.plan.workspace_size(sizes) if _sized(program, segment, sizes) else 0:
+            lives.append((size, place, place, -1 - place))
+        for slot in () if _computes(segment.plan) else segment.outputs:
+            shape = sized(program.slots[slot].shape, sizes)
+            if slot not in program.outputs and shape is not None:
+                size = math.prod(shape) * torch_dtype(program.slots[slot].dtype).itemsize
+                lives.append((size, place, last.get(slot, place), slot))
+    lives.sort(key=lambda one: (-one[0], one[3]))
+    placed: list[tuple[int, int, int, int]] = []
+    offsets: dict[int, int] = {}
+    for size, first, end, slot in lives:
+        offset = 0
+        for low, high, others_first, others_end in sorted(placed):
+            if others_first <= end and first <= others_end:
+                if low >= offset + size:
+                    break
+                offset = max(offset, high)
+        offsets[slot] = offset
+        placed.append((offset, offset + -(-size // _ALIGN) * _ALIGN, first, end))
+    sizes_of = {slot: size for size, _, _, slot in lives}
+    workspaces = tuple(
+        (offsets[-1 - place], sizes_of[-1 - place]) if -1 - place in offsets else None
+        for place in range(len(program.segments))
+    )
+    total = max((high for _, high, _, _ in placed), default=0)
+    return Layout({slot: at for slot, at in offsets.items() if slot >= 0}, workspaces, total)
+
+
+@dataclass
+class _Frame:
+    """Memory for one call: a tensor for each slot between segments, a workspace for each segment."""
+
+    slots: list[Any]
+    workspaces: list[torch.Tensor | None]
+
+
+class Call:
+    """A program at one set of shapes: `run(inputs)` is all of a call whose inputs were checked."""
+
+    def __init__(self, program: Program, sizes: Mapping[str, int], device: Device) -> None:
+        self.program, self.sizes, self.device = program, dict(sizes), torch_device(device)
+        self._shapes = [sized(of.shape, sizes) for of in program.slots]
+        self.known = None not in self._shapes
+        """Whether every size is; else some are told by the data, and memory is allocated as they are."""
+        self._dtypes = [torch_dtype(of.dtype) for of in program.slots]
+        self.outputs = [(self._shapes[slot], self._dtypes[slot]) for slot in program.outputs]
+        self._plans = [_bare(segment.plan) for segment in program.segments]
+        self._computes = [_computes(segment.plan) for segment in program.segments]
+        self._shared = _shared(program)
+        self._layout: Layout | None = None
+        self._frames: dict[Any, deque[_Frame]] = {}
+        self.run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] = self._run_segments
+        if program.direct and self.known:
+            self._execute = self._plans[0].execute
+            self.run = self._run_computed if self._computes[0] else self._run_direct
+
+    @property
+    def layout(self) -> Layout:
+        """Of the arena."""
+        if self._layout is None:
+            self._layout = lay_out(self.program, self.sizes)
+        return self._layout
+
+    def _run_direct(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        device = self.device
+        outputs = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.outputs]  # type: ignore[arg-type]
+        try:
+            self._execute(inputs, outputs)
+        except Exception as error:
+            raise self._failure(0, error) from error
+        return outputs
+
+    def _run_computed(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        try:
+            return list(self._plans[0].compute(inputs))  # type: ignore[attr-defined]
+        except Exception as error:
+            raise self._failure(0, error) from error
+
+    def run_into(
+        self,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor] | None = None,
+        workspace: torch.Tensor | None = None,
+        stream: int | None = None,
+    ) -> list[torch.Tensor]:
+        """As `run`, into outputs and a workspace of the caller, which were checked."""
+        if not (self.known and self.program.direct):
+            return self._run_segments(inputs, outputs, workspace, stream)
+        if outputs is None:
+            outputs = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self.outputs]  # type: ignore[arg-type]
+        try:
+            self._execute(inputs, outputs, workspace, stream)
+        except Exception as error:
+            raise self._failure(0, error) from error
+        return list(outputs)
+
+    def _run_segments(
+        self,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor] | None = None,
+        workspace: torch.Tensor | None = None,
+        stream: int | None = None,
+    ) -> list[torch.Tensor]:
+        program, key = self.program, self._stream(stream)
+        frame = self._take(key) if workspace is None else self._frame(workspace)
+        slots = frame.slots.copy()
+        slots[: len(inputs)] = inputs
+        if outputs is not None:
+            for place, slot in enumerate(program.outputs):
+                if place not in self._shared:
+                    slots[slot] = outputs[place]
+        sizes, shapes = self.sizes, self._shapes
+        for number, segment in enumerate(program.segments):
+            if not self.known:
+                shapes = self._grow(slots, segment, sizes)
+            try:
+                self._run_segment(number, slots, shapes, frame.workspaces[number], stream)
+            except Exception as error:
+                raise self._failure(number, error) from error
+            if not self.known:
+                sizes = self._define(slots, segment, sizes)
+        if outputs is not None:
+            for place in self._shared:
+                outputs[place].copy_(slots[program.outputs[place]])
+        if workspace is None and key is not _CAPTURE:
+            self._frames.setdefault(key, deque(maxlen=_FRAMES)).append(frame)
+        if outputs is not None:
+            return list(outputs)
+        return [
+            slots[slot].clone() if place in self._shared else slots[slot]
+            for place, slot in enumerate(program.outputs)
+        ]
+
+    def _run_segment(
+        self, number: int, slots: list[Any], shapes: list[Any], workspace: Any, stream: int | None
+    ) -> None:
+        segment, plan = self.program.segments[number], self._plans[number]
+        given = [slots[slot] for slot in segment.inputs]
+        if self._computes[number] and all(slots[slot] is None for slot in segment.outputs):
+            made = plan.compute(given, workspace, stream)  # type: ignore[attr-defined]
+            for slot, tensor in zip(segment.outputs, made, strict=True):
+                slots[slot] = tensor
+            return
+        for slot in segment.outputs:
+            if slots[slot] is None:
+                slots[slot] = torch.empty(shapes[slot], dtype=self._dtypes[slot], device=self.device)
+        plan.execute(given, [slots[slot] for slot in segment.outputs], workspace, stream)
+
+    def _grow(self, slots: list[Any], segment: Segment, sizes: Mapping[str, int]) -> list[Any]:
+        """The shapes that are known before a segment runs; carriers that it reads are made."""
+        for slot in segment.inputs:
+            if slot in self.program.carriers and slots[slot] is None:
+                slots[slot] = _carrier(self.program.slots[slot], sizes, self.device)
+        return [sized(of.shape, sizes) for of in self.program.slots]
+
+    def _define(self, slots: list[Any], segment: Segment, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Sizes with those that the results of a segment tell."""
+        grown = dict(sizes)
+        for name, slot in self.program.defined.items():
+            if slot in segment.outputs:
+                found = slots[slot]
+                grown[name] = int(found) if not found.dim() else int(found.shape[-1])
+        return grown
+
+    def _failure(self, number: int, error: Exception) -> Exception:
+        if isinstance(error, CompilerError):
+            return error
+        segment, program = self.program.segments[number], self.program
+        where = f"graph {program.name}: engine {segment.engine}"
+        if len(program.segments) > 1:
+            where += f", segment {number} of {len(program.segments)},"
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+            sizes = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+            needs = f"it wants a workspace of {self.layout.total} bytes" + (f" for {sizes}" if sizes else "")
+            message = f"{where} ran out of memory on {self.device}; {needs}: {error}"
+            return SegmentError(message, segment.engine, memory=True)
+        return SegmentError(f"{where} failed: {type(error).__name__}: {error}", segment.engine)
+
+    # -- arenas
+
+    def _stream(self, stream: int | None) -> Any:
+        """Arenas are used again on the same stream only: elsewhere what is queued may still write to them."""
+        if self.device.type == "cpu":
+            return None
+        if torch.cuda.is_current_stream_capturing():
+            return _CAPTURE
+        return stream if stream is not None else torch.cuda.current_stream(self.device).cuda_stream
+
+    def _take(self, key: Any) -> _Frame:
+        try:
+            return self._frames[key].pop()
+        except (KeyError, IndexError):
+            total = self.layout.total
+            return self._frame(torch.empty(total + _ALIGN, dtype=torch.uint8, device=self.device))
+
+    def _frame(self, arena: torch.Tensor) -> _Frame:
+        start = -arena.data_ptr() % _ALIGN
+        layout = self.layout
+        slots: list[Any] = [None] * len(self.program.slots)
+        for slot, offset in layout.offsets.items():
+            shape, dtype = self._shapes[slot], self._dtypes[slot]
+            assert shape is not None
+            size = math.prod(shape) * dtype.itemsize
+            slots[slot] = arena[start + offset : start + offset + size].view(dtype).view(shape)
+        for slot in self.program.carriers:
+            if self._shapes[slot] is not None:
+                slots[slot] = _carrier(self.program.slots[slot], self.sizes, self.device)
+        workspaces = [
+            None if one is None else arena[start + one[0] : start + one[0] + one[1]]
+            for one in layout.workspaces
+        ]
+        return _Frame(slots, workspaces)
+
+
+def _shared(program: Program) -> tuple[int, ...]:
+    """Outputs that are inputs, or the same as other outputs: they are copies."""
+    inputs = len(program.signature.inputs)
+    return tuple(
+        place
+        for place, slot in enumerate(program.outputs)
+        if slot < inputs or slot in program.outputs[:place]
+    )
+
+
+_CAPTURE = object()
+
+
+def _computes(plan: CompiledPlan) -> bool:
+    """Whether a plan can allocate its outputs itself, which is then the way that it likes best."""
+    found = getattr(plan, "computes", None)
+    return hasattr(plan, "compute") if found is None else bool(found)
+
+
+def _sized(program: Program, segment: Segment, sizes: Mapping[str, int]) -> bool:
+    """Whether all that a segment reads and fills has a known shape."""
+    slots = (*segment.inputs, *segment.outputs)
+    return all(sized(program.slots[slot].shape, sizes) is not None for slot in slots)
+
+
+def _bare(plan: CompiledPlan) -> CompiledPlan:
+    """A plan without its guard: what goes wrong in it is named by the call."""
+    return plan.plan if isinstance(plan, GuardedPlan) else plan
+
+
+def _carrier(of: TensorType, sizes: Mapping[str, int], device: torch.device) -> torch.Tensor:
+    shape = sized(of.shape, sizes)
+    assert shape is not None
+    return torch.zeros((), dtype=torch_dtype(of.dtype), device=device).expand(shape)

@@ -1,0 +1,312 @@
+"""From a graph to a plan: ask the engines, divide the graph, compile the pieces; an engine that fails is left out.
+
+answers = check_support(graph, "cpu")                 {engine: Support or Decline}
+candidates = create_plans(graph, "cpu")               ways to run it, the preferred first
+plan = candidates[0].build()
+plan.execute({"x": x})
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from kernels_hub.compiler.devices import find_device
+from kernels_hub.compiler.engines import registry
+from kernels_hub.compiler.engines.engine import (
+    CompiledPlan,
+    Decline,
+    Device,
+    Engine,
+    KnobValue,
+    Note,
+    Outcome,
+    Signature,
+    Support,
+)
+from kernels_hub.compiler.engines.guard import checked, compiled
+from kernels_hub.compiler.errors import CompilerError, EngineError
+from kernels_hub.compiler.heuristics import Heuristic, default, estimate, heuristic
+from kernels_hub.compiler.ir.dims import dim_symbols
+from kernels_hub.compiler.ir.graph import Graph, Value
+from kernels_hub.compiler.ir.op import TensorType
+from kernels_hub.compiler.ir.printer import print_graph
+from kernels_hub.compiler.ir.types import BOOL
+from kernels_hub.compiler.partition import Partition, Piece, partition
+from kernels_hub.compiler.plan import Plan
+from kernels_hub.compiler.program import Program, Segment, SegmentError
+
+LOGGER = logging.getLogger("kernels_hub")
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which engines may be used: all, or these names; none with such a note, or that wants a larger workspace."""
+
+    engines: tuple[str, ...] | None = None
+    exclude_notes: frozenset[Note] = frozenset()
+    workspace_limit: int | None = None
+
+    def there(self) -> dict[str, Engine]:
+        """Name -> engine, of those that may be used. Raises EngineError for a name that there is not."""
+        if self.engines is None:
+            return {engine.name: engine for engine in registry.engines()}
+        return {name: registry.engine(name) for name in self.engines}
+
+    def check(self, engine: Engine, graph: Graph, device: Device) -> Support | Decline:
+        """What the engine says, or why it may not be used."""
+        answer = checked(engine, graph, device)
+        if isinstance(answer, Support):
+            if unwanted := answer.notes & self.exclude_notes:
+                notes = " and ".join(sorted(one.value for one in unwanted))
+                return Decline(f"it {notes}, which is excluded")
+            limit = self.workspace_limit
+            if limit is not None and answer.workspace is not None and answer.workspace > limit:
+                return Decline(f"it wants a workspace of {answer.workspace} bytes, more than {limit}")
+        return answer
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to run a graph: divided among engines, with knobs for each engine. `build` makes the plan."""
+
+    partition: Partition
+    device: Device
+    knobs: Mapping[str, Mapping[str, KnobValue]] = field(default_factory=dict)
+    preferred: bool = False
+    """Whether the engine that the heuristic likes best takes part."""
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Of the pieces, in order."""
+        return self.partition.engines
+
+    @cached_property
+    def seconds(self) -> float:
+        """An estimate, for comparing."""
+        return estimate(self.partition)
+
+    def build(self) -> Plan:
+        """The plan. Raises EngineError, which names engine and graph, where an engine fails."""
+        return Plan(_program(self), self.device)
+
+
+def check_support(
+    graph: Graph, device: str | Device | torch.device = "best", *, only: Filter | None = None
+) -> dict[str, Support | Decline]:
+    """Each engine's answer to the whole graph: Support (truthy), or Decline with the reason."""
+    place, only = find_device(device), only or Filter()
+    return {name: only.check(engine, graph, place) for name, engine in only.there().items()}
+
+
+def create_plans(
+    graph: Graph,
+    device: str | Device | torch.device = "best",
+    *,
+    only: Filter | None = None,
+    rank: Heuristic | str = "default",
+    without: Iterable[str] = (),
+) -> list[Candidate]:
+    """Ways to run a graph, the preferred first. Raises EngineError, with every engine's reason, if there is none.
+
+    A way is a division of the graph among engines; that which takes the shortest by `heuristics.estimate` is the first.
+    Where an engine takes all of it, that is a way, too. without: names of engines to leave out.
+    """
+    place, only = find_device(device), only or Filter()
+    if untold := untold_symbols(graph):
+        raise EngineError(
+            f"graph {graph.name}: no input's shape tells the size of {', '.join(untold)}: bind them to numbers first"
+        )
+    engines = {name: one for name, one in only.there().items() if name not in set(without)}
+    known: dict[tuple[str, int], Support | Decline] = {}
+    kept: list[Graph] = []
+
+    def check(name: str, part: Graph) -> Support | Decline:
+        key = (name, id(part))
+        if key not in known:
+            kept.append(part)  # an id is of this graph as long as it lives
+            known[key] = only.check(engines[name], part, place)
+        return known[key]
+
+    answers = {name: check(name, graph) for name in engines}
+    order = _order(rank, graph, place, answers)
+    candidates: list[Candidate] = []
+    refusal: EngineError | None = None
+    for start, name in enumerate(order):
+        answer = answers[name]
+        if isinstance(answer, Decline) and not answer.values:
+            continue
+        try:
+            divided = partition(graph, order[start:], check)
+        except EngineError as error:
+            refusal = refusal or error
+            continue
+        if divided.engines not in {one.engines for one in candidates}:
+            candidates.append(Candidate(divided, place, preferred=order[0] in divided.engines))
+    if not candidates:
+        raise EngineError(_nobody(graph, place, answers, order)) from refusal
+    if len(candidates[0].engines) > 1:
+        candidates.sort(key=lambda one: one.seconds)
+    return candidates
+
+
+def choose(
+    graph: Graph,
+    device: Device,
+    only: Filter,
+    rank: Heuristic | str,
+    outcomes: list[Outcome],
+    without: set[str],
+) -> Plan:
+    """The plan of the first candidate that builds; `outcomes` gets a row for each engine: what it does, or why not.
+
+    An engine that fails at what it took joins `without`, and the next way is tried, unless engines were named: then
+    its error is raised.
+    """
+    while True:
+        candidates = create_plans(graph, device, only=only, rank=rank, without=without)
+        try:
+            plan = candidates[0].build()
+        except SegmentError as error:
+            report_failure(error, graph, outcomes)
+            if only.engines is not None:
+                raise
+            without.add(error.engine)
+            continue
+        total = sum(one.ops for one in plan.segments)
+        used = ", ".join(dict.fromkeys(plan.engines))
+        for name, answer in check_support(graph, device, only=only).items():
+            if name in plan.engines:
+                ops = sum(one.ops for one in plan.segments if one.engine == name)
+                outcomes.append(Outcome(name, reason=f"runs {ops} of {total} ops"))
+            elif name not in without:
+                reason = f"takes the graph; preferred is {used}" if answer else answer.reason  # type: ignore[union-attr]
+                outcomes.append(Outcome(name, reason=reason))
+        return plan
+
+
+_REPORTED: set[tuple[str, str]] = set()
+
+
+def report_failure(error: SegmentError, graph: Graph, outcomes: list[Outcome]) -> None:
+    """An engine broke its word: a row of the outcomes, and one warning for each engine and graph."""
+    outcomes.append(Outcome(error.engine, reason=str(error), details=error))
+    if (error.engine, graph.name) not in _REPORTED:
+        _REPORTED.add((error.engine, graph.name))
+        LOGGER.warning("%s; the next engine runs it instead", error)
+
+
+def untold_symbols(graph: Graph) -> list[str]:
+    """Symbols that the outputs need, and that neither a shape of an input nor the data tell."""
+    told = dim_symbols(dim for value in graph.inputs.values() for dim in value.shape)
+    used = {one for node in graph.live() for one in node.symbols()} - told
+    return sorted(one.name for one in used if one.name not in graph.definers)
+
+
+def signature_of(graph: Graph) -> Signature:
+    """Names and types of what goes into a graph and out of it."""
+    return Signature(
+        {name: value.type for name, value in graph.inputs.items()},
+        {name: value.type for name, value in graph.outputs.items()},
+    )
+
+
+def digest_of(graph: Graph) -> str:
+    """A digest of all that a graph computes, but for the arrays of its parameters."""
+    return hashlib.sha256(print_graph(graph).encode()).hexdigest()[:32]
+
+
+def _order(
+    rank: Heuristic | str, graph: Graph, device: Device, answers: Mapping[str, Support | Decline]
+) -> list[str]:
+    """The heuristic's order; one that fails is reported, and the default one decides."""
+    if rank == "default" or isinstance(rank, str):
+        rank = heuristic(rank)
+    try:
+        return [name for name in rank(graph, device, answers) if name in answers]
+    except Exception as error:  # noqa: BLE001  (a plugin may raise anything)
+        LOGGER.warning(
+            "the heuristic %r failed, the default one decides: %s: %s", rank, type(error).__name__, error
+        )
+        return list(default(graph, device, answers))
+
+
+def _nobody(
+    graph: Graph, device: Device, answers: Mapping[str, Support | Decline], order: Sequence[str]
+) -> str:
+    reasons = [f"{name}: {answer.reason}" for name, answer in answers.items() if isinstance(answer, Decline)]
+    reasons += [f"{name}: the heuristic leaves it out" for name in answers if name not in order]
+    reasons += [f"{one.source} is not loaded: {one.reason}" for one in registry.failures()]
+    return f"no engine takes graph {graph.name} on {device}:" + "".join(f"\n  {one}" for one in reasons)
+
+
+def _compile(piece: Piece, candidate: Candidate) -> CompiledPlan:
+    graph, knobs = candidate.partition.graph, candidate.knobs.get(piece.engine, {})
+    try:
+        plan = compiled(registry.engine(piece.engine), piece.part, candidate.device, knobs)
+    except CompilerError as error:
+        raise SegmentError(f"graph {graph.name}: {error}", piece.engine) from error
+    wanted = signature_of(piece.part)
+    if (list(plan.signature.inputs.items()), list(plan.signature.outputs.items())) != (
+        list(wanted.inputs.items()),
+        list(wanted.outputs.items()),
+    ):
+        got = f"the plan of engine {piece.engine} has the signature {plan.signature}"
+        message = f"graph {graph.name}: {got}, expected {wanted}"
+        raise SegmentError(message, piece.engine)
+    return plan
+
+
+def _program(candidate: Candidate) -> Program:
+    graph = candidate.partition.graph
+    slots: list[TensorType] = [value.type for value in graph.inputs.values()]
+    places: dict[Value | str, int] = {value: place for place, value in enumerate(graph.inputs.values())}
+    segments: list[Segment] = []
+    carriers: set[int] = set()
+    outputs: dict[str, int] = {}
+    for piece in candidate.partition.pieces:
+        for one in piece.inputs:
+            if one not in places:
+                assert isinstance(one, str)
+                places[one] = len(slots)
+                carriers.add(len(slots))
+                slots.append(TensorType(BOOL, (graph.symbols[one],)))
+        filled: list[int] = []
+        whole = piece.part is graph
+        for name, value in zip(piece.part.outputs, piece.outputs, strict=True):
+            filled.append(len(slots))
+            slots.append(value.type)
+            places.setdefault(value, filled[-1])
+            if whole:
+                outputs[name] = filled[-1]
+        segments.append(
+            Segment(
+                piece.engine,
+                _compile(piece, candidate),
+                tuple(places[one] for one in piece.inputs),
+                tuple(filled),
+                dict(candidate.knobs.get(piece.engine, {})),
+                len(piece.nodes),
+            )
+        )
+    return Program(
+        name=graph.name,
+        signature=signature_of(graph),
+        segments=tuple(segments),
+        slots=tuple(slots),
+        outputs=tuple(outputs.get(name, places[value]) for name, value in graph.outputs.items()),
+        carriers=frozenset(carriers),
+        defined={
+            name: places[node.results[0]]
+            for name, node in graph.definers.items()
+            if node.results[0] in places
+        },
+        facts=dict(graph.symbols),
+        digest=digest_of(graph),
+        text=print_graph(graph),
+    )
