@@ -23,7 +23,10 @@ OPSET = 14
 
 @dataclass(frozen=True)
 class OnnxFigures:
-    """One ONNX file before and after the compiler's rewrites. Operations: nodes but for constants and weights."""
+    """One ONNX file before and after the compiler's rewrites.
+
+    Operations are nodes that the outputs need, but for constants and weights.
+    """
 
     page: str
     file_operations: int
@@ -133,7 +136,7 @@ def onnx_before_and_after(console: Any, folder: Path, example: Example | None = 
 def _operations(graph: Graph) -> int:
     from kernels_hub.compiler.ir.op import Trait
 
-    return sum(Trait.LEAF not in node.op.traits for node in graph.nodes)
+    return sum(Trait.LEAF not in node.op.traits for node in graph.live())
 
 
 def summary(figures: OnnxFigures) -> list[str]:
