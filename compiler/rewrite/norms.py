@@ -7,8 +7,8 @@
     Source: arXiv 1607.06450, arXiv 1910.07467, arXiv 1803.08494
 
 Spellings: a division by the root, or a product with its inverse; squares as x * x or x ** 2; means as sums over a
-count; casts to a wider dtype and back around it (Llama). A bare norm is recognised first; casts, weight and bias then
-join it. No number changes: see `outline`.
+count; casts to a wider dtype and back, around the norm alone (Llama) or around weight and bias, too (ATen). A bare
+norm is recognised first; casts, weight and bias then join it. No number changes: see `outline`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ _GROUPED = Op("call", Op("reshape", X, name="grouped"), Any("eps"), name="norm")
 )
 
 
-def _join(kind: str, last: str) -> list[Rule]:
+def _join(kind: str) -> list[Rule]:
     """Rules that take casts, the weight and the bias in. Those of a group norm lie along the channels."""
     norm = recognised(kind)
     bare = Op("call", X, Any("eps")).where(norm).once()
@@ -121,28 +121,30 @@ def _join(kind: str, last: str) -> list[Rule]:
 
         return Rule(f"{kind}_{name}", pattern, lambda match: outline(match, kind, operands), guard)
 
+    last = "weight" if kind == "rms_norm" else "bias"
+    vectors = ("weight", "bias")[: 1 + (last == "bias")]
+    wide = Op("call", Op("cast", X), Any("eps"), *(Op("cast", Any(one)) for one in vectors))
     joined = [
         rule("casts", Op("cast", Op("call", Op("cast", X), Any("eps")).where(norm).once()), "x", "eps"),
         rule("weight", Op("mul", bare, along("weight")), "x", "eps", "weight", new="weight"),
+        rule("bias", Op("add", weighted, along("bias")), "x", "eps", "weight", "bias", new="bias"),
+        rule("wide", Op("cast", wide.where(norm).once()), "x", "eps", *vectors),
     ]
-    if last == "bias":
-        joined.append(
-            rule("bias", Op("add", weighted, along("bias")), "x", "eps", "weight", "bias", new="bias")
-        )
-    return joined
+    left_out = {"rms_norm": "rms_norm_bias", "group_norm": "group_norm_casts"}.get(kind)
+    return [one for one in joined if one.name != left_out]
 
 
 NORMS = (
     Rule("layer_norm", _over_root(CENTRED, _mean(_square(Any("centred")))),
          lambda match: outline(match, "layer_norm", ("x", "eps")), _last_axes,
          doc="(x - mean(x)) / sqrt(mean((x - mean(x))**2) + eps)"),
-    *_join("layer_norm", "bias"),
+    *_join("layer_norm"),
     Rule("group_norm", Op("reshape", _GROUPED.once()),
          lambda match: outline(match, "group_norm", ("x", "eps")), _groups,
          doc="reshape(layer_norm(reshape(x)))"),
-    *_join("group_norm", "bias"),
+    *_join("group_norm"),
     Rule("rms_norm", _over_root(X.where(floats), _mean(_square(X))),
          lambda match: outline(match, "rms_norm", ("x", "eps")), _last_axes,
          doc="x / sqrt(mean(x**2) + eps)"),
-    *_join("rms_norm", "weight"),
+    *_join("rms_norm"),
 )  # fmt: skip

@@ -10,9 +10,10 @@ import pytest
 
 from kernels_hub.compiler import Graph, evaluate, verify
 from kernels_hub.compiler.rewrite import activations, affine, attention, gated, norms, rotary, softmax
+from kernels_hub.compiler.rewrite.engine import Rules, apply_rules
 from kernels_hub.compiler.rewrite.explain import explain_rule
 from kernels_hub.compiler.rewrite.outline import composite, operand
-from kernels_hub.compiler.rewrite.pipeline import rewrite
+from kernels_hub.compiler.rewrite.pipeline import SIMPLIFY, rewrite
 from kernels_hub.compiler.rewrite.rule import Options
 from tests.compiler.strategies import assert_same_outputs
 
@@ -196,20 +197,117 @@ def first_axis(x, *, centre):
     return c / ((c * c).mean(0) + 1e-5).sqrt().broadcast(x.shape, (1,))
 
 
+def weights(x, *shape):
+    return x.graph.parameter("w", shape or (x.shape[-1],), x.dtype)
+
+
+def along(x, vector, axis=-1):
+    return vector.broadcast(x.shape, (axis % x.rank,))
+
+
+def normal(x):
+    c = x - x.mean(-1, keepdims=True)
+    return c / ((c * c).mean(-1, keepdims=True) + 1e-5).sqrt()
+
+
+def test_group_norm():
+    def build(x, w, b):
+        w, b = (one.broadcast(x.shape, (1,)) for one in (w, b))
+        return normal(x.reshape(("n", 2, 3 * 5 * 4))).reshape(x.shape) * w + b
+
+    result = check(build, ("n", 6, 5, 4), (6,), (6,), rounding=False, special=True)
+    assert composites(result) == {"group_norm": 1}
+    assert list(result.outputs["y"].attrs["callee"].inputs) == ["x", "eps", "weight", "bias"]
+    assert result.outputs["y"].operands[0] is result.inputs["x0"]
+    build = lambda x: normal(x.reshape(("n", 2, 15))).reshape(x.shape)  # noqa: E731
+    assert composites(check(build, ("n", 5, 6), rounding=False)) == {"layer_norm": 1}, (
+        "2 groups of 5 channels"
+    )
+
+
+def root_mean(x):
+    return x * ((x * x).mean(-1, keepdims=True) + 1e-6).rsqrt()
+
+
+def in_channels(x):
+    """x (N, C, …), normalized in two groups of channels."""
+    return normal(x.reshape((x.shape[0], 2, x.type.size // x.shape[0] // 2))).reshape(x.shape)
+
+
+def affine_wide(x, norm, wide, narrow, axis=-1, *, shift=True):
+    """As ATen does: all of it in a wider dtype."""
+    w, b = (
+        x.graph.input(name, (x.shape[axis],), x.dtype).cast(wide).broadcast(x.shape, (axis % x.rank,))
+        for name in ("weight", "bias")
+    )
+    y = norm(x.cast(wide)) * w
+    return (y + b if shift else y).cast(narrow)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm", "group_norm"])
+def test_norms_in_a_wider_dtype(kind, dtype):
+    norm = {"layer_norm": normal, "rms_norm": root_mean, "group_norm": in_channels}[kind]
+    graph = Graph("wide")
+    x = graph.input("x", (2, 4, 6), dtype)
+    axis = 1 if kind == "group_norm" else -1
+    graph.output("y", affine_wide(x, norm, "float32", dtype, axis, shift=kind != "rms_norm"))
+    result = rewrite(graph, options=Options(rounding=False), after=lambda _, one: verify(one)).graph
+    assert composites(result) == {kind: 1}
+    assert {one.dtype.name for one in result.outputs["y"].operands[2:]} == {dtype}
+    inputs = {name: array.copy() for name, array in graph.dummy_inputs(0).items()}
+    inputs["x"].reshape(-1)[:3] = [np.nan, np.inf, -0.0]
+    assert_same_outputs(evaluate(result, inputs), evaluate(graph, inputs))
+
+
+def image(x):
+    return x.graph.input("image", (2, 4, 4), x.dtype)
+
+
+def gelu_of(x):
+    return x * 0.5 * (1 + (x / math.sqrt(2)).erf())
+
+
+BEFORE = {
+    "layer_norm": ("layer_norm_", "group_norm"), "group_norm": ("group_norm_",), "rms_norm": ("rms_norm_",),
+    "layer_norm_weight": ("layer_norm_wide",), "layer_norm_bias": ("layer_norm_wide",),
+    "group_norm_weight": ("group_norm_wide",), "group_norm_bias": ("group_norm_wide",),
+    "rms_norm_weight": ("rms_norm_wide",),
+    "gelu": ("gated_",), "silu": ("gated_",),
+}  # fmt: skip
+"""Rules that find what others build on."""
+
 MISSES = {
     "layer_norm": (lambda x: first_axis(x, centre=True), "not the last"),
+    "layer_norm_casts": (lambda x: normal(x.cast("float64")).cast("bfloat16"), "float32 goes in, and bfloat16"),
+    "layer_norm_weight": (lambda x: normal(x) * along(x, weights(x, 4), 0), "lies along (0,) of rank 2"),
+    "layer_norm_bias": (lambda x: normal(x) + along(x, weights(x)), "has 2 operands, not 3"),
+    "group_norm": (lambda x: normal(x.reshape((4, 2, 4))).reshape(x.shape), "comes back as"),
+    "group_norm_weight": (lambda x: in_channels(y := image(x)) * along(y, weights(y), 2), "lies along (2,) of rank 3"),
+    "group_norm_bias": (lambda x: in_channels(y := image(x)) + along(y, weights(y), 1), "has 2 operands, not 3"),
+    "layer_norm_wide": (lambda x: affine_wide(x, normal, "float64", "bfloat16"), "float32 goes in, and bfloat16"),
+    "group_norm_wide": (
+        lambda x: affine_wide(image(x), in_channels, "float64", "bfloat16", 1), "float32 goes in, and bfloat16"),
+    "rms_norm_wide": (
+        lambda x: affine_wide(x, root_mean, "float64", "bfloat16", shift=False), "float32 goes in, and bfloat16"),
     "rms_norm": (lambda x: first_axis(x, centre=False), "not the last"),
+    "rms_norm_casts": (lambda x: root_mean(x.cast("float64")).cast("bfloat16"), "float32 goes in, and bfloat16"),
+    "rms_norm_weight": (lambda x: root_mean(x) * along(x, weights(x, 4), 0), "lies along (0,) of rank 2"),
     "gelu": (lambda x: x * 0.5 * (1 + (x / 1.5).erf()), "not 1.414"),
     "gelu_tanh": (lambda x: 0.5 * x * (1 + (0.7978845608 * (x + 0.05 * x * x * x)).tanh()), "already"),
     "silu": (lambda x: x * (x + 1).sigmoid(), "already"),
     "gelu_quick": (lambda x: x * (1.5 * x).sigmoid(), "already"),
     "softmax": (lambda x: (e := (x - x.max(0, keepdims=True)).exp()) / e.sum(1, keepdims=True), "not"),
-    "gated_silu": (lambda x: x * x.sigmoid() * x, "not by call"),
+    "gated_silu": (lambda x: gelu_of(x) * x.exp(), "is no silu"),
+    "gated_gelu": (lambda x: x * x.sigmoid() * x.exp(), "is no gelu"),
+    "gated_gelu_tanh": (lambda x: gelu_of(x) * x.exp(), "is no gelu_tanh"),
+    "gated_gelu_quick": (lambda x: (y := gelu_of(x)) * x.exp() + y, "is no gelu_quick"),
     "rotary": (lambda x: x * 2 + x.graph.apply("concat", -x.slice(-1, 2), x.slice(-1, 0, 2), axis=1) * 3, "not the halves"),
     "attention": (lambda x: (x @ x.transpose()).softmax(0) @ x, "not along the keys"),
     "scale_conv": (lambda x: x.exp() * x.graph.parameter("w", (8,)).broadcast(x.shape, (1,)), "made by exp"),
     "scale_matmul": (lambda x: x @ x.transpose() * x.graph.parameter("w", (4,)).broadcast((4, 4), (1,)), "depends on"),
     "scale_shifted": (lambda x: (x + x.exp()) * x.graph.parameter("w", (8,)).broadcast(x.shape, (1,)), "made by"),
+    "unsqueezed_weights": (lambda x: x + weights(x, 32).reshape(x.shape), "more than to add dims"),
 }  # fmt: skip
 
 
@@ -218,8 +316,16 @@ def test_near_misses_say_why(name):
     build, reason = MISSES[name]
     graph = Graph("miss")
     graph.output("y", build(graph.input("x", (4, 8))))
+    if before := [RULES[one] for one in BEFORE if name.startswith(BEFORE[one])]:
+        graph = rewrite(graph, (SIMPLIFY, Rules("before", tuple(before)))).graph
+    assert not apply_rules(graph, [RULES[name]]).fired
     found = explain_rule(graph, RULES[name])
     assert not found.matches and reason in str(found), str(found)
+
+
+def test_every_rule_has_a_near_miss():
+    by_others = {"scale_of_scores"} | {rule.name for rule in affine.AFFINE}
+    assert set(RULES) - by_others <= set(MISSES)
 
 
 def test_a_value_that_is_an_output_stays():
