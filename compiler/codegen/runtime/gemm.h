@@ -97,11 +97,14 @@ inline void pack_panel(const float* b, int64_t k, int64_t columns, int64_t width
   if (stride_n == 1) {
     for (int64_t i = 0; i < k; ++i) std::memcpy(packed + i * width, b + i * stride_k, columns * sizeof(float));
   } else {
-    for (int64_t i0 = 0; i0 < k; i0 += kLine) {
-      for (int64_t j = 0; j < columns; ++j) {
-        for (int64_t i = i0; i < std::min(i0 + kLine, k); ++i)
-          packed[i * width + j] = b[i * stride_k + j * stride_n];
-      }
+    const int64_t whole_k = stride_k == 1 ? k / kLanes * kLanes : 0, whole_n = columns / kLanes * kLanes;
+    for (int64_t i = 0; i < whole_k; i += kLanes) {
+      for (int64_t j = 0; j < whole_n; j += kLanes)
+        transpose(b + i + j * stride_n, stride_n, packed + i * width + j, width);
+    }
+    for (int64_t i = 0; i < k; ++i) {
+      for (int64_t j = i < whole_k ? whole_n : 0; j < columns; ++j)
+        packed[i * width + j] = b[i * stride_k + j * stride_n];
     }
   }
 }

@@ -65,6 +65,13 @@ KH_INLINE float exp(float x) {
   return scale(reduced_expm1(inside, n.value) + 1.0f, n.integer);
 }
 
+// For x <= 0, as softmax has it; what is below 2^-126 becomes 0.
+KH_INLINE float exp_falling(float x) {
+  const Whole n = nearest(at_least(x, -88.0f) * 1.44269504f);
+  const float p = reduced_expm1(at_least(x, -88.0f), n.value) + 1.0f;
+  return x < -87.3f ? 0.0f : std::bit_cast<float>(std::bit_cast<int32_t>(p) + (n.integer << 23));
+}
+
 KH_INLINE float expm1(float x) {
   const float inside = at_least(at_most(x, 89.0f), -18.0f);
   const Whole n = nearest(inside * 1.44269504f);

@@ -5,13 +5,10 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cmath>
-#include <complex>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <type_traits>
 #include <utility>
 
@@ -30,10 +27,10 @@ KH_INLINE int64_t floor_mod(int64_t a, int64_t b) { return a % b + (a % b < 0 ? 
 
 // An index that data gave into a dim of `extent`: from its end where negative; the call fails with `code` where it
 // is out of range.
-KH_INLINE int64_t bounded(int64_t index, int64_t extent, int code, std::atomic<int>& failure) {
+KH_INLINE int64_t bounded(int64_t index, int64_t extent, int code, int& failure) {
   const int64_t place = index < 0 ? index + extent : index;
   if (static_cast<uint64_t>(place) < static_cast<uint64_t>(extent)) return place;
-  failure.store(code, std::memory_order_relaxed);
+  __atomic_store_n(&failure, code, __ATOMIC_RELAXED);
   return 0;
 }
 
@@ -132,6 +129,20 @@ template <class T>
 KH_INLINE T lesser(T a, T b) {
   return a < b || a != a ? a : b;
 }
+
+// Scratch for a row of values.
+template <class T>
+class Row {
+ public:
+  explicit Row(int64_t count) : data_(new T[count > 0 ? count : 1]) {}
+  Row(const Row&) = delete;
+  Row& operator=(const Row&) = delete;
+  ~Row() { delete[] data_; }
+  KH_INLINE T& operator[](int64_t place) const { return data_[place]; }
+
+ private:
+  T* data_;
+};
 
 // Turns that are worth a thread, for turns of so many steps.
 KH_INLINE int64_t grain(int64_t steps) { return std::max<int64_t>(1, 65536 / std::max<int64_t>(1, steps)); }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <new>
+#include <utility>
 
 #define KH_NAMESPACE namespace kh [[gnu::visibility("hidden")]]
 #define KH_INLINE inline __attribute__((always_inline))
@@ -38,6 +39,46 @@ KH_INLINE vfloat splat(float value) {
   vfloat result;
   for (int64_t i = 0; i < kLanes; ++i) result[i] = value;
   return result;
+}
+
+// The lanes of a and b by turns: of their lower halves, or their upper ones.
+template <bool Upper, int... I>
+KH_INLINE vfloat interleave(vfloat a, vfloat b, std::integer_sequence<int, I...>) {
+  constexpr int lanes = static_cast<int>(kLanes);
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, (I / 2 + I % 2 * lanes + (Upper ? lanes / 2 : 0))...);
+#else
+  typedef int32_t vint __attribute__((vector_size(kLanes * 4)));
+  return __builtin_shuffle(a, b, vint{(I / 2 + I % 2 * lanes + (Upper ? lanes / 2 : 0))...});
+#endif
+}
+
+// The sum of the lanes, pairwise.
+KH_INLINE float sum_of(vfloat x) {
+  constexpr std::make_integer_sequence<int, static_cast<int>(kLanes)> order;
+  KH_UNROLL(4)
+  for (int64_t step = 1; step < kLanes; step *= 2) x = interleave<false>(x, x, order) + interleave<true>(x, x, order);
+  return x[0];
+}
+
+// to[column * to_stride + row] = from[row * from_stride + column] for kLanes rows and columns.
+KH_INLINE void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+  constexpr std::make_integer_sequence<int, static_cast<int>(kLanes)> order;
+  vfloat rows[kLanes], next[kLanes];
+  KH_UNROLL(16)
+  for (int64_t i = 0; i < kLanes; ++i) rows[i] = load(from + i * from_stride);
+  KH_UNROLL(4)
+  for (int64_t step = 1; step < kLanes; step *= 2) {
+    KH_UNROLL(8)
+    for (int64_t i = 0; i < kLanes / 2; ++i) {
+      next[2 * i] = interleave<false>(rows[i], rows[i + kLanes / 2], order);
+      next[2 * i + 1] = interleave<true>(rows[i], rows[i + kLanes / 2], order);
+    }
+    KH_UNROLL(16)
+    for (int64_t i = 0; i < kLanes; ++i) rows[i] = next[i];
+  }
+  KH_UNROLL(16)
+  for (int64_t i = 0; i < kLanes; ++i) store(to + i * to_stride, rows[i]);
 }
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

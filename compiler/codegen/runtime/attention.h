@@ -1,0 +1,357 @@
+// softmax(scale q k^T + mask) v in float32, without the matrix of scores in memory.
+//
+// A task has some rows (queries of the heads that share one head of keys), goes through the keys in blocks that
+// stay in cache, and keeps for each row the maximum so far, the sum of exponentials and the unnormalised output,
+// which it rescales when the maximum grows. Both products run on the microkernels of gemm.h; the weights are
+// written straight in the order in which those read them. One or a few queries (decoding) read k and v in place,
+// and share the keys among threads where there are few heads.
+// Sources: Milakov & Gimelshein, arXiv 1805.02867 (online softmax); Dao et al., arXiv 2205.14135
+// (FlashAttention); Flash-Decoding (2023) for the split over keys.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "gemm.h"
+#include "math.h"
+
+KH_NAMESPACE {
+
+// heads is a multiple of kv_heads. With `causal`, query i sees keys 0 .. i + causal_offset.
+struct AttentionShape {
+  int64_t batch, heads, kv_heads, lq, lk, d, dv;
+  bool causal;
+  int64_t causal_offset;
+
+  int64_t group() const { return heads / kv_heads; }
+  // How many of the keys query i sees.
+  int64_t visible(int64_t i) const {
+    return causal ? std::clamp<int64_t>(i + causal_offset + 1, 0, lk) : lk;
+  }
+};
+
+// A tensor (batch, heads, length, width) with strides in floats.
+template <class T>
+struct Heads {
+  T* data;
+  const int64_t* stride;
+  T* at(int64_t b, int64_t h, int64_t i) const { return data + b * stride[0] + h * stride[1] + i * stride[2]; }
+};
+
+struct NoMask {
+  void operator()(int64_t, int64_t, int64_t, int64_t, int64_t, float*) const {}
+};
+
+inline constexpr int64_t kKeys = 128;       // of a block
+inline constexpr int64_t kTaskRows = 448;   // at most
+inline constexpr int64_t kFewRows = 4;      // up to so many read k and v in place
+
+// Where either is NaN: b.
+KH_INLINE vfloat larger(vfloat a, vfloat b) { return a > b ? a : b; }
+
+KH_INLINE float largest(const float* x, int64_t count, float start) {
+  float result = start;
+#pragma omp simd reduction(max : result)
+  for (int64_t i = 0; i < count; ++i) result = x[i] > result ? x[i] : result;
+  return result;
+}
+KH_INLINE float largest_of(vfloat x) {
+  constexpr std::make_integer_sequence<int, static_cast<int>(kLanes)> order;
+  KH_UNROLL(4)
+  for (int64_t step = 1; step < kLanes; step *= 2) x = larger(interleave<false>(x, x, order), interleave<true>(x, x, order));
+  return x[0];
+}
+
+// What exponents are taken relative to: a row that saw only -inf has no maximum.
+KH_INLINE float finite_or_zero(float maximum) { return maximum == -kInfinity ? 0.0f : maximum; }
+
+// One task: rows first .. first + rows of head `kv` of batch b; row r is query r % lq of head r / lq of the group.
+template <class Mask>
+class RowsAttention {
+ public:
+  RowsAttention(const AttentionShape& shape, Heads<const float> q, Heads<const float> k, Heads<const float> v,
+                float scale, Mask& mask, Heads<float> out)
+      : shape_(shape), q_(q), k_(k), v_(v), scale_(scale), mask_(mask), out_(out),
+        deep_(round_up(shape.d, kLine)), wide_(round_up(shape.dv, kPanel)) {}
+
+  void run(int64_t b, int64_t kv, int64_t first, int64_t rows) {
+    b_ = b, kv_ = kv, first_ = first, rows_ = rows;
+    float* next = workspace<Use::kAttention>().floats(rows * (deep_ + wide_ + 1 + kLanes) +
+                                                      kKeys * (deep_ + wide_ + 2 * kRows) + 64);
+    const auto take = [&next](int64_t count) { return std::exchange(next, next + round_up(count, kLanes)); };
+    queries_ = take(rows * deep_), outputs_ = take(rows * wide_), sums_ = take(rows * kLanes);
+    keys_ = take(kKeys * deep_), values_ = take(kKeys * wide_);
+    scores_ = take(kKeys * kRows), weights_ = take(kKeys * kRows), maxima_ = take(rows);
+    start();
+    int64_t seen = 0;
+    for (int64_t r = 0; r < rows; ++r) seen = std::max(seen, shape_.visible(query(r)));
+    for (int64_t j = 0; j < seen; j += kKeys) {
+      const int64_t count = std::min(kKeys, seen - j);
+      load_keys(j, count);
+      for (int64_t r = 0; r < rows; r += kRows) block(r, std::min(kRows, rows - r), j, count);
+    }
+    write();
+  }
+
+ private:
+  int64_t query(int64_t r) const { return (first_ + r) % shape_.lq; }
+  int64_t head(int64_t r) const { return kv_ * shape_.group() + (first_ + r) / shape_.lq; }
+
+  // Scaled queries in lines, as the kernels read a left operand; nothing seen yet.
+  void start() {
+    for (int64_t r0 = 0; r0 < rows_; r0 += kRows) {
+      const int64_t height = std::min(kRows, rows_ - r0);
+      for (int64_t r = 0; r < height; ++r) {
+        const float* const from = q_.at(b_, head(r0 + r), query(r0 + r));
+        float* const to = queries_ + r0 * deep_ + r * kLine;
+        for (int64_t i = 0; i < shape_.d; i += kLine) {
+          const int64_t count = std::min(kLine, shape_.d - i);
+          if (q_.stride[3] == 1 && count == kLine) {
+            for (int64_t x = 0; x < kLine; ++x) to[i * height + x] = from[i + x] * scale_;
+          } else {
+            for (int64_t x = 0; x < count; ++x) to[i * height + x] = from[(i + x) * q_.stride[3]] * scale_;
+          }
+        }
+      }
+    }
+    std::fill_n(outputs_, rows_ * wide_, 0.0f);
+    std::fill_n(sums_, rows_ * kLanes, 0.0f);
+    std::fill_n(maxima_, rows_, -kInfinity);
+  }
+
+  void load_keys(int64_t j, int64_t count) {
+    for (int64_t i = 0; i < count; i += kPanel) {
+      pack_panel(k_.at(b_, kv_, j + i), shape_.d, std::min(kPanel, count - i), panel_width(count, i),
+                 k_.stride[3], k_.stride[2], keys_ + i * shape_.d);
+    }
+    for (int64_t i = 0; i < shape_.dv; i += kPanel) {
+      pack_panel(v_.at(b_, kv_, j) + i * v_.stride[3], count, std::min(kPanel, shape_.dv - i),
+                 panel_width(shape_.dv, i), v_.stride[2], v_.stride[3], values_ + i * count);
+    }
+  }
+
+  // Rows r0 .. r0 + height against keys j .. j + count.
+  void block(int64_t r0, int64_t height, int64_t j, int64_t count) {
+    int64_t seen = 0;
+    for (int64_t r = r0; r < r0 + height; ++r) seen = std::max(seen, shape_.visible(query(r)) - j);
+    if (seen <= 0) return;
+    const int64_t needed = std::min(seen, count);
+    for (int64_t i = 0; i < needed; i += kPanel) {
+      const int64_t width = panel_width(count, i);
+      kKernels[width / kLanes - 1][height - 1](shape_.d, queries_ + r0 * deep_, keys_ + i * shape_.d,
+                                               scores_ + i * height, false);
+    }
+    for (int64_t r = 0; r < height; ++r) softmax(r0 + r, r, height, j, needed);
+    for (int64_t i = 0; i < shape_.dv; i += kPanel) {
+      const int64_t width = panel_width(shape_.dv, i);
+      kKernels[width / kLanes - 1][height - 1](needed, weights_, values_ + i * count,
+                                               outputs_ + r0 * wide_ + i * height, true);
+    }
+  }
+
+  // The weights of one row for this block from its scores; sum and output are made relative to a new maximum.
+  void softmax(int64_t row, int64_t r, int64_t height, int64_t j, int64_t needed) {
+    const int64_t seen = std::min(shape_.visible(query(row)) - j, needed);
+    float* const row_scores = scores_ + r * kPanel;
+    vfloat high = splat(maxima_[row]);
+    for (int64_t i = 0; i < needed; i += kPanel) {
+      float* const scores = row_scores + i * height;
+      mask_(b_, head(row), query(row), j + i, std::min(kPanel, needed - i), scores);
+      for (int64_t hidden = std::clamp<int64_t>(seen - i, 0, kPanel); hidden < kPanel; ++hidden)
+        scores[hidden] = -kInfinity;
+      high = larger(high, larger(load(scores), load(scores + kLanes)));
+    }
+    const float maximum = largest_of(high), base = finite_or_zero(maximum);
+    float* const sums = sums_ + row * kLanes;
+    if (maximum > maxima_[row]) {
+      const float factor = exp_falling(maxima_[row] - maximum);
+      maxima_[row] = maximum;
+      store(sums, load(sums) * factor);
+      float* const output = outputs_ + (row - r) * wide_ + r * kPanel;
+      for (int64_t i = 0; i < wide_ * height; i += kPanel * height) {
+        store(output + i, load(output + i) * factor);
+        store(output + i + kLanes, load(output + i + kLanes) * factor);
+      }
+    }
+    vfloat sum = load(sums);
+    for (int64_t i = 0; i < needed; i += kPanel) {
+      const float* const scores = row_scores + i * height;
+      alignas(64) float weights[kPanel];
+#pragma omp simd
+      for (int64_t x = 0; x < kPanel; ++x) weights[x] = exp_falling(scores[x] - base);
+      sum += load(weights) + load(weights + kLanes);
+      float* const to = weights_ + i / kLine * height * kLine + r * kLine + i % kLine;
+      for (int64_t x = 0; x < kPanel; x += kLanes)
+        store(to + x / kLine * height * kLine + x % kLine, load(weights + x));
+    }
+    store(sums, sum);
+  }
+
+  void write() const {
+    for (int64_t r0 = 0; r0 < rows_; r0 += kRows) {
+      const int64_t height = std::min(kRows, rows_ - r0);
+      for (int64_t r = 0; r < height; ++r) {
+        float sum = 0.0f;
+        for (int64_t i = 0; i < kLanes; ++i) sum += sums_[(r0 + r) * kLanes + i];
+        float* const to = out_.at(b_, head(r0 + r), query(r0 + r));
+        for (int64_t i = 0; i < shape_.dv; i += kPanel) {
+          const float* const from = outputs_ + r0 * wide_ + i * height + r * kPanel;
+          const int64_t count = std::min(kPanel, shape_.dv - i);
+          if (out_.stride[3] == 1 && count == kPanel) {
+            for (int64_t x = 0; x < kPanel; ++x) to[i + x] = from[x] / sum;
+          } else {
+            for (int64_t x = 0; x < count; ++x) to[(i + x) * out_.stride[3]] = from[x] / sum;
+          }
+        }
+      }
+    }
+  }
+
+  const AttentionShape& shape_;
+  Heads<const float> q_, k_, v_;
+  float scale_;
+  Mask& mask_;
+  Heads<float> out_;
+  int64_t deep_, wide_;
+  int64_t b_ = 0, kv_ = 0, first_ = 0, rows_ = 0;
+  float *queries_, *outputs_, *sums_, *keys_, *values_, *scores_, *weights_, *maxima_;
+};
+
+// -- a few queries ------------------------------------------------------------------------------------------
+
+// Of one row over some of its keys: output (dv) before it is divided by the sum.
+struct Partial {
+  float maximum, sum;
+};
+
+// result[p] = query . key[p]
+template <int Count>
+KH_INLINE void dot(const float* query, const float* const* key, int64_t d, float* result) {
+  vfloat sums[Count] = {};
+  int64_t e = 0;
+  for (; e + kLanes <= d; e += kLanes) {
+    for (int p = 0; p < Count; ++p) sums[p] += load(query + e) * load(key[p] + e);
+  }
+  for (int p = 0; p < Count; ++p) result[p] = sum_of(sums[p]);
+  for (; e < d; ++e) {
+    for (int p = 0; p < Count; ++p) result[p] += query[e] * key[p][e];
+  }
+}
+
+// Keys begin .. end of one row; k and v have adjacent elements.
+template <class Mask>
+Partial attend_in_place(const AttentionShape& shape, Heads<const float> q, Heads<const float> k,
+                        Heads<const float> v, float scale, Mask& mask, int64_t b, int64_t h, int64_t i,
+                        int64_t begin, int64_t end, float* output) {
+  const int64_t kv = h / shape.group(), dv = shape.dv;
+  float* const query = workspace<Use::kRow>().floats(shape.d);
+  for (int64_t e = 0; e < shape.d; ++e) query[e] = q.at(b, h, i)[e * q.stride[3]] * scale;
+  Partial result{-kInfinity, 0.0f};
+  std::fill_n(output, dv, 0.0f);
+  alignas(64) float scores[kKeys];
+  for (int64_t j = begin; j < end; j += kKeys) {
+    const int64_t count = std::min(kKeys, end - j);
+    for (int64_t x = 0; x < count; x += 4) {
+      const float* key[4];
+      for (int64_t p = 0; p < 4; ++p) key[p] = k.at(b, kv, j + std::min(x + p, count - 1));
+      dot<4>(query, key, shape.d, scores + x);
+    }
+    for (int64_t x = 0; x < count; x += kPanel) mask(b, h, i, j + x, std::min(kPanel, count - x), scores + x);
+    const float maximum = largest(scores, count, result.maximum), base = finite_or_zero(maximum);
+    const float factor = maximum == result.maximum ? 1.0f : exp_falling(result.maximum - maximum);
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t x = 0; x < count; ++x) {
+      scores[x] = exp_falling(scores[x] - base);
+      sum += scores[x];
+    }
+    result = {maximum, result.sum * factor + sum};
+    int64_t e = 0;
+    for (; e + 4 * kLanes <= dv; e += 4 * kLanes) {  // four registers go through all keys of the block
+      vfloat acc[4];
+      for (int64_t p = 0; p < 4; ++p) acc[p] = load(output + e + p * kLanes) * factor;
+      for (int64_t x = 0; x < count; ++x) {
+        const float* const value = v.at(b, kv, j + x) + e;
+        for (int64_t p = 0; p < 4; ++p) acc[p] += scores[x] * load(value + p * kLanes);
+      }
+      for (int64_t p = 0; p < 4; ++p) store(output + e + p * kLanes, acc[p]);
+    }
+    for (int64_t x = 0; x < count && e < dv; ++x) {
+      const float* const value = v.at(b, kv, j + x);
+#pragma omp simd
+      for (int64_t y = e; y < dv; ++y) output[y] = (x == 0 ? output[y] * factor : output[y]) + scores[x] * value[y];
+    }
+  }
+  return result;
+}
+
+template <class Mask>
+void attend_few(const AttentionShape& shape, Heads<const float> q, Heads<const float> k, Heads<const float> v,
+                float scale, Mask& mask, Heads<float> out) {
+  const int64_t rows = shape.batch * shape.heads * shape.lq, team = threads(), dv = shape.dv;
+  const int64_t splits = rows >= 2 * team ? 1 : std::clamp<int64_t>(shape.lk / kKeys, 1, ceil_div(2 * team, rows));
+  const int64_t share = round_up(ceil_div(shape.lk, splits), kLanes);
+  // A split writes its maximum, its sum, and its output.
+  float* const partials = workspace<Use::kAttention>().floats(rows * splits * (dv + 2));
+  const auto part = [&](int64_t task) {
+    const int64_t row = task / splits, split = task % splits;
+    const int64_t i = row % shape.lq, h = row / shape.lq % shape.heads, b = row / (shape.lq * shape.heads);
+    const int64_t end = std::min((split + 1) * share, shape.visible(i));
+    float* const to = partials + task * (dv + 2);
+    const Partial done =
+        attend_in_place(shape, q, k, v, scale, mask, b, h, i, std::min(split * share, end), end, to + 2);
+    to[0] = done.maximum, to[1] = done.sum;
+  };
+  const auto combine = [&](int64_t row) {
+    const int64_t i = row % shape.lq, h = row / shape.lq % shape.heads, b = row / (shape.lq * shape.heads);
+    const float* const from = partials + row * splits * (dv + 2);
+    float maximum = -kInfinity, sum = 0.0f;
+    for (int64_t s = 0; s < splits; ++s) maximum = std::max(maximum, from[s * (dv + 2)]);
+    float* const to = out.at(b, h, i);
+    for (int64_t s = 0; s < splits; ++s) {
+      const float* const split = from + s * (dv + 2);
+      const float factor = split[0] == maximum ? 1.0f : exp_falling(split[0] - maximum);
+      sum += split[1] * factor;
+      for (int64_t e = 0; e < dv; ++e)
+        to[e * out.stride[3]] = (s == 0 ? 0.0f : to[e * out.stride[3]]) + split[2 + e] * factor;
+    }
+    for (int64_t e = 0; e < dv; ++e) to[e * out.stride[3]] /= sum;
+  };
+  const int64_t work = 2 * rows * shape.lk * (shape.d + dv);
+  parallel(rows * splits, work < 65536 ? rows * splits : 1, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) part(task);
+  });
+  for (int64_t row = 0; row < rows; ++row) combine(row);
+}
+
+// -- the public function ------------------------------------------------------------------------------------
+
+// q (batch, heads, lq, d), k (batch, kv_heads, lk, d), v (batch, kv_heads, lk, dv), out (batch, heads, lq, dv):
+// strides of each in that order, in floats.
+// mask(b, h, i, j, count, scores) changes the scaled scores of query i with keys j .. j + count, in place; NoMask
+// for none. A row with nothing but -inf gives NaN, as softmax does.
+template <class Mask>
+void attention(const AttentionShape& shape, const float* q, const int64_t q_strides[4], const float* k,
+               const int64_t k_strides[4], const float* v, const int64_t v_strides[4], float scale, Mask&& mask,
+               float* out, const int64_t out_strides[4]) {
+  const int64_t rows = shape.group() * shape.lq, heads = shape.batch * shape.kv_heads;
+  if (rows <= 0 || heads <= 0 || shape.dv <= 0) return;
+  const Heads<const float> queries{q, q_strides}, keys{k, k_strides}, values{v, v_strides};
+  const Heads<float> outputs{out, out_strides};
+  if (rows <= kFewRows && k_strides[3] == 1 && v_strides[3] == 1)
+    return attend_few(shape, queries, keys, values, scale, mask, outputs);
+  const int64_t team = threads(), wanted = team == 1 ? 1 : ceil_div(4 * team, heads);
+  const int64_t chunks = std::max(ceil_div(rows, kTaskRows), std::min(wanted, ceil_div(rows, 2 * kRows)));
+  const int64_t height = round_up(ceil_div(rows, chunks), kRows);
+  const int64_t tasks = ceil_div(rows, height);
+  parallel_tasks(heads * tasks, [&](Tickets& tickets) {
+    RowsAttention task(shape, queries, keys, values, scale, mask, outputs);
+    for (int64_t ticket; (ticket = tickets.next()) >= 0;) {
+      const int64_t head = ticket / tasks, first = (tasks - 1 - ticket % tasks) * height;  // the longest first
+      task.run(head / shape.kv_heads, head % shape.kv_heads, first, std::min(height, rows - first));
+    }
+  });
+}
+
+}  // namespace kh
