@@ -48,6 +48,7 @@ def to_tensor(array: Array) -> torch.Tensor:
 
     Copies what PyTorch cannot address: negative strides, another byte order, elements at odd addresses.
     """
+    array = np.asarray(array)
     dtype = TORCH[types.dtype(array.dtype).name]
     if not array.size:
         return torch.empty(array.shape, dtype=dtype)

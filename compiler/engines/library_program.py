@@ -1,0 +1,339 @@
+"""A graph as a list of calls of PyTorch's kernels.
+
+Each node is a step: a kernel, the slots that it reads, the slot that it fills, and the slots that nobody reads after
+it, which are dropped. Kernels whose making needs sizes of symbols are made when these are known, and kept for the
+newest few sets of sizes. Views of weights and constants are taken once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels_hub.compiler.engines.library_ops import KERNELS
+from kernels_hub.compiler.engines.library_ops.composites import composite_kernel
+from kernels_hub.compiler.engines.library_ops.site import Kernel, Run, Site, SizesNeeded, regions
+from kernels_hub.compiler.engines.tensors import to_tensor
+from kernels_hub.compiler.errors import DimError, EngineError
+from kernels_hub.compiler.ir.dims import Dim, substitute
+from kernels_hub.compiler.ir.graph import Graph, Node, Value, unify
+from kernels_hub.compiler.ir.op import Trait
+
+_MOST_SIZES = 16
+_LEAVES = frozenset({"input", "parameter", "constant"})
+_REGIONS = frozenset({"call", "if", "loop", "scan"})
+
+Sizes = dict[str, int]
+
+
+class Step:
+    """A node's place in the list."""
+
+    __slots__ = ("drops", "node", "operands", "results", "run", "single")
+
+    def __init__(self, node: Node, operands: tuple[int, ...], results: tuple[int, ...]) -> None:
+        self.node, self.operands, self.results = node, operands, results
+        self.drops: tuple[int, ...] = ()
+        self.run: Run | None = None
+        """None where it is made for each set of sizes."""
+        self.single = node.op.signature is None
+
+
+class Program:
+    """See the module. Safe to be run by several threads."""
+
+    def __init__(
+        self, graph: Graph, device: torch.device, weight: Callable[[str], Tensor] | None = None
+    ) -> None:
+        self.graph, self.device = graph, device
+        self._weight = weight
+        self._slots: dict[Value, int] = {}
+        self._filled: list[Tensor | None] = []
+        self._inputs: list[int] = []
+        self.steps: list[Step] = []
+        self._made: OrderedDict[tuple[Any, ...], list[Run | None]] = OrderedDict()
+        self._lock = threading.Lock()
+        for node in graph.live():
+            self._add(node)
+        self._outputs = tuple(self._slots[value] for value in graph.outputs.values())
+        self._set_drops()
+        self._symbols = frozenset(graph.symbols)
+        self._late = {step for step in self.steps if step.run is None}
+        self.constants = frozenset(
+            one.untyped_storage().data_ptr() for one in self._filled if one is not None
+        )
+
+    def __call__(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
+        """The outputs; views of inputs, of weights and of each other among them. sizes: grows by what data tell."""
+        slots: list[Any] = list(self._filled)
+        for slot, tensor in zip(self._inputs, inputs, strict=True):
+            slots[slot] = tensor
+        runs = self._runs(sizes) if self._late else None
+        for place, step in enumerate(self.steps):
+            run = step.run
+            if run is None:
+                assert runs is not None
+                run = runs[place] or self._make(step.node, sizes)
+            try:
+                result = run(*[slots[one] for one in step.operands])
+            except (RuntimeError, IndexError, ValueError, TypeError) as error:
+                raise self._failure(step, [slots[one] for one in step.operands], error) from error
+            if step.single:
+                slots[step.results[0]] = result
+            else:
+                for slot, one in zip(step.results, result, strict=True):
+                    slots[slot] = one
+            if step.node.op.defines is not None:
+                self._define(step.node, slots[step.results[0]], sizes)
+            for slot in step.drops:
+                slots[slot] = None
+        return [slots[slot] for slot in self._outputs]
+
+    def timed(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[float]:
+        """Seconds of each step, waiting for the device after each."""
+        slots: list[Any] = list(self._filled)
+        for slot, tensor in zip(self._inputs, inputs, strict=True):
+            slots[slot] = tensor
+        seconds = []
+        for step in self.steps:
+            run = step.run or self._make(step.node, sizes)
+            started = time.perf_counter()
+            result = run(*[slots[one] for one in step.operands])
+            if self.device.type != "cpu":
+                torch.cuda.synchronize(self.device)
+            seconds.append(time.perf_counter() - started)
+            results = (result,) if step.single else result
+            for slot, one in zip(step.results, results, strict=True):
+                slots[slot] = one
+            if step.node.op.defines is not None:
+                self._define(step.node, results[0], sizes)
+        return seconds
+
+    # -- building
+
+    def _add(self, node: Node) -> None:
+        if node.op.name in _LEAVES:
+            self._add_leaf(node)
+            return
+        step = Step(node, tuple(self._slots[one] for one in node.operands), ())
+        try:
+            step.run = self._make(node, None)
+        except SizesNeeded:
+            step.run = None
+        if step.run is not None and self._is_settled(node, step):
+            tensor = step.run(*(self._filled[one] for one in step.operands))
+            self._slots[node.results[0]] = len(self._filled)
+            self._filled.append(tensor)
+            return
+        step.results = tuple(range(len(self._filled), len(self._filled) + len(node.results)))
+        for value, slot in zip(node.results, step.results, strict=True):
+            self._slots[value] = slot
+            self._filled.append(None)
+        self.steps.append(step)
+
+    def _add_leaf(self, node: Node) -> None:
+        (value,) = node.results
+        self._slots[value] = len(self._filled)
+        tensor: Tensor | None = None
+        if node.op.name == "input":
+            self._inputs.append(self._slots[value])
+        elif node.op.name == "parameter":
+            assert self._weight is not None
+            tensor = self._weight(node.attrs["name"])
+        else:
+            tensor = to_tensor(node.attrs["value"].array).to(self.device)
+        self._filled.append(tensor)
+
+    def _is_settled(self, node: Node, step: Step) -> bool:
+        """Whether it is a view of what never changes."""
+        if any(self._filled[one] is None for one in step.operands):
+            return False
+        return Trait.VIEW in node.op.traits or node.op.name in {"iota", "size"}
+
+    def _make(self, node: Node, sizes: Sizes | None) -> Run:
+        """The kernel of a node. Raises SizesNeeded where sizes are missing; EngineError where it cannot be."""
+        site = Site(node, self.device, sizes)
+        if node.op.name in _REGIONS:
+            return self._make_region(node, site, sizes)
+        return KERNELS[node.op.name].make(site)
+
+    def _make_region(self, node: Node, site: Site, sizes: Sizes | None) -> Run:
+        if node.op.name == "call":
+            kernel = composite_kernel(node, self.device.type)
+            if kernel is not None:
+                return kernel.make(site)
+        graphs = regions(node)
+        if sizes is None and (node.symbols() or any(map(_is_open, graphs))):
+            raise SizesNeeded
+        known = dict(sizes or {})
+        parts = [Program(one, self.device) for one in graphs]
+        return _REGION_RUNS[node.op.name](site, parts, known)
+
+    def _set_drops(self) -> None:
+        kept = {*self._outputs, *(slot for slot, one in enumerate(self._filled) if one is not None)}
+        last: dict[int, Step] = {}
+        for step in self.steps:
+            for slot in (*step.operands, *step.results):
+                last[slot] = step
+        drops: dict[Step, list[int]] = {}
+        for slot, step in last.items():
+            if slot not in kept:
+                drops.setdefault(step, []).append(slot)
+        for step, slots in drops.items():
+            step.drops = tuple(slots)
+
+    # -- sizes
+
+    def bind(self, inputs: Sequence[Tensor]) -> Sizes:
+        """The sizes of symbols that the shapes of inputs tell. Raises ShapeError where they contradict."""
+        found: dict[str, Dim] = {}
+        if self._symbols:
+            for (name, value), tensor in zip(self.graph.inputs.items(), inputs, strict=True):
+                unify(value.shape, tuple(tensor.shape), found, f"input {name!r} of graph {self.graph.name}")
+        return found  # type: ignore[return-value]
+
+    def _runs(self, sizes: Sizes) -> list[Run | None]:
+        """Kernels of the steps that need sizes; None where data have to tell one first."""
+        key = tuple(sizes.get(name) for name in sorted(self._symbols))
+        with self._lock:
+            found = self._made.get(key)
+            if found is not None:
+                self._made.move_to_end(key)
+                return found
+        found = []
+        for step in self.steps:
+            try:
+                found.append(None if step.run is not None else self._make(step.node, sizes))
+            except SizesNeeded:
+                found.append(None)
+        with self._lock:
+            self._made[key] = found
+            while len(self._made) > _MOST_SIZES:
+                self._made.popitem(last=False)
+        return found
+
+    def _define(self, node: Node, result: Tensor, sizes: Sizes) -> None:
+        one = node.attrs[node.op.defines or ""].only_symbol
+        size = int(result) if result.dim() == 0 else int(result.shape[-1])
+        substitute(self.graph.symbols[one.name], {one.name: size})
+        if sizes.setdefault(one.name, size) != size:
+            raise DimError(f"{one.name} is {sizes[one.name]}, but the data make it {size}")
+
+    def _failure(self, step: Step, operands: Sequence[Any], error: Exception) -> Exception:
+        if isinstance(error, EngineError) and error.__cause__ is not None:
+            return error
+        origin = f" (from {step.node.origin})" if step.node.origin else ""
+        shapes = ", ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in operands)
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return EngineError(
+            f"engine library: graph {self.graph.name}: {step.node!r}{origin} of {shapes or 'no operands'}: {lines[0]}"
+        )
+
+
+def _is_open(region: Graph) -> bool:
+    """Whether it has symbols that its own inputs do not tell."""
+    told = {
+        dim.only_symbol.name
+        for value in region.inputs.values()
+        for dim in value.shape
+        if not isinstance(dim, int) and dim.only_symbol is not None
+    }
+    return not told >= set(region.symbols)
+
+
+def kernel_of(node: Node) -> Kernel | None:
+    """The kernel for a node's op, where there is one that is no region."""
+    return KERNELS.get(node.op.name)
+
+
+# -- ops that hold graphs
+
+
+def _run_call(_: Site, parts: Sequence[Program], sizes: Sizes) -> Run:
+    (callee,) = parts
+    return lambda *operands: tuple(callee(operands, {**sizes, **callee.bind(operands)}))
+
+
+def _run_if(_: Site, parts: Sequence[Program], sizes: Sizes) -> Run:
+    then, otherwise = parts
+
+    def run(condition: Tensor, *captures: Tensor) -> tuple[Tensor, ...]:
+        taken = then if bool(condition) else otherwise
+        return tuple(taken(captures, {**sizes, **taken.bind(captures)}))
+
+    return run
+
+
+def _run_loop(site: Site, parts: Sequence[Program], sizes: Sizes) -> Run:
+    (body,) = parts
+    carried, count = site["carried"], site["count"]
+    results = [(site.node.results[place].dtype, place) for place in range(len(site.node.results))]
+
+    def run(trips: Tensor, condition: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
+        state, captures = list(operands[:carried]), operands[carried:]
+        most, go_on, done = int(trips), bool(condition), 0
+        stacks: list[list[Tensor]] = [[] for _ in results[carried:]]
+        while go_on and done < most:
+            given = [torch.tensor(done, device=site.device), *state, *captures]
+            flag, *found = body(given, {**sizes, **body.bind(given)})
+            go_on, done = bool(flag), done + 1
+            state = found[:carried]
+            for stack, one in zip(stacks, found[carried:], strict=True):
+                stack.append(one)
+        if stacks and done != count:
+            raise EngineError(f"the loop ran {done} times, but its stacked results are {count} long")
+        return (*state, *_stacked(site, stacks, carried))
+
+    return run
+
+
+def _run_scan(site: Site, parts: Sequence[Program], sizes: Sizes) -> Run:
+    (body,) = parts
+    states, sequences = site["states"], site["sequences"]
+
+    def run(*operands: Tensor) -> tuple[Tensor, ...]:
+        state = list(operands[:states])
+        runs, captures = operands[states : states + sequences], operands[states + sequences :]
+        stacks: list[list[Tensor]] = [[] for _ in site.node.results[states:]]
+        for place in range(runs[0].shape[0]):
+            given = [*state, *(one[place] for one in runs), *captures]
+            found = body(given, {**sizes, **body.bind(given)})
+            state = list(found[:states])
+            for stack, one in zip(stacks, found[states:], strict=True):
+                stack.append(one)
+        return (*state, *_stacked(site, stacks, states))
+
+    return run
+
+
+def _stacked(site: Site, stacks: Sequence[Sequence[Tensor]], first: int) -> list[Tensor]:
+    from kernels_hub.compiler.engines.tensors import codes, torch_dtype
+
+    made = []
+    for place, stack in enumerate(stacks, first):
+        value = site.node.results[place]
+        dtype = torch_dtype(value.dtype)
+        if stack:
+            made.append(
+                torch.stack([codes(one) for one in stack]).view(dtype)
+                if not value.dtype.is_complex
+                else torch.stack(list(stack))
+            )
+        else:
+            shape = tuple(substitute(dim, site.sizes or {}) for dim in value.shape)
+            made.append(torch.empty(shape, dtype=dtype, device=site.device))  # type: ignore[arg-type]
+    return made
+
+
+_REGION_RUNS: Mapping[str, Callable[[Site, Sequence[Program], Sizes], Run]] = {
+    "call": _run_call,
+    "if": _run_if,
+    "loop": _run_loop,
+    "scan": _run_scan,
+}
