@@ -338,7 +338,8 @@ class Graph(Pictures):
         self, node: Node, operands: tuple[Value, ...], bindings: Mapping[str, Dim] | None = None
     ) -> Node:
         """A node of any graph appended to this one, on operands of this one, symbols replaced by `bindings`."""
-        attrs, like = node.attrs, node
+        attrs = node.attrs
+        like: Node | None = node
         if bindings and attrs:
             attrs = node.op.normalise({name: bound(value, bindings) for name, value in attrs.items()})
             like = None

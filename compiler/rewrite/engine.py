@@ -29,25 +29,21 @@ MOST_STEPS = 64
 
 
 class Index:
-    """Rules by the op that they begin with, in order."""
+    """Rules, in order, by the ops of a node and of its operands: what most nodes are not offered to at all."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
-        self._any: list[tuple[int, Rule]] = []
-        self._by_op: dict[str, list[tuple[int, Rule]]] = {}
-        for place, rule in enumerate(rules):
-            names = rule.pattern.roots
-            if names is None:
-                self._any.append((place, rule))
-            for name in names or ():
-                self._by_op.setdefault(name, []).append((place, rule))
-        self._merged: dict[str, tuple[Rule, ...]] = {}
+        self._rules = tuple(rules)
+        self._by_ops: dict[tuple[str, ...], tuple[Rule, ...]] = {}
 
-    def of(self, op: str) -> tuple[Rule, ...]:
-        """The rules that a node of this op may be the root of."""
-        if op not in self._merged:
-            both = sorted([*self._any, *self._by_op.get(op, ())], key=lambda one: one[0])
-            self._merged[op] = tuple(rule for _, rule in both)
-        return self._merged[op]
+    def of(self, node: Node) -> tuple[Rule, ...]:
+        """The rules that the node may be the root of."""
+        operands = [operand.node.op.name for operand in node.operands]
+        key = (node.op.name, *operands)
+        found = self._by_ops.get(key)
+        if found is None:
+            found = tuple(rule for rule in self._rules if rule.pattern.allows(node.op, operands))
+            self._by_ops[key] = found
+        return found
 
 
 @dataclass(frozen=True)
@@ -93,6 +89,8 @@ class _Sweep:
         self._uses: dict[Value, int] = {}
         self._outputs: set[Value] = set()
         self._told: dict[Value, int] = {}
+        self._became: dict[Value, Value] = {}
+        """New values that were rewritten -> what stands for them: another replacement may build them again."""
         self._steps = 0
         self._cut_short = False
         self.scope = Scope(self._count, self._outputs.__contains__)
@@ -102,7 +100,7 @@ class _Sweep:
         scope = Scope(lambda value: self._tell(value, self._old_uses[value]), self._old_outputs.__contains__)
         for node in self.old.nodes:
             if len(node.results) == 1:
-                for rule in self.index.of(node.op.name):
+                for rule in self.index.of(node):
                     if first_match(rule, node.results[0], scope) is not None:
                         self._first = node.id
                         return True
@@ -147,22 +145,25 @@ class _Sweep:
         """What stands for a node's results after all rules that fire at it, and at what they build."""
         if len(node.results) != 1:
             return node.results
-        value = node.results[0]
-        while True:
+        value, before = node.results[0], []
+        while value not in self._became:
             first = len(value.graph.nodes)
             replaced = self._fire(value)
             if replaced is None:
                 break
+            before.append(value)
             value = self._settle(first, replaced)
             if value.node.id < first or len(value.node.results) != 1:
                 break
+        value = self._became.get(value, value)
+        self._became.update((one, value) for one in before if one is not value)
         return (value,)
 
     def _fire(self, value: Value) -> Value | None:
         if self._steps >= MOST_STEPS:
             self._cut_short = True
             return None
-        for rule in self.index.of(value.op_name):
+        for rule in self.index.of(value.node):
             match = first_match(rule, value, self.scope)
             if match is not None:
                 replaced = rule.replace(match)
@@ -179,19 +180,18 @@ class _Sweep:
 
     def _settle(self, first: int, result: Value) -> Value:
         """Offer the nodes that a replacement has appended to the rules, in order."""
-        graph = result.graph
-        moved: dict[Value, Value] = {}
+        graph, became = result.graph, self._became
         for node in graph.nodes[first:]:
             if len(node.results) != 1:
                 continue
             before = node.results[0]
-            again = graph.copy(node, tuple(moved.get(operand, operand) for operand in node.operands))
+            again = graph.copy(node, tuple(became.get(operand, operand) for operand in node.operands))
             if before is result and again is node:
                 return before  # the caller goes on with it
             (after,) = self._rewrite(again)
             if after is not before:
-                moved[before] = after
-        return moved.get(result, result)
+                became[before] = after
+        return became.get(result, result)
 
 
 def first_match(rule: Rule, value: Value, scope: Scope) -> Match | None:

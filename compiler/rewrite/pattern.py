@@ -12,18 +12,20 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any as Anything
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from kernels_hub.compiler.ir import ops
 from kernels_hub.compiler.ir.dims import Expr
 from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.op import Op as OpRow
 from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.ir.proofs import proves_equal
 
+T = TypeVar("T")
 Test = Callable[[Value], str | None]
 """A condition on a value: None where it holds, else the reason why not."""
 
@@ -116,6 +118,11 @@ class Pattern(ABC):
     def admits(self, value: Value) -> bool:
         """Whether the value's op is one that a match may begin with."""
         return self.roots is None or value.node.op.name in self.roots
+
+    def allows(self, op: OpRow, operands: Sequence[str]) -> bool:
+        """Whether a node of an op, on operands made by ops of these names, may match: for all that ops tell."""
+        del operands
+        return self.roots is None or op.name in self.roots
 
     @abstractmethod
     def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
@@ -257,6 +264,19 @@ class Op(Pattern):
     def _roots(self) -> frozenset[str] | None:
         return self.names
 
+    def allows(self, op: OpRow, operands: Sequence[str]) -> bool:
+        """As a pattern of this op says, and those of its operands."""
+        return op.name in self.names and (
+            not self.operands
+            or any(
+                all(
+                    one.roots is None or name in one.roots
+                    for one, name in zip(self.operands, order, strict=False)
+                )
+                for order in _orders(op, operands)
+            )
+        )
+
     def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
         node = value.node
         if node.op.name not in self.names or len(node.results) != 1:
@@ -286,7 +306,9 @@ class Op(Pattern):
             return scope.refuse(
                 found, value, f"{node!r} has {len(node.operands)} operands, not {len(self.operands)}"
             )
-        yield from _orders(self.operands, value, bound, scope)
+        for order in _orders(node.op, node.operands):
+            if scope.trace is not None or all(map(Pattern.admits, self.operands, order)):
+                yield from _each(self.operands, order, bound, scope)
         return None
 
 
@@ -302,17 +324,15 @@ def _shown(wanted: Anything, found: Found) -> str:
     return f"{found.facts.get(wanted.name)} as before" if isinstance(wanted, Bind) else str(wanted)
 
 
-def _orders(patterns: tuple[Pattern, ...], value: Value, found: Found, scope: Scope) -> Iterator[Found]:
-    """Each order of the operands that the op allows. Those that cannot match are tried only for a trace."""
-    commutes = Trait.COMMUTATIVE in value.op.traits
-    orders = dict.fromkeys(itertools.permutations(value.operands)) if commutes else (value.operands,)
-    for order in orders:
-        if scope.trace is not None or all(map(Pattern.admits, patterns, order)):
-            yield from _each(patterns, order, found, scope)
+def _orders(op: OpRow, operands: Sequence[T]) -> Iterable[Sequence[T]]:
+    """Operands in each order that an op allows."""
+    if len(operands) == 1 or Trait.COMMUTATIVE not in op.traits:
+        return (operands,)
+    return dict.fromkeys(itertools.permutations(operands))
 
 
 def _each(
-    patterns: tuple[Pattern, ...], values: tuple[Value, ...], found: Found, scope: Scope
+    patterns: Sequence[Pattern], values: Sequence[Value], found: Found, scope: Scope
 ) -> Iterator[Found]:
     if not patterns:
         yield found
@@ -331,6 +351,10 @@ class OneOf(Pattern):
         for choice in self.choices:
             if scope.trace is not None or choice.admits(value):
                 yield from choice.find(value, found, scope)
+
+    def allows(self, op: OpRow, operands: Sequence[str]) -> bool:
+        """As any of them says."""
+        return any(choice.allows(op, operands) for choice in self.choices)
 
     def _roots(self) -> frozenset[str] | None:
         all_names: frozenset[str] = frozenset()
@@ -385,6 +409,10 @@ class Where(Pattern):
             else:
                 scope.refuse(one, value, reason, condition=True)
 
+    def allows(self, op: OpRow, operands: Sequence[str]) -> bool:
+        """As the pattern says."""
+        return self.inner.allows(op, operands)
+
     def _roots(self) -> frozenset[str] | None:
         return self.inner.roots
 
@@ -404,6 +432,10 @@ class Once(Pattern):
                 scope.refuse(one, value, f"{value} is used {uses} times", condition=True)
             else:
                 yield one
+
+    def allows(self, op: OpRow, operands: Sequence[str]) -> bool:
+        """As the pattern says."""
+        return self.inner.allows(op, operands)
 
     def _roots(self) -> frozenset[str] | None:
         return self.inner.roots

@@ -7,11 +7,14 @@ rewrite(graph, (FoldConstants(), Rules("views", VIEWS)))
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.ir.transform import rebuild
 from kernels_hub.compiler.rewrite.activations import ACTIVATIONS
 from kernels_hub.compiler.rewrite.affine import AFFINE
 from kernels_hub.compiler.rewrite.algebra import ALGEBRA
@@ -41,7 +44,8 @@ PIPELINE: tuple[Pass, ...] = (
     FoldConstants(),
     FoldParameters(),
 )
-"""Dead code is left out, and common subexpressions are one, by every rebuild."""
+"""Dead code is left out, and common subexpressions are one, by every rebuild. A pass is skipped where nothing has
+changed since it ran last, so naming one again costs nothing."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +76,35 @@ def rewrite(
     options: Options | None = None,
     after: Callable[[str, Graph], object] | None = None,
 ) -> Rewritten:
-    """The graph after each pass in order; the given one stays as it is. after(pass name, graph): called after each."""
+    """The graph after each pass in order; the given one stays as it is.
+
+    after(pass name, graph): called after each that ran.
+    """
     options = options or Options()
     fired: dict[str, Counter[str]] = {}
-    for one in passes:
-        outcome = one.run(graph, options)
-        graph = outcome.graph
-        fired.setdefault(one.name, Counter()).update(outcome.fired)
-        if after is not None:
-            after(one.name, graph)
+    settled: dict[Pass, Graph] = {}
+    with _uncollected():
+        graph = rebuild(graph).graph
+        for one in passes:
+            if settled.get(one) is graph:
+                continue
+            outcome = one.run(graph, options)
+            if outcome.fired.total():
+                graph = outcome.graph
+            settled[one] = graph
+            fired.setdefault(one.name, Counter()).update(outcome.fired)
+            if after is not None:
+                after(one.name, graph)
     return Rewritten(graph, fired)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Python's cycle collector waits: it would walk all nodes, which are cyclic, again and again, and free few."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

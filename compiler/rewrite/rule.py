@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -69,7 +69,7 @@ class Outcome:
     """A graph after a pass, and how often each rule fired."""
 
     graph: Graph
-    fired: Mapping[str, int] = field(default_factory=Counter)
+    fired: Counter[str] = field(default_factory=Counter)
 
 
 class Pass(Protocol):

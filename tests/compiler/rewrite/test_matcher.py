@@ -103,6 +103,22 @@ def test_a_graph_at_which_nothing_fires_is_that_graph(graph):
     assert len(apply_rules(graph, [rule]).graph.nodes) == 3
 
 
+def test_what_two_rules_build_is_rewritten_both_times(graph):
+    x = graph.input("x", ("n",))
+    graph.output("y", x.exp())
+    graph.output("z", x.sqrt())
+    rules = [
+        Rule("one", Op("exp", X), lambda match: match["x"].log()),
+        Rule("other", Op("sqrt", X), lambda match: match["x"].log()),
+        Rule("both", Op("log", X), lambda match: match["x"].unary("sin")),
+    ]
+    outputs = apply_rules(graph, rules).graph.outputs
+    assert outputs["y"] is outputs["z"] and outputs["y"].op_name == "sin"
+    rules[1] = Rule("other", Op("sqrt", X), lambda match: -match["x"].log())
+    outputs = apply_rules(graph, rules).graph.outputs
+    assert outputs["z"].operands == (outputs["y"],)
+
+
 def test_what_has_fewer_uses_after_a_sweep_is_tried_again(graph):
     x = graph.input("x", ("n",))
     shared = x.exp()
