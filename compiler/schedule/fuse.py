@@ -142,7 +142,7 @@ class Fusion:
         if kind in ROOTS:
             name = "root"
             group.root = self.make_root(value, loops, name)
-            body.define(value, group.index, name)
+            body.define_at(value, group.index, name)
             return group
         index = group.kept[1]
         if kind is Kind.POINTWISE:
@@ -153,7 +153,7 @@ class Fusion:
                 kind
             ]
             name = make(body, value, index, inner_index)
-        body.define(value, _canonical(value, index), name)
+        body.define_at(value, index, name)
         return group
 
     def _join(self, group: Group, value: Value, kind: Kind) -> bool:
@@ -173,7 +173,7 @@ class Fusion:
         for shape, index in where:
             if shape is group.domain and group.inner and self._starved(group, kept):
                 continue
-            place = _at(value.shape, shape, index, body.ranges)
+            place = position(value.shape, shape, index, body.ranges)
             if place is None:
                 continue
             trial = body.copy()
@@ -181,7 +181,7 @@ class Fusion:
                 name = trial.make(value, place)
             except NotHere:
                 continue
-            trial.define(value, _canonical(value, place), name)
+            trial.define_at(value, place, name)
             group.body = trial
             return True
         return False
@@ -203,7 +203,7 @@ class Fusion:
         if not fits:
             group.inner = before
             return False
-        body.define(value, _canonical(value, outer), name)
+        body.define_at(value, outer, name)
         group.body = body
         return True
 
@@ -229,13 +229,7 @@ class Fusion:
         return result
 
 
-def _canonical(value: Value, index: Index) -> Index:
-    return tuple(
-        0 if isinstance(dim, int) and dim == 1 else one for one, dim in zip(index, value.shape, strict=True)
-    )
-
-
-def _at(shape: Shape, domain: Shape, index: Index, ranges: Ranges) -> Index | None:
+def position(shape: Shape, domain: Shape, index: Index, ranges: Ranges) -> Index | None:
     """The index into `shape` at the place of `index` in a domain of as many elements; None for another number."""
     if shape == domain:
         return index

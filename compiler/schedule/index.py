@@ -74,6 +74,15 @@ class Ranges:
         low, high = self.bounds(value)
         return low is not None and high is not None and proves_le(0, low) and proves_le(high, size - 1)
 
+    def holds(self, place: Dim, low: Dim, high: Dim) -> bool | None:
+        """Whether low <= place < high in all turns of the loops, or in none; None where that is not known."""
+        least, greatest = self.bounds(place)
+        if least is None or greatest is None:
+            return None
+        if proves_le(low, least) and proves_le(greatest, high - 1):
+            return True
+        return False if proves_le(greatest, low - 1) or proves_le(high, least) else None
+
     def bounds(self, value: Dim) -> tuple[Dim | None, Dim | None]:
         """The least and the greatest that a value can be, in terms of sizes; None where that is not known."""
         if not isinstance(value, Expr):

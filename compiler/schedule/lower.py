@@ -88,8 +88,9 @@ class Body:
             self.statements.append(Compute(name, dtype, row, args, attrs, origin))
         return name
 
-    def define(self, value: Value, index: Index, name: str) -> None:
+    def define_at(self, value: Value, index: Index, name: str) -> None:
         """Say that this nest makes a value at this index, under this name."""
+        index = canonical(value, index)
         self.own[value] = index
         self.names[value, index, ()] = name
 
@@ -151,12 +152,26 @@ class Body:
         attrs = {"dtype": to, "saturate": False}
         return name if source is to else self.compute("cast", to, name, attrs=attrs)
 
+    def holds(self, guards: tuple[Guard, ...]) -> bool | None:
+        """Whether guards hold for all turns of the loops, or for none; None where for some."""
+        answers = [self.ranges.holds(one.place, one.low, one.high) for one in guards]
+        if False in answers:
+            return False
+        return None if None in answers else True
+
     def bound(self, indices: Value, index: Index, extent: Dim, what: str) -> Dim:
         """An index that data give, as an expression: checked, and counted from the start."""
         name = self.at(indices, index)
         name = self.emit(Bound, INT64, name, extent, f"{what}: an index is out of range of a dim of {extent}")
         self.ranges.extents.setdefault(f"${name}", extent)
         return symbol(f"${name}")
+
+
+def canonical(value: Value, index: Index) -> Index:
+    """An index with 0 along dims of 1."""
+    return tuple(
+        0 if isinstance(dim, int) and dim == 1 else one for one, dim in zip(index, value.shape, strict=True)
+    )
 
 
 def _number(array: Any) -> Any:
@@ -184,10 +199,13 @@ def _pad(body: Body, value: Value, index: Index) -> str:
             period = dim_max(2 * (dim - 1), 1)
             folded = body.ranges.remainder(one - low + period * ceildiv(low, period), period)
             source.append(dim_min(folded, period - folded))
-    if not guards:
+    known = body.holds(tuple(guards))
+    if known:
         return body.at(operand, tuple(source))
-    inside = body.emit(Test, BOOL, tuple(guards))
     outside = body.at(value.operands[1], ())
+    if known is False:
+        return outside
+    inside = body.emit(Test, BOOL, tuple(guards))
     held = body.within(tuple(guards), operand, tuple(source))
     return body.compute("select", value.dtype, inside, held, outside, origin=value.node.origin)
 
@@ -200,6 +218,11 @@ def _concat(body: Body, value: Value, index: Index) -> str:
         guard = Guard(index[axis], start, start + operand.shape[axis])
         parts.append((guard, operand, (*index[:axis], index[axis] - start, *index[axis + 1 :])))
         start = start + operand.shape[axis]
+    known = [body.holds((guard,)) for guard, _, _ in parts]
+    if True in known:
+        _, operand, where = parts[known.index(True)]
+        return body.at(operand, where)
+    parts = [part for part, answer in zip(parts, known, strict=True) if answer is None]
     names = [body.within((guard,), operand, where) for guard, operand, where in parts]
     result = names[-1]
     for (guard, _, _), name in reversed(list(zip(parts[:-1], names[:-1], strict=True))):

@@ -65,9 +65,7 @@ def _attention(value: Value, loops: tuple[Loop, ...], name: str, buffer_of: Buff
     callee = value.attrs["callee"]
     aliases = dict(zip(callee.inputs.values(), value.operands, strict=True))
     body = Body(Ranges(score_loops), buffer_of, aliases=aliases, prefix="s")
-    body.define(parts.product, tuple(
-        0 if isinstance(dim, int) and dim == 1 else one for one, dim in zip(index, parts.product.shape, strict=True)
-    ), "score")  # fmt: skip
+    body.define_at(parts.product, index, "score")
     result = body.at(parts.scores, index)
     return Attention(
         name, q, k, v, 1.0, score_loops, tuple(body.statements), result, value.dtype, origin=value.node.origin

@@ -22,6 +22,7 @@ from kernels_hub.compiler.schedule.kernel import (
 )
 from kernels_hub.compiler.schedule.layout import Layout
 from kernels_hub.compiler.schedule.roots import NotStrided, make_root
+from kernels_hub.compiler.schedule.split import parts
 from kernels_hub.compiler.schedule.units import Units, unsupported
 
 NAMES = {
@@ -126,20 +127,21 @@ class _Builder:
         return kernel if stored == set(group.units) else self._kernel(group, stored)
 
     def _kernel(self, group: Group, stored: set[Value]) -> Kernel:
-        body = group.body
-        stores = []
-        for value in group.units:
-            if value in stored:
-                buffer, index = self.buffer_of(value), body.own[value]
-                assert buffer is not None
-                stores.append(Store(buffer, buffer.place(index), body.names[value, index, ()]))
-        outer = [loop for axis, loop in enumerate(group.loops) if axis not in group.inner]
-        if isinstance(group.root, Convolution):
-            outer = [outer[0], *outer[2:], outer[1]]
-        inner = (*(group.loops[axis] for axis in sorted(group.inner)), *group.extra)
-        nest = Nest(tuple(outer), inner, _needed(body.statements, stores), group.root)
+        nests = []
+        for loops, body in parts(group):
+            stores = []
+            for value in group.units:
+                if value in stored:
+                    buffer, index = self.buffer_of(value), body.own[value]
+                    assert buffer is not None
+                    stores.append(Store(buffer, buffer.place(index), body.names[value, index, ()]))
+            outer = [loop for axis, loop in enumerate(loops) if axis not in group.inner]
+            if isinstance(group.root, Convolution):
+                outer = [outer[0], *outer[2:], outer[1]]
+            inner = (*(loops[axis] for axis in sorted(group.inner)), *group.extra)
+            nests.append(Nest(tuple(outer), inner, _needed(body.statements, stores), group.root))
         name = f"k{group.number}_{_hint(group)}"
-        return Kernel(name, (nest,), tuple(dict.fromkeys(value.node.origin for value in group.units)))
+        return Kernel(name, tuple(nests), tuple(dict.fromkeys(value.node.origin for value in group.units)))
 
     def _copies(self, outputs: dict[str, Buffer]) -> list[tuple[Buffer, Kernel]]:
         """Outputs that are inputs, weights, constants or outputs under another name get memory of their own."""
