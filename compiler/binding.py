@@ -50,10 +50,10 @@ def bind_shapes(
 
 
 def _solve_one(open_dims: list[tuple[Expr, int, str]], sizes: dict[str, int], told: dict[str, str]) -> bool:
-    """Bind one more symbol. Plain symbols come first, so that contradictions are told in their terms."""
-    for plain in (True, False):
+    """Bind one more symbol: by itself, then by a dim of it alone, so that contradictions are told in these terms."""
+    for level in range(3):
         for dim, size, place in open_dims:
-            if plain != (dim.only_symbol is not None):
+            if level != (0 if dim.only_symbol is not None else 1 if len(dim.symbols) == 1 else 2):
                 continue
             rest = substitute(dim, sizes)
             if (found := linear(rest)) is None:

@@ -14,7 +14,7 @@ from kernels_hub.compiler.binding import sized
 from kernels_hub.compiler.engines.engine import CompiledPlan, Device, KnobValue, Signature
 from kernels_hub.compiler.engines.guard import GuardedPlan
 from kernels_hub.compiler.engines.tensors import torch_dtype
-from kernels_hub.compiler.errors import CompilerError, EngineError
+from kernels_hub.compiler.errors import CompilerError, EngineError, PlanError
 from kernels_hub.compiler.ir.dims import Expr
 from kernels_hub.compiler.ir.op import TensorType
 
@@ -184,6 +184,8 @@ class Call:
         stream: int | None = None,
     ) -> list[torch.Tensor]:
         """As `run`, into outputs and a workspace of the caller, which were checked."""
+        if not self.known and outputs is not None:
+            return self._copied(self._run_segments(inputs, None, workspace, stream), outputs)
         if not (self.known and self.program.direct):
             return self._run_segments(inputs, outputs, workspace, stream)
         if outputs is None:
@@ -192,6 +194,16 @@ class Call:
             self._execute(inputs, outputs, workspace, stream)
         except Exception as error:
             raise self._failure(0, error) from error
+        return list(outputs)
+
+    def _copied(self, results: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        for name, one, output in zip(self.program.signature.outputs, results, outputs, strict=True):
+            if one.shape != output.shape:
+                raise PlanError(
+                    f"graph {self.program.name}: output {name!r} has shape {list(output.shape)}, "
+                    f"the data make it {list(one.shape)}; give none to have it allocated"
+                )
+            output.copy_(one)
         return list(outputs)
 
     def _run_segments(
