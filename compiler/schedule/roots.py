@@ -52,10 +52,12 @@ def make_root(value: Value, loops: tuple[Loop, ...], name: str, buffer_of: Buffe
         return Convolution(
             name, x, w, attrs["strides"], attrs["dilations"], attrs["padding"], attrs["groups"], value.dtype, origin
         )  # fmt: skip
-    return _attention(value, loops, name, buffer_of)
+    return _attention(value, loops, name, buffer_of, origin)
 
 
-def _attention(value: Value, loops: tuple[Loop, ...], name: str, buffer_of: BufferOf) -> Attention:
+def _attention(
+    value: Value, loops: tuple[Loop, ...], name: str, buffer_of: BufferOf, origin: str
+) -> Attention:
     parts = attention_parts(value)
     assert parts is not None
     q, k, v = (view_of(one, buffer_of) for one in (parts.q, parts.k, parts.v))
@@ -67,6 +69,5 @@ def _attention(value: Value, loops: tuple[Loop, ...], name: str, buffer_of: Buff
     body = Body(Ranges(score_loops), buffer_of, aliases=aliases, prefix="s")
     body.define_at(parts.product, index, "score")
     result = body.at(parts.scores, index)
-    return Attention(
-        name, q, k, v, 1.0, score_loops, tuple(body.statements), result, value.dtype, origin=value.node.origin
-    )
+    scores = tuple(body.statements)
+    return Attention(name, q, k, v, 1.0, score_loops, scores, result, value.dtype, parts.blank, origin)
