@@ -21,6 +21,7 @@ from kernels_hub.compiler.importers.onnx_ops import (
     shape,
     signal,
     training,
+    trees,
 )
 
 __all__ = [
@@ -44,4 +45,5 @@ __all__ = [
     "shape",
     "signal",
     "training",
+    "trees",
 ]

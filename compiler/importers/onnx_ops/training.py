@@ -29,7 +29,8 @@ def _scalars(node: OnnxNode) -> tuple[Value, Value]:
 
 
 def _regularized(node: OnnxNode, x: Value, gradient: Value) -> Value:
-    return x * node.attr("norm_coefficient", 0.0) + gradient
+    coefficient: float = node.attr("norm_coefficient", 0.0)
+    return x * coefficient + gradient
 
 
 @onnx_op("Adagrad", since=1, domain=_DOMAIN)

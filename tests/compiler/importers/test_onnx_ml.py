@@ -146,3 +146,236 @@ def test_optimizers_whose_operands_do_not_add_up():
     attrs = {"alpha": 0.9, "beta": 0.9, "norm_coefficient": 0.0, "mode": "fast"}
     one = model("Momentum", inputs[:5], 2, "ai.onnx.preview.training", **attrs)
     assert refusal(one) == "the mode is 'fast'; it must be standard or nesterov"
+
+
+# -- trees
+
+MODES = ["BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ"]
+
+
+class Grown:
+    """A random forest, in the attributes of the older ops and of the newer one."""
+
+    def __init__(
+        self, seed: int, *, trees: int, depth: int, features: int, modes: Sequence[int], targets: int
+    ) -> None:
+        self.random, self.modes, self.features, self.targets = (
+            np.random.default_rng(seed),
+            modes,
+            features,
+            targets,
+        )
+        self.nodes: list[list[float]] = []
+        """Each: tree, name in it, mode (-1: leaf), feature, split, yes, no, missing."""
+        self.leaves: list[tuple[int, int, int, float]] = []
+        for tree in range(trees):
+            self._grow(tree, depth, [0])
+
+    def _grow(self, tree: int, depth: int, names: list[int]) -> int:
+        name = names[0]
+        names[0] += 1
+        if depth == 0 or self.random.random() < 0.2:
+            self.nodes.append([tree, name, -1, 0, 0, 0, 0, 0])
+            for target in self.random.permutation(self.targets)[: self.random.integers(1, self.targets + 1)]:
+                self.leaves.append((tree, name, int(target), float(self.random.integers(-8, 9)) / 4))
+            return name
+        row = [
+            tree, name, self.random.choice(self.modes), self.random.integers(self.features),
+            self.random.integers(-2, 3), 0, 0, self.random.integers(2),
+        ]  # fmt: skip
+        self.nodes.append(row)
+        row[5], row[6] = self._grow(tree, depth - 1, names), self._grow(tree, depth - 1, names)
+        return name
+
+    def column(self, place: int) -> list[int]:
+        return [int(row[place]) for row in self.nodes]
+
+    def by_names(self, what: str, weights: str = "float32") -> dict[str, Any]:
+        trees, names, targets, numbers = zip(*self.leaves, strict=True)
+        splits = [float(row[4]) for row in self.nodes]
+        attrs = {
+            "nodes_treeids": self.column(0), "nodes_nodeids": self.column(1),
+            "nodes_modes": ["LEAF" if mode == -1 else MODES[mode] for mode in self.column(2)],
+            "nodes_featureids": self.column(3), "nodes_truenodeids": self.column(5),
+            "nodes_falsenodeids": self.column(6), "nodes_missing_value_tracks_true": self.column(7),
+            f"{what}_treeids": trees, f"{what}_nodeids": names, f"{what}_ids": targets,
+        }  # fmt: skip
+        if weights == "float32":
+            return {**attrs, "nodes_values": splits, f"{what}_weights": numbers}
+        tensors = {"nodes_values_as_tensor": splits, f"{what}_weights_as_tensor": numbers}
+        return {
+            **attrs,
+            **{name: onnx.numpy_helper.from_array(np.array(one)) for name, one in tensors.items()},
+        }
+
+    def newer(self, dtype: str) -> dict[str, Any]:
+        """For forests with one target a leaf; a tree that is a leaf becomes a node that leads to it either way."""
+        inner, leaf = {}, {}
+        for row in self.nodes:
+            key = (int(row[0]), int(row[1]))
+            (leaf if row[2] == -1 else inner)[key] = len(leaf if row[2] == -1 else inner)
+        rows = [row for row in self.nodes if row[2] != -1]
+        ways = {"true": 5, "false": 6}
+        tensor = lambda one: onnx.numpy_helper.from_array(np.array(one))  # noqa: E731
+        return {
+            "tree_roots": [inner[tree, 0] for tree in sorted({int(row[0]) for row in self.nodes})],
+            "nodes_modes": tensor(np.array([row[2] for row in rows], np.uint8)),
+            "nodes_featureids": [int(row[3]) for row in rows],
+            "nodes_splits": tensor(np.array([row[4] for row in rows], dtype)),
+            "nodes_missing_value_tracks_true": [int(row[7]) for row in rows],
+            **{
+                f"nodes_{way}leafs": [int((int(r[0]), r[at]) in leaf) for r in rows]
+                for way, at in ways.items()
+            },
+            **{
+                f"nodes_{way}nodeids": [{**inner, **leaf}[int(r[0]), r[at]] for r in rows]
+                for way, at in ways.items()
+            },
+            "leaf_targetids": [target for _, _, target, _ in self.leaves],
+            "leaf_weights": tensor(np.array([one for *_, one in self.leaves], dtype)),
+            "n_targets": self.targets,
+        }
+
+    def reached(self, x: np.ndarray, *, every: bool) -> list[list[tuple[int, int]]]:
+        """Of each row, the leaf of each tree. every: that NaN differs from every number counts."""
+        table = {(int(row[0]), int(row[1])): row for row in self.nodes}
+        found: list[list[tuple[int, int]]] = []
+        for values in x.astype(float):
+            found.append([])
+            for tree in sorted({int(row[0]) for row in self.nodes}):
+                key = (tree, 0)
+                while (row := table[key])[2] != -1:
+                    a, b = values[int(row[3])], row[4]
+                    holds = [a <= b, a < b, a >= b, a > b, a == b, a != b][int(row[2])]
+                    way = bool(row[7]) or (holds and every) if np.isnan(a) else holds
+                    key = (tree, int(row[5] if way else row[6]))
+                found[-1].append(key)
+        return found
+
+    def scores(self, x: np.ndarray, how: str) -> np.ndarray:
+        result = np.zeros((len(x), self.targets))
+        for place, keys in enumerate(self.reached(x, every=True)):
+            for target in range(self.targets):
+                said = [
+                    w
+                    for key in keys
+                    for tree, name, of, w in self.leaves
+                    if (tree, name) == key and of == target
+                ]
+                if said:
+                    result[place, target] = {
+                        "SUM": sum(said), "AVERAGE": sum(said) / len(keys), "MIN": min(said), "MAX": max(said),
+                    }[how]  # fmt: skip
+        return result
+
+
+def rows(count: int, features: int, dtype: str = "float32") -> np.ndarray:
+    x = np.random.default_rng(1).integers(-3, 4, (count, features)).astype(dtype)
+    if x.dtype.kind == "f" and count > 2:
+        x[1, 0] = np.nan
+        x[2, -1] = np.inf
+    return x
+
+
+def scores_of(one: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    return list(evaluate(verify(import_onnx(one)), [x]).values())[-1]
+
+
+@pytest.mark.parametrize("how", ["SUM", "AVERAGE", "MIN", "MAX"])
+@pytest.mark.parametrize("modes", [[0], [1], range(6)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "float32 in float64"])
+def test_tree_regressor(how: str, modes: Sequence[int], dtype: str):
+    dtype, _, wide = dtype.partition(" in ")
+    for seed in range(3):
+        grown = Grown(seed, trees=4, depth=5, features=3, modes=modes, targets=2)
+        attrs = {**grown.by_names("target", wide or "float32"), "n_targets": 2, "aggregate_function": how}
+        one = model("TreeEnsembleRegressor", [(dtype, ["n", 3])], 1, "ai.onnx.ml", 3, **attrs)
+        x = rows(20, 3, dtype)
+        close(scores_of(one, x), grown.scores(x, how).astype(np.float32))
+        based = model(
+            "TreeEnsembleRegressor", [(dtype, ["n", 3])], 1, "ai.onnx.ml", 3, **attrs, base_values=[1.0, -2.0]
+        )
+        close(scores_of(based, x), (grown.scores(x, how) + np.array([1, -2])).astype(np.float32))
+
+
+@pytest.mark.parametrize("modes", [[0], range(5)])
+def test_tree_regressor_as_the_reference(modes: Sequence[int]):
+    """Without BRANCH_NEQ of NaN, on which it differs from ONNX Runtime and from the newer op."""
+    grown = Grown(7, trees=3, depth=6, features=2, modes=modes, targets=1)
+    one = model(
+        "TreeEnsembleRegressor",
+        [("float32", [30, 2])],
+        1,
+        "ai.onnx.ml",
+        3,
+        **grown.by_names("target"),
+        n_targets=1,
+    )
+    agrees(one, rows(30, 2))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("how", [0, 1, 2, 3])
+def test_tree_ensemble(dtype: str, how: int):
+    for seed in (0, 4, 5):
+        grown = Grown(seed, trees=3, depth=5, features=2, modes=range(6), targets=1)
+        if any(row[2] == -1 and row[1] == 0 for row in grown.nodes):
+            continue
+        attrs = {**grown.newer(dtype), "aggregate_function": how}
+        one = model("TreeEnsemble", [(dtype, ["n", 2])], 1, "ai.onnx.ml", **attrs)
+        x = rows(20, 2, dtype)
+        wanted = grown.scores(x, ("AVERAGE", "SUM", "MIN", "MAX")[how])
+        assert np.abs(scores_of(one, x) - wanted).max() <= (1e-6 if dtype != "float16" else 4e-3)
+        assert scores_of(one, x).dtype == dtype
+
+
+@pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO"])
+def test_tree_classifier(transform: str):
+    grown = Grown(3, trees=5, depth=4, features=3, modes=[0], targets=3)
+    attrs = {**grown.by_names("class"), "classlabels_int64s": [7, -1, 4], "post_transform": transform}
+    one = model("TreeEnsembleClassifier", [("float32", [25, 3])], 2, "ai.onnx.ml", 3, **attrs)
+    x = rows(25, 3)
+    graph = agrees(one, x)
+    labels, scores = evaluate(graph, [x]).values()
+    assert np.array_equal(labels, np.array([7, -1, 4])[scores.argmax(1)])
+    assert len(set(labels.tolist())) > 1
+
+
+@pytest.mark.parametrize(("positive", "transform"), [(True, "NONE"), (False, "LOGISTIC")])
+def test_tree_classifier_with_weights_for_one_class_of_two(positive: bool, transform: str):
+    grown = Grown(2, trees=4, depth=4, features=2, modes=[0], targets=1)
+    attrs = {**grown.by_names("class"), "classlabels_int64s": [3, 9], "post_transform": transform}
+    if positive:
+        attrs["class_weights"] = [abs(one) / 8 for one in attrs["class_weights"]]
+    one = model("TreeEnsembleClassifier", [("float32", [25, 2])], 2, "ai.onnx.ml", 3, **attrs)
+    agrees(one, rows(25, 2))
+    attrs["post_transform"] = "SOFTMAX"
+    other = model("TreeEnsembleClassifier", [("float32", [25, 2])], 2, "ai.onnx.ml", 3, **attrs)
+    assert "readers of ONNX disagree on what the post-transform SOFTMAX is of" in refusal(other)
+
+
+def test_trees_that_are_refused():
+    grown = Grown(4, trees=1, depth=2, features=2, modes=[0], targets=1)
+    attrs = {**grown.by_names("target"), "n_targets": 1}
+
+    def of(width: int = 2, **other: Any) -> str:
+        return refusal(
+            model(
+                "TreeEnsembleRegressor", [("float32", ["n", width])], 1, "ai.onnx.ml", 3, **{**attrs, **other}
+            )
+        )
+
+    inner = attrs["nodes_modes"].index("BRANCH_LEQ")
+    around = [0 if place == inner else to for place, to in enumerate(attrs["nodes_truenodeids"])]
+    nowhere = [99 if place == inner else to for place, to in enumerate(attrs["nodes_truenodeids"])]
+    assert inner == 0
+    assert of(nodes_truenodeids=around) == "its nodes form a cycle"
+    assert of(nodes_truenodeids=nowhere).startswith("a way leads to a node that is none of the ")
+    assert of(nodes_featureids=[5] * len(grown.nodes)) == "it looks at feature 5 of 2"
+    assert of(post_transform="PROBIT").startswith("the post-transform 'PROBIT' is none of NONE")
+    assert of(aggregate_function="MEDIAN").startswith("the aggregate function 'MEDIAN' is none of SUM")
+    assert of(target_ids=[1] * len(grown.leaves)) == "a leaf is of target 1 to 1 of 1"
+    assert of(nodes_modes=["BRANCH_X"] * len(grown.nodes)) == "the node modes BRANCH_X are unknown"
+    strings = {**grown.by_names("class"), "classlabels_strings": ["a", "b"]}
+    labelled = model("TreeEnsembleClassifier", [("float32", ["n", 2])], 2, "ai.onnx.ml", 3, **strings)
+    assert refusal(labelled) == "its labels are strings, which have no place in the IR"

@@ -1,0 +1,294 @@
+"""Decision trees as tensor arithmetic: all trees go down one level at a time, for all rows at once.
+
+A tree's nodes lie in tables (feature, threshold, where to go). A step looks up the node that each row has reached in
+each tree, compares, and goes on; a leaf leads to itself. Source: Hummingbird's TreeTraversal, OSDI 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.types import Array
+
+_DOMAIN = "ai.onnx.ml"
+_MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
+_LEAF = -1
+_DEEPEST = 256
+"""Levels, each of which is written out."""
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Nodes of all trees in one numbering; a leaf's ways lead to itself.
+
+    modes: places in `_MODES`, or `_LEAF`. members: what nodes of BRANCH_MEMBER compare with, in their order.
+    """
+
+    roots: Array
+    features: Array
+    splits: Array
+    modes: Array
+    yes: Array
+    no: Array
+    missing: Array
+    members: Sequence[Array] = ()
+
+    def depth(self, node: OnnxNode) -> int:
+        """Steps to the deepest leaf. Raises TypeRuleError for ways to nowhere, and for those without an end."""
+        count = len(self.modes)
+        for ways in (self.roots, self.yes, self.no):
+            if ways.size and not (ways.min() >= 0 and ways.max() < count):
+                raise node.refuse(f"a way leads to a node that is none of the {count}")
+        reached, steps = np.unique(self.roots), 0
+        while (inner := reached[self.modes[reached] != _LEAF]).size:
+            if steps == min(count, _DEEPEST):
+                raise node.refuse(
+                    "its nodes form a cycle" if steps == count else f"its trees are deeper than {_DEEPEST}"
+                )
+            reached, steps = np.unique(np.concatenate([self.yes[inner], self.no[inner]])), steps + 1
+        return steps
+
+
+def _descend(node: OnnxNode, x: Value, forest: Forest) -> Value:
+    """The leaf that each row of x (N, F) reaches in each tree: (N, trees)."""
+    width = x.shape[1]
+    inner = forest.modes != _LEAF
+    if isinstance(width, int) and inner.any() and int(forest.features[inner].max()) >= width:
+        raise node.refuse(f"it looks at feature {forest.features[inner].max()} of {width}")
+    common = types.dtype(
+        np.result_type(forest.splits.dtype, x.dtype.numpy if x.dtype.is_float else np.float32)
+    )
+    x = x.cast(common)
+    features, yes, no = (
+        node.constant(one.astype(np.int64)) for one in (forest.features, forest.yes, forest.no)
+    )
+    at = node.constant(forest.roots.astype(np.int64)).broadcast_to((x.shape[0], len(forest.roots)))
+    for _ in range(forest.depth(node)):
+        seen = x.gather_elements(features.gather(at, 0), 1)
+        at = _goes_on(node, forest, seen, at).select(yes.gather(at, 0), no.gather(at, 0))
+    return at
+
+
+def _goes_on(node: OnnxNode, forest: Forest, seen: Value, at: Value) -> Value:
+    """Whether the true way is taken, from what is seen at each node."""
+    modes = sorted({int(one) for one in forest.modes} - {_LEAF})
+    split = node.constant(forest.splits.astype(seen.dtype.numpy)).gather(at, 0)
+    mine = node.constant(forest.modes.astype(np.int64)).gather(at, 0)
+    way: Value | None = None
+    for mode in modes:
+        holds = _holds(node, forest, _MODES[mode], seen, split, at)
+        holds = holds if len(modes) == 1 else holds & mine.eq(mode)
+        way = holds if way is None else way | holds
+    assert way is not None
+    if forest.missing.any():
+        way = way | (seen.unary("isnan") & node.constant(forest.missing.astype(bool)).gather(at, 0))
+    return way
+
+
+def _holds(node: OnnxNode, forest: Forest, mode: str, seen: Value, split: Value, at: Value) -> Value:
+    if mode == "BRANCH_MEMBER":
+        places = np.cumsum(forest.modes == _MODES.index(mode)) - 1
+        table = np.full((len(forest.members), max(map(len, forest.members), default=0)), np.nan)
+        for row, members in zip(table, forest.members, strict=True):
+            row[: len(members)] = members
+        which = node.constant(places.clip(0).astype(np.int64)).gather(at, 0)
+        sets = node.constant(table.astype(seen.dtype.numpy)).gather(which, 0)
+        return seen.unsqueeze(-1).eq(sets).reduce("any", -1)
+    compare = {
+        "BRANCH_LEQ": seen.__le__, "BRANCH_LT": seen.__lt__, "BRANCH_GTE": seen.__ge__, "BRANCH_GT": seen.__gt__,
+        "BRANCH_EQ": seen.eq, "BRANCH_NEQ": seen.ne,
+    }  # fmt: skip
+    return compare[mode](split)
+
+
+# -- what leaves say
+
+
+def _aggregated(
+    node: OnnxNode,
+    at: Value,
+    trees: int,
+    how: str,
+    leaves: Array,
+    targets: Array,
+    weights: Array,
+    shape: tuple[int, int],
+) -> Value:
+    """(N, targets) out of the leaves reached, each with weights for some targets.
+
+    A target of which no leaf that was reached says anything is 0 (before base values), as in ONNX Runtime.
+    """
+    if targets.size and not (targets.min() >= 0 and targets.max() < shape[1]):
+        raise node.refuse(f"a leaf is of target {targets.min()} to {targets.max()} of {shape[1]}")
+    if how in {"SUM", "AVERAGE"}:
+        table = np.zeros(shape, weights.dtype)
+        np.add.at(table, (leaves, targets), weights)
+        total = node.constant(table).gather(at, 0).sum(1)
+        return total / float(trees) if how == "AVERAGE" else total
+    if how not in {"MIN", "MAX"}:
+        raise node.refuse(f"the aggregate function {how!r} is none of SUM, AVERAGE, MIN, MAX")
+    table = np.full(shape, np.inf if how == "MIN" else -np.inf, weights.dtype)
+    (np.minimum if how == "MIN" else np.maximum).at(table, (leaves, targets), weights)
+    said = np.zeros(shape, bool)
+    said[leaves, targets] = True
+    found = node.constant(table).gather(at, 0).reduce(how.lower(), 1)
+    return node.constant(said).gather(at, 0).reduce("any", 1).select(found, 0.0)
+
+
+def _transformed(node: OnnxNode, scores: Value, how: str) -> Value:
+    if how == "NONE":
+        return scores
+    if how == "LOGISTIC":
+        return scores.sigmoid()
+    if how == "SOFTMAX":
+        return scores.softmax(-1)
+    if how == "SOFTMAX_ZERO":
+        top = scores.max(-1, keepdims=True)
+        parts = (abs(scores) > 1e-7).select((scores - top).exp(), scores * (-top).exp())
+        total = parts.sum(-1, keepdims=True)
+        return total.eq(0.0).select(0.5, parts / total)
+    raise node.refuse(f"the post-transform {how!r} is none of NONE, LOGISTIC, SOFTMAX, SOFTMAX_ZERO")
+
+
+# -- the ops
+
+
+@onnx_op("TreeEnsemble", since=5, domain=_DOMAIN)
+def tree_ensemble(node: OnnxNode) -> Value:
+    """Nodes that branch, then leaves, in one numbering."""
+    x = node.input(0)
+    modes = np.asarray(node.attr("nodes_modes")).astype(np.int64)
+    weights, targets = np.asarray(node.attr("leaf_weights")), np.array(node.attr("leaf_targetids"), np.int64)
+    inner, count = len(modes), len(weights)
+    own = np.arange(inner, inner + count)
+    yes, no = (
+        np.array(node.attr(f"nodes_{way}nodeids"), np.int64)
+        + inner * np.array(node.attr(f"nodes_{way}leafs"), np.int64)
+        for way in ("true", "false")
+    )
+    padding = np.zeros(count, np.int64)
+    forest = Forest(
+        roots=np.array(node.attr("tree_roots"), np.int64),
+        features=np.concatenate([np.array(node.attr("nodes_featureids"), np.int64), padding]),
+        splits=np.concatenate([node.attr("nodes_splits"), padding]).astype(x.dtype.numpy),
+        modes=np.concatenate([modes, padding + _LEAF]),
+        yes=np.concatenate([yes, own]),
+        no=np.concatenate([no, own]),
+        missing=np.concatenate([node.attr("nodes_missing_value_tracks_true", [0] * inner), padding]),
+        members=_members(node, int((modes == _MODES.index("BRANCH_MEMBER")).sum())),
+    )
+    how = ("AVERAGE", "SUM", "MIN", "MAX")[node.attr("aggregate_function", 1)]
+    transform = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")[node.attr("post_transform", 0)]
+    at, shape = _descend(node, x, forest), (inner + count, node.attr("n_targets", int(targets.max()) + 1))
+    scores = _aggregated(node, at, len(forest.roots), how, own, targets, weights.astype(x.dtype.numpy), shape)
+    return _transformed(node, scores, transform)
+
+
+def _members(node: OnnxNode, count: int) -> list[Array]:
+    """The sets, each of which ends with NaN."""
+    found = np.asarray(node.attr("membership_values", ()))
+    ends = np.flatnonzero(np.isnan(found))
+    if len(ends) != count:
+        raise node.refuse(f"there are {len(ends)} sets of members for {count} nodes of BRANCH_MEMBER")
+    return [one[:-1] for one in np.split(found, ends + 1)[:count]]
+
+
+def _by_names(node: OnnxNode) -> tuple[Forest, Mapping[tuple[int, int], int]]:
+    """Of the older ops, whose nodes have names (tree, node); the first of each tree is its root."""
+    names = list(zip(node.attr("nodes_treeids"), node.attr("nodes_nodeids"), strict=True))
+    places = {name: place for place, name in enumerate(names)}
+    words = node.attr("nodes_modes")
+    unknown = sorted(set(words) - {*_MODES[:-1], "LEAF"})
+    if unknown:
+        raise node.refuse(f"the node modes {', '.join(unknown)} are unknown")
+    modes = np.array([_LEAF if word == "LEAF" else _MODES.index(word) for word in words], np.int64)
+    trees: dict[int, int] = {}
+    for place, (tree, _) in enumerate(names):
+        trees.setdefault(tree, place)
+    yes, no = (_ways(node, names, places, modes, f"nodes_{way}nodeids") for way in ("true", "false"))
+    forest = Forest(
+        roots=np.array(list(trees.values()), np.int64),
+        features=np.where(modes == _LEAF, 0, np.array(node.attr("nodes_featureids"), np.int64)),
+        splits=_numbers(node, "nodes_values"),
+        modes=modes,
+        yes=yes,
+        no=no,
+        missing=np.array(node.attr("nodes_missing_value_tracks_true", [0] * len(names)), np.int64),
+    )
+    return forest, places
+
+
+def _ways(
+    node: OnnxNode,
+    names: Sequence[tuple[int, int]],
+    places: Mapping[tuple[int, int], int],
+    modes: Array,
+    which: str,
+) -> Array:
+    """Where each node leads: its own place for a leaf, -1 for a name that no node has."""
+    to = zip(names, modes, node.attr(which), strict=True)
+    found = [
+        place if mode == _LEAF else places.get((tree, name), -1)
+        for place, ((tree, _), mode, name) in enumerate(to)
+    ]
+    return np.array(found, np.int64)
+
+
+def _numbers(node: OnnxNode, name: str) -> Array:
+    """Floats, or what is given in their place as a tensor (of float64, where that matters)."""
+    if node.has(f"{name}_as_tensor"):
+        return np.asarray(node.attr(f"{name}_as_tensor"))
+    return np.array(node.attr(name, []), np.float32)
+
+
+def _scores(node: OnnxNode, what: str, count: int, how: str) -> Value:
+    """(N, count), before the post-transform: `what` names the attributes that leaves' weights are in."""
+    x = node.input(0)
+    x = x.unsqueeze(0) if x.rank == 1 else x
+    forest, places = _by_names(node)
+    pairs = zip(node.attr(f"{what}_treeids"), node.attr(f"{what}_nodeids"), strict=True)
+    leaves = np.array([places[pair] for pair in pairs], np.int64)
+    targets, weights = np.array(node.attr(f"{what}_ids"), np.int64), _numbers(node, f"{what}_weights")
+    at = _descend(node, x, forest)
+    scores = _aggregated(
+        node, at, len(forest.roots), how, leaves, targets, weights, (len(forest.modes), count)
+    )
+    base = _numbers(node, "base_values")
+    return scores + node.constant(base.astype(scores.dtype.numpy).reshape(1, -1)) if base.size else scores
+
+
+@onnx_op("TreeEnsembleRegressor", since=1, domain=_DOMAIN)
+def tree_ensemble_regressor(node: OnnxNode) -> Value:
+    """Always float32, as ONNX says."""
+    scores = _scores(node, "target", node.attr("n_targets", 1), node.attr("aggregate_function", "SUM"))
+    return _transformed(node, scores, node.attr("post_transform", "NONE")).cast("float32")
+
+
+@onnx_op("TreeEnsembleClassifier", since=1, domain=_DOMAIN)
+def tree_ensemble_classifier(node: OnnxNode) -> list[Value]:
+    """Labels and scores; with weights for one class alone, those of the other are made of its."""
+    labels, transform = list(node.attr("classlabels_int64s", [])), node.attr("post_transform", "NONE")
+    if not labels:
+        raise node.refuse("its labels are strings, which have no place in the IR")
+    scores = _scores(node, "class", len(labels), "SUM")
+    if len(set(node.attr("class_ids"))) == 1:
+        positive = bool((_numbers(node, "class_weights") >= 0).all())
+        if (positive, transform) not in {(True, "NONE"), (False, "LOGISTIC")}:
+            raise node.refuse(
+                f"with {'weights of one sign' if positive else 'weights of both signs'} for one class of two, "
+                f"readers of ONNX disagree on what the post-transform {transform} is of"
+            )
+        one = scores.slice(1, 0, 1)
+        scores = node.graph.apply("concat", 1.0 - one if transform == "NONE" else -one, one, axis=1)
+        labels = [0, 1] if labels == [1] else labels
+    if len(labels) != scores.shape[1]:
+        raise node.refuse(f"it has {len(labels)} labels for {scores.shape[1]} classes")
+    scores = _transformed(node, scores, transform).cast("float32")
+    best = node.graph.apply("argmax", scores, axis=1)
+    return [node.constant(np.array(labels, np.int64)).gather(best.reshape(-1), 0), scores]
