@@ -1,0 +1,167 @@
+"""A schedule as one C++ translation unit.
+
+    int kh_run(void* const* buffers, const int64_t* sizes)                  all kernels of a call, in order
+    int kh_prepare(void* const* buffers, const int64_t* sizes)              what runs once, on weights and constants
+    int kh_step(int64_t step, void* const* buffers, const int64_t* sizes)   one kernel of a call, to time it
+
+`buffers` are the pointers of `Program.buffers`, then of `Program.packed`, in that order; `sizes` are the symbols of
+`Program.sizes`. The result is 0, or the number of a message in `Program.messages` (1 is the first).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kernels_hub.compiler.codegen.cpp_nest import print_nest
+from kernels_hub.compiler.codegen.cpp_roots import Packed, print_root
+from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters, origins
+from kernels_hub.compiler.codegen.scalar import identifier, size_name, storage_type
+from kernels_hub.compiler.ir.dims import dim_symbols
+from kernels_hub.compiler.schedule.index import is_variable
+from kernels_hub.compiler.schedule.kernel import Buffer, Kernel, Schedule
+
+
+@dataclass(frozen=True)
+class Program:
+    """A translation unit and what its functions are called with."""
+
+    source: str
+    buffers: tuple[Buffer, ...]
+    packed: tuple[Packed, ...]
+    sizes: tuple[str, ...]
+    messages: tuple[str, ...]
+    steps: tuple[str, ...]
+
+
+def generate(schedule: Schedule, *, round_ops: bool = False) -> Program:
+    """The C++ of a schedule. Raises EngineError for a dtype or an op that C++ kernels cannot express.
+
+    round_ops: float16 and bfloat16 values are rounded after every op, as the oracle does it, and not only where
+    they are stored.
+    """
+    return _Unit(schedule, round_ops=round_ops).program()
+
+
+class _Unit:
+    """One translation unit while it is written."""
+
+    def __init__(self, schedule: Schedule, *, round_ops: bool) -> None:
+        self.schedule, self.round_ops = schedule, round_ops
+        self.names = Names(schedule.buffers)
+        self.packed: dict[object, Packed] = {}
+        self.taken: set[str] = set()
+        self.used: dict[str, None] = {}
+
+    def program(self) -> Program:
+        kernels = Lines()
+        prepared = [self._kernel(one, kernels) for one in self.schedule.prepare]
+        called = [self._kernel(one, kernels) for one in self.schedule.kernels]
+        symbols = dim_symbols(dim for one in self.schedule.buffers for dim in (*one.shape, *one.strides))
+        names = {one.name for one in symbols if not is_variable(one)} | set(self.used)
+        sizes = tuple(sorted(names))
+        host = Lines()
+        self._host(host, prepared, called, sizes)
+        head = [
+            f"// {self.schedule.name}: generated from a schedule of {len(called)} kernels.",
+            '#include "scalar.h"',
+            *(f'#include "{one}"' for one in self._headers()),
+            "",
+            "",
+        ]
+        return Program(
+            "\n".join(head) + kernels.text() + host.text(),
+            self.schedule.buffers,
+            tuple(self.packed.values()),
+            sizes,
+            tuple(self.names.messages),
+            tuple(one.name for one in self.schedule.kernels),
+        )
+
+    def _headers(self) -> list[str]:
+        return []
+
+    def _kernel(self, kernel: Kernel, lines: Lines) -> tuple[str, Parameters]:
+        """Write the functions of a kernel; returns the name of the one to call and what it is given."""
+        name = wanted = identifier(kernel.name)
+        while name in self.taken:
+            name = f"{wanted}_{len(self.taken)}"
+        self.taken.add(name)
+        source = origins(dict.fromkeys(kernel.origins))
+        parts: list[tuple[str, Parameters]] = []
+        for number, nest in enumerate(kernel.nests):
+            part = name if len(kernel.nests) == 1 else f"{name}_{number}"
+            if source:
+                lines.add(f"// {source}")
+            if nest.root is None:
+                parameters = print_nest(part, nest, lines, self.names, round_ops=self.round_ops)
+            else:
+                parameters = print_root(part, nest, lines, self.names, self.packed, round_ops=self.round_ops)
+            lines.add()
+            self.used.update(parameters.sizes)
+            parts.append((part, parameters))
+        if len(parts) == 1:
+            return parts[0]
+        together = Parameters()
+        for _, parameters in parts:
+            together.merge(parameters)
+        with lines.block(f"static void {name}({', '.join(together.declared(self.names))})"):
+            for part, parameters in parts:
+                lines.add(f"{part}({', '.join(parameters.passed(self.names))});")
+        lines.add()
+        return name, together
+
+    def _host(
+        self,
+        lines: Lines,
+        prepared: Sequence[tuple[str, Parameters]],
+        called: Sequence[tuple[str, Parameters]],
+        sizes: tuple[str, ...],
+    ) -> None:
+        order = {one: place for place, one in enumerate(self.schedule.buffers)}
+        with lines.block('extern "C" int kh_prepare(void* const* buffers, const int64_t* sizes)'):
+            self._arguments(lines, prepared, order, sizes)
+            for name, parameters in prepared:
+                lines.add(f"{name}({', '.join(parameters.passed(self.names))});")
+            self._pack(lines, order)
+            lines.add("return failure;")
+        lines.add()
+        with lines.block('extern "C" int kh_run(void* const* buffers, const int64_t* sizes)'):
+            self._arguments(lines, called, order, sizes)
+            for name, parameters in called:
+                lines.add(f"{name}({', '.join(parameters.passed(self.names))});")
+            lines.add("return failure;")
+        lines.add()
+        with lines.block('extern "C" int kh_step(int64_t step, void* const* buffers, const int64_t* sizes)'):
+            self._arguments(lines, called, order, sizes)
+            with lines.block("switch (step)"):
+                for place, (name, parameters) in enumerate(called):
+                    lines.add(f"case {place}: {name}({', '.join(parameters.passed(self.names))}); break;")
+            lines.add("return failure;")
+
+    def _pack(self, lines: Lines, order: dict[Buffer, int]) -> None:
+        """Pack the operands that products want packed."""
+
+    def _arguments(
+        self,
+        lines: Lines,
+        functions: Iterable[tuple[str, Parameters]],
+        order: dict[Buffer, int],
+        sizes: tuple[str, ...],
+    ) -> None:
+        """Sizes and typed pointers that some functions are given."""
+        together = Parameters()
+        for _, parameters in functions:
+            together.merge(parameters)
+        for place, one in enumerate(sizes):
+            if one in together.sizes:
+                lines.add(f"const int64_t {size_name(one)} = sizes[{place}];")
+        for buffer in sorted({**together.reads, **together.writes}, key=order.__getitem__):
+            constant = "" if buffer in together.writes else "const "
+            kind = f"{constant}{storage_type(buffer.dtype)}*"
+            shape = ", ".join(map(str, buffer.shape))
+            lines.add(
+                f"const auto {self.names.buffers[buffer]} = static_cast<{kind}>(buffers[{order[buffer]}]);",
+                f"{buffer.dtype}[{shape}]",
+            )
+        lines.add("int failure = 0;")

@@ -1,0 +1,81 @@
+"""A nest as two C++ functions: one for a range of rows, and one that shares the rows among threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kernels_hub.compiler.codegen.cpp_loops import cost, estimate, turns
+from kernels_hub.compiler.codegen.cpp_text import Body, Lines, Names, Parameters
+from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.schedule.index import Loop
+from kernels_hub.compiler.schedule.kernel import Constant, Nest, Statement
+
+GRAIN = 65536
+"""Work (additions) that is worth a thread."""
+
+
+class Function:
+    """A nest, the text that grows, and what its functions are given."""
+
+    def __init__(
+        self, name: str, nest: Nest, parameters: Parameters, lines: Lines, names: Names, *, round_ops: bool
+    ) -> None:
+        self.name, self.nest, self.lines, self.names, self.parameters = name, nest, lines, names, parameters
+        self.body = Body(lines, names, (*nest.outer, *nest.inner), round_ops=round_ops)
+        self.body.know(nest.body)
+
+    def rows(self, count: Dim, per_row: Dim, inside: Callable[[], None]) -> None:
+        """Write `name_rows(…, begin, end)`, its text by inside(), and `name(…)`, which shares `count` rows.
+
+        per_row: how often the statements run in a row. Little work stays with the thread that called.
+        """
+        lines, declared = self.lines, self.parameters.declared(self.names)
+        work = max(1, sum(cost(one) for one in self.nest.body if not isinstance(one, Constant)))
+        if isinstance(count, int) and isinstance(per_row, int) and count * per_row * work < 2 * GRAIN:
+            with lines.block(f"static void {self.name}({', '.join(declared)})"):
+                lines.add(f"constexpr int64_t begin = 0, end = {count};")
+                inside()
+            return
+        head = f"static void {self.name}_rows({', '.join([*declared, 'int64_t begin', 'int64_t end'])})"
+        with lines.block(head):
+            inside()
+        lines.add()
+        with lines.block(f"static void {self.name}({', '.join(declared)})"):
+            grain = str(max(1, GRAIN // max(1, estimate(per_row) * work)))
+            if not isinstance(per_row, int):
+                grain = f"kh::grain({self.body.scalars.factor(per_row)} * {work})"
+            capture = "[&]" if self.parameters.fails else "[=]"
+            call = f"kh::parallel({self.body.index(count)}, {grain}, {capture}(int64_t begin, int64_t end)"
+            with lines.block(call, "});"):
+                passed = [*self.parameters.passed(self.names), "begin", "end"]
+                lines.add(f"{self.name}_rows({', '.join(passed)});")
+
+    def row_loop(self, loops: Sequence[Loop]) -> str:
+        """The head of the loop over rows; where several loops share it, `row_variables` tells them apart."""
+        name = loops[0].name[1:] if len(loops) == 1 else "row"
+        return f"for (int64_t {name} = begin; {name} < end; ++{name})"
+
+    def row_variables(self, loops: Sequence[Loop]) -> None:
+        """Declare the variables of loops that share one row number."""
+        if len(loops) < 2:
+            return
+        parts: list[str] = []
+        for place, loop in enumerate(loops):
+            below = turns(loops[place + 1 :])
+            one = isinstance(below, int) and below == 1
+            row = "row" if one else f"row / {self.body.scalars.factor(below)}"
+            if place:
+                row = f"{row} % {self.body.scalars.factor(loop.extent)}"
+            parts.append(f"{loop.name[1:]} = {row}")
+        self.lines.add(f"const int64_t {', '.join(parts)};")
+
+    def loop(self, loop: Loop) -> str:
+        """The head of a plain loop."""
+        name = loop.name[1:]
+        return f"for (int64_t {name} = 0; {name} < {self.body.index(loop.extent)}; ++{name})"
+
+    def emit_at(self, body: Sequence[Statement], at: Sequence[int], level: int) -> None:
+        """The statements that stand inside so many loops."""
+        for one, depth in zip(body, at, strict=True):
+            if depth == level:
+                self.body.emit(one)

@@ -1,0 +1,263 @@
+"""Generated C++ to loaded libraries: the system compiler, and a cache of what it built.
+
+A library is kept under a name that is a digest of all that decides its content: the source, the runtime's headers, the
+compiler's version, the flags. Each build goes to a private file that is renamed into place, so that concurrent
+threads and processes see nothing or the whole; a digest beside the library tells a damaged one, which is built again.
+Where the folder cannot be written to, a folder of this process serves, and a warning says so once.
+
+Environment, as for the native code of layers:
+    KERNELS_HUB_CACHE   folder of the cache (default: $XDG_CACHE_HOME/kernels_hub or ~/.cache/kernels_hub)
+    KERNELS_HUB_CXX     the compiler (default: $CXX, c++, g++ or clang++, the first that exists); "none" turns it off
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels_hub.compiler.errors import BuildError
+
+_LOGGER = logging.getLogger("kernels_hub")
+
+RUNTIME = Path(__file__).parent / "runtime"
+"""The folder of the headers that generated code includes."""
+
+FLAGS = (
+    "-std=c++20", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fwrapv", "-fPIC",
+    "-shared",
+)  # fmt: skip
+
+TIMEOUT_S = 600
+_MESSAGE_LINES = 12
+
+
+@dataclass(frozen=True)
+class Isa:
+    """An instruction set level: flags for the compiler, and the CPU flags (of /proc/cpuinfo) that it needs."""
+
+    name: str
+    flags: tuple[str, ...]
+    needs: frozenset[str]
+
+
+_V3 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+
+ISAS = (
+    Isa("avx512", ("-march=x86-64-v4", "-mprefer-vector-width=512"), _V4),
+    Isa("avx2", ("-march=x86-64-v3",), _V3),
+    Isa("baseline", (), frozenset()),
+)
+"""Best first."""
+
+
+@functools.cache
+def machine_isas() -> tuple[Isa, ...]:
+    """The levels that this machine runs, best first."""
+    if platform.machine() not in {"x86_64", "AMD64"}:
+        return ISAS[-1:]
+    flags: frozenset[str] = frozenset()
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+        text = next((line for line in lines if line.startswith("flags")), "")
+        flags = frozenset(text.split())
+    return tuple(one for one in ISAS if one.needs <= flags)
+
+
+def isa(name: str) -> Isa:
+    """A level by name. Raises BuildError for one that is unknown, or that this machine does not run."""
+    for one in machine_isas():
+        if one.name == name:
+            return one
+    shown = ", ".join(one.name for one in machine_isas())
+    raise BuildError(f"this machine does not run instruction set level {name!r}; it runs {shown}")
+
+
+def find_compiler() -> str | None:
+    """Path of the C++ compiler, or None. Not cached: the environment may change."""
+    wanted = os.environ.get("KERNELS_HUB_CXX")
+    if wanted == "none" or sys.platform != "linux":
+        return None
+    for name in (wanted, os.environ.get("CXX"), "c++", "g++", "clang++"):
+        if name and (path := shutil.which(name)):
+            return path
+    return None
+
+
+def cache_folder() -> Path:
+    """Where compiled code is kept."""
+    if folder := os.environ.get("KERNELS_HUB_CACHE"):
+        return Path(folder) / "compiled"
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "kernels_hub" / "compiled"
+
+
+def build(source: str, name: str, level: Isa | None = None, *, compiler: str | None = None) -> Path:
+    """The library of a translation unit, from the cache or built now.
+
+    name: the beginning of the file's name. level: by default the best that this machine runs.
+    Raises BuildError where there is no compiler, or it fails.
+    """
+    level = level or machine_isas()[0]
+    compiler = compiler or find_compiler()
+    if compiler is None:
+        raise BuildError(
+            f"graph {name}: no C++ compiler found; set KERNELS_HUB_CXX or install g++, or choose another engine"
+        )
+    key = _key(source, compiler, level)
+    stem = f"{re.sub(r'[^A-Za-z0-9_]+', '_', name)[:40] or 'graph'}-{key}"
+    with _LOCKS[key]:
+        for folder in (cache_folder(), _own_folder()):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                return _cached(source, stem, folder, compiler, level)
+            except OSError as error:
+                _say_once(str(folder), str(error))
+        raise BuildError(f"graph {name}: no folder to build in can be written to; set KERNELS_HUB_CACHE")
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """A library of this module's. Raises BuildError where the dynamic linker refuses it."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(f"{path} does not load: {error}; delete it, and it is built again") from error
+
+
+def _cached(source: str, stem: str, folder: Path, compiler: str, level: Isa) -> Path:
+    target, note = folder / f"{stem}.so", folder / f"{stem}.sha256"
+    if _is_whole(target, note):
+        return target
+    code = folder / f"{stem}.cpp"
+    _replace(code, source.encode())
+    descriptor, private = tempfile.mkstemp(dir=folder, prefix=f"{stem}-", suffix=".tmp")
+    os.close(descriptor)
+    partial = Path(private)
+    try:
+        _compile(code, partial, compiler, level)
+        digest = hashlib.sha256(partial.read_bytes()).hexdigest()
+        partial.replace(target)
+        _replace(note, digest.encode())
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def _is_whole(target: Path, note: Path) -> bool:
+    try:
+        return hashlib.sha256(target.read_bytes()).hexdigest() == note.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old or the new content."""
+    descriptor, private = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}-", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        Path(private).replace(path)
+    finally:
+        Path(private).unlink(missing_ok=True)
+
+
+def _compile(code: Path, target: Path, compiler: str, level: Isa) -> None:
+    command = [compiler, *FLAGS, *level.flags, f"-I{RUNTIME}", str(code), "-o", str(target)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False, timeout=TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{compiler} took more than {TIMEOUT_S} s on {code}") from error
+    if done.returncode != 0:
+        if "No space left" in done.stderr:
+            raise OSError(f"no space left in {code.parent}")
+        raise BuildError(f"{compiler} failed on {code} (kept):\n{_shortened(done.stderr, done.returncode)}")
+
+
+def _shortened(message: str, code: int) -> str:
+    """The first errors of a compiler's message, each with the lines that show where it is."""
+    lines = [line for line in message.splitlines() if line.strip()]
+    starts = [place for place, line in enumerate(lines) if re.search(r"\b(error|fatal)\b", line)]
+    if not starts:
+        return "\n".join(lines[-_MESSAGE_LINES:]) or f"exit status {code}, no message"
+    kept: list[str] = []
+    for start in starts[:3]:
+        kept += lines[start : start + 4]
+    rest = f"\n… and {len(starts) - 3} more errors" if len(starts) > 3 else ""
+    return "\n".join(kept[:_MESSAGE_LINES]) + rest
+
+
+class _Locks(dict[str, threading.Lock]):
+    """A lock a key: threads of one process do not build one thing twice."""
+
+    def __missing__(self, key: str) -> threading.Lock:
+        return self.setdefault(key, threading.Lock())
+
+
+_LOCKS = _Locks()
+
+
+def _key(source: str, compiler: str, level: Isa) -> str:
+    digest = hashlib.sha256()
+    parts = (source, _headers(), _version(compiler), " ".join((*FLAGS, *level.flags)), platform.machine())
+    for part in parts:
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()[:32]
+
+
+def _headers() -> str:
+    """What the headers of the runtime are: their content, read again where a file has changed."""
+    files = sorted(RUNTIME.glob("*.h"))
+    return _headers_digest(tuple((str(one), one.stat().st_mtime_ns, one.stat().st_size) for one in files))
+
+
+@functools.lru_cache(maxsize=4)
+def _headers_digest(files: tuple[tuple[str, int, int], ...]) -> str:
+    digest = hashlib.sha256()
+    for path, _, size in files:
+        digest.update(f"{Path(path).name}:{size}:".encode())
+        digest.update(Path(path).read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _version(compiler: str) -> str:
+    try:
+        done = subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, errors="replace", check=True, timeout=60
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(
+            f"{compiler} --version failed: {error}; set KERNELS_HUB_CXX to a C++ compiler"
+        ) from error
+    return done.stdout
+
+
+@functools.cache
+def _own_folder() -> Path:
+    """A folder of this process, for where the cache cannot be written to."""
+    return Path(tempfile.mkdtemp(prefix="kernels_hub-"))
+
+
+@functools.cache
+def _say_once(folder: str, reason: str) -> None:
+    _LOGGER.warning(
+        "compiled code cannot be kept in %s (%s): it is built again by every process; set KERNELS_HUB_CACHE",
+        folder,
+        reason,
+    )
