@@ -1,19 +1,20 @@
-"""Why a rule does not fire: the attempt that came nearest, and what refused it."""
+"""Why a rule does not fire: the attempt that came nearest, and what refused it; and where rules fire, by origin."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernels_hub.compiler.ir.graph import Graph, Value
-from kernels_hub.compiler.rewrite.engine import first_match
+from kernels_hub.compiler.rewrite.engine import Rules, first_match
 from kernels_hub.compiler.rewrite.pattern import Scope, Trace
-from kernels_hub.compiler.rewrite.rule import Rule
+from kernels_hub.compiler.rewrite.pipeline import PIPELINE, rewrite
+from kernels_hub.compiler.rewrite.rule import Match, Pass, Rule
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a rule would do to a graph as it is: the values where it matches, or the nearest miss.
+    """What a rule does to a graph: the values that it stands a better one for, or the nearest miss.
 
     matched: how many nodes of the pattern the nearest miss had matched. root: where that attempt began.
     """
@@ -38,7 +39,7 @@ class Explanation:
 
 
 def explain_rule(graph: Graph, rule: Rule) -> Explanation:
-    """Where a rule matches in a graph, or how near it came, and which condition refused."""
+    """Where a rule matches in a graph as it is, or how near it came, and which condition refused."""
     names = rule.pattern.roots
     matches: list[Value] = []
     nearest, root = Trace(), None
@@ -57,3 +58,36 @@ def explain_rule(graph: Graph, rule: Rule) -> Explanation:
 def explain_rules(graph: Graph, rules: Sequence[Rule]) -> list[Explanation]:
     """The same for several rules."""
     return [explain_rule(graph, rule) for rule in rules]
+
+
+def explain_firing(graph: Graph, rule: Rule, passes: Sequence[Pass] = PIPELINE) -> Explanation:
+    """Where a rule fires while the passes run; if nowhere, its nearest miss after the last pass that has it.
+
+    The values are of graphs on the way: read their types and `node.origin`, not their ids.
+    """
+    fired: list[Value] = []
+
+    def watched(match: Match) -> Value:
+        value = rule.replace(match)
+        if value is not match.root:
+            fired.append(match.root)
+        return value
+
+    watching, last = replace(rule, replace=watched), 0
+    steps: list[Pass] = []
+    for one in passes:
+        steps.append(one)
+        if isinstance(one, Rules) and rule in one.rules:
+            steps[-1] = Rules(one.name, tuple(watching if other is rule else other for other in one.rules))
+            last = len(steps)
+    after = rewrite(graph, steps[:last]).graph
+    return Explanation(rule.name, tuple(fired), None, 0, "") if fired else explain_rule(after, rule)
+
+
+def rule_passes(passes: Sequence[Pass] = PIPELINE) -> dict[str, tuple[Rule, str]]:
+    """Every rule by its name, with the name of the first pass that has it; in order."""
+    found: dict[str, tuple[Rule, str]] = {}
+    for one in passes:
+        for rule in one.rules if isinstance(one, Rules) else ():
+            found.setdefault(rule.name, (rule, one.name))
+    return found

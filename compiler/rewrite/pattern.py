@@ -204,7 +204,7 @@ class Scalar(Pattern):
                 return None
             return scope.refuse(found, value, f"{value} is no known number")
         if self.number is not None and not same_number(number, self.number, self.tolerance):
-            return scope.refuse(found, value, f"{value} is {number!r}, not {self.number!r}")
+            return scope.refuse(found, value, f"{value} is {number!r}, not {self.number!r}", condition=True)
         bound = found.bind(self.name, source)
         if bound is not None:
             yield bound

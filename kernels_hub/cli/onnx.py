@@ -1,36 +1,40 @@
-"""`kernels-hub onnx check FILE`: what in a model the compiler cannot import, all of it at once."""
+"""`kernels-hub onnx check FILE`: what in a model the compiler cannot import, all of it at once.
+
+`kernels-hub onnx explain-rule FILE RULE`: where a rewrite rule fires in a model, or the nearest that it came.
+"""
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kernels_hub.cli.output import AsJson, print_columns, print_json
 
+if TYPE_CHECKING:
+    from kernels_hub.compiler.ir.graph import Graph, Value
+    from kernels_hub.compiler.rewrite.rule import Rule
+
 onnx = typer.Typer(no_args_is_help=True, help="ONNX models and the compiler.")
 
-
-@onnx.callback()
-def _group() -> None:
-    """Keeps `check` a command of its own while it is the only one."""
+Dims = Annotated[
+    list[str] | None,
+    typer.Option("--dim", metavar="NAME=SIZE", help="Bind a named axis; may be given again."),
+]
 
 
 @onnx.command()
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The model; its weights need not be there.")],
-    dim: Annotated[
-        list[str] | None,
-        typer.Option("--dim", metavar="NAME=SIZE", help="Bind a named axis; may be given again."),
-    ] = None,
+    dim: Dims = None,
     as_json: AsJson = False,
 ) -> None:
     """List every node that cannot be imported, with the reason; exit 1 if there is one."""
     from kernels_hub.compiler.importers.onnx import check_onnx
 
-    if not file.is_file():
-        raise typer.BadParameter(f"there is no file {file}", param_hint="FILE")
+    _require(file)
     found = check_onnx(file, dims=_sizes(dim or []))
     if as_json:
         print_json(
@@ -68,6 +72,123 @@ def check(
         print(f"{file}: every node can be imported")
     if found:
         raise typer.Exit(1)
+
+
+@onnx.command("explain-rule")
+def explain_rule(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="The model; its weights need not be there.", show_default=False),
+    ] = None,
+    rule: Annotated[
+        str | None, typer.Argument(metavar="RULE", help="A rewrite rule by name.", show_default=False)
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Match the model as imported, instead of while the passes run.")
+    ] = False,
+    list_rules: Annotated[bool, typer.Option("--list", help="List the rules, without a model.")] = False,
+    dim: Dims = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell where a rewrite rule fires in a model, or the nearest it came and what refused it.
+
+    Without RULE: every rule in order, and how often each fires.
+    """
+    if file is None or list_rules:
+        if rule is not None or raw or (file is not None and not list_rules):
+            raise typer.BadParameter("--list takes neither RULE nor --raw", param_hint="--list")
+        _print_rules(None, as_json)
+        return
+    _require(file)
+    found = _rule(rule) if rule is not None else None
+
+    from kernels_hub.compiler.importers.onnx import import_onnx
+
+    graph = import_onnx(file, dims=_sizes(dim or []), random_weights=0)
+    if found is None:
+        _print_rules(graph, as_json)
+    else:
+        _print_explanation(file, graph, *found, raw=raw, as_json=as_json)
+
+
+def _rule(name: str) -> tuple[Rule, str]:
+    from kernels_hub.compiler.rewrite.explain import rule_passes
+
+    rules = rule_passes()
+    if name not in rules:
+        near = difflib.get_close_matches(name, rules, n=3, cutoff=0.5)
+        hint = f"near it: {', '.join(near)}; " if near else ""
+        raise typer.BadParameter(
+            f"there is no rule {name!r}; {hint}--list shows all {len(rules)}", param_hint="RULE"
+        )
+    return rules[name]
+
+
+def _print_rules(graph: Graph | None, as_json: bool) -> None:
+    """The table of rules; of a graph, how often each fires."""
+    from kernels_hub.compiler.rewrite.explain import rule_passes
+    from kernels_hub.compiler.rewrite.pipeline import rewrite
+
+    fired = None if graph is None else rewrite(graph).total
+    rules: list[dict[str, Any]] = [
+        {"rule": name, "pass": step, "exact": rule.exact, "doc": rule.doc}
+        | ({} if fired is None else {"fired": fired[name]})
+        for name, (rule, step) in rule_passes().items()
+    ]
+    if as_json:
+        print_json({"rules": rules})
+        return
+    header = ("RULE", "PASS", "NUMBERS", *(() if fired is None else ("FIRED",)), "WHAT IT DOES")
+    print_columns(
+        [
+            header,
+            *(
+                (
+                    one["rule"],
+                    one["pass"],
+                    "exact" if one["exact"] else "rounded",
+                    *([str(one["fired"])] if "fired" in one else []),
+                    one["doc"],
+                )
+                for one in rules
+            ),
+        ]
+    )
+
+
+def _print_explanation(file: Path, graph: Graph, rule: Rule, step: str, *, raw: bool, as_json: bool) -> None:
+    from kernels_hub.compiler.rewrite import explain
+
+    found = explain.explain_rule(graph, rule) if raw else explain.explain_firing(graph, rule)
+    places = [_place(value) for value in found.matches]
+    miss: dict[str, Any] | None = None
+    if not found.matches:
+        where = _place(found.root) if found.root is not None else {}
+        miss = {**where, "matched": found.matched, "reason": found.reason}
+    if as_json:
+        about = {"file": str(file), "rule": rule.name, "pass": step, "exact": rule.exact, "doc": rule.doc}
+        print_json({**about, "raw": raw, "matches": places, "nearest": miss})
+        return
+    print(f"{rule.name} (pass {step}, {'exact' if rule.exact else 'rounded'}): {rule.doc}".rstrip(": "))
+    if miss is None:
+        verb = "matches" if raw else "fires"
+        print(f"{verb} at {len(places)} {'place' if len(places) == 1 else 'places'}:")
+        print_columns([("FROM", "OP", "TYPE"), *((one["origin"], one["op"], one["type"]) for one in places)])
+    elif "op" not in miss:
+        print(f"no match: {miss['reason']}")
+    else:
+        origin = f" from {miss['origin']}" if miss["origin"] else ""
+        print(f"no match; nearest is the {miss['op']}{origin}, {miss['type']}")
+        print(f"{miss['matched']} nodes of the pattern matched, then: {miss['reason']}")
+
+
+def _place(value: Value) -> dict[str, Any]:
+    return {"op": value.op_name, "type": str(value.type), "origin": value.node.origin}
+
+
+def _require(file: Path) -> None:
+    if not file.is_file():
+        raise typer.BadParameter(f"there is no file {file}", param_hint="FILE")
 
 
 def _sizes(texts: list[str]) -> dict[str, int]:
