@@ -95,6 +95,10 @@ class Program:
                 slots[slot] = None
         return [slots[slot] for slot in self._outputs]
 
+    def on_its_own(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """As a call, where shapes of inputs tell every size."""
+        return self(inputs, self.bind(inputs))
+
     def timed(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[float]:
         """Seconds of each step, waiting for the device after each."""
         slots: list[Any] = list(self._filled)
@@ -158,7 +162,7 @@ class Program:
 
     def _make(self, node: Node, sizes: Sizes | None) -> Run:
         """The kernel of a node. Raises SizesNeeded where sizes are missing; EngineError where it cannot be."""
-        site = Site(node, self.device, sizes)
+        site = Site(node, self.device, sizes, lambda graph: Program(graph, self.device).on_its_own)
         if node.op.name in _REGIONS:
             return self._make_region(node, site, sizes)
         return KERNELS[node.op.name].make(site)
@@ -167,7 +171,8 @@ class Program:
         if node.op.name == "call":
             kernel = composite_kernel(node, self.device.type)
             if kernel is not None:
-                return kernel.make(site)
+                run = kernel.make(site)
+                return lambda *operands: (run(*operands),)
         graphs = regions(node)
         if sizes is None and (node.symbols() or any(map(_is_open, graphs))):
             raise SizesNeeded

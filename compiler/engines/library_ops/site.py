@@ -28,10 +28,23 @@ class SizesNeeded(Exception):
 class Site:
     """A node about to get its kernel: attributes and shapes in numbers."""
 
-    __slots__ = ("device", "node", "sizes")
+    __slots__ = ("_program", "device", "node", "sizes")
 
-    def __init__(self, node: Node, device: torch.device, sizes: Mapping[str, int] | None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        device: torch.device,
+        sizes: Mapping[str, int] | None,
+        program: Callable[[Graph], Callable[[tuple[torch.Tensor, ...]], list[torch.Tensor]]] | None = None,
+    ) -> None:
         self.node, self.device, self.sizes = node, device, sizes
+        self._program = program
+
+    def part(self, graph: Graph) -> Callable[[tuple[torch.Tensor, ...]], torch.Tensor]:
+        """A graph of one output as a function of tensors."""
+        assert self._program is not None
+        program = self._program(graph)
+        return lambda operands: program(operands)[0]
 
     def __getitem__(self, name: str) -> Any:
         """An attribute."""
