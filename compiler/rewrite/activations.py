@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from kernels_hub.compiler.rewrite.outline import closed, outline
+from kernels_hub.compiler.rewrite.outline import closed, outline, recognised
 from kernels_hub.compiler.rewrite.pattern import Any, Op, Pattern, Scalar, floats, one_of
 from kernels_hub.compiler.rewrite.rule import Match, Rule
 
@@ -64,10 +64,23 @@ def _rule(name: str, pattern: Pattern) -> Rule:
     return Rule(name, pattern, lambda match: outline(match, name, ("x",)), _guard)
 
 
+def _casts(name: str) -> Rule:
+    """An activation in a wider dtype joins the casts around it, as ATen has it of narrow floats."""
+
+    def guard(match: Match) -> str | None:
+        if match["x"].dtype is not match.root.dtype:
+            return f"{match['x'].dtype} goes in, and {match.root.dtype} comes out"
+        return _guard(match)
+
+    pattern = Op("cast", Op("call", Op("cast", X)).where(recognised(name)).once())
+    return Rule(f"{name}_casts", pattern, lambda match: outline(match, name, ("x",)), guard)
+
+
 ACTIVATIONS = (
     _rule("gelu", _halved(_ERF)),
     _rule("gelu_tanh", _halved(_TANH)),
     _rule("silu", one_of(Op("mul", X, _sigmoid(X)),
                          Op("div", X, Op("add", Op("exp", Op("neg", X)), Scalar("", 1))))),
     _rule("gelu_quick", Op("mul", X, _sigmoid(_scaled(X, 1.702)))),
+    *(_casts(name) for name in ("gelu", "gelu_tanh", "silu", "gelu_quick")),
 )  # fmt: skip

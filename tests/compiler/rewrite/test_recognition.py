@@ -104,6 +104,10 @@ GELUS = {
 def test_activations(name, dtype):
     for build in GELUS[name]:
         assert composites(check(build, ("n", 8), dtype=dtype, special=True)) == {name: 1}
+        wide = {"float32": "float64", "bfloat16": "float32"}[dtype]
+        cast = lambda x: build(x.cast(wide)).cast(x.dtype)  # noqa: E731, B023 (called at once)
+        narrow = check(cast, ("n", 8), dtype=dtype, special=True)
+        assert composites(narrow) == {name: 1} and not any(node.op.name == "cast" for node in narrow.nodes)
         gated = check(lambda x, y: build(x) * y, ("n", 8), ("n", 8), dtype=dtype)  # noqa: B023 (called at once)
         assert composites(gated) == {f"gated_{name}": 1}
 
@@ -123,10 +127,34 @@ def turn(x, cos, sin):
     return x * cos + turned * sin
 
 
-def test_rotary():
-    result = check(turn, ("n", 2, 5, 8), (5, 8), (5, 8), rounding=False)
-    assert composites(result) == {"rotary": 1}
+def turn_pairs(x, cos, sin):
+    last = x.rank - 1
+    odd, even = (x.slice(last, start, 8, 2).unsqueeze(x.rank) for start in (1, 0))
+    return x * cos + x.graph.apply("concat", -odd, even, axis=x.rank).reshape(x.shape) * sin
+
+
+TURNS = {"rotary": turn, "rotary_pairs": turn_pairs}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", TURNS)
+def test_rotary(name, dtype):
+    result = check(TURNS[name], ("n", 2, 5, 8), (5, 8), (5, 8), dtype=dtype, rounding=False, special=True)
+    assert composites(result) == {name: 1}
     assert list(result.outputs["y"].operands) == list(result.inputs.values())
+
+
+@pytest.mark.parametrize("first", [0, 4])
+@pytest.mark.parametrize("name", TURNS)
+def test_rotary_of_a_part(name, first):
+    def build(x, cos, sin):
+        part = TURNS[name](x.slice(3, first, first + 8), cos, sin)
+        return x.graph.apply("concat", part, x.slice(3, 12 - first, 16 - first), axis=3)
+
+    result = check(build, ("n", 2, 5, 16), (5, 8), (5, 8), rounding=False, special=True)
+    assert composites(result) == {name: 1}
+    (found,) = (node.results[0] for node in result.nodes if node.op.name == "call")
+    assert operand(found, "x").op_name == "slice" and operand(found, "x").shape[3] == 8
 
 
 def attend(q, k, v, mask=None):
@@ -273,7 +301,7 @@ BEFORE = {
     "layer_norm_weight": ("layer_norm_wide",), "layer_norm_bias": ("layer_norm_wide",),
     "group_norm_weight": ("group_norm_wide",), "group_norm_bias": ("group_norm_wide",),
     "rms_norm_weight": ("rms_norm_wide",),
-    "gelu": ("gated_",), "silu": ("gated_",),
+    "gelu": ("gated_", "gelu_casts", "gelu_tanh_casts"), "silu": ("gated_", "silu_casts", "gelu_quick_casts"),
 }  # fmt: skip
 """Rules that find what others build on."""
 
@@ -294,15 +322,22 @@ MISSES = {
     "rms_norm_casts": (lambda x: root_mean(x.cast("float64")).cast("bfloat16"), "float32 goes in, and bfloat16"),
     "rms_norm_weight": (lambda x: root_mean(x) * along(x, weights(x, 4), 0), "lies along (0,) of rank 2"),
     "gelu": (lambda x: x * 0.5 * (1 + (x / 1.5).erf()), "not 1.414"),
-    "gelu_tanh": (lambda x: 0.5 * x * (1 + (0.7978845608 * (x + 0.05 * x * x * x)).tanh()), "already"),
+    "gelu_tanh": (lambda x: 0.5 * x * (1 + (0.7978845608 * (x + 0.05 * x * x * x)).tanh()), "not 0.044715"),
     "silu": (lambda x: x * (x + 1).sigmoid(), "already"),
-    "gelu_quick": (lambda x: x * (1.5 * x).sigmoid(), "already"),
+    "gelu_quick": (lambda x: x * (1.5 * x).sigmoid(), "is 1.5, not 1.702"),
     "softmax": (lambda x: (e := (x - x.max(0, keepdims=True)).exp()) / e.sum(1, keepdims=True), "not"),
     "gated_silu": (lambda x: gelu_of(x) * x.exp(), "is no silu"),
     "gated_gelu": (lambda x: x * x.sigmoid() * x.exp(), "is no gelu"),
     "gated_gelu_tanh": (lambda x: gelu_of(x) * x.exp(), "is no gelu_tanh"),
     "gated_gelu_quick": (lambda x: (y := gelu_of(x)) * x.exp() + y, "is no gelu_quick"),
-    "rotary": (lambda x: x * 2 + x.graph.apply("concat", -x.slice(-1, 2), x.slice(-1, 0, 2), axis=1) * 3, "not the halves"),
+    "rotary": (lambda x: x * 2 + x.graph.apply("concat", -x.slice(-1, 2), x.slice(-1, 0, 2), axis=1) * 3, "not the half of"),
+    "rotary_pairs": (
+        lambda x: x * 2 + x.graph.apply("concat", (-x.slice(1, 0, 8, 2)).unsqueeze(2), x.slice(1, 1, 8, 2).unsqueeze(2), axis=2).reshape(x.shape) * 3,
+        "not the half of"),
+    "gelu_casts": (lambda x: gelu_of(x.cast("float64")).cast("bfloat16"), "float32 goes in, and bfloat16"),
+    "gelu_tanh_casts": (lambda x: gelu_of(x.cast("float64")).cast("float32"), "is no gelu_tanh"),
+    "silu_casts": (lambda x: (y := x.cast("float64")).sigmoid().binary("mul", y).cast("bfloat16"), "float32 goes in"),
+    "gelu_quick_casts": (lambda x: (y := x.cast("float64")).sigmoid().binary("mul", y).cast("float32"), "is no gelu_quick"),
     "attention": (lambda x: (x @ x.transpose()).softmax(0) @ x, "not along the keys"),
     "scale_conv": (lambda x: x.exp() * x.graph.parameter("w", (8,)).broadcast(x.shape, (1,)), "made by exp"),
     "scale_matmul": (lambda x: x @ x.transpose() * x.graph.parameter("w", (4,)).broadcast((4, 4), (1,)), "depends on"),
