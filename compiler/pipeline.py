@@ -229,6 +229,12 @@ class Executable:
             )
         plan = self._plans.get(shapes)
         if plan is None:
+            if self.graph is None:
+                there = "; ".join(str([list(shape) for shape in one]) for one in self._plans)
+                raise PlanError(
+                    f"graph {self.name} was saved with plans for the shapes {there}, not for "
+                    f"{[list(one) for one in shapes]}; compile it again, and call it with these before it is saved"
+                )
             sizes = bind_shapes(self.signature.inputs, shapes, f"graph {self.name}: input")
             with self._lock:
                 plan = self._plans.get(shapes) or self._specialise(shapes, sizes)
@@ -236,12 +242,7 @@ class Executable:
         return plan
 
     def _specialise(self, shapes: tuple[tuple[int, ...], ...], sizes: Mapping[str, int]) -> Plan:
-        if self.graph is None:
-            there = "; ".join(str([list(shape) for shape in one]) for one in self._plans)
-            raise PlanError(
-                f"graph {self.name} was saved with plans for the shapes {there}, not for "
-                f"{[list(one) for one in shapes]}; compile it again, and call it with these before it is saved"
-            )
+        assert self.graph is not None
         self._plans[shapes] = plan = self._choose(bind(self.graph, sizes))
         while len(self._plans) > max(1, self.settings.max_shapes):
             dropped, _ = self._plans.popitem(last=False)

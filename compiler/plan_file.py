@@ -102,6 +102,10 @@ def plan_in(container: Container, what: str, device: str | Device | torch.device
         _segment(number, row, container.sections[f"segment {number}"], header["graph"], what, place)
         for number, row in enumerate(header["segments"])
     )
+    for number, one in enumerate(segments):
+        own = [*one.plan.signature.inputs.values(), *one.plan.signature.outputs.values()]
+        if [str(of) for of in own] != [str(slots[slot]) for slot in (*one.inputs, *one.outputs)]:
+            raise PlanError(f"{what}: segment {number}, engine {one.engine}: the payload is of another signature")
     program = Program(
         header["graph"], signature, segments, slots, tuple(header["output_slots"]), frozenset(header["carriers"]),
         header["defined"], facts, header["digest"], bytes(container.sections["graph"]).decode(),
