@@ -14,7 +14,7 @@
 #include <cstdint>
 
 #include "gemm.h"
-#include "math.h"
+#include "vector_math.h"
 
 KH_NAMESPACE {
 
@@ -50,17 +50,20 @@ inline constexpr int64_t kFewRows = 4;      // up to so many read k and v in pla
 // Where either is NaN: b.
 KH_INLINE vfloat larger(vfloat a, vfloat b) { return a > b ? a : b; }
 
-KH_INLINE float largest(const float* x, int64_t count, float start) {
-  float result = start;
-#pragma omp simd reduction(max : result)
-  for (int64_t i = 0; i < count; ++i) result = x[i] > result ? x[i] : result;
-  return result;
-}
 KH_INLINE float largest_of(vfloat x) {
   constexpr std::make_integer_sequence<int, static_cast<int>(kLanes)> order;
   KH_UNROLL(4)
   for (int64_t step = 1; step < kLanes; step *= 2) x = larger(interleave<false>(x, x, order), interleave<true>(x, x, order));
   return x[0];
+}
+
+KH_INLINE float largest(const float* x, int64_t count, float start) {
+  vfloat high = splat(start);
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) high = larger(high, load(x + i));
+  float result = largest_of(high);
+  for (; i < count; ++i) result = x[i] > result ? x[i] : result;
+  return result;
 }
 
 // What exponents are taken relative to: a row that saw only -inf has no maximum.
@@ -318,8 +321,8 @@ void attend_few(const AttentionShape& shape, Heads<const float> q, Heads<const f
     }
     for (int64_t e = 0; e < dv; ++e) to[e * out.stride[3]] /= sum;
   };
-  const int64_t work = 2 * rows * shape.lk * (shape.d + dv);
-  parallel(rows * splits, work < 65536 ? rows * splits : 1, [&](int64_t begin, int64_t end) {
+  const bool alone = rows * shape.lk * (shape.d + dv) < kAlone;
+  parallel(rows * splits, alone ? rows * splits : 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) part(task);
   });
   for (int64_t row = 0; row < rows; ++row) combine(row);
@@ -341,11 +344,12 @@ void attention(const AttentionShape& shape, const float* q, const int64_t q_stri
   const Heads<float> outputs{out, out_strides};
   if (rows <= kFewRows && k_strides[3] == 1 && v_strides[3] == 1)
     return attend_few(shape, queries, keys, values, scale, mask, outputs);
-  const int64_t team = threads(), wanted = team == 1 ? 1 : ceil_div(4 * team, heads);
+  const int64_t team = rows * heads * shape.lk * (shape.d + shape.dv) < kAlone ? 1 : threads();
+  const int64_t wanted = team == 1 ? 1 : ceil_div(4 * team, heads);
   const int64_t chunks = std::max(ceil_div(rows, kTaskRows), std::min(wanted, ceil_div(rows, 2 * kRows)));
   const int64_t height = round_up(ceil_div(rows, chunks), kRows);
   const int64_t tasks = ceil_div(rows, height);
-  parallel_tasks(heads * tasks, [&](Tickets& tickets) {
+  parallel_tasks(heads * tasks, team, [&](Tickets& tickets) {
     RowsAttention task(shape, queries, keys, values, scale, mask, outputs);
     for (int64_t ticket; (ticket = tickets.next()) >= 0;) {
       const int64_t head = ticket / tasks, first = (tasks - 1 - ticket % tasks) * height;  // the longest first

@@ -33,6 +33,7 @@ inline constexpr int64_t kRows = 6;  // 12 of 16
 inline constexpr int64_t kLine = 16;           // a is kept in lines of so many k
 inline constexpr int64_t kDepth = 512;            // k of a pass: the part of a panel that is reused
 inline constexpr int64_t kTileFloats = 96 * 1024;  // of a, in L2
+inline constexpr int64_t kAlone = 64 * 1024;       // multiplications that do not repay waking the threads
 
 // -- the kernel -------------------------------------------------------------------------------------------
 
@@ -176,7 +177,7 @@ void product(int64_t m, int64_t n, int64_t k, const Left& left, Epilogue& epilog
   const int64_t deep = round_up(std::max<int64_t>(k, 1), kLine);
   const int64_t blocks = ceil_div(m, kRows);
   const int64_t panels = ceil_div(n, kPanel);
-  const int64_t team = threads();
+  const int64_t team = m * n < kAlone / (kProducts * k + 1) ? 1 : threads();
   // A tile of rows fits into L2 and is drawn in chunks of panels, so many that the threads finish together.
   const int64_t most = std::clamp<int64_t>(kTileFloats / (deep * kRows), 4, 16);
   const int64_t height = ceil_div(blocks, ceil_div(blocks, most)) * ceil_div(m, blocks);
@@ -185,7 +186,7 @@ void product(int64_t m, int64_t n, int64_t k, const Left& left, Epilogue& epilog
   const int64_t chunks = std::clamp<int64_t>(ceil_div(wanted, tiles), 1, panels);
   const int64_t passes = ceil_div(k, kDepth);
   const int64_t depth = passes <= 1 ? k : round_up(ceil_div(k, passes), kLine);
-  parallel_tasks(tiles * chunks, [&](Tickets& tickets) {
+  parallel_tasks(tiles * chunks, team, [&](Tickets& tickets) {
     const int64_t tile_floats = round_up(height, kRows) * kPanel;
     float* const lines = workspace<Use::kLeft>().floats(height * deep + kProducts * tile_floats);
     float* const sums = lines + height * deep;
@@ -253,7 +254,8 @@ void gemm_batched(int64_t batch, int64_t m, int64_t n, int64_t k, LeftOf&& a_of,
   if (batch < threads()) {  // then the threads share each product
     for (int64_t b = 0; b < batch; ++b) one(b);
   } else {
-    parallel_tasks(batch, [&](Tickets& tickets) {
+    const bool alone = batch * m * n < kAlone / (k + 1);
+    parallel_tasks(batch, alone ? 1 : threads(), [&](Tickets& tickets) {
       for (int64_t b; (b = tickets.next()) >= 0;) one(b);
     });
   }

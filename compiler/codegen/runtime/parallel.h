@@ -51,15 +51,20 @@ class Tickets {
 };
 
 // body(tickets) once a thread, for tasks of unequal length: the body calls tickets.next() until it gets -1.
+// A team of one runs inline.
 template <class F>
-inline void parallel_tasks(int64_t count, F&& body) {
+KH_INLINE void parallel_tasks(int64_t count, int64_t team, F&& body) {
   Tickets tickets(count);
-  if (count <= 1 || threads() <= 1) {
+  if (count <= 1 || team <= 1) {
     body(tickets);
     return;
   }
 #pragma omp parallel
   body(tickets);
+}
+template <class F>
+KH_INLINE void parallel_tasks(int64_t count, F&& body) {
+  parallel_tasks(count, threads(), body);
 }
 
 }  // namespace kh

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "conv.h"
-#include "math.h"
+#include "vector_math.h"
 
 KH_NAMESPACE {
 

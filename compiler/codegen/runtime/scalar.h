@@ -12,7 +12,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "math.h"
+#include "vector_math.h"
 #include "parallel.h"
 #include "simd.h"
 #include "types.h"

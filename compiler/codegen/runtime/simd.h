@@ -11,7 +11,7 @@
 #include <new>
 #include <utility>
 
-#define KH_NAMESPACE namespace kh [[gnu::visibility("hidden")]]
+#define KH_NAMESPACE namespace [[gnu::visibility("hidden")]] kh
 #define KH_INLINE inline __attribute__((always_inline))
 #define KH_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
