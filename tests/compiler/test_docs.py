@@ -132,6 +132,9 @@ rewritten = rewrite(graph)
 assert rewritten.fired["simplify"] == {"one_minus_erf": 1}, rewritten
 assert [node.op.name for node in verify(rewritten.graph).nodes] == ["input", "erfc"]
 assert rewrite(import_onnx("quick.onnx")).total["gelu_quick"] == 1
+
+from kernels_hub.cli import main
+main(["onnx", "explain-rule", "quick.onnx", "one_minus_erf"])
 """
 
 
@@ -154,7 +157,8 @@ def test_the_same_rows_in_the_files_that_the_page_names(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "use.py", str(sources)], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("one_minus_erf (pass simplify, rounded): 1 - erf(x) -> erfc(x)\nno match")
 
 
 BEFORE = "```python\nprint('a', 1)\nprint('b')\nprint('c')\n```\n"
