@@ -108,7 +108,10 @@ def max_unpool(node: OnnxNode) -> Value:
 
 @onnx_op("RoiAlign", since=10)
 def roi_align(node: OnnxNode) -> Value:
-    """Samples of each bin of each region by bilinear interpolation, averaged, or the greatest taken."""
+    """Samples of each bin of each region by bilinear interpolation, averaged, or the greatest taken.
+
+    With a sampling_ratio of 0 how many each region takes is for the data to tell, and it is an op of its own.
+    """
     x, rois, batches = node.input(0), node.input(1), node.input(2)
     rows, columns = node.attr("output_height", 1), node.attr("output_width", 1)
     ratio, scale = node.attr("sampling_ratio", 0), node.attr("spatial_scale", 1.0)
@@ -116,14 +119,21 @@ def roi_align(node: OnnxNode) -> Value:
         "coordinate_transformation_mode", "half_pixel" if node.opset >= 16 else "output_half_pixel"
     )
     shift = 0.5 if half == "half_pixel" else 0.0
+    if not ratio:
+        attrs = {
+            "height": rows,
+            "width": columns,
+            "scale": scale,
+            "offset": shift,
+            "mode": node.attr("mode", "avg"),
+        }
+        return node.graph.apply("roi_align", x, rois, batches, **attrs)
     count, (_, channels, height, width) = rois.shape[0], x.shape
     edges = [rois.slice(1, place, place + 1).reshape((count,)) * scale - shift for place in range(4)]
     left, top, right, bottom = edges
     high, wide = bottom - top, right - left
     if shift == 0.0:
         high, wide = high.maximum(1.0), wide.maximum(1.0)
-    if not ratio:
-        ratio = _adaptive_ratio(node, rois, scale, rows, columns)
     y = _samples(node, top, high, rows, ratio)
     z = _samples(node, left, wide, columns, ratio)
     shape = (count, rows * ratio, columns * ratio)
@@ -135,21 +145,6 @@ def roi_align(node: OnnxNode) -> Value:
     )
     bins = seen.reshape((count, channels, rows, ratio, columns, ratio))
     return bins.max((3, 5)) if node.attr("mode", "avg") == "max" else bins.mean((3, 5))
-
-
-def _adaptive_ratio(node: OnnxNode, rois: Value, scale: float, rows: int, columns: int) -> int:
-    import math
-
-    known = node.known(rois, "with sampling_ratio 0, what the regions are")
-    ratios = set()
-    for left, top, right, bottom in known.reshape(-1, 4).tolist():
-        ratios.add(max(math.ceil((bottom - top) * scale / rows), 1))
-        ratios.add(max(math.ceil((right - left) * scale / columns), 1))
-    if len(ratios) != 1:
-        raise node.refuse(
-            f"with sampling_ratio 0, regions of different sizes take {sorted(ratios)} samples a bin"
-        )
-    return int(ratios.pop())
 
 
 def _samples(node: OnnxNode, start: Value, length: Value, bins: int, ratio: int) -> Value:

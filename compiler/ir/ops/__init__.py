@@ -15,13 +15,27 @@ from kernels_hub.compiler.ir.ops import (
     pointwise,
     pool,
     reduce,
+    regions,
     resize,
     selection,
     sources,
     views,
 )
 
-FAMILIES = (sources, pointwise, conversion, views, reduce, contract, pool, resize, indexing, selection, control)
+FAMILIES = (
+    sources,
+    pointwise,
+    conversion,
+    views,
+    reduce,
+    contract,
+    pool,
+    resize,
+    regions,
+    indexing,
+    selection,
+    control,
+)
 
 OPS: dict[str, Op] = {}
 

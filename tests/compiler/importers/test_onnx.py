@@ -636,3 +636,25 @@ def test_what_is_known_is_picked_while_importing():
     graph = agrees(model, random(2))
     assert "unique" not in ops(graph)
     assert graph.outputs["y"].shape == (3,)
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("ratio", [0, 2])
+@pytest.mark.parametrize("coordinates", ["half_pixel", "output_half_pixel"])
+def test_regions_of_any_size_are_aligned(mode: str, ratio: int, coordinates: str):
+    model = parse(f"""
+    g (float[2, 3, 9, 12] x, float[n, 4] rois, int64[n] images) => (float[n, 3, 2, 3] y) {{
+        y = RoiAlign<output_height = 2, output_width = 3, sampling_ratio = {ratio}, spatial_scale = 0.5,
+            coordinate_transformation_mode = "{coordinates}", mode = "{mode}">(x, rois, images)
+    }}
+    """)
+    rois = [
+        [0, 0, 24, 18],
+        [1, 2, 3, 4],
+        [-9, -5, 40, 33],
+        [20, 3, 21, 17],
+        [2.5, 7, 9.25, 8],
+        [60, 60, 70, 90],
+    ]
+    graph = agrees(model, random(2, 3, 9, 12), np.array(rois, np.float32), np.array([0, 1, 1, 0, 0, 1]))
+    assert ("roi_align" in ops(graph)) == (ratio == 0)
