@@ -25,6 +25,7 @@ from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.proofs import proves_equal
 from kernels_hub.compiler.rewrite.outline import closed_between, outline_between
 from kernels_hub.compiler.rewrite.pattern import Any, Bind, Once, Op, Pattern, Scalar, floats, one_of, through
+from kernels_hub.compiler.rewrite.regroup import places
 from kernels_hub.compiler.rewrite.rule import Match, Rule
 
 OPERANDS = ("q", "k", "v", "scale", "mask", "kept", "hidden", "fill", "blank")
@@ -106,43 +107,17 @@ def _blanks_rows(match: Match) -> str | None:
         if "masked" not in match or match["masked"].op_name != "select":
             return "rows are made blank of which nothing is kept, but scores are not chosen so"
         masked = match["masked"]
-        chosen = _places(masked.operands[0], match["kept"])
-        blank = _places(match["by kept"].operands[0], match["kept"])
+        chosen = places(masked.operands[0], match["kept"])
+        blank = places(match["by kept"].operands[0], match["kept"])
         last = masked.rank - 1
     elif "by scores" in match:
         last = match["masked"].rank - 1
-        chosen, blank = list(range(last + 1)), _places(match["by scores"].operands[0], match["masked"])
+        chosen, blank = list(range(last + 1)), places(match["by scores"].operands[0], match["masked"])
     else:
         return None
     if chosen is None or blank is None or blank != [None if one == last else one for one in chosen]:
         return "the rows that are made blank are not those of which nothing is kept"
     return None
-
-
-def _places(value: Value, source: Value) -> list[int | None] | None:
-    """The dims of `value` in which the dims of `source` are; None for one that is reduced or of one element.
-
-    On the way are views, which may add dims and drop dims of one element, and ops that leave dims alone.
-    """
-    if value is source:
-        return list(range(source.rank))
-    x = value.operands[0]
-    before = _places(x, source)
-    if value.op_name == "broadcast":
-        step: list[int | None] = list(value.attrs["axes"])
-    elif value.op_name == "reshape":
-        old, new = ([at for at, dim in enumerate(one.shape) if dim != 1] for one in (x, value))
-        if len(old) != len(new) or not all(
-            proves_equal(x.shape[a], value.shape[b]) for a, b in zip(old, new, strict=True)
-        ):
-            return None
-        step = [new[old.index(at)] if at in old else None for at in range(x.rank)]
-    elif value.op_name in {"reduce_any", "reduce_max"}:
-        left = [at for at in range(x.rank) if at not in value.attrs["axes"]]
-        step = [left.index(at) if at in left else None for at in range(x.rank)]
-    else:
-        return before
-    return None if before is None else [None if one is None else step[one] for one in before]
 
 
 def _operands(match: Match) -> dict[str, Value]:

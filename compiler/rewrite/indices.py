@@ -1,6 +1,7 @@
 """Gathers that take every element, in order: they are views.
 
-Masks are often written so: mask[rows, columns] with all rows and all columns, as torch.vmap and its exporters do.
+Masks are often written so: mask[rows, columns] with all rows and all columns, as torch.vmap and its exporters do,
+with columns and rows spelled as constants, or, where dims are symbols, as iotas.
 All of it is exact. An index below zero counts from the end, so only those that are spelled 0, 1, … are taken.
 """
 
@@ -13,7 +14,8 @@ import numpy as np
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.proofs import proves_equal
 from kernels_hub.compiler.ir.types import Array
-from kernels_hub.compiler.rewrite.pattern import Any, Bind, Op
+from kernels_hub.compiler.rewrite.pattern import Any, Bind, Op, Scalar
+from kernels_hub.compiler.rewrite.regroup import places
 from kernels_hub.compiler.rewrite.rule import Match, Rule
 
 MOST_ELEMENTS = 1 << 20
@@ -53,6 +55,42 @@ def _counts(array: Array | None, size: object, name: str) -> str | None:
     return None
 
 
+def _axes(match: Match) -> list[int] | str:
+    """The dims of the result along which each dim of x is taken; or why that is not so."""
+    x, joined = match["x"], match["indices"]
+    last = joined.rank - 1
+    if match.fact("axis") != last or len(joined.operands) != x.rank:
+        return f"{joined} does not join an index for each dim of {x.type}"
+    axes: list[int] = []
+    for part, dim in zip(joined.operands, x.shape, strict=True):
+        iota = part
+        while iota.op_name in {"reshape", "broadcast"}:
+            iota = iota.operands[0]
+        if iota.op_name != "iota" or not proves_equal(iota.node.attrs["size"], dim):
+            return f"{part} is not known to be 0, 1, … of {dim}"
+        place = places(part, iota)
+        if place is None or place[0] is None or (axes and place[0] <= axes[-1]):
+            return f"{part} does not run along a dim of its own, in the order of the dims of {x.type}"
+        axes.append(place[0])
+    return axes
+
+
+def _grid(match: Match) -> str | None:
+    axes = _axes(match)
+    return axes if isinstance(axes, str) else None
+
+
+def _spread(match: Match) -> Value:
+    axes = _axes(match)
+    assert not isinstance(axes, str)
+    return match["x"].broadcast(match.root.shape, axes)
+
+
+def _at_most_zero(match: Match) -> str | None:
+    number = match["c"].scalar
+    return None if number <= 0 else f"{number} is more than 0"
+
+
 def _reshaped(match: Match) -> Value:
     return match["x"].reshape(match.root.shape)
 
@@ -62,4 +100,9 @@ EVERYTHING = (
          doc="x[0, 1, … n - 1] -> x, in the shape of the indices"),
     Rule("gather_every_place", Op("gather_nd", Any("x"), Any("indices"), batch_dims=0), _reshaped, _places,
          doc="x[(0, 0), (0, 1), … (m - 1, n - 1)] -> x, in the shape of the indices"),
+    Rule("gather_grid", Op("gather_nd", Any("x"), Op("concat", axis=Bind("axis"), name="indices"), batch_dims=0),
+         _spread, _grid, doc="x[rows, columns] -> x, broadcast, for iotas that are broadcast"),
+    Rule("iota_is_not_negative", Op("le", Scalar("c"), Op("iota")),
+         lambda match: match.graph.full(match.root.shape, True, match.root.dtype), _at_most_zero,
+         doc="0 <= iota -> true"),
 )  # fmt: skip

@@ -37,6 +37,32 @@ def groups(whole: Shape, parts: Shape) -> list[tuple[int, ...]] | None:
 _ONE: Dim = 1
 
 
+def places(value: Value, source: Value) -> list[int | None] | None:
+    """The dims of `value` in which the dims of `source` are; None for one that is reduced or of one element.
+
+    On the way are views, which may add dims and drop dims of one element, and ops that leave dims alone.
+    """
+    if value is source:
+        return list(range(source.rank))
+    x = value.operands[0]
+    before = places(x, source)
+    if value.op_name == "broadcast":
+        step: list[int | None] = list(value.attrs["axes"])
+    elif value.op_name == "reshape":
+        old, new = ([at for at, dim in enumerate(one.shape) if dim != 1] for one in (x, value))
+        if len(old) != len(new) or not all(
+            proves_equal(x.shape[a], value.shape[b]) for a, b in zip(old, new, strict=True)
+        ):
+            return None
+        step = [new[old.index(at)] if at in old else None for at in range(x.rank)]
+    elif value.op_name in {"reduce_any", "reduce_max"}:
+        left = [at for at in range(x.rank) if at not in value.attrs["axes"]]
+        step = [left.index(at) if at in left else None for at in range(x.rank)]
+    else:
+        return before
+    return None if before is None else [None if one is None else step[one] for one in before]
+
+
 def _splits(match: Match) -> str | None:
     before, after = match.root.operands[0].shape, match.root.shape
     if len(after) <= len(before):

@@ -36,7 +36,31 @@ def places(x, *shape):
     return x.apply("gather_nd", x, x.graph.constant(np.stack(np.indices(shape), -1)))
 
 
+def grid(x, shape, axes):
+    """Indices of every element of x: those of dim i run along axes[i] of shape."""
+    parts = [
+        x.graph.iota(dim).broadcast(shape, (axis,)).unsqueeze(len(shape))
+        for dim, axis in zip(x.shape, axes, strict=True)
+    ]
+    return x.apply("gather_nd", x, x.graph.apply("concat", *parts, axis=len(shape)))
+
+
+def grid_of(x, *sizes):
+    """Indices of places, of so many dims."""
+    shape = (*sizes, 1)
+    parts = [x.graph.iota(size).broadcast(shape, (axis,)) for axis, size in enumerate(sizes)]
+    return x.graph.apply("concat", *parts, axis=len(sizes))
+
+
 FIRES = {
+    "gather_grid": [
+        lambda x: grid(x, x.shape, (0, 1, 2)), lambda x: grid(x, ("n", 1, 4, 5, 6), (0, 2, 4)),
+        lambda x: grid(x.slice(1, 0, 1).squeeze(1), ("n", 2, 1, 6), (0, 3)),
+    ],
+    "iota_is_not_negative": [
+        lambda x: x.graph.constant(0).broadcast(("n",), ()).binary("le", x.graph.iota("n")).broadcast(x.shape, (0,)).select(x, 1.0),
+        lambda x: x.graph.constant(-3).broadcast((6,), ()).binary("le", x.graph.iota(6)).broadcast(x.shape, (2,)).select(x, 1.0),
+    ],
     "split_before_permute": [
         lambda x: x.permute(1, 0, 2).reshape((2, 2, "n", 6)), lambda x: x.permute(2, 1, 0).reshape((2, 3, 1, 4, "n")),
         lambda x: x.permute(0, 2, 1).reshape(("n", 6, 1, 4)), lambda x: x.permute(1, 2, 0).reshape((2, 2, 3, 2, "n", 1)),
@@ -70,6 +94,16 @@ def test_fires_and_keeps_every_bit(name):
 
 
 MISSES = {
+    "gather_grid": [
+        (lambda x: grid(x, ("n", 6, 4), (0, 2, 1)), "in the order of the dims"),
+        (lambda x: grid(x.slice(2, 0, 4), ("n", 4), (0, 1, 1)), "along a dim of its own"),
+        (lambda x: x.apply("gather_nd", x, grid_of(x, "n", 4, 3)), "not known to be 0, 1"),
+        (lambda x: x.apply("gather_nd", x.permute(1, 2, 0), grid_of(x, 4, 6)), "an index for each dim"),
+    ],
+    "iota_is_not_negative": [
+        (lambda x: x.graph.constant(1).broadcast(("n",), ()).binary("le", x.graph.iota("n")), "1 is more than 0"),
+        (lambda x: x.graph.iota("n").binary("le", x.graph.constant(0).broadcast(("n",), ())), "is no known number"),
+    ],
     "split_before_permute": [
         (lambda x: x.permute(1, 0, 2).reshape((4, -1)), "splits no dim"),
         (lambda x: x.permute(1, 2, 0).reshape((3, 2, 4, "n")), "does not only split"),
