@@ -137,3 +137,38 @@ def test_batch_norms_of_a_file_go_into_its_convolutions():
     result = rewritten(graph)
     assert structure(result) == (GOLDEN / "resnet50.txt").read_text()
     assert_matches(outputs(result, given), expected("resnet50"), 2e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_dims_that_are_symbols(name):
+    given = model(name)
+    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=64)}
+    graph = import_torch(given.module, given.args, dynamic_shapes=(dims, dims))
+    result = rewritten(graph)
+    found = kinds(result)
+    assert {one: found[one] for one in COMPOSITES[name]} == COMPOSITES[name]
+    assert not {"gather_nd", "reduce_any", "select", "isnan"} & set(found), "masks are bools, broadcast"
+    for batch, length in ((2, 7), (3, 11)):
+        ids, mask = torch.randint(0, 50, (batch, length)), torch.ones(batch, length, dtype=torch.long)
+        mask[-1, 4:] = 0
+        other = models.Model(given.module, (ids, mask))
+        with torch.no_grad():
+            assert_matches(outputs(result, other), given.module(ids, mask))
+
+
+def test_the_structure_tells_graphs_apart():
+    def text(build, names=("a", "b")):
+        graph = Graph("one")
+        x = graph.input("x", (2, 4))
+        weights = [graph.parameter(name, (4,)).broadcast((2, 4), (1,)) for name in names]
+        graph.output("y", build(x, *weights))
+        return structure(graph), kinds(graph)
+
+    first = text(lambda x, a, b: (x * a).exp() + b)
+    assert first == text(lambda x, a, b: b + (a * x).exp(), ("other", "names"))
+    for build in (
+        lambda x, a, b: (x * a).exp() - b, lambda x, a, b: (x * a).exp() + x, lambda x, a, b: (x + a).exp() + b,
+        lambda x, a, b: ((x * a).exp() + b).reshape(8), lambda x, a, b: (x * 2.0).exp() + b,
+    ):  # fmt: skip
+        assert text(build)[0] != first[0]
+    assert text(lambda x, a, b: (x / a).exp())[0] != text(lambda x, a, b: (a / x).exp())[0]
