@@ -72,6 +72,10 @@ def loop(node: OnnxNode) -> Sequence[Named]:
         return _as_op(node, body, carried)
     except CompilerError as error:
         attempt.undo()
+        if not few:
+            raise node.refuse(
+                f"its {limit} trips are more than the {_most(carried)} that are written out, and as an op: {error}"
+            ) from error
         for value, what in ((trips, "the number of trips"), (first, "the first condition")):
             if value is not None:
                 try:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from kernels_hub.compiler.errors import EvaluateError, ImportFailure
@@ -388,6 +392,9 @@ def test_a_loop_of_unknown_length_that_makes_a_sequence():
     found = reason(parse(GROWING))
     assert "the number of trips must be known when the model is imported; it depends on 'trips'" in found
     assert "a carried value is sequence(no float32) before and sequence(float32[n]) after a trip" in found
+    assert reason(parse(GROWING), values={"trips": np.array(1025)}).startswith(
+        "its 1025 trips are more than the 1024 that are written out, and as an op: a carried value is sequence("
+    )
 
 
 def test_a_sequence_of_fixed_length_goes_through_a_loop_that_stays_one():
@@ -430,8 +437,8 @@ def test_an_optional_sequence_that_a_loop_fills():
     }
     """)
     prepared = KernelsHubBackend.prepare(model)
-    for given, start in ((None, [0.5]), ([], []), ([np.array(7, F)], [7])):
-        (listed,) = prepared.run([given])
+    for first, start in ((None, [0.5]), ([], []), ([np.array(7, F)], [7])):
+        (listed,) = prepared.run([first])
         same(listed, [np.array(one, F) for one in (*start, 0, 1, 2, 3, 4)])
 
 
@@ -452,3 +459,94 @@ def test_functions_take_and_give_sequences():
     }
     """)
     agrees(model, *arrays((2,), (3,)))
+
+
+def test_subgraphs_take_sequences_from_outside():
+    model = parse("""
+    g (bool go, int64 trips, float[4, 2] x, float[2] w) => (float[2] y, float[2] z, float[4, 2] scanned) {
+        pair = SequenceConstruct(w, x)
+        zero = Constant<value_int = 0>()
+        one = Constant<value_int = 1>()
+        keep = Constant<value = bool {1}>()
+        y = If(go)<
+            then_branch = yes () => (float[2] a) { a = SequenceAt(pair, zero) },
+            else_branch = no () => (float[2] b) { c = SequenceAt(pair, one) b = ReduceSum<keepdims = 0>(c, axes) }
+        >
+        axes = Constant<value_ints = [0]>()
+        z = Loop(trips, keep, w)<body = trip (int64 i, bool c, float[2] v) => (bool d, float[2] u)
+            { d = Identity(c) f = SequenceAt(pair, zero) s = Sin(v) u = Add(s, f) }>
+        scanned = Scan<num_scan_inputs = 1, body = each (float[2] row) => (float[2] out)
+            { first = SequenceAt(pair, zero) out = Mul(row, first) }>(x)
+    }
+    """)
+    graph = verify(import_onnx(model))
+    assert {"if", "loop"} <= set(ops(graph))
+    x, w = arrays((4, 2), (2,))
+    for go, trips in ((True, 0), (False, 3)):
+        got = evaluate(graph, [np.array(go), np.array(trips), x, w])
+        same(got["y"], w if go else x.sum(0))
+        z = w
+        for _ in range(trips):
+            z = np.sin(z) + w
+        same(got["z"], z)
+        same(got["scanned"], x * w)
+
+
+# -- any program of sequence ops is what it is on Python's lists
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["insert", "append", "erase", "pop", "take", "repeat"]), st.integers(-4, 4)),
+    max_size=8,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(STEPS, st.integers(0, 3))
+def test_programs_of_sequence_ops(steps: list[tuple[str, int]], length: int):
+    x = np.arange(2.0, dtype=F)
+    nodes = [
+        helper.make_node("SequenceConstruct", ["x"] * length, ["s"])
+        if length
+        else helper.make_node("SequenceEmpty", [], ["s"])
+    ]
+    wanted, current, names = [x] * length, "s", (f"n{i}" for i in itertools.count())
+    for op, place in steps:
+        size, after = len(wanted), next(names)
+        at = next(names)
+        nodes.append(helper.make_node("Constant", [], [at], value_int=place))
+        fits = -size <= place < size
+        if op in {"insert", "append"} and (op == "append" or -size <= place <= size):
+            fresh, more = next(names), next(names)
+            nodes.append(helper.make_node("Constant", [], [more], value_float=float(len(nodes))))
+            nodes.append(helper.make_node("Add", ["x", more], [fresh]))
+            wanted.insert(size if op == "append" else place, x + F(len(nodes) - 2))
+            nodes.append(
+                helper.make_node(
+                    "SequenceInsert", [current, fresh, *([at] if op == "insert" else [])], [after]
+                )
+            )
+        elif op in {"erase", "pop"} and size and (op == "pop" or fits):
+            del wanted[-1 if op == "pop" else place]
+            nodes.append(
+                helper.make_node("SequenceErase", [current, *([at] if op == "erase" else [])], [after])
+            )
+        elif op == "take" and fits:
+            one = next(names)
+            nodes.append(helper.make_node("SequenceAt", [current, at], [one]))
+            nodes.append(helper.make_node("SequenceConstruct", [one, "x"], [after]))
+            wanted = [wanted[place], x]
+        elif op == "repeat" and wanted:
+            joined = next(names)
+            nodes.append(helper.make_node("ConcatFromSequence", [current], [joined], axis=0, new_axis=1))
+            nodes.append(helper.make_node("SplitToSequence", [joined], [after], axis=0, keepdims=0))
+        else:
+            continue
+        current = after
+    nodes.append(helper.make_node("SequenceLength", [current], ["count"]))
+    nodes.append(helper.make_node("Identity", [current], ["y"]))
+    info = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])
+    graph = helper.make_graph(nodes, "g", [info], [onnx.ValueInfoProto(name=one) for one in ("y", "count")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    listed, count = KernelsHubBackend.prepare(model).run([x])
+    same(listed, wanted)
+    assert count == len(wanted)
