@@ -143,7 +143,8 @@ def test_the_same_rows_in_the_files_that_the_page_names(tmp_path: Path):
     page = blocks((DOCS / "extending_the_compiler.md").read_text(encoding="utf-8"))
     (tmp_path / "kernels_hub").mkdir()
     for entry in (DOCS.parent / "kernels_hub").iterdir():
-        (tmp_path / "kernels_hub" / entry.name).symlink_to(entry)
+        if entry.name != "compiler":
+            (tmp_path / "kernels_hub" / entry.name).symlink_to(entry)
     sources = tmp_path / "kernels_hub" / "compiler"
     shutil.copytree(DOCS.parent / "compiler", sources, ignore=shutil.ignore_patterns("__pycache__"))
     for file, text in {
