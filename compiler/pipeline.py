@@ -255,32 +255,40 @@ class Executable:
         return plan
 
     def _again(self, error: SegmentError, failed: Plan, inputs: Sequence[Any]) -> Any:
-        """Run on the next engine, which takes over if it can do it; else raise what the first one raised."""
+        """Run on the next engine that can do it, which takes over; else raise what the first one raised.
+
+        What is wrong with the inputs is told by whichever engine finds words for it, and blamed on none.
+        """
         if error.memory or self.settings.only.engines is not None or self.graph is None:
             raise error
         with self._lock:
-            if failed is self._plan or failed in self._plans.values():
-                without = {*self._without, error.engine}
-                shapes = next((one for one, plan in self._plans.items() if plan is failed), None)
-                graph = self.graph
-                if shapes is not None:
-                    graph = bind(graph, bind_shapes(self.signature.inputs, shapes))
+            shapes = next((one for one, plan in self._plans.items() if plan is failed), None)
+            if failed is not self._plan and shapes is None:  # another thread was here before
+                return (self._plan or self._plan_for(inputs))(*inputs)
+            settings, graph = self.settings, self.graph
+            if shapes is not None:
+                graph = bind(graph, bind_shapes(self.signature.inputs, shapes))
+            errors = [error]
+            while True:
+                without = self._without | {one.engine for one in errors}
                 try:
-                    plan = choose(
-                        graph, self.settings.device, self.settings.only, self.settings.rank, [], without
-                    )
-                except EngineError:
-                    raise error from None
-                results = plan(*inputs)
-                self._without.add(error.engine)
-                report_failure(error, graph, self.candidates)
-                if shapes is None:
-                    self._plan = plan
-                else:
-                    self._plans[shapes] = self._last = plan
-                return results
-        plan = self._plan or self._plan_for(inputs)
-        return plan(*inputs)
+                    plan = choose(graph, settings.device, settings.only, settings.rank, [], without)
+                except EngineError as nobody:
+                    raise error from nobody
+                try:
+                    results = plan(*inputs)
+                except SegmentError as another:
+                    errors.append(another)
+                    continue
+                break
+            self._without = without
+            for one in errors:
+                report_failure(one, graph, self.candidates)
+            if shapes is None:
+                self._plan = plan
+            else:
+                self._plans[shapes] = self._last = plan
+            return results
 
     # -- arguments
 

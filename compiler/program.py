@@ -25,7 +25,8 @@ _FRAMES = 8
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a plan: an engine's plan, and the slots that it reads and fills. ops: nodes of the graph in it."""
+    """A part of a plan: an engine's plan, and the slots that it reads and fills. ops: how many nodes of the
+    graph it computes, views apart."""
 
     engine: str
     plan: CompiledPlan

@@ -34,7 +34,7 @@ from kernels_hub.compiler.errors import CompilerError, EngineError
 from kernels_hub.compiler.heuristics import Heuristic, default, estimate, heuristic
 from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.ir.graph import Graph, Value
-from kernels_hub.compiler.ir.op import TensorType
+from kernels_hub.compiler.ir.op import TensorType, Trait
 from kernels_hub.compiler.ir.printer import print_graph
 from kernels_hub.compiler.ir.types import BOOL
 from kernels_hub.compiler.partition import Partition, Piece, partition
@@ -114,15 +114,32 @@ def create_plans(
 ) -> list[Candidate]:
     """Ways to run a graph, the preferred first. Raises EngineError, with every engine's reason, if there is none.
 
-    A way is a division of the graph among engines; that which takes the shortest by `heuristics.estimate` is the first.
-    Where an engine takes all of it, that is a way, too. without: names of engines to leave out.
+    A way is a division of the graph among engines: whole on the one that the heuristic prefers, if that takes it; else
+    that which takes the shortest by `heuristics.estimate` is the first. without: names of engines to leave out.
     """
-    place, only = find_device(device), only or Filter()
+    return survey(graph, find_device(device), only or Filter(), rank, without).candidates
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What engines say to a graph, the heuristic's order of them, and the ways to run it."""
+
+    graph: Graph
+    answers: Mapping[str, Support | Decline]
+    order: Sequence[str]
+    candidates: list[Candidate]
+
+
+def survey(
+    graph: Graph, device: Device, only: Filter, rank: Heuristic | str, without: Iterable[str] = ()
+) -> Survey:
+    """See `create_plans`."""
     if untold := untold_symbols(graph):
         raise EngineError(
             f"graph {graph.name}: no input's shape tells the size of {', '.join(untold)}: bind them to numbers first"
         )
-    engines = {name: one for name, one in only.there().items() if name not in set(without)}
+    left_out = set(without)
+    engines = {name: one for name, one in only.there().items() if name not in left_out}
     known: dict[tuple[str, int], Support | Decline] = {}
     kept: list[Graph] = []
 
@@ -130,11 +147,11 @@ def create_plans(
         key = (name, id(part))
         if key not in known:
             kept.append(part)  # an id is of this graph as long as it lives
-            known[key] = only.check(engines[name], part, place)
+            known[key] = only.check(engines[name], part, device)
         return known[key]
 
     answers = {name: check(name, graph) for name in engines}
-    order = _order(rank, graph, place, answers)
+    order = _order(rank, graph, device, answers)
     candidates: list[Candidate] = []
     refusal: EngineError | None = None
     for start, name in enumerate(order):
@@ -147,12 +164,12 @@ def create_plans(
             refusal = refusal or error
             continue
         if divided.engines not in {one.engines for one in candidates}:
-            candidates.append(Candidate(divided, place, preferred=order[0] in divided.engines))
+            candidates.append(Candidate(divided, device, preferred=order[0] in divided.engines))
     if not candidates:
-        raise EngineError(_nobody(graph, place, answers, order)) from refusal
+        raise EngineError(_nobody(graph, device, answers, order)) from refusal
     if len(candidates[0].engines) > 1:
         candidates.sort(key=lambda one: one.seconds)
-    return candidates
+    return Survey(graph, answers, order, candidates)
 
 
 def choose(
@@ -169,25 +186,38 @@ def choose(
     its error is raised.
     """
     while True:
-        candidates = create_plans(graph, device, only=only, rank=rank, without=without)
+        found = survey(graph, device, only, rank, without)
         try:
-            plan = candidates[0].build()
+            plan = found.candidates[0].build()
         except SegmentError as error:
-            report_failure(error, graph, outcomes)
             if only.engines is not None:
                 raise
+            report_failure(error, graph, outcomes)
             without.add(error.engine)
             continue
-        total = sum(one.ops for one in plan.segments)
-        used = ", ".join(dict.fromkeys(plan.engines))
-        for name, answer in check_support(graph, device, only=only).items():
-            if name in plan.engines:
-                ops = sum(one.ops for one in plan.segments if one.engine == name)
-                outcomes.append(Outcome(name, reason=f"runs {ops} of {total} ops"))
-            elif name not in without:
-                reason = f"takes the graph; preferred is {used}" if answer else answer.reason  # type: ignore[union-attr]
-                outcomes.append(Outcome(name, reason=reason))
+        outcomes += outcomes_of(found, plan)
         return plan
+
+
+def outcomes_of(found: Survey, plan: Plan) -> list[Outcome]:
+    """A row for each engine that was asked: what it does in the plan, or why nothing."""
+    total = sum(one.ops for one in plan.segments)
+    used = ", ".join(dict.fromkeys(plan.engines))
+    rows = []
+    for name, answer in found.answers.items():
+        if name in plan.engines:
+            ops = sum(one.ops for one in plan.segments if one.engine == name)
+            reason = f"runs {ops} of {total} ops"
+            if isinstance(answer, Decline):
+                reason += f"; not all: {answer.reason}"
+        elif isinstance(answer, Decline):
+            reason = answer.reason
+        elif name not in found.order:
+            reason = "takes the graph; the heuristic leaves it out"
+        else:
+            reason = f"takes the graph; preferred is {used}"
+        rows.append(Outcome(name, reason=reason))
+    return rows
 
 
 _REPORTED: set[tuple[str, str]] = set()
@@ -291,7 +321,7 @@ def _program(candidate: Candidate) -> Program:
                 tuple(places[one] for one in piece.inputs),
                 tuple(filled),
                 dict(candidate.knobs.get(piece.engine, {})),
-                len(piece.nodes),
+                sum(not node.op.traits & (Trait.LEAF | Trait.VIEW) for node in piece.nodes),
             )
         )
     return Program(
