@@ -49,6 +49,7 @@ from kernels_hub.compiler.selection import (
 
 if TYPE_CHECKING:
     from kernels_hub.compiler.importers.torch_export import TorchProgram
+    from kernels_hub.compiler.profiling import Profile, Rates
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,11 @@ class Executable:
         except SegmentError as error:
             self._again(error, plan, inputs)
             return (self._plan or self._plan_for(inputs)).execute(inputs, **more)
+
+    def profile(self, *inputs: Any, repeats: int = 10, rates: Rates | None = None, **named: Any) -> Profile:
+        """Seconds, bytes and FLOPs of each step, on inputs of the graph: see `profiling`."""
+        listed = self._merge(inputs, named)
+        return (self._plan or self._plan_for(listed)).profile(listed, repeats, rates=rates)
 
     # -- plans
 

@@ -15,18 +15,21 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from kernels_hub.compiler.arguments import array_of, is_array, tensor_of
 from kernels_hub.compiler.binding import bind_shapes
-from kernels_hub.compiler.engines.engine import Device
+from kernels_hub.compiler.engines.engine import Device, StepProfile
 from kernels_hub.compiler.engines.tensors import torch_dtype
 from kernels_hub.compiler.errors import PlanError
 from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.program import Call, Program, lay_out, torch_device
+
+if TYPE_CHECKING:
+    from kernels_hub.compiler.profiling import Profile, Rates
 
 _MOST_SHAPES = 32
 """Sets of input shapes whose checks, and whose arenas, are kept."""
@@ -126,6 +129,17 @@ class Plan:
                 f"graph {self.name}: the workspace depends on {', '.join(missing)}; give their sizes"
             )
         return lay_out(self.program, sizes).total
+
+    def profile(self, inputs: Any, repeats: int = 10, *, rates: Rates | None = None) -> Profile:
+        """Median seconds of each step and of a whole call. inputs: by name or in order; rates: see `profiling`."""
+        from kernels_hub.compiler.profiling import profile_plan
+
+        return profile_plan(self, self.in_order(inputs), repeats, rates)
+
+    def steps(self, inputs: Sequence[Any], repeats: int = 10) -> list[StepProfile]:
+        """The steps of all segments, each profiled by its engine on what the segments before it give."""
+        tensors, call = self._check(inputs)
+        return call.profile(tensors, repeats)
 
     def serialize(self) -> bytes:
         """The plan as bytes, with weights and without pickle. Raises EngineError where an engine cannot do that."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from kernels_hub.compiler.binding import sized
-from kernels_hub.compiler.engines.engine import CompiledPlan, Device, KnobValue, Signature
+from kernels_hub.compiler.engines.engine import CompiledPlan, Device, KnobValue, Signature, StepProfile
 from kernels_hub.compiler.engines.guard import GuardedPlan
 from kernels_hub.compiler.engines.tensors import torch_dtype
 from kernels_hub.compiler.errors import CompilerError, EngineError, PlanError
@@ -25,8 +25,10 @@ _FRAMES = 8
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a plan: an engine's plan, and the slots that it reads and fills. ops: how many nodes of the
-    graph it computes, views apart."""
+    """A part of a plan: an engine's plan, and the slots that it reads and fills.
+
+    ops: how many nodes of the graph it computes, views apart.
+    """
 
     engine: str
     plan: CompiledPlan
@@ -197,6 +199,22 @@ class Call:
             raise self._failure(0, error) from error
         return list(outputs)
 
+    def profile(self, inputs: Sequence[torch.Tensor], repeats: int) -> list[StepProfile]:
+        """The steps of all segments, each on what those before it give."""
+        steps: list[StepProfile] = []
+
+        def look(number: int, slots: list[Any]) -> None:
+            segment = self.program.segments[number]
+            try:
+                found = self._plans[number].profile([slots[slot] for slot in segment.inputs], repeats)
+            except Exception as error:
+                raise self._failure(number, error) from error
+            prefix = f"{number}: " if len(self._plans) > 1 else ""
+            steps.extend(replace(one, name=f"{prefix}{one.name}") for one in found)
+
+        self._run_segments(inputs, before=look)
+        return steps
+
     def _copied(self, results: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         for name, one, output in zip(self.program.signature.outputs, results, outputs, strict=True):
             if one.shape != output.shape:
@@ -213,7 +231,9 @@ class Call:
         outputs: Sequence[torch.Tensor] | None = None,
         workspace: torch.Tensor | None = None,
         stream: int | None = None,
+        before: Callable[[int, list[Any]], object] | None = None,
     ) -> list[torch.Tensor]:
+        """before(number, slots): called before each segment runs."""
         program, key = self.program, self._stream(stream)
         frame = self._take(key) if workspace is None else self._frame(workspace)
         slots = frame.slots.copy()
@@ -226,6 +246,8 @@ class Call:
         for number, segment in enumerate(program.segments):
             if not self.known:
                 shapes = self._grow(slots, segment, sizes)
+            if before is not None:
+                before(number, slots)
             try:
                 self._run_segment(number, slots, shapes, frame.workspaces[number], stream)
             except Exception as error:

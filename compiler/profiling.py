@@ -1,0 +1,138 @@
+"""Where a plan's time goes: seconds, bytes and FLOPs of each step, against what the machine can do.
+
+    profile = run.profile(x)
+    print(profile)                                  a table
+    profile.to_chrome_trace("trace.json")           for chrome://tracing and Perfetto
+
+The share of the roofline is the least time that the step's bytes or FLOPs take at the machine's rates, over the time
+that it took. The rates are those given, or measured once in a process: a copy of large tensors, a matrix product.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kernels_hub.compiler.engines.engine import StepProfile
+
+if TYPE_CHECKING:
+    from kernels_hub.compiler.plan import Plan
+
+_COPY_BYTES = 1 << 28
+_PRODUCT = {"cpu": 1024, "cuda": 8192}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device can do: bytes a second read and written, float32 operations a second."""
+
+    bandwidth: float
+    flops: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Steps in the order that they run in. seconds: a whole call, median, measured without looking at the steps."""
+
+    graph: str
+    device: str
+    steps: tuple[StepProfile, ...]
+    seconds: float
+    rates: Rates
+
+    def share(self, step: StepProfile) -> float | None:
+        """Of the roofline, 0 to 1; None of a step that moves and computes nothing that is counted."""
+        least = max(step.bytes / self.rates.bandwidth, step.flops / self.rates.flops)
+        return least / step.seconds if least and step.seconds else None
+
+    def __str__(self) -> str:
+        head = f"{'step':<40} {'engine':<12} {'us':>10} {'MB':>10} {'MFLOP':>10} {'GB/s':>8} {'GFLOP/s':>9} {'roof':>6}"
+        lines = [f"{self.graph} on {self.device}, {self.seconds * 1e6:.1f} us a call", head]
+        for step in (*self.steps, self.total):
+            share = self.share(step)
+            seconds = step.seconds or float("inf")
+            lines.append(
+                f"{step.name[:40]:<40} {step.engine:<12} {step.seconds * 1e6:10.1f} {step.bytes / 1e6:10.3f} "
+                f"{step.flops / 1e6:10.3f} {step.bytes / seconds / 1e9:8.1f} {step.flops / seconds / 1e9:9.1f} "
+                + (f"{share:6.0%}" if share is not None else f"{'-':>6}")
+            )
+        rates = f"{self.rates.bandwidth / 1e9:.1f} GB/s, {self.rates.flops / 1e9:.1f} GFLOP/s"
+        return "\n".join((*lines, f"roofline: {rates}"))
+
+    @property
+    def total(self) -> StepProfile:
+        """All steps together."""
+        return StepProfile(
+            "all steps",
+            "",
+            sum(one.seconds for one in self.steps),
+            sum(one.bytes for one in self.steps),
+            sum(one.flops for one in self.steps),
+        )
+
+    def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the steps, one after the other, in the trace event format; a row for each engine."""
+        rows = {name: place for place, name in enumerate(dict.fromkeys(one.engine for one in self.steps))}
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": name}}
+            for name, row in rows.items()
+        ]
+        start = 0.0
+        for step in self.steps:
+            args = {"bytes": step.bytes, "flops": step.flops, "share of roofline": self.share(step)}
+            events.append(
+                {"ph": "X", "name": step.name, "cat": step.engine, "pid": 0, "tid": rows[step.engine],
+                 "ts": start * 1e6, "dur": step.seconds * 1e6, "args": args}
+            )  # fmt: skip
+            start += step.seconds
+        document = {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"graph": self.graph}}
+        Path(path).write_text(json.dumps(document), encoding="utf-8")
+
+
+def profile_plan(plan: Plan, inputs: Sequence[Any], repeats: int, rates: Rates | None) -> Profile:
+    """See `Plan.profile`."""
+    device = plan.torch_device
+    plan.run(inputs)
+    seconds = median_seconds(lambda: plan.run(inputs), device, repeats)
+    steps = tuple(plan.steps(inputs, repeats))
+    return Profile(plan.name, str(plan.device), steps, seconds, rates or measured_rates(device))
+
+
+def median_seconds(call: Any, device: torch.device, repeats: int) -> float:
+    """The median of as many calls, each waited for."""
+    times = []
+    for _ in range(max(1, repeats)):
+        wait(device)
+        start = time.perf_counter()
+        call()
+        wait(device)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def wait(device: torch.device) -> None:
+    """Until all that was started on a device is done."""
+    if device.type != "cpu":
+        torch.cuda.synchronize(device)
+
+
+@cache
+def measured_rates(device: torch.device) -> Rates:
+    """Of a device, measured: a copy of 256 MB (read and written), a product of square matrices in float32."""
+    source = torch.ones(_COPY_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    seconds = median_seconds(lambda: target.copy_(source), device, 5)
+    side = _PRODUCT["cpu" if device.type == "cpu" else "cuda"]
+    a = torch.ones(side, side, device=device)
+    torch.mm(a, a)
+    return Rates(2 * _COPY_BYTES / seconds, 2 * side**3 / median_seconds(lambda: torch.mm(a, a), device, 5))
