@@ -1,8 +1,7 @@
 // Elementary functions of float, branch-free, so that a loop over them vectorises; std:: for double.
 //
-// Each states its largest error in ulp over all floats (tests/compiler/codegen/test_runtime_math.py measures
-// them with FMA; a unit more without), and gives what IEEE 754 and C give for NaN, infinities, -0.0 and
-// subnormals. Nothing here relies on -ffast-math, nor survives it.
+// Each states its largest error in units in the last place, over all floats (as the tests measure it, with FMA;
+// a unit more without), and gives what IEEE 754 and C give for NaN, infinities, -0.0 and subnormals. Nothing here relies on -ffast-math, nor survives it.
 // Sources: Cephes (Moshier) for the polynomials of exp, log, sin and cos; N. Juffa's erff and his version of
 // Payne and Hanek's reduction; Muller et al., Handbook of Floating-Point Arithmetic.
 #pragma once
@@ -59,19 +58,21 @@ KH_INLINE float reduced_expm1(float x, float n) {
 
 // -- exponentials -----------------------------------------------------------------------------------------
 
+// 1.05 ulp
 KH_INLINE float exp(float x) {
   const float inside = at_least(at_most(x, 89.0f), -104.0f);
   const Whole n = nearest(inside * 1.44269504f);
   return scale(reduced_expm1(inside, n.value) + 1.0f, n.integer);
 }
 
-// For x <= 0, as softmax has it; what is below 2^-126 becomes 0.
+// 1 ulp, for x <= 0 as softmax has it; what is below 2^-126 becomes 0.
 KH_INLINE float exp_falling(float x) {
   const Whole n = nearest(at_least(x, -88.0f) * 1.44269504f);
   const float p = reduced_expm1(at_least(x, -88.0f), n.value) + 1.0f;
   return x < -87.3f ? 0.0f : std::bit_cast<float>(std::bit_cast<int32_t>(p) + (n.integer << 23));
 }
 
+// 1.5 ulp
 KH_INLINE float expm1(float x) {
   const float inside = at_least(at_most(x, 89.0f), -18.0f);
   const Whole n = nearest(inside * 1.44269504f);
@@ -81,6 +82,7 @@ KH_INLINE float expm1(float x) {
   return x == 0.0f ? x : n.integer == 0 ? p : result;
 }
 
+// 1 ulp
 KH_INLINE float exp2(float x) {
   const float inside = at_least(at_most(x, 129.0f), -151.0f);
   const Whole n = nearest(inside);
@@ -94,16 +96,19 @@ KH_INLINE float exp2(float x) {
   return scale(p * r + 1.0f, n.integer);
 }
 
+// 2.5 ulp
 KH_INLINE float sigmoid(float x) {
   const float small = exp(-magnitude(x));
   return (x < 0.0f ? small : 1.0f) / (1.0f + small);
 }
 
+// 2.5 ulp
 KH_INLINE float tanh(float x) {
   const float t = expm1(2.0f * at_most(magnitude(x), 10.0f));
   return with_sign(t / (t + 2.0f), x);
 }
 
+// 1.05 ulp
 KH_INLINE float erf(float x) {
   const float t = at_most(magnitude(x), 4.0f), s = t * t;
   float tail = -1.72853470e-5f * t + 3.83197126e-4f;
@@ -156,6 +161,7 @@ KH_INLINE float log_edges(float x, float inside) {
   return x > 0.0f ? (x == kInfinity ? x : inside) : low;
 }
 
+// 0.8 ulp
 KH_INLINE float log(float x) {
   const Parts part = parts(x);
   const float f = part.fraction;
@@ -164,6 +170,7 @@ KH_INLINE float log(float x) {
   return log_edges(x, (f + tail) + part.exponent * 0.693359375f);
 }
 
+// 1.3 ulp
 KH_INLINE float log2(float x) {
   const Parts part = parts(x);
   const float f = part.fraction, tail = log_tail(f) + -0.5f * (f * f);
@@ -171,6 +178,7 @@ KH_INLINE float log2(float x) {
   return log_edges(x, (((tail * above + f * above) + tail) + f) + part.exponent);
 }
 
+// 1.5 ulp
 KH_INLINE float log1p(float x) {
   const float u = 1.0f + x;
   const float lost = x > 1.0f ? 1.0f - (u - x) : x - (u - 1.0f);  // u + lost is 1 + x
@@ -180,9 +188,10 @@ KH_INLINE float log1p(float x) {
 
 // -- powers -----------------------------------------------------------------------------------------------
 
+// 1.5 ulp
 KH_INLINE float rsqrt(float x) { return 1.0f / std::sqrt(x); }
 
-// x^y through base-2 logarithm and exponential in double.
+// 0.6 ulp: base-2 logarithm and exponential in double.
 KH_INLINE float pow(float x, float y) {
   const float a = magnitude(x);
   const Parts part = parts(a);
@@ -216,19 +225,17 @@ KH_INLINE float pow(float x, float y) {
   const double two_n = std::bit_cast<double>((std::bit_cast<int64_t>(shifted) << 52) + (int64_t{1023} << 52));
   float result = static_cast<float>(e * two_n);
 
-  const float big = magnitude(y);
-  const float half = 0.5f * y;
-  const bool whole = big >= 0x1p23f || std::trunc(y) == y;
-  const bool odd = whole && big < 0x1p24f && std::trunc(half) != half;
-  const bool grows = y > 0.0f;
-  const float zero_or_infinity = (a == 0.0f) == grows ? 0.0f : kInfinity;
-  result = a == 0.0f || a == kInfinity ? zero_or_infinity : result;
-  const float far = a == 1.0f ? 1.0f : (a > 1.0f) == grows ? kInfinity : 0.0f;
-  result = big == kInfinity ? far : result;
-  const float negative = whole ? (odd ? -result : result) : (a == 0.0f || a == kInfinity ? result : kNaN);
+  // Selects alone, no logic on truth values of which one is a select's: those do not vectorise.
+  const float big = magnitude(y), half = 0.5f * y;
+  const float up = y > 0.0f ? kInfinity : 0.0f, down = y > 0.0f ? 0.0f : kInfinity;
+  result = a == 0.0f ? down : a == kInfinity ? up : result;
+  result = big == kInfinity ? (a == 1.0f ? 1.0f : a > 1.0f ? up : down) : result;
+  const float whole_sign = big < 0x1p24f ? (std::trunc(half) == half ? result : -result) : result;
+  const float broken = a == 0.0f ? result : a == kInfinity ? result : kNaN;
+  const float negative = std::trunc(y) == y ? whole_sign : broken;
   result = std::bit_cast<int32_t>(x) < 0 ? negative : result;
-  result = x != x || y != y ? kNaN : result;
-  return x == 1.0f || y == 0.0f ? 1.0f : result;
+  result = x == x ? (y == y ? result : kNaN) : kNaN;
+  return x == 1.0f ? 1.0f : y == 0.0f ? 1.0f : result;
 }
 
 // -- trigonometry -----------------------------------------------------------------------------------------
@@ -283,12 +290,14 @@ KH_INLINE float sine_of(int32_t quarters, float r) {
   return (quarters & 2) != 0 ? -value : value;
 }
 
+// 1.6 ulp
 KH_INLINE float sin(float x) {
   const Angle angle = reduce_angle(x);
   const float value = sine_of(angle.quarters, angle.rest);
   return x < 0.0f ? -value : x == 0.0f ? x : value;
 }
 
+// 1.6 ulp
 KH_INLINE float cos(float x) {
   const Angle angle = reduce_angle(x);
   return sine_of(angle.quarters + 1, angle.rest);

@@ -30,6 +30,11 @@ def targets() -> tuple[str, ...]:
     return tuple(target for target, flag in NEEDS.items() if flag in flags)
 
 
+def extremes() -> tuple[str, ...]:
+    """The widest vectors and the narrowest."""
+    return tuple(dict.fromkeys((targets()[0], targets()[-1])))
+
+
 def build(folder: Path, name: str, source: str, target: str, *flags: str) -> ctypes.CDLL:
     """The library of a source that includes the headers, for one target."""
     text, library = folder / f"{name}.cpp", folder / f"{name}-{target}.so"

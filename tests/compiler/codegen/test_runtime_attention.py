@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.compiler.codegen.runtime_harness import arguments, build, needs_compiler, targets
+from tests.compiler.codegen.runtime_harness import arguments, build, extremes, needs_compiler
 
 pytestmark = needs_compiler
 
@@ -32,7 +32,7 @@ void set_threads(int64_t n) { omp_set_num_threads(static_cast<int>(n)); }
 """
 
 
-@pytest.fixture(scope="module", params=targets())
+@pytest.fixture(scope="module", params=extremes())
 def library(request, tmp_path_factory):
     return build(tmp_path_factory.mktemp("attention"), "attention", SOURCE, request.param)
 

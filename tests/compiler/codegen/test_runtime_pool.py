@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.compiler.codegen.runtime_harness import arguments, build, needs_compiler, targets
+from tests.compiler.codegen.runtime_harness import arguments, build, extremes, needs_compiler
 
 pytestmark = needs_compiler
 
@@ -29,7 +29,7 @@ extern "C" void set_threads(int64_t n) { omp_set_num_threads(static_cast<int>(n)
 """
 
 
-@pytest.fixture(scope="module", params=targets())
+@pytest.fixture(scope="module", params=extremes())
 def library(request, tmp_path_factory):
     return build(tmp_path_factory.mktemp("pool"), "pool", SOURCE, request.param)
 
