@@ -2,6 +2,7 @@
 
     int kh_run(void* const* buffers, const int64_t* sizes)                  all kernels of a call, in order
     int kh_prepare(void* const* buffers, const int64_t* sizes)              what runs once, on weights and constants
+    int64_t kh_packed_bytes(int64_t which)                                  how long a packed operand is
     int kh_step(int64_t step, void* const* buffers, const int64_t* sizes)   one kernel of a call, to time it
 
 `buffers` are the pointers of `Program.buffers`, then of `Program.packed`, in that order; `sizes` are the symbols of
@@ -14,7 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kernels_hub.compiler.codegen.cpp_nest import print_nest
-from kernels_hub.compiler.codegen.cpp_roots import Packed, print_root
+from kernels_hub.compiler.codegen.cpp_packed import Packed, PackedOperands
+from kernels_hub.compiler.codegen.cpp_roots import header_of, print_root
 from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters, origins
 from kernels_hub.compiler.codegen.scalar import identifier, size_name, storage_type
 from kernels_hub.compiler.ir.dims import dim_symbols
@@ -49,7 +51,7 @@ class _Unit:
     def __init__(self, schedule: Schedule, *, round_ops: bool) -> None:
         self.schedule, self.round_ops = schedule, round_ops
         self.names = Names(schedule.buffers)
-        self.packed: dict[object, Packed] = {}
+        self.packed = PackedOperands()
         self.taken: set[str] = set()
         self.used: dict[str, None] = {}
 
@@ -72,14 +74,16 @@ class _Unit:
         return Program(
             "\n".join(head) + kernels.text() + host.text(),
             self.schedule.buffers,
-            tuple(self.packed.values()),
+            tuple(self.packed),
             sizes,
             tuple(self.names.messages),
             tuple(one.name for one in self.schedule.kernels),
         )
 
     def _headers(self) -> list[str]:
-        return []
+        kernels = (*self.schedule.prepare, *self.schedule.kernels)
+        found = {header_of(nest) for kernel in kernels for nest in kernel.nests}
+        return sorted(one for one in found if one is not None)
 
     def _kernel(self, kernel: Kernel, lines: Lines) -> tuple[str, Parameters]:
         """Write the functions of a kernel; returns the name of the one to call and what it is given."""
@@ -120,11 +124,17 @@ class _Unit:
     ) -> None:
         order = {one: place for place, one in enumerate(self.schedule.buffers)}
         with lines.block('extern "C" int kh_prepare(void* const* buffers, const int64_t* sizes)'):
-            self._arguments(lines, prepared, order, sizes)
+            self._arguments(lines, prepared, order, sizes, [one.source for one in self.packed])
             for name, parameters in prepared:
                 lines.add(f"{name}({', '.join(parameters.passed(self.names))});")
-            self._pack(lines, order)
+            self._pack(lines)
             lines.add("return failure;")
+        lines.add()
+        with lines.block('extern "C" int64_t kh_packed_bytes(int64_t which)'):
+            with lines.block("switch (which)"):
+                for place, one in enumerate(self.packed):
+                    lines.add(f"case {place}: return 4 * ({one.size});")
+            lines.add("return 0;")
         lines.add()
         with lines.block('extern "C" int kh_run(void* const* buffers, const int64_t* sizes)'):
             self._arguments(lines, called, order, sizes)
@@ -139,8 +149,13 @@ class _Unit:
                     lines.add(f"case {place}: {name}({', '.join(parameters.passed(self.names))}); break;")
             lines.add("return failure;")
 
-    def _pack(self, lines: Lines, order: dict[Buffer, int]) -> None:
+    def _pack(self, lines: Lines) -> None:
         """Pack the operands that products want packed."""
+        first = len(self.schedule.buffers)
+        for place, one in enumerate(self.packed):
+            with lines.block(""):
+                lines.add(f"float* const {one.name} = static_cast<float*>(buffers[{first + place}]);")
+                lines.add(one.fill.replace("$to", one.name))
 
     def _arguments(
         self,
@@ -148,11 +163,14 @@ class _Unit:
         functions: Iterable[tuple[str, Parameters]],
         order: dict[Buffer, int],
         sizes: tuple[str, ...],
+        more: Iterable[Buffer] = (),
     ) -> None:
         """Sizes and typed pointers that some functions are given."""
         together = Parameters()
         for _, parameters in functions:
             together.merge(parameters)
+        for buffer in more:
+            together.reads[buffer] = None
         for place, one in enumerate(sizes):
             if one in together.sizes:
                 lines.add(f"const int64_t {size_name(one)} = sizes[{place}];")
@@ -164,4 +182,8 @@ class _Unit:
                 f"const auto {self.names.buffers[buffer]} = static_cast<{kind}>(buffers[{order[buffer]}]);",
                 f"{buffer.dtype}[{shape}]",
             )
+        for place, one in enumerate(self.packed):
+            if one.name in together.packed:
+                address = f"static_cast<const float*>(buffers[{len(order) + place}])"
+                lines.add(f"const auto {one.name} = {address};")
         lines.add("int failure = 0;")

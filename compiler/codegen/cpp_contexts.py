@@ -103,7 +103,7 @@ class Contexts:
         if isinstance(one, (Load, Position, Test)):
             return None
         for store, at, inner in self.stores:
-            if store.arg == name and at < before and inner and store.buffer.dtype is one.dtype:  # type: ignore[union-attr]
+            if store.arg == name and at < before and inner and store.buffer.dtype is one.dtype:
                 return store
         return None
 

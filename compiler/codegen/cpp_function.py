@@ -8,7 +8,7 @@ from kernels_hub.compiler.codegen.cpp_loops import cost, estimate, turns
 from kernels_hub.compiler.codegen.cpp_text import Body, Lines, Names, Parameters
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.schedule.index import Loop
-from kernels_hub.compiler.schedule.kernel import Constant, Nest, Statement
+from kernels_hub.compiler.schedule.kernel import Constant, Nest
 
 GRAIN = 65536
 """Work (additions) that is worth a thread."""
@@ -73,9 +73,3 @@ class Function:
         """The head of a plain loop."""
         name = loop.name[1:]
         return f"for (int64_t {name} = 0; {name} < {self.body.index(loop.extent)}; ++{name})"
-
-    def emit_at(self, body: Sequence[Statement], at: Sequence[int], level: int) -> None:
-        """The statements that stand inside so many loops."""
-        for one, depth in zip(body, at, strict=True):
-            if depth == level:
-                self.body.emit(one)

@@ -41,7 +41,12 @@ class Library:
             function = getattr(loaded, name)
             function.argtypes, function.restype = (_POINTERS, _SIZES), ctypes.c_int
         loaded.kh_step.argtypes, loaded.kh_step.restype = (ctypes.c_int64, _POINTERS, _SIZES), ctypes.c_int
+        loaded.kh_packed_bytes.argtypes, loaded.kh_packed_bytes.restype = (ctypes.c_int64,), ctypes.c_int64
         return cls(path, messages, loaded)
+
+    def packed_bytes(self, program: Program) -> tuple[int, ...]:
+        """The bytes of each of `program.packed`: they depend on the instruction set."""
+        return tuple(self._loaded.kh_packed_bytes(place) for place in range(len(program.packed)))
 
     def prepare(self, buffers: Sequence[int], sizes: Sequence[int] = ()) -> None:
         """Fill the buffers that are PREPARED, and the packed ones: once."""

@@ -6,7 +6,7 @@ where sizes are symbolic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kernels_hub.compiler.codegen.cpp_accumulate import PLACES
@@ -51,12 +51,11 @@ def estimate(dim: Dim) -> int:
             else:
                 assert isinstance(one, Opaque)
                 args = [estimate(arg) for arg in one.args]
-                value = {
-                    "floordiv": lambda a, b: a // max(b, 1),
-                    "mod": lambda a, b: a % max(b, 1),
-                    "min": min,
-                    "max": max,
-                }[one.kind](*args)
+                if one.kind in {"min", "max"}:
+                    value = min(args) if one.kind == "min" else max(args)
+                else:
+                    divisor = max(args[1], 1)
+                    value = args[0] // divisor if one.kind == "floordiv" else args[0] % divisor
             term *= value**power
         total += term
     return total
@@ -100,12 +99,14 @@ def with_dims(one: Statement, change: Callable[[Dim], Dim]) -> Statement:
 
 def simplified(nest: Nest) -> Nest:
     """A nest (without a root) with as few loops as may be, in the order of memory."""
-    nest = _without_single(nest)
+    nest = without_single(nest)
     nest = replace(nest, outer=_by_strides(nest.outer, [one for one in nest.body if isinstance(one, Store)]))
     if not any(isinstance(one, Reduce) and one.kind in PLACES for one in nest.body):
         loads = [one for one in nest.body if isinstance(one, Load)]
         nest = replace(nest, inner=_by_strides(nest.inner, loads))
-    return _merged(_merged(nest, "outer"), "inner")
+    outer, body = merged(nest.outer, nest.body)
+    inner, body = merged(nest.inner, body)
+    return replace(nest, outer=outer, inner=inner, body=body)
 
 
 def is_empty(loops: Iterable[Loop]) -> bool:
@@ -128,13 +129,16 @@ def levels(
     body: Sequence[Statement],
     loops: Sequence[Loop],
     innermost: Callable[[Statement], bool] = lambda _: False,
+    own: Mapping[str, int] | None = None,
 ) -> list[int]:
     """For each statement, how many of the loops it stands inside; all of them where `innermost` says so.
+
+    own: the same for names that no statement makes.
 
     What divides by a size is innermost too: there are turns of every loop only where no size is 0.
     """
     depth = {loop.name: place + 1 for place, loop in enumerate(loops)}
-    known: dict[str, int] = {}
+    known = dict(own or {})
     found: list[int] = []
     for one in body:
         level = max((depth.get(name, 0) for name in variables(one)), default=0)
@@ -158,7 +162,8 @@ def _divides_by_size(dim: Dim) -> bool:
     )
 
 
-def _without_single(nest: Nest) -> Nest:
+def without_single(nest: Nest) -> Nest:
+    """A nest without loops of one turn."""
     single = {
         one.name: 0 for one in (*nest.outer, *nest.inner) if isinstance(one.extent, int) and one.extent == 1
     }
@@ -195,9 +200,11 @@ def _reached(place: Dim, loops: Sequence[Loop]) -> int:
     return estimate(product(one.extent for one in loops if one.name in mine))
 
 
-def _merged(nest: Nest, which: str) -> Nest:
-    loops: list[Loop] = list(getattr(nest, which))
-    body = nest.body
+def merged(
+    loops: Sequence[Loop], body: tuple[Statement, ...]
+) -> tuple[tuple[Loop, ...], tuple[Statement, ...]]:
+    """Neighbouring loops as one wherever all index expressions allow it."""
+    loops = list(loops)
     at = 0
     while at + 1 < len(loops):
         one = _merge(loops[at], loops[at + 1], body)
@@ -206,7 +213,7 @@ def _merged(nest: Nest, which: str) -> Nest:
             continue
         loop, body = one
         loops[at : at + 2] = [loop]
-    return replace(nest, body=body, **{which: tuple(loops)})
+    return tuple(loops), body
 
 
 @dataclass(frozen=True)

@@ -50,13 +50,13 @@ def _print_pointwise(function: Function) -> None:
         if level == len(loops) - 1:
             lines.add("#pragma omp simd")
         with lines.block(function.loop(loops[level])):
-            function.emit_at(body, at, level + 1)
+            function.body.emit_at(body, at, level + 1)
             nested(level + 1)
 
     def inside() -> None:
         if not isinstance(own, int):
             lines.add(f"if ({function.body.index(own)} <= 0) return;")
-        function.emit_at(body, at, 0)
+        function.body.emit_at(body, at, 0)
         if not loops:
             return
         if shared == len(loops):
@@ -64,7 +64,7 @@ def _print_pointwise(function: Function) -> None:
         with lines.block(function.row_loop(loops[:shared])):
             function.row_variables(loops[:shared])
             for level in range(1, shared + 1):
-                function.emit_at(body, at, level)
+                function.body.emit_at(body, at, level)
             nested(shared)
 
     function.rows(turns(loops[:shared]), own, inside)

@@ -51,7 +51,7 @@ class _Reduction:
         self.inner_turns = turns(self.nest.inner)
         self.contexts = Contexts(self.nest, lane)
         inner = self.nest.inner
-        self.flat = flatten([one.index for one in inner], [one.extent for one in inner])
+        self.flat = flatten(tuple(one.index for one in inner), tuple(one.extent for one in inner))
 
     def emit_rows(self, loops: Sequence[Loop], per_row: Dim) -> None:
         """Both functions; `_row` writes what happens in a row."""

@@ -1,130 +1,36 @@
-"""Nests with a root (product, convolution, attention) as C++.
-
-A product or convolution that the runtime has no kernel for is a reduction: its sum over the channels (and the window)
-becomes inner loops, and the nest is printed as any other.
-"""
+"""Nests with a root as C++: the runtime's kernel for it if there is one, else its loops."""
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from dataclasses import dataclass, replace
-
+from kernels_hub.compiler.codegen.cpp_attention import print_attention
+from kernels_hub.compiler.codegen.cpp_conv import print_convolution
+from kernels_hub.compiler.codegen.cpp_loops import is_empty
 from kernels_hub.compiler.codegen.cpp_nest import print_nest
+from kernels_hub.compiler.codegen.cpp_packed import PackedOperands
+from kernels_hub.compiler.codegen.cpp_product import print_product
+from kernels_hub.compiler.codegen.cpp_root_loops import as_loops
 from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
-from kernels_hub.compiler.errors import EngineError
-from kernels_hub.compiler.ir.dims import Dim
-from kernels_hub.compiler.ir.ops import OPS
-from kernels_hub.compiler.ir.types import DType
-from kernels_hub.compiler.schedule.index import Loop
-from kernels_hub.compiler.schedule.kernel import (
-    Compute,
-    Convolution,
-    Guard,
-    Load,
-    Nest,
-    Product,
-    Reduce,
-    Statement,
-    View,
-)
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Memory that `kh_prepare` fills with an operand in the order in which a product reads it."""
-
-    name: str
-    bytes: int
+from kernels_hub.compiler.ir.types import FLOAT32
+from kernels_hub.compiler.schedule.kernel import Attention, Convolution, Nest, Product
 
 
 def print_root(
-    name: str,
-    nest: Nest,
-    lines: Lines,
-    names: Names,
-    packed: MutableMapping[object, Packed],
-    *,
-    round_ops: bool = False,
+    name: str, nest: Nest, lines: Lines, names: Names, packed: PackedOperands, *, round_ops: bool = False
 ) -> Parameters:
     """Write the function of a nest with a root; returns what it is given."""
-    return print_nest(name, as_loops(nest), lines, names, round_ops=round_ops)
-
-
-def as_loops(nest: Nest) -> Nest:
-    """A product or convolution as a reduction over inner loops."""
     root = nest.root
+    assert root is not None
+    if isinstance(root, Attention):
+        return print_attention(name, nest, lines, names, round_ops=round_ops)
+    float32 = root.dtype is FLOAT32 and all(view.buffer.dtype is FLOAT32 for view in root.views)
+    if not float32 or nest.inner or is_empty(nest.outer):
+        return print_nest(name, as_loops(nest), lines, names, round_ops=round_ops)
     if isinstance(root, Product):
-        inner, made = _product(root, nest.outer)
-    elif isinstance(root, Convolution):
-        inner, made = _convolution(root, nest.outer)
-    else:
-        raise EngineError(f"{type(root).__name__} has no loop form")
-    return replace(nest, inner=inner, body=(*made, *nest.body), root=None)
+        return print_product(name, nest, lines, names, packed, round_ops=round_ops)
+    return print_convolution(name, nest, lines, names, packed, round_ops=round_ops)
 
 
-def _product(root: Product, outer: tuple[Loop, ...]) -> tuple[tuple[Loop, ...], tuple[Statement, ...]]:
-    *batch, m, n = outer
-    k = Loop("$k", root.a.shape[-1])
-    lead = [one.index for one in batch]
-    places = _place(root.a, (*lead, m.index, k.index)), _place(root.b, (*lead, k.index, n.index))
-    return (k,), _multiplied(root.name, root.a, root.b, places, (), root.dtype, root.origin)
-
-
-def _convolution(
-    root: Convolution, outer: tuple[Loop, ...]
-) -> tuple[tuple[Loop, ...], tuple[Statement, ...]]:
-    batch, *spatial, channels = outer
-    kernel = root.w.shape[2:]
-    per_group = root.w.shape[1]
-    window = [Loop(f"$w{axis}", extent) for axis, extent in enumerate(kernel)]
-    c = Loop("$c", per_group)
-    guards = []
-    at: list[Dim] = []
-    for axis, (out, one) in enumerate(zip(spatial, window, strict=True)):
-        low, high = root.padding[axis]
-        place = out.index * root.strides[axis] + one.index * root.dilations[axis] - low
-        if not all(isinstance(pad, int) and pad == 0 for pad in (low, high)):
-            guards.append(Guard(place, 0, root.x.shape[2 + axis]))
-        at.append(place)
-    group = 0 if root.groups == 1 else channels.index // (root.w.shape[0] // root.groups)
-    places = (
-        _place(root.x, (batch.index, group * per_group + c.index, *at)),
-        _place(root.w, (channels.index, c.index, *(one.index for one in window))),
-    )
-    made = _multiplied(root.name, root.x, root.w, places, tuple(guards), root.dtype, root.origin)
-    return (c, *window), made
-
-
-def _multiplied(
-    name: str,
-    a: View,
-    b: View,
-    places: tuple[Dim, Dim],
-    guards: tuple[Guard, ...],
-    dtype: DType,
-    origin: str,
-) -> tuple[Statement, ...]:
-    """name = sum of a[…] * b[…] over the inner loops, in the root's dtype."""
-    made: list[Statement] = []
-    factors = []
-    for word, view, place in (("a", a, places[0]), ("b", b, places[1])):
-        element = f"{name}_{word}"
-        made.append(Load(element, view.buffer.dtype, view.buffer, place, guards if word == "a" else ()))
-        if view.buffer.dtype.compute is not dtype.compute:
-            made.append(
-                Compute(
-                    f"{element}_wide", dtype, OPS["cast"], (element,), {"dtype": dtype, "saturate": False}
-                )
-            )
-            element = f"{element}_wide"
-        factors.append(element)
-    made.append(Compute(f"{name}_product", dtype, OPS["mul"], tuple(factors)))
-    made.append(Reduce(name, dtype, "sum", f"{name}_product", origin))
-    return tuple(made)
-
-
-def _place(view: View, index: tuple[Dim, ...]) -> Dim:
-    total: Dim = view.offset
-    for one, stride in zip(index, view.strides, strict=True):
-        total = total + one * stride
-    return total
+def header_of(nest: Nest) -> str | None:
+    """The header of the runtime that the text of a nest needs beside `scalar.h`."""
+    kinds = {Product: "gemm.h", Convolution: "conv.h", Attention: "attention.h"}
+    return None if nest.root is None else kinds[type(nest.root)]

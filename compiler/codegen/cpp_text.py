@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -51,7 +51,7 @@ class Lines:
     @contextmanager
     def block(self, head: str, tail: str = "}") -> Iterator[None]:
         """head { … }"""
-        self.add(f"{head} {{")
+        self.add(f"{head} {{".lstrip())
         self.depth += 1
         yield
         self.depth -= 1
@@ -78,6 +78,10 @@ class Names:
             taken.add(name)
             self.buffers[one] = name
 
+    def add(self, buffer: Buffer) -> None:
+        """Name one more buffer; its own name is told from all others."""
+        self.buffers[buffer] = identifier(f"{_PREFIX[buffer.role]}_{buffer.name}")
+
     def code(self, message: str) -> int:
         """The number that stands for a message: 1 and up."""
         return self.messages.setdefault(message, len(self.messages) + 1)
@@ -85,10 +89,11 @@ class Names:
 
 @dataclass
 class Parameters:
-    """What a function is given: buffers, sizes, and where it reports a failure."""
+    """What a function is given: buffers, packed operands, sizes, and where it reports a failure."""
 
     reads: dict[Buffer, None] = field(default_factory=dict)
     writes: dict[Buffer, None] = field(default_factory=dict)
+    packed: dict[str, None] = field(default_factory=dict)
     sizes: dict[str, None] = field(default_factory=dict)
     fails: bool = False
 
@@ -118,6 +123,7 @@ class Parameters:
         """Take in what another function is given."""
         self.reads.update(other.reads)
         self.writes.update(other.writes)
+        self.packed.update(other.packed)
         self.sizes.update(other.sizes)
         self.fails |= other.fails
 
@@ -127,6 +133,7 @@ class Parameters:
         for one in (*self.reads, *(buffer for buffer in self.writes if buffer not in self.reads)):
             constant = "" if one in self.writes else "const "
             found.append(f"{constant}{storage_type(one.dtype)}* {names.buffers[one]}")
+        found += [f"const float* {one}" for one in self.packed]
         found += [f"const int64_t {size_name(one)}" for one in self.sizes]
         return found + (["int& failure"] if self.fails else [])
 
@@ -134,7 +141,8 @@ class Parameters:
         """As arguments."""
         found = [names.buffers[one] for one in self.reads]
         found += [names.buffers[one] for one in self.writes if one not in self.reads]
-        return found + [size_name(one) for one in self.sizes] + (["failure"] if self.fails else [])
+        found += [*self.packed, *(size_name(one) for one in self.sizes)]
+        return found + (["failure"] if self.fails else [])
 
 
 class Body:
@@ -161,6 +169,12 @@ class Body:
     def use(self, name: str) -> str:
         """A value in an expression."""
         return self.texts.get(name, name)
+
+    def emit_at(self, body: Sequence[Statement], at: Sequence[int], level: int) -> None:
+        """The statements that stand inside so many loops."""
+        for one, depth in zip(body, at, strict=True):
+            if depth == level:
+                self.emit(one)
 
     def emit(self, one: Statement) -> None:
         """One statement that is no Reduce as a line."""

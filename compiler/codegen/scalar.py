@@ -183,10 +183,10 @@ class Cpp(Scalars):
         if dtype is BOOL:
             return "true" if value else "false"
         if dtype.is_integer:
-            number = int(value)
-            if number == -(1 << 63):
+            whole = int(value)
+            if whole == -(1 << 63):
                 return "INT64_MIN"
-            return f"{kind}{{{number}{'u' if number > (1 << 63) - 1 else ''}}}"
+            return f"{kind}{{{whole}{'u' if whole > (1 << 63) - 1 else ''}}}"
         number = float(np.asarray(value).astype(dtype.numpy).astype(dtype.compute.numpy))
         if math.isnan(number) or math.isinf(number):
             word = "quiet_NaN" if math.isnan(number) else "infinity"
@@ -225,8 +225,8 @@ class Cpp(Scalars):
                 text = f"std::clamp(static_cast<float>({text}), {low}, {high})"
             return f"kh::rounded<{storage_type(to)}>({text})"
         if to.is_complex and not source.is_complex:
-            part = "float" if to.bits == 64 else "double"
-            return f"{target}(static_cast<{part}>({text}))"
+            real = "float" if to.bits == 64 else "double"
+            return f"{target}(static_cast<{real}>({text}))"
         return f"static_cast<{target}>({text})"
 
     def compute(self, one: Compute, args: Sequence[str], dtypes: Sequence[DType]) -> str:

@@ -63,7 +63,7 @@ def run_schedule(
             array = buffer.value.array
         if array is not None:
             memory[buffer].write(_laid_out(array, buffer, sizes))
-    packed = [Memory(one.bytes) for one in program.packed]
+    packed = [Memory(count) for count in library.packed_bytes(program)]
     addresses = [memory[one].address for one in program.buffers] + [one.address for one in packed]
     numbers = [sizes[name] for name in program.sizes]
     library.prepare(addresses, numbers)

@@ -1,0 +1,153 @@
+"""Attention of float32 on the runtime's online softmax; the statements of its scores are the mask function.
+
+Where the rest of the nest is no plain store, the result goes to memory of the call, and a nest of its own reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kernels_hub.compiler.codegen.cpp_loops import levels
+from kernels_hub.compiler.codegen.cpp_nest import print_nest
+from kernels_hub.compiler.codegen.cpp_text import Body, Lines, Names, Parameters
+from kernels_hub.compiler.codegen.scalar import Cpp
+from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.ir.types import FLOAT32
+from kernels_hub.compiler.schedule.index import Ranges, linear, row_major
+from kernels_hub.compiler.schedule.kernel import (
+    Attention,
+    Buffer,
+    Compute,
+    Constant,
+    Load,
+    Nest,
+    Role,
+    Statement,
+    Store,
+    View,
+    arguments,
+    variables,
+)
+
+
+def print_attention(name: str, nest: Nest, lines: Lines, names: Names, *, round_ops: bool) -> Parameters:
+    """Write the function of a nest whose root is an attention."""
+    root = nest.root
+    assert isinstance(root, Attention)
+    shape = tuple(loop.extent for loop in nest.outer)
+    parameters = Parameters.of(nest, shape)
+    rest: Parameters | None = None
+    direct = _stored_in_place(nest)
+    if direct is None:
+        result = Buffer(f"{name}_result", Role.SCRATCH, FLOAT32, shape, row_major(shape))
+        names.add(result)
+        load = Load(root.name, FLOAT32, result, result.place(tuple(loop.index for loop in nest.outer)))
+        after = Nest(nest.outer, nest.inner, (load, *nest.body))
+        rest = print_nest(f"{name}_rest", after, lines, names, round_ops=round_ops)
+        lines.add()
+        direct = View(result, 0, shape, result.strides)
+    scalars = Cpp(Ranges(nest.outer))
+    index = scalars.index
+    with lines.block(f"static void {name}({', '.join(parameters.declared(names))})"):
+        if rest is not None:
+            space = f"{names.buffers[direct.buffer]}_space"
+            lines.add(f"const kh::Row<float> {space}({index(direct.buffer.size)});")
+            lines.add(f"float* const {names.buffers[direct.buffer]} = &{space}[0];")
+        strides = [
+            ("q", root.q.strides),
+            ("k", root.k.strides),
+            ("v", root.v.strides),
+            ("out", direct.strides),
+        ]
+        for word, values in strides:
+            lines.add(f"const int64_t {word}_strides[] = {{{', '.join(map(index, values))}}};")
+        lines.add(f"const kh::AttentionShape shape{{{_shape(root, shape, scalars)}}};")
+        q, k, v, out = (
+            names.buffers[view.buffer] + (f" + {index(view.offset)}" if view.offset != 0 else "")
+            for view in (root.q, root.k, root.v, direct)
+        )
+        scale, scores, score = _scaled(root)
+        factor = scalars.literal(scale, FLOAT32)
+        call = f"kh::attention(shape, {q}, q_strides, {k}, k_strides, {v}, v_strides, {factor},"
+        if score == "score":
+            lines.add(f"{call} kh::NoMask{{}}, {out}, out_strides);")
+        else:
+            lines.add(call)
+            _print_scores(root, scores, score, lines, names, round_ops=round_ops)
+            lines.add(f"              {out}, out_strides);")
+        if rest is not None:
+            lines.add(f"{name}_rest({', '.join(rest.passed(names))});")
+    return parameters
+
+
+def _shape(root: Attention, shape: Sequence[Dim], scalars: Cpp) -> str:
+    batch, heads, queries, wide = shape
+    dims = [batch, heads, root.k.shape[1], queries, root.k.shape[2], root.q.shape[3], wide]
+    text = ", ".join(map(scalars.index, dims))
+    return f"{text}, false, 0{', true' if root.blank else ''}"
+
+
+def _stored_in_place(nest: Nest) -> View | None:
+    """Where the result is stored, if that is all that happens to it."""
+    root = nest.root
+    assert root is not None
+    if len(nest.body) != 1 or nest.inner or not isinstance(nest.body[0], Store):
+        return None
+    store = nest.body[0]
+    if store.arg != root.name or store.buffer.dtype is not FLOAT32:
+        return None
+    found = linear(store.place, [loop.name for loop in nest.outer])
+    if found is None or variables(store) - {loop.name for loop in nest.outer}:
+        return None
+    shape = tuple(loop.extent for loop in nest.outer)
+    return View(store.buffer, found[1], shape, tuple(found[0][loop.name] for loop in nest.outer))
+
+
+def _scaled(root: Attention) -> tuple[float, tuple[Statement, ...], str]:
+    """The scale, the statements after it, and the name of their result: a first product with a number is the scale."""
+    numbers = {
+        one.name: float(one.value) for one in root.scores if isinstance(one, Constant) and one.dtype.is_float
+    }
+    users = [one for one in root.scores if "score" in arguments(one)]
+    if len(users) != 1 or not isinstance(users[0], Compute) or users[0].op.name not in {"mul", "div"}:
+        return root.scale, root.scores, root.score
+    first = users[0]
+    other = next((arg for arg in first.args if arg != "score"), None)
+    if other not in numbers or (first.op.name == "div" and first.args[0] != "score"):
+        return root.scale, root.scores, root.score
+    factor = numbers[other] if first.op.name == "mul" else 1 / numbers[other]
+    rest = tuple(_renamed(one, first.name) for one in root.scores if one is not first)
+    return root.scale * factor, rest, "score" if root.score == first.name else root.score
+
+
+def _renamed(one: Statement, name: str) -> Statement:
+    """A statement that uses the score instead of a name."""
+    if isinstance(one, Compute) and name in one.args:
+        return replace(one, args=tuple("score" if arg == name else arg for arg in one.args))
+    return one
+
+
+def _print_scores(
+    root: Attention, scores: tuple[Statement, ...], score: str, lines: Lines, names: Names, *, round_ops: bool
+) -> None:
+    """The mask function: one query, some keys."""
+    loops = root.score_loops
+    keys = loops[3]
+    body = Body(lines, names, loops, round_ops=round_ops)
+    body.know(scores)
+    body.dtypes["score"] = FLOAT32
+    at = levels(scores, loops, own={"score": len(loops)})
+    used = frozenset[str]().union(*(variables(one) for one in scores))
+    given = [f"int64_t {loop.name[1:]}" if loop.name in used else "int64_t" for loop in loops[:3]]
+    head = f"              [=]({', '.join(given)}, int64_t j, int64_t count, float* scores)"
+    with lines.block(head, "},"):
+        for level in range(len(loops)):
+            body.emit_at(scores, at, level)
+        lines.add("#pragma omp simd")
+        with lines.block("for (int64_t l = 0; l < count; ++l)"):
+            if keys.name in used:
+                lines.add(f"const int64_t {keys.name[1:]} = j + l;")
+            lines.add("const float score = scores[l];")
+            body.emit_at(scores, at, len(loops))
+            lines.add(f"scores[l] = {body.use(score)};")

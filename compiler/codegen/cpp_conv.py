@@ -1,0 +1,89 @@
+"""Convolutions of float32 on the runtime's implicit product, the rest of the nest as their epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kernels_hub.compiler.codegen.cpp_epilogue import print_epilogue
+from kernels_hub.compiler.codegen.cpp_packed import PackedOperands, is_weight
+from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
+from kernels_hub.compiler.codegen.scalar import Cpp
+from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.schedule.index import Ranges
+from kernels_hub.compiler.schedule.kernel import Convolution, Load, Nest
+
+
+def print_convolution(
+    name: str, nest: Nest, lines: Lines, names: Names, packed: PackedOperands, *, round_ops: bool
+) -> Parameters:
+    """Write the function of a nest whose root is a float32 convolution over one to three dims."""
+    root = nest.root
+    assert isinstance(root, Convolution)
+    scalars = Cpp(Ranges(nest.outer))
+    index = scalars.index
+    parameters = Parameters.of(nest, [dim for pair in root.padding for dim in pair])
+    weight = is_weight(root.w)
+    source = names.buffers[root.w.buffer] + _plus(index(root.w.offset))
+    w_strides = _list([index(one) for one in _five(root.w.strides, 0)])
+    if weight:
+        if not any(isinstance(one, Load) and one.buffer is root.w.buffer for one in nest.body):
+            del parameters.reads[root.w.buffer]
+        any_size = _shape(root, (1,) * 3, scalars, out=(1,) * 3, n=1)
+        fill = f"const int64_t strides[] = {w_strides}; kh::conv_pack({any_size}, {source}, strides, $to);"
+        right = packed.add(root.w, f"kh::conv_packed_size({any_size})", fill)
+        parameters.packed[right] = None
+    _, *spatial, _ = nest.outer
+    with lines.block(f"static void {name}({', '.join(parameters.declared(names))})"):
+        sizes = _three(root.x.shape[2:], 1)
+        out = _three([loop.extent for loop in spatial], 1)
+        lines.add(
+            f"const kh::ConvShape shape{_shape(root, sizes, scalars, out=out, n=root.x.shape[0])[13:]};"
+        )
+        x = root.x.strides
+        x_strides = _list([index(one) for one in (x[0], *_three(x[2:], 0), x[1])])
+        lines.add(f"const int64_t strides[] = {x_strides};")
+        if not weight:
+            right = "packed"
+            lines.add("const kh::Row<float> space(kh::conv_packed_size(shape));")
+            lines.add("float* const packed = &space[0];")
+            lines.add(f"const int64_t w_strides[] = {w_strides};")
+            lines.add(f"kh::conv_pack(shape, {source}, w_strides, packed);")
+        first = names.buffers[root.x.buffer] + _plus(index(root.x.offset))
+        lines.add(f"kh::conv(shape, {first}, strides, {right},")
+        lines.add("         [=](int64_t row, int64_t j, int64_t count, const float* acc) {")
+        counted = [("row", len(spatial) + 1)]
+        print_epilogue(lines, names, nest, counted, round_ops=round_ops, tail="});")
+    return parameters
+
+
+def _shape(root: Convolution, sizes: Sequence[Dim], scalars: Cpp, *, out: Sequence[Dim], n: Dim) -> str:
+    """The runtime's record of the sizes: triples (d, h, w)."""
+    index = scalars.index
+    triples = (
+        sizes,
+        _three(root.w.shape[2:], 1),
+        _three(root.strides, 1),
+        _three([low for low, _ in root.padding], 0),
+        _three(root.dilations, 1),
+        out,
+    )
+    heads = (n, root.x.shape[1], root.w.shape[0], root.groups)
+    parts = [*(index(one) for one in heads), *(_list([index(one) for one in triple]) for triple in triples)]
+    return f"kh::ConvShape{_list(parts)}"
+
+
+def _three(dims: Sequence[Dim], filler: int) -> tuple[Dim, ...]:
+    """Spatial dims as (d, h, w)."""
+    return (*(filler,) * (3 - len(dims)), *dims)
+
+
+def _five(strides: Sequence[Dim], filler: int) -> tuple[Dim, ...]:
+    return (*strides[:2], *_three(strides[2:], filler))
+
+
+def _list(parts: Sequence[str]) -> str:
+    return f"{{{', '.join(parts)}}}"
+
+
+def _plus(offset: str) -> str:
+    return "" if offset == "0" else f" + {offset}"

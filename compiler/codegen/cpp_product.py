@@ -1,0 +1,183 @@
+"""Matrix products of float32 on the runtime's microkernels, the rest of the nest as their epilogue.
+
+1. The second operand is the same for all the batch, and the rows of the first run on through it (a linear layer of any
+   rank): one product of batch * m rows.
+2. The second operand is a weight (packed once): a product for each of the batch.
+3. It is no weight: products whose second operands are packed when their turn comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from kernels_hub.compiler.codegen.cpp_epilogue import print_epilogue
+from kernels_hub.compiler.codegen.cpp_loops import turns
+from kernels_hub.compiler.codegen.cpp_packed import PackedOperands, is_weight
+from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
+from kernels_hub.compiler.codegen.scalar import Cpp
+from kernels_hub.compiler.ir.dims import Dim, product
+from kernels_hub.compiler.schedule.index import Loop, Ranges
+from kernels_hub.compiler.schedule.kernel import Load, Nest, Product, View
+
+_PIECE = "int64_t j, int64_t count, const float* acc) {"
+
+
+def print_product(
+    name: str, nest: Nest, lines: Lines, names: Names, packed: PackedOperands, *, round_ops: bool
+) -> Parameters:
+    """Write the function of a nest whose root is a float32 product."""
+    root = nest.root
+    assert isinstance(root, Product)
+    *batch, m, n = nest.outer
+    scalars = Cpp(Ranges(nest.outer))
+    index = scalars.index
+    parameters = Parameters.of(nest)
+    weight = is_weight(root.b)
+    flat = _is_flat(root, batch)
+    if weight:
+        if root.a.buffer is not root.b.buffer and not _loads(nest, root.b):
+            del parameters.reads[root.b.buffer]
+        right = _packed(root.b, packed, names)
+        parameters.packed[right] = None
+    k = index(root.a.shape[-1])
+    strides = f"{index(root.a.strides[-2])}, {index(root.a.strides[-1])}"
+    left = _at(names.buffers[root.a.buffer], scalars, root.a.offset)
+
+    with lines.block(f"static void {name}({', '.join(parameters.declared(names))})"):
+        if flat and weight:
+            rows = turns((*batch, m))
+            lines.add(
+                f"kh::gemm({index(rows)}, {index(n.extent)}, {k}, {left}, {_row_stride(root, batch, scalars)},"
+            )
+            lines.add(f"         {right}, [=](int64_t row, {_PIECE}")
+            print_epilogue(lines, names, nest, [("row", len(batch) + 1)], round_ops=round_ops, tail="});")
+        elif weight:
+            with lines.block(f"for (int64_t batch = 0; batch < {index(turns(batch))}; ++batch)"):
+                a_at, b_at = _offsets(root, batch, scalars, packed=True)
+                size = f"kh::packed_size({k}, {index(n.extent)})"
+                second = right if b_at == "0" else f"{right} + ({b_at}) * {size}"
+                lines.add(f"kh::gemm({index(m.extent)}, {index(n.extent)}, {k}, {left} + {a_at}, {strides},")
+                lines.add(f"         {second}, [=](int64_t row, {_PIECE}")
+                counted = [("batch", len(batch)), ("row", 1)]
+                print_epilogue(lines, names, nest, counted, round_ops=round_ops, tail="});")
+        else:
+            _print_batched(nest, root, scalars, lines, names, flat=flat, round_ops=round_ops)
+    return parameters
+
+
+def _print_batched(
+    nest: Nest, root: Product, scalars: Cpp, lines: Lines, names: Names, *, flat: bool, round_ops: bool
+) -> None:
+    *batch, m, n = nest.outer
+    index = scalars.index
+    k = index(root.a.shape[-1])
+    left = _at(names.buffers[root.a.buffer], scalars, root.a.offset)
+    right = _at(names.buffers[root.b.buffer], scalars, root.b.offset)
+    b_strides = f"{index(root.b.strides[-2])}, {index(root.b.strides[-1])}"
+    if flat:
+        rows, count, strides = turns((*batch, m)), "1", _row_stride(root, batch, scalars)
+        a_at = b_at = "0"
+        counted = [("row", len(batch) + 1)]
+    else:
+        rows, count = m.extent, index(turns(batch))
+        strides = f"{index(root.a.strides[-2])}, {index(root.a.strides[-1])}"
+        a_at, b_at = _offsets(root, batch, scalars, packed=False)
+        counted = [("batch", len(batch)), ("row", 1)]
+    a_of, b_of = (
+        f"[=](int64_t{'' if at == '0' else ' batch'}) {{ return {side}{_plus(at)}; }}"
+        for side, at in ((left, a_at), (right, b_at))
+    )
+    lines.add(f"kh::gemm_batched({count}, {index(rows)}, {index(n.extent)}, {k},")
+    lines.add(f"                 {a_of}, {strides},")
+    lines.add(f"                 {b_of}, {b_strides},")
+    lines.add(f"                 [=](int64_t{' batch' if not flat else ''}, int64_t row, {_PIECE}")
+    print_epilogue(lines, names, nest, counted, round_ops=round_ops, tail="});")
+
+
+def _loads(nest: Nest, view: View) -> bool:
+    """Whether the rest of the nest reads the buffer of an operand too."""
+    return any(isinstance(one, Load) and one.buffer is view.buffer for one in nest.body)
+
+
+def _packed(view: View, packed: PackedOperands, names: Names) -> str:
+    """The memory of a weight, packed: one matrix for each step of its batch."""
+    *batch, k, n = view.shape
+    *strides, stride_k, stride_n = view.strides
+    own = [
+        (extent, stride) for extent, stride in zip(batch, strides, strict=True) if extent != 1 and stride != 0
+    ]
+    count = product(extent for extent, _ in own)
+    size = f"kh::packed_size({k}, {n})"
+    source = names.buffers[view.buffer] + (f" + {view.offset}" if view.offset != 0 else "")
+    if not own:
+        return packed.add(view, size, f"kh::pack({source}, {k}, {n}, {stride_k}, {stride_n}, $to);")
+    at = " + ".join(_digits("batch", [extent for extent, _ in own], [stride for _, stride in own]))
+    fill = (
+        f"for (int64_t batch = 0; batch < {count}; ++batch) "
+        f"kh::pack({source} + {at}, {k}, {n}, {stride_k}, {stride_n}, $to + batch * {size});"
+    )
+    return packed.add(view, f"{count} * {size}", fill)
+
+
+def _digits(name: str, extents: Sequence[Dim], weights: Sequence[Dim]) -> list[str]:
+    """The digits of a row-major number, each times a weight."""
+    found = []
+    for place, (extent, weight) in enumerate(zip(extents, weights, strict=True)):
+        below = product(extents[place + 1 :])
+        digit = name if isinstance(below, int) and below == 1 else f"{name} / {below}"
+        digit = f"{digit} % {extent}" if place else digit
+        found.append(f"{digit} * {weight}")
+    return found
+
+
+def _is_flat(root: Product, batch: Sequence[Loop]) -> bool:
+    """Case 1 of the module."""
+    *b_batch, _, _ = root.b.strides
+    many = [
+        place for place, loop in enumerate(batch) if not (isinstance(loop.extent, int) and loop.extent == 1)
+    ]
+    if any(not (isinstance(b_batch[place], int) and b_batch[place] == 0) for place in many):
+        return False
+    # Through the row dim of a, innermost, each stride is that of the next one times its extent.
+    rows = [*many, len(batch)]
+    if isinstance(root.a.shape[-2], int) and root.a.shape[-2] == 1:
+        rows = rows[:-1]
+    return all(root.a.strides[x] == root.a.strides[y] * root.a.shape[y] for x, y in pairwise(rows))
+
+
+def _row_stride(root: Product, batch: Sequence[Loop], scalars: Cpp) -> str:
+    """Strides of rows that run on through the batch, and of k."""
+    rows = [place for place in range(len(batch) + 1) if root.a.shape[place] != 1]
+    stride = root.a.strides[rows[-1]] if rows else root.a.shape[-1]
+    return f"{scalars.index(stride)}, {scalars.index(root.a.strides[-1])}"
+
+
+def _offsets(root: Product, batch: Sequence[Loop], scalars: Cpp, *, packed: bool) -> tuple[str, str]:
+    """Where the operands of `batch` lie, from those of the first; packed: matrices of the second as a number."""
+    many = [place for place, loop in enumerate(batch) if loop.extent != 1]
+    texts = []
+    for side, view in enumerate((root.a, root.b)):
+        parts = []
+        for at, place in enumerate(many):
+            stride = view.strides[place]
+            if isinstance(stride, int) and stride == 0:
+                continue
+            below = turns([batch[one] for one in many[at + 1 :]])
+            digit = "batch" if isinstance(below, int) and below == 1 else f"batch / {scalars.factor(below)}"
+            if at:
+                digit = f"{digit} % {scalars.factor(batch[place].extent)}"
+            if side == 1 and packed:
+                after = [one for one in many[at + 1 :] if root.b.strides[one] != 0]
+                stride = turns([batch[one] for one in after])
+            parts.append(f"{digit} * {scalars.factor(stride)}")
+        texts.append(" + ".join(parts) or "0")
+    return texts[0], texts[1]
+
+
+def _at(pointer: str, scalars: Cpp, offset: Dim) -> str:
+    return f"{pointer}{_plus(scalars.index(offset))}"
+
+
+def _plus(offset: str) -> str:
+    return "" if offset == "0" else f" + {offset}"
