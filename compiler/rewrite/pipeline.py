@@ -17,6 +17,7 @@ from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.transform import rebuild
 from kernels_hub.compiler.rewrite.activations import ACTIVATIONS
 from kernels_hub.compiler.rewrite.affine import AFFINE
+from kernels_hub.compiler.rewrite.affine_inputs import AFFINE_INPUTS
 from kernels_hub.compiler.rewrite.algebra import ALGEBRA
 from kernels_hub.compiler.rewrite.attention import ATTENTION, SCORES
 from kernels_hub.compiler.rewrite.clamp import CLAMP
@@ -25,13 +26,14 @@ from kernels_hub.compiler.rewrite.fold import FoldConstants, FoldParameters
 from kernels_hub.compiler.rewrite.gated import GATED
 from kernels_hub.compiler.rewrite.indices import EVERYTHING
 from kernels_hub.compiler.rewrite.norms import NORMS
+from kernels_hub.compiler.rewrite.parts import PARTS
 from kernels_hub.compiler.rewrite.regroup import REGROUP
 from kernels_hub.compiler.rewrite.rotary import ROTARY
 from kernels_hub.compiler.rewrite.rule import Options, Pass
 from kernels_hub.compiler.rewrite.softmax import SOFTMAX
 from kernels_hub.compiler.rewrite.views import CANCEL, SINK
 
-SIMPLIFY = Rules("simplify", (*CANCEL, *REGROUP, *EVERYTHING, *ALGEBRA, *CLAMP, *SINK))
+SIMPLIFY = Rules("simplify", (*CANCEL, *PARTS, *REGROUP, *EVERYTHING, *ALGEBRA, *CLAMP, *SINK))
 
 PIPELINE: tuple[Pass, ...] = (
     FoldConstants(),
@@ -40,7 +42,7 @@ PIPELINE: tuple[Pass, ...] = (
     SIMPLIFY,
     Rules("recognise", (*NORMS, *ACTIVATIONS, *SOFTMAX, *ROTARY, *SCORES, *ATTENTION)),
     Rules("gate", GATED),
-    Rules("affine", AFFINE),
+    Rules("affine", (*AFFINE, *AFFINE_INPUTS)),
     FoldConstants(),
     FoldParameters(),
 )
