@@ -52,10 +52,13 @@ _PUBLIC = {
     "to_svg": "view",
     "verify": "ir.verify",
 }
-# `from kernels_hub.compiler import *` needs NumPy alone: these are imported by name.
-_NEED_MORE = {"check_onnx", "import_onnx", "import_torch"}
+# `from kernels_hub.compiler import *` loads NumPy alone: these load onnx or torch, and are imported by name.
+_LOAD_MORE = {
+    "Candidate", "Executable", "Filter", "Plan",
+    "check_onnx", "check_support", "compile", "create_plans", "import_onnx", "load_executable",
+}  # fmt: skip
 
-__all__ = [*sorted(_PUBLIC.keys() - _NEED_MORE)]  # noqa: PLE0604 (made of the table)
+__all__ = [*sorted(_PUBLIC.keys() - _LOAD_MORE)]  # noqa: PLE0604 (made of the table)
 
 
 def __getattr__(name: str) -> Any:
