@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from kernels_hub.compiler.ir.dims import substitute
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.op import Step, TensorType
 from kernels_hub.compiler.ir.ops.conversion import convert
 from kernels_hub.compiler.schedule import kernel as k
+from kernels_hub.compiler.schedule.memory import place
 
 
 class OutOfRange(Exception):
@@ -22,9 +22,15 @@ def run_schedule(
 ):
     """Outputs by name. Memory that nothing wrote is poison."""
     memory: dict[k.Buffer, np.ndarray] = {}
+    arena = place(schedule, sizes)
+    scratch = np.full(arena.size, 0xFF, np.uint8)
     for buffer in schedule.buffers:
         count = int(_number(buffer.size, sizes, {}))
-        memory[buffer] = _poisoned(buffer.dtype, count, poison)
+        if buffer in arena.offsets:
+            start, size = arena.offsets[buffer], count * buffer.dtype.numpy.itemsize
+            memory[buffer] = scratch[start : start + size].view(buffer.dtype.numpy)
+            continue
+        memory[buffer] = np.full(count * buffer.dtype.numpy.itemsize, 0xFF, np.uint8).view(buffer.dtype.numpy)
         if buffer.role is k.Role.PARAMETER:
             memory[buffer][:] = np.asarray(graph.weight(buffer.value.attrs["name"])).reshape(-1)
         elif buffer.role is k.Role.CONSTANT:
@@ -39,12 +45,6 @@ def run_schedule(
         name: memory[buffer].reshape([int(_number(dim, sizes, {})) for dim in buffer.shape])
         for name, buffer in schedule.outputs.items()
     }
-
-
-def _poisoned(dtype, count, poison):
-    if dtype.kind == "float":
-        return np.full(count, poison, dtype.numpy)
-    return np.full(count, 1 if dtype.kind == "bool" else 113, dtype.numpy)
 
 
 def _number(dim, sizes, variables):
@@ -225,7 +225,3 @@ def _root(nest: k.Nest, memory, sizes):
     if root.blank:
         weights = np.where(np.isnan(score).all(-1, keepdims=True), 0, weights)
     return np.matmul(weights, v).astype(np.float32)
-
-
-def substituted(dim, sizes):
-    return substitute(dim, sizes)

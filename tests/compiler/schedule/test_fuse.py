@@ -1,0 +1,185 @@
+"""What shares a kernel, and what does not: counted, and run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernels_hub.compiler import Graph, evaluate
+from kernels_hub.compiler.errors import EngineError
+from kernels_hub.compiler.schedule.kernel import Kernel, Load, Product, Reduce, Schedule, Store
+from kernels_hub.compiler.schedule.kernel import Test as Asked
+from kernels_hub.compiler.schedule.schedule import schedule
+from tests.compiler.schedule.run import OutOfRange, run_schedule
+
+
+def check(
+    graph: Graph, kernels: int, sizes: dict[str, int] | None = None, tolerance: float = 1e-5
+) -> Schedule:
+    """The schedule of a graph: it has that many kernels, and computes what the oracle does."""
+    sizes = sizes or {}
+    planned = schedule(graph)
+    inputs = graph.dummy_inputs(0, sizes)
+    expected = evaluate(graph, inputs, bindings=sizes)
+    found = run_schedule(planned, graph, inputs, sizes)
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, tolerance, tolerance)
+    assert len(planned.kernels) == kernels, [one.name for one in planned.kernels]
+    return planned
+
+
+def count(kernel: Kernel, kind: type) -> int:
+    return sum(isinstance(one, kind) for nest in kernel.nests for one in nest.body)
+
+
+def test_a_diamond_is_computed_once():
+    graph = Graph("diamond")
+    x = graph.input("x", ("n", 8))
+    y = x.unary("exp")
+    graph.output("y", (y + 1.0) * (y - 1.0))
+    (kernel,) = check(graph, 1, {"n": 3}).kernels
+    assert [one.op.name for one in kernel.nests[0].body if hasattr(one, "op")].count("exp") == 1
+    assert count(kernel, Load) == 1
+
+
+def test_a_layer_norm_of_a_sum_is_one_kernel_with_two_results():
+    graph = Graph("norm")
+    x, y = graph.input("x", ("n", 16)), graph.input("y", ("n", 16))
+    weight = graph.input("w", (16,))
+    total = x + y
+    centred = total - total.mean(-1, keepdims=True)
+    normed = centred / ((centred * centred).mean(-1, keepdims=True) + 1e-5).sqrt() * weight
+    graph.output("total", total)
+    graph.output("normed", normed)
+    (kernel,) = check(graph, 1, {"n": 5}).kernels
+    assert count(kernel, Reduce) == 2
+    assert count(kernel, Store) == 2
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_softmax_is_one_kernel_along_any_axis(axis):
+    graph = Graph("softmax")
+    graph.output("y", graph.input("x", (4, 20, 18)).softmax(axis))
+    (kernel,) = check(graph, 1).kernels
+    assert count(kernel, Reduce) == 2
+
+
+def test_bias_activation_and_residual_are_the_epilogue_of_a_product():
+    graph = Graph("linear")
+    x, w = graph.input("x", ("n", 8)), graph.parameter("w", (8, 8), data=np.eye(8, dtype=np.float32))
+    bias = graph.parameter("b", (8,), data=np.ones(8, np.float32))
+    y = x.apply("matmul", x, w) + bias
+    graph.output("y", y * y.unary("sigmoid") + x)
+    (kernel,) = check(graph, 1, {"n": 3}).kernels
+    assert isinstance(kernel.nests[0].root, Product)
+
+
+def test_heads_are_split_and_joined_by_strides():
+    graph = Graph("heads")
+    x = graph.input("x", (2, 6, 8))
+    q = x.unary("exp").reshape((2, 6, 2, 4)).permute(0, 2, 1, 3)
+    scores = q.apply("matmul", q, q.permute(0, 1, 3, 2))
+    y = scores.apply("matmul", scores, q)
+    w = graph.parameter("w", (8, 8), data=np.eye(8, dtype=np.float32))
+    joined = y.permute(0, 2, 1, 3).reshape((12, 8))
+    graph.output("y", joined.apply("matmul", joined, w))
+    planned = check(graph, 4, tolerance=1e-3)
+    assert not any("reshape" in one.name or "permute" in one.name for one in planned.kernels)
+
+
+def test_loops_are_cut_at_a_concat():
+    graph = Graph("rotate")
+    x = graph.input("x", ("n", 8))
+    low, high = (
+        x.apply("slice", x, starts=(0, at), stops=(x.shape[0], at + 4), steps=(1, 1)) for at in (0, 4)
+    )
+    graph.output("y", x + low.apply("concat", -high, low, axis=1))
+    (kernel,) = check(graph, 1, {"n": 3}).kernels
+    assert len(kernel.nests) == 2
+    assert count(kernel, Asked) == 0
+
+
+def test_a_whole_sum_does_not_drag_its_elements_onto_one_thread():
+    graph = Graph("sum")
+    x = graph.input("x", (64, 4096))
+    y = x.unary("exp")
+    graph.output("y", y / y.sum((0, 1)).broadcast_to((64, 4096)))
+    check(graph, 3, tolerance=1e-4)
+
+
+def test_two_models_of_one_input_do_not_wait_for_each_other_in_a_cycle():
+    graph = Graph("cycle")
+    x = graph.input("x", (4, 4))
+    a = x.unary("exp")
+    m = a.apply("matmul", a, a)
+    graph.output("y", (a + m.permute(1, 0)) * m)
+    check(graph, 3, tolerance=1e-4)
+
+
+def test_padding_and_pooling():
+    graph = Graph("pool")
+    x = graph.input("x", (1, 3, 7, 6))
+    y = x.apply(
+        "max_pool", x, kernel=(3, 3), strides=(2, 2), dilations=(1, 1), padding=((1, 1), (1, 1)), ceil=True
+    )
+    graph.output(
+        "y",
+        y.apply(
+            "avg_pool",
+            y,
+            kernel=(2, 2),
+            strides=(1, 1),
+            dilations=(1, 1),
+            padding=((1, 0), (0, 1)),
+            ceil=False,
+        ),
+    )
+    graph.output(
+        "z", x.apply("pad", x, graph.constant(2.0), padding=((0, 0), (1, 0), (0, 2), (3, 0)), mode="constant")
+    )
+    check(graph, 3)
+
+
+def test_convolutions_lie_channels_last_between_row_major_ends():
+    graph = Graph("conv")
+    x = graph.input("x", (2, 4, 6, 5))
+    options = {"strides": (1, 1), "dilations": (1, 1), "padding": ((1, 1), (1, 1)), "groups": 2}
+    rng = np.random.default_rng(0)
+    w1 = graph.parameter("w1", (6, 2, 3, 3), data=rng.standard_normal((6, 2, 3, 3)).astype(np.float32))
+    w2 = graph.parameter("w2", (4, 3, 3, 3), data=rng.standard_normal((4, 3, 3, 3)).astype(np.float32))
+    y = x.apply("conv", x, w1, **options).unary("tanh")
+    graph.output("y", y.apply("conv", y, w2, **options) + x)
+    planned = check(graph, 2, tolerance=1e-4)
+    (hidden,) = planned.kernels[0].writes()
+    assert hidden.strides == (180, 1, 30, 6)
+    assert planned.outputs["y"].strides == (120, 30, 5, 1)
+
+
+def test_weights_alone_are_prepared_once():
+    graph = Graph("prepared")
+    x = graph.input("x", (3,))
+    w = graph.parameter("w", (3,), data=np.ones(3, np.float32))
+    scale = w.unary("exp").sum(0)
+    graph.output("y", x * scale.broadcast_to((3,)))
+    planned = check(graph, 1)
+    assert len(planned.prepare) == 1
+
+
+def test_an_index_out_of_range_is_an_error_and_no_read():
+    graph = Graph("gather")
+    x, places = graph.input("x", (4, 2)), graph.input("i", ("n",), "int64")
+    graph.output("y", x.apply("gather", x, places, axis=0))
+    planned = schedule(graph)
+    inputs = {"x": np.arange(8, dtype=np.float32).reshape(4, 2), "i": np.array([0, -1, 3], np.int64)}
+    found = run_schedule(planned, graph, inputs, {"n": 3})
+    assert found["y"].tolist() == inputs["x"][[0, -1, 3]].tolist()
+    with pytest.raises(OutOfRange, match="out of range of a dim of 4"):
+        run_schedule(planned, graph, {**inputs, "i": np.array([0, 4, 0], np.int64)}, {"n": 3})
+
+
+def test_what_has_no_loop_form_is_refused_by_name():
+    graph = Graph("sort")
+    x = graph.input("x", (4,))
+    graph.output("y", x.apply("argsort", x, axis=0))
+    with pytest.raises(EngineError, match="argsort has no loop form"):
+        schedule(graph)
