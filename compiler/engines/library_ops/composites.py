@@ -129,31 +129,59 @@ def _gated(name: str) -> Recognise:
 # -- norms
 
 
-def _norm(centred: bool) -> Recognise:
+def _norm(*, centred: bool) -> Recognise:
     def recognise(node: Node, callee: Graph) -> Make | None:
-        names = list(callee.inputs)
-        if names not in _NORM_OPERANDS or (not centred and "bias" in names):
+        eps, along = _eps(node, callee), _statistics(callee, centred=centred)
+        if eps is None or along is None or (not centred and "bias" in callee.inputs):
             return None
-        axes = {one.attrs["axes"] for one in callee.nodes if one.op.name in {"reduce_mean", "reduce_sum"}}
-        eps = node.operands[1].scalar
-        census = _census(callee)
-        if len(axes) != 1 or eps is None or census["sub"] != (1 if centred else 0):
-            return None
-        if (
-            census["sqrt"] + census["rsqrt"] != 1
-            or census["reduce_mean"] + census["reduce_sum"] != 1 + centred
-        ):
-            return None
-        (along,) = axes
         rank = node.operands[0].rank
-        if (
-            along != tuple(range(rank - len(along), rank))
-            or node.operands[0].dtype is not node.results[0].dtype
-        ):
+        if along != tuple(range(rank - len(along), rank)):
             return None
-        return lambda site: _make_norm(site, len(along), float(eps), centred=centred)
+        return lambda site: _make_norm(site, len(along), eps, centred=centred)
 
     return recognise
+
+
+def _eps(node: Node, callee: Graph) -> float | None:
+    """The number that keeps the root from zero; None where it is none, or operands are not those of a norm."""
+    x, *others = node.operands
+    if list(callee.inputs) not in _NORM_OPERANDS:
+        return None
+    if any(one.dtype is not x.dtype for one in (node.results[0], *others[1:])) or others[0].scalar is None:
+        return None
+    return float(others[0].scalar)
+
+
+def _statistics(callee: Graph, *, centred: bool) -> tuple[int, ...] | None:
+    """The axes that mean and variance (or the mean of squares) are over."""
+    axes = {one.attrs["axes"] for one in callee.nodes if one.op.name in {"reduce_mean", "reduce_sum"}}
+    census = _census(callee)
+    if len(axes) != 1 or census["sub"] != (1 if centred else 0) or census["sqrt"] + census["rsqrt"] != 1:
+        return None
+    if census["reduce_mean"] + census["reduce_sum"] != 1 + centred:
+        return None
+    return next(iter(axes))  # type: ignore[no-any-return]
+
+
+def _group_norm(node: Node, callee: Graph) -> Make | None:
+    eps, along = _eps(node, callee), _statistics(callee, centred=True)
+    x = callee.inputs.get("x")
+    split = [one.results[0] for one in callee.nodes if one.op.name == "reshape" and one.operands[0] is x]
+    if eps is None or along is None or x is None or len(split) != 1:
+        return None
+    (grouped,) = split
+    groups = grouped.shape[1] if grouped.rank > 2 else None
+    if (
+        not isinstance(groups, int)
+        or along != tuple(range(2, grouped.rank))
+        or grouped.shape[0] != x.shape[0]
+    ):
+        return None
+
+    def run(values: Tensor, _: Tensor, *affine: Tensor) -> Tensor:
+        return F.group_norm(values, groups, *affine, eps=eps)
+
+    return lambda _: run
 
 
 _NORM_OPERANDS = (["x", "eps"], ["x", "eps", "weight"], ["x", "eps", "weight", "bias"])
@@ -244,6 +272,7 @@ _COMPOSITES: dict[str, Recognise] = {
     **{f"gated_{name}": _gated(name) for name in _ACTIVATIONS},
     "layer_norm": _norm(centred=True),
     "rms_norm": _norm(centred=False),
+    "group_norm": _group_norm,
     "rotary": _rotary,
     "attention": _attention,
 }
