@@ -1,13 +1,22 @@
-"""Every algebraic, clamp and view rule: fires, declines with the reason, and keeps the numbers."""
+"""Every algebraic, clamp, view and affine rule: fires, declines with the reason, and keeps the numbers.
+
+What is recognised has its tables in test_recognition, test_attention and test_regroup.
+"""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
+from kernels_hub.compiler.ir.ops.conversion import convert
+from kernels_hub.compiler.rewrite.affine import AFFINE
 from kernels_hub.compiler.rewrite.algebra import ALGEBRA
 from kernels_hub.compiler.rewrite.clamp import CLAMP
+from kernels_hub.compiler.rewrite.explain import rule_passes
+from kernels_hub.compiler.rewrite.parts import PARTS
+from kernels_hub.compiler.rewrite.rule import Match, Rule
 from kernels_hub.compiler.rewrite.views import VIEWS
 from tests.compiler.rewrite.cases import Case, check_declines, check_fires
 
@@ -18,6 +27,38 @@ ALL = (*FLOATS, *INTS)
 
 def ap(op, *values, **attrs):
     return values[0].graph.apply(op, *values, **attrs)
+
+
+def weights(x, *shape, name="w"):
+    """A parameter of the dtype of x: positive numbers, all different."""
+    array = np.linspace(0.5, 1.75, math.prod(shape), dtype=np.float32).reshape(shape)
+    return x.graph.parameter(name, shape, x.dtype, convert(array, x.dtype))
+
+
+def along(x, axis=1, name="w"):
+    """Weights along an axis of x, broadcast to its shape."""
+    return weights(x, x.shape[axis], name=name).broadcast(x.shape, (axis,))
+
+
+def once(x, name="w"):
+    """One weight, broadcast to the shape of x."""
+    return weights(x, name=name).broadcast(x.shape, ())
+
+
+def conv(x):
+    image = x.reshape(x.shape[0], 3, 1)
+    kernel = weights(x, 4, 3, 1, name="kernel")
+    return ap("conv", image, kernel, strides=(1,), padding=((1, 1),), dilations=(1,))
+
+
+def matmul(x):
+    return x.reshape(x.shape[0], 3, 1) @ weights(x, 1, 4, name="matrix")
+
+
+def ends(x, y):
+    """Something that is pointwise and used twice, and a slice of it."""
+    product = x * y
+    return ap("concat", product.slice(1, 1), product, axis=1)
 
 
 FIRES = {
@@ -55,7 +96,7 @@ FIRES = {
     "not_equal": [Case(lambda x, y: ~x.eq(y), ALL)],
     "not_different": [Case(lambda x, y: ~x.ne(y), ALL)],
     "not_less": [Case(lambda x, y: ~(x < y), INTS)],
-    "add_zero": [],
+    "add_zero": [Case(lambda x, y: x + 0.0, FLOATS), Case(lambda x, y: 0.0 + x, FLOATS)],
     "square": [Case(lambda x, y: x**2, ("float32",))],
     "cube": [Case(lambda x, y: x**3, ("float64",))],
     "reciprocal_square_root": [Case(lambda x, y: 1 / x.sqrt(), FLOATS)],
@@ -95,6 +136,47 @@ FIRES = {
         Case(lambda x, y: x.permute(1, 0) - 2, ALL), Case(lambda x, y: 2 - x.reshape(-1), ALL),
         Case(lambda x, y: x.flip(1).maximum(0), ALL),
     ],
+    "concat_of_one": [Case(lambda x, y: ap("concat", x, axis=0), ALL)],
+    "concat_of_slices": [
+        Case(lambda x, y: ap("concat", x.slice(1, 0, 1), x.slice(1, 1), axis=1), ALL),
+        Case(lambda x, y: ap("concat", x.slice(0, 0, 2), x.slice(0, 2), axis=0), ALL),
+        Case(lambda x, y: ap("concat", y, x.slice(1, 0, 1), x.slice(1, 1, 2), y.slice(1, 1), axis=1), ALL),
+    ],
+    "slice_of_concat": [
+        Case(lambda x, y: ap("concat", x, y, axis=1).slice(1, 4), ALL),
+        Case(lambda x, y: ap("concat", x, y, axis=1).slice(1, 0, 3, 2), ALL),
+        Case(lambda x, y: ap("concat", x, y, axis=0).slice(0, x.shape[0]), ALL),
+    ],
+    "slice_of_broadcast": [
+        Case(lambda x, y: x.broadcast_to((2, *x.shape)).slice(2, 1), ALL),
+        Case(lambda x, y: x.broadcast_to((2, *x.shape)).slice(0, 1), ALL),
+        Case(lambda x, y: x.graph.full(x.shape, 2, x.dtype).slice(0, 1, None, 3), ALL),
+    ],
+    "slice_before_pointwise": [
+        Case(lambda x, y: (x * y).slice(1, 1), ALL), Case(lambda x, y: x.exp().slice(0, 0, None, 2), FLOATS),
+        Case(lambda x, y: (x < y).select(x, y).slice(0, 1), ALL), Case(lambda x, y: x.cast("float64").slice(1, 0, 1), INTS),
+    ],
+    "pad_behind_unary": [
+        Case(lambda x, y: -x.pad([(1, 0), (0, 2)], 1), ALL), Case(lambda x, y: x.pad([(1, 0), (0, 2)]).exp(), FLOATS),
+        Case(lambda x, y: abs(x.pad([(1, 0), (0, 2)], mode="edge")), ALL),
+    ],
+    "pad_behind_scalar": [
+        Case(lambda x, y: x.pad([(1, 0), (0, 2)], 1) * 2, ALL), Case(lambda x, y: 1 - x.pad([(1, 0), (0, 2)]), ALL),
+        Case(lambda x, y: x.pad([(1, 0), (0, 2)], mode="reflect") < 2, ALL),
+    ],
+    "unsqueezed_weights": [
+        Case(lambda x, y: ap("reshape", weights(x, 3), shape=(1, 3)), FLOATS),
+        Case(lambda x, y: ap("reshape", weights(x, 3, 2), shape=(3, 1, 2, 1)), FLOATS),
+    ],
+    "subtract_weights": [Case(lambda x, y: x - along(x), FLOATS), Case(lambda x, y: x - once(x), FLOATS)],
+    "scale_shifted": [
+        Case(lambda x, y: (x + along(x)) * along(x, name="s"), FLOATS), Case(lambda x, y: along(x, name="s") * (along(x) + x), FLOATS),
+    ],
+    "scale_scaled": [Case(lambda x, y: (x * along(x)) * along(x, name="s"), FLOATS)],
+    "shift_shifted": [Case(lambda x, y: (x + along(x)) + along(x, name="s"), FLOATS)],
+    "divide_by_weights": [Case(lambda x, y: x / along(x), FLOATS)],
+    "scale_conv": [Case(lambda x, y: (c := conv(x)) * along(c), ("float32", "float64", "bfloat16"))],
+    "scale_matmul": [Case(lambda x, y: (m := matmul(x)) * along(m, 2), FLOATS)],
 }  # fmt: skip
 
 DECLINES = {
@@ -167,13 +249,106 @@ DECLINES = {
         Case(lambda x, y: x.reshape(-1).reshape(3, x.shape[0]) * y.permute(1, 0), ALL, "a reshape and a permute"),
     ],
     "view_behind_scalar": [Case(lambda x, y: x.permute(1, 0) - y.permute(1, 0), ALL, "no known number")],
+    "concat_of_one": [Case(lambda x, y: ap("concat", x, y, axis=0), ALL, "has 2 operands, not 1")],
+    "concat_of_slices": [
+        Case(lambda x, y: ap("concat", x.slice(1, 1), x.slice(1, 0, 1), axis=1), ALL, "no operand continues"),
+        Case(lambda x, y: ap("concat", x.slice(1, 0, 1), y.slice(1, 1), axis=1), ALL, "no operand continues"),
+        Case(lambda x, y: ap("concat", x.slice(1, 0, 1), x.slice(1, 1, 2), axis=0), ALL, "no operand continues"),
+        Case(lambda x, y: ap("concat", x.slice(1, 0, 2, 2), x.slice(1, 2), axis=1), ALL, "no operand continues"),
+    ],
+    "slice_of_concat": [
+        Case(lambda x, y: ap("concat", x, y, axis=1).slice(1, 2, 4), ALL, "in no operand"),
+        Case(lambda x, y: ap("concat", x, y, axis=0).slice(0, 2), ALL, "in no operand"),
+    ],
+    "slice_of_broadcast": [Case(lambda x, y: x.permute(1, 0).slice(0, 1), ALL, "made by permute")],
+    "slice_before_pointwise": [
+        Case(ends, ALL, "used 2 times"), Case(lambda x, y: x.softmax(1).slice(1, 1), FLOATS, "made by softmax"),
+    ],
+    "pad_behind_unary": [
+        Case(lambda x, y: ap("concat", (v := x.pad([(0, 0), (0, 1)])).exp(), v, axis=0), FLOATS, "used 2 times"),
+        Case(lambda x, y: x.flip(0).exp(), FLOATS, "made by flip"),
+    ],
+    "pad_behind_scalar": [
+        Case(lambda x, y: x.pad([(0, 0), (0, 1)]) * y.pad([(0, 0), (0, 1)]), ALL, "no known number"),
+    ],
+    "unsqueezed_weights": [
+        Case(lambda x, y: ap("reshape", weights(x, 6), shape=(2, 3)), FLOATS, "does more than to add"),
+        Case(lambda x, y: ap("reshape", x, shape=(1, *x.shape)), FLOATS, "depends on"),
+    ],
+    "subtract_weights": [
+        Case(lambda x, y: x - y.max(0).broadcast(x.shape, (1,)), FLOATS, "depends on"),
+        Case(lambda x, y: once(x, name="v") - along(x), FLOATS, "made of weights alone"),
+    ],
+    "scale_shifted": [
+        Case(lambda x, y: ap("concat", (v := x + along(x)) * along(x, name="s"), v, axis=0), FLOATS, "used 2 times"),
+        Case(lambda x, y: (x + once(x)) * along(x, name="s"), FLOATS, "not () as before"),
+    ],
+    "scale_scaled": [
+        Case(lambda x, y: ap("concat", (v := x * along(x)) * along(x, name="s"), v, axis=0), FLOATS, "used 2 times"),
+        Case(lambda x, y: (x * y) * along(x), FLOATS, "made by input"),
+    ],
+    "shift_shifted": [
+        Case(lambda x, y: ap("concat", (v := x + along(x)) + along(x, name="s"), v, axis=0), FLOATS, "used 2 times"),
+        Case(lambda x, y: (x + y.max(0).broadcast(x.shape, (1,))) + along(x), FLOATS, "depends on"),
+    ],
+    "divide_by_weights": [
+        Case(lambda x, y: x / once(x), FLOATS, "a number, no vector"), Case(lambda x, y: along(x) / x, FLOATS, "made of weights alone"),
+    ],
+    "scale_conv": [
+        Case(lambda x, y: (c := conv(x)) * along(c, 2), ("float32",), "lies along (2,), not along 1"),
+        Case(lambda x, y: ap("concat", (c := conv(x)) * along(c), c, axis=0), FLOATS, "used 2 times"),
+    ],
+    "scale_matmul": [
+        Case(lambda x, y: (m := matmul(x)) * along(m, 1), FLOATS, "lies along (1,), not along 2"),
+    ],
 }  # fmt: skip
 
-RULES = {rule.name: rule for rule in (*ALGEBRA, *CLAMP, *VIEWS)}
+RULES = {rule.name: rule for rule in (*ALGEBRA, *CLAMP, *VIEWS, *PARTS, *AFFINE)}
+ELSEWHERE = {
+    "activations",
+    "affine_inputs",
+    "attention",
+    "gated",
+    "indices",
+    "norms",
+    "regroup",
+    "rotary",
+    "softmax",
+}
+"""Files whose rules have their tables in other tests, which enumerate them."""
+
+
+def untested(rules):
+    """Names of rules that lack a case in which they fire, which also compares the numbers, or one in which they do not."""
+    here = {
+        name for name, rule in rules.items() if rule.replace.__module__.rpartition(".")[2] not in ELSEWHERE
+    }
+    return {name for name in here if not FIRES.get(name) or not DECLINES.get(name)}
 
 
 def test_every_rule_is_tested():
-    assert set(FIRES) == set(DECLINES) == set(RULES)
+    rules = {name: rule for name, (rule, _) in rule_passes().items()}
+    assert not untested(rules)
+    assert set(FIRES) == set(DECLINES) == set(RULES) <= set(rules)
+    assert not [
+        name
+        for table in (FIRES, DECLINES)
+        for name, cases in table.items()
+        for case in cases
+        if not case.dtypes
+    ]
+
+
+def test_a_rule_without_tests_is_noticed():
+    def replace(match: Match):
+        return match.root
+
+    new = Rule("new", RULES["square"].pattern, replace)
+    assert untested({**RULES, "new": new}) == {"new"}
+
+
+def test_every_rule_says_what_it_does():
+    assert not [name for name, rule in RULES.items() if len(rule.doc) < 8]
 
 
 @pytest.mark.parametrize("name", RULES)
