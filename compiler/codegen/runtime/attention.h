@@ -23,6 +23,7 @@ struct AttentionShape {
   int64_t batch, heads, kv_heads, lq, lk, d, dv;
   bool causal;
   int64_t causal_offset;
+  bool blank = false;  // a row that has nothing but -inf gives 0, not NaN
 
   int64_t group() const { return heads / kv_heads; }
   // How many of the keys query i sees.
@@ -197,6 +198,7 @@ class RowsAttention {
       for (int64_t r = 0; r < height; ++r) {
         float sum = 0.0f;
         for (int64_t i = 0; i < kLanes; ++i) sum += sums_[(r0 + r) * kLanes + i];
+        if (shape_.blank && sum == 0.0f) sum = 1.0f;
         float* const to = out_.at(b_, head(r0 + r), query(r0 + r));
         for (int64_t i = 0; i < shape_.dv; i += kPanel) {
           const float* const from = outputs_ + r0 * wide_ + i * height + r * kPanel;
@@ -319,6 +321,7 @@ void attend_few(const AttentionShape& shape, Heads<const float> q, Heads<const f
       for (int64_t e = 0; e < dv; ++e)
         to[e * out.stride[3]] = (s == 0 ? 0.0f : to[e * out.stride[3]]) + split[2 + e] * factor;
     }
+    if (shape.blank && sum == 0.0f) sum = 1.0f;
     for (int64_t e = 0; e < dv; ++e) to[e * out.stride[3]] /= sum;
   };
   const bool alone = rows * shape.lk * (shape.d + dv) < kAlone;
@@ -333,7 +336,7 @@ void attend_few(const AttentionShape& shape, Heads<const float> q, Heads<const f
 // q (batch, heads, lq, d), k (batch, kv_heads, lk, d), v (batch, kv_heads, lk, dv), out (batch, heads, lq, dv):
 // strides of each in that order, in floats.
 // mask(b, h, i, j, count, scores) changes the scaled scores of query i with keys j .. j + count, in place; NoMask
-// for none. A row with nothing but -inf gives NaN, as softmax does.
+// for none. A row with nothing but -inf gives NaN, as softmax does, or, with `blank`, 0.
 template <class Mask>
 void attention(const AttentionShape& shape, const float* q, const int64_t q_strides[4], const float* k,
                const int64_t k_strides[4], const float* v, const int64_t v_strides[4], float scale, Mask&& mask,
