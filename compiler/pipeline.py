@@ -46,6 +46,8 @@ from kernels_hub.compiler.selection import (
     report_failure,
     signature_of,
 )
+from kernels_hub.compiler.tuning import benchmark, tune
+from kernels_hub.compiler.tuning_database import TuningDatabase
 
 if TYPE_CHECKING:
     from kernels_hub.compiler.importers.torch_export import TorchProgram
@@ -54,12 +56,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """What `compile` was asked for. max_shapes: how many specialised plans are kept."""
+    """What `compile` was asked for. max_shapes: how many specialised plans are kept. cache: where tuning is kept."""
 
     device: Device
     only: Filter = field(default_factory=Filter)
     rank: Heuristic | str = "default"
     max_shapes: int = 8
+    cache: str | os.PathLike[str] | None = None
 
 
 def compile(  # noqa: A001  (the verb that everybody looks for)
@@ -73,6 +76,7 @@ def compile(  # noqa: A001  (the verb that everybody looks for)
     rewrite: bool = True,
     dims: Any = None,
     max_shapes: int = 8,
+    cache: str | os.PathLike[str] | None = None,
 ) -> Executable:
     """Something to call that computes the outputs of `source`.
 
@@ -81,7 +85,8 @@ def compile(  # noqa: A001  (the verb that everybody looks for)
     exclude_notes: nothing that an engine says this of. workspace_limit: bytes. heuristic: "default", "benchmark"
     (measure what applies, keep the fastest), a plugin's name, or a function. rewrite: simplify and fuse first.
     dims: sizes of symbols (ONNX: of named axes; a module: `dynamic_shapes`, as torch.export takes them).
-    max_shapes: where plans are made for each set of shapes, how many are kept.
+    max_shapes: where plans are made for each set of shapes, how many are kept. cache: folder in which "benchmark"
+    remembers what was fastest; by default, in that of KERNELS_HUB_CACHE.
 
     Raises ImportFailure for what cannot be imported, EngineError with every engine's reason where none takes it.
     """
@@ -92,7 +97,8 @@ def compile(  # noqa: A001  (the verb that everybody looks for)
         graph = simplify(graph).graph
     names = None if engines is None else (engines,) if isinstance(engines, str) else tuple(engines)
     only = Filter(names, frozenset(exclude_notes), workspace_limit)
-    return Executable.of(graph, Settings(find_device(device), only, heuristic, max_shapes), program)
+    settings = Settings(find_device(device), only, heuristic, max_shapes, cache)
+    return Executable.of(graph, settings, program)
 
 
 def _imported(source: Any, dims: Any) -> tuple[Graph, TorchProgram | None]:
@@ -198,10 +204,12 @@ class Executable:
     # -- plans
 
     def _specialises(self, graph: Graph) -> bool:
-        """Whether plans for single sets of shapes are worth it: engines take more of the graph once sizes are known."""
+        """Whether plans for single sets of shapes are worth it: engines take more then, or are to be measured."""
         if not dim_symbols(dim for value in graph.inputs.values() for dim in value.shape):
             return False
         settings = self.settings
+        if benchmark(settings.rank) is not None:
+            return True
         symbolic: Candidate | None = None
         with suppress(EngineError):
             symbolic = create_plans(graph, settings.device, only=settings.only, rank=settings.rank)[0]
@@ -215,12 +223,18 @@ class Executable:
         return symbolic is None or special.seconds < 0.8 * symbolic.seconds
 
     def _choose(self, graph: Graph) -> Plan:
-        settings = self.settings
         outcomes: list[Outcome] = []
         try:
-            return choose(graph, settings.device, settings.only, settings.rank, outcomes, self._without)
+            return self._make(graph, outcomes, self._without)
         finally:
             self.candidates = [*self.candidates, *(one for one in outcomes if one not in self.candidates)]
+
+    def _make(self, graph: Graph, outcomes: list[Outcome], without: set[str]) -> Plan:
+        settings = self.settings
+        if (by := benchmark(settings.rank)) is not None:
+            database = TuningDatabase(settings.cache)
+            return tune(graph, settings.device, settings.only, outcomes, without, by=by, database=database)
+        return choose(graph, settings.device, settings.only, settings.rank, outcomes, without)
 
     def _plan_for(self, inputs: Sequence[Any]) -> Plan:
         """The plan for the shapes of inputs, made if they are new."""
@@ -271,14 +285,14 @@ class Executable:
             shapes = next((one for one, plan in self._plans.items() if plan is failed), None)
             if failed is not self._plan and shapes is None:  # another thread was here before
                 return (self._plan or self._plan_for(inputs))(*inputs)
-            settings, graph = self.settings, self.graph
+            graph = self.graph
             if shapes is not None:
                 graph = bind(graph, bind_shapes(self.signature.inputs, shapes))
             errors = [error]
             while True:
                 without = self._without | {one.engine for one in errors}
                 try:
-                    plan = choose(graph, settings.device, settings.only, settings.rank, [], without)
+                    plan = self._make(graph, [], without)
                 except EngineError as nobody:
                     raise error from nobody
                 try:

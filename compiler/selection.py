@@ -80,6 +80,8 @@ class Candidate:
     knobs: Mapping[str, Mapping[str, KnobValue]] = field(default_factory=dict)
     preferred: bool = False
     """Whether the engine that the heuristic likes best takes part."""
+    first: str = ""
+    """The engine that comes first in this way of dividing."""
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -163,8 +165,8 @@ def survey(
         except EngineError as error:
             refusal = refusal or error
             continue
-        if divided.engines not in {one.engines for one in candidates}:
-            candidates.append(Candidate(divided, device, preferred=order[0] in divided.engines))
+        if name in divided.engines:
+            candidates.append(Candidate(divided, device, preferred=order[0] in divided.engines, first=name))
     if not candidates:
         raise EngineError(_nobody(graph, device, answers, order)) from refusal
     if len(candidates[0].engines) > 1:

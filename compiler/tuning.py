@@ -1,0 +1,288 @@
+"""The heuristic "benchmark": every applicable engine and knob set, checked against the oracle, then measured.
+
+Each candidate is built; run on dummy inputs of the real shapes and compared with the oracle; and timed on the device
+in rounds that alternate between candidates, so that what disturbs the machine disturbs all of them. The fastest is
+kept in the tuning database as an engine with knobs, and is not measured again for this graph, device and versions.
+
+A benchmark is a function `(calls, device) -> seconds of each`; plugins register theirs under the entry points
+"kernels_hub.benchmarks", and are used by name in place of "benchmark".
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from kernels_hub.compiler.engines.engine import Device, Knob, KnobValue, Outcome
+from kernels_hub.compiler.engines.guard import one_line
+from kernels_hub.compiler.engines.registry import engines
+from kernels_hub.compiler.engines.tensors import to_tensor
+from kernels_hub.compiler.errors import CompilerError, EngineError
+from kernels_hub.compiler.heuristics import default
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.evaluate import evaluate
+from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.ir.ops.conversion import widened
+from kernels_hub.compiler.ir.types import Array
+from kernels_hub.compiler.plan import Plan
+from kernels_hub.compiler.plan_file import versions
+from kernels_hub.compiler.profiling import wait
+from kernels_hub.compiler.program import SegmentError
+from kernels_hub.compiler.selection import LOGGER, Candidate, Filter, digest_of, survey
+from kernels_hub.compiler.tuning_database import TuningDatabase, Winner
+
+GROUP = "kernels_hub.benchmarks"
+
+MOST_KNOBS = 48
+"""Knob sets of one engine that are tried; those near its best guesses come first."""
+
+_ROUNDS = 7
+_LONG_ENOUGH = 2e-3
+_HOPELESS = 3.0
+
+TOLERANCE: Mapping[str, float] = {
+    "float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2, "complex64": 1e-4, "complex128": 1e-9,
+}  # fmt: skip
+"""Largest error in the norm, relative, that a candidate may have; narrower floats as bfloat16, times four."""
+
+_OTHER_BITS = 1e-3
+"""Share of integers and bools that may differ, where they come from floats that were rounded otherwise."""
+
+
+class Benchmark(Protocol):
+    """Measures calls on a device, each for as long as it likes."""
+
+    def __call__(self, calls: Sequence[Callable[[], object]], device: Device) -> Sequence[float]:
+        """Seconds of each call."""
+
+
+def benchmark(name: object) -> Benchmark | None:
+    """The benchmark of that name, "benchmark" or a plugin's; None where it is no benchmark's."""
+    if name == "benchmark":
+        return measure
+    if not isinstance(name, str) or name == "default":
+        return None
+    points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+    if name not in points:
+        return None
+    try:
+        found: Benchmark = points[name].load()
+    except Exception as error:
+        raise EngineError(f"the benchmark {name!r} ({points[name].value}) does not load: {error}") from error
+    return found
+
+
+def measure(calls: Sequence[Callable[[], object]], device: Device) -> list[float]:
+    """Median seconds of each call, in alternating rounds. What is hopelessly slow is measured once."""
+    place = torch.device("cpu") if device.type == "cpu" else torch.device("cuda", device.index)
+    first = [_timed(call, 1, place) for call in calls]
+    first = [min(one, _timed(call, 1, place)) for one, call in zip(first, calls, strict=True)]
+    best = min(first, default=0.0)
+    times = [[one] for one in first]
+    kept = [place for place, one in enumerate(first) if one <= _HOPELESS * best + 1e-4]
+    repeats = {place: max(1, int(_LONG_ENOUGH / max(first[place], 1e-7))) for place in kept}
+    for _ in range(_ROUNDS if len(kept) > 1 else 0):
+        for number in kept:
+            times[number].append(_timed(calls[number], repeats[number], place))
+    return [statistics.median(one[1:] or one) for one in times]
+
+
+def _timed(call: Callable[[], object], repeats: int, device: torch.device) -> float:
+    wait(device)
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    wait(device)
+    return (time.perf_counter() - start) / repeats
+
+
+@dataclass
+class _Built:
+    candidate: Candidate
+    plan: Plan
+    outcome: Outcome
+
+
+def tune(
+    graph: Graph,
+    device: Device,
+    only: Filter,
+    outcomes: list[Outcome],
+    without: set[str],
+    *,
+    by: Benchmark = measure,
+    database: TuningDatabase | None = None,
+) -> Plan:
+    """The plan of the fastest candidate that gives the oracle's numbers. All sizes are numbers.
+
+    `outcomes` gets a row for each candidate: an engine with knobs, its seconds, or the reason why not. Raises
+    EngineError where none is left.
+    """
+    database = database or TuningDatabase()
+    key = _key(graph, device, only, without)
+    if (winner := database.get(key)) is not None:
+        plan = _remembered(graph, device, only, winner, without, outcomes)
+        if plan is not None:
+            return plan
+    found = _candidates(graph, device, only, without)
+    built = [one for candidate in found if (one := _build(candidate, outcomes)) is not None]
+    inputs = graph.dummy_inputs(0)
+    right = _right(graph, built, inputs, outcomes)
+    if not right:
+        reasons = "".join(f"\n  {one.engine} {dict(one.knobs) or ''}: {one.reason}" for one in outcomes)
+        raise EngineError(
+            f"graph {graph.name}: no engine on {device} gives the numbers of the oracle:{reasons}"
+        )
+    tensors = [to_tensor(inputs[name]).to(right[0].plan.torch_device) for name in graph.inputs]
+    seconds = by([_call(one.plan, tensors) for one in right], device)
+    ranked = sorted(zip(seconds, range(len(right)), right, strict=True))
+    for time_of, _, one in ranked:
+        outcomes.append(
+            replace(one.outcome, seconds=time_of, reason="fastest" if one is ranked[0][2] else "slower")
+        )
+    best_seconds, _, best = ranked[0]
+    database.put(key, Winner(best.outcome.engine, best.outcome.knobs, best_seconds))
+    return best.plan
+
+
+def _call(plan: Plan, tensors: Sequence[torch.Tensor]) -> Callable[[], object]:
+    return lambda: plan(*tensors)
+
+
+def _key(graph: Graph, device: Device, only: Filter, without: set[str]) -> dict[str, Any]:
+    """All that decides what is fastest; other engines, or other limits, are another question."""
+    return {
+        "graph": digest_of(graph),
+        "device": [device.type, device.arch, _hardware(device)],
+        "versions": versions(),
+        "engines": sorted(engine.name for engine in engines() if engine.name not in without),
+        "only": None if only.engines is None else sorted(only.engines),
+        "exclude": sorted(one.name for one in only.exclude_notes),
+        "workspace": only.workspace_limit,
+        "threads": torch.get_num_threads() if device.type == "cpu" else 0,
+    }
+
+
+def _hardware(device: Device) -> str:
+    return "" if device.type == "cpu" else str(torch.cuda.get_device_name(device.index))
+
+
+def _candidates(graph: Graph, device: Device, only: Filter, without: set[str]) -> list[Candidate]:
+    """Each division of the graph, with each knob set of the engine that comes first in it."""
+    found = []
+    for one in survey(graph, device, only, default, without).candidates:
+        knobs = {
+            knob.name: knob
+            for piece in one.partition.pieces
+            for knob in piece.support.knobs
+            if piece.engine == one.first
+        }
+        found += [
+            replace(one, knobs={one.first: chosen} if chosen else {})
+            for chosen in knob_sets(list(knobs.values()))
+        ]
+    return found
+
+
+def knob_sets(knobs: Sequence[Knob]) -> list[dict[str, KnobValue]]:
+    """Choices of a value for each knob, `MOST_KNOBS` at most: by how far they are from the engine's best guesses."""
+    places = itertools.product(*(range(len(knob.values)) for knob in knobs))
+    chosen = sorted(itertools.islice(places, 100_000), key=lambda one: (sum(one), one))[:MOST_KNOBS]
+    return [{knob.name: knob.values[place] for knob, place in zip(knobs, one, strict=True)} for one in chosen]
+
+
+def _build(candidate: Candidate, outcomes: list[Outcome]) -> _Built | None:
+    knobs = candidate.knobs.get(candidate.first, {})
+    outcome = Outcome(candidate.first, knobs, details=candidate.engines)
+    try:
+        return _Built(candidate, candidate.build(), outcome)
+    except CompilerError as error:
+        outcomes.append(replace(outcome, reason=f"not built: {error}"))
+        return None
+
+
+def _right(
+    graph: Graph, built: Sequence[_Built], inputs: Mapping[str, Array], outcomes: list[Outcome]
+) -> list[_Built]:
+    """Those that give what the oracle gives."""
+    if not built:
+        return []
+    expected = evaluate(graph, inputs)
+    right = []
+    for one in built:
+        try:
+            reason = difference(one.plan.execute(inputs), expected)
+        except CompilerError as error:
+            reason = f"not run: {one_line(error)}"
+        if reason is None:
+            right.append(one)
+            continue
+        outcomes.append(replace(one.outcome, reason=reason))
+        LOGGER.warning("graph %s: engine %s is not used: %s", graph.name, one.outcome.engine, reason)
+    return right
+
+
+def difference(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> str | None:
+    """None where outputs are close enough (see `TOLERANCE`), else which is not, and by how much."""
+    for name, reference in expected.items():
+        got = actual[name]
+        if got.dtype != reference.dtype or got.shape != reference.shape:
+            return f"wrong: output {name!r} is {got.dtype}{got.shape}, expected {reference.dtype}{reference.shape}"
+        row = types.dtype(reference.dtype)
+        if row.kind in {"bool", "int", "uint"}:
+            share = float(np.mean(got != reference)) if got.size else 0.0
+            if share > _OTHER_BITS:
+                return f"wrong: {share:.2%} of output {name!r} differ from the oracle's"
+            continue
+        error = _error(widened(got), widened(reference))
+        if not error <= TOLERANCE.get(row.name, 4 * TOLERANCE["bfloat16"]):
+            return f"wrong: output {name!r} differs from the oracle's by {error:.2g} of its norm"
+    return None
+
+
+def _error(actual: Array, expected: Array) -> float:
+    """Relative, in the norm, over the finite elements; infinite where others are elsewhere."""
+    wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+    a, e = actual.astype(wide), expected.astype(wide)
+    special = ~np.isfinite(e)
+    if not np.array_equal(special, ~np.isfinite(a)) or not np.array_equal(
+        a[special], e[special], equal_nan=True
+    ):
+        return float("inf")
+    a, e = a[~special], e[~special]
+    norm = float(np.linalg.norm(e))
+    return float(np.linalg.norm(a - e)) / (norm or 1.0)
+
+
+def _remembered(
+    graph: Graph, device: Device, only: Filter, winner: Winner, without: set[str], outcomes: list[Outcome]
+) -> Plan | None:
+    """The plan of what won before; None where it is not to be had any more."""
+    try:
+        found = survey(graph, device, only, default, without).candidates
+        for one in found:
+            if one.first == winner.engine:
+                plan = replace(one, knobs={one.first: winner.knobs} if winner.knobs else {}).build()
+                outcomes.append(
+                    Outcome(
+                        winner.engine,
+                        winner.knobs,
+                        winner.seconds,
+                        "fastest when it was measured before",
+                        one.engines,
+                    )
+                )
+                return plan
+    except (SegmentError, EngineError) as error:
+        LOGGER.warning(
+            "graph %s: what was fastest before does not build, all is measured again: %s", graph.name, error
+        )
+    return None
