@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,29 @@ def generate(schedule: Schedule, *, round_ops: bool = False) -> Program:
     return _Unit(schedule, round_ops=round_ops).program()
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A call of a kernel's function."""
+
+    name: str
+    parameters: Parameters
+    origin: str
+
+    def text(self, names: Names) -> str:
+        """As a statement."""
+        return f"{self.name}({', '.join(self.parameters.passed(names))});"
+
+
+def _pattern(text: str) -> str:
+    """A text with its names by number, and without comments: equal for functions that do the same."""
+    numbers: dict[str, str] = {}
+    text = re.sub(r"  // .*", "", text)
+    return re.sub(_NAMES, lambda one: numbers.setdefault(one[0], f"@{len(numbers)}"), text)
+
+
+_NAMES = re.compile(r"\b(?:(?:in|w|c|out|t|p)_\w+|packed\d+|i\d+_\w+|k\d+_\w+|copy_\w+)\b")
+
+
 class _Unit:
     """One translation unit while it is written."""
 
@@ -54,6 +78,7 @@ class _Unit:
         self.packed = PackedOperands()
         self.taken: set[str] = set()
         self.used: dict[str, None] = {}
+        self.functions: dict[str, str] = {}
 
     def program(self) -> Program:
         kernels = Lines()
@@ -85,48 +110,56 @@ class _Unit:
         found = {header_of(nest) for kernel in kernels for nest in kernel.nests}
         return sorted(one for one in found if one is not None)
 
-    def _kernel(self, kernel: Kernel, lines: Lines) -> tuple[str, Parameters]:
-        """Write the functions of a kernel; returns the name of the one to call and what it is given."""
+    def _kernel(self, kernel: Kernel, lines: Lines) -> _Call:
+        """Write the functions of a kernel, unless there are some with the same text but for names."""
         name = wanted = identifier(kernel.name)
         while name in self.taken:
             name = f"{wanted}_{len(self.taken)}"
         self.taken.add(name)
-        source = origins(dict.fromkeys(kernel.origins))
+        mine = Lines()
+        parameters = self._functions(name, kernel, mine)
+        self.used.update(parameters.sizes)
+        origin = origins(dict.fromkeys(kernel.origins))
+        known = self.functions.setdefault(_pattern(mine.text()), name)
+        if known == name:
+            if origin:
+                lines.add(f"// {origin}")
+            lines.lines += [*mine.lines, ""]
+        return _Call(known, parameters, origin)
+
+    def _functions(self, name: str, kernel: Kernel, lines: Lines) -> Parameters:
         parts: list[tuple[str, Parameters]] = []
         for number, nest in enumerate(kernel.nests):
             part = name if len(kernel.nests) == 1 else f"{name}_{number}"
-            if source:
-                lines.add(f"// {source}")
+            if number:
+                lines.add()
             if nest.root is None:
                 parameters = print_nest(part, nest, lines, self.names, round_ops=self.round_ops)
             else:
                 parameters = print_root(part, nest, lines, self.names, self.packed, round_ops=self.round_ops)
-            lines.add()
-            self.used.update(parameters.sizes)
             parts.append((part, parameters))
-        if len(parts) == 1:
-            return parts[0]
         together = Parameters()
         for _, parameters in parts:
             together.merge(parameters)
-        with lines.block(f"static void {name}({', '.join(together.declared(self.names))})"):
-            for part, parameters in parts:
-                lines.add(f"{part}({', '.join(parameters.passed(self.names))});")
-        lines.add()
-        return name, together
+        if len(parts) > 1:
+            lines.add()
+            with lines.block(f"static void {name}({', '.join(together.declared(self.names))})"):
+                for part, parameters in parts:
+                    lines.add(f"{part}({', '.join(parameters.passed(self.names))});")
+        return together
 
     def _host(
         self,
         lines: Lines,
-        prepared: Sequence[tuple[str, Parameters]],
-        called: Sequence[tuple[str, Parameters]],
+        prepared: Sequence[_Call],
+        called: Sequence[_Call],
         sizes: tuple[str, ...],
     ) -> None:
         order = {one: place for place, one in enumerate(self.schedule.buffers)}
         with lines.block('extern "C" int kh_prepare(void* const* buffers, const int64_t* sizes)'):
             self._arguments(lines, prepared, order, sizes, [one.source for one in self.packed])
-            for name, parameters in prepared:
-                lines.add(f"{name}({', '.join(parameters.passed(self.names))});")
+            for call in prepared:
+                lines.add(call.text(self.names), call.origin)
             self._pack(lines)
             lines.add("return failure;")
         lines.add()
@@ -138,15 +171,15 @@ class _Unit:
         lines.add()
         with lines.block('extern "C" int kh_run(void* const* buffers, const int64_t* sizes)'):
             self._arguments(lines, called, order, sizes)
-            for name, parameters in called:
-                lines.add(f"{name}({', '.join(parameters.passed(self.names))});")
+            for call in called:
+                lines.add(call.text(self.names), call.origin)
             lines.add("return failure;")
         lines.add()
         with lines.block('extern "C" int kh_step(int64_t step, void* const* buffers, const int64_t* sizes)'):
             self._arguments(lines, called, order, sizes)
             with lines.block("switch (step)"):
-                for place, (name, parameters) in enumerate(called):
-                    lines.add(f"case {place}: {name}({', '.join(parameters.passed(self.names))}); break;")
+                for place, call in enumerate(called):
+                    lines.add(f"case {place}: {call.text(self.names)} break;")
             lines.add("return failure;")
 
     def _pack(self, lines: Lines) -> None:
@@ -160,15 +193,15 @@ class _Unit:
     def _arguments(
         self,
         lines: Lines,
-        functions: Iterable[tuple[str, Parameters]],
+        calls: Iterable[_Call],
         order: dict[Buffer, int],
         sizes: tuple[str, ...],
         more: Iterable[Buffer] = (),
     ) -> None:
         """Sizes and typed pointers that some functions are given."""
         together = Parameters()
-        for _, parameters in functions:
-            together.merge(parameters)
+        for call in calls:
+            together.merge(call.parameters)
         for buffer in more:
             together.reads[buffer] = None
         for place, one in enumerate(sizes):
