@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.dlpack
 
 from kernels_hub.compiler.engines.tensors import to_array, to_tensor, torch_dtype
 from kernels_hub.compiler.errors import PlanError, TypeRuleError
@@ -34,7 +35,7 @@ def tensor_of(given: Any, row: DType, device: torch.device, what: str) -> torch.
         return to_tensor(array).to(device)
     elif hasattr(given, "__dlpack__"):
         try:
-            tensor = torch.from_dlpack(given)
+            tensor = torch.utils.dlpack.from_dlpack(given)
         except (RuntimeError, BufferError, TypeError, ValueError) as error:
             kind = type(given).__name__
             raise PlanError(f"{what} is a {kind} whose DLPack torch cannot read: {error}") from error

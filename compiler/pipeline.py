@@ -312,7 +312,7 @@ class Executable:
 
     # -- arguments
 
-    def _merge(self, inputs: Sequence[Any], named: dict[str, Any]) -> Sequence[Any]:
+    def _merge(self, inputs: Sequence[Any], named: dict[str, Any]) -> tuple[Any, ...]:
         names = list(self.signature.inputs)
         given = {**dict(zip(names, inputs, strict=False)), **named}
         unknown = [name for name in named if name not in names]
@@ -322,7 +322,7 @@ class Executable:
             raise PlanError(
                 f"graph {self.name} has the inputs {names}; missing are {missing}, unknown {unknown}, twice {twice}"
             )
-        return [given[name] for name in names]
+        return tuple([given[name] for name in names])
 
     def _call_module(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from torch.utils import _pytree as pytree

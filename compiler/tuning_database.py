@@ -48,7 +48,8 @@ class TuningDatabase:
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
-            return self._warn(f"{path} cannot be read ({error})")
+            self._warn(f"{path} cannot be read ({error})")
+            return None
         try:
             row = json.loads(text)
             if row["format"] != _FORMAT or row["key"] != json.loads(_text(key)):
@@ -58,7 +59,8 @@ class TuningDatabase:
                 raise TypeError("an engine is a name, knobs are a table")
             return winner
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            return self._warn(f"{path} is damaged ({error}), and is written anew")
+            self._warn(f"{path} is damaged ({error}), and is written anew")
+            return None
 
     def put(self, key: Mapping[str, Any], winner: Winner) -> None:
         """Keep it. Never raises."""
