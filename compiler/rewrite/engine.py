@@ -15,6 +15,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from kernels_hub.compiler.errors import GraphError
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
@@ -53,15 +54,22 @@ class Rules:
     name: str
     rules: tuple[Rule, ...]
 
+    @cached_property
+    def _indices(self) -> dict[bool, Index]:
+        exact = tuple(rule for rule in self.rules if rule.exact)
+        return {True: Index(self.rules), False: Index(exact)}
+
     def run(self, graph: Graph, options: Options) -> Outcome:
         """The graph after the rules, and how often each fired."""
-        return apply_rules(graph, self.rules, options)
+        return _to_fixpoint(graph, self._indices[options.rounding])
 
 
 def apply_rules(graph: Graph, rules: Sequence[Rule], options: Options | None = None) -> Outcome:
     """Rules to fixpoint. Raises GraphError where a rule builds something of another type than what it replaces."""
-    options = options or Options()
-    index = Index(rule for rule in rules if rule.exact or options.rounding)
+    return Rules("rules", tuple(rules)).run(graph, options or Options())
+
+
+def _to_fixpoint(graph: Graph, index: Index) -> Outcome:
     fired: Counter[str] = Counter()
     if len(graph.live()) < len(graph.nodes):
         graph = rebuild(graph).graph

@@ -84,16 +84,16 @@ def rewrite(
     """
     options = options or Options()
     fired: dict[str, Counter[str]] = {}
-    settled: dict[Pass, Graph] = {}
+    settled: list[Pass] = []
     with _uncollected():
         graph = rebuild(graph).graph
         for one in passes:
-            if settled.get(one) is graph:
+            if one in settled:
                 continue
             outcome = one.run(graph, options)
             if outcome.fired.total():
-                graph = outcome.graph
-            settled[one] = graph
+                graph, settled = outcome.graph, []
+            settled.append(one)
             fired.setdefault(one.name, Counter()).update(outcome.fired)
             if after is not None:
                 after(one.name, graph)
