@@ -8,7 +8,7 @@ x may be a slice of something longer, of which only a part is turned; its own sl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.operators import same_shapes
@@ -86,13 +86,11 @@ def _rotary(name: str, match: Match) -> Value:
     if match["whole"] is match["x"]:
         return outline_between(match.root, name, given)
 
-    def part(of: str, inputs: Mapping[str, Value]) -> Value:
-        x = inputs["x"]
-        return x.graph.apply("slice", x, **(_relative(match, of) or {}))
+    def part(of: str) -> Callable[[Mapping[str, Value]], Value]:
+        taken = _relative(match, of) or {}
+        return lambda inputs: inputs["x"].graph.apply("slice", inputs["x"], **taken)
 
-    return outline_between(
-        match.root, name, given, {match[of]: lambda inputs, of=of: part(of, inputs) for of in PARTS}
-    )
+    return outline_between(match.root, name, given, {match[of]: part(of) for of in PARTS})
 
 
 def _table(name: str) -> Pattern:

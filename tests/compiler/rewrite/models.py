@@ -14,7 +14,6 @@ from torch import Tensor, nn
 TEXT = {
     "vocab_size": 60,
     "hidden_size": 32,
-    "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "intermediate_size": 48,
     "max_position_embeddings": 64,
@@ -51,15 +50,17 @@ def _padded() -> Tensor:
     return mask
 
 
-def bert(attention: str = "sdpa") -> Model:
-    """Three layers of BERT, with a mask for padding."""
-    config = transformers.BertConfig(**TEXT, attn_implementation=attention)
+def bert(attention: str = "sdpa", layers: int = 3) -> Model:
+    """Layers of BERT, with a mask for padding."""
+    config = transformers.BertConfig(**TEXT, num_hidden_layers=layers, attn_implementation=attention)
     return Model(First(transformers.BertModel(config), "input_ids", "attention_mask"), (_ids(), _padded()))
 
 
-def llama(attention: str = "sdpa") -> Model:
-    """Three layers of Llama: 4 heads of queries, 2 of keys; a causal mask."""
-    config = transformers.LlamaConfig(**TEXT, num_key_value_heads=2, attn_implementation=attention)
+def llama(attention: str = "sdpa", layers: int = 3) -> Model:
+    """Layers of Llama: 4 heads of queries, 2 of keys; a causal mask, and one for padding."""
+    config = transformers.LlamaConfig(
+        **TEXT, num_hidden_layers=layers, num_key_value_heads=2, attn_implementation=attention
+    )
     model = transformers.LlamaForCausalLM(config)
     return Model(First(model, "input_ids", "attention_mask", use_cache=False), (_ids(), _padded()))
 
