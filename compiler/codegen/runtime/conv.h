@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "gemm.h"
@@ -44,12 +45,13 @@ struct Place {
     for (int i = 2; i >= 0; row /= shape.out[i--]) at[i] = row % shape.out[i];
     n = row;
   }
-  void next(const ConvShape& shape) {
-    for (int i = 2; i >= 0; --i) {
-      if (++at[i] < shape.out[i]) return;
+  // At most to the beginning of the next line.
+  void forward(const ConvShape& shape, int64_t count) {
+    at[2] += count;
+    for (int i = 2; i >= 0 && at[i] == shape.out[i]; --i) {
       at[i] = 0;
+      ++(i > 0 ? at[i - 1] : n);
     }
-    ++n;
   }
 };
 
@@ -82,68 +84,77 @@ struct Patches {
 
   void fill(int64_t first, int64_t rows, int64_t k, float* to) const {
     const int64_t channels = shape.c / shape.groups;
-    Place place(shape, first);
-    float* const flat = channels % kLine == 0 ? nullptr : workspace<Use::kRow>().floats(k);
-    for (int64_t row = 0; row < rows; ++row, place.next(shape)) {
-      float* const lines = to + row * kLine;
-      if (flat == nullptr) {
-        fill_lines(place, channels, rows, lines);
-      } else {
-        fill_flat(place, channels, flat);
-        copy_lines(flat, k, rows, lines);
-      }
+    if (channels % kLine == 0) {
+      visit(first, rows, [&](const Run& run, int64_t row, int64_t tap) {
+        copy_taps(run, channels, rows, to + tap * channels * rows + row * kLine);
+      });
+      return;
     }
+    // Lines do not begin at taps. All rows first: a vector that was just written in parts is slow to load.
+    float* const flat = workspace<Use::kRow>().floats(rows * k);
+    visit(first, rows, [&](const Run& run, int64_t row, int64_t tap) {
+      copy_lines_of_taps(run, channels, k, flat + row * k + tap * channels);
+    });
+    for (int64_t row = 0; row < rows; ++row) copy_lines(flat + row * k, k, rows, to + row * kLine);
   }
 
  private:
-  // A row of x under the taps (kd, kh) of a place, or null where that lies outside.
-  const float* line_of(const Place& place, int64_t kd, int64_t kh) const {
-    const int64_t d = seen(shape, 0, place.at[0], kd), h = seen(shape, 1, place.at[1], kh);
-    if (!inside(shape, 0, d) || !inside(shape, 1, h)) return nullptr;
-    return x.data + place.n * x.stride[0] + d * x.stride[1] + h * x.stride[2];
-  }
+  // Neighbouring output pixels of one line, and what their taps (kd, kh) see.
+  struct Run {
+    int64_t count;      // pixels
+    const float* line;  // null: outside
+    int64_t left;       // position of the first pixel's first tap
+  };
 
-  // Channels are whole lines: each tap goes straight to its place.
-  void fill_lines(const Place& place, int64_t channels, int64_t rows, float* to) const {
-    for (int64_t kd = 0; kd < shape.kernel[0]; ++kd) {
-      for (int64_t kh = 0; kh < shape.kernel[1]; ++kh) {
-        const float* const line = line_of(place, kd, kh);
-        for (int64_t kw = 0; kw < shape.kernel[2]; ++kw, to += channels * rows) {
-          const int64_t w = seen(shape, 2, place.at[2], kw);
-          if (line != nullptr && inside(shape, 2, w)) {
-            copy_lines(line + w * x.stride[3], channels, rows, to);
-          } else {
-            zero_lines(channels, rows, to);
-          }
+  // f(run, row of its first pixel, first tap) for all taps of all rows.
+  template <class F>
+  void visit(int64_t first, int64_t rows, F&& f) const {
+    for (int64_t row = 0, count; row < rows; row += count) {
+      const Place place(shape, first + row);
+      count = std::min(rows - row, shape.out[2] - place.at[2]);
+      const int64_t left = seen(shape, 2, place.at[2], 0);
+      for (int64_t kd = 0, tap = 0; kd < shape.kernel[0]; ++kd) {
+        for (int64_t kh = 0; kh < shape.kernel[1]; ++kh, tap += shape.kernel[2]) {
+          const int64_t d = seen(shape, 0, place.at[0], kd), h = seen(shape, 1, place.at[1], kh);
+          const bool real = inside(shape, 0, d) && inside(shape, 1, h);
+          const float* const image = x.data + place.n * x.stride[0];
+          f(Run{count, real ? image + d * x.stride[1] + h * x.stride[2] : nullptr, left}, row, tap);
         }
       }
     }
   }
 
-  // Few channels: taps that are neighbours in memory are copied at once.
-  void fill_flat(const Place& place, int64_t channels, float* to) const {
+  // Channels are whole lines: every tap goes straight to its place.
+  void copy_taps(const Run& run, int64_t channels, int64_t rows, float* to) const {
+    for (int64_t kw = 0; kw < shape.kernel[2]; ++kw, to += channels * rows) {
+      int64_t w = run.left + kw * shape.dilation[2];
+      for (int64_t p = 0; p < run.count; ++p, w += shape.stride[2]) {
+        if (run.line != nullptr && inside(shape, 2, w)) {
+          copy_lines(run.line + w * x.stride[3], channels, rows, to + p * kLine);
+        } else {
+          zero_lines(channels, rows, to + p * kLine);
+        }
+      }
+    }
+  }
+
+  // Few channels: taps that are neighbours in memory are copied at once. Rows are k apart.
+  void copy_lines_of_taps(const Run& run, int64_t channels, int64_t k, float* to) const {
     const int64_t taps = shape.kernel[2], span = taps * channels;
     const bool adjacent = shape.dilation[2] == 1 && x.stride[3] == channels;
-    const int64_t left = seen(shape, 2, place.at[2], 0);
-    const int64_t begin = std::clamp<int64_t>(-left, 0, taps);
-    const int64_t end = std::clamp<int64_t>(shape.in[2] - left, begin, taps);
-    for (int64_t kd = 0; kd < shape.kernel[0]; ++kd) {
-      for (int64_t kh = 0; kh < shape.kernel[1]; ++kh, to += span) {
-        const float* const line = line_of(place, kd, kh);
-        if (line == nullptr) {
-          std::fill_n(to, span, 0.0f);
-        } else if (adjacent) {
-          std::fill_n(to, begin * channels, 0.0f);
-          copy_floats(line + (left + begin) * channels, (end - begin) * channels, to + begin * channels);
-          std::fill_n(to + end * channels, (taps - end) * channels, 0.0f);
-        } else {
-          for (int64_t kw = 0; kw < taps; ++kw) {
-            const int64_t w = seen(shape, 2, place.at[2], kw);
-            if (inside(shape, 2, w)) {
-              copy_floats(line + w * x.stride[3], channels, to + kw * channels);
-            } else {
-              std::fill_n(to + kw * channels, channels, 0.0f);
-            }
+    int64_t left = run.left;
+    for (int64_t p = 0; p < run.count; ++p, left += shape.stride[2], to += k) {
+      if (run.line == nullptr) {
+        std::fill_n(to, span, 0.0f);
+      } else if (adjacent && left >= 0 && left + taps <= shape.in[2]) {
+        copy_floats(run.line + left * channels, span, to);
+      } else {
+        for (int64_t kw = 0; kw < taps; ++kw) {
+          const int64_t w = left + kw * shape.dilation[2];
+          if (inside(shape, 2, w)) {
+            copy_floats(run.line + w * x.stride[3], channels, to + kw * channels);
+          } else {
+            std::fill_n(to + kw * channels, channels, 0.0f);
           }
         }
       }
@@ -158,37 +169,36 @@ inline constexpr int64_t kPixels = 4;  // that share the weights' registers
 // Where the taps of kPixels neighbouring output pixels lie.
 class Taps {
  public:
-  Taps(const ConvShape& shape, const Pixels& x, const float* zeros)
-      : shape_(shape), x_(x), zeros_(zeros), offsets_(shape.taps()), pointers_(kPixels * shape.taps()) {
+  Taps(const ConvShape& shape, const Pixels& x, const float* neutral)
+      : shape_(shape), x_(x), neutral_(neutral), offsets_(shape.taps()), pointers_(kPixels * shape.taps()) {
     visit([&](int64_t tap, int64_t kd, int64_t kh, int64_t kw) {
       offsets_[tap] = kd * shape.dilation[0] * x.stride[1] + kh * shape.dilation[1] * x.stride[2] +
                       kw * shape.dilation[2] * x.stride[3];
     });
   }
 
-  // The taps of `count` pixels from `place` on, which moves behind them.
-  void find(Place& place, int64_t count) {
-    if (count == kPixels && place.at[2] + kPixels <= shape_.out[2] && whole(place)) {
+  // f(address) for `count` pixels from `place` on, which moves behind them; address(pixel, tap) is where that tap
+  // lies, or the neutral row. Away from the borders it is one sum.
+  template <class F>
+  KH_INLINE void find(Place& place, int64_t count, F&& f) {
+    if (count == kPixels && whole(place)) {
       const float* const first = address(place, 0, 0, 0);
-      for (int64_t p = 0; p < kPixels; ++p) {
-        const float* const pixel = first + p * shape_.stride[2] * x_.stride[3];
-        for (int64_t tap = 0; tap < shape_.taps(); ++tap) pointers_[p * shape_.taps() + tap] = pixel + offsets_[tap];
-        place.next(shape_);
-      }
+      const int64_t step = shape_.stride[2] * x_.stride[3], *const offsets = offsets_.data();
+      place.forward(shape_, count);
+      f([=](int64_t p, int64_t tap) __attribute__((always_inline)) { return first + p * step + offsets[tap]; });
       return;
     }
-    std::fill(pointers_.begin(), pointers_.end(), zeros_);
-    for (int64_t p = 0; p < count; ++p, place.next(shape_)) {
+    std::fill(pointers_.begin(), pointers_.end(), neutral_);
+    for (int64_t p = 0; p < count; ++p, place.forward(shape_, 1)) {
       visit([&](int64_t tap, int64_t kd, int64_t kh, int64_t kw) {
         if (inside(shape_, 0, seen(shape_, 0, place.at[0], kd)) && inside(shape_, 1, seen(shape_, 1, place.at[1], kh)) &&
             inside(shape_, 2, seen(shape_, 2, place.at[2], kw)))
-          pointers_[p * shape_.taps() + tap] = address(place, kd, kh, kw);
+          pointers_[tap * kPixels + p] = address(place, kd, kh, kw);
       });
     }
+    const float* const* const pointers = pointers_.data();
+    f([=](int64_t p, int64_t tap) __attribute__((always_inline)) { return pointers[tap * kPixels + p]; });
   }
-
-  // Of pixel p and tap t: [p * taps + t].
-  const float* const* pointers() const { return pointers_.data(); }
 
  private:
   template <class F>
@@ -216,67 +226,77 @@ class Taps {
 
   const ConvShape& shape_;
   const Pixels& x_;
-  const float* zeros_;
+  const float* neutral_;
   std::vector<int64_t> offsets_;
   std::vector<const float*> pointers_;
 };
 
-// acc (kPixels, kPanel) = sum over taps of x[tap] * weight[tap], for Vectors * kLanes channels.
-template <int Vectors>
-KH_INLINE void depthwise_kernel(int64_t taps, const float* const* x, int64_t channel, const float* weight,
-                                int64_t stride, float* acc) {
-  vfloat c[kPixels][Vectors] = {};
-  for (int64_t tap = 0; tap < taps; ++tap) {
-    KH_UNROLL(2)
-    for (int v = 0; v < Vectors; ++v) {
-      const vfloat w = load(weight + tap * stride + v * kLanes);
-      KH_UNROLL(4)
-      for (int p = 0; p < kPixels; ++p) c[p][v] += w * load(x[p * taps + tap] + channel + v * kLanes);
+// f(channel, count, whole) for pieces of the channels: panels, a vector, and the rest, which is no whole vector.
+template <class F>
+KH_INLINE void over_channels(int64_t channels, F&& f) {
+  int64_t j = 0;
+  for (; j + kPanel <= channels; j += kPanel) f(j, kPanel, std::integral_constant<int, 2>{});
+  for (; j + kLanes <= channels; j += kLanes) f(j, kLanes, std::integral_constant<int, 1>{});
+  if (j < channels) f(j, channels - j, std::integral_constant<int, 0>{});
+}
+
+// acc (kPixels, kPanel) = sum over taps of x[tap] * weight[tap], for `count` channels: Vectors * kLanes, or, where
+// that is 0, fewer than a vector has, which would read beyond the pixel.
+template <int Vectors, class Address>
+KH_INLINE void depthwise_kernel(int64_t taps, const Address& address, int64_t channel, int64_t count,
+                                const float* weight, int64_t stride, float* acc) {
+  if constexpr (Vectors > 0) {
+    vfloat c[kPixels][Vectors] = {};
+    for (int64_t tap = 0; tap < taps; ++tap) {
+      KH_UNROLL(2)
+      for (int v = 0; v < Vectors; ++v) {
+        const vfloat w = load(weight + tap * stride + v * kLanes);
+        KH_UNROLL(4)
+        for (int p = 0; p < kPixels; ++p) c[p][v] += w * load(address(p, tap) + channel + v * kLanes);
+      }
     }
-  }
-  for (int p = 0; p < kPixels; ++p) {
-    for (int v = 0; v < Vectors; ++v) store(acc + p * kPanel + v * kLanes, c[p][v]);
+    for (int p = 0; p < kPixels; ++p) {
+      for (int v = 0; v < Vectors; ++v) store(acc + p * kPanel + v * kLanes, c[p][v]);
+    }
+  } else {
+    for (int64_t p = 0; p < kPixels; ++p) {
+      std::fill_n(acc + p * kPanel, count, 0.0f);
+      for (int64_t tap = 0; tap < taps; ++tap) {
+        const float* const x = address(p, tap) + channel;
+        for (int64_t i = 0; i < count; ++i) acc[p * kPanel + i] += x[i] * weight[tap * stride + i];
+      }
+    }
   }
 }
 
-// The same for fewer channels than a vector has, which would read beyond the pixel.
-inline void depthwise_rest(int64_t taps, const float* const* x, int64_t channel, int64_t count,
-                           const float* weight, int64_t stride, float* acc) {
-  for (int64_t p = 0; p < kPixels; ++p) {
-    for (int64_t i = 0; i < count; ++i) {
-      float sum = 0;
-      for (int64_t tap = 0; tap < taps; ++tap) sum += x[p * taps + tap][channel + i] * weight[tap * stride + i];
-      acc[p * kPanel + i] = sum;
+// body(row, count, place, taps) for runs of at most kPixels neighbouring output pixels of one line.
+template <class F>
+KH_INLINE void over_pixels(const ConvShape& shape, const Pixels& x, float neutral, F&& body) {
+  const int64_t padded = round_up(shape.c, kLanes);
+  const int64_t grain = std::max<int64_t>(kPixels, 16384 / (shape.taps() * padded + 1));
+  parallel(shape.rows(), grain, [&](int64_t begin, int64_t end) {
+    float* const outside = workspace<Use::kRow>().floats(padded);
+    std::fill_n(outside, padded, neutral);
+    Taps taps(shape, x, outside);
+    Place place(shape, begin);
+    for (int64_t row = begin, count; row < end; row += count) {
+      count = std::min({kPixels, end - row, shape.out[2] - place.at[2]});
+      body(row, count, place, taps);
     }
-  }
+  });
 }
 
 template <class Epilogue>
 void conv_depthwise(const ConvShape& shape, const Pixels& x, const float* packed, Epilogue& epilogue) {
-  const int64_t taps = shape.taps(), padded = round_up(shape.c, kLanes);
-  const int64_t grain = std::max<int64_t>(kPixels, 16384 / (taps * padded + 1));
-  parallel(shape.rows(), grain, [&](int64_t begin, int64_t end) {
-    float* const zeros = workspace<Use::kRow>().floats(padded);
-    std::fill_n(zeros, padded, 0.0f);
-    Taps where(shape, x, zeros);
+  const int64_t padded = round_up(shape.c, kLanes);
+  over_pixels(shape, x, 0.0f, [&](int64_t row, int64_t count, Place& place, Taps& taps) {
     alignas(64) float acc[kPixels * kPanel];
-    Place place(shape, begin);
-    for (int64_t row = begin, count; row < end; row += count) {
-      // Up to the end of a line, so that the next pixels begin one.
-      count = std::min({kPixels, end - row, shape.out[2] - place.at[2]});
-      where.find(place, count);
-      for (int64_t j = 0, wide; j < shape.c; j += wide) {
-        wide = shape.c - j >= kPanel ? kPanel : std::min(kLanes, shape.c - j);
-        if (wide == kPanel) {
-          depthwise_kernel<2>(taps, where.pointers(), j, packed + j, padded, acc);
-        } else if (wide == kLanes) {
-          depthwise_kernel<1>(taps, where.pointers(), j, packed + j, padded, acc);
-        } else {
-          depthwise_rest(taps, where.pointers(), j, wide, packed + j, padded, acc);
-        }
+    taps.find(place, count, [&](const auto& address) {
+      over_channels(shape.c, [&](int64_t j, int64_t wide, auto vectors) {
+        depthwise_kernel<vectors>(shape.taps(), address, j, wide, packed + j, padded, acc);
         finish(row, count, j, wide, epilogue, static_cast<const float*>(acc));
-      }
-    }
+      });
+    });
   });
 }
 

@@ -36,39 +36,36 @@ KH_INLINE vfloat pooled(vfloat acc, vfloat x) {
   return acc + x;
 }
 
-// acc (kPixels, kPanel) = the taps of x together, for Vectors * kLanes channels.
-template <Pool kind, int Vectors>
-KH_INLINE void pool_kernel(int64_t taps, const float* const* x, int64_t channel, const float* divisor,
-                           float* acc) {
+// acc (kPixels, kPanel) = the taps of x together, for `count` channels (as in depthwise_kernel).
+template <Pool kind, int Vectors, class Address>
+KH_INLINE void pool_kernel(int64_t taps, const Address& address, int64_t channel, int64_t count,
+                           const float* divisor, float* acc) {
   constexpr float start = kind == Pool::kMax ? -kInfinity : 0.0f;
-  vfloat c[kPixels][Vectors];
-  for (auto& row : c) std::fill_n(row, Vectors, splat(start));
-  for (int64_t tap = 0; tap < taps; ++tap) {
-    KH_UNROLL(4)
-    for (int p = 0; p < kPixels; ++p) {
-      KH_UNROLL(2)
-      for (int v = 0; v < Vectors; ++v)
-        c[p][v] = pooled<kind>(c[p][v], load(x[p * taps + tap] + channel + v * kLanes));
-    }
-  }
-  for (int p = 0; p < kPixels; ++p) {
-    for (int v = 0; v < Vectors; ++v)
-      store(acc + p * kPanel + v * kLanes, kind >= Pool::kAverage ? c[p][v] / divisor[p] : c[p][v]);
-  }
-}
-
-// The same for fewer channels than a vector has, which would read beyond the pixel.
-template <Pool kind>
-void pool_rest(int64_t taps, const float* const* x, int64_t channel, int64_t count, const float* divisor,
-               float* acc) {
-  for (int64_t p = 0; p < kPixels; ++p) {
-    for (int64_t i = 0; i < count; ++i) {
-      float sum = kind == Pool::kMax ? -kInfinity : 0.0f;
-      for (int64_t tap = 0; tap < taps; ++tap) {
-        const float value = x[p * taps + tap][channel + i];
-        sum = kind != Pool::kMax ? sum + value : value > sum || value != value ? value : sum;
+  if constexpr (Vectors > 0) {
+    vfloat c[kPixels][Vectors];
+    for (auto& row : c) std::fill_n(row, Vectors, splat(start));
+    for (int64_t tap = 0; tap < taps; ++tap) {
+      KH_UNROLL(4)
+      for (int p = 0; p < kPixels; ++p) {
+        KH_UNROLL(2)
+        for (int v = 0; v < Vectors; ++v)
+          c[p][v] = pooled<kind>(c[p][v], load(address(p, tap) + channel + v * kLanes));
       }
-      acc[p * kPanel + i] = kind >= Pool::kAverage ? sum / divisor[p] : sum;
+    }
+    for (int p = 0; p < kPixels; ++p) {
+      for (int v = 0; v < Vectors; ++v)
+        store(acc + p * kPanel + v * kLanes, kind >= Pool::kAverage ? c[p][v] / divisor[p] : c[p][v]);
+    }
+  } else {
+    for (int64_t p = 0; p < kPixels; ++p) {
+      for (int64_t i = 0; i < count; ++i) {
+        float sum = start;
+        for (int64_t tap = 0; tap < taps; ++tap) {
+          const float value = address(p, tap)[channel + i];
+          sum = kind != Pool::kMax ? sum + value : value > sum || value != value ? value : sum;
+        }
+        acc[p * kPanel + i] = kind >= Pool::kAverage ? sum / divisor[p] : sum;
+      }
     }
   }
 }
@@ -79,41 +76,27 @@ void pool(const ConvShape& shape, const int64_t after[3], const float* x, const 
           Epilogue&& e) {
   if (shape.rows() <= 0 || shape.c <= 0) return;
   const Pixels pixels = channels_last(shape, x, x_strides);
-  const int64_t taps = shape.taps(), padded = round_up(shape.c, kLanes);
-  const int64_t grain = std::max<int64_t>(kPixels, 16384 / (taps * padded + 1));
-  parallel(shape.rows(), grain, [&](int64_t begin, int64_t end) {
-    float* const outside = workspace<Use::kRow>().floats(padded);
-    std::fill_n(outside, padded, kind == Pool::kMax ? -kInfinity : 0.0f);
-    Taps where(shape, pixels, outside);
+  const float neutral = kind == Pool::kMax ? -kInfinity : 0.0f;
+  over_pixels(shape, pixels, neutral, [&](int64_t row, int64_t count, Place& place, Taps& taps) {
     alignas(64) float acc[kPixels * kPanel];
     float divisor[kPixels] = {1, 1, 1, 1};
-    Place place(shape, begin);
-    for (int64_t row = begin, count; row < end; row += count) {
-      count = std::min({kPixels, end - row, shape.out[2] - place.at[2]});
-      if constexpr (kind >= Pool::kAverage) {
-        for (int64_t p = 0; p < count; ++p) {
-          int64_t elements = 1;
-          for (int i = 0; i < 3; ++i) {
-            const bool all = kind == Pool::kAverageIncludingPad;
-            elements *= taps_within(shape, i, place.at[i] + (i == 2 ? p : 0), all ? shape.pad[i] : 0,
-                                    all ? after[i] : 0);
-          }
-          divisor[p] = static_cast<float>(elements);
+    if constexpr (kind >= Pool::kAverage) {
+      constexpr bool all = kind == Pool::kAverageIncludingPad;
+      for (int64_t p = 0; p < count; ++p) {
+        int64_t elements = 1;
+        for (int i = 0; i < 3; ++i) {
+          elements *= taps_within(shape, i, place.at[i] + (i == 2 ? p : 0), all ? shape.pad[i] : 0,
+                                  all ? after[i] : 0);
         }
-      }
-      where.find(place, count);
-      for (int64_t j = 0, wide; j < shape.c; j += wide) {
-        wide = shape.c - j >= kPanel ? kPanel : std::min(kLanes, shape.c - j);
-        if (wide == kPanel) {
-          pool_kernel<kind, 2>(taps, where.pointers(), j, divisor, acc);
-        } else if (wide == kLanes) {
-          pool_kernel<kind, 1>(taps, where.pointers(), j, divisor, acc);
-        } else {
-          pool_rest<kind>(taps, where.pointers(), j, wide, divisor, acc);
-        }
-        finish(row, count, j, wide, e, static_cast<const float*>(acc));
+        divisor[p] = static_cast<float>(elements);
       }
     }
+    taps.find(place, count, [&](const auto& address) {
+      over_channels(shape.c, [&](int64_t j, int64_t wide, auto vectors) {
+        pool_kernel<kind, vectors>(shape.taps(), address, j, wide, divisor, acc);
+        finish(row, count, j, wide, e, static_cast<const float*>(acc));
+      });
+    });
   });
 }
 
