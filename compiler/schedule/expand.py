@@ -12,21 +12,22 @@ from collections.abc import Sequence
 from kernels_hub.compiler.ir.dims import product
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.transform import rebuild
-from kernels_hub.compiler.schedule.scores import attention_parts
+from kernels_hub.compiler.ir.types import DType
+from kernels_hub.compiler.schedule.scores import ROOT_DTYPES, attention_parts
 
 
-def expanded(graph: Graph) -> Graph:
-    """The graph with all that can be written out written out; of the same signature."""
+def expanded(graph: Graph, dtypes: frozenset[DType] = ROOT_DTYPES) -> Graph:
+    """The graph with all that can be written out written out; of the same signature. dtypes: those that roots take."""
     callees: dict[int, Graph] = {}
 
     def visit(new: Graph, node: Node, operands: tuple[Value, ...]) -> Sequence[Value] | None:
         name = node.op.name
         if name == "call":
             callee = node.attrs["callee"]
-            if attention_parts(node.results[0]) is not None:
+            if attention_parts(node.results[0], dtypes) is not None:
                 return None
             if id(callee) not in callees:
-                callees[id(callee)] = expanded(callee)
+                callees[id(callee)] = expanded(callee, dtypes)
             return new.call(callees[id(callee)], *operands)
         if name in {"softmax", "log_softmax"}:
             return (_softmax(operands[0], node.attrs["axis"], log=name == "log_softmax"),)

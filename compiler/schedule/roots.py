@@ -8,7 +8,7 @@ from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.schedule.index import Loop, Ranges, linear
 from kernels_hub.compiler.schedule.kernel import Attention, Buffer, Convolution, Product, Root, View
 from kernels_hub.compiler.schedule.lower import Body
-from kernels_hub.compiler.schedule.scores import attention_parts
+from kernels_hub.compiler.schedule.scores import ROOT_DTYPES, attention_parts
 from kernels_hub.compiler.schedule.views import loops_of, step
 
 BufferOf = Callable[[Value], Buffer | None]
@@ -58,7 +58,7 @@ def make_root(value: Value, loops: tuple[Loop, ...], name: str, buffer_of: Buffe
 def _attention(
     value: Value, loops: tuple[Loop, ...], name: str, buffer_of: BufferOf, origin: str
 ) -> Attention:
-    parts = attention_parts(value)
+    parts = attention_parts(value, ROOT_DTYPES | {value.dtype})
     assert parts is not None
     q, k, v = (view_of(one, buffer_of) for one in (parts.q, parts.k, parts.v))
     keys = Loop(f"{loops[2].name}k", parts.scores.shape[3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.graph import Graph, Value
+from kernels_hub.compiler.ir.types import DType
 from kernels_hub.compiler.schedule.expand import expanded
 from kernels_hub.compiler.schedule.fuse import Fusion, Group
 from kernels_hub.compiler.schedule.index import Loop, row_major
@@ -22,6 +23,7 @@ from kernels_hub.compiler.schedule.kernel import (
 )
 from kernels_hub.compiler.schedule.layout import Layout
 from kernels_hub.compiler.schedule.roots import NotStrided, make_root
+from kernels_hub.compiler.schedule.scores import ROOT_DTYPES
 from kernels_hub.compiler.schedule.split import parts
 from kernels_hub.compiler.schedule.units import Units, unsupported
 
@@ -35,14 +37,17 @@ NAMES = {
 }
 
 
-def schedule(graph: Graph) -> Schedule:
-    """The schedule of a graph. Raises EngineError where it has values that no nest can make (`units.unsupported`)."""
-    graph = expanded(graph)
-    if refused := unsupported(graph):
+def schedule(graph: Graph, roots: frozenset[DType] = ROOT_DTYPES) -> Schedule:
+    """The schedule of a graph. roots: dtypes of the products, convolutions and attentions that are roots of nests.
+
+    Raises EngineError where it has values that no nest can make (`units.unsupported`).
+    """
+    graph = expanded(graph, roots)
+    if refused := unsupported(graph, roots):
         value, reason = next(iter(refused.items()))
         raise EngineError(f"graph {graph.name}: {value} ({value.node!r}) cannot be scheduled: {reason}")
     rows: frozenset[Value] = frozenset()
-    units = Units(graph)
+    units = Units(graph, roots)
     while True:
         layout = Layout(units, rows)
         try:

@@ -10,10 +10,15 @@ from typing import Any
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.op import Trait
+from kernels_hub.compiler.ir.types import DType
 from kernels_hub.compiler.schedule.index import Ranges
 from kernels_hub.compiler.schedule.views import loops_of, walk
 
-_PLAIN = {types.FLOAT32, types.BOOL, types.INT32, types.INT64}
+_BESIDE = {types.BOOL, types.INT32, types.INT64}
+"""Dtypes that scores may go through beside those of roots."""
+
+ROOT_DTYPES: frozenset[DType] = frozenset({types.FLOAT32})
+"""Dtypes of the operands that roots take, where nothing else is said; float32 is among them always."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +37,18 @@ class AttentionParts:
     blank: bool
 
 
-def attention_parts(value: Value) -> AttentionParts | None:
-    """The parts, or None where it is no attention that the root can do: float32, (batch, heads, length, width)."""
+def attention_parts(value: Value, dtypes: frozenset[DType] = ROOT_DTYPES) -> AttentionParts | None:
+    """The parts, or None where it is no attention that the root can do: (batch, heads, length, width).
+
+    dtypes: those that roots take.
+    """
     if value.op_name != "call" or value.attrs["callee"].name != "attention":
         return None
     callee = value.attrs["callee"]
     (result,) = callee.outputs.values()
-    if value.rank != 4 or any(one.dtype is not types.FLOAT32 for one in (result, *value.operands[:3])):
+    if value.rank != 4 or result.dtype not in dtypes:
+        return None
+    if any(one.dtype is not result.dtype for one in value.operands[:3]):
         return None
     given = dict(zip(callee.inputs.values(), value.operands, strict=True))
     if result.op_name != "matmul":
@@ -52,7 +62,7 @@ def attention_parts(value: Value) -> AttentionParts | None:
     if weights.op_name != "softmax" or weights.attrs["axis"] != 3:
         return None
     scores = weights.operands[0]
-    product = _product(scores)
+    product = _product(scores, dtypes | _BESIDE)
     if product is None:
         return None
     q, _ = product.operands
@@ -70,7 +80,7 @@ def _number(name: str, callee: Graph, given: Mapping[Value, Value]) -> Any:
     return given[inner].scalar if inner is not None else None
 
 
-def _product(scores: Value) -> Value | None:
+def _product(scores: Value, dtypes: frozenset[DType]) -> Value | None:
     """The product under the pointwise ops that make scores of it."""
     found: set[Value] = set()
     seen: set[Value] = set()
@@ -84,7 +94,7 @@ def _product(scores: Value) -> Value | None:
             found.add(value)
         elif Trait.POINTWISE in value.op.traits:
             stack += value.operands
-    return found.pop() if len(found) == 1 and all(one.dtype in _PLAIN for one in seen) else None
+    return found.pop() if len(found) == 1 and all(one.dtype in dtypes for one in seen) else None
 
 
 def _shared_heads(value: Value, heads: object, order: tuple[int, ...]) -> tuple[Value, int | None]:

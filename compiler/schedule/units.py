@@ -18,7 +18,7 @@ from kernels_hub.compiler.ir.op import Shape, Trait
 from kernels_hub.compiler.ir.types import DType
 from kernels_hub.compiler.schedule.index import Ranges, linear, permuted, row_major
 from kernels_hub.compiler.schedule.lower import INLINE, POOLS, REDUCTIONS
-from kernels_hub.compiler.schedule.scores import attention_parts
+from kernels_hub.compiler.schedule.scores import ROOT_DTYPES, attention_parts
 from kernels_hub.compiler.schedule.views import Index, loops_of, walk
 
 DEAR = frozenset(
@@ -59,8 +59,8 @@ class Kind(enum.Enum):
 ROOTS = frozenset({Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION})
 
 
-def kind_of(value: Value) -> Kind | None:
-    """How a value is made for itself; None where no nest can."""
+def kind_of(value: Value, dtypes: frozenset[DType] = ROOT_DTYPES) -> Kind | None:
+    """How a value is made for itself; None where no nest can. dtypes: those that roots take."""
     name, traits = value.op_name, value.op.traits
     if Trait.POINTWISE in traits or Trait.VIEW in traits or name in INLINE or Trait.LEAF in traits:
         return Kind.POINTWISE
@@ -69,11 +69,12 @@ def kind_of(value: Value) -> Kind | None:
     if name in POOLS:
         return Kind.POOL
     if name in {"matmul", "conv"}:
-        plain = {one.dtype for one in value.operands} == {types.FLOAT32} and value.dtype is types.FLOAT32
+        first = value.operands[0].dtype
+        plain = first in dtypes and all(one.dtype is first for one in (*value.operands, value))
         if plain and value.attrs["accumulate"] in {None, types.FLOAT32}:
             return Kind.PRODUCT if name == "matmul" else _convolution(value)
         return Kind.CONTRACTION
-    if name == "call" and attention_parts(value) is not None:
+    if name == "call" and attention_parts(value, dtypes) is not None:
         return Kind.ATTENTION
     return None
 
@@ -85,12 +86,12 @@ def _convolution(value: Value) -> Kind:
     return Kind.CONVOLUTION if known and 3 <= value.rank <= 5 else Kind.CONTRACTION
 
 
-def unsupported(graph: Graph) -> dict[Value, str]:
-    """Values that no nest can make, each with the reason."""
+def unsupported(graph: Graph, dtypes: frozenset[DType] = ROOT_DTYPES) -> dict[Value, str]:
+    """Values that no nest can make, each with the reason. dtypes: those that roots take."""
     found: dict[Value, str] = {}
     for node in graph.live():
         for value in node.results:
-            if node.op.defines is not None or len(node.results) != 1 or kind_of(value) is None:
+            if node.op.defines is not None or len(node.results) != 1 or kind_of(value, dtypes) is None:
                 found[value] = f"{node.op.name} has no loop form"
             elif value.dtype not in DTYPES:
                 found[value] = f"{value.dtype} has no C type"
@@ -101,21 +102,26 @@ WRITTEN_OUT = frozenset({"softmax", "log_softmax", "reduce_mean"})
 """Ops that `expand` writes out."""
 
 
-def refused(graph: Graph) -> dict[Value, str]:
-    """Values of a graph, before it is expanded, that no nest can make; those whose sizes only the data tell, too."""
+def refused(graph: Graph, dtypes: frozenset[DType] = ROOT_DTYPES) -> dict[Value, str]:
+    """Values of a graph, before it is expanded, that no nest can make; those whose sizes only the data tell, too.
+
+    dtypes: those that roots take.
+    """
     found: dict[Value, str] = {}
     callees: dict[int, str | None] = {}
     for node in graph.live():
         reason: str | None = None
-        if node.op.name == "call" and attention_parts(node.results[0]) is None:
+        if node.op.name == "call" and attention_parts(node.results[0], dtypes) is None:
             callee = node.attrs["callee"]
             if id(callee) not in callees:
-                inner = refused(callee)
+                inner = refused(callee, dtypes)
                 callees[id(callee)] = next((f"in {callee.name}: {one}" for one in inner.values()), None)
             reason = callees[id(callee)]
         elif node.op.defines is not None or any(one.name in graph.definers for one in node.symbols()):
             reason = "its size is only known from the data"
-        elif node.op.name not in WRITTEN_OUT and (len(node.results) != 1 or kind_of(node.results[0]) is None):
+        elif node.op.name not in WRITTEN_OUT and (
+            len(node.results) != 1 or kind_of(node.results[0], dtypes) is None
+        ):
             reason = f"{node.op.name} has no loop form"
         for value in node.results:
             if value.dtype not in DTYPES:
@@ -126,10 +132,10 @@ def refused(graph: Graph) -> dict[Value, str]:
 
 
 class Units:
-    """The units of an expanded graph, in the order of its nodes."""
+    """The units of an expanded graph, in the order of its nodes. dtypes: those that roots take."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, dtypes: frozenset[DType] = ROOT_DTYPES) -> None:
+        self.graph, self.dtypes = graph, dtypes
         self.kinds: dict[Value, Kind] = {}
         self.cost: dict[Value, int] = {}
         self.loads: dict[Value, int] = {}
@@ -156,7 +162,7 @@ class Units:
 
     def _add(self, value: Value) -> None:
         if value not in self.kinds:
-            kind = kind_of(value)
+            kind = kind_of(value, self.dtypes)
             assert kind is not None, value
             self.kinds[value] = kind
 
@@ -173,7 +179,7 @@ class Units:
     def _is_own(self, value: Value) -> bool:
         if value in self.in_memory or Trait.LEAF in value.op.traits:
             return False
-        if kind_of(value) is not Kind.POINTWISE:
+        if kind_of(value, self.dtypes) is not Kind.POINTWISE:
             return True
         if Trait.VIEW in value.op.traits:
             return False
@@ -204,12 +210,12 @@ class Units:
             self._once(node.operands, 1 if name in POOLS else DEAR_COST)
         elif name in {"matmul", "conv"}:
             for operand in node.operands:
-                if kind_of(value) is Kind.CONTRACTION:
+                if kind_of(value, self.dtypes) is Kind.CONTRACTION:
                     self._once((operand,), 1)
                 else:
                     self.strided(operand)
         elif name == "call":
-            parts = attention_parts(value)
+            parts = attention_parts(value, self.dtypes)
             if parts is not None:
                 for operand in (parts.q, parts.k, parts.v):
                     self.strided(operand)
