@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import onnx
-from onnx import FunctionProto
+from onnx import FunctionProto, NodeProto
 
 from kernels_hub.compiler.importers.onnx_node import OnnxNode
 from kernels_hub.compiler.importers.onnx_sequences import proto_of
@@ -25,6 +25,17 @@ def has_body(domain: str, op: str, opset: int) -> bool:
     """Whether ONNX defines an op by others."""
     schema = _schema(domain, op, opset)
     return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def missing_attributes(proto: NodeProto, domain: str, opset: int) -> list[str]:
+    """Attributes that ONNX requires of an op, and that a node lacks; [] for an op that it does not know."""
+    schema = _schema(domain, proto.op_type, opset)
+    given = {one.name for one in proto.attribute}
+    return (
+        []
+        if schema is None
+        else [name for name, one in schema.attributes.items() if one.required and name not in given]
+    )
 
 
 def function_body(node: OnnxNode) -> FunctionProto | None:

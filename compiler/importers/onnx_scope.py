@@ -15,7 +15,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 from kernels_hub.compiler.errors import CompilerError, ImportFailure
 from kernels_hub.compiler.importers.external_data import ExternalData
 from kernels_hub.compiler.importers.onnx_file import canonical, label, opsets_of, outer_names, sorted_nodes
-from kernels_hub.compiler.importers.onnx_functions import function_body
+from kernels_hub.compiler.importers.onnx_functions import function_body, missing_attributes
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, UnknownValueError, importer_of
 from kernels_hub.compiler.importers.onnx_sequences import Named, flat, parts, regrouped
 from kernels_hub.compiler.importers.onnx_types import tensor_array
@@ -162,14 +162,20 @@ class Scope:
             results = [None] * len(proto.output)
         except _MALFORMED as error:
             self.session.cause = self.session.cause or error
-            self._note(
-                proto,
-                f"its attributes or operands are not what the op takes ({type(error).__name__}: {_brief(error)})",
-            )
+            self._note(proto, self._malformed(proto, error))
             results = [None] * len(proto.output)
         for name, value in zip(proto.output, results, strict=True):
             if name:
                 self.names[name] = value
+
+    def _malformed(self, proto: NodeProto, error: Exception) -> str:
+        domain = canonical(proto.domain)
+        missing = missing_attributes(proto, domain, self.opsets.get(domain, 0))
+        if missing:
+            return f"the attribute{'s' if len(missing) > 1 else ''} {', '.join(missing)} must be given"
+        return (
+            f"its attributes or operands are not what the op takes ({type(error).__name__}: {_brief(error)})"
+        )
 
     def _import(self, proto: NodeProto) -> Sequence[Named | None]:
         domain = canonical(proto.domain)
@@ -225,8 +231,8 @@ class Scope:
         inner = Scope(
             self.session, self.graph, self.opsets, parent=self, attributes=self.attributes, path=(*self.path, what)
         )  # fmt: skip
-        for one, value in zip(body.input, arguments, strict=True):
-            inner.names[one.name] = value
+        for name, value in zip(_inputs(body, arguments, what), arguments, strict=True):
+            inner.names[name] = value
         return inner.results(body, what)
 
     def results(self, body: GraphProto, what: str) -> list[Named]:
@@ -253,12 +259,13 @@ class Scope:
         """
         graph = Graph(body.name or what)
         inner = Scope(self.session, graph, self.opsets, attributes=self.attributes, path=(*self.path, what))
-        for place, (one, argument) in enumerate(zip(body.input, arguments, strict=True)):
+        names = _inputs(body, arguments, what)
+        for place, (own, argument) in enumerate(zip(names, arguments, strict=True)):
             values = [
                 graph.input(name, value.shape, value.dtype)
-                for name, value in parts(f"{place}:{one.name}", argument)
+                for name, value in parts(f"{place}:{own}", argument)
             ]
-            (inner.names[one.name],) = regrouped([argument], values)
+            (inner.names[own],) = regrouped([argument], values)
         for place, (name, captured) in enumerate(captures):
             values = []
             for part, value in parts(f"{place}:outer:{name}", captured):
@@ -326,6 +333,14 @@ class _InsideError(CompilerError):
 
 
 InsideError = _InsideError
+
+
+def _inputs(body: GraphProto, arguments: Sequence[Named], what: str) -> list[str]:
+    """Names of a subgraph's inputs. Raises ImportFailure unless they are as many as there are arguments."""
+    if len(body.input) != len(arguments):
+        raise ImportFailure(f"its {what} takes {len(body.input)} inputs, but is given {len(arguments)}")
+    return [one.name for one in body.input]
+
 
 _KINDS = {
     "String": "strings have no place in the IR",

@@ -261,9 +261,11 @@ class Operators:
         return self.reshape((*self.shape[:start], middle, *self.shape[end + 1 :]))
 
     def unsqueeze(self, *axes: int) -> Self:
-        """New dims of 1 at places of the result."""
+        """New dims of 1 at places of the result. Raises ShapeError for a place that it has not, or twice."""
         rank = self.rank + len(axes)
         places = {axis + rank if axis < 0 else axis for axis in axes}
+        if len(places & set(range(rank))) < len(axes):
+            raise ShapeError(f"{show(axes)} are no {len(axes)} different axes of a result of rank {rank}")
         dims = iter(self.shape)
         return self.reshape(tuple(1 if place in places else next(dims) for place in range(rank)))
 

@@ -453,6 +453,15 @@ def test_shapes_that_contradict_are_both_named():
             case()
 
 
+@pytest.mark.parametrize("axes", [(3,), (-4,), (0, 0), (0, -4), (1, 5)])
+def test_new_dims_at_places_that_there_are_not(axes):
+    value = Graph("g").input("x", (2, 3))
+    with pytest.raises(
+        ShapeError, match=f"are no {len(axes)} different axes of a result of rank {2 + len(axes)}"
+    ):
+        value.unsqueeze(*axes)
+
+
 def test_every_combination_of_axes_of_a_permute():
     x = array(2, 3, 4)
     for order in itertools.permutations(range(3)):

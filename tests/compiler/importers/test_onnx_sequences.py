@@ -161,6 +161,7 @@ REFUSED = [
     ("y = SequenceConstruct(x, x)\n z = SequenceAt(y, two)", "place 2 is out of range of a sequence of 2"),
     ("y = SequenceConstruct(x, two)\n z = SequenceAt(y, two)", "element 1 of a sequence of float32 is int64[]"),
     ("y = SequenceEmpty()\n z = ConcatFromSequence<axis = 0>(y)", "the sequence is empty"),
+    ("y = SequenceConstruct(x, x)\n z = ConcatFromSequence(y)", "the attribute axis must be given"),
     ("y = SequenceEmpty()\n z = SequenceErase(y)", "place -1 is out of range of a sequence of 0"),
     ("y = SequenceConstruct(x, x)\n z = Sin(y)",
      "input 0 is no tensor, but of type sequence(float32[n, 3], float32[n, 3])"),
@@ -193,6 +194,15 @@ def test_sequence_map():
     same(shapes, [np.array(one.shape) for one in x])
     total, shapes = KernelsHubBackend.prepare(model).run([[], [], z])
     assert (total, shapes) == ([], [])
+
+
+def test_a_body_that_takes_more_than_it_is_given():
+    model = parse("""
+    g (seq(float[2]) x) => (seq(float[2]) z) {
+        z = SequenceMap<body = each (float[2] a, float[2] b) => (float[2] s) { s = Add(a, b) }>(x)
+    }
+    """)
+    assert reason(model, shapes={"x": [(2,)]}) == "its element 0 takes 2 inputs, but is given 1"
 
 
 def test_sequence_map_of_sequences_of_two_lengths():
