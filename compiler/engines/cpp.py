@@ -168,7 +168,7 @@ class CppPlan:
             elif buffer.role is Role.PREPARED:
                 array = _aligned(number(buffer.bytes, {}))
             addresses.append(_address(array, kept))
-        addresses += [_address(_aligned(packed.bytes), kept) for packed in self.program.packed]
+        addresses += [_address(_aligned(size), kept) for size in self.library.packed_bytes(self.program)]
         return addresses, kept
 
     def _sizes_for_prepare(self) -> list[int]:

@@ -1,0 +1,180 @@
+"""The C++ engine against the oracle: random graphs, all sizes, threads, what it refuses."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from kernels_hub.compiler import Graph, bind, evaluate
+from kernels_hub.compiler.codegen.toolchain import find_compiler
+from kernels_hub.compiler.engines.cpp import ENGINE, MOST_BINDINGS
+from kernels_hub.compiler.engines.engine import Decline, Device
+from kernels_hub.compiler.engines.tensors import to_array, to_tensor
+from kernels_hub.compiler.errors import EvaluateError
+from kernels_hub.compiler.schedule.memory import place
+from tests.compiler.strategies import OTHER_SIZES, SIZES, assert_same_outputs, graphs
+
+CPU = Device("cpu")
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+
+
+def tensors(graph: Graph, sizes: dict[str, int], seed: int = 0):
+    return [to_tensor(array) for array in graph.dummy_inputs(seed, sizes).values()]
+
+
+def arrays(graph: Graph, outputs) -> dict[str, np.ndarray]:
+    named = zip(graph.outputs.items(), outputs, strict=True)
+    return {name: to_array(tensor, value.dtype) for (name, value), tensor in named}
+
+
+def shows_all_symbols(graph: Graph) -> bool:
+    """Whether the inputs' shapes tell the size of every symbol."""
+    told = {symbol.name for value in graph.inputs.values() for dim in value.shape
+            if not isinstance(dim, int) and (symbol := dim.only_symbol)}  # fmt: skip
+    return told >= set(graph.symbols)
+
+
+@settings(max_examples=20, suppress_health_check=list(HealthCheck), deadline=None)
+@given(graph=graphs(max_ops=30))
+def test_random_graphs(graph):
+    check_against_oracle(graph)
+
+
+def check_against_oracle(graph: Graph) -> bool:
+    """One program for two sets of sizes, or, where the inputs do not tell the sizes, one for one; False: declined."""
+    symbolic = shows_all_symbols(graph)
+    graph = graph if symbolic else bind(graph, SIZES)
+    if isinstance(ENGINE.check(graph, CPU), Decline):
+        return False
+    plan = ENGINE.compile(graph, CPU, {})
+    for sizes in (SIZES, OTHER_SIZES) if symbolic else (SIZES,):
+        inputs = graph.dummy_inputs(0, sizes)
+        found = plan.compute([to_tensor(array) for array in inputs.values()])
+        assert_same_outputs(arrays(graph, found), dict(evaluate(graph, inputs, bindings=sizes)), 3e-2)
+    return True
+
+
+@pytest.fixture(scope="module")
+def block() -> Graph:
+    """A gated block of any batch, with weights."""
+    rng = np.random.default_rng(0)
+    graph = Graph("block")
+    graph.symbol("n", 0)
+    x = graph.input("x", ("n", 48))
+    up, gate, down = (
+        graph.parameter(name, shape, data=rng.standard_normal(shape).astype(np.float32) / 7)
+        for name, shape in (("up", (48, 96)), ("gate", (48, 96)), ("down", (96, 48)))
+    )
+    g = x.apply("matmul", x, gate)
+    y = g * g.unary("sigmoid") * x.apply("matmul", x, up)
+    y = x + y.apply("matmul", y, down)
+    centred = y - y.mean(-1, keepdims=True)
+    graph.output("y", centred / ((centred * centred).mean(-1, keepdims=True) + 1e-5).sqrt())
+    return graph
+
+
+@pytest.fixture(scope="module")
+def plan(block):
+    return ENGINE.compile(block, CPU, {})
+
+
+def expected(graph: Graph, inputs) -> np.ndarray:
+    return evaluate(graph, [one.numpy() for one in inputs])["y"]
+
+
+def test_one_program_serves_all_sizes(block, plan):
+    for n in [1, 5, 0, 129, 1, *range(2, 2 + MOST_BINDINGS)]:
+        inputs = tensors(block, {"n": n}, seed=n)
+        (found,) = plan.compute(inputs)
+        np.testing.assert_allclose(found.numpy(), expected(block, inputs), 2e-4, 2e-4)
+
+
+def test_inputs_in_any_strides(block, plan):
+    x = torch.randn(48, 10).t()
+    (found,) = plan.compute([x])
+    np.testing.assert_allclose(found.numpy(), expected(block, [x.contiguous()]), 2e-4, 2e-4)
+    (found,) = plan.compute([x[::2]])
+    np.testing.assert_allclose(found.numpy(), expected(block, [x[::2].contiguous()]), 2e-4, 2e-4)
+
+
+def test_a_workspace_that_is_brought_is_used(block, plan):
+    inputs = tensors(block, {"n": 33})
+    workspace = torch.full((plan.workspace_size({"n": 33}),), 0xFF, dtype=torch.uint8)
+    output = torch.full((33, 48), torch.nan)
+    plan.execute(inputs, [output], workspace)
+    np.testing.assert_allclose(output.numpy(), expected(block, inputs), 2e-4, 2e-4)
+    assert (workspace != 0xFF).any()
+
+
+def test_the_arena_is_no_larger_than_what_lives_at_once(plan):
+    arena = place(plan.schedule, {"n": 100})
+    assert arena.size <= 1.05 * arena.bound
+
+
+def test_threads_have_arenas_of_their_own(block, plan):
+    cases = [tensors(block, {"n": 20 + i}, seed=i) for i in range(4)]
+    wanted = [expected(block, inputs) for inputs in cases]
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        torch.set_num_threads(1)
+        for _ in range(30):
+            (found,) = plan.compute(cases[number])
+            if not np.allclose(found.numpy(), wanted[number], 2e-4, 2e-4):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(cases))]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert not wrong
+
+
+def test_a_plan_survives_as_bytes(block, plan):
+    again = ENGINE.load(plan.serialize(), CPU)
+    inputs = tensors(block, {"n": 7})
+    assert torch.equal(again.compute(inputs)[0], plan.compute(inputs)[0])
+
+
+def test_profile_names_every_kernel(block, plan):
+    rows = plan.profile(tensors(block, {"n": 64}), repeats=2)
+    assert [row.name for row in rows] == [kernel.name for kernel in plan.schedule.kernels]
+    assert sum(row.flops for row in rows) >= 3 * 2 * 64 * 48 * 96
+    assert all(row.seconds > 0 and row.bytes > 0 for row in rows)
+
+
+def test_an_index_out_of_range_is_an_error(block):
+    graph = Graph("gather")
+    x, places = graph.input("x", (4, 2)), graph.input("i", ("n",), "int64")
+    graph.output("y", x.apply("gather", x, places, axis=0))
+    plan = ENGINE.compile(graph, CPU, {})
+    x = torch.arange(8.0).reshape(4, 2)
+    (found,) = plan.compute([x, torch.tensor([0, -1])])
+    assert found.tolist() == [[0, 1], [6, 7]]
+    with pytest.raises(EvaluateError, match="out of range of a dim of 4"):
+        plan.compute([x, torch.tensor([0, 4])])
+
+
+def test_it_says_which_values_it_cannot_make():
+    graph = Graph("sort")
+    x = graph.input("x", (4,))
+    sorted_ = x.apply("argsort", x.unary("exp"), axis=0)
+    graph.output("y", sorted_)
+    answer = ENGINE.check(graph, CPU)
+    assert isinstance(answer, Decline)
+    assert answer.values == {sorted_.id}
+    assert "argsort has no loop form" in answer.reason
+
+
+def test_other_devices_are_declined(block):
+    assert "on the CPU" in ENGINE.check(block, Device("cuda")).reason  # type: ignore[union-attr]
+
+
+def test_without_a_compiler_it_declines(block, monkeypatch):
+    monkeypatch.setattr("kernels_hub.compiler.engines.cpp.find_compiler", lambda: None)
+    assert "KERNELS_HUB_CXX" in ENGINE.check(block, CPU).reason  # type: ignore[union-attr]
