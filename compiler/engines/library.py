@@ -152,7 +152,7 @@ class LibraryEngine:
     def compile(self, graph: Graph, device: Device, knobs: Mapping[str, KnobValue]) -> CompiledPlan:
         """Weights become tensors on the device, and each op a call."""
         refuse_knobs(self.name, knobs)
-        if not (answer := self.check(graph, device)):
+        if isinstance(answer := self.check(graph, device), Decline):
             raise EngineError(f"engine {self.name} does not take graph {graph.name}: {answer.reason}")
         return LibraryPlan(graph, device)
 

@@ -201,7 +201,7 @@ class Program:
         if self._symbols:
             for (name, value), tensor in zip(self.graph.inputs.items(), inputs, strict=True):
                 unify(value.shape, tuple(tensor.shape), found, f"input {name!r} of graph {self.graph.name}")
-        return found  # type: ignore[return-value]
+        return found
 
     def _runs(self, sizes: Sizes) -> list[Run | None]:
         """Kernels of the steps that need sizes; None where data have to tell one first."""
@@ -332,7 +332,7 @@ def _stacked(site: Site, stacks: Sequence[Sequence[Tensor]], first: int) -> list
             )
         else:
             shape = tuple(substitute(dim, site.sizes or {}) for dim in value.shape)
-            made.append(torch.empty(shape, dtype=dtype, device=site.device))  # type: ignore[arg-type]
+            made.append(torch.empty(shape, dtype=dtype, device=site.device))
     return made
 
 

@@ -111,7 +111,7 @@ class ReferenceEngine:
     def compile(self, graph: Graph, device: Device, knobs: Mapping[str, KnobValue]) -> CompiledPlan:
         """Nothing is to be done ahead."""
         refuse_knobs(self.name, knobs)
-        if not (answer := self.check(graph, device)):
+        if isinstance(answer := self.check(graph, device), Decline):
             raise EngineError(f"engine {self.name} does not take graph {graph.name}: {answer.reason}")
         return ReferencePlan(graph, device)
 
@@ -137,7 +137,7 @@ def sizes_of(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
 
     found: dict[str, int] = {}
     for (name, value), tensor in zip(graph.inputs.items(), inputs, strict=True):
-        unify(value.shape, tuple(tensor.shape), found, f"input {name!r}")  # type: ignore[arg-type]
+        unify(value.shape, tuple(tensor.shape), found, f"input {name!r}")
     return found
 
 

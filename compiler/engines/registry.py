@@ -12,6 +12,7 @@ name twice is refused whole, as nobody can say which was meant.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -175,7 +176,7 @@ _Load = Callable[[], Any]
 
 def _sources() -> Iterator[tuple[str, _Load]]:
     for name, module in BUNDLED:
-        yield f"bundled {name}", lambda module=module: importlib.import_module(module).ENGINE
+        yield f"bundled {name}", functools.partial(_bundled, module)
     if not _only_paths:
         yield from _entry_points()
         variable = os.environ.get(PATH_VARIABLE, "")
@@ -183,12 +184,20 @@ def _sources() -> Iterator[tuple[str, _Load]]:
     yield from _in_paths(_paths)
 
 
+def _bundled(module: str) -> Any:
+    return importlib.import_module(module).ENGINE
+
+
+def _from_file(file: Path) -> Any:
+    return _offered(_import(file))
+
+
 def _entry_points() -> Iterator[tuple[str, _Load]]:
     try:
         points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda one: (one.name, one.value))
     except Exception as error:  # noqa: BLE001  (a distribution with damaged metadata)
         damaged = error
-        yield f"entry points {GROUP}", lambda: _refuse(damaged)
+        yield f"entry points {GROUP}", functools.partial(_refuse, damaged)
         return
     for point in points:
         owner = f" of {point.dist.name} {point.dist.version}" if point.dist is not None else ""
@@ -200,10 +209,10 @@ def _in_paths(paths: Sequence[Path]) -> Iterator[tuple[str, _Load]]:
         try:
             files = list(_modules(path))
         except OSError as error:
-            yield str(path), lambda error=error: _refuse(error)
+            yield str(path), functools.partial(_refuse, error)
             continue
         for file in files:
-            yield str(file), lambda file=file: _offered(_import(file))
+            yield str(file), functools.partial(_from_file, file)
 
 
 def _modules(path: Path) -> Iterator[Path]:

@@ -73,9 +73,22 @@ class _Activation:
     numbers: tuple[float, ...]
 
 
+def _gelu(x: Tensor) -> Tensor:
+    """As F.gelu, which on a CPU asks oneDNN for contiguous tensors, and that gives NaN of infinity.
+
+    PyTorch's own kernel serves for the same memory seen in columns, and gives infinity.
+    """
+    if x.device.type != "cpu" or not x.is_contiguous():
+        return F.gelu(x)
+    rows = x.reshape(-1, x.shape[-1]) if x.numel() and x.dim() > 1 else x.reshape(1, -1)
+    if 1 not in rows.shape:
+        return F.gelu(rows.t()).t().view(x.shape)
+    return torch.where(x == math.inf, x, F.gelu(x))
+
+
 _TANH = math.sqrt(2 / math.pi)
 _ACTIVATIONS = {
-    "gelu": _Activation(F.gelu, ("erf",), (0.5, 2, 1, math.sqrt(0.5), math.sqrt(2))),
+    "gelu": _Activation(_gelu, ("erf",), (0.5, 2, 1, math.sqrt(0.5), math.sqrt(2))),
     "gelu_tanh": _Activation(
         lambda x: F.gelu(x, approximate="tanh"),
         ("tanh",),
@@ -178,8 +191,8 @@ def _group_norm(node: Node, callee: Graph) -> Make | None:
     ):
         return None
 
-    def run(values: Tensor, _: Tensor, *affine: Tensor) -> Tensor:
-        return F.group_norm(values, groups, *affine, eps=eps)
+    def run(values: Tensor, _: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        return F.group_norm(values, groups, weight, bias, eps)
 
     return lambda _: run
 
@@ -248,7 +261,7 @@ def _make_rotary(site: Site, tables: tuple[Value, Value]) -> Run:
 
     def run(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         sines = spread_sin(sin)
-        result = x * spread_cos(cos)
+        result: Tensor = x * spread_cos(cos)
         result[..., :half].addcmul_(x[..., half:], sines[..., :half], value=-1)
         result[..., half:].addcmul_(x[..., :half], sines[..., half:])
         return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -130,10 +130,11 @@ def _taps(
     total = x.new_zeros((groups, batch * math.prod(spatial), outputs // groups))
     if total.numel() == 0:
         return total.reshape(tuple(shape))
-    for tap in itertools.product(*map(range, w.shape[3:])):
+    for tap in _kernel_places(w):
         seen = x[(..., *_places(tap, strides, dilations, spatial))]
         rows = seen.movedim((1, 2), (0, -1)).reshape(groups, -1, w.shape[2])
-        matrix = w[(slice(None), slice(None), slice(None), *tap)]
+        place: Any = (..., *tap)
+        matrix = w[place]
         total = total + torch.matmul(rows, matrix.transpose(1, 2))
     return (
         total.reshape(groups, batch, *spatial, outputs // groups)
@@ -142,9 +143,14 @@ def _taps(
     )
 
 
+def _kernel_places(w: Tensor) -> Iterator[tuple[int, ...]]:
+    """Of a kernel (groups, outputs, inputs, spatial dims…)."""
+    return itertools.product(*(range(size) for size in w.shape[3:]))
+
+
 def _places(
     tap: Sequence[int], strides: Sequence[int], dilations: Sequence[int], counts: Sequence[int]
-) -> list[slice]:
+) -> list[Any]:
     return [
         slice(place * dilation, place * dilation + stride * (count - 1) + 1, stride)
         for place, stride, dilation, count in zip(tap, strides, dilations, counts, strict=True)
@@ -197,8 +203,9 @@ def _spread(
         x = x.reshape(batch, groups, channels // groups, *sizes).movedim(2, -1).movedim(1, 0)
         rows = x.reshape(groups, -1, channels // groups)
         w = w.reshape(groups, channels // groups, *w.shape[1:])
-        for tap in itertools.product(*map(range, w.shape[3:])):
-            matrix = w[(slice(None), slice(None), slice(None), *tap)]
+        for tap in _kernel_places(w):
+            place: Any = (..., *tap)
+            matrix = w[place]
             part = (
                 torch.matmul(rows, matrix).reshape(groups, batch, *sizes, each).movedim(-1, 2).movedim(0, 1)
             )

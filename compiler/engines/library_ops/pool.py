@@ -91,7 +91,7 @@ class _Windows:
 def _make_max_pool(site: Site) -> Run:
     windows, shape = _Windows(site), site.shape
     row = site.row
-    if windows.native and row.name in NATIVE_FLOATS and math.prod(shape):
+    if windows.native and row.name in NATIVE_FLOATS and 0 not in shape:
         function = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(windows.kernel) - 1]
         both = tuple(low for low, _ in windows.padding)
         return lambda x: function(x, windows.kernel, windows.strides, both, windows.dilations)
@@ -149,7 +149,7 @@ def _make_avg_pool(site: Site) -> Run:
     padded = site["count"] == "padded"
     plain = all(one == 1 for one in windows.dilations)
     whole = site.row.bits >= 32 or len(windows.kernel) < 3  # avg_pool3d is for float32 and wider
-    if windows.native and plain and whole and site.row.name in NATIVE_FLOATS and math.prod(shape):
+    if windows.native and plain and whole and site.row.name in NATIVE_FLOATS and 0 not in shape:
         function: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(windows.kernel) - 1]
         both = tuple(low for low, _ in windows.padding)
         return lambda x: function(x, windows.kernel, windows.strides, both, False, padded)

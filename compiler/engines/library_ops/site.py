@@ -83,7 +83,7 @@ class Site:
             return value
         if self.sizes is None:
             raise SizesNeeded
-        value = bound(value, self.sizes)  # type: ignore[arg-type]
+        value = bound(value, self.sizes)
         if _open(value):
             raise SizesNeeded
         return value

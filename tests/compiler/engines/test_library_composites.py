@@ -109,7 +109,9 @@ def test_fused(name, dtype):
 def test_activations_of_special_values(name):
     build, _ = CASES[name]
     x = np.array([0.0, -0.0, 1e-30, 30, -30, 1e4, -1e4, np.inf, np.nan, 5, -5], np.float32)
-    assert_agrees(ENGINE, graph_of(build, [x.shape], "float32"), [x])
+    for shape in ((11,), (1, 11), (11, 1), (2, 3, 11)):
+        numbers = np.broadcast_to(x if shape[-1] == 11 else x[:, None], shape).copy()
+        assert_agrees(ENGINE, graph_of(build, [shape], "float32"), [numbers])
 
 
 def test_constants_that_were_rounded_keep_their_numbers():

@@ -1,0 +1,3 @@
+"""A module that is no plugin."""
+
+ANSWER = 42

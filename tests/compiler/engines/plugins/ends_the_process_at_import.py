@@ -1,0 +1,3 @@
+"""Ends the process when it is imported."""
+
+raise SystemExit(3)

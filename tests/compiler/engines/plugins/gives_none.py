@@ -1,0 +1,5 @@
+"""Forgets to return."""
+
+
+def engines():
+    pass

@@ -1,0 +1,3 @@
+"""Gives a name where an engine belongs."""
+
+engines = "fast"

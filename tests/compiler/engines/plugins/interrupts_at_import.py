@@ -1,0 +1,3 @@
+"""Raises what only Ctrl-C should."""
+
+raise KeyboardInterrupt

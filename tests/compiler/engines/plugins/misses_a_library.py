@@ -1,0 +1,3 @@
+"""Needs a package that is not there."""
+
+import surely_not_installed  # noqa: F401

@@ -1,0 +1,3 @@
+"""Throws when it is imported."""
+
+1 / 0
