@@ -47,6 +47,11 @@ class Plan:
         self._inputs = tuple(program.signature.inputs.items())
         self._outputs = tuple(program.signature.outputs.items())
         self._single = len(self._outputs) == 1
+        of_all = (*program.signature.inputs.values(), *program.signature.outputs.values())
+        self._plain = device.type == "cpu" and all(
+            of.dtype.module == "numpy" and not of.dtype.is_complex for of in of_all
+        )
+        """Whether torch and NumPy take each other's memory as it is, for every dtype here."""
         self._known: dict[Any, Call] = {}
         """What inputs are (types, shapes …) -> what is known of these. Only of tensors that need no conversion."""
         self._calls: dict[tuple[tuple[int, ...], ...], Call] = {}
@@ -68,7 +73,7 @@ class Plan:
         try:
             call = self._known[_key(inputs)]
         except (KeyError, AttributeError, TypeError):
-            results = self.run(inputs)
+            results = self._run_arrays(inputs) or self.run(inputs)
         else:
             results = call.run(inputs)
         return results[0] if self._single else tuple(results)
@@ -171,6 +176,20 @@ class Plan:
             raise PlanError(f"graph {self.name} has the {what}s {list(names)}, got {len(given)} values")
         return list(given)
 
+    def _run_arrays(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """Results for NumPy arrays of known shapes, whose memory torch can take as it is; None for all else."""
+        try:
+            call = self._known[_array_key(inputs)]
+        except (KeyError, AttributeError, TypeError):
+            return None
+        tensors = []
+        for one in inputs:
+            flags = one.flags
+            if type(one) is not np.ndarray or not (flags.c_contiguous and flags.writeable and flags.aligned):
+                return None
+            tensors.append(torch.from_numpy(one))
+        return [one.numpy() for one in call.run(tensors)]
+
     def _check(self, inputs: Sequence[Any]) -> tuple[list[torch.Tensor], Call]:
         """The tensors that are given, and what is known of their shapes."""
         self._by_name(inputs, tuple(self.signature.inputs), "input")
@@ -188,8 +207,11 @@ class Plan:
                 dropped = self._calls.pop(oldest)
                 self._known = {key: one for key, one in self._known.items() if one is not dropped}
             self._calls[shapes] = call
-            if all(map(_needs_nothing, inputs)) and len(self._known) < 4 * _MOST_SHAPES:
-                self._known[_key(inputs)] = call
+            if len(self._known) < 4 * _MOST_SHAPES:
+                if all(map(_needs_nothing, inputs)):
+                    self._known[_key(inputs)] = call
+                elif self._plain and all(type(one) is np.ndarray and one.dtype.isnative for one in inputs):
+                    self._known[_array_key(inputs)] = call
         return tensors, call
 
     def _run_into(
@@ -269,6 +291,11 @@ def _key(inputs: Sequence[Any]) -> Any:
     return tuple(
         [(type(x), x.shape, x.dtype, x.device, x.layout, x.requires_grad, x.is_neg()) for x in inputs]
     )
+
+
+def _array_key(inputs: Sequence[Any]) -> Any:
+    """The same of NumPy's arrays."""
+    return tuple([(x.shape, x.dtype) for x in inputs])
 
 
 def _needs_nothing(given: Any) -> bool:

@@ -260,11 +260,25 @@ def read_only():
     return array
 
 
-def test_read_only_arrays_are_inputs_all_the_same(plan):
-    given = arrays()
-    for one in given.values():
-        one.flags.writeable = False
-    assert_same_outputs(plan.execute(given), evaluate(block_with(plan), given))
+def test_arrays_of_any_layout_are_inputs(plan):
+    given = arrays(4)
+    expected = evaluate(block_with(plan), given)
+    x, y = given.values()
+    column, read = np.asfortranarray(x), x.copy()
+    read.flags.writeable = False
+    odd = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(np.float32).reshape(x.shape)
+    swapped = x.astype(">f4")
+    wide = np.zeros((8, 16), np.float32)
+    wide[::2, ::2] = x
+    for _ in range(2):
+        for one in (x, column, read, odd, swapped, wide[::2, ::2], x[::-1].copy()[::-1]):
+            assert np.array_equal(one, x)
+            results = plan(one, y)
+            assert all(type(array) is np.ndarray for array in results)
+            assert_same_outputs(dict(zip(expected, results, strict=True)), expected)
+    narrow = x.astype(np.float64)
+    with pytest.raises(PlanError, match="float64, expected float32"):
+        plan(narrow, y)
 
 
 def test_threads_have_memory_of_their_own(plan):
