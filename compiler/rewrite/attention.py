@@ -54,8 +54,8 @@ _PRODUCT = Op(
 _SCALED = one_of(Op({"mul", "div"}, _PRODUCT.once(), Scalar("scale")).once(), _PRODUCT.once())
 _SCORES = through("cast", _SCALED)
 _CHOSEN = one_of(
-    Op("select", _narrow(Any("kept")), Scalar("zero", 0.0), Scalar("fill")),
-    Op("select", _narrow(Any("hidden")), Scalar("fill"), Scalar("zero", 0.0)),
+    Op("select", _narrow(Any("kept")), Scalar("", 0.0), Scalar("fill"), name="added"),
+    Op("select", _narrow(Any("hidden")), Scalar("fill"), Scalar("", 0.0), name="added"),
 )
 _MASKED = one_of(
     Op("select", _narrow(Any("kept")), _SCORES, Scalar("fill"), name="masked"),
@@ -75,11 +75,15 @@ def _blanked() -> Pattern:
     """Rows that are masked whole, or of NaNs, are a number."""
     soft = Once(_softmax(2), 2)
     every = Op("bitnot", _narrow(Op("reduce_any", _narrow(Any("kept")))))
-    lowest = Op("eq", _narrow(Op("reduce_max", Any("masked"))), Scalar("", -math.inf))
+    lowest, lowest_of_mask = (
+        Op("eq", _narrow(Op("reduce_max", one)), Scalar("", -math.inf))
+        for one in (Any("masked"), _narrow(one_of(_CHOSEN, Any("mask"))))
+    )
     return one_of(
         Op("select", Op("isnan", Any("soft")), Scalar("blank"), soft),
         Op("select", _narrow(every), Scalar("blank"), soft, name="by kept"),
         Op("select", _narrow(lowest), Scalar("blank"), soft, name="by scores"),
+        Op("select", _narrow(lowest_of_mask), Scalar("blank"), soft, name="by mask"),
     )
 
 
@@ -103,21 +107,27 @@ def _repeats_heads(match: Match, name: str) -> str | None:
 
 def _blanks_rows(match: Match) -> str | None:
     """Why what is made blank is not the rows of which nothing is kept; None if it is, or nothing is."""
-    if "by kept" in match:
-        if "masked" not in match or match["masked"].op_name != "select":
-            return "rows are made blank of which nothing is kept, but scores are not chosen so"
-        masked = match["masked"]
-        chosen = places(masked.operands[0], match["kept"])
-        blank = places(match["by kept"].operands[0], match["kept"])
-        last = masked.rank - 1
-    elif "by scores" in match:
-        last = match["masked"].rank - 1
-        chosen, blank = list(range(last + 1)), places(match["by scores"].operands[0], match["masked"])
-    else:
+    how = next((one for one in ("by kept", "by scores", "by mask") if one in match), None)
+    if how is None:
         return None
-    if chosen is None or blank is None or blank != [None if one == last else one for one in chosen]:
+    if "masked" not in match or match["masked"].op_name == ("add" if how == "by kept" else "select"):
+        return "rows are made blank of which nothing is kept, but scores are not masked so"
+    masked = match["masked"]
+    source = masked if how == "by scores" else match["kept"] if how == "by kept" else _added(match)
+    chosen = [
+        found
+        for one in ([masked] if how == "by scores" else masked.operands)
+        if (found := places(one, source)) is not None
+    ]
+    blank = places(match[how].operands[0], source)
+    last = masked.rank - 1
+    if not chosen or blank != [None if one == last else one for one in chosen[0]]:
         return "the rows that are made blank are not those of which nothing is kept"
     return None
+
+
+def _added(match: Match) -> Value:
+    return match["added"] if "added" in match else match["mask"]
 
 
 def _operands(match: Match) -> dict[str, Value]:

@@ -37,30 +37,43 @@ def groups(whole: Shape, parts: Shape) -> list[tuple[int, ...]] | None:
 _ONE: Dim = 1
 
 
+_LEAVES_DIMS = frozenset({"bitnot", "eq", "cast"})
+_REDUCES = frozenset({"reduce_any", "reduce_max"})
+
+
 def places(value: Value, source: Value) -> list[int | None] | None:
     """The dims of `value` in which the dims of `source` are; None for one that is reduced or of one element.
 
-    On the way are views, which may add dims and drop dims of one element, and ops that leave dims alone.
+    On the way are views, which may add dims and drop dims of one element, reductions, and ops that leave dims alone.
+    None where another op is on the way, or `source` is not what `value` is made of.
     """
     if value is source:
         return list(range(source.rank))
-    x = value.operands[0]
-    before = places(x, source)
+    if value.op_name not in _LEAVES_DIMS | _REDUCES | {"broadcast", "reshape"}:
+        return None
+    for x in value.operands:
+        before = places(x, source)
+        step = None if before is None else _step(value, x)
+        if before is not None and step is not None:
+            return [None if one is None else step[one] for one in before]
+    return None
+
+
+def _step(value: Value, x: Value) -> list[int | None] | None:
+    """The dims of `value` in which the dims of its operand are."""
     if value.op_name == "broadcast":
-        step: list[int | None] = list(value.attrs["axes"])
-    elif value.op_name == "reshape":
-        old, new = ([at for at, dim in enumerate(one.shape) if dim != 1] for one in (x, value))
-        if len(old) != len(new) or not all(
-            proves_equal(x.shape[a], value.shape[b]) for a, b in zip(old, new, strict=True)
-        ):
-            return None
-        step = [new[old.index(at)] if at in old else None for at in range(x.rank)]
-    elif value.op_name in {"reduce_any", "reduce_max"}:
+        return list(value.attrs["axes"])
+    if value.op_name in _REDUCES:
         left = [at for at in range(x.rank) if at not in value.attrs["axes"]]
-        step = [left.index(at) if at in left else None for at in range(x.rank)]
-    else:
-        return before
-    return None if before is None else [None if one is None else step[one] for one in before]
+        return [left.index(at) if at in left else None for at in range(x.rank)]
+    if value.op_name in _LEAVES_DIMS:
+        return list(range(x.rank))
+    old, new = ([at for at, dim in enumerate(one.shape) if dim != 1] for one in (x, value))
+    if len(old) != len(new) or not all(
+        proves_equal(x.shape[a], value.shape[b]) for a, b in zip(old, new, strict=True)
+    ):
+        return None
+    return [new[old.index(at)] if at in old else None for at in range(x.rank)]
 
 
 def _splits(match: Match) -> str | None:

@@ -57,10 +57,16 @@ def exported(q, k, v, mask):
     return soft.unary("isnan").select(0.0, soft) @ v
 
 
-def turned_once(q, k, v, mask):
-    """Keys (batch, keys, heads, features) that one permute turns."""
-    keys = k.permute(0, 2, 1, 3).exp()
-    return additive(q, keys.permute(0, 2, 1, 3), v, mask) * 1.0
+def specified(q, k, v, mask):
+    """As ONNX defines its Attention: rows are blank where the mask alone is nothing but -inf."""
+    low = (mask < 0).select(mask.like(0.0), -math.inf)
+    return specified_of(q, k, v, low)
+
+
+def specified_of(q, k, v, low):
+    masked = scores(q, k) + low
+    empty = low.max(-1, keepdims=True).eq(-math.inf)
+    return empty.broadcast_to(masked.shape).select(0.0, masked.softmax(-1)) @ v
 
 
 def divided(q, k, v, mask):
@@ -73,6 +79,8 @@ SPELLINGS = {
     "chosen, blank": (chosen, {"q", "k", "v", "scale", "kept", "fill", "blank"}),
     "hidden": (chosen_hidden, {"q", "k", "v", "scale", "hidden", "fill"}),
     "exported": (exported, {"q", "k", "v", "scale", "kept", "fill", "blank"}),
+    "specified": (specified, {"q", "k", "v", "scale", "kept", "fill", "blank"}),
+    "specified, of floats": (specified_of, {"q", "k", "v", "scale", "mask", "blank"}),
     "divided": (divided, {"q", "k", "v", "scale", "mask"}),
 }
 MASKS = {"whole": ("n", 4, 5, 5), "of keys": ("n", 1, 1, 5), "of queries and keys": (5, 5)}
@@ -167,7 +175,7 @@ MISSES = {
     "blank columns": (
         lambda q, k, v: additive_blank(q, k, v, v @ v.transpose(), axis=-2), "rows that are made blank are not"),
     "blank of others": (
-        lambda q, k, v: rows_blank(v @ v.transpose() < 0, ((q @ k.transpose()).softmax(-1))) @ v, "not chosen so"),
+        lambda q, k, v: rows_blank(v @ v.transpose() < 0, ((q @ k.transpose()).softmax(-1))) @ v, "not masked so"),
 }  # fmt: skip
 
 
