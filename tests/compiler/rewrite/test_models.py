@@ -135,6 +135,15 @@ def test_attention_that_is_written_out(name, way):
     assert {one: found[one] for one in ONE_LAYER[name]} == ONE_LAYER[name]
 
 
+@pytest.mark.parametrize("options", [{"opset_version": 23}, {"optimize": False}], ids=["newest ops", "plain"])
+def test_llama_by_other_exports(options):
+    given = model("llama", layers=1)
+    result = rewritten(from_exporter(given, **options))
+    with torch.no_grad():
+        assert_matches(outputs(result, given), given.module(*given.args))
+    assert structure(result) == structure(rewritten(from_torch(given)))
+
+
 def test_batch_norms_of_a_file_go_into_its_convolutions():
     given = model("resnet50")
     graph = from_torchscript(given, training=torch.onnx.TrainingMode.PRESERVE)
