@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from kernels_hub.compiler.codegen.cpp_nest import print_nest
 from kernels_hub.compiler.codegen.cpp_packed import Packed, PackedOperands
-from kernels_hub.compiler.codegen.cpp_roots import header_of, print_root
+from kernels_hub.compiler.codegen.cpp_roots import print_root, runtime_of
 from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters, origins
 from kernels_hub.compiler.codegen.scalar import identifier, size_name, storage_type
 from kernels_hub.compiler.ir.dims import dim_symbols
@@ -27,7 +27,7 @@ from kernels_hub.compiler.schedule.kernel import Buffer, Kernel, Schedule
 
 @dataclass(frozen=True)
 class Program:
-    """A translation unit and what its functions are called with."""
+    """A translation unit and what its functions are called with; `runtime`: source files that go with it."""
 
     source: str
     buffers: tuple[Buffer, ...]
@@ -35,6 +35,7 @@ class Program:
     sizes: tuple[str, ...]
     messages: tuple[str, ...]
     steps: tuple[str, ...]
+    runtime: tuple[str, ...]
 
 
 def generate(schedule: Schedule, *, round_ops: bool = False) -> Program:
@@ -89,10 +90,11 @@ class _Unit:
         sizes = tuple(sorted(names))
         host = Lines()
         self._host(host, prepared, called, sizes)
+        runtime = self._runtime()
         head = [
             f"// {self.schedule.name}: generated from a schedule of {len(called)} kernels.",
             '#include "scalar.h"',
-            *(f'#include "{one}"' for one in self._headers()),
+            *(['#include "linked.h"'] if runtime else []),
             "",
             "",
         ]
@@ -103,12 +105,13 @@ class _Unit:
             sizes,
             tuple(self.names.messages),
             tuple(one.name for one in self.schedule.kernels),
+            runtime,
         )
 
-    def _headers(self) -> list[str]:
+    def _runtime(self) -> tuple[str, ...]:
         kernels = (*self.schedule.prepare, *self.schedule.kernels)
-        found = {header_of(nest) for kernel in kernels for nest in kernel.nests}
-        return sorted(one for one in found if one is not None)
+        found = {runtime_of(nest) for kernel in kernels for nest in kernel.nests}
+        return tuple(sorted(one for one in found if one is not None))
 
     def _kernel(self, kernel: Kernel, lines: Lines) -> _Call:
         """Write the functions of a kernel, unless there are some with the same text but for names."""
@@ -119,7 +122,7 @@ class _Unit:
         mine = Lines()
         parameters = self._functions(name, kernel, mine)
         self.used.update(parameters.sizes)
-        origin = origins(dict.fromkeys(kernel.origins))
+        origin = origins(kernel.origins)
         known = self.functions.setdefault(_pattern(mine.text()), name)
         if known == name:
             if origin:

@@ -62,20 +62,21 @@ def print_attention(name: str, nest: Nest, lines: Lines, names: Names, *, round_
         ]
         for word, values in strides:
             lines.add(f"const int64_t {word}_strides[] = {{{', '.join(map(index, values))}}};")
-        lines.add(f"const kh::AttentionShape shape{{{_shape(root, shape, scalars)}}};")
+        lines.add(f"const kh::Attention shape{{{_shape(root, shape, scalars)}}};")
         q, k, v, out = (
             names.buffers[view.buffer] + (f" + {index(view.offset)}" if view.offset != 0 else "")
             for view in (root.q, root.k, root.v, direct)
         )
         scale, scores, score = _scaled(root)
         factor = scalars.literal(scale, FLOAT32)
-        call = f"kh::attention(shape, {q}, q_strides, {k}, k_strides, {v}, v_strides, {factor},"
+        function = "attend_masked" if score == "score" else "attend"
+        call = f"kh::{function}(shape, {q}, q_strides, {k}, k_strides, {v}, v_strides, {factor},"
         if score == "score":
-            lines.add(f"{call} kh::NoMask{{}}, {out}, out_strides);")
+            lines.add(f"{call} nullptr, nullptr, {out}, out_strides);")
         else:
             lines.add(call)
             _print_scores(root, scores, score, lines, names, round_ops=round_ops)
-            lines.add(f"              {out}, out_strides);")
+            lines.add(f"           {out}, out_strides);")
         if rest is not None:
             lines.add(f"{name}_rest({', '.join(rest.passed(names))});")
     return parameters
@@ -85,7 +86,7 @@ def _shape(root: Attention, shape: Sequence[Dim], scalars: Cpp) -> str:
     batch, heads, queries, wide = shape
     dims = [batch, heads, root.k.shape[1], queries, root.k.shape[2], root.q.shape[3], wide]
     text = ", ".join(map(scalars.index, dims))
-    return f"{text}, false, 0{', true' if root.blank else ''}"
+    return f"{text}, false, 0, {str(root.blank).lower()}"
 
 
 def _stored_in_place(nest: Nest) -> View | None:
@@ -140,7 +141,7 @@ def _print_scores(
     at = levels(scores, loops, own={"score": len(loops)})
     used = frozenset[str]().union(*(variables(one) for one in scores))
     given = [f"int64_t {loop.name[1:]}" if loop.name in used else "int64_t" for loop in loops[:3]]
-    head = f"              [=]({', '.join(given)}, int64_t j, int64_t count, float* scores)"
+    head = f"           [=]({', '.join(given)}, int64_t j, int64_t count, float* scores)"
     with lines.block(head, "},"):
         for level in range(len(loops)):
             body.emit_at(scores, at, level)

@@ -29,28 +29,28 @@ def print_convolution(
         if not any(isinstance(one, Load) and one.buffer is root.w.buffer for one in nest.body):
             del parameters.reads[root.w.buffer]
         any_size = _shape(root, (1,) * 3, scalars, out=(1,) * 3, n=1)
-        fill = f"const int64_t strides[] = {w_strides}; kh::conv_pack({any_size}, {source}, strides, $to);"
-        right = packed.add(root.w, f"kh::conv_packed_size({any_size})", fill)
+        fill = f"const int64_t strides[] = {w_strides}; kh::pack_filter({any_size}, {source}, strides, $to);"
+        right = packed.add(root.w, f"kh::filter_size({any_size})", fill)
         parameters.packed[right] = None
     _, *spatial, _ = nest.outer
     with lines.block(f"static void {name}({', '.join(parameters.declared(names))})"):
         sizes = _three(root.x.shape[2:], 1)
         out = _three([loop.extent for loop in spatial], 1)
         lines.add(
-            f"const kh::ConvShape shape{_shape(root, sizes, scalars, out=out, n=root.x.shape[0])[13:]};"
+            f"const kh::Convolution shape{_shape(root, sizes, scalars, out=out, n=root.x.shape[0])[15:]};"
         )
         x = root.x.strides
         x_strides = _list([index(one) for one in (x[0], *_three(x[2:], 0), x[1])])
         lines.add(f"const int64_t strides[] = {x_strides};")
         if not weight:
             right = "packed"
-            lines.add("const kh::Row<float> space(kh::conv_packed_size(shape));")
+            lines.add("const kh::Row<float> space(kh::filter_size(shape));")
             lines.add("float* const packed = &space[0];")
             lines.add(f"const int64_t w_strides[] = {w_strides};")
-            lines.add(f"kh::conv_pack(shape, {source}, w_strides, packed);")
+            lines.add(f"kh::pack_filter(shape, {source}, w_strides, packed);")
         first = names.buffers[root.x.buffer] + _plus(index(root.x.offset))
-        lines.add(f"kh::conv(shape, {first}, strides, {right},")
-        lines.add("         [=](int64_t row, int64_t j, int64_t count, const float* acc) {")
+        lines.add(f"kh::convolve(shape, {first}, strides, {right},")
+        lines.add("             [=](int64_t, int64_t row, int64_t j, int64_t count, const float* acc) {")
         counted = [("row", len(spatial) + 1)]
         print_epilogue(lines, names, nest, counted, round_ops=round_ops, tail="});")
     return parameters
@@ -69,7 +69,7 @@ def _shape(root: Convolution, sizes: Sequence[Dim], scalars: Cpp, *, out: Sequen
     )
     heads = (n, root.x.shape[1], root.w.shape[0], root.groups)
     parts = [*(index(one) for one in heads), *(_list([index(one) for one in triple]) for triple in triples)]
-    return f"kh::ConvShape{_list(parts)}"
+    return f"kh::Convolution{_list(parts)}"
 
 
 def _three(dims: Sequence[Dim], filler: int) -> tuple[Dim, ...]:

@@ -31,7 +31,7 @@ class Library:
     @classmethod
     def built(cls, program: Program, name: str, level: Isa | None = None) -> Library:
         """Compiled now or before. Raises BuildError."""
-        return cls.opened(build(program.source, name, level), program.messages)
+        return cls.opened(build(program.source, name, level, runtime=program.runtime), program.messages)
 
     @classmethod
     def opened(cls, path: Path, messages: tuple[str, ...]) -> Library:

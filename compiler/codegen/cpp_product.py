@@ -47,18 +47,18 @@ def print_product(
     with lines.block(f"static void {name}({', '.join(parameters.declared(names))})"):
         if flat and weight:
             rows = turns((*batch, m))
-            lines.add(
-                f"kh::gemm({index(rows)}, {index(n.extent)}, {k}, {left}, {_row_stride(root, batch, scalars)},"
-            )
-            lines.add(f"         {right}, [=](int64_t row, {_PIECE}")
+            stride = _row_stride(root, batch, scalars)
+            lines.add(f"kh::multiply(0, {index(rows)}, {index(n.extent)}, {k}, {left}, {stride}, {right},")
+            lines.add(f"             [=](int64_t, int64_t row, {_PIECE}")
             print_epilogue(lines, names, nest, [("row", len(batch) + 1)], round_ops=round_ops, tail="});")
         elif weight:
             with lines.block(f"for (int64_t batch = 0; batch < {index(turns(batch))}; ++batch)"):
                 a_at, b_at = _offsets(root, batch, scalars, packed=True)
-                size = f"kh::packed_size({k}, {index(n.extent)})"
+                size = f"kh::right_size({k}, {index(n.extent)})"
                 second = right if b_at == "0" else f"{right} + ({b_at}) * {size}"
-                lines.add(f"kh::gemm({index(m.extent)}, {index(n.extent)}, {k}, {left} + {a_at}, {strides},")
-                lines.add(f"         {second}, [=](int64_t row, {_PIECE}")
+                sizes = f"{index(m.extent)}, {index(n.extent)}, {k}"
+                lines.add(f"kh::multiply(batch, {sizes}, {left}{_plus(a_at)}, {strides}, {second},")
+                lines.add(f"             [=](int64_t batch, int64_t row, {_PIECE}")
                 counted = [("batch", len(batch)), ("row", 1)]
                 print_epilogue(lines, names, nest, counted, round_ops=round_ops, tail="});")
         else:
@@ -84,14 +84,12 @@ def _print_batched(
         strides = f"{index(root.a.strides[-2])}, {index(root.a.strides[-1])}"
         a_at, b_at = _offsets(root, batch, scalars, packed=False)
         counted = [("batch", len(batch)), ("row", 1)]
-    a_of, b_of = (
-        f"[=](int64_t{'' if at == '0' else ' batch'}) {{ return {side}{_plus(at)}; }}"
-        for side, at in ((left, a_at), (right, b_at))
-    )
-    lines.add(f"kh::gemm_batched({count}, {index(rows)}, {index(n.extent)}, {k},")
-    lines.add(f"                 {a_of}, {strides},")
-    lines.add(f"                 {b_of}, {b_strides},")
-    lines.add(f"                 [=](int64_t{' batch' if not flat else ''}, int64_t row, {_PIECE}")
+    word = "int64_t" if a_at == b_at == "0" else "int64_t batch"
+    operands = f"kh::Operands{{{left}{_plus(a_at)}, {right}{_plus(b_at)}}}"
+    lines.add(f"kh::multiply_batched({count}, {index(rows)}, {index(n.extent)}, {k},")
+    lines.add(f"                     [=]({word}) {{ return {operands}; }},")
+    lines.add(f"                     {strides}, {b_strides},")
+    lines.add(f"                     [=](int64_t{' batch' if not flat else ''}, int64_t row, {_PIECE}")
     print_epilogue(lines, names, nest, counted, round_ops=round_ops, tail="});")
 
 
@@ -108,14 +106,14 @@ def _packed(view: View, packed: PackedOperands, names: Names) -> str:
         (extent, stride) for extent, stride in zip(batch, strides, strict=True) if extent != 1 and stride != 0
     ]
     count = product(extent for extent, _ in own)
-    size = f"kh::packed_size({k}, {n})"
+    size = f"kh::right_size({k}, {n})"
     source = names.buffers[view.buffer] + (f" + {view.offset}" if view.offset != 0 else "")
     if not own:
-        return packed.add(view, size, f"kh::pack({source}, {k}, {n}, {stride_k}, {stride_n}, $to);")
+        return packed.add(view, size, f"kh::pack_right({source}, {k}, {n}, {stride_k}, {stride_n}, $to);")
     at = " + ".join(_digits("batch", [extent for extent, _ in own], [stride for _, stride in own]))
     fill = (
         f"for (int64_t batch = 0; batch < {count}; ++batch) "
-        f"kh::pack({source} + {at}, {k}, {n}, {stride_k}, {stride_n}, $to + batch * {size});"
+        f"kh::pack_right({source} + {at}, {k}, {n}, {stride_k}, {stride_n}, $to + batch * {size});"
     )
     return packed.add(view, f"{count} * {size}", fill)
 

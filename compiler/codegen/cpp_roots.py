@@ -30,7 +30,11 @@ def print_root(
     return print_convolution(name, nest, lines, names, packed, round_ops=round_ops)
 
 
-def header_of(nest: Nest) -> str | None:
-    """The header of the runtime that the text of a nest needs beside `scalar.h`."""
-    kinds = {Product: "gemm.h", Convolution: "conv.h", Attention: "attention.h"}
-    return None if nest.root is None else kinds[type(nest.root)]
+def runtime_of(nest: Nest) -> str | None:
+    """The source file of the runtime that the text of a nest needs."""
+    files = {
+        Product: "linked_product.cpp",
+        Convolution: "linked_convolution.cpp",
+        Attention: "linked_attention.cpp",
+    }
+    return None if nest.root is None else files[type(nest.root)]

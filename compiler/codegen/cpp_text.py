@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -44,6 +44,7 @@ class Lines:
     def add(self, text: str = "", note: str = "") -> None:
         """One line; `note` becomes a comment behind it."""
         line = "  " * self.depth + text if text else ""
+        note = short_origin(note)
         if note and len(line) + len(note) + 5 <= WIDTH:
             line = f"{line}  // {note}"
         self.lines.append(line)
@@ -218,7 +219,12 @@ class Body:
         )
 
 
-def origins(names: Mapping[str, None]) -> str:
+def origins(names: Iterable[str]) -> str:
     """Where a kernel comes from, in a few words."""
-    shown = [name for name in names if name][:3]
-    return ", ".join(shown)
+    shown = list(dict.fromkeys(short_origin(name) for name in names if name))
+    return ", ".join(shown[:3]) + (", …" if len(shown) > 3 else "")
+
+
+def short_origin(origin: str) -> str:
+    """An origin without the source file's path, which differs from machine to machine."""
+    return origin.split(", /", 1)[0]

@@ -1,7 +1,8 @@
 """Generated C++ to loaded libraries: the system compiler, and a cache of what it built.
 
-A library is kept under a name that is a digest of all that decides its content: the source, the runtime's headers, the
-compiler's version, the flags. Each build goes to a private file that is renamed into place, so that concurrent
+A library is the generated unit and some source files of the runtime, which are compiled once for all. It is kept
+under a name that is a digest of all that decides its content: source, runtime, flags, the compiler's version.
+Each build goes to a private file that is renamed into place, so that concurrent
 threads and processes see nothing or the whole; a digest beside the library tells a damaged one, which is built again.
 Where the folder cannot be written to, a folder of this process serves, and a warning says so once.
 
@@ -25,6 +26,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +40,6 @@ RUNTIME = Path(__file__).parent / "runtime"
 
 FLAGS = (
     "-std=c++20", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fwrapv", "-fPIC",
-    "-shared",
 )  # fmt: skip
 
 TIMEOUT_S = 600
@@ -104,10 +106,18 @@ def cache_folder() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "kernels_hub" / "compiled"
 
 
-def build(source: str, name: str, level: Isa | None = None, *, compiler: str | None = None) -> Path:
+def build(
+    source: str,
+    name: str,
+    level: Isa | None = None,
+    *,
+    runtime: Sequence[str] = (),
+    compiler: str | None = None,
+) -> Path:
     """The library of a translation unit, from the cache or built now.
 
-    name: the beginning of the file's name. level: by default the best that this machine runs.
+    name: the beginning of the file's name. level: by default the best that this machine runs. runtime: source files
+    of the runtime that go with it; each is compiled once for all.
     Raises BuildError where there is no compiler, or it fails.
     """
     level = level or machine_isas()[0]
@@ -116,13 +126,13 @@ def build(source: str, name: str, level: Isa | None = None, *, compiler: str | N
         raise BuildError(
             f"graph {name}: no C++ compiler found; set KERNELS_HUB_CXX or install g++, or choose another engine"
         )
-    key = _key(source, compiler, level)
+    key = _key(f"{' '.join(runtime)}\n{source}", compiler, level)
     stem = f"{re.sub(r'[^A-Za-z0-9_]+', '_', name)[:40] or 'graph'}-{key}"
     with _LOCKS[key]:
         for folder in (cache_folder(), _own_folder()):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                return _cached(source, stem, folder, compiler, level)
+                return _cached(source, stem, runtime, folder, compiler, level)
             except OSError as error:
                 _say_once(str(folder), str(error))
         raise BuildError(f"graph {name}: no folder to build in can be written to; set KERNELS_HUB_CACHE")
@@ -136,28 +146,52 @@ def load(path: Path) -> ctypes.CDLL:
         raise BuildError(f"{path} does not load: {error}; delete it, and it is built again") from error
 
 
-def _cached(source: str, stem: str, folder: Path, compiler: str, level: Isa) -> Path:
-    target, note = folder / f"{stem}.so", folder / f"{stem}.sha256"
-    if _is_whole(target, note):
+def _cached(source: str, stem: str, runtime: Sequence[str], folder: Path, compiler: str, level: Isa) -> Path:
+    target = folder / f"{stem}.so"
+    if _is_whole(target):
         return target
     code = folder / f"{stem}.cpp"
     _replace(code, source.encode())
-    descriptor, private = tempfile.mkstemp(dir=folder, prefix=f"{stem}-", suffix=".tmp")
-    os.close(descriptor)
-    partial = Path(private)
-    try:
-        _compile(code, partial, compiler, level)
-        digest = hashlib.sha256(partial.read_bytes()).hexdigest()
-        partial.replace(target)
-        _replace(note, digest.encode())
-    finally:
-        partial.unlink(missing_ok=True)
+    parts = [RUNTIME / one for one in runtime]
+    with tempfile.TemporaryDirectory(dir=folder, prefix=f"{stem}-", suffix=".tmp") as private:
+        own, linked = Path(private) / "unit.o", Path(private) / "unit.so"
+        with ThreadPoolExecutor(max_workers=max(1, min(len(parts) + 1, os.cpu_count() or 1))) as pool:
+            shared = [pool.submit(_runtime_object, one, folder, compiler, level) for one in parts]
+            pool.submit(_compile, code, own, compiler, level).result()
+            objects = [own, *(one.result() for one in shared)]
+        link = [compiler, "-shared", "-fopenmp", *map(str, objects), "-o", str(linked)]
+        _run(link, code, f"{compiler} failed to link {code} (kept)")
+        _publish(linked, target)
     return target
 
 
-def _is_whole(target: Path, note: Path) -> bool:
+def _runtime_object(code: Path, folder: Path, compiler: str, level: Isa) -> Path:
+    """The object of a source file of the runtime, from the cache or compiled now."""
+    key = _key("", compiler, level)
+    target = folder / f"runtime_{code.stem}-{level.name}-{key}.o"
+    with _LOCKS[target.name]:
+        if not _is_whole(target):
+            with tempfile.TemporaryDirectory(dir=folder, prefix=f"{target.stem}-", suffix=".tmp") as private:
+                made = Path(private) / "part.o"
+                _compile(code, made, compiler, level)
+                _publish(made, target)
+    return target
+
+
+def _publish(made: Path, target: Path) -> None:
+    """Put a file in its place, and its digest beside it."""
+    digest = hashlib.sha256(made.read_bytes()).hexdigest()
+    made.replace(target)
+    _replace(_note(target), digest.encode())
+
+
+def _note(target: Path) -> Path:
+    return target.with_name(f"{target.name}.sha256")
+
+
+def _is_whole(target: Path) -> bool:
     try:
-        return hashlib.sha256(target.read_bytes()).hexdigest() == note.read_text(encoding="ascii")
+        return hashlib.sha256(target.read_bytes()).hexdigest() == _note(target).read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):
         return False
 
@@ -174,17 +208,21 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _compile(code: Path, target: Path, compiler: str, level: Isa) -> None:
-    command = [compiler, *FLAGS, *level.flags, f"-I{RUNTIME}", str(code), "-o", str(target)]
+    command = [compiler, *FLAGS, *level.flags, f"-I{RUNTIME}", "-c", str(code), "-o", str(target)]
+    _run(command, code, f"{compiler} failed on {code} (kept)")
+
+
+def _run(command: list[str], code: Path, what: str) -> None:
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", check=False, timeout=TIMEOUT_S
         )
     except subprocess.TimeoutExpired as error:
-        raise BuildError(f"{compiler} took more than {TIMEOUT_S} s on {code}") from error
+        raise BuildError(f"{command[0]} took more than {TIMEOUT_S} s on {code}") from error
     if done.returncode != 0:
         if "No space left" in done.stderr:
             raise OSError(f"no space left in {code.parent}")
-        raise BuildError(f"{compiler} failed on {code} (kept):\n{_shortened(done.stderr, done.returncode)}")
+        raise BuildError(f"{what}:\n{_shortened(done.stderr, done.returncode)}")
 
 
 def _shortened(message: str, code: int) -> str:
@@ -222,7 +260,7 @@ def _key(source: str, compiler: str, level: Isa) -> str:
 
 def _headers() -> str:
     """What the headers of the runtime are: their content, read again where a file has changed."""
-    files = sorted(RUNTIME.glob("*.h"))
+    files = sorted((*RUNTIME.glob("*.h"), *RUNTIME.glob("*.cpp")))
     return _headers_digest(tuple((str(one), one.stat().st_mtime_ns, one.stat().st_size) for one in files))
 
 

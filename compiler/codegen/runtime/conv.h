@@ -370,6 +370,12 @@ inline bool pointwise(const ConvShape& shape, const Pixels& x) {
   return shape.n == 1 || x.stride[0] == even;
 }
 
+// The epilogue of a group of channels.
+template <class Epilogue>
+KH_INLINE auto shift(Epilogue& e, int64_t by) {
+  return [&e, by](int64_t i, int64_t j, int64_t count, const float* acc) { e(i, by + j, count, acc); };
+}
+
 // e(row, j, count, acc): acc[0..count) are output channels j.. of output pixel `row`, complete; once for every
 // piece, from any thread. x_strides: (n, d, h, w, c) in floats. packed: what conv_pack() made.
 template <class Epilogue>
@@ -382,9 +388,7 @@ void conv(const ConvShape& shape, const float* x, const int64_t x_strides[5], co
   const int64_t channels = shape.c / shape.groups, columns = shape.o / shape.groups, depth = shape.depth();
   const bool plain = pointwise(shape, pixels);
   for (int64_t g = 0; g < shape.groups; ++g) {
-    const auto shifted = [&, g](int64_t i, int64_t j, int64_t count, const float* acc) {
-      e(i, g * columns + j, count, acc);
-    };
+    auto shifted = shift(e, g * columns);
     const float* const right = packed + g * packed_size(depth, columns);
     Pixels part = pixels;
     part.data += g * channels;
