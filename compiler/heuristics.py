@@ -98,8 +98,9 @@ def estimate(divided: Partition) -> float:
 
 def middling(graph: Graph) -> dict[str, int]:
     """A size for each symbol: 32, or what its bounds allow that is nearest to it."""
+    facts = ((name, expr.only_symbol) for name, expr in graph.symbols.items())
     return {
-        name: min(max(_SIZE, one.min), _SIZE if one.max is None else one.max)
-        for name, expr in graph.symbols.items()
-        if (one := expr.only_symbol) is not None
+        name: max(one.min, _SIZE if one.max is None else min(_SIZE, one.max))
+        for name, one in facts
+        if one is not None
     }

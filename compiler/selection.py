@@ -248,9 +248,9 @@ def signature_of(graph: Graph) -> Signature:
     )
 
 
-def digest_of(graph: Graph) -> str:
-    """A digest of all that a graph computes, but for the arrays of its parameters."""
-    return hashlib.sha256(print_graph(graph).encode()).hexdigest()[:32]
+def digest_of(text: str) -> str:
+    """A digest of a printed graph: of all that it computes, but for the arrays of its parameters."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _order(
@@ -326,6 +326,7 @@ def _program(candidate: Candidate) -> Program:
                 sum(not node.op.traits & (Trait.LEAF | Trait.VIEW) for node in piece.nodes),
             )
         )
+    text = print_graph(graph)
     return Program(
         name=graph.name,
         signature=signature_of(graph),
@@ -339,6 +340,6 @@ def _program(candidate: Candidate) -> Program:
             if node.results[0] in places
         },
         facts=dict(graph.symbols),
-        digest=digest_of(graph),
-        text=print_graph(graph),
+        digest=digest_of(text),
+        text=text,
     )

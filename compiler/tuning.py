@@ -31,6 +31,7 @@ from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.evaluate import evaluate
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.ops.conversion import widened
+from kernels_hub.compiler.ir.printer import print_graph
 from kernels_hub.compiler.ir.types import Array
 from kernels_hub.compiler.plan import Plan
 from kernels_hub.compiler.plan_file import versions
@@ -160,7 +161,7 @@ def _call(plan: Plan, tensors: Sequence[torch.Tensor]) -> Callable[[], object]:
 def _key(graph: Graph, device: Device, only: Filter, without: set[str]) -> dict[str, Any]:
     """All that decides what is fastest; other engines, or other limits, are another question."""
     return {
-        "graph": digest_of(graph),
+        "graph": digest_of(print_graph(graph)),
         "device": [device.type, device.arch, _hardware(device)],
         "versions": versions(),
         "engines": sorted(engine.name for engine in engines() if engine.name not in without),
