@@ -12,6 +12,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "gemm.h"
 #include "vector_math.h"
@@ -80,16 +82,21 @@ class RowsAttention {
         deep_(round_up(shape.d, kLine)), wide_(round_up(shape.dv, kPanel)) {}
 
   void run(int64_t b, int64_t kv, int64_t first, int64_t rows) {
-    b_ = b, kv_ = kv, first_ = first, rows_ = rows;
+    b_ = b, kv_ = kv, count_ = rows;
     float* next = workspace<Use::kAttention>().floats(rows * (deep_ + wide_ + 1 + kLanes) +
-                                                      kKeys * (deep_ + wide_ + 2 * kRows) + 64);
+                                                      kKeys * (deep_ + wide_ + 2 * kRows) + 9 * kLanes);
     const auto take = [&next](int64_t count) { return std::exchange(next, next + round_up(count, kLanes)); };
     queries_ = take(rows * deep_), outputs_ = take(rows * wide_), sums_ = take(rows * kLanes);
     keys_ = take(kKeys * deep_), values_ = take(kKeys * wide_);
     scores_ = take(kKeys * kRows), weights_ = take(kKeys * kRows), maxima_ = take(rows);
+    rows_.clear();
+    int64_t head = kv * shape_.group() + first / shape_.lq, query = first % shape_.lq, seen = 0;
+    for (int64_t r = 0; r < rows; ++r) {
+      rows_.push_back({head, query, shape_.visible(query)});
+      seen = std::max(seen, rows_.back().seen);
+      if (++query == shape_.lq) query = 0, ++head;
+    }
     start();
-    int64_t seen = 0;
-    for (int64_t r = 0; r < rows; ++r) seen = std::max(seen, shape_.visible(query(r)));
     for (int64_t j = 0; j < seen; j += kKeys) {
       const int64_t count = std::min(kKeys, seen - j);
       load_keys(j, count);
@@ -99,29 +106,30 @@ class RowsAttention {
   }
 
  private:
-  int64_t query(int64_t r) const { return (first_ + r) % shape_.lq; }
-  int64_t head(int64_t r) const { return kv_ * shape_.group() + (first_ + r) / shape_.lq; }
+  struct Row {
+    int64_t head, query;
+    int64_t seen;  // keys
+  };
 
   // Scaled queries in lines, as the kernels read a left operand; nothing seen yet.
   void start() {
-    for (int64_t r0 = 0; r0 < rows_; r0 += kRows) {
-      const int64_t height = std::min(kRows, rows_ - r0);
+    const int64_t d = shape_.d;
+    const float scale = scale_;
+    for (int64_t r0 = 0; r0 < count_; r0 += kRows) {
+      const int64_t height = std::min(kRows, count_ - r0);
       for (int64_t r = 0; r < height; ++r) {
-        const float* const from = q_.at(b_, head(r0 + r), query(r0 + r));
+        const float* const from = q_.at(b_, rows_[r0 + r].head, rows_[r0 + r].query);
         float* const to = queries_ + r0 * deep_ + r * kLine;
-        for (int64_t i = 0; i < shape_.d; i += kLine) {
-          const int64_t count = std::min(kLine, shape_.d - i);
-          if (q_.stride[3] == 1 && count == kLine) {
-            for (int64_t x = 0; x < kLine; ++x) to[i * height + x] = from[i + x] * scale_;
-          } else {
-            for (int64_t x = 0; x < count; ++x) to[i * height + x] = from[(i + x) * q_.stride[3]] * scale_;
-          }
+        int64_t i = 0;
+        if (q_.stride[3] == 1) {
+          for (; i + kLanes <= d; i += kLanes)
+            store(to + i / kLine * kLine * height + i % kLine, load(from + i) * scale);
         }
+        for (; i < d; ++i) to[i / kLine * kLine * height + i % kLine] = from[i * q_.stride[3]] * scale;
       }
     }
-    std::fill_n(outputs_, rows_ * wide_, 0.0f);
-    std::fill_n(sums_, rows_ * kLanes, 0.0f);
-    std::fill_n(maxima_, rows_, -kInfinity);
+    std::fill_n(sums_, count_ * kLanes, 0.0f);
+    std::fill_n(maxima_, count_, -kInfinity);
   }
 
   void load_keys(int64_t j, int64_t count) {
@@ -135,10 +143,10 @@ class RowsAttention {
     }
   }
 
-  // Rows r0 .. r0 + height against keys j .. j + count.
+  // Rows r0 .. r0 + height against keys j .. j + count. Their first block is one that any of them sees.
   void block(int64_t r0, int64_t height, int64_t j, int64_t count) {
     int64_t seen = 0;
-    for (int64_t r = r0; r < r0 + height; ++r) seen = std::max(seen, shape_.visible(query(r)) - j);
+    for (int64_t r = r0; r < r0 + height; ++r) seen = std::max(seen, rows_[r].seen - j);
     if (seen <= 0) return;
     const int64_t needed = std::min(seen, count);
     for (int64_t i = 0; i < needed; i += kPanel) {
@@ -150,27 +158,28 @@ class RowsAttention {
     for (int64_t i = 0; i < shape_.dv; i += kPanel) {
       const int64_t width = panel_width(shape_.dv, i);
       kKernels[width / kLanes - 1][height - 1](needed, weights_, values_ + i * count,
-                                               outputs_ + r0 * wide_ + i * height, true);
+                                               outputs_ + r0 * wide_ + i * height, j > 0);
     }
   }
 
   // The weights of one row for this block from its scores; sum and output are made relative to a new maximum.
   void softmax(int64_t row, int64_t r, int64_t height, int64_t j, int64_t needed) {
-    const int64_t seen = std::min(shape_.visible(query(row)) - j, needed);
+    const Row& of = rows_[row];
+    const int64_t seen = std::min(of.seen - j, needed);
     float* const row_scores = scores_ + r * kPanel;
     vfloat high = splat(maxima_[row]);
     for (int64_t i = 0; i < needed; i += kPanel) {
       float* const scores = row_scores + i * height;
-      mask_(b_, head(row), query(row), j + i, std::min(kPanel, needed - i), scores);
+      mask_(b_, of.head, of.query, j + i, std::min(kPanel, needed - i), scores);
       for (int64_t hidden = std::clamp<int64_t>(seen - i, 0, kPanel); hidden < kPanel; ++hidden)
         scores[hidden] = -kInfinity;
       high = larger(high, larger(load(scores), load(scores + kLanes)));
     }
     const float maximum = largest_of(high), base = finite_or_zero(maximum);
     float* const sums = sums_ + row * kLanes;
-    if (maximum > maxima_[row]) {
-      const float factor = exp_falling(maxima_[row] - maximum);
-      maxima_[row] = maximum;
+    const float before = std::exchange(maxima_[row], maximum);
+    if (maximum > before && before != -kInfinity) {
+      const float factor = exp_falling(before - maximum);
       store(sums, load(sums) * factor);
       float* const output = outputs_ + (row - r) * wide_ + r * kPanel;
       for (int64_t i = 0; i < wide_ * height; i += kPanel * height) {
@@ -193,17 +202,18 @@ class RowsAttention {
   }
 
   void write() const {
-    for (int64_t r0 = 0; r0 < rows_; r0 += kRows) {
-      const int64_t height = std::min(kRows, rows_ - r0);
+    for (int64_t r0 = 0; r0 < count_; r0 += kRows) {
+      const int64_t height = std::min(kRows, count_ - r0);
       for (int64_t r = 0; r < height; ++r) {
-        float sum = 0.0f;
-        for (int64_t i = 0; i < kLanes; ++i) sum += sums_[(r0 + r) * kLanes + i];
-        if (shape_.blank && sum == 0.0f) sum = 1.0f;
-        float* const to = out_.at(b_, head(r0 + r), query(r0 + r));
+        const Row& of = rows_[r0 + r];
+        const float sum = sum_of(load(sums_ + (r0 + r) * kLanes));
+        float* const to = out_.at(b_, of.head, of.query);
         for (int64_t i = 0; i < shape_.dv; i += kPanel) {
           const float* const from = outputs_ + r0 * wide_ + i * height + r * kPanel;
           const int64_t count = std::min(kPanel, shape_.dv - i);
-          if (out_.stride[3] == 1 && count == kPanel) {
+          if (sum == 0.0f) {  // no key was seen, so there may be no output either
+            for (int64_t x = 0; x < count; ++x) to[(i + x) * out_.stride[3]] = kNaN;
+          } else if (out_.stride[3] == 1 && count == kPanel) {
             for (int64_t x = 0; x < kPanel; ++x) to[i + x] = from[x] / sum;
           } else {
             for (int64_t x = 0; x < count; ++x) to[(i + x) * out_.stride[3]] = from[x] / sum;
@@ -219,7 +229,8 @@ class RowsAttention {
   Mask& mask_;
   Heads<float> out_;
   int64_t deep_, wide_;
-  int64_t b_ = 0, kv_ = 0, first_ = 0, rows_ = 0;
+  int64_t b_ = 0, kv_ = 0, count_ = 0;
+  std::vector<Row> rows_;
   float *queries_, *outputs_, *sums_, *keys_, *values_, *scores_, *weights_, *maxima_;
 };
 

@@ -67,9 +67,11 @@ KH_INLINE float exp(float x) {
 
 // 1 ulp, for x <= 0 as softmax has it; what is below 2^-126 becomes 0.
 KH_INLINE float exp_falling(float x) {
-  const Whole n = nearest(at_least(x, -88.0f) * 1.44269504f);
-  const float p = reduced_expm1(at_least(x, -88.0f), n.value) + 1.0f;
-  return x < -87.3f ? 0.0f : std::bit_cast<float>(std::bit_cast<int32_t>(p) + (n.integer << 23));
+  const float inside = at_least(x, -88.0f);
+  const float shifted = inside * 1.44269504f + 0x1.8p23f;  // its lowest bits are n, the others leave in the shift
+  const float p = reduced_expm1(inside, shifted - 0x1.8p23f) + 1.0f;
+  const uint32_t result = std::bit_cast<uint32_t>(p) + (std::bit_cast<uint32_t>(shifted) << 23);
+  return x < -87.3f ? 0.0f : std::bit_cast<float>(result);
 }
 
 // 1.5 ulp
