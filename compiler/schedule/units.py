@@ -235,7 +235,7 @@ class Units:
         ranges, names = Ranges(loops), [loop.name for loop in loops]
         stored = self.kinds.keys() | self.in_memory
         base, index = walk(operand, tuple(loop.index for loop in loops), ranges, stored)
-        if _is_linear(index, row_major(base.shape), names):
+        if _linear(index, row_major(base.shape), names) is not None:
             self._add_unless_stored(base)
         elif (order := self._order_for(base, index, names)) is not None:
             self._add_unless_stored(base)
@@ -244,14 +244,17 @@ class Units:
             self._add_unless_stored(operand)
 
     def _order_for(self, base: Value, index: Index, names: Sequence[str]) -> tuple[int, ...] | None:
-        """An order of the dims of `base` in memory in which the index is linear."""
+        """An order of the dims of `base` in memory in which the index is linear, its last variable fastest if it can be."""
         free = base not in self.in_memory and base not in self.outputs and base not in self.orders
         if not free or not 2 <= base.rank <= MOST_PERMUTED:
             return None
-        for order in itertools.permutations(range(base.rank)):
-            if _is_linear(index, permuted(base.shape, order), names):
-                return order
-        return None
+        fitting = [
+            (order, found)
+            for order in itertools.permutations(range(base.rank))
+            if (found := _linear(index, permuted(base.shape, order), names)) is not None
+        ]
+        dense = [order for order, strides in fitting if strides[names[-1]] == 1]
+        return next(iter(dense), None) or next((order for order, _ in fitting), None)
 
     def _add_unless_stored(self, value: Value) -> None:
         if not self.is_stored(value):
@@ -266,8 +269,10 @@ class Units:
         self.kinds = dict(sorted(self.kinds.items(), key=lambda one: one[0].id))
 
 
-def _is_linear(index: Index, strides: Shape, names: Sequence[str]) -> bool:
+def _linear(index: Index, strides: Shape, names: Sequence[str]) -> dict[str, Dim] | None:
+    """The stride of each variable in memory; None where there are no such."""
     place: Dim = 0
     for one, stride in zip(index, strides, strict=True):
         place = place + one * stride
-    return linear(place, names) is not None
+    found = linear(place, names)
+    return found[0] if found is not None else None
