@@ -14,7 +14,7 @@ from kernels_hub.compiler.rewrite.rule import Match, Pass, Rule
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a rule does to a graph: the values that it stands a better one for, or the nearest miss.
+    """What a rule does to a graph: the values that it replaces, or the nearest miss.
 
     matched: how many nodes of the pattern the nearest miss had matched. root: where that attempt began.
     """

@@ -43,7 +43,7 @@ def _continues(first: Value, second: Value, axis: int) -> bool:
         all(step == 1 for step in (*a["steps"], *b["steps"]))
         and proves_equal(a["stops"][axis], b["starts"][axis])
         and all(
-            place == axis or (proves_equal(a[key][place], b[key][place]))
+            place == axis or proves_equal(a[key][place], b[key][place])
             for key in ("starts", "stops")
             for place in range(first.rank)
         )
