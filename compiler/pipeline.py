@@ -34,6 +34,7 @@ from kernels_hub.compiler.heuristics import Heuristic, middling
 from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.transform import bind
+from kernels_hub.compiler.module_call import ModuleCall
 from kernels_hub.compiler.plan import Plan
 from kernels_hub.compiler.plan_file import check_header, plan_in, read_bytes, versions
 from kernels_hub.compiler.program import SegmentError
@@ -50,7 +51,6 @@ from kernels_hub.compiler.tuning import benchmark, tune
 from kernels_hub.compiler.tuning_database import TuningDatabase
 
 if TYPE_CHECKING:
-    from kernels_hub.compiler.importers.torch_export import TorchProgram
     from kernels_hub.compiler.profiling import Profile, Rates
 
 
@@ -90,7 +90,7 @@ def compile(  # noqa: A001  (the verb that everybody looks for)
 
     Raises ImportFailure for what cannot be imported, EngineError with every engine's reason where none takes it.
     """
-    graph, program = _imported(source, dims)
+    graph, module = _imported(source, dims)
     if rewrite:
         from kernels_hub.compiler.rewrite.pipeline import rewrite as simplify
 
@@ -98,17 +98,18 @@ def compile(  # noqa: A001  (the verb that everybody looks for)
     names = None if engines is None else (engines,) if isinstance(engines, str) else tuple(engines)
     only = Filter(names, frozenset(exclude_notes), workspace_limit)
     settings = Settings(find_device(device), only, heuristic, max_shapes, cache)
-    return Executable.of(graph, settings, program)
+    return Executable.of(graph, settings, module)
 
 
-def _imported(source: Any, dims: Any) -> tuple[Graph, TorchProgram | None]:
+def _imported(source: Any, dims: Any) -> tuple[Graph, ModuleCall | None]:
     if isinstance(source, Graph):
         return (bind(source, dims) if dims else source), None
     if isinstance(source, tuple) and source and isinstance(source[0], torch.nn.Module):
         from kernels_hub.compiler.importers.torch_export import import_torch_program
 
-        program = import_torch_program(*source, dynamic_shapes=dims)
-        return program.graph, program
+        module, args, kwargs = (*source, *((), {})[len(source) - 1 :])
+        program = import_torch_program(module, args, kwargs, dynamic_shapes=dims)
+        return program.graph, ModuleCall(program, args, kwargs)
     if isinstance(source, torch.nn.Module):
         raise CompilerError(f"{type(source).__name__} needs example arguments: give (module, args)")
     if isinstance(source, (str, os.PathLike, bytes)) or hasattr(source, "SerializeToString"):
@@ -132,13 +133,13 @@ class Executable:
         signature: Signature,
         settings: Settings,
         graph: Graph | None,
-        program: TorchProgram | None = None,
+        module: ModuleCall | None = None,
     ) -> None:
         self.signature, self.settings, self.graph = signature, settings, graph
         self.name = graph.name if graph is not None else ""
         self.candidates: list[Outcome] = []
         self.evicted = 0
-        self._program = program
+        self._module = module
         self._without: set[str] = set()
         self._plan: Plan | None = None
         """The one for all shapes."""
@@ -148,9 +149,9 @@ class Executable:
         self._lock = threading.RLock()
 
     @classmethod
-    def of(cls, graph: Graph, settings: Settings, program: TorchProgram | None = None) -> Executable:
+    def of(cls, graph: Graph, settings: Settings, module: ModuleCall | None = None) -> Executable:
         """Of a graph. Raises EngineError where no engine takes it."""
-        made = cls(signature_of(graph), settings, graph, program)
+        made = cls(signature_of(graph), settings, graph, module)
         if not made._specialises(graph):
             made._plan = made._choose(graph)
         return made
@@ -173,10 +174,11 @@ class Executable:
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """The output, a tuple of the outputs, or what the module returns. Raises as `Plan.execute` does."""
-        if self._program is not None:
-            return self._call_module(inputs, named)
-        if named:
-            inputs = self._merge(inputs, named)
+        if self._module is not None:
+            return self._module.result(self._run(self._module.inputs(inputs, named)))
+        return self._run(self._merge(inputs, named) if named else inputs)
+
+    def _run(self, inputs: tuple[Any, ...]) -> Any:
         plan = self._plan
         if plan is None:
             plan = self._plan_for(inputs)
@@ -323,29 +325,6 @@ class Executable:
                 f"graph {self.name} has the inputs {names}; missing are {missing}, unknown {unknown}, twice {twice}"
             )
         return tuple([given[name] for name in names])
-
-    def _call_module(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from torch.utils import _pytree as pytree
-
-        program = self._program
-        assert program is not None
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        if spec != program.in_spec:
-            raise PlanError(
-                f"graph {self.name} was traced with arguments {program.in_spec}, called with {spec}"
-            )
-        inputs = [
-            one for name, one in zip(program.inputs, leaves, strict=True) if name in self.signature.inputs
-        ]
-        plan = self._plan or self._plan_for(inputs)
-        try:
-            results = plan.run(inputs)
-        except SegmentError as error:
-            found = self._again(error, plan, inputs)
-            results = [found] if len(self.signature.outputs) == 1 else list(found)
-        outputs = dict(zip(self.signature.outputs, results, strict=True))
-        listed = [outputs[one] if kind == "output" else one for kind, one in program.outputs]
-        return pytree.tree_unflatten(listed, program.out_spec)
 
     # -- files
 

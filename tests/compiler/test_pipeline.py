@@ -89,6 +89,10 @@ def test_a_module_takes_and_gives_what_it_did():
     torch.testing.assert_close(got["sum"], expected["sum"])
     with pytest.raises(PlanError, match="was traced with arguments"):
         run(*args)
+    with pytest.raises(PlanError, match=r"argument 'scale' was 2.0 when .* called with 3.0"):
+        run(*args, scale=3.0)
+    with pytest.raises(PlanError, match=r"argument 'scale' was 2.0 when"):
+        run(*args, scale=torch.tensor(2.0))
 
 
 def test_an_onnx_file(tmp_path):
