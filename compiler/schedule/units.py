@@ -244,7 +244,7 @@ class Units:
             self._add_unless_stored(operand)
 
     def _order_for(self, base: Value, index: Index, names: Sequence[str]) -> tuple[int, ...] | None:
-        """An order of the dims of `base` in memory in which the index is linear, its last variable fastest if it can be."""
+        """An order of the dims of `base` in which the index is linear; its last variable fastest, if that can be."""
         free = base not in self.in_memory and base not in self.outputs and base not in self.orders
         if not free or not 2 <= base.rank <= MOST_PERMUTED:
             return None
