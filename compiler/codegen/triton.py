@@ -1,0 +1,140 @@
+"""A schedule as one Python module of Triton kernels and the functions that launch them.
+
+    PREPARE, RUN      functions (m, s), one for each kernel of the schedule, to be called in order
+    m                 tensors: those of `Program.buffers` in that order, then an int32 that is 0
+    s                 the sizes of the symbols `Program.sizes`
+
+A kernel that meets an index out of range writes the number of a message of `Program.messages` (1 is the first) to the
+last tensor of `m`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels_hub.compiler.codegen.cpp_text import Names, origins
+from kernels_hub.compiler.codegen.scalar import identifier, size_name
+from kernels_hub.compiler.codegen.triton_kernel import Launch
+from kernels_hub.compiler.codegen.triton_nest import print_nest
+from kernels_hub.compiler.codegen.triton_options import Options
+from kernels_hub.compiler.codegen.triton_roots import print_root
+from kernels_hub.compiler.codegen.triton_text import Lines
+from kernels_hub.compiler.ir.dims import dim_symbols
+from kernels_hub.compiler.schedule.index import is_variable
+from kernels_hub.compiler.schedule.kernel import Buffer, Kernel, Schedule
+
+HEAD = """\
+import triton
+import triton.language as tl
+
+from kernels_hub.compiler.codegen import triton_runtime as kh
+from kernels_hub.compiler.codegen.triton_runtime import libdevice
+
+"""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A module's source, and what its functions are called with."""
+
+    source: str
+    buffers: tuple[Buffer, ...]
+    sizes: tuple[str, ...]
+    messages: tuple[str, ...]
+    steps: tuple[str, ...]
+
+
+def generate(schedule: Schedule, options: Options | None = None) -> Program:
+    """The Triton of a schedule. Raises EngineError for a dtype or an op that Triton cannot express."""
+    return _Module(schedule, options or Options()).program()
+
+
+class _Module:
+    """One module while it is written."""
+
+    def __init__(self, schedule: Schedule, options: Options) -> None:
+        self.schedule, self.options = schedule, options
+        self.names = Names(schedule.buffers)
+        self.taken: set[str] = set()
+        self.launches: dict[str, list[Launch]] = {}
+
+    def program(self) -> Program:
+        kernels, host = Lines(), Lines()
+        prepare = [self._kernel(one, kernels) for one in self.schedule.prepare]
+        run = [self._kernel(one, kernels) for one in self.schedule.kernels]
+        used = {name for all_of in self.launches.values() for one in all_of for name in one.arguments.sizes}
+        dims = [dim for one in self.schedule.buffers for dim in (*one.shape, *one.strides)]
+        sizes = tuple(sorted(used | {one.name for one in dim_symbols(dims) if not is_variable(one)}))
+        places = {buffer: place for place, buffer in enumerate(self.schedule.buffers)}
+        for name, launches in self.launches.items():
+            self._function(name, launches, places, sizes, host)
+        host.add(f"PREPARE = ({''.join(f'{name}, ' for name in prepare)})")
+        host.add(f"RUN = ({''.join(f'{name}, ' for name in run)})")
+        head = f'"""{identifier(self.schedule.name)}: generated from a schedule of {len(run)} kernels."""\n\n'
+        return Program(
+            head + HEAD + "\n" + kernels.text() + host.text(),
+            self.schedule.buffers,
+            sizes,
+            tuple(self.names.messages),
+            tuple(one.name for one in self.schedule.kernels),
+        )
+
+    def _kernel(self, kernel: Kernel, lines: Lines) -> str:
+        """Write the kernels of a schedule's kernel; returns the name of the function that launches them."""
+        name = wanted = identifier(kernel.name)
+        while name in self.taken:
+            name = f"{wanted}_{len(self.taken)}"
+        self.taken.add(name)
+        source = origins(dict.fromkeys(kernel.origins))
+        launches: list[Launch] = []
+        for number, nest in enumerate(kernel.nests):
+            part = f"{name}_kernel" if len(kernel.nests) == 1 else f"{name}_kernel_{number}"
+            if source:
+                lines.add(f"# {source}")
+            make = print_nest if nest.root is None else print_root
+            launch = make(part, nest, lines, self.names, self.options)
+            if launch is not None:
+                launches.append(launch)
+        self.launches[name] = launches
+        return name
+
+    def _function(
+        self,
+        name: str,
+        launches: list[Launch],
+        places: dict[Buffer, int],
+        sizes: tuple[str, ...],
+        lines: Lines,
+    ) -> None:
+        with lines.block(f"def {name}(m, s)"):
+            wanted = dict.fromkeys(size for one in launches for size in one.arguments.sizes)
+            for one in wanted:
+                lines.add(f"{size_name(one)} = s[{sizes.index(one)}]")
+            for launch in launches:
+                self._launch(launch, places, lines)
+            if not launches:
+                lines.add("pass")
+        lines.add()
+        lines.add()
+
+    def _launch(self, launch: Launch, places: dict[Buffer, int], lines: Lines) -> None:
+        if launch.condition:
+            with lines.block(f"if {launch.condition}"):
+                self._call(launch, places, lines)
+            if launch.otherwise is not None:
+                with lines.block("else"):
+                    self._launch(launch.otherwise, places, lines)
+        else:
+            self._call(launch, places, lines)
+
+    def _call(self, launch: Launch, places: dict[Buffer, int], lines: Lines) -> None:
+        for one in launch.before:
+            lines.add(one)
+        found = launch.arguments
+        arguments = [f"m[{places[one]}]" for one in found.buffers] + [size_name(one) for one in found.sizes]
+        if found.fails:
+            arguments.append(f"m[{len(places)}]")
+        constants = [f"{name}={value}" for name, value in launch.constants.items()]
+        grid = ", ".join(launch.grid) + ("," if len(launch.grid) == 1 else "")
+        shown = ", ".join(self.names.buffers[one] for one in found.buffers)
+        lines.add(f"{launch.kernel}[({grid})]({', '.join([*arguments, *constants])})", shown)

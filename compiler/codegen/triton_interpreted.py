@@ -1,0 +1,50 @@
+"""What Triton's interpreter lacks, in NumPy: math functions of `libdevice`, and reductions that are no slow loops.
+
+Only imported under TRITON_INTERPRET=1, where kernels run on the CPU: by tests, on machines without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime.interpreter import TensorHandle
+
+_NAMES = {
+    "asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh",
+    "atan2": "arctan2", "pow": "power",
+}  # fmt: skip
+
+
+class _Libdevice:
+    """The functions of the module `triton.language.extra.libdevice`, by name."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = getattr(np, _NAMES.get(name, name))
+
+        def call(*args: Any) -> Any:
+            result = function(*(one.handle.data for one in args))
+            of_block = next((one for one in args if one.type.is_block()), args[0])
+            return _tensor(result.astype(args[0].handle.data.dtype), of_block)
+
+        return call
+
+
+libdevice = _Libdevice()
+
+
+def reduction(function: np.ufunc) -> Callable[[Any], Any]:
+    """A reduction along axis 1 that keeps the axis."""
+
+    def reduce(x: Any) -> Any:
+        data = x.handle.data
+        return _tensor(function.reduce(data, axis=1, keepdims=True, dtype=data.dtype), x)
+
+    return reduce
+
+
+def _tensor(data: Any, like: Any) -> Any:
+    kind = tl.block_type(like.type.scalar, list(data.shape)) if like.type.is_block() else like.type
+    return tl.core.tensor(TensorHandle(data, like.handle.dtype), kind)

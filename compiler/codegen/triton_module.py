@@ -1,0 +1,71 @@
+"""Generated Triton source as a module: kept in the cache folder under a digest of its text, and imported from there.
+
+Triton reads the source of kernels from the file, and keeps what it compiled under its own digests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import logging
+import os
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import ModuleType
+
+from kernels_hub.compiler.codegen.scalar import identifier
+from kernels_hub.compiler.codegen.toolchain import cache_folder
+
+_LOGGER = logging.getLogger("kernels_hub")
+_LOCK = threading.Lock()
+_PRIVATE: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def load_module(source: str, name: str) -> ModuleType:
+    """The module of a source, imported once a process."""
+    digest = hashlib.sha256(source.encode()).hexdigest()[:24]
+    full = f"kernels_hub_triton_{identifier(name)[:40]}_{digest}"
+    with _LOCK:
+        found = sys.modules.get(full)
+        if found is not None:
+            return found
+        path = _written(source, full)
+        spec = importlib.util.spec_from_file_location(full, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[full] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[full]
+            raise
+        return module
+
+
+def _written(source: str, name: str) -> Path:
+    folder = cache_folder().with_name("triton")
+    try:
+        return _write(source, folder, name)
+    except OSError as error:
+        if not _PRIVATE:
+            _LOGGER.warning(
+                "the cache of Triton sources %s cannot be used (%s); this process has its own", folder, error
+            )
+            _PRIVATE.append(tempfile.TemporaryDirectory(prefix="kernels_hub_triton_"))
+        return _write(source, Path(_PRIVATE[0].name), name)
+
+
+def _write(source: str, folder: Path, name: str) -> Path:
+    """The file, written under another name first, so that others see all of it or nothing."""
+    path = folder / f"{name}.py"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if path.read_text(encoding="utf-8") == source:
+            return path
+    folder.mkdir(parents=True, exist_ok=True)
+    private = folder / f".{name}.{os.getpid()}.{threading.get_ident()}"
+    private.write_text(source, encoding="utf-8")
+    private.replace(path)
+    return path

@@ -1,0 +1,51 @@
+"""Nests without a root as Triton kernels: pointwise ones here, those with reductions in `triton_reduce`.
+
+A pointwise nest is a block of consecutive positions of its merged loops for each program.
+"""
+
+from __future__ import annotations
+
+from kernels_hub.compiler.codegen.cpp_loops import is_empty, simplified, turns
+from kernels_hub.compiler.codegen.cpp_text import Names
+from kernels_hub.compiler.codegen.triton_kernel import HOST, Kernel, Launch
+from kernels_hub.compiler.codegen.triton_options import Options
+from kernels_hub.compiler.codegen.triton_reduce import print_reduction
+from kernels_hub.compiler.codegen.triton_text import Axis, Body, Lines
+from kernels_hub.compiler.schedule.kernel import Nest, Reduce
+
+
+def print_nest(name: str, nest: Nest, lines: Lines, names: Names, options: Options) -> Launch | None:
+    """Write the kernel of a nest without a root; None where there is nothing to do."""
+    reduces = any(isinstance(one, Reduce) for one in nest.body)
+    if not reduces:
+        nest = Nest((*nest.outer, *nest.inner), (), nest.body)
+    nest = simplified(nest)
+    if is_empty(nest.outer):
+        return None
+    if reduces:
+        return print_reduction(name, nest, lines, names, options)
+    return print_pointwise(name, nest, lines, names, options)
+
+
+def print_pointwise(name: str, nest: Nest, lines: Lines, names: Names, options: Options) -> Launch:
+    """One program for each block of positions."""
+    loops = nest.outer
+    kernel = Kernel(name, nest, lines, names)
+    total = turns(loops)
+    axis = Axis("block", "at", "live")
+    body = Body(lines, names, loops, [axis], {one.name: "block" for one in loops})
+    with kernel.define(["BLOCK"] if loops else []):
+        if loops:
+            lines.add(f"at = {kernel.program()} * BLOCK + tl.arange(0, BLOCK)")
+            lines.add(f"live = at < {body.index(total)}")
+            kernel.unravel("at", loops, body.scalars)
+        for one in nest.body:
+            body.emit(one)
+    if not loops:
+        return kernel.launch("", ["1"], {"num_warps": "1"})
+    count = HOST.index(total)
+    block, warps = options.block(total)
+    condition = "" if isinstance(total, int) else f"{count} > 0"
+    return kernel.launch(
+        condition, [f"kh.cdiv({count}, {block})"], {"BLOCK": str(block), "num_warps": str(warps)}
+    )

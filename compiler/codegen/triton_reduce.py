@@ -1,0 +1,314 @@
+"""Nests with reductions as Triton kernels: a tile of [rows, columns], rows of outer turns, columns of inner ones.
+
+Where a row fits a tile, everything is in registers and the statements stand in their order. Longer rows are run
+through in columns: a pass feeds the reductions that need none before it, the next uses their results, and computes
+again (from memory) what both need.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from kernels_hub.compiler.codegen.cpp_contexts import lane_of
+from kernels_hub.compiler.codegen.cpp_loops import estimate, turns
+from kernels_hub.compiler.codegen.cpp_text import Names
+from kernels_hub.compiler.codegen.triton_kernel import HOST, Kernel, Launch
+from kernels_hub.compiler.codegen.triton_options import MOST_COLUMNS, Options, power_of_two
+from kernels_hub.compiler.codegen.triton_text import Axis, Body, Lines
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.types import DType
+from kernels_hub.compiler.schedule.index import flatten
+from kernels_hub.compiler.schedule.kernel import Nest, Reduce, Statement, Store, arguments, variables
+
+LOOPED_COLUMNS = 1024
+ACROSS_COLUMNS = 32
+"""Columns of a tile where rows are what lies side by side in memory."""
+
+PLACES = {"argmax": "max", "argmin": "min"}
+
+
+def print_reduction(name: str, nest: Nest, lines: Lines, names: Names, options: Options) -> Launch:
+    """Write the kernel, or two where only the sizes tell whether rows fit a tile."""
+    inner, across = turns(nest.inner), lane_of(nest) is not None
+    count = HOST.index(inner)
+    if isinstance(inner, int) and inner <= (256 if across else MOST_COLUMNS):
+        return _Reduction(name, nest, lines, names).persistent(
+            options, str(power_of_two(inner)), power_of_two(inner)
+        )
+    columns = ACROSS_COLUMNS if across else LOOPED_COLUMNS
+    looped = _Reduction(name, nest, lines, names).looped(options, columns, across=across)
+    if isinstance(inner, int) or across:
+        return looped
+    whole = _Reduction(f"{name}_whole", nest, lines, names)
+    return whole.persistent(
+        options,
+        f"kh.power_of_two({count})",
+        power_of_two(estimate(inner)),
+        f"{count} <= {MOST_COLUMNS}",
+        looped,
+    )
+
+
+class _Reduction:
+    """One kernel."""
+
+    def __init__(self, name: str, nest: Nest, lines: Lines, names: Names) -> None:
+        self.nest, self.lines = nest, lines
+        self.kernel = Kernel(name, nest, lines, names)
+        rows = Axis("rows", "row", "row_live") if nest.outer else None
+        columns = Axis("columns", "column", "column_live")
+        axis_of = {one.name: "rows" for one in nest.outer} | {one.name: "columns" for one in nest.inner}
+        loops = (*nest.outer, *nest.inner)
+        self.body = Body(lines, names, loops, [columns, *([rows] if rows else [])], axis_of)
+        if rows is None:
+            self.body.axes["rows"] = Axis("rows", "row")
+        self.inner = nest.is_inner()
+        self.flat = flatten(tuple(one.index for one in nest.inner), tuple(one.extent for one in nest.inner))
+
+    def persistent(
+        self,
+        options: Options,
+        columns: str,
+        likely: int,
+        condition: str = "",
+        otherwise: Launch | None = None,
+    ) -> Launch:
+        """All columns at once."""
+        with self.kernel.define(["ROWS", "COLUMNS"]):
+            self._rows()
+            self._columns("tl.arange(0, COLUMNS)")
+            for one in self.nest.body:
+                if isinstance(one, Reduce):
+                    self._reduce(one)
+                else:
+                    self.body.emit(one)
+        return self._launch(options, columns, likely, condition, otherwise)
+
+    def looped(self, options: Options, columns: int, *, across: bool) -> Launch:
+        """Columns by columns, in as many passes as it takes."""
+        level = self._levels()
+        passes = sorted(
+            {
+                level[one.arg] if isinstance(one, Reduce) else self._store_level(one, level)
+                for one in self.nest.body
+                if isinstance(one, Reduce) or (isinstance(one, Store) and self._is_inner(one))
+            }
+        )
+        with self.kernel.define(["ROWS", "COLUMNS"]):
+            self._rows()
+            self._segment(0, level)
+            for number in range(max(passes, default=-1) + 1):
+                if number in passes:
+                    self._pass(number, level)
+                self._segment(number + 1, level)
+        rows = 64 if across else None
+        return self._launch(options, str(columns), columns, "", None, rows)
+
+    # -- both --------------------------------------------------------------------------------------
+
+    def _rows(self) -> None:
+        if not self.nest.outer:
+            self.lines.add("row = tl.zeros([ROWS, 1], tl.int32)")
+            return
+        total = self.body.index(turns(self.nest.outer))
+        self.lines.add(f"row = {self.kernel.program()} * ROWS + tl.arange(0, ROWS)[:, None]")
+        self.lines.add(f"row_live = row < {total}")
+        self.kernel.unravel("row", self.nest.outer, self.body.scalars)
+
+    def _columns(self, positions: str) -> None:
+        wide = "" if self.kernel.index == "tl.int32" else f".to({self.kernel.index})"
+        self.lines.add(f"column = ({positions})[None, :]{wide}")
+        self.lines.add(f"column_live = column < {self.body.index(turns(self.nest.inner))}")
+        self.kernel.unravel("column", self.nest.inner, self.body.scalars)
+
+    def _launch(
+        self, options: Options, columns: str, likely: int, condition: str, otherwise: Launch | None,
+        rows: int | None = None,
+    ) -> Launch:  # fmt: skip
+        outer = turns(self.nest.outer)
+        found, warps = options.rows(outer, likely)
+        if rows is not None:
+            found, warps = min(rows, power_of_two(estimate(outer))), 4
+        if not self.nest.outer:
+            found, warps = 1, max(1, min(16, likely // 512))
+        count = HOST.index(outer)
+        tests = [condition] if condition else []
+        if not isinstance(outer, int):
+            tests.append(f"{count} > 0")
+        constants = {"ROWS": str(found), "COLUMNS": columns, "num_warps": str(warps)}
+        return self.kernel.launch(
+            " and ".join(tests), [f"kh.cdiv({count}, {found})"], constants, otherwise=otherwise
+        )
+
+    def _reduce(self, one: Reduce) -> None:
+        """A reduction of what is in registers."""
+        dtype = self._held(one)
+        value = self._tile(one, dtype)
+        if one.kind in PLACES:
+            kind = PLACES[one.kind]
+            self.lines.add(f"{one.name}_all = {value}", one.origin)
+            self.lines.add(f"{one.name}_best = kh.row_{kind}({one.name}_all)")
+            none = self.body.index(turns(self.nest.inner))
+            places = f"tl.where(column_live, {self.body.index(self.flat)}, {none})"
+            self.lines.add(
+                f"{one.name} = kh.first_place({one.name}_all, {one.name}_best, {places}, {none})"
+                f".to({one.dtype.triton})"
+            )
+        else:
+            text = f"kh.row_{_function(one.kind)}({value})"
+            self.lines.add(f"{one.name} = {self._finished(one, text)}", one.origin)
+        self._know(one)
+
+    def _held(self, one: Reduce) -> DType:
+        """What totals are kept in."""
+        if one.kind in {"any", "all"}:
+            return types.INT32
+        if one.kind in PLACES:
+            source = self.body.dtypes[one.arg]
+            return types.INT32 if source is types.BOOL else source.compute
+        return one.dtype.compute
+
+    def _counted(self, one: Reduce, dtype: DType) -> str:
+        """The argument, with the identity where there is no element."""
+        source = self.body.dtypes[one.arg].compute
+        text = one.arg if source is dtype else f"{one.arg}.to({dtype.triton})"
+        return f"tl.where(column_live, {text}, {self._identity(one, dtype)})"
+
+    def _tile(self, one: Reduce, dtype: DType) -> str:
+        """The same as a whole tile."""
+        text = self._counted(one, dtype)
+        whole = len(self.body.shape[one.arg]) == 2
+        return text if whole else f"tl.broadcast_to({text}, [ROWS, COLUMNS])"
+
+    def _identity(self, one: Reduce, dtype: DType) -> str:
+        kind = PLACES.get(one.kind, one.kind)
+        low, high = (-math.inf, math.inf) if dtype.is_float else dtype.limits
+        number = {"sum": 0, "prod": 1, "max": low, "min": high, "any": 0, "all": 1}[kind]
+        return self.body.scalars.literal(number, dtype)
+
+    def _finished(self, one: Reduce, text: str) -> str:
+        return f"{text} != 0" if one.kind in {"any", "all"} else text
+
+    def _know(self, one: Reduce) -> None:
+        self.body.know(one.name, one.dtype, ["rows"])
+
+    # -- passes ------------------------------------------------------------------------------------
+
+    def _levels(self) -> dict[str, int]:
+        """The pass in which a value is first known, or after which, for what follows from reductions."""
+        level: dict[str, int] = {}
+        for one in self.nest.body:
+            if isinstance(one, Store):
+                continue
+            found = max((level[arg] for arg in arguments(one)), default=0)
+            level[one.name] = found + 1 if isinstance(one, Reduce) else found
+        return level
+
+    def _store_level(self, one: Store, level: dict[str, int]) -> int:
+        return max(level[arg] for arg in arguments(one))
+
+    def _is_inner(self, one: Store) -> bool:
+        mine = {loop.name for loop in self.nest.inner}
+        return any(self.inner[arg] for arg in arguments(one)) or bool(mine & variables(one))
+
+    def _segment(self, number: int, level: dict[str, int]) -> None:
+        """What is computed once a row, after pass `number` - 1."""
+        for one in self.nest.body:
+            if isinstance(one, Reduce):
+                continue
+            if isinstance(one, Store):
+                if not self._is_inner(one) and self._store_level(one, level) == number:
+                    self.body.emit(one)
+            elif not self.inner[one.name] and level[one.name] == number:
+                self.body.emit(one)
+
+    def _pass(self, number: int, level: dict[str, int]) -> None:
+        """Once through the columns."""
+        fed = [one for one in self.nest.body if isinstance(one, Reduce) and level[one.arg] == number]
+        stores = [
+            one
+            for one in self.nest.body
+            if isinstance(one, Store) and self._is_inner(one) and self._store_level(one, level) == number
+        ]
+        needed = self._needed([one.arg for one in fed] + [arg for one in stores for arg in arguments(one)])
+        known = {one.name: one.dtype for one in self.nest.body if not isinstance(one, Store)}
+        self.body.dtypes.update(
+            {name: dtype for name, dtype in known.items() if name not in self.body.dtypes}
+        )
+        for one in fed:
+            self._start(one)
+        with self.lines.block(f"for start in range(0, {self.body.index(turns(self.nest.inner))}, COLUMNS)"):
+            self._columns("start + tl.arange(0, COLUMNS)")
+            for one in self.nest.body:
+                if isinstance(one, Reduce):
+                    if one in fed:
+                        self._feed(one)
+                elif isinstance(one, Store):
+                    if one in stores:
+                        self.body.emit(one)
+                elif one.name in needed:
+                    self.body.emit(one)
+        for one in fed:
+            self._finish(one)
+
+    def _needed(self, roots: Sequence[str]) -> set[str]:
+        """Inner values that some depend on, themselves included."""
+        by_name: dict[str, Statement] = {
+            one.name: one for one in self.nest.body if not isinstance(one, Store)
+        }
+        found: set[str] = set()
+        waiting = list(roots)
+        while waiting:
+            name = waiting.pop()
+            if name not in found and self.inner[name]:
+                found.add(name)
+                waiting += arguments(by_name[name])
+        return found
+
+    def _start(self, one: Reduce) -> None:
+        dtype = self._held(one)
+        number = self._identity(one, dtype)
+        self.lines.add(f"{one.name}_sum = tl.full([ROWS, COLUMNS], {number}, {dtype.triton})")
+        if one.kind in PLACES:
+            none = self.body.index(turns(self.nest.inner))
+            self.lines.add(f"{one.name}_at = tl.full([ROWS, COLUMNS], {none}, tl.int64)")
+
+    def _feed(self, one: Reduce) -> None:
+        dtype = self._held(one)
+        name, value = f"{one.name}_sum", self._counted(one, dtype)
+        if one.kind in PLACES:
+            self.lines.add(f"{one.name}_new = {self._tile(one, dtype)}", one.origin)
+            sign = ">" if one.kind == "argmax" else "<"
+            new, none = f"{one.name}_new", self.body.index(turns(self.nest.inner))
+            first = f"({one.name}_at == {none})"
+            nan = f" | (({new} != {new}) & ({name} == {name}))" if dtype.is_float else ""
+            self.lines.add(f"{one.name}_better = column_live & ({first} | ({new} {sign} {name}){nan})")
+            self.lines.add(f"{name} = tl.where({one.name}_better, {new}, {name})")
+            place = self.body.index(self.flat)
+            self.lines.add(f"{one.name}_at = tl.where({one.name}_better, {place}, {one.name}_at)")
+            return
+        text = {
+            "sum": f"{name} + {value}", "prod": f"{name} * {value}", "max": f"kh.max_of({name}, {value})",
+            "min": f"kh.min_of({name}, {value})", "any": f"{name} | {value}", "all": f"{name} & {value}",
+        }[one.kind]  # fmt: skip
+        narrow = dtype.is_integer and dtype.bits < 32
+        self.lines.add(f"{name} = {f'({text}).to({dtype.triton})' if narrow else text}", one.origin)
+
+    def _finish(self, one: Reduce) -> None:
+        if one.kind in PLACES:
+            kind = PLACES[one.kind]
+            none = self.body.index(turns(self.nest.inner))
+            self.lines.add(f"{one.name}_best = kh.row_{kind}({one.name}_sum)")
+            self.lines.add(
+                f"{one.name} = kh.first_place({one.name}_sum, {one.name}_best, {one.name}_at, {none})"
+                f".to({one.dtype.triton})"
+            )
+        else:
+            text = f"kh.row_{_function(one.kind)}({one.name}_sum)"
+            self.lines.add(f"{one.name} = {self._finished(one, text)}")
+        self._know(one)
+
+
+def _function(kind: str) -> str:
+    return {"any": "max", "all": "min"}.get(kind, kind)

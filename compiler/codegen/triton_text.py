@@ -1,0 +1,249 @@
+"""Lines of a Triton kernel, and statements as such lines.
+
+A kernel computes a tile: a block of positions along one or two axes, "rows" and "columns", which are [R, 1] and [1, C]
+(or [B], where there is one). A value is of the axes that it depends on, and what uses it broadcasts; what depends on
+none is a scalar. Elements beyond the end of an axis are computed like the others, but neither read nor written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from kernels_hub.compiler.codegen.cpp_loops import dims_of
+from kernels_hub.compiler.codegen.cpp_text import Names
+from kernels_hub.compiler.codegen.scalar import Triton, size_name
+from kernels_hub.compiler.ir.dims import Dim, dim_symbols
+from kernels_hub.compiler.ir.types import FLOAT32, FLOAT64, INT64, DType
+from kernels_hub.compiler.schedule.index import Loop, Ranges, is_variable
+from kernels_hub.compiler.schedule.kernel import (
+    Bound,
+    Buffer,
+    Compute,
+    Constant,
+    Guard,
+    Load,
+    Nest,
+    Position,
+    Reduce,
+    Statement,
+    Store,
+    Test,
+    arguments,
+    statements,
+    variables,
+)
+
+WIDTH = 116
+"""Comments that would reach further are left out."""
+
+
+class Lines:
+    """Text that grows, indented by blocks."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 0
+
+    def add(self, text: str = "", note: str = "") -> None:
+        """One line; `note` becomes a comment behind it."""
+        line = "    " * self.depth + text if text else ""
+        if note and len(line) + len(note) + 4 <= WIDTH:
+            line = f"{line}  # {note}"
+        self.lines.append(line)
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """head: …"""
+        self.add(f"{head}:")
+        self.depth += 1
+        yield
+        self.depth -= 1
+
+    def text(self) -> str:
+        """All of it."""
+        return "\n".join(self.lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a tile. index: the variable of the positions; live: which of them there are ("" for all)."""
+
+    name: str
+    index: str
+    live: str = ""
+
+
+@dataclass
+class Arguments:
+    """What a kernel is given: buffers and sizes by name, and the place where it reports a failure."""
+
+    buffers: dict[Buffer, None] = field(default_factory=dict)
+    sizes: dict[str, None] = field(default_factory=dict)
+    fails: bool = False
+
+    @classmethod
+    def of(cls, nest: Nest, more: Iterable[Dim] = ()) -> Arguments:
+        """Of a nest. `more`: dims that its text uses beside those of loops, statements and views."""
+        found = cls()
+        dims: list[Dim] = [*more, *(one.extent for one in (*nest.outer, *nest.inner))]
+        for one in statements(nest):
+            dims += dims_of(one)
+            if isinstance(one, (Load, Store)):
+                found.buffers[one.buffer] = None
+            found.fails |= isinstance(one, Bound)
+        if nest.root is not None:
+            for view in nest.root.views:
+                found.buffers[view.buffer] = None
+                dims += [view.offset, *view.shape, *view.strides]
+        names = {one.name for one in dim_symbols(dims) if not is_variable(one)}
+        found.sizes.update(dict.fromkeys(sorted(names)))
+        return found
+
+    def names(self, names: Names) -> list[str]:
+        """As names, of parameters and of arguments."""
+        found = [names.buffers[one] for one in self.buffers] + [size_name(one) for one in self.sizes]
+        return found + (["failure"] if self.fails else [])
+
+
+class Expressions(Triton):
+    """Triton's dialect, in a tile: positions are 32 or 64 bits wide there, and sizes may be constants."""
+
+    def position(self, place: Dim, dtype: DType) -> str:
+        """An index expression as a number."""
+        return self.cast(f"tl.cast({self.index(place)}, tl.int64)", INT64, dtype)
+
+    def cast(self, text: str, source: DType, to: DType, *, saturate: bool = False) -> str:
+        """A value of one dtype as another; float64 goes to narrow floats through float32."""
+        if source is FLOAT64 and to.is_float and to.bits < 32 and not saturate:
+            text, source = f"({text}).to(tl.float32)", FLOAT32
+        return super().cast(text, source, to, saturate=saturate)
+
+
+class Body:
+    """Statements of one nest as lines.
+
+    loops: of all variables. axis_of: the axis that a variable runs along, none for what is fixed in a program.
+    """
+
+    def __init__(
+        self,
+        lines: Lines,
+        names: Names,
+        loops: Iterable[Loop],
+        axes: Iterable[Axis],
+        axis_of: Mapping[str, str],
+    ) -> None:
+        self.lines, self.names = lines, names
+        self.scalars = Expressions(Ranges(tuple(loops)))
+        self.axes = {one.name: one for one in axes}
+        self.axis_of: dict[str, str] = dict(axis_of)
+        self.shape: dict[str, frozenset[str]] = {}
+        self.dtypes: dict[str, DType] = {}
+
+    def index(self, dim: Dim) -> str:
+        """An index expression."""
+        return self.scalars.index(dim)
+
+    def know(self, name: str, dtype: DType, axes: Iterable[str]) -> None:
+        """Note a value that no statement here makes."""
+        self.dtypes[name], self.shape[name] = dtype, frozenset(axes)
+
+    def axes_of(self, one: Statement) -> frozenset[str]:
+        """The axes that a statement depends on."""
+        found: set[str] = set()
+        for name in variables(one):
+            if name in self.axis_of:
+                found.add(self.axis_of[name])
+        for name in arguments(one):
+            found |= self.shape[name]
+        return frozenset(found)
+
+    def emit(self, one: Statement) -> None:
+        """One statement that is no Reduce as a line, or a few."""
+        axes = self.axes_of(one)
+        if isinstance(one, Store):
+            self._store(one, axes)
+            return
+        assert not isinstance(one, Reduce)
+        self.know(one.name, one.dtype, axes)
+        origin = one.origin if isinstance(one, Compute) else ""
+        if isinstance(one, Bound):
+            self._bound(one, axes)
+            return
+        self.lines.add(f"{one.name} = {self.value(one, axes)}", origin)
+
+    def value(self, one: Statement, axes: frozenset[str]) -> str:
+        """The expression of a statement that is neither Bound, Reduce nor Store."""
+        if isinstance(one, Load):
+            text = self._load(one, axes)
+            return text if one.dtype.compute is one.dtype else f"{text}.to({one.dtype.compute.triton})"
+        if isinstance(one, Constant):
+            compute = one.dtype.compute
+            return f"tl.full((), {self.scalars.literal(one.value, one.dtype)}, {compute.triton})"
+        if isinstance(one, Position):
+            return self.scalars.position(one.place, one.dtype)
+        if isinstance(one, Test):
+            return f"tl.cast({self.scalars.test(one.guards)}, tl.int1)"
+        assert isinstance(one, Compute), one
+        return self.scalars.compute(one, one.args, [self.dtypes[arg] for arg in one.args])
+
+    def mask(self, axes: Iterable[str], guards: Sequence[Guard] = ()) -> str:
+        """Which elements there are; "" for all."""
+        tests = [self.axes[name].live for name in sorted(axes, reverse=True) if self.axes[name].live]
+        test = self.scalars.test(guards)
+        if test != "True":
+            tests.append(test if "&" in test else f"({test})")
+        return " & ".join(tests)
+
+    def pointer(self, buffer: Buffer, place: Dim, axes: frozenset[str]) -> str:
+        """An address for each element of a tile of these axes."""
+        text = self.index(place)
+        for name in sorted(axes - self._place_axes(place), reverse=True):
+            text += f" + 0 * {self.axes[name].index}"
+        return f"{self.names.buffers[buffer]} + {text}"
+
+    def _place_axes(self, place: Dim) -> frozenset[str]:
+        names = {one.name for one in dim_symbols((place,))}
+        found = {self.axis_of[name] for name in names if name in self.axis_of}
+        for name in names:
+            if name.startswith("$") and name[1:] in self.shape:
+                found |= self.shape[name[1:]]
+        return frozenset(found)
+
+    def _load(self, one: Load, axes: frozenset[str]) -> str:
+        mask = self.mask(axes, one.guards)
+        pointer = self.pointer(one.buffer, one.place, axes)
+        return f"tl.load({pointer}, mask={mask}, other=0)" if mask else f"tl.load({pointer})"
+
+    def _store(self, one: Store, axes: frozenset[str]) -> None:
+        mask = self.mask(axes)
+        value = one.arg
+        pointer = self.pointer(one.buffer, one.place, axes)
+        self.lines.add(f"tl.store({pointer}, {value}{', mask=' + mask if mask else ''})")
+
+    def _bound(self, one: Bound, axes: frozenset[str]) -> None:
+        extent = self.index(one.extent)
+        wide = f"{one.arg}.to(tl.int64)"
+        self.lines.add(f"{one.name}_wrong = kh.is_out_of_range({wide}, {extent})")
+        live = self.mask(axes)
+        wrong = f"{one.name}_wrong & {live}" if live else f"{one.name}_wrong"
+        code = self.names.code(one.message)
+        self.lines.add(
+            f"tl.store(failure + {one.name}_wrong.to(tl.int32) * 0, {code}, mask={wrong})", one.message
+        )
+        self.lines.add(f"{one.name} = kh.bounded({wide}, {extent})")
+
+
+def check_spelled(one: Any, kinds: Sequence[DType]) -> str | None:
+    """Why Triton cannot compute an op of these dtypes; None where it can."""
+    if one.op.name in {"cast", "bitcast"}:
+        return None
+    first = kinds[0]
+    if any(dtype.triton is None for dtype in (*kinds, *(value.dtype for value in one.results))):
+        return f"Triton has no element type for {first}"
+    if one.op.spell("triton", first.kind) is None:
+        return f"Triton has no expression for {one.op.name} of {first}"
+    return None
