@@ -67,7 +67,7 @@ def _pattern(text: str) -> str:
     return re.sub(_NAMES, lambda one: numbers.setdefault(one[0], f"@{len(numbers)}"), text)
 
 
-_NAMES = re.compile(r"\b(?:(?:in|w|c|out|t|p)_\w+|packed\d+|i\d+_\w+|k\d+_\w+|copy_\w+)\b")
+_NAMES = re.compile(r"\b(?:(?:in|w|c|out|t|p)_\w+|packed\d+|i\d+_\w+|k\d+_\w+|kernel_\w+)\b")
 
 
 class _Unit:
@@ -115,7 +115,10 @@ class _Unit:
 
     def _kernel(self, kernel: Kernel, lines: Lines) -> _Call:
         """Write the functions of a kernel, unless there are some with the same text but for names."""
-        name = wanted = identifier(kernel.name)
+        wanted = identifier(kernel.name)
+        if not re.match(r"k\d+_", wanted):  # no word of C++, no function of its libraries
+            wanted = f"kernel_{wanted}"
+        name = wanted
         while name in self.taken:
             name = f"{wanted}_{len(self.taken)}"
         self.taken.add(name)
@@ -218,8 +221,8 @@ class _Unit:
                 f"const auto {self.names.buffers[buffer]} = static_cast<{kind}>(buffers[{order[buffer]}]);",
                 f"{buffer.dtype}[{shape}]",
             )
-        for place, one in enumerate(self.packed):
-            if one.name in together.packed:
+        for place, operand in enumerate(self.packed):
+            if operand.name in together.packed:
                 address = f"static_cast<const float*>(buffers[{len(order) + place}])"
-                lines.add(f"const auto {one.name} = {address};")
+                lines.add(f"const auto {operand.name} = {address};")
         lines.add("int failure = 0;")

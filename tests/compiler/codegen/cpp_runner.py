@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
 import numpy as np
 
 from kernels_hub.compiler.codegen.cpp import generate
 from kernels_hub.compiler.codegen.cpp_library import Library
 from kernels_hub.compiler.codegen.toolchain import Isa
 from kernels_hub.compiler.ir.dims import substitute
-from kernels_hub.compiler.schedule.kernel import Role, Schedule
+from kernels_hub.compiler.ir.ops import OPS
+from kernels_hub.compiler.ir.types import DType, dtype
+from kernels_hub.compiler.schedule.index import Loop, row_major
+from kernels_hub.compiler.schedule.kernel import (
+    Buffer,
+    Compute,
+    Kernel,
+    Load,
+    Nest,
+    Role,
+    Schedule,
+    Statement,
+    Store,
+)
 
 MARGIN = 64
 POISON = 0xA5
@@ -35,17 +51,15 @@ class Memory:
         return self.bytes[self.start : self.start + self.count].view(dtype)
 
     def is_intact(self) -> bool:
-        return bool(
-            (self.bytes[: self.start] == POISON).all()
-            and (self.bytes[self.start + self.count :] == POISON).all()
-        )
+        before, after = self.bytes[: self.start], self.bytes[self.start + self.count :]
+        return bool((before == POISON).all() and (after == POISON).all())
 
 
 def run_schedule(
     schedule: Schedule,
-    inputs: dict[str, np.ndarray],
-    weights: dict[object, np.ndarray] | None = None,
-    sizes: dict[str, int] | None = None,
+    inputs: Mapping[str, np.ndarray],
+    weights: Mapping[Buffer, np.ndarray] | None = None,
+    sizes: Mapping[str, int] | None = None,
     level: Isa | None = None,
     round_ops: bool = False,
 ) -> dict[str, np.ndarray]:
@@ -71,6 +85,62 @@ def run_schedule(
     for one in (*memory.values(), *packed):
         assert one.is_intact(), "written beside a buffer"
     return {name: _read(memory[buffer], buffer, sizes) for name, buffer in schedule.outputs.items()}
+
+
+def weights_of(graph, schedule: Schedule) -> dict[Buffer, np.ndarray]:
+    """The arrays of a graph's parameters, by the buffers of its schedule."""
+    parameters = [one for one in schedule.buffers if one.role is Role.PARAMETER]
+    return {one: np.asarray(graph.weight(one.value.attrs["name"])) for one in parameters}
+
+
+class Build:
+    """A schedule by hand: one kernel of one nest at a time."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.buffers: dict[str, Buffer] = {}
+        self.kernels: list[Kernel] = []
+
+    def buffer(self, name: str, role: Role, kind: str | DType, *shape: Any, strides: Any = None) -> Buffer:
+        strides = row_major(shape) if strides is None else strides
+        self.buffers[name] = Buffer(name, role, dtype(kind), shape, strides)
+        return self.buffers[name]
+
+    def input(self, name: str, kind: str | DType, *shape: Any) -> Buffer:
+        return self.buffer(name, Role.INPUT, kind, *shape)
+
+    def output(self, name: str, kind: str | DType, *shape: Any, strides: Any = None) -> Buffer:
+        return self.buffer(name, Role.OUTPUT, kind, *shape, strides=strides)
+
+    def kernel(
+        self, name: str, outer: Sequence[Loop], inner: Sequence[Loop], body: Iterable[Statement], root=None
+    ):
+        nest = Nest(tuple(outer), tuple(inner), tuple(body), root)
+        self.kernels.append(Kernel(name, (nest,), (f"model.{name}",)))
+
+    def schedule(self) -> Schedule:
+        def of(role: Role) -> dict[str, Buffer]:
+            return {name: one for name, one in self.buffers.items() if one.role is role}
+
+        buffers = tuple(self.buffers.values())
+        return Schedule(self.name, buffers, (), tuple(self.kernels), of(Role.INPUT), of(Role.OUTPUT))
+
+
+def loops(**extents: Any) -> list[Loop]:
+    """i=4, j=n: loops "$i" and "$j"."""
+    return [Loop(f"${name}", extent) for name, extent in extents.items()]
+
+
+def load(name: str, buffer: Buffer, *index: Any, guards: Any = ()) -> Load:
+    return Load(name, buffer.dtype, buffer, buffer.place(tuple(index)), guards)
+
+
+def compute(name: str, kind: str | DType, op: str, *args: str, origin: str = "", **attrs: Any) -> Compute:
+    return Compute(name, dtype(kind), OPS[op], args, OPS[op].normalise(attrs), origin)
+
+
+def store(buffer: Buffer, arg: str, *index: Any) -> Store:
+    return Store(buffer, buffer.place(tuple(index)), arg)
 
 
 def _strides(buffer, sizes):
