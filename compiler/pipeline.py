@@ -107,7 +107,9 @@ def _imported(source: Any, dims: Any) -> tuple[Graph, ModuleCall | None]:
     if isinstance(source, tuple) and source and isinstance(source[0], torch.nn.Module):
         from kernels_hub.compiler.importers.torch_export import import_torch_program
 
-        module, args, kwargs = (*source, *((), {})[len(source) - 1 :])
+        module, *rest = source
+        args = rest[0] if rest else ()
+        kwargs = rest[1] if len(rest) > 1 else {}
         program = import_torch_program(module, args, kwargs, dynamic_shapes=dims)
         return program.graph, ModuleCall(program, args, kwargs)
     if isinstance(source, torch.nn.Module):
