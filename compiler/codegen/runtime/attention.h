@@ -79,7 +79,7 @@ class RowsAttention {
   RowsAttention(const AttentionShape& shape, Heads<const float> q, Heads<const float> k, Heads<const float> v,
                 float scale, Mask& mask, Heads<float> out)
       : shape_(shape), q_(q), k_(k), v_(v), scale_(scale), mask_(mask), out_(out),
-        deep_(round_up(shape.d, kLine)), wide_(round_up(shape.dv, kPanel)) {}
+        deep_(round_up(shape.d, kLine)), wide_(round_up(shape.dv, kLanes)) {}
 
   void run(int64_t b, int64_t kv, int64_t first, int64_t rows) {
     b_ = b, kv_ = kv, count_ = rows;
@@ -152,13 +152,13 @@ class RowsAttention {
     for (int64_t i = 0; i < needed; i += kPanel) {
       const int64_t width = panel_width(count, i);
       kKernels[width / kLanes - 1][height - 1](shape_.d, queries_ + r0 * deep_, keys_ + i * shape_.d,
-                                               scores_ + i * height, false);
+                                               scores_ + i, kKeys, false);
     }
     for (int64_t r = 0; r < height; ++r) softmax(r0 + r, r, height, j, needed);
     for (int64_t i = 0; i < shape_.dv; i += kPanel) {
       const int64_t width = panel_width(shape_.dv, i);
       kKernels[width / kLanes - 1][height - 1](needed, weights_, values_ + i * count,
-                                               outputs_ + r0 * wide_ + i * height, j > 0);
+                                               outputs_ + r0 * wide_ + i, wide_, j > 0);
     }
   }
 
@@ -166,33 +166,27 @@ class RowsAttention {
   void softmax(int64_t row, int64_t r, int64_t height, int64_t j, int64_t needed) {
     const Row& of = rows_[row];
     const int64_t seen = std::min(of.seen - j, needed);
-    float* const row_scores = scores_ + r * kPanel;
+    float* const scores = scores_ + r * kKeys;
+    mask_(b_, of.head, of.query, j, needed, scores);
+    const int64_t padded = round_up(needed, kPanel);
+    for (int64_t i = std::max<int64_t>(seen, 0); i < padded; ++i) scores[i] = -kInfinity;
     vfloat high = splat(maxima_[row]);
-    for (int64_t i = 0; i < needed; i += kPanel) {
-      float* const scores = row_scores + i * height;
-      mask_(b_, of.head, of.query, j + i, std::min(kPanel, needed - i), scores);
-      for (int64_t hidden = std::clamp<int64_t>(seen - i, 0, kPanel); hidden < kPanel; ++hidden)
-        scores[hidden] = -kInfinity;
-      high = larger(high, larger(load(scores), load(scores + kLanes)));
-    }
+    for (int64_t i = 0; i < padded; i += kPanel)
+      high = larger(high, larger(load(scores + i), load(scores + i + kLanes)));
     const float maximum = largest_of(high), base = finite_or_zero(maximum);
     float* const sums = sums_ + row * kLanes;
     const float before = std::exchange(maxima_[row], maximum);
     if (maximum > before && before != -kInfinity) {
       const float factor = exp_falling(before - maximum);
       store(sums, load(sums) * factor);
-      float* const output = outputs_ + (row - r) * wide_ + r * kPanel;
-      for (int64_t i = 0; i < wide_ * height; i += kPanel * height) {
-        store(output + i, load(output + i) * factor);
-        store(output + i + kLanes, load(output + i + kLanes) * factor);
-      }
+      float* const output = outputs_ + row * wide_;
+      for (int64_t i = 0; i < wide_; i += kLanes) store(output + i, load(output + i) * factor);
     }
     vfloat sum = load(sums);
-    for (int64_t i = 0; i < needed; i += kPanel) {
-      const float* const scores = row_scores + i * height;
+    for (int64_t i = 0; i < padded; i += kPanel) {
       alignas(64) float weights[kPanel];
 #pragma omp simd
-      for (int64_t x = 0; x < kPanel; ++x) weights[x] = exp_falling(scores[x] - base);
+      for (int64_t x = 0; x < kPanel; ++x) weights[x] = exp_falling(scores[i + x] - base);
       sum += load(weights) + load(weights + kLanes);
       float* const to = weights_ + i / kLine * height * kLine + r * kLine + i % kLine;
       for (int64_t x = 0; x < kPanel; x += kLanes)
@@ -208,16 +202,13 @@ class RowsAttention {
         const Row& of = rows_[r0 + r];
         const float sum = sum_of(load(sums_ + (r0 + r) * kLanes));
         float* const to = out_.at(b_, of.head, of.query);
-        for (int64_t i = 0; i < shape_.dv; i += kPanel) {
-          const float* const from = outputs_ + r0 * wide_ + i * height + r * kPanel;
-          const int64_t count = std::min(kPanel, shape_.dv - i);
-          if (sum == 0.0f) {  // no key was seen, so there may be no output either
-            for (int64_t x = 0; x < count; ++x) to[(i + x) * out_.stride[3]] = kNaN;
-          } else if (out_.stride[3] == 1 && count == kPanel) {
-            for (int64_t x = 0; x < kPanel; ++x) to[i + x] = from[x] / sum;
-          } else {
-            for (int64_t x = 0; x < count; ++x) to[(i + x) * out_.stride[3]] = from[x] / sum;
-          }
+        const float* const from = outputs_ + (r0 + r) * wide_;
+        if (sum == 0.0f) {  // no key was seen, so there may be no output either
+          for (int64_t i = 0; i < shape_.dv; ++i) to[i * out_.stride[3]] = shape_.blank ? 0.0f : kNaN;
+        } else if (out_.stride[3] == 1) {
+          for (int64_t i = 0; i < shape_.dv; ++i) to[i] = from[i] / sum;
+        } else {
+          for (int64_t i = 0; i < shape_.dv; ++i) to[i * out_.stride[3]] = from[i] / sum;
         }
       }
     }

@@ -294,7 +294,7 @@ void conv_depthwise(const ConvShape& shape, const Pixels& x, const float* packed
     taps.find(place, count, [&](const auto& address) {
       over_channels(shape.c, [&](int64_t j, int64_t wide, auto vectors) {
         depthwise_kernel<vectors>(shape.taps(), address, j, wide, packed + j, padded, acc);
-        finish(row, count, j, wide, epilogue, static_cast<const float*>(acc));
+        finish(row, count, j, wide, kPanel, epilogue, static_cast<const float*>(acc));
       });
     });
   });

@@ -30,6 +30,7 @@ inline constexpr int64_t kRows = 12;
 #else
 inline constexpr int64_t kRows = 6;  // 12 of 16
 #endif
+inline constexpr int64_t kGroup = 4 * kPanel;  // columns that go to the epilogue at once, at most
 inline constexpr int64_t kLine = 16;           // a is kept in lines of so many k
 inline constexpr int64_t kDepth = 512;            // k of a pass: the part of a panel that is reused
 inline constexpr int64_t kTileFloats = 96 * 1024;  // of a, in L2
@@ -37,15 +38,16 @@ inline constexpr int64_t kAlone = 64 * 1024;       // multiplications that do no
 
 // -- the kernel -------------------------------------------------------------------------------------------
 
-// tile (Rows, kPanel) = [tile +] a (Rows, depth) @ b (depth, Vectors * kLanes)
+// tile = [tile +] a (Rows, depth) @ b (depth, Vectors * kLanes); the tile's rows are `stride` floats apart.
 template <int Rows, int Vectors>
-[[gnu::noinline]] void kernel(int64_t depth, const float* a, const float* b, float* tile, bool accumulate) {
+[[gnu::noinline]] void kernel(int64_t depth, const float* a, const float* b, float* tile, int64_t stride,
+                              bool accumulate) {
   constexpr int64_t width = Vectors * kLanes;
   vfloat c[Rows][Vectors];
   KH_UNROLL(16)
   for (int r = 0; r < Rows; ++r) {
     KH_UNROLL(2)
-    for (int v = 0; v < Vectors; ++v) c[r][v] = accumulate ? load(tile + r * kPanel + v * kLanes) : vfloat{};
+    for (int v = 0; v < Vectors; ++v) c[r][v] = accumulate ? load(tile + r * stride + v * kLanes) : vfloat{};
   }
   const auto step = [&](const float* a_k, const float* b_k) __attribute__((always_inline)) {
     vfloat right[Vectors];
@@ -59,20 +61,24 @@ template <int Rows, int Vectors>
     }
   };
   for (; depth >= kLine; depth -= kLine) {
-    KH_UNROLL(4)
-    for (int64_t k = 0; k < kLine; ++k) step(a + k, b + k * width);
-    a += Rows * kLine;
-    b += kLine * width;
+    KH_UNROLL(1)
+    for (int k = 0; k < kLine / 4; ++k, a += 4, b += 4 * width) {
+      step(a, b);
+      step(a + 1, b + width);
+      step(a + 2, b + 2 * width);
+      step(a + 3, b + 3 * width);
+    }
+    a += (Rows - 1) * kLine;
   }
   for (int64_t k = 0; k < depth; ++k) step(a + k, b + k * width);
   KH_UNROLL(16)
   for (int r = 0; r < Rows; ++r) {
     KH_UNROLL(2)
-    for (int v = 0; v < Vectors; ++v) store(tile + r * kPanel + v * kLanes, c[r][v]);
+    for (int v = 0; v < Vectors; ++v) store(tile + r * stride + v * kLanes, c[r][v]);
   }
 }
 
-using Kernel = void (*)(int64_t, const float*, const float*, float*, bool);
+using Kernel = void (*)(int64_t, const float*, const float*, float*, int64_t, bool);
 
 template <int Vectors, int... Rows>
 constexpr std::array<Kernel, sizeof...(Rows)> kernels(std::integer_sequence<int, Rows...>) {
@@ -158,68 +164,88 @@ struct Matrix {
 
 // -- the product ------------------------------------------------------------------------------------------
 
-// Gives each row of a finished tile to the epilogue. A whole panel has a constant count, so that the
-// epilogue's loop over it unrolls.
+// Gives each row of a finished tile to the epilogue. The caller's stride is a constant, so that the epilogue's
+// loop over a whole row of the tile has a constant count.
 template <class Epilogue, class... Tile>
-KH_INLINE void finish(int64_t i, int64_t rows, int64_t j, int64_t count, Epilogue& epilogue, Tile... tile) {
-  if (count == kPanel) {
-    for (int64_t row = 0; row < rows; ++row) epilogue(i + row, j, kPanel, tile + row * kPanel...);
+KH_INLINE void finish(int64_t i, int64_t rows, int64_t j, int64_t count, int64_t stride, Epilogue& epilogue,
+                      Tile... tile) {
+  if (count == stride) {
+    for (int64_t row = 0; row < rows; ++row) epilogue(i + row, j, stride, tile + row * stride...);
   } else {
-    for (int64_t row = 0; row < rows; ++row) epilogue(i + row, j, count, tile + row * kPanel...);
+    for (int64_t row = 0; row < rows; ++row) epilogue(i + row, j, count, tile + row * stride...);
   }
 }
+
+// How a product is cut: tiles of rows that fit into L2, chunks of columns (a task is one of each: so many that
+// the threads finish together), and passes over k so short that the columns of a group stay near.
+struct Cut {
+  int64_t height, tiles, chunks, depth;
+
+  Cut(int64_t m, int64_t n, int64_t k, int64_t team) {
+    const int64_t blocks = ceil_div(m, kRows), deep = round_up(std::max<int64_t>(k, 1), kLine);
+    const int64_t most = std::clamp<int64_t>(kTileFloats / (deep * kRows), 4, 16);
+    height = ceil_div(blocks, ceil_div(blocks, most)) * ceil_div(m, blocks);
+    tiles = ceil_div(m, height);
+    chunks = team == 1 ? 1 : std::clamp<int64_t>(ceil_div(4 * team, tiles), 1, ceil_div(n, kPanel));
+    const int64_t passes = m <= kRows ? 1 : std::max<int64_t>(1, ceil_div(k, kDepth));
+    depth = passes == 1 ? k : round_up(ceil_div(k, passes), kLine);
+  }
+  // The first column of a chunk: of a group where there are enough of them.
+  int64_t column(int64_t chunk, int64_t n) const {
+    const int64_t step = n >= chunks * kGroup ? kGroup : kPanel;
+    return std::min(n, ceil_div(n, step) * chunk / chunks * step);
+  }
+};
 
 template <class Left, class Epilogue, class... Packed>
 void product(int64_t m, int64_t n, int64_t k, const Left& left, Epilogue& epilogue, const Packed*... packed) {
   if (m <= 0 || n <= 0) return;
   constexpr int kProducts = sizeof...(Packed);
   const float* const rights[] = {packed...};
-  const int64_t deep = round_up(std::max<int64_t>(k, 1), kLine);
-  const int64_t blocks = ceil_div(m, kRows);
-  const int64_t panels = ceil_div(n, kPanel);
   const int64_t team = m * n < kAlone / (kProducts * k + 1) ? 1 : threads();
-  // A tile of rows fits into L2 and is drawn in chunks of panels, so many that the threads finish together.
-  const int64_t most = std::clamp<int64_t>(kTileFloats / (deep * kRows), 4, 16);
-  const int64_t height = ceil_div(blocks, ceil_div(blocks, most)) * ceil_div(m, blocks);
-  const int64_t tiles = ceil_div(m, height);
-  const int64_t wanted = team == 1 ? 1 : 4 * team;
-  const int64_t chunks = std::clamp<int64_t>(ceil_div(wanted, tiles), 1, panels);
-  const int64_t passes = ceil_div(k, kDepth);
-  const int64_t depth = passes <= 1 ? k : round_up(ceil_div(k, passes), kLine);
-  parallel_tasks(tiles * chunks, team, [&](Tickets& tickets) {
-    const int64_t tile_floats = round_up(height, kRows) * kPanel;
-    float* const lines = workspace<Use::kLeft>().floats(height * deep + kProducts * tile_floats);
-    float* const sums = lines + height * deep;
+  const Cut cut(m, n, k, team);
+  const int64_t deep = round_up(std::max<int64_t>(k, 1), kLine);
+  const bool once = cut.depth >= k;  // sums of one block of rows are enough
+  const int64_t sums_floats = (once ? kRows : round_up(cut.height, kRows)) * kGroup;
+  parallel_tasks(cut.tiles * cut.chunks, team, [&](Tickets& tickets) {
+    float* const lines = workspace<Use::kLeft>().floats(cut.height * deep + kProducts * sums_floats);
+    float* const all_sums = lines + cut.height * deep;
     int64_t filled = -1;
     for (int64_t task; (task = tickets.next()) >= 0;) {
-      const int64_t tile = task / chunks, chunk = task % chunks;
-      const int64_t first = tile * height, rows = std::min(height, m - first);
+      const int64_t tile = task / cut.chunks, chunk = task % cut.chunks;
+      const int64_t first = tile * cut.height, rows = std::min(cut.height, m - first);
       const Blocks split(rows);
       if (filled != tile) {
         for (int64_t row = 0; row < rows; row += split.height)
           left.fill(first + row, std::min(split.height, rows - row), k, lines + row * deep);
         filled = tile;
       }
-      for (int64_t panel = panels * chunk / chunks; panel < panels * (chunk + 1) / chunks; ++panel) {
-        const int64_t j = panel * kPanel, width = panel_width(n, j);
-        const auto& table = kKernels[width / kLanes - 1];
-        for (int64_t from = 0; from < std::max<int64_t>(k, 1); from += depth) {
-          const int64_t count = std::min(depth, k - from);
+      const int64_t end = cut.column(chunk + 1, n);
+      for (int64_t j = cut.column(chunk, n); j < end; j += kGroup) {
+        const int64_t columns = std::min(kGroup, end - j);
+        int64_t from = 0;
+        do {
+          const int64_t count = std::min(cut.depth, k - from);
           for (int64_t row = 0; row < rows; row += split.height) {
             const int64_t high = std::min(split.height, rows - row);
+            float* const sums = all_sums + (once ? 0 : row * kGroup);
             for (int p = 0; p < kProducts; ++p) {
-              table[high - 1](count, lines + row * deep + from * high, rights[p] + j * k + from * width,
-                              sums + p * tile_floats + row * kPanel, from > 0);
+              for (int64_t x = 0; x < columns; x += kPanel) {
+                const int64_t width = panel_width(n, j + x);
+                kKernels[width / kLanes - 1][high - 1](count, lines + row * deep + from * high,
+                                                       rights[p] + (j + x) * k + from * width,
+                                                       sums + p * sums_floats + x, kGroup, from > 0);
+              }
             }
-            if (from + depth >= k) {
+            if (from + count == k) {
               [&]<size_t... P>(std::index_sequence<P...>) {
-                finish(first + row, high, j, std::min(kPanel, n - j), epilogue,
-                       static_cast<const float*>(sums + P * tile_floats + row * kPanel)...);
+                finish(first + row, high, j, columns, kGroup, epilogue,
+                       static_cast<const float*>(sums + P * sums_floats)...);
               }(std::make_index_sequence<kProducts>{});
             }
           }
-          if (k == 0) break;
-        }
+          from += count;
+        } while (from < k);
       }
     }
   });

@@ -17,11 +17,11 @@ struct Tile {
   int64_t batch, shift;  // which product of a batch, and the column that j counts from
 };
 
-// A tile as rows: e(batch, i, j, count, acc). Most tiles have as many columns as the kernels, a constant.
+// A tile as rows: e(batch, i, j, count, acc). Most tiles have as many columns as a group of gemm.h, a constant.
 template <class Epilogue>
 void give_rows(const void* state, int64_t batch, int64_t i, int64_t rows, int64_t j, int64_t count,
                const float* tile, int64_t stride) {
-  constexpr int64_t whole = 2 * kLanes;
+  constexpr int64_t whole = 8 * kLanes;
   const Epilogue& e = *static_cast<const Epilogue*>(state);
   if (count == whole) {
     for (int64_t row = 0; row < rows; ++row) e(batch, i + row, j, whole, tile + row * stride);

@@ -7,12 +7,14 @@
 KH_NAMESPACE {
 
 // product() prefers these to its own for any epilogue, conv() this shift().
-KH_INLINE void finish(int64_t i, int64_t rows, int64_t j, int64_t count, const Tile& epilogue, const float* tile) {
-  epilogue.call(epilogue.state, epilogue.batch, i, rows, epilogue.shift + j, count, tile, kPanel);
+KH_INLINE void finish(int64_t i, int64_t rows, int64_t j, int64_t count, int64_t stride,
+                      const Tile& epilogue, const float* tile) {
+  epilogue.call(epilogue.state, epilogue.batch, i, rows, epilogue.shift + j, count, tile, stride);
 }
 
-KH_INLINE void finish(int64_t i, int64_t rows, int64_t j, int64_t count, Tile& epilogue, const float* tile) {
-  finish(i, rows, j, count, static_cast<const Tile&>(epilogue), tile);
+KH_INLINE void finish(int64_t i, int64_t rows, int64_t j, int64_t count, int64_t stride, Tile& epilogue,
+                      const float* tile) {
+  finish(i, rows, j, count, stride, static_cast<const Tile&>(epilogue), tile);
 }
 KH_INLINE Tile shift(const Tile& tile, int64_t by) { return {tile.call, tile.state, tile.batch, tile.shift + by}; }
 

@@ -94,7 +94,7 @@ void pool(const ConvShape& shape, const int64_t after[3], const float* x, const 
     taps.find(place, count, [&](const auto& address) {
       over_channels(shape.c, [&](int64_t j, int64_t wide, auto vectors) {
         pool_kernel<kind, vectors>(shape.taps(), address, j, wide, divisor, acc);
-        finish(row, count, j, wide, e, static_cast<const float*>(acc));
+        finish(row, count, j, wide, kPanel, e, static_cast<const float*>(acc));
       });
     });
   });
