@@ -60,8 +60,8 @@ def _guard(match: Match) -> str | None:
     return closed(match, ("x",))
 
 
-def _rule(name: str, pattern: Pattern) -> Rule:
-    return Rule(name, pattern, lambda match: outline(match, name, ("x",)), _guard)
+def _rule(name: str, pattern: Pattern, doc: str) -> Rule:
+    return Rule(name, pattern, lambda match: outline(match, name, ("x",)), _guard, doc=doc)
 
 
 def _casts(name: str) -> Rule:
@@ -73,14 +73,20 @@ def _casts(name: str) -> Rule:
         return _guard(match)
 
     pattern = Op("cast", Op("call", Op("cast", X)).where(recognised(name)).once())
-    return Rule(f"{name}_casts", pattern, lambda match: outline(match, name, ("x",)), guard)
+    return Rule(
+        f"{name}_casts",
+        pattern,
+        lambda match: outline(match, name, ("x",)),
+        guard,
+        doc=f"{name} between casts to a wider dtype and back",
+    )
 
 
 ACTIVATIONS = (
-    _rule("gelu", _halved(_ERF)),
-    _rule("gelu_tanh", _halved(_TANH)),
+    _rule("gelu", _halved(_ERF), "x/2 * (1 + erf(x / sqrt(2)))"),
+    _rule("gelu_tanh", _halved(_TANH), "x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3)))"),
     _rule("silu", one_of(Op("mul", X, _sigmoid(X)),
-                         Op("div", X, Op("add", Op("exp", Op("neg", X)), Scalar("", 1))))),
-    _rule("gelu_quick", Op("mul", X, _sigmoid(_scaled(X, 1.702)))),
+                         Op("div", X, Op("add", Op("exp", Op("neg", X)), Scalar("", 1)))), "x * sigmoid(x)"),
+    _rule("gelu_quick", Op("mul", X, _sigmoid(_scaled(X, 1.702))), "x * sigmoid(1.702 * x)"),
     *(_casts(name) for name in ("gelu", "gelu_tanh", "silu", "gelu_quick")),
 )  # fmt: skip

@@ -31,6 +31,8 @@ class FoldConstants:
 
     def run(self, graph: Graph, options: Options) -> Outcome:
         """The graph with every small op on constants computed."""
+        if not any(_folds(node, options.fold_limit) for node in graph.live()):
+            return Outcome(graph, Counter())
         fired: Counter[str] = Counter()
 
         def visit(new: Graph, node: Node, operands: tuple[Value, ...]) -> list[Value] | None:
@@ -45,6 +47,13 @@ class FoldConstants:
             return [_constant(new, array) for array in made]
 
         return Outcome(rebuild(graph, visit).graph, fired)
+
+
+def _folds(node: Node, limit: int) -> bool:
+    """Whether a node is one to begin with: those that only other folds make foldable come behind it."""
+    if node.op.name == "constant":
+        return _repeats(node.attrs["value"].array, limit)
+    return _constants(node, node.operands, limit) is not None
 
 
 def _constants(node: Node, operands: tuple[Value, ...], limit: int) -> list[Array] | None:

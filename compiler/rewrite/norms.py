@@ -99,6 +99,14 @@ _GROUPED = Op("call", Op("reshape", X, name="grouped"), Any("eps"), name="norm")
 )
 
 
+_JOINED = {
+    "casts": "{0} between casts to a wider dtype and back -> {0} of the narrow dtype",
+    "weight": "{0}(x) * weight -> {0}(x, weight)",
+    "bias": "{0}(x, weight) + bias -> {0}(x, weight, bias)",
+    "wide": "{0} between casts, of weights that are cast too -> {0} of the narrow dtype",
+}
+
+
 def _join(kind: str) -> list[Rule]:
     """Rules that take casts, the weight and the bias in. Those of a group norm lie along the channels."""
     norm = recognised(kind)
@@ -119,7 +127,13 @@ def _join(kind: str) -> list[Rule]:
                 return f"{match['x'].dtype} goes in, and {match.root.dtype} comes out"
             return closed(match, operands)
 
-        return Rule(f"{kind}_{name}", pattern, lambda match: outline(match, kind, operands), guard)
+        return Rule(
+            f"{kind}_{name}",
+            pattern,
+            lambda match: outline(match, kind, operands),
+            guard,
+            doc=_JOINED[name].format(kind),
+        )
 
     last = "weight" if kind == "rms_norm" else "bias"
     vectors = ("weight", "bias")[: 1 + (last == "bias")]
