@@ -76,6 +76,12 @@ def first_place(x, best, places, none):
 
 
 @triton.jit
+def dot(a, b, total, PRECISION: tl.constexpr = "ieee"):
+    """total + a @ b. PRECISION: of float32 operands, "ieee" or "tf32"."""
+    return tl.dot(a, b, total, input_precision=PRECISION)
+
+
+@triton.jit
 def bounded(index, extent):
     """An index counted from the start of a dim; 0 for one that is out of range."""
     counted = tl.where(index < 0, index + extent, index)
@@ -92,6 +98,9 @@ if INTERPRETED:
     import numpy as np
 
     from kernels_hub.compiler.codegen.triton_interpreted import libdevice, reduction
+
+    def dot(a, b, total, PRECISION="ieee"):  # the interpreter multiplies the bits of bfloat16
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), total)
 
     row_max, row_min, row_prod = reduction(np.maximum), reduction(np.minimum), reduction(np.multiply)
 else:

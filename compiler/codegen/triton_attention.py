@@ -1,0 +1,136 @@
+"""Attention as a Triton kernel: a block of queries for each program, running through the keys with an online softmax.
+
+    best'  = max(best, max(scores));  total' = total * exp(best - best') + sum(exp(scores - best'))
+    out'   = out * exp(best - best') + exp(scores - best') @ v;  the result is out / total
+
+Scores, their masks included, are the statements of the root on a tile [queries, keys]. Source: arXiv 2205.14135.
+"""
+
+from __future__ import annotations
+
+from kernels_hub.compiler.codegen.cpp_loops import is_empty, turns
+from kernels_hub.compiler.codegen.cpp_text import Names
+from kernels_hub.compiler.codegen.triton_kernel import HOST, Kernel, Launch
+from kernels_hub.compiler.codegen.triton_options import Options, power_of_two
+from kernels_hub.compiler.codegen.triton_product import dot, load
+from kernels_hub.compiler.codegen.triton_text import Axis, Body, Lines
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.dims import Dim, floordiv
+from kernels_hub.compiler.schedule.index import Loop
+from kernels_hub.compiler.schedule.kernel import Attention, Nest
+
+MOST_WIDTH = 256
+"""The widest heads: wider ones do not fit the registers."""
+
+
+def print_attention(name: str, nest: Nest, lines: Lines, names: Names, options: Options) -> Launch | None:
+    """Write the kernel of an attention."""
+    if is_empty(nest.outer):
+        return None
+    root = nest.root
+    assert isinstance(root, Attention)
+    batch, head, query, value = nest.outer
+    key = root.score_loops[3]
+    width = root.q.shape[3]
+    bits = root.q.buffer.dtype.bits
+    kernel = Kernel(name, nest, lines, names, (query.extent * key.extent,))
+    axes = [
+        Axis("rows", "row", "row_live"), Axis("columns", "column", "column_live"), Axis("keys", "key", "key_live"),
+        Axis("q_width", "q_width", "q_live"), Axis("k_width", "k_width", "k_live"),
+        Axis("values", "value", "value_live"),
+    ]  # fmt: skip
+    q_width, k_width, keys = Loop("$q_width", width), Loop("$k_width", width), Loop("$key", key.extent)
+    axis_of = {
+        query.name: "rows", key.name: "columns", value.name: "values", "$q_width": "q_width", "$k_width": "k_width",
+        "$key": "keys",
+    }  # fmt: skip
+    body = Body(lines, names, (*nest.outer, key, q_width, k_width, keys), axes, axis_of)
+    kv_head = _shared(head.index, root)
+    with kernel.define(["ROWS", "COLUMNS", "WIDTH", "VALUES"]):
+        _program(kernel, body, (batch, head, query))
+        lines.add(f"{query.name[1:]} = row")
+        lines.add("value = tl.arange(0, VALUES)[None, :]")
+        lines.add(f"value_live = value < {body.index(value.extent)}")
+        lines.add(f"{value.name[1:]} = value")
+        for one, where in (("q", "[None, :]"), ("k", "[:, None]")):
+            lines.add(f"{one}_width = tl.arange(0, WIDTH){where}")
+            lines.add(f"{one}_live = {one}_width < {body.index(width)}")
+        place = (batch.index, head.index, query.index, q_width.index)
+        lines.add(f"q = {load(body, root.q, place, frozenset({'rows', 'q_width'}))}")
+        lines.add('best = tl.full([ROWS, 1], float("-inf"), tl.float32)')
+        lines.add("total = tl.zeros([ROWS, 1], tl.float32)")
+        lines.add("out = tl.zeros([ROWS, VALUES], tl.float32)")
+        with lines.block(f"for start in range(0, {body.index(key.extent)}, COLUMNS)"):
+            wide = "" if kernel.index == "tl.int32" else f".to({kernel.index})"
+            lines.add(f"column = (start + tl.arange(0, COLUMNS))[None, :]{wide}")
+            lines.add(f"key = (start + tl.arange(0, COLUMNS))[:, None]{wide}")
+            lines.add(f"column_live = column < {body.index(key.extent)}")
+            lines.add(f"key_live = key < {body.index(key.extent)}")
+            lines.add(f"{key.name[1:]} = column")
+            place = (batch.index, kv_head, key.index, k_width.index)
+            lines.add(f"k = {load(body, root.k, place, frozenset({'columns', 'k_width'}))}")
+            scale = "" if root.scale == 1.0 else f" * {root.scale!r}"
+            product = dot("q", "k", "tl.zeros([ROWS, COLUMNS], tl.float32)", bits, options)
+            lines.add(f"score = {product}{scale}", root.origin)
+            body.know("score", types.FLOAT32, ["rows", "columns"])
+            for statement in root.scores:
+                body.emit(statement)
+            lines.add(f'scores = tl.where(column_live, {root.score}, float("-inf"))')
+            lines.add("better = tl.maximum(best, tl.max(scores, 1, keep_dims=True))")
+            lines.add('least = tl.where(better == float("-inf"), 0.0, better)')
+            lines.add("powers = tl.exp(scores - least)")
+            lines.add("fade = tl.exp(best - least)")
+            lines.add("total = total * fade + tl.sum(powers, 1, keep_dims=True)")
+            place = (batch.index, kv_head, keys.index, value.index)
+            lines.add(f"v = {load(body, root.v, place, frozenset({'keys', 'values'}))}")
+            narrow = f".to({root.v.buffer.dtype.triton})" if bits < 32 else ""
+            lines.add(f"out = {dot(f'powers{narrow}', 'v', 'out * fade', bits, options)}")
+            lines.add("best = better")
+        lines.add(f"{root.name} = {_result(root, key.extent, body)}")
+        body.know(root.name, root.dtype, ["rows", "values"])
+        for statement in nest.body:
+            body.emit(statement)
+    return _launch(kernel, nest, root, options)
+
+
+def _program(kernel: Kernel, body: Body, loops: tuple[Loop, Loop, Loop]) -> None:
+    """The queries of this program, its head and its batch."""
+    lines, (batch, head, query) = kernel.lines, loops
+    lines.add(f"program = {kernel.program()}")
+    lines.add(f"blocks = tl.cdiv({body.index(query.extent)}, ROWS)")
+    lines.add("row = (program % blocks * ROWS + tl.arange(0, ROWS))[:, None]")
+    lines.add(f"row_live = row < {body.index(query.extent)}")
+    lines.add("both = program // blocks")
+    kernel.unravel("both", (batch, head), body.scalars)
+
+
+def _shared(head: Dim, root: Attention) -> Dim:
+    """The head of keys that a head of queries reads."""
+    heads, few = root.q.shape[1], root.k.shape[1]
+    if heads == few:
+        return head
+    return 0 if few == 1 else floordiv(head, floordiv(heads, few))
+
+
+def _result(root: Attention, keys: Dim, body: Body) -> str:
+    if root.blank:
+        return "tl.where(total == 0.0, 0.0, out / total)"
+    if isinstance(keys, int) and keys:
+        return "out / total"
+    return f"tl.where({body.index(keys)} == 0, 0.0, out / total)"
+
+
+def _launch(kernel: Kernel, nest: Nest, root: Attention, options: Options) -> Launch:
+    batch, head, query, value = (one.extent for one in nest.outer)
+    width, values = (max(16, power_of_two(int(one))) for one in (root.q.shape[3], value))  # type: ignore[arg-type]
+    bits = root.q.buffer.dtype.bits
+    rows, columns, warps, stages = options.attention_tile(
+        query, root.score_loops[3].extent, max(width, values), bits
+    )
+    grid = f"kh.cdiv({HOST.index(query)}, {rows}) * {HOST.factor(turns(nest.outer[:2]))}"
+    tests = [f"{HOST.factor(one)} > 0" for one in (batch, head, query) if not isinstance(one, int)]
+    constants = {
+        "ROWS": str(rows), "COLUMNS": str(columns), "WIDTH": str(width), "VALUES": str(values),
+        "num_warps": str(warps), "num_stages": str(stages),
+    }  # fmt: skip
+    return kernel.launch(" and ".join(tests), [grid], constants)

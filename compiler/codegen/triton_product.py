@@ -1,0 +1,168 @@
+"""Matrix products as Triton kernels: a tile of the result for each program, by tensor cores, with its epilogue.
+
+Tiles are taken in groups of rows, so that programs which run together read the same columns; batches come one after
+the other. Where one operand is the same for a whole batch and the other runs on, the batch is more rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kernels_hub.compiler.codegen.cpp_loops import is_empty, merged, turns
+from kernels_hub.compiler.codegen.cpp_text import Names
+from kernels_hub.compiler.codegen.triton_kernel import HOST, Kernel, Launch
+from kernels_hub.compiler.codegen.triton_options import Options
+from kernels_hub.compiler.codegen.triton_text import Axis, Body, Lines
+from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.schedule.index import Loop
+from kernels_hub.compiler.schedule.kernel import Nest, Product, View
+
+GROUP = 8
+"""Rows of tiles that are taken together."""
+
+
+def print_product(name: str, nest: Nest, lines: Lines, names: Names, options: Options) -> Launch | None:
+    """Write the kernel of a product."""
+    if is_empty(nest.outer):
+        return None
+    nest = batches_as_rows(nest)
+    root = nest.root
+    assert isinstance(root, Product)
+    *batch, rows, columns = nest.outer
+    depth = root.a.shape[-1]
+    bits = root.a.buffer.dtype.bits
+    tile = options.product_tile(rows.extent, columns.extent, depth, turns(batch), bits)
+    kernel = Kernel(name, nest, lines, names)
+    axes = [
+        Axis("rows", "row", "row_live"), Axis("columns", "column", "column_live"),
+        Axis("a_depth", "a_depth", "a_live"), Axis("b_depth", "b_depth", "b_live"),
+    ]  # fmt: skip
+    a_depth, b_depth = Loop("$a_depth", depth), Loop("$b_depth", depth)
+    axis_of = {
+        rows.name: "rows", columns.name: "columns", a_depth.name: "a_depth", b_depth.name: "b_depth",
+    }  # fmt: skip
+    body = Body(lines, names, (*nest.outer, a_depth, b_depth), axes, axis_of)
+    outer = tuple(one.index for one in batch)
+    with kernel.define(["ROWS", "COLUMNS", "DEPTH"]):
+        tiles(kernel, body, rows.extent, columns.extent, batch)
+        lines.add(f"{rows.name[1:]} = row")
+        lines.add(f"{columns.name[1:]} = column")
+        lines.add(f"{root.name} = tl.zeros([ROWS, COLUMNS], tl.float32)")
+        with lines.block(f"for start in range(0, {body.index(depth)}, DEPTH)"):
+            for operand, view, where, kept, axis in (
+                ("a", root.a, "[None, :]", "rows", a_depth),
+                ("b", root.b, "[:, None]", "columns", b_depth),
+            ):
+                one = axis.name[1:]
+                lines.add(f"{one} = (start + tl.arange(0, DEPTH)){where}{_wide(kernel)}")
+                lines.add(f"{operand}_live = {one} < {body.index(depth)}")
+                index = (rows.index, axis.index) if operand == "a" else (axis.index, columns.index)
+                lines.add(f"{operand} = {load(body, view, (*outer, *index), frozenset({kept, one}))}")
+            lines.add(f"{root.name} = {dot('a', 'b', root.name, bits, options)}", root.origin)
+        body.know(root.name, root.dtype, ["rows", "columns"])
+        for statement in nest.body:
+            body.emit(statement)
+    return tiled_launch(kernel, rows.extent, columns.extent, turns(batch), tile)
+
+
+def dot(a: str, b: str, total: str, bits: int, options: Options) -> str:
+    """total + a @ b."""
+    precision = ', "tf32"' if options.tf32 and bits == 32 else ""
+    return f"kh.dot({a}, {b}, {total}{precision})"
+
+
+def place(view: View, index: tuple[Dim, ...]) -> Dim:
+    """Where an element of a view lies in its buffer."""
+    total = view.offset
+    for one, stride in zip(index, view.strides, strict=True):
+        total = total + one * stride
+    return total
+
+
+def load(body: Body, view: View, index: tuple[Dim, ...], axes: frozenset[str]) -> str:
+    """A tile of a view, 0 where there is no element, in the dtype that it has in memory."""
+    pointer = body.pointer(view.buffer, place(view, index), axes)
+    return f"tl.load({pointer}, mask={body.mask(axes)}, other=0)"
+
+
+def tiles(kernel: Kernel, body: Body, rows: Dim, columns: Dim, batch: list[Loop]) -> None:
+    """`row` [ROWS, 1] and `column` [1, COLUMNS] of this program, and the variables of the batch."""
+    lines = kernel.lines
+    lines.add(f"program = {kernel.program()}")
+    lines.add(f"down = tl.cdiv({body.index(rows)}, ROWS)")
+    lines.add(f"across = tl.cdiv({body.index(columns)}, COLUMNS)")
+    if batch:
+        lines.add("batch = program // (down * across)")
+        lines.add("program = program % (down * across)")
+        kernel.unravel("batch", batch, body.scalars)
+    lines.add(f"first = program // ({GROUP} * across) * {GROUP}")
+    lines.add(f"together = tl.minimum(down - first, {GROUP})")
+    lines.add(f"within = program % ({GROUP} * across)")
+    lines.add("row = ((first + within % together) * ROWS + tl.arange(0, ROWS))[:, None]")
+    lines.add("column = (within // together * COLUMNS + tl.arange(0, COLUMNS))[None, :]")
+    lines.add(f"row_live = row < {body.index(rows)}")
+    lines.add(f"column_live = column < {body.index(columns)}")
+
+
+def tiled_launch(
+    kernel: Kernel, rows: Dim, columns: Dim, batch: Dim, tile: tuple[int, int, int, int, int]
+) -> Launch:
+    """One program a tile."""
+    height, width, depth, warps, stages = tile
+    down, across = f"kh.cdiv({HOST.index(rows)}, {height})", f"kh.cdiv({HOST.index(columns)}, {width})"
+    grid = f"{down} * {across}"
+    if batch != 1:
+        grid += f" * {HOST.factor(batch)}"
+    tests = [f"{HOST.factor(one)} > 0" for one in (rows, columns, batch) if not isinstance(one, int)]
+    constants = {
+        "ROWS": str(height), "COLUMNS": str(width), "DEPTH": str(depth), "num_warps": str(warps),
+        "num_stages": str(stages),
+    }  # fmt: skip
+    return kernel.launch(" and ".join(tests), [grid], constants)
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """A view without the last dim of its batch."""
+
+    view: View
+    batch: int
+
+    def merged(self) -> View:
+        """The rows of the batch as more rows."""
+        at, view = self.batch, self.view
+        extent = view.shape[at] * view.shape[at + 1]
+        shape = (*view.shape[:at], extent, *view.shape[at + 2 :])
+        return replace(view, shape=shape, strides=(*view.strides[:at], *view.strides[at + 1 :]))
+
+    def dropped(self) -> View:
+        """Without it."""
+        at, view = self.batch, self.view
+        return replace(
+            view,
+            shape=(*view.shape[:at], *view.shape[at + 1 :]),
+            strides=(*view.strides[:at], *view.strides[at + 1 :]),
+        )
+
+
+def batches_as_rows(nest: Nest) -> Nest:
+    """A product whose batches are rows where the right operand is the same for all of them."""
+    root = nest.root
+    assert isinstance(root, Product)
+    while len(nest.outer) > 2:
+        *batch, last, rows, columns = nest.outer
+        at = len(batch)
+        single = isinstance(last.extent, int) and last.extent == 1
+        runs_on = root.a.strides[at] == root.a.strides[at + 1] * rows.extent or single
+        if not runs_on or not (single or root.b.strides[at] == 0):
+            return nest
+        loops, body = merged((last, rows), nest.body)
+        if len(loops) != 1:
+            return nest
+        root = replace(root, a=_Flat(root.a, at).merged(), b=_Flat(root.b, at).dropped())
+        nest = replace(nest, outer=(*batch, loops[0], columns), body=body, root=root)
+    return nest
+
+
+def _wide(kernel: Kernel) -> str:
+    return "" if kernel.index == "tl.int32" else f".to({kernel.index})"
