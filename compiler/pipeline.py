@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kernels_hub.compiler.arguments import array_of, is_array
 from kernels_hub.compiler.binding import bind_shapes
 from kernels_hub.compiler.container import read_container, write_container
 from kernels_hub.compiler.devices import find_device
@@ -34,6 +35,7 @@ from kernels_hub.compiler.heuristics import Heuristic, middling
 from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.transform import bind
+from kernels_hub.compiler.ir.types import Array
 from kernels_hub.compiler.module_call import ModuleCall
 from kernels_hub.compiler.plan import Plan
 from kernels_hub.compiler.plan_file import check_header, plan_in, read_bytes, versions
@@ -199,6 +201,12 @@ class Executable:
         except SegmentError as error:
             self._again(error, plan, inputs)
             return (self._plan or self._plan_for(inputs)).execute(inputs, **more)
+
+    def arrays(self, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, Array]:
+        """As `execute`, with NumPy arrays for results, whatever the inputs are."""
+        results = self.execute(inputs)
+        dtypes = {name: of.dtype for name, of in self.signature.outputs.items()}
+        return {name: one if is_array(one) else array_of(one, dtypes[name]) for name, one in results.items()}
 
     def profile(self, *inputs: Any, repeats: int = 10, rates: Rates | None = None, **named: Any) -> Profile:
         """Seconds, bytes and FLOPs of each step, on inputs of the graph: see `profiling`."""

@@ -95,13 +95,13 @@ class Layout:
 def lay_out(program: Program, sizes: Mapping[str, int]) -> Layout:
     """Offsets by lifetime: what is not needed at the same time may lie at the same place."""
     if program.direct:
-        total = program.segments[0].plan.workspace_size(sizes)
+        total = _workspace(program, 0, sizes)
         return Layout({}, ((0, total),), total)
     last = {slot: place for place, segment in enumerate(program.segments) for slot in segment.inputs}
     lives: list[tuple[int, int, int, int]] = []
     """(bytes, first segment, last segment, slot, or -1 - segment for a workspace)."""
     for place, segment in enumerate(program.segments):
-        if size := segment.plan.workspace_size(sizes) if _sized(program, segment, sizes) else 0:
+        if size := _workspace(program, place, sizes) if _sized(program, segment, sizes) else 0:
             lives.append((size, place, place, -1 - place))
         for slot in () if _computes(segment.plan) else segment.outputs:
             shape = sized(program.slots[slot].shape, sizes)
@@ -129,6 +129,19 @@ def lay_out(program: Program, sizes: Mapping[str, int]) -> Layout:
     return Layout({slot: at for slot, at in offsets.items() if slot >= 0}, workspaces, total)
 
 
+def _workspace(program: Program, place: int, sizes: Mapping[str, int]) -> int:
+    """Bytes that a segment wants. Raises SegmentError where its engine cannot say."""
+    segment = program.segments[place]
+    try:
+        wanted: Any = segment.plan.workspace_size(sizes)
+        if not isinstance(wanted, int) or wanted < 0:
+            raise TypeError(f"its workspace size is {wanted!r}, no number of bytes")
+    except Exception as error:
+        where = f"graph {program.name}: engine {segment.engine} failed to tell its workspace"
+        raise SegmentError(f"{where}: {type(error).__name__}: {error}", segment.engine) from error
+    return wanted
+
+
 @dataclass
 class _Frame:
     """Memory for one call: a tensor for each slot between segments, a workspace for each segment."""
@@ -150,6 +163,7 @@ class Call:
         self._plans = [_bare(segment.plan) for segment in program.segments]
         self._computes = [_computes(segment.plan) for segment in program.segments]
         self._shared = _shared(program)
+        self._trusted = False
         self._layout: Layout | None = None
         self._frames: dict[Any, deque[_Frame]] = {}
         self.run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] = self._run_segments
@@ -175,9 +189,34 @@ class Call:
 
     def _run_computed(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         try:
-            return list(self._plans[0].compute(inputs))  # type: ignore[attr-defined]
+            results = list(self._plans[0].compute(inputs))  # type: ignore[attr-defined]
+            if not self._trusted:
+                self._verify(self.program.segments[0], inputs, results, self._shapes)
+                self._trusted = True
+            return results
         except Exception as error:
             raise self._failure(0, error) from error
+
+    def _verify(self, segment: Segment, inputs: Sequence[Any], made: Sequence[Any], shapes: Any) -> None:
+        """Raise ValueError unless what a plan allocated is what it should be, in memory of its own."""
+        if len(made) != len(segment.outputs):
+            raise ValueError(f"it computed {len(made)} outputs, expected {len(segment.outputs)}")
+        names = segment.plan.signature.outputs
+        taken = {one.untyped_storage().data_ptr() for one in inputs if one.numel()}
+        for name, slot, one in zip(names, segment.outputs, made, strict=True):
+            wanted = shapes[slot]
+            if one.dtype is not self._dtypes[slot] or one.device != self.device:
+                raise ValueError(
+                    f"output {name!r} is {one.dtype} on {one.device}, expected {self._dtypes[slot]}"
+                )
+            if (wanted is None and one.dim() != self.program.slots[slot].rank) or (
+                wanted is not None and tuple(one.shape) != wanted
+            ):
+                raise ValueError(f"output {name!r} came out as {list(one.shape)}, expected {wanted}")
+            memory = one.untyped_storage().data_ptr()
+            if one.numel() and memory in taken:
+                raise ValueError(f"output {name!r} lies in the memory of an input, or of another output")
+            taken.add(memory)
 
     def run_into(
         self,
@@ -272,7 +311,8 @@ class Call:
         segment, plan = self.program.segments[number], self._plans[number]
         given = [slots[slot] for slot in segment.inputs]
         if self._computes[number] and all(slots[slot] is None for slot in segment.outputs):
-            made = plan.compute(given, workspace, stream)  # type: ignore[attr-defined]
+            made = list(plan.compute(given, workspace, stream))  # type: ignore[attr-defined]
+            self._verify(segment, given, made, shapes)
             for slot, tensor in zip(segment.outputs, made, strict=True):
                 slots[slot] = tensor
             return

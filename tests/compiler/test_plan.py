@@ -11,6 +11,7 @@ import torch
 
 from kernels_hub.compiler import Graph, evaluate
 from kernels_hub.compiler.engines.reference import ENGINE as REFERENCE
+from kernels_hub.compiler.engines.reference import ReferencePlan
 from kernels_hub.compiler.errors import DimError, EngineError, EvaluateError, PlanError, ShapeError
 from kernels_hub.compiler.program import lay_out
 from kernels_hub.compiler.selection import create_plans
@@ -400,6 +401,59 @@ def test_lifetimes_share_the_arena():
     for slots in live:
         places = sorted(layout.offsets[slot] for slot in slots)
         assert all(b - a >= 4000 for a, b in itertools.pairwise(places))
+
+
+class Computed(PartEngine):
+    """Its plans allocate what they give; `spoil(results, inputs)` says what."""
+
+    def __init__(self, name, spoil, **more):
+        super().__init__(name, **more)
+        self.spoil = spoil
+
+    def compile(self, graph, device, knobs):
+        plan = super().compile(graph, device, knobs)
+        plan.computes = True
+        plan.compute = lambda inputs, *_: self.spoil(ReferencePlan.compute(plan, inputs), inputs)
+        return plan
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda results, _: results[:1], "computed 1 outputs, expected 2"),
+        (lambda results, _: [results[0], results[1].T], r"'k' came out as \[3, 4\], expected \(4, 3\)"),
+        (lambda results, _: [results[0].double(), results[1]], "'sum' is torch.float64"),
+        (lambda results, inputs: [results[0], inputs[1]], "'k' lies in the memory of an input"),
+        (
+            lambda results, _: [results[1].view(-1)[:4], results[1]],
+            "'k' lies in the memory of an input, or of another",
+        ),
+    ],
+)
+def test_what_an_engine_allocates_is_looked_at(spoil, message):
+    good = build(block(), Computed("good", lambda results, _: results))
+    assert_same_outputs(good.execute(given := arrays()), evaluate(block_with(good), given))
+    with pytest.raises(EngineError, match=f"graph block: engine bad failed: ValueError: .*{message}"):
+        build(block(), Computed("bad", spoil))(*tensors(arrays()).values())
+
+
+@pytest.mark.parametrize("size", [-1, None, "many", ZeroDivisionError()])
+def test_a_workspace_that_makes_no_sense(size):
+    class Sizeless(PartEngine):
+        def compile(self, graph, device, knobs):
+            plan = super().compile(graph, device, knobs)
+
+            def tell(_):
+                if isinstance(size, Exception):
+                    raise size
+                return size
+
+            plan.workspace_size = tell
+            return plan
+
+    plan = build(block(), Sizeless("sizeless"))
+    with pytest.raises(EngineError, match="graph block: engine sizeless failed to tell its workspace"):
+        plan.workspace_size({"batch": 4, "width": 3})
 
 
 @pytest.mark.parametrize("error", [RuntimeError("it broke"), ZeroDivisionError(), KeyError("x")])
