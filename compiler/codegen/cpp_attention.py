@@ -11,7 +11,7 @@ from dataclasses import replace
 from kernels_hub.compiler.codegen.cpp_loops import levels
 from kernels_hub.compiler.codegen.cpp_nest import print_nest
 from kernels_hub.compiler.codegen.cpp_text import Body, Lines, Names, Parameters
-from kernels_hub.compiler.codegen.scalar import Cpp
+from kernels_hub.compiler.codegen.scalar import Cpp, variable_name
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.types import FLOAT32
 from kernels_hub.compiler.schedule.index import Ranges, linear, row_major
@@ -140,7 +140,7 @@ def _print_scores(
     body.dtypes["score"] = FLOAT32
     at = levels(scores, loops, own={"score": len(loops)})
     used = frozenset[str]().union(*(variables(one) for one in scores))
-    given = [f"int64_t {loop.name[1:]}" if loop.name in used else "int64_t" for loop in loops[:3]]
+    given = [f"int64_t {variable_name(loop.name)}" if loop.name in used else "int64_t" for loop in loops[:3]]
     head = f"           [=]({', '.join(given)}, int64_t j, int64_t count, float* scores)"
     with lines.block(head, "},"):
         for level in range(len(loops)):
@@ -148,7 +148,7 @@ def _print_scores(
         lines.add("#pragma omp simd")
         with lines.block("for (int64_t l = 0; l < count; ++l)"):
             if keys.name in used:
-                lines.add(f"const int64_t {keys.name[1:]} = j + l;")
+                lines.add(f"const int64_t {variable_name(keys.name)} = j + l;")
             lines.add("const float score = scores[l];")
             body.emit_at(scores, at, len(loops))
             lines.add(f"scores[l] = {body.use(score)};")

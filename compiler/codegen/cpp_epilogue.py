@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kernels_hub.compiler.codegen.cpp_loops import levels, merged, turns, without_single
 from kernels_hub.compiler.codegen.cpp_text import Body, Lines, Names
-from kernels_hub.compiler.codegen.scalar import Scalars
+from kernels_hub.compiler.codegen.scalar import Scalars, variable_name
 from kernels_hub.compiler.ir.types import FLOAT32
 from kernels_hub.compiler.schedule.index import Loop
 from kernels_hub.compiler.schedule.kernel import Nest, variables
@@ -50,7 +50,7 @@ def print_epilogue(
     lines.add("#pragma omp simd")
     with lines.block("for (int64_t l = 0; l < count; ++l)"):
         if any(column.name in variables(one) for one in body):
-            lines.add(f"const int64_t {column.name[1:]} = j + l;")
+            lines.add(f"const int64_t {variable_name(column.name)} = j + l;")
         lines.add(f"const float {nest.root.name} = acc[l];", nest.root.origin)
         printer.emit_at(body, at, len(loops))
     lines.depth -= 1
@@ -65,6 +65,6 @@ def _counted(lines: Lines, scalars: Scalars, name: str, loops: Sequence[Loop]) -
         row = name if isinstance(below, int) and below == 1 else f"{name} / {scalars.factor(below)}"
         if place:
             row = f"{row} % {scalars.factor(loop.extent)}"
-        parts.append(f"{loop.name[1:]} = {row}")
+        parts.append(f"{variable_name(loop.name)} = {row}")
     if parts:
         lines.add(f"const int64_t {', '.join(parts)};")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kernels_hub.compiler.codegen.cpp_loops import cost, estimate, turns
 from kernels_hub.compiler.codegen.cpp_text import Body, Lines, Names, Parameters
+from kernels_hub.compiler.codegen.scalar import variable_name
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.schedule.index import Loop
 from kernels_hub.compiler.schedule.kernel import Constant, Nest
@@ -52,7 +53,7 @@ class Function:
 
     def row_loop(self, loops: Sequence[Loop]) -> str:
         """The head of the loop over rows; where several loops share it, `row_variables` tells them apart."""
-        name = loops[0].name[1:] if len(loops) == 1 else "row"
+        name = variable_name(loops[0].name) if len(loops) == 1 else "row"
         return f"for (int64_t {name} = begin; {name} < end; ++{name})"
 
     def row_variables(self, loops: Sequence[Loop]) -> None:
@@ -66,10 +67,10 @@ class Function:
             row = "row" if one else f"row / {self.body.scalars.factor(below)}"
             if place:
                 row = f"{row} % {self.body.scalars.factor(loop.extent)}"
-            parts.append(f"{loop.name[1:]} = {row}")
+            parts.append(f"{variable_name(loop.name)} = {row}")
         self.lines.add(f"const int64_t {', '.join(parts)};")
 
     def loop(self, loop: Loop) -> str:
         """The head of a plain loop."""
-        name = loop.name[1:]
+        name = variable_name(loop.name)
         return f"for (int64_t {name} = 0; {name} < {self.body.index(loop.extent)}; ++{name})"

@@ -236,7 +236,7 @@ class _Pair:
 
 
 def _merge(slow: Loop, fast: Loop, body: tuple[Statement, ...]) -> tuple[Loop, tuple[Statement, ...]] | None:
-    both = Loop(f"{slow.name}_{fast.name[1:]}", slow.extent * fast.extent)
+    both = Loop(f"{slow.name}_{fast.name.removeprefix('$')}", slow.extent * fast.extent)
     pair = _Pair(slow, fast, both)
     mine = {slow.name, fast.name}
     changed: list[Statement] = []

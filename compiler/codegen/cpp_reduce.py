@@ -24,7 +24,7 @@ from kernels_hub.compiler.codegen.cpp_accumulate import (
 from kernels_hub.compiler.codegen.cpp_contexts import Contexts, How, lane_of, tile_of
 from kernels_hub.compiler.codegen.cpp_function import Function
 from kernels_hub.compiler.codegen.cpp_loops import levels, turns
-from kernels_hub.compiler.codegen.scalar import value_type
+from kernels_hub.compiler.codegen.scalar import value_type, variable_name
 from kernels_hub.compiler.ir.dims import Dim, ceildiv
 from kernels_hub.compiler.schedule.index import Loop, flatten
 from kernels_hub.compiler.schedule.kernel import Reduce, Statement, Store
@@ -215,7 +215,7 @@ class _Along(_Reduction):
 
     def _blocked(self, loop: Loop, parted: Sequence[Reduce], innermost: Callable[[str], None]) -> None:
         """The innermost loop, cut into blocks where float32 sums need that."""
-        name, extent = loop.name[1:], self.body.index(loop.extent)
+        name, extent = variable_name(loop.name), self.body.index(loop.extent)
         if not parted or (isinstance(loop.extent, int) and loop.extent <= BLOCK):
             self._parts(parted, lambda: innermost(self.function.loop(loop)))
             return
@@ -231,12 +231,12 @@ class _Across(_Reduction):
         super().__init__(function, lane)
         self.lane = lane
         self.tile = tile_of(lane.extent)
-        self.at_lane = f"{lane.name[1:]} - start"
+        self.at_lane = f"{variable_name(lane.name)} - start"
 
     def emit(self) -> None:
         """Both functions."""
         extent = self.lane.extent
-        tiles = Loop("$tile", ceildiv(extent, self.tile))
+        tiles = Loop("$tile_", ceildiv(extent, self.tile))
         loops = self.nest.outer[:-1]
         if not isinstance(tiles.extent, int) or tiles.extent != 1:
             loops = (*loops, tiles)
@@ -248,11 +248,11 @@ class _Across(_Reduction):
         if isinstance(extent, int) and extent <= tile:
             self.lines.add(f"constexpr int64_t start = 0, width = {extent};")
         elif isinstance(extent, int) and extent % tile == 0:
-            self.lines.add(f"const int64_t start = tile * {tile};")
+            self.lines.add(f"const int64_t start = tile_ * {tile};")
             self.lines.add(f"constexpr int64_t width = {tile};")
         else:
             rest = f"std::min<int64_t>({tile}, {self.body.index(extent)} - start)"
-            self.lines.add(f"const int64_t start = tile * {tile}, width = {rest};")
+            self.lines.add(f"const int64_t start = tile_ * {tile}, width = {rest};")
         super()._row()
 
     def _kept_size(self, name: str) -> Dim:
@@ -265,7 +265,7 @@ class _Across(_Reduction):
 
     @contextmanager
     def _lanes(self) -> Iterator[None]:
-        name = self.lane.name[1:]
+        name = variable_name(self.lane.name)
         self.lines.add("#pragma omp simd")
         with self.lines.block(f"for (int64_t {name} = start; {name} < start + width; ++{name})"):
             yield
@@ -328,7 +328,7 @@ class _Across(_Reduction):
     def _blocked(self, inner: Sequence[Loop], parted: Sequence[Reduce], inside: Callable[[], None]) -> None:
         """The outermost inner loop; float32 sums over each block of its turns are added up in float64."""
         loop, step = inner[0], BLOCK // 2
-        name, extent = loop.name[1:], self.body.index(loop.extent)
+        name, extent = variable_name(loop.name), self.body.index(loop.extent)
         alone = len(inner) == 1
         head = f"for (int64_t block = 0; block < {extent}; block += {step})"
         with self.lines.block(head if alone else self.function.loop(loop)):

@@ -97,7 +97,7 @@ class Scalars:
 
     def variable(self, one: Symbol) -> str:
         """A loop variable, a loaded value or a size."""
-        return one.name[1:] if one.name.startswith("$") else size_name(one.name)
+        return variable_name(one.name) if one.name.startswith("$") else size_name(one.name)
 
     def _term(self, monomial: Monomial, coefficient: int) -> str:
         factors = [self._atom(one) for one, power in monomial for _ in range(power)]
@@ -337,6 +337,22 @@ class Triton(Scalars):
 def size_name(symbol: str) -> str:
     """The variable that holds a symbol of the graph."""
     return "n_" + identifier(symbol)
+
+
+_TAKEN = frozenset(
+    {
+        "acc", "batch", "begin", "block", "count", "end", "failure", "j", "l", "packed", "q_strides", "k_strides",
+        "out_strides", "root", "row", "score", "scores", "shape", "space", "start", "stop", "strides",
+        "v_strides", "w_strides", "width",
+    }
+)  # fmt: skip
+"""Names that generated text gives to other things than loop variables."""
+
+
+def variable_name(name: str) -> str:
+    """The variable of a loop or a loaded value, from its name in index expressions."""
+    text = name.removeprefix("$")
+    return f"{text}_" if text in _TAKEN else text
 
 
 def identifier(text: str) -> str:
