@@ -37,7 +37,7 @@ from kernels_hub.compiler.plan import Plan
 from kernels_hub.compiler.plan_file import versions
 from kernels_hub.compiler.profiling import wait
 from kernels_hub.compiler.program import SegmentError
-from kernels_hub.compiler.selection import LOGGER, Candidate, Filter, digest_of, survey
+from kernels_hub.compiler.selection import LOGGER, Candidate, Filter, choose, digest_of, survey
 from kernels_hub.compiler.tuning_database import TuningDatabase, Winner
 
 GROUP = "kernels_hub.benchmarks"
@@ -133,10 +133,16 @@ def tune(
         plan = _remembered(graph, device, only, winner, without, outcomes)
         if plan is not None:
             return plan
+    inputs = graph.dummy_inputs(0)
+    try:
+        expected = evaluate(graph, inputs)
+    except CompilerError as error:
+        reason = "graph %s cannot be run on made-up inputs, so the default heuristic decides: %s"
+        LOGGER.warning(reason, graph.name, error)
+        return choose(graph, device, only, "default", outcomes, without)
     found = _candidates(graph, device, only, without)
     built = [one for candidate in found if (one := _build(candidate, outcomes)) is not None]
-    inputs = graph.dummy_inputs(0)
-    right = _right(graph, built, inputs, outcomes)
+    right = _right(graph, built, inputs, expected, outcomes)
     if not right:
         reasons = "".join(f"\n  {one.engine} {dict(one.knobs) or ''}: {one.reason}" for one in outcomes)
         raise EngineError(
@@ -211,12 +217,13 @@ def _build(candidate: Candidate, outcomes: list[Outcome]) -> _Built | None:
 
 
 def _right(
-    graph: Graph, built: Sequence[_Built], inputs: Mapping[str, Array], outcomes: list[Outcome]
+    graph: Graph,
+    built: Sequence[_Built],
+    inputs: Mapping[str, Array],
+    expected: Mapping[str, Array],
+    outcomes: list[Outcome],
 ) -> list[_Built]:
     """Those that give what the oracle gives."""
-    if not built:
-        return []
-    expected = evaluate(graph, inputs)
     right = []
     for one in built:
         try:

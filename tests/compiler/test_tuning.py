@@ -123,6 +123,17 @@ def test_what_won_before_and_is_gone_is_measured_again(tmp_path, caplog):
     assert "does not build, all is measured again" in caplog.text and broken.compiled == []
 
 
+def test_a_graph_that_refuses_made_up_inputs_is_compiled_all_the_same(tmp_path, caplog):
+    graph = Graph("strict")
+    table = graph.constant(np.zeros((4, 2), np.float32))
+    index = graph.input("i", (2,), "int64") + 100
+    graph.output("y", table.gather(index, 0))
+    with only_engines(PartEngine("any"), REFERENCE):
+        run = compile(graph, "cpu", heuristic="benchmark", cache=tmp_path)
+    assert run.plan.engines == ("any",) and "made-up inputs" in caplog.text
+    assert run(np.array([-100, -97])).shape == (2, 2)
+
+
 KEY = {"graph": "0", "n": [1, 2]}
 WINNER = Winner("cpp", {"tile": 4, "fast": True, "kind": "a", "x": 0.5}, 1e-3)
 
