@@ -53,12 +53,12 @@ def attention_parts(value: Value, dtypes: frozenset[DType] = ROOT_DTYPES) -> Att
     given = dict(zip(callee.inputs.values(), value.operands, strict=True))
     if result.op_name != "matmul":
         return None
-    weights, blank = result.operands[0], False
+    weights, blank = _uncast(result.operands[0]), False
     if weights.op_name == "select":
         blank = _number("blank", callee, given) == 0 and _number("fill", callee, given) == -math.inf
         if not blank:
             return None
-        weights = weights.operands[2]
+        weights = _uncast(weights.operands[2])
     if weights.op_name != "softmax" or weights.attrs["axis"] != 3:
         return None
     scores = weights.operands[0]
@@ -72,6 +72,11 @@ def attention_parts(value: Value, dtypes: frozenset[DType] = ROOT_DTYPES) -> Att
     if q not in given or k not in given or v not in given or k_groups is None or k_groups != v_groups:
         return None
     return AttentionParts(given[q], given[k], given[v], product, scores, k_groups, blank)
+
+
+def _uncast(value: Value) -> Value:
+    """Weights before they were rounded to the dtype of what they weigh."""
+    return value.operands[0] if value.op_name == "cast" and value.operands[0].dtype.is_float else value
 
 
 def _number(name: str, callee: Graph, given: Mapping[Value, Value]) -> Any:

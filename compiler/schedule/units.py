@@ -17,7 +17,7 @@ from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Shape, Trait
 from kernels_hub.compiler.ir.types import DType
 from kernels_hub.compiler.schedule.index import Ranges, linear, permuted, row_major
-from kernels_hub.compiler.schedule.lower import INLINE, POOLS, REDUCTIONS
+from kernels_hub.compiler.schedule.lower import INLINE, POOLS, REDUCTIONS, repeats
 from kernels_hub.compiler.schedule.scores import ROOT_DTYPES, attention_parts
 from kernels_hub.compiler.schedule.views import Index, loops_of, walk
 
@@ -62,6 +62,8 @@ ROOTS = frozenset({Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION})
 def kind_of(value: Value, dtypes: frozenset[DType] = ROOT_DTYPES) -> Kind | None:
     """How a value is made for itself; None where no nest can. dtypes: those that roots take."""
     name, traits = value.op_name, value.op.traits
+    if name == "resize" and repeats(value) is None:
+        return None
     if Trait.POINTWISE in traits or Trait.VIEW in traits or name in INLINE or Trait.LEAF in traits:
         return Kind.POINTWISE
     if name in REDUCTIONS:
@@ -70,7 +72,8 @@ def kind_of(value: Value, dtypes: frozenset[DType] = ROOT_DTYPES) -> Kind | None
         return Kind.POOL
     if name in {"matmul", "conv"}:
         first = value.operands[0].dtype
-        plain = first in dtypes and all(one.dtype is first for one in (*value.operands, value))
+        same = all(one.dtype is first for one in value.operands)
+        plain = first in dtypes and same and value.dtype in {first, types.FLOAT32}
         if plain and value.attrs["accumulate"] in {None, types.FLOAT32}:
             return Kind.PRODUCT if name == "matmul" else _convolution(value)
         return Kind.CONTRACTION
@@ -206,7 +209,7 @@ class Units:
         elif name in {"gather", "gather_elements", "gather_nd"}:
             self._once(node.operands[:1], 1)
             self._once(node.operands[1:], DEAR_COST)
-        elif name in POOLS or name == "concat":
+        elif name in POOLS or name in {"concat", "resize"}:
             self._once(node.operands, 1 if name in POOLS else DEAR_COST)
         elif name in {"matmul", "conv"}:
             for operand in node.operands:
