@@ -82,7 +82,7 @@ def scale_and_shift() -> Case:
 
 def layer_norm() -> Case:
     """Two sums, one after the other, then a pass that computes the row again: lanes along the row."""
-    n, width = symbol("n"), 700
+    n, width = symbol("rows"), 700
     build = Build("layer_norm")
     x, w = build.input("x", "float32", n, width), build.input("w", "float32", width)
     y = build.output("y", "float32", n, width)
@@ -106,12 +106,12 @@ def layer_norm() -> Case:
     x64 = given["x"].astype(np.float64)
     d = x64 - x64.mean(-1, keepdims=True)
     want = d / np.sqrt((d * d).mean(-1, keepdims=True)) * given["w"]
-    return build.schedule(), given, {"n": 4}, {"y": want.astype(np.float32)}
+    return build.schedule(), given, {"rows": 4}, {"y": want.astype(np.float32)}
 
 
 def softmax_of_columns() -> Case:
     """Softmax along the slow dim, with its maximum's place: lanes across, exponentials kept in scratch."""
-    rows, n = 30, symbol("n")
+    rows, n = 30, symbol("columns")
     build = Build("softmax_of_columns")
     x = build.input("x", "float32", rows, n)
     y, at = build.output("y", "float32", rows, n), build.output("at", "int64", n)
@@ -131,7 +131,7 @@ def softmax_of_columns() -> Case:
     given["x"][3, 5] = given["x"][7, 5] = 9  # the first of equals
     given["x"][4, 6] = np.nan
     e = np.exp(given["x"] - given["x"].max(0))
-    return build.schedule(), given, {"n": 70}, {"y": e / e.sum(0), "at": given["x"].argmax(0)}
+    return build.schedule(), given, {"columns": 70}, {"y": e / e.sum(0), "at": given["x"].argmax(0)}
 
 
 def padded_rows() -> Case:
@@ -215,7 +215,7 @@ def conv_relu() -> Case:
 
 def attention() -> Case:
     """Grouped heads, scale and mask as statements on the scores, a residual after it."""
-    n = symbol("n", 1)
+    n = symbol("queries", 1)
     build = Build("attention")
     q, k = build.input("q", "float32", 2, 4, n, 16), build.input("k", "float32", 2, 2, 7, 16)
     v, mask = build.input("v", "float32", 2, 2, 7, 8), build.input("mask", "bool", 2, 7)
@@ -246,7 +246,7 @@ def attention() -> Case:
     return (
         build.schedule(),
         given,
-        {"n": 5},
+        {"queries": 5},
         {"y": want.astype(np.float32), "scaled": 2 * want.astype(np.float32)},
     )
 
@@ -265,18 +265,35 @@ def test_the_text_is_the_golden_one(case):
     assert text == file.read_text(), f"read the difference to {file}, then accept it with ACCEPT_GOLDEN=1"
 
 
+def together() -> Case:
+    """All cases as one schedule, so that the compiler runs once."""
+    buffers, prepare, kernels = [], [], []
+    inputs, outputs, given, sizes, expected = {}, {}, {}, {}, {}
+    for case in CASES:
+        schedule, arrays, numbers, wanted = case()
+        buffers += schedule.buffers
+        prepare += schedule.prepare
+        kernels += schedule.kernels
+        sizes |= numbers
+        for mine, theirs in (
+            (inputs, schedule.inputs), (outputs, schedule.outputs), (given, arrays), (expected, wanted)
+        ):  # fmt: skip
+            mine.update({f"{case.__name__}: {name}": one for name, one in theirs.items()})
+    schedule = Schedule("together", tuple(buffers), tuple(prepare), tuple(kernels), inputs, outputs)
+    return schedule, given, sizes, expected
+
+
 @needs_compiler
 @pytest.mark.parametrize("level", machine_isas(), ids=lambda one: one.name)
 def test_it_computes_what_numpy_does(level):
-    """Every case."""
-    for case in CASES:
-        schedule, inputs, sizes, expected = case()
-        got = run_schedule(schedule, inputs, sizes=sizes, level=level)
-        for name, want in expected.items():
-            try:
-                assert_same(got[name], want)
-            except AssertionError as error:
-                raise AssertionError(f"{case.__name__}, {name}: {error}") from error
+    schedule, inputs, sizes, expected = together()
+    got = run_schedule(schedule, inputs, sizes=sizes, level=level)
+    assert len(expected) == 10
+    for name, want in expected.items():
+        try:
+            assert_same(got[name], want)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
 
 
 @needs_compiler
@@ -289,7 +306,7 @@ def test_an_index_out_of_range_fails_the_call():
 @needs_compiler
 def test_no_rows_are_no_work():
     schedule, _, _, _ = layer_norm()
-    got = run_schedule(schedule, {"x": np.zeros((0, 700), np.float32), "w": array(700)}, sizes={"n": 0})
+    got = run_schedule(schedule, {"x": np.zeros((0, 700), np.float32), "w": array(700)}, sizes={"rows": 0})
     assert got["y"].shape == (0, 700)
 
 

@@ -3,12 +3,12 @@
 #include "linked.h"
 
 // model.plain
-static void kernel_plain(const bool* in_mask, const float* in_q, const float* in_k, const float* in_v, float* out_y, const int64_t n_n) {
-  const int64_t q_strides[] = {n_n * 64, n_n * 16, 16, 1};
+static void kernel_plain(const bool* in_mask, const float* in_q, const float* in_k, const float* in_v, float* out_y, const int64_t n_queries) {
+  const int64_t q_strides[] = {n_queries * 64, n_queries * 16, 16, 1};
   const int64_t k_strides[] = {224, 112, 16, 1};
   const int64_t v_strides[] = {112, 56, 8, 1};
-  const int64_t out_strides[] = {n_n * 32, n_n * 8, 8, 1};
-  const kh::Attention shape{2, 4, 2, n_n, 7, 16, 8, false, 0, true};
+  const int64_t out_strides[] = {n_queries * 32, n_queries * 8, 8, 1};
+  const kh::Attention shape{2, 4, 2, n_queries, 7, 16, 8, false, 0, true};
   kh::attend(shape, in_q, q_strides, in_k, k_strides, in_v, v_strides, 0.25f,
   [=](int64_t b, int64_t, int64_t, int64_t j, int64_t count, float* scores) {
     #pragma omp simd
@@ -24,7 +24,7 @@ static void kernel_plain(const bool* in_mask, const float* in_q, const float* in
 }
 
 // model.doubled
-static void kernel_doubled_rest_rows(const float* t_kernel_doubled_result, float* out_scaled, const int64_t n_n, int64_t begin, int64_t end) {
+static void kernel_doubled_rest_rows(const float* t_kernel_doubled_result, float* out_scaled, const int64_t n_queries, int64_t begin, int64_t end) {
   #pragma omp simd
   for (int64_t b_h_i_e = begin; b_h_i_e < end; ++b_h_i_e) {
     const float root = t_kernel_doubled_result[b_h_i_e];
@@ -33,20 +33,20 @@ static void kernel_doubled_rest_rows(const float* t_kernel_doubled_result, float
   }
 }
 
-static void kernel_doubled_rest(const float* t_kernel_doubled_result, float* out_scaled, const int64_t n_n) {
-  kh::parallel(n_n * 64, 21845, [=](int64_t begin, int64_t end) {
-    kernel_doubled_rest_rows(t_kernel_doubled_result, out_scaled, n_n, begin, end);
+static void kernel_doubled_rest(const float* t_kernel_doubled_result, float* out_scaled, const int64_t n_queries) {
+  kh::parallel(n_queries * 64, 21845, [=](int64_t begin, int64_t end) {
+    kernel_doubled_rest_rows(t_kernel_doubled_result, out_scaled, n_queries, begin, end);
   });
 }
 
-static void kernel_doubled(const bool* in_mask, const float* in_q, const float* in_k, const float* in_v, float* out_scaled, const int64_t n_n) {
-  const kh::Row<float> t_kernel_doubled_result_space(n_n * 64);
+static void kernel_doubled(const bool* in_mask, const float* in_q, const float* in_k, const float* in_v, float* out_scaled, const int64_t n_queries) {
+  const kh::Row<float> t_kernel_doubled_result_space(n_queries * 64);
   float* const t_kernel_doubled_result = &t_kernel_doubled_result_space[0];
-  const int64_t q_strides[] = {n_n * 64, n_n * 16, 16, 1};
+  const int64_t q_strides[] = {n_queries * 64, n_queries * 16, 16, 1};
   const int64_t k_strides[] = {224, 112, 16, 1};
   const int64_t v_strides[] = {112, 56, 8, 1};
-  const int64_t out_strides[] = {n_n * 32, n_n * 8, 8, 1};
-  const kh::Attention shape{2, 4, 2, n_n, 7, 16, 8, false, 0, true};
+  const int64_t out_strides[] = {n_queries * 32, n_queries * 8, 8, 1};
+  const kh::Attention shape{2, 4, 2, n_queries, 7, 16, 8, false, 0, true};
   kh::attend(shape, in_q, q_strides, in_k, k_strides, in_v, v_strides, 0.25f,
   [=](int64_t b, int64_t, int64_t, int64_t j, int64_t count, float* scores) {
     #pragma omp simd
@@ -59,7 +59,7 @@ static void kernel_doubled(const bool* in_mask, const float* in_q, const float* 
     }
   },
              t_kernel_doubled_result, out_strides);
-  kernel_doubled_rest(t_kernel_doubled_result, out_scaled, n_n);
+  kernel_doubled_rest(t_kernel_doubled_result, out_scaled, n_queries);
 }
 
 extern "C" int kh_prepare(void* const* buffers, const int64_t* sizes) {
@@ -74,31 +74,31 @@ extern "C" int64_t kh_packed_bytes(int64_t which) {
 }
 
 extern "C" int kh_run(void* const* buffers, const int64_t* sizes) {
-  const int64_t n_n = sizes[0];
-  const auto in_q = static_cast<const float*>(buffers[0]);  // float32[2, 4, n, 16]
+  const int64_t n_queries = sizes[0];
+  const auto in_q = static_cast<const float*>(buffers[0]);  // float32[2, 4, queries, 16]
   const auto in_k = static_cast<const float*>(buffers[1]);  // float32[2, 2, 7, 16]
   const auto in_v = static_cast<const float*>(buffers[2]);  // float32[2, 2, 7, 8]
   const auto in_mask = static_cast<const bool*>(buffers[3]);  // bool[2, 7]
-  const auto out_y = static_cast<float*>(buffers[4]);  // float32[2, 4, n, 8]
-  const auto out_scaled = static_cast<float*>(buffers[5]);  // float32[2, 4, n, 8]
+  const auto out_y = static_cast<float*>(buffers[4]);  // float32[2, 4, queries, 8]
+  const auto out_scaled = static_cast<float*>(buffers[5]);  // float32[2, 4, queries, 8]
   int failure = 0;
-  kernel_plain(in_mask, in_q, in_k, in_v, out_y, n_n);  // model.plain
-  kernel_doubled(in_mask, in_q, in_k, in_v, out_scaled, n_n);  // model.doubled
+  kernel_plain(in_mask, in_q, in_k, in_v, out_y, n_queries);  // model.plain
+  kernel_doubled(in_mask, in_q, in_k, in_v, out_scaled, n_queries);  // model.doubled
   return failure;
 }
 
 extern "C" int kh_step(int64_t step, void* const* buffers, const int64_t* sizes) {
-  const int64_t n_n = sizes[0];
-  const auto in_q = static_cast<const float*>(buffers[0]);  // float32[2, 4, n, 16]
+  const int64_t n_queries = sizes[0];
+  const auto in_q = static_cast<const float*>(buffers[0]);  // float32[2, 4, queries, 16]
   const auto in_k = static_cast<const float*>(buffers[1]);  // float32[2, 2, 7, 16]
   const auto in_v = static_cast<const float*>(buffers[2]);  // float32[2, 2, 7, 8]
   const auto in_mask = static_cast<const bool*>(buffers[3]);  // bool[2, 7]
-  const auto out_y = static_cast<float*>(buffers[4]);  // float32[2, 4, n, 8]
-  const auto out_scaled = static_cast<float*>(buffers[5]);  // float32[2, 4, n, 8]
+  const auto out_y = static_cast<float*>(buffers[4]);  // float32[2, 4, queries, 8]
+  const auto out_scaled = static_cast<float*>(buffers[5]);  // float32[2, 4, queries, 8]
   int failure = 0;
   switch (step) {
-    case 0: kernel_plain(in_mask, in_q, in_k, in_v, out_y, n_n); break;
-    case 1: kernel_doubled(in_mask, in_q, in_k, in_v, out_scaled, n_n); break;
+    case 0: kernel_plain(in_mask, in_q, in_k, in_v, out_y, n_queries); break;
+    case 1: kernel_doubled(in_mask, in_q, in_k, in_v, out_scaled, n_queries); break;
   }
   return failure;
 }

@@ -2,7 +2,7 @@
 #include "scalar.h"
 
 // model.norm
-static void kernel_norm_rows(const float* in_x, const float* in_w, float* out_y, const int64_t n_n, int64_t begin, int64_t end) {
+static void kernel_norm_rows(const float* in_x, const float* in_w, float* out_y, const int64_t n_rows, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     double v1_sum = 0;
     for (int64_t block = 0; block < 700; block += 512) {
@@ -45,9 +45,9 @@ static void kernel_norm_rows(const float* in_x, const float* in_w, float* out_y,
   }
 }
 
-static void kernel_norm(const float* in_x, const float* in_w, float* out_y, const int64_t n_n) {
-  kh::parallel(n_n, 5, [=](int64_t begin, int64_t end) {
-    kernel_norm_rows(in_x, in_w, out_y, n_n, begin, end);
+static void kernel_norm(const float* in_x, const float* in_w, float* out_y, const int64_t n_rows) {
+  kh::parallel(n_rows, 5, [=](int64_t begin, int64_t end) {
+    kernel_norm_rows(in_x, in_w, out_y, n_rows, begin, end);
   });
 }
 
@@ -63,23 +63,23 @@ extern "C" int64_t kh_packed_bytes(int64_t which) {
 }
 
 extern "C" int kh_run(void* const* buffers, const int64_t* sizes) {
-  const int64_t n_n = sizes[0];
-  const auto in_x = static_cast<const float*>(buffers[0]);  // float32[n, 700]
+  const int64_t n_rows = sizes[0];
+  const auto in_x = static_cast<const float*>(buffers[0]);  // float32[rows, 700]
   const auto in_w = static_cast<const float*>(buffers[1]);  // float32[700]
-  const auto out_y = static_cast<float*>(buffers[2]);  // float32[n, 700]
+  const auto out_y = static_cast<float*>(buffers[2]);  // float32[rows, 700]
   int failure = 0;
-  kernel_norm(in_x, in_w, out_y, n_n);  // model.norm
+  kernel_norm(in_x, in_w, out_y, n_rows);  // model.norm
   return failure;
 }
 
 extern "C" int kh_step(int64_t step, void* const* buffers, const int64_t* sizes) {
-  const int64_t n_n = sizes[0];
-  const auto in_x = static_cast<const float*>(buffers[0]);  // float32[n, 700]
+  const int64_t n_rows = sizes[0];
+  const auto in_x = static_cast<const float*>(buffers[0]);  // float32[rows, 700]
   const auto in_w = static_cast<const float*>(buffers[1]);  // float32[700]
-  const auto out_y = static_cast<float*>(buffers[2]);  // float32[n, 700]
+  const auto out_y = static_cast<float*>(buffers[2]);  // float32[rows, 700]
   int failure = 0;
   switch (step) {
-    case 0: kernel_norm(in_x, in_w, out_y, n_n); break;
+    case 0: kernel_norm(in_x, in_w, out_y, n_rows); break;
   }
   return failure;
 }

@@ -2,10 +2,10 @@
 #include "scalar.h"
 
 // model.softmax
-static void kernel_softmax_rows(const float* in_x, float* out_y, std::int64_t* out_at, const int64_t n_n, int64_t begin, int64_t end) {
+static void kernel_softmax_rows(const float* in_x, float* out_y, std::int64_t* out_at, const int64_t n_columns, int64_t begin, int64_t end) {
   alignas(64) float v3_row[1920];
   for (int64_t tile_ = begin; tile_ < end; ++tile_) {
-    const int64_t start = tile_ * 64, width = std::min<int64_t>(64, n_n - start);
+    const int64_t start = tile_ * 64, width = std::min<int64_t>(64, n_columns - start);
     alignas(64) float v1_sum[64];
     std::fill_n(v1_sum, 64, float((-std::numeric_limits<float>::infinity())));
     alignas(64) float v9_best[64];
@@ -15,7 +15,7 @@ static void kernel_softmax_rows(const float* in_x, float* out_y, std::int64_t* o
     for (int64_t k = 0; k < 30; ++k) {
       #pragma omp simd
       for (int64_t i = start; i < start + width; ++i) {
-        const float v0 = in_x[i + k * n_n];
+        const float v0 = in_x[i + k * n_columns];
         v1_sum[i - start] = kh::greater(v0, v1_sum[i - start]);
         const bool v9_take = kh::is_greater(v0, v9_best[i - start]);
         v9_best[i - start] = v9_take ? v0 : v9_best[i - start];
@@ -32,7 +32,7 @@ static void kernel_softmax_rows(const float* in_x, float* out_y, std::int64_t* o
     for (int64_t k = 0; k < 30; ++k) {
       #pragma omp simd
       for (int64_t i = start; i < start + width; ++i) {
-        const float v0 = in_x[i + k * n_n];
+        const float v0 = in_x[i + k * n_columns];
         const float v1 = v1_sum[i - start];
         const float v2 = v0 - v1;
         const float v3 = kh::exp(v2);
@@ -46,15 +46,15 @@ static void kernel_softmax_rows(const float* in_x, float* out_y, std::int64_t* o
         const float v3 = v3_row[k * 64 + i - start];
         const float v4 = static_cast<float>(v4_sum[i - start]);
         const float v5 = v3 / v4;  // softmax (Softmax)
-        out_y[i + k * n_n] = v5;
+        out_y[i + k * n_columns] = v5;
       }
     }
   }
 }
 
-static void kernel_softmax(const float* in_x, float* out_y, std::int64_t* out_at, const int64_t n_n) {
-  kh::parallel(((n_n + 63) / 64), 1, [=](int64_t begin, int64_t end) {
-    kernel_softmax_rows(in_x, out_y, out_at, n_n, begin, end);
+static void kernel_softmax(const float* in_x, float* out_y, std::int64_t* out_at, const int64_t n_columns) {
+  kh::parallel(((n_columns + 63) / 64), 1, [=](int64_t begin, int64_t end) {
+    kernel_softmax_rows(in_x, out_y, out_at, n_columns, begin, end);
   });
 }
 
@@ -70,23 +70,23 @@ extern "C" int64_t kh_packed_bytes(int64_t which) {
 }
 
 extern "C" int kh_run(void* const* buffers, const int64_t* sizes) {
-  const int64_t n_n = sizes[0];
-  const auto in_x = static_cast<const float*>(buffers[0]);  // float32[30, n]
-  const auto out_y = static_cast<float*>(buffers[1]);  // float32[30, n]
-  const auto out_at = static_cast<std::int64_t*>(buffers[2]);  // int64[n]
+  const int64_t n_columns = sizes[0];
+  const auto in_x = static_cast<const float*>(buffers[0]);  // float32[30, columns]
+  const auto out_y = static_cast<float*>(buffers[1]);  // float32[30, columns]
+  const auto out_at = static_cast<std::int64_t*>(buffers[2]);  // int64[columns]
   int failure = 0;
-  kernel_softmax(in_x, out_y, out_at, n_n);  // model.softmax
+  kernel_softmax(in_x, out_y, out_at, n_columns);  // model.softmax
   return failure;
 }
 
 extern "C" int kh_step(int64_t step, void* const* buffers, const int64_t* sizes) {
-  const int64_t n_n = sizes[0];
-  const auto in_x = static_cast<const float*>(buffers[0]);  // float32[30, n]
-  const auto out_y = static_cast<float*>(buffers[1]);  // float32[30, n]
-  const auto out_at = static_cast<std::int64_t*>(buffers[2]);  // int64[n]
+  const int64_t n_columns = sizes[0];
+  const auto in_x = static_cast<const float*>(buffers[0]);  // float32[30, columns]
+  const auto out_y = static_cast<float*>(buffers[1]);  // float32[30, columns]
+  const auto out_at = static_cast<std::int64_t*>(buffers[2]);  // int64[columns]
   int failure = 0;
   switch (step) {
-    case 0: kernel_softmax(in_x, out_y, out_at, n_n); break;
+    case 0: kernel_softmax(in_x, out_y, out_at, n_columns); break;
   }
   return failure;
 }

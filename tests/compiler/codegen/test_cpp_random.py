@@ -1,0 +1,103 @@
+"""Random graphs, scheduled, generated, compiled and run with poisoned memory, against the oracle."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+
+from kernels_hub.compiler import Graph, evaluate
+from kernels_hub.compiler.codegen.toolchain import Isa, machine_isas
+from kernels_hub.compiler.schedule.expand import expanded
+from kernels_hub.compiler.schedule.schedule import schedule
+from kernels_hub.compiler.schedule.units import unsupported
+from tests.compiler.codegen.cpp_runner import run_schedule, weights_of
+from tests.compiler.oracle import array, assert_same
+from tests.compiler.strategies import OTHER_SIZES, SIZES, assert_same_outputs, graphs
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+QUICK = Isa("quick", (*machine_isas()[0].flags, "-O1"), frozenset())
+"""Vector instructions, but little time in the compiler."""
+
+
+def check(
+    graph: Graph, sizes: dict[str, int], tolerance: float, level: Isa | None = QUICK, **options
+) -> None:
+    """The outputs of the generated code are the oracle's."""
+    inputs = graph.dummy_inputs(0, sizes)
+    expected = evaluate(graph, inputs, bindings=sizes)
+    made = schedule(graph)
+    weights = weights_of(graph, made)
+    got = run_schedule(made, inputs, weights, sizes, level, **options)
+    assert_same_outputs({name: got[name] for name in expected}, expected, tolerance)
+
+
+@settings(max_examples=8, suppress_health_check=list(HealthCheck), deadline=None)
+@given(graph=graphs(max_ops=24))
+def test_generated_code_computes_what_the_oracle_does(graph):
+    assume(not unsupported(expanded(graph)))
+    for sizes in (SIZES, OTHER_SIZES):
+        check(graph, sizes, 4e-2, round_ops=True)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, suppress_health_check=list(HealthCheck), deadline=None)
+@given(graph=graphs(dtypes=("float32", "float64", "int32", "int64", "int8", "bool")))
+def test_generated_code_computes_what_the_oracle_does_precisely(graph):
+    assume(not unsupported(expanded(graph)))
+    for sizes in (SIZES, OTHER_SIZES):
+        check(graph, sizes, 1e-4)
+
+
+REDUCTIONS = ("sum", "prod", "max", "min", "mean")
+
+
+def reductions(dtype: str) -> Graph:
+    """Every reduction of a dtype, along each axis and all, for dims that are no multiple of anything."""
+    graph = Graph(f"reductions_{dtype}")
+    n = graph.symbol("n")
+    x = graph.input("x", (n, 37, 83), dtype)
+    for kind in ("any", "all") if dtype == "bool" else REDUCTIONS[: None if "float" in dtype else 4]:
+        for axes in ((0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)):
+            graph.output(f"{kind}{axes}", x.reduce(kind, list(axes)))
+    if dtype != "bool":
+        for kind in ("argmax", "argmin"):
+            for axis in range(3):
+                graph.output(f"{kind}{axis}", graph.apply(kind, x, axis=axis))
+    return graph
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int8", "int64", "bool"])
+def test_reductions(dtype):
+    graph = reductions(dtype)
+    x = array(5, 37, 83, dtype=dtype)
+    if "float" in dtype:
+        x = np.abs(x) ** np.float32(0.25) if dtype == "float32" else x
+        x[3, 5, 7] = x[3, 5, 9] = x.max()
+        x[1, 2, 3] = np.nan
+    expected = evaluate(graph, {"x": x})
+    got = run_schedule(schedule(graph), {"x": x}, sizes={"n": 5}, level=QUICK)
+    for name, want in expected.items():
+        try:
+            assert_same(got[name], want)
+        except AssertionError as error:
+            raise AssertionError(f"{name} of {dtype}: {error}") from error
+
+
+def test_sums_of_float32_are_as_accurate_as_pairwise_ones():
+    graph = Graph("sums")
+    n = graph.symbol("n")
+    x = graph.input("x", (n, 100), "float32")
+    for axes in ((0,), (1,), (0, 1)):
+        graph.output(f"y{axes}", x.sum(list(axes)))
+    data = array(40_000, 100, low=0.0, high=1.0)
+    got = run_schedule(schedule(graph), {"x": data}, sizes={"n": len(data)})
+    for axes in ((0,), (1,), (0, 1)):
+        exact = data.astype(np.float64).sum(axes)
+        mine, pairwise = (
+            np.sqrt(np.mean(((one - exact) / exact) ** 2)) for one in (got[f"y{axes}"], data.sum(axes))
+        )
+        assert mine <= max(6e-8, 1.2 * pairwise), axes

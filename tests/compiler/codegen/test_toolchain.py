@@ -1,0 +1,235 @@
+"""The system compiler and its cache: found again, built again where damaged, safe under concurrency, clear in failure."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from kernels_hub.compiler.codegen import toolchain
+from kernels_hub.compiler.codegen.toolchain import Isa, build, find_compiler, isa, load, machine_isas
+from kernels_hub.compiler.errors import BuildError
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+PLAIN = Isa("plain", ("-O0",), frozenset())
+SOURCE = 'extern "C" int answer() { return 42; }\n'
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache of its own for each test."""
+    monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("KERNELS_HUB_CXX", raising=False)
+    toolchain._say_once.cache_clear()
+    return tmp_path / "cache" / "compiled"
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The commands of the compiler, but for --version."""
+    found: list[list[str]] = []
+    run = subprocess.run
+
+    def counted(command, **options):
+        if "--version" not in command:
+            found.append(command)
+        return run(command, **options)
+
+    monkeypatch.setattr(toolchain.subprocess, "run", counted)
+    return found
+
+
+def answer(path: Path) -> int:
+    return load(path).answer()
+
+
+def test_a_library_is_built_once(runs, cache):
+    path = build(SOURCE, "a graph/with: a name", PLAIN)
+    assert answer(path) == 42
+    assert path.parent == cache
+    assert path.name.startswith("a_graph_with_a_name-")
+    assert len(runs) == 2  # compile, link
+    assert build(SOURCE, "a graph/with: a name", PLAIN) == path
+    assert len(runs) == 2
+
+
+def test_source_flags_and_runtime_are_part_of_the_key(monkeypatch):
+    first = build(SOURCE, "g", PLAIN)
+    assert build(SOURCE.replace("42", "43"), "g", PLAIN) != first
+    assert build(SOURCE, "g", Isa("plain", ("-O1",), frozenset())) != first
+    monkeypatch.setattr(toolchain, "_headers", lambda: "other headers")
+    assert build(SOURCE, "g", PLAIN) != first
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "no note", "foreign note"])
+def test_a_damaged_library_is_built_again(damage, runs):
+    path = build(SOURCE, "g", PLAIN)
+    note = path.with_name(f"{path.name}.sha256")
+    data = bytearray(path.read_bytes())
+    if damage == "truncated":
+        path.write_bytes(data[: len(data) // 2])
+    elif damage == "flipped":
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "no note":
+        note.unlink()
+    else:
+        note.write_bytes(b"\xff\xfe")
+    before = len(runs)
+    assert build(SOURCE, "g", PLAIN) == path
+    assert len(runs) == before + 2
+    code = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).answer() != 42)"
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True)  # this process may have it loaded
+
+
+def test_the_runtime_is_compiled_once_for_all(runs, tmp_path, monkeypatch):
+    folder = tmp_path / "runtime"
+    folder.mkdir()
+    (folder / "part.h").write_text("int part();\n")
+    (folder / "part.cpp").write_text('#include "part.h"\nint part() { return 40; }\n')
+    monkeypatch.setattr(toolchain, "RUNTIME", folder)
+    text = '#include "part.h"\nextern "C" int answer() { return part() + 2; }\n'
+    assert answer(build(text, "g", PLAIN, runtime=("part.cpp",))) == 42
+    assert answer(build(text.replace("+ 2", "+ 3"), "g", PLAIN, runtime=("part.cpp",))) == 43
+    assert sum(str(folder / "part.cpp") in command for command in runs) == 1
+    (folder / "part.h").write_text("int part();  // changed\n")
+    build(text, "g", PLAIN, runtime=("part.cpp",))
+    assert sum(str(folder / "part.cpp") in command for command in runs) == 2
+
+
+def test_a_failing_compiler_is_shown_shortened_and_the_source_is_kept():
+    broken = "\n".join(f"int f{i}() {{ return missing_{i}; }}" for i in range(20))
+    with pytest.raises(BuildError) as raised:
+        build(broken, "broken graph", PLAIN)
+    message = str(raised.value)
+    assert "missing_0" in message and "missing_19" not in message
+    assert "and 17 more errors" in message
+    assert len(message.splitlines()) < 20
+    kept = re.search(r"failed on (\S+) \(kept\)", message)
+    assert kept and Path(kept[1]).read_text() == broken
+
+
+def test_a_linker_that_fails_is_reported(tmp_path):
+    compiler = tmp_path / "no-linker"
+    tests = 'for a; do case "$a" in -c|--version) exec ' + f'{find_compiler()} "$@";; esac; done'
+    compiler.write_text(f"#!/bin/sh\n{tests}\necho 'ld: error: no room' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    with pytest.raises(BuildError, match="failed to link .*\n.*no room"):
+        build(SOURCE, "g", PLAIN, compiler=str(compiler))
+
+
+def test_no_compiler(monkeypatch):
+    monkeypatch.setenv("KERNELS_HUB_CXX", "none")
+    assert find_compiler() is None
+    with pytest.raises(BuildError, match="graph g: no C\\+\\+ compiler found; set KERNELS_HUB_CXX"):
+        build(SOURCE, "g", PLAIN)
+
+
+def test_the_compiler_is_the_one_that_is_asked_for(monkeypatch, tmp_path):
+    mine = tmp_path / "my-c++"
+    mine.symlink_to(shutil.which("g++"))
+    monkeypatch.setenv("KERNELS_HUB_CXX", str(mine))
+    assert find_compiler() == str(mine)
+    monkeypatch.setenv("KERNELS_HUB_CXX", str(tmp_path / "absent"))
+    assert find_compiler() != str(mine)
+
+
+def test_a_program_that_is_no_compiler():
+    with pytest.raises(BuildError, match="--version failed"):
+        build(SOURCE, "g", PLAIN, compiler=shutil.which("false"))
+
+
+def test_a_folder_that_cannot_be_written_to(cache, caplog):
+    cache.parent.mkdir(parents=True)
+    cache.write_text("a file where the folder should be")  # what root cannot write to either
+    with caplog.at_level(logging.WARNING, logger="kernels_hub"):
+        first, again = build(SOURCE, "g", PLAIN), build(SOURCE, "g", PLAIN)
+    assert answer(first) == 42
+    assert first == again and cache not in first.parents
+    assert [str(cache) in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_full_disk_is_not_the_sources_fault(monkeypatch, cache):
+    run = subprocess.run
+
+    def full(command, **options):
+        if any(str(cache) in part for part in command):
+            return subprocess.CompletedProcess(command, 1, "", "as: error: No space left on device")
+        return run(command, **options)
+
+    monkeypatch.setattr(toolchain.subprocess, "run", full)
+    path = build(SOURCE, "g", PLAIN)
+    assert answer(path) == 42 and cache not in path.parents
+
+
+def test_threads_build_a_thing_once(runs):
+    paths: list[Path] = []
+    threads = [threading.Thread(target=lambda: paths.append(build(SOURCE, "g", PLAIN))) for _ in range(8)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert len(set(paths)) == 1 and len(paths) == 8
+    assert len(runs) == 2
+
+
+def test_processes_share_a_cache(cache):
+    code = (
+        "from kernels_hub.compiler.codegen.toolchain import Isa, build, load\n"
+        f"path = build({SOURCE!r}, 'g', Isa('plain', ('-O0',), frozenset()))\n"
+        "assert load(path).answer() == 42"
+    )
+    running = [
+        subprocess.Popen([sys.executable, "-c", code], env=os.environ, cwd=cache.anchor) for _ in range(3)
+    ]
+    assert [one.wait(120) for one in running] == [0, 0, 0]
+    kept = sorted(one.suffix for one in cache.iterdir())
+    assert kept == [".cpp", ".sha256", ".so"], "no private files are left behind"
+
+
+def test_a_file_that_is_no_library(tmp_path):
+    path = tmp_path / "x.so"
+    path.write_bytes(b"no library")
+    with pytest.raises(BuildError, match="does not load"):
+        load(path)
+    assert ctypes.CDLL(None)  # the linker still works
+
+
+def test_levels_of_this_machine():
+    names = [one.name for one in machine_isas()]
+    assert names[-1] == "baseline"
+    assert isa("baseline").flags == ()
+    with pytest.raises(BuildError, match="does not run instruction set level 'avx9000'"):
+        isa("avx9000")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("fpu sse2", ["baseline"]),
+        ("avx2 bmi1 bmi2 f16c fma movbe sse2", ["avx2", "baseline"]),
+        (
+            "avx2 bmi1 bmi2 f16c fma movbe avx512f avx512bw avx512cd avx512dq avx512vl",
+            ["avx512", "avx2", "baseline"],
+        ),
+        ("avx2 avx512f avx512bw avx512cd avx512dq avx512vl", ["baseline"]),
+    ],
+)
+def test_levels_by_the_flags_of_a_cpu(flags, expected, monkeypatch, tmp_path):
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t\t: {flags}\n")
+    monkeypatch.setattr(toolchain, "Path", lambda _: tmp_path / "cpuinfo")
+    monkeypatch.setattr(toolchain.platform, "machine", lambda: "x86_64")
+    assert [one.name for one in machine_isas.__wrapped__()] == expected
+    monkeypatch.setattr(toolchain.platform, "machine", lambda: "aarch64")
+    assert [one.name for one in machine_isas.__wrapped__()] == ["baseline"]
