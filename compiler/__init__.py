@@ -22,13 +22,20 @@ _PUBLIC = {
     "Candidate": "selection",
     "CompilerError": "errors",
     "DType": "ir.types",
+    "Decline": "engines.engine",
+    "Device": "engines.engine",
     "Evaluation": "ir.evaluate",
     "Executable": "pipeline",
     "Filter": "selection",
     "Graph": "ir.graph",
     "Node": "ir.graph",
+    "Note": "engines.engine",
     "OnnxImportError": "errors",
+    "Outcome": "engines.engine",
     "Plan": "plan",
+    "Profile": "profiling",
+    "Rates": "profiling",
+    "Support": "engines.engine",
     "Value": "ir.graph",
     "bind": "ir.transform",
     "check_onnx": "importers.onnx",
@@ -46,6 +53,7 @@ _PUBLIC = {
     "print_graph": "ir.printer",
     "rebuild": "ir.transform",
     "rewrite": "rewrite",
+    "set_plugin_paths": "engines.registry",
     "symbol": "ir.dims",
     "to_dot": "view",
     "to_html": "view",
@@ -54,7 +62,7 @@ _PUBLIC = {
 }
 # `from kernels_hub.compiler import *` loads NumPy alone: these load onnx or torch, and are imported by name.
 _LOAD_MORE = {
-    "Candidate", "Executable", "Filter", "Plan",
+    "Candidate", "Executable", "Filter", "Plan", "Profile", "Rates",
     "check_onnx", "check_support", "compile", "create_plans", "import_onnx", "load_executable",
 }  # fmt: skip
 
@@ -75,6 +83,12 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from kernels_hub.compiler.engines.engine import Decline as Decline
+    from kernels_hub.compiler.engines.engine import Device as Device
+    from kernels_hub.compiler.engines.engine import Note as Note
+    from kernels_hub.compiler.engines.engine import Outcome as Outcome
+    from kernels_hub.compiler.engines.engine import Support as Support
+    from kernels_hub.compiler.engines.registry import set_plugin_paths as set_plugin_paths
     from kernels_hub.compiler.errors import CompilerError as CompilerError
     from kernels_hub.compiler.errors import OnnxImportError as OnnxImportError
     from kernels_hub.compiler.importers.onnx import check_onnx as check_onnx
@@ -98,6 +112,8 @@ if TYPE_CHECKING:
     from kernels_hub.compiler.pipeline import compile as compile  # noqa: A004
     from kernels_hub.compiler.pipeline import load_executable as load_executable
     from kernels_hub.compiler.plan import Plan as Plan
+    from kernels_hub.compiler.profiling import Profile as Profile
+    from kernels_hub.compiler.profiling import Rates as Rates
     from kernels_hub.compiler.rewrite.explain import explain_rule as explain_rule
     from kernels_hub.compiler.rewrite.pipeline import rewrite as rewrite
     from kernels_hub.compiler.selection import Candidate as Candidate

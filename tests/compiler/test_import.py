@@ -39,9 +39,10 @@ NAMES = """
     DType Evaluation Graph Node Value
     bind dummy_weights evaluate explain_rule extract import_torch parse_graph print_graph rebuild rewrite symbol
     to_dot to_html to_svg verify
+    Decline Device Note Outcome Support set_plugin_paths
 """.split()
 LOAD_MORE = """
-    Candidate Executable Filter Plan check_onnx check_support compile create_plans import_onnx load_executable
+    Candidate Executable Filter Plan Profile Rates check_onnx check_support compile create_plans import_onnx load_executable
 """.split()
 
 
