@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernels_hub.compiler.ir import ops, types
-from kernels_hub.compiler.ir.dims import Dim, ceildiv, dim_max, dim_min, symbol
+from kernels_hub.compiler.ir.dims import Dim, ceildiv, dim_max, dim_min, divide_exactly, symbol
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.ir.types import BOOL, INT64, DType
@@ -255,6 +255,28 @@ def _gather_nd(body: Body, value: Value, index: Index) -> str:
     return body.at(x, (*index[:batch], *places, *index[lead:]))
 
 
+def repeats(value: Value) -> tuple[int, ...] | None:
+    """How often a resize repeats each element along each axis; None where it does anything else."""
+    attrs, factors = value.attrs, []
+    for axis, (size, count) in enumerate(zip(value.operands[0].shape, value.shape, strict=True)):
+        factor = divide_exactly(count, size) if not (isinstance(size, int) and size == 0) else None
+        scale = attrs["scales"][axis] if attrs["scales"] else None
+        if not isinstance(factor, int) or factor != float(factor if scale is None else scale):
+            return None
+        factors.append(factor)
+    rounded = (attrs["coordinates"], attrs["nearest"]) == ("asymmetric", "floor") or (
+        attrs["coordinates"] == "half_pixel" and attrs["nearest"].startswith("round")
+    )
+    return tuple(factors) if attrs["mode"] == "nearest" and rounded else None
+
+
+def _resize(body: Body, value: Value, index: Index) -> str:
+    factors = repeats(value)
+    assert factors is not None
+    place = tuple(body.ranges.divide(one, factor) for one, factor in zip(index, factors, strict=True))
+    return body.at(value.operands[0], place)
+
+
 def _iota(body: Body, value: Value, index: Index) -> str:
     return body.cast(body.emit(Position, INT64, index[0]), INT64, value.dtype)
 
@@ -270,6 +292,7 @@ _MAKERS: dict[str, Callable[[Body, Value, Index], str]] = {
     "gather_elements": _gather_elements,
     "gather_nd": _gather_nd,
     "iota": _iota,
+    "resize": _resize,
     "size": _size,
 }
 """Op -> how an element of it is made, for ops that are neither pointwise nor views, and need no memory."""

@@ -1,14 +1,15 @@
 """One arena for all scratch buffers: each at an offset, disjoint in memory from all that live when it does.
 
-A buffer lives from the first kernel that writes it to the last that reads it. Buffers are placed largest first, each
-in the smallest gap that holds it between those that live at some time with it (interval packing, best fit). A buffer
+A buffer lives from the first kernel that writes it to the last that reads it. Buffers are placed one by one, each in
+the smallest gap that holds it between those that live at some time with it (interval packing, best fit), in several
+orders, of which the one that takes the least memory is kept. A buffer
 that dies in a kernel which reads it element by element at the place where it writes another may be that other.
 The sizes of symbols are known by then: placing is done anew for new sizes, and takes time near linear in buffers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernels_hub.compiler.ir.dims import Dim, substitute
@@ -61,21 +62,40 @@ def place(schedule: Schedule, sizes: Mapping[str, int]) -> Arena:
     heirs = _heirs(schedule.kernels, spans)
     spans = _merged(spans, heirs)
     size_of = {span.buffer: _aligned(number(span.buffer.bytes, sizes)) for span in spans}
-    placed: list[tuple[Lifetime, int]] = []
-    offsets: dict[Buffer, int] = {}
-    for span in sorted(spans, key=lambda one: (-size_of[one.buffer], one.first)):
-        taken = sorted(
-            (offset, offset + size_of[other.buffer])
-            for other, offset in placed
-            if other.first <= span.last and span.first <= other.last
-        )
-        offset = _gap(taken, size_of[span.buffer])
-        placed.append((span, offset))
-        offsets[span.buffer] = offset
+    tries = [_packed(sorted(spans, key=order(size_of)), size_of) for order in _ORDERS]
+    offsets = dict(min(tries, key=lambda one: _extent(one, size_of)))
+    total = _extent(offsets, size_of)
     for buffer, heir in heirs.items():
         offsets[buffer] = offsets[_root(heir, heirs)]
-    total = max((offset + size_of[span.buffer] for span, offset in placed), default=0)
     return Arena(offsets, total, _most_alive(spans, size_of))
+
+
+_ORDERS: tuple[Callable[[Mapping[Buffer, int]], Callable[[Lifetime], tuple[int, ...]]], ...] = (
+    lambda size_of: lambda span: (-size_of[span.buffer], span.first),
+    lambda size_of: lambda span: (span.first - span.last, -size_of[span.buffer]),
+    lambda size_of: lambda span: (-size_of[span.buffer] * (span.last - span.first + 1), span.first),
+    lambda size_of: lambda span: (span.first, -size_of[span.buffer]),
+)
+"""Orders in which buffers are placed: largest first, longest first, largest area first, as they come. All are tried."""
+
+
+def _packed(spans: Sequence[Lifetime], size_of: Mapping[Buffer, int]) -> dict[Buffer, int]:
+    """Offsets of buffers that are placed in this order."""
+    offsets: dict[Buffer, int] = {}
+    placed: list[Lifetime] = []
+    for span in spans:
+        taken = sorted(
+            (offsets[other.buffer], offsets[other.buffer] + size_of[other.buffer])
+            for other in placed
+            if other.first <= span.last and span.first <= other.last
+        )
+        offsets[span.buffer] = _gap(taken, size_of[span.buffer])
+        placed.append(span)
+    return offsets
+
+
+def _extent(offsets: Mapping[Buffer, int], size_of: Mapping[Buffer, int]) -> int:
+    return max((offset + size_of[buffer] for buffer, offset in offsets.items()), default=0)
 
 
 def number(dim: Dim, sizes: Mapping[str, int]) -> int:

@@ -183,3 +183,15 @@ def test_what_has_no_loop_form_is_refused_by_name():
     graph.output("y", x.apply("argsort", x, axis=0))
     with pytest.raises(EngineError, match="argsort has no loop form"):
         schedule(graph)
+
+
+@pytest.mark.parametrize(
+    ("scale", "rule"), [(2, ("asymmetric", "floor")), (3, ("half_pixel", "round_prefer_ceil"))]
+)
+def test_nearest_upsampling_is_index_arithmetic(scale, rule):
+    graph = Graph("upsample")
+    x = graph.input("x", (1, 2, 3, "n"))
+    shape = (1, 2, 3 * scale, f"{scale}*n")
+    options = {"coordinates": rule[0], "nearest": rule[1], "mode": "nearest"}
+    graph.output("y", x.apply("resize", x, shape=graph.dims(shape), **options).unary("neg"))
+    check(graph, 1, {"n": 4})
