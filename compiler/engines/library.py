@@ -93,11 +93,10 @@ class LibraryPlan:
         costs = Costs(sizes)
         steps = []
         for step, seconds in zip(self._program.steps, zip(*runs, strict=True), strict=True):
-            cost = costs.of(step.node)
-            name = f"%{step.node.results[0].id} {_name(step.node)}"
-            steps.append(
-                StepProfile(name, self.engine, statistics.median(seconds), cost.bytes or 0, cost.flops or 0)
-            )
+            found = [costs.of(node) for node in step.nodes]
+            name = f"%{step.node.results[0].id} {' + '.join(map(_name, step.nodes))}"
+            moved, flops = sum(one.bytes or 0 for one in found), sum(one.flops or 0 for one in found)
+            steps.append(StepProfile(name, self.engine, statistics.median(seconds), moved, flops))
         return steps
 
     def _bound(self, inputs: Sequence[Tensor]) -> dict[str, int]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels_hub.compiler.engines.library_linear import Linear, find_linears, linear_kernel, needed
 from kernels_hub.compiler.engines.library_ops import KERNELS
 from kernels_hub.compiler.engines.library_ops.composites import composite_kernel
 from kernels_hub.compiler.engines.library_ops.site import Kernel, Run, Site, SizesNeeded, regions
@@ -35,10 +36,12 @@ Sizes = dict[str, int]
 class Step:
     """A node's place in the list."""
 
-    __slots__ = ("drops", "node", "operands", "results", "run", "single")
+    __slots__ = ("drops", "node", "nodes", "operands", "results", "run", "single")
 
     def __init__(self, node: Node, operands: tuple[int, ...], results: tuple[int, ...]) -> None:
         self.node, self.operands, self.results = node, operands, results
+        self.nodes: tuple[Node, ...] = (node,)
+        """Nodes whose work it does; more than the one for linear layers."""
         self.drops: tuple[int, ...] = ()
         self.run: Run | None = None
         """None where it is made for each set of sizes."""
@@ -59,7 +62,8 @@ class Program:
         self.steps: list[Step] = []
         self._made: OrderedDict[tuple[Any, ...], list[Run | None]] = OrderedDict()
         self._lock = threading.Lock()
-        for node in graph.live():
+        self._linears = find_linears(graph)
+        for node in needed(graph, self._linears):
             self._add(node)
         self._outputs = tuple(self._slots[value] for value in graph.outputs.values())
         self._set_drops()
@@ -125,6 +129,9 @@ class Program:
         if node.op.name in _LEAVES:
             self._add_leaf(node)
             return
+        if node in self._linears:
+            self._add_linear(self._linears[node])
+            return
         step = Step(node, tuple(self._slots[one] for one in node.operands), ())
         try:
             step.run = self._make(node, None)
@@ -135,11 +142,21 @@ class Program:
             self._slots[node.results[0]] = len(self._filled)
             self._filled.append(tensor)
             return
-        step.results = tuple(range(len(self._filled), len(self._filled) + len(node.results)))
-        for value, slot in zip(node.results, step.results, strict=True):
+        self._append(step)
+
+    def _append(self, step: Step) -> None:
+        results = step.node.results
+        step.results = tuple(range(len(self._filled), len(self._filled) + len(results)))
+        for value, slot in zip(results, step.results, strict=True):
             self._slots[value] = slot
             self._filled.append(None)
         self.steps.append(step)
+
+    def _add_linear(self, linear: Linear) -> None:
+        step = Step(linear.root, tuple(self._slots[one] for one in linear.operands), ())
+        step.nodes, step.single = linear.nodes, True
+        step.run = linear_kernel(linear, self._filled[self._slots[linear.weight]], self.device)
+        self._append(step)
 
     def _add_leaf(self, node: Node) -> None:
         (value,) = node.results
