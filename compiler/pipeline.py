@@ -270,6 +270,8 @@ class Executable:
             sizes = bind_shapes(self.signature.inputs, shapes, f"graph {self.name}: input")
             with self._lock:
                 plan = self._plans.get(shapes) or self._specialise(shapes, sizes)
+        with suppress(KeyError):  # another thread may have dropped it
+            self._plans.move_to_end(shapes)
         self._last = plan
         return plan
 

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from kernels_hub.compiler.profiling import Profile, Rates
 
 _MOST_SHAPES = 32
-"""Sets of input shapes whose checks, and whose arenas, are kept."""
+"""Sets of input shapes whose checks are kept."""
+
+_MOST_ARENAS = 4
+"""Sets of input shapes, the newest ones, whose arenas are kept."""
 
 _DIRECT = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -207,6 +210,8 @@ class Plan:
                 dropped = self._calls.pop(oldest)
                 self._known = {key: one for key, one in self._known.items() if one is not dropped}
             self._calls[shapes] = call
+            for older in list(self._calls.values())[:-_MOST_ARENAS]:
+                older.forget()
             if len(self._known) < 4 * _MOST_SHAPES:
                 if all(map(_needs_nothing, inputs)):
                     self._known[_key(inputs)] = call

@@ -6,6 +6,7 @@ is loaded.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -73,12 +74,15 @@ def read_plan(source: Source, device: str | Device | torch.device | None = None)
     return plan_in(read_container(data, what), what, device)
 
 
-def read_bytes(source: Source) -> tuple[bytes, str]:
-    """The bytes, and what to call them. Raises PlanError where a file cannot be read."""
+def read_bytes(source: Source) -> tuple[bytes | memoryview, str]:
+    """The bytes, and what to call them; a file is mapped. Raises PlanError where it cannot be read."""
     if isinstance(source, (bytes, bytearray, memoryview)):
         return bytes(source), f"the plan ({len(source)} bytes)"
     try:
-        return Path(source).read_bytes(), str(source)
+        with Path(source).open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                return b"", str(source)
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), str(source)
     except OSError as error:
         raise PlanError(
             f"{source} cannot be read: {error.strerror or error}; compile the graph and save it"
@@ -105,7 +109,9 @@ def plan_in(container: Container, what: str, device: str | Device | torch.device
     for number, one in enumerate(segments):
         own = [*one.plan.signature.inputs.values(), *one.plan.signature.outputs.values()]
         if [str(of) for of in own] != [str(slots[slot]) for slot in (*one.inputs, *one.outputs)]:
-            raise PlanError(f"{what}: segment {number}, engine {one.engine}: the payload is of another signature")
+            raise PlanError(
+                f"{what}: segment {number}, engine {one.engine}: the payload is of another signature"
+            )
     program = Program(
         header["graph"], signature, segments, slots, tuple(header["output_slots"]), frozenset(header["carriers"]),
         header["defined"], facts, header["digest"], bytes(container.sections["graph"]).decode(),

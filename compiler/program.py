@@ -164,12 +164,19 @@ class Call:
         self._computes = [_computes(segment.plan) for segment in program.segments]
         self._shared = _shared(program)
         self._trusted = False
+        self.keeps = True
+        """Whether arenas are kept for the next call."""
         self._layout: Layout | None = None
         self._frames: dict[Any, deque[_Frame]] = {}
         self.run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] = self._run_segments
         if program.direct and self.known:
             self._execute = self._plans[0].execute
             self.run = self._run_computed if self._computes[0] else self._run_direct
+
+    def forget(self) -> None:
+        """Give the arenas back, and keep none from now on."""
+        self.keeps = False
+        self._frames.clear()
 
     @property
     def layout(self) -> Layout:
@@ -296,7 +303,7 @@ class Call:
         if outputs is not None:
             for place in self._shared:
                 outputs[place].copy_(slots[program.outputs[place]])
-        if workspace is None and key is not _CAPTURE:
+        if workspace is None and self.keeps and key is not _CAPTURE:
             self._frames.setdefault(key, deque(maxlen=_FRAMES)).append(frame)
         if outputs is not None:
             return list(outputs)
@@ -318,6 +325,10 @@ class Call:
             return
         for slot in segment.outputs:
             if slots[slot] is None:
+                if shapes[slot] is None:
+                    raise ValueError(
+                        "only the data tell the sizes of its outputs, and its plans have no compute()"
+                    )
                 slots[slot] = torch.empty(shapes[slot], dtype=self._dtypes[slot], device=self.device)
         plan.execute(given, [slots[slot] for slot in segment.outputs], workspace, stream)
 

@@ -265,6 +265,15 @@ def test_plans_for_each_set_of_shapes(caplog):
             run(np.ones((1, 4), np.float32))
 
 
+def test_the_plan_that_was_used_last_is_dropped_last():
+    engine = PartEngine("numbers", symbolic=False)
+    with only_engines(engine):
+        run = compile(simple(), "cpu", max_shapes=2)
+        for n in (1, 2, 1, 3, 1, 3, 1):
+            run(np.ones((n, 3), np.float32))
+        assert len(engine.compiled) == 3 and {one[0][0] for one in run.plans} == {1, 3}
+
+
 def test_one_plan_for_all_shapes_where_nothing_is_gained():
     with only_engines(PartEngine("numbers", symbolic=False), PartEngine("symbols"), REFERENCE):
         run = compile(simple(), "cpu", heuristic=lambda *_: ["symbols", "numbers", "reference"])

@@ -489,6 +489,7 @@ def test_calls_forget_the_oldest_shapes(plan):
     for batch in range(1, 80):
         plan.execute(tensors(arrays(batch)))
     assert len(plan._calls) <= 32 and len(plan._known) <= 32 * 4
+    assert sum(len(frames) for call in plan._calls.values() for frames in call._frames.values()) <= 4
     assert_same_outputs(numpy(plan.execute(tensors(given := arrays(1)))), evaluate(block_with(plan), given))
 
 

@@ -167,6 +167,10 @@ def test_files_that_cannot_be_read_or_written(tmp_path):
         load_executable(tmp_path / "nothing")
     with pytest.raises(PlanError, match="directory"):
         load_executable(tmp_path)
+    (tmp_path / "empty").touch()
+    with pytest.raises(PlanError, match="is no plan"):
+        load_executable(tmp_path / "empty")
+    (tmp_path / "empty").unlink()
     run = compile(graph(), "cpu", engines=("reference",))
     target = tmp_path / "model"
     run.save(target)
