@@ -33,7 +33,7 @@ inline constexpr int64_t kRows = 6;  // 12 of 16
 inline constexpr int64_t kGroup = 4 * kPanel;  // columns that go to the epilogue at once, at most
 inline constexpr int64_t kLine = 16;           // a is kept in lines of so many k
 inline constexpr int64_t kDepth = 512;            // k of a pass: the part of a panel that is reused
-inline constexpr int64_t kTileFloats = 96 * 1024;  // of a, in L2
+inline constexpr int64_t kTileFloats = 96 * 1024;  // of a, in L2 where k is not large
 inline constexpr int64_t kAlone = 64 * 1024;       // multiplications that do not repay waking the threads
 
 // -- the kernel -------------------------------------------------------------------------------------------
@@ -176,14 +176,14 @@ KH_INLINE void finish(int64_t i, int64_t rows, int64_t j, int64_t count, int64_t
   }
 }
 
-// How a product is cut: tiles of rows that fit into L2, chunks of columns (a task is one of each: so many that
+// How a product is cut: tiles of rows (so many that b is read seldom, whatever k), chunks of columns (a task is one of each: so many that
 // the threads finish together), and passes over k so short that the columns of a group stay near.
 struct Cut {
   int64_t height, tiles, chunks, depth;
 
   Cut(int64_t m, int64_t n, int64_t k, int64_t team) {
     const int64_t blocks = ceil_div(m, kRows), deep = round_up(std::max<int64_t>(k, 1), kLine);
-    const int64_t most = std::clamp<int64_t>(kTileFloats / (deep * kRows), 4, 16);
+    const int64_t most = std::clamp<int64_t>(kTileFloats / (deep * kRows), 10, 16);
     height = ceil_div(blocks, ceil_div(blocks, most)) * ceil_div(m, blocks);
     tiles = ceil_div(m, height);
     chunks = team == 1 ? 1 : std::clamp<int64_t>(ceil_div(4 * team, tiles), 1, ceil_div(n, kPanel));
