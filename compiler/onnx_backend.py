@@ -5,14 +5,16 @@
 
     globals().update(onnx.backend.test.BackendTest(KernelsHubBackend).test_cases)
 
-Every device is the oracle so far. A model is imported for the shapes that it is run with; where its import needs
-values of inputs (a Reshape to a shape that is an input), for these values, too. Imports are kept, the newest few.
+On CPU and CUDA a model is compiled (`PreparedModel.engines` tells what ran it), on REFERENCE the oracle runs it.
+A model is imported for the shapes that it is run with; where its import needs values of inputs (a Reshape to a
+shape that is an input), for these values, too. What was made of the newest few is kept.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,21 +22,45 @@ import onnx
 from onnx import ModelProto, NodeProto, TypeProto
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
+from kernels_hub.compiler.devices import find_device
 from kernels_hub.compiler.errors import CompilerError, EvaluateError, OnnxImportError
 from kernels_hub.compiler.importers.onnx import Given, OnnxProgram, import_onnx_program
 from kernels_hub.compiler.importers.onnx_file import read_onnx
 from kernels_hub.compiler.importers.onnx_types import element_type
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.evaluate import evaluate
+from kernels_hub.compiler.pipeline import Executable
+from kernels_hub.compiler.pipeline import compile as compile_graph
 
-DEVICES = ("CPU", "REFERENCE")
+DEVICES = ("CPU", "CUDA", "REFERENCE")
 _KEPT = 8
 
 
-class PreparedModel(BackendRep):
-    """A model, and the graphs that it was imported as."""
+@dataclass(frozen=True)
+class Program:
+    """A model as it was imported, and what runs it: None for the oracle."""
 
-    def __init__(self, model: ModelProto) -> None:
+    imported: OnnxProgram
+    executable: Executable | None
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The engine of each segment."""
+        return ("reference",) if self.executable is None else self.executable.plan.engines
+
+    def run(self, given: Mapping[str, Given]) -> dict[str, Given]:
+        """The model's outputs from its inputs, by name."""
+        inputs = self.imported.flatten(given)
+        if self.executable is None:
+            return self.imported.unflatten(evaluate(self.imported.graph, inputs))
+        return self.imported.unflatten(self.executable.arrays(inputs))
+
+
+class PreparedModel(BackendRep):
+    """A model on a device, and the programs that were made of it."""
+
+    def __init__(self, model: ModelProto, device: str = "REFERENCE") -> None:
+        self.device = device
         file = read_onnx(model)
         self.model = model
         weights = {tensor.name for tensor in file.model.graph.initializer}
@@ -45,7 +71,12 @@ class PreparedModel(BackendRep):
         self.outputs = [one.name for one in file.model.graph.output]
         self._wanted: tuple[str, ...] = ()
         """Inputs whose values decide what the graph is."""
-        self._programs: OrderedDict[tuple[Any, ...], OnnxProgram] = OrderedDict()
+        self._programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The engine of each segment of what ran last, in order; empty before the first run."""
+        return next(reversed(self._programs.values())).engines if self._programs else ()
 
     def run(self, inputs: Any, **_: Any) -> tuple[Given, ...]:
         """The outputs, in order. inputs: arrays in the order of the model's inputs, or by name.
@@ -53,8 +84,7 @@ class PreparedModel(BackendRep):
         A sequence is a list of arrays, an optional that is not there None; on both sides.
         """
         given = self._by_name(inputs)
-        program = self._program(given)
-        results = program.unflatten(evaluate(program.graph, program.flatten(given)))
+        results = self._program(given).run(given)
         record: Any = namedtupledict("Outputs", self.outputs)
         outputs: tuple[Given, ...] = record(*(results[name] for name in self.outputs))
         return outputs
@@ -86,7 +116,7 @@ class PreparedModel(BackendRep):
             )
         return np.asarray(one)
 
-    def _program(self, given: Mapping[str, Given]) -> OnnxProgram:
+    def _program(self, given: Mapping[str, Given]) -> Program:
         shapes = {name: _shapes(one) for name, one in given.items() if name in self.inputs}
         overridden = [name for name in given if name in self.optional]
         while True:
@@ -99,17 +129,23 @@ class PreparedModel(BackendRep):
                 self._programs.move_to_end(key)
                 return program
             try:
-                program = import_onnx_program(self.model, shapes=shapes, values=fixed)
+                imported = import_onnx_program(self.model, shapes=shapes, values=fixed)
             except OnnxImportError as error:
                 more = [name for name in error.wanted if name in given and name not in fixed]
                 if not more:
                     raise
                 self._wanted = (*self._wanted, *more)
                 continue
+            program = Program(imported, self._compiled(imported))
             self._programs[key] = program
             while len(self._programs) > _KEPT:
                 self._programs.popitem(last=False)
             return program
+
+    def _compiled(self, imported: OnnxProgram) -> Executable | None:
+        if self.device.upper() == "REFERENCE":
+            return None
+        return compile_graph(imported.graph, self.device.lower())
 
 
 def _kinds(declared: TypeProto) -> tuple[str, ...]:
@@ -134,8 +170,16 @@ class KernelsHubBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """CPU, and REFERENCE, which is always the oracle."""
-        return device.partition(":")[0].upper() in DEVICES
+        """CPU; CUDA where there is such a GPU; and REFERENCE, the oracle, which runs on the CPU."""
+        if device.upper() == "REFERENCE":
+            return True
+        if device.partition(":")[0].upper() not in DEVICES:
+            return False
+        try:
+            find_device(device.lower())
+        except CompilerError:
+            return False
+        return True
 
     @classmethod
     def prepare(cls, model: ModelProto, device: str = "CPU", **_: Any) -> PreparedModel:
@@ -144,8 +188,9 @@ class KernelsHubBackend(Backend):
         Raises ImportFailure for what is no model, CompilerError for a device that there is not.
         """
         if not cls.supports_device(device):
-            raise CompilerError(f"there is no device {device!r}; there are {', '.join(DEVICES)}")
-        return PreparedModel(model)
+            here = ", ".join(name for name in DEVICES if cls.supports_device(name))
+            raise CompilerError(f"there is no device {device!r}; there are {here}")
+        return PreparedModel(model, device)
 
     @classmethod
     def run_node(
