@@ -6,7 +6,7 @@
 //
 // An implicit product: the rows of the left operand (the patch of one output pixel: kd, kh, kw, c) are made a
 // tile at a time in L2 by product(), never as a whole in memory; a 1x1 convolution is a plain product.
-// Depthwise ones have a kernel of their own, over pointers to the taps of a few pixels.
+// Narrow groups (depthwise: of one channel) have a kernel of their own, over pointers to the taps of a few pixels.
 // Source of the idea: Dukhan, The Indirect Convolution Algorithm, arXiv 1907.02129 (XNNPACK).
 #pragma once
 
@@ -29,7 +29,11 @@ struct ConvShape {
   int64_t taps() const { return kernel[0] * kernel[1] * kernel[2]; }
   int64_t depth() const { return taps() * (c / groups); }
   int64_t rows() const { return n * out[0] * out[1] * out[2]; }
-  bool depthwise() const { return groups > 1 && groups == c && groups == o; }
+  // Channels of a group, where groups are as wide in as out and so narrow that some fit into a vector; else 0.
+  int64_t narrow() const {
+    const int64_t size = c / groups;
+    return groups > 1 && c == o && size <= kLanes / 2 && (size == 1 || size == 2 || size == 4 || size == 8) ? size : 0;
+  }
 };
 
 // Where x lies: a first element and strides (n, d, h, w) in floats; channels are adjacent.
@@ -162,7 +166,7 @@ struct Patches {
   }
 };
 
-// -- depthwise --------------------------------------------------------------------------------------------
+// -- narrow groups --------------------------------------------------------------------------------------------
 
 inline constexpr int64_t kPixels = 4;  // that share the weights' registers
 
@@ -240,19 +244,37 @@ KH_INLINE void over_channels(int64_t channels, F&& f) {
   if (j < channels) f(j, channels - j, std::integral_constant<int, 0>{});
 }
 
-// acc (kPixels, kPanel) = sum over taps of x[tap] * weight[tap], for `count` channels: Vectors * kLanes, or, where
-// that is 0, fewer than a vector has, which would read beyond the pixel.
-template <int Vectors, class Address>
-KH_INLINE void depthwise_kernel(int64_t taps, const Address& address, int64_t channel, int64_t count,
-                                const float* weight, int64_t stride, float* acc) {
+// Every lane gets the value of lane `Channel` of its group of Size lanes.
+template <int Size, int Channel>
+KH_INLINE vfloat of_group(vfloat x) {
+  if constexpr (Size == 1) return x;
+  return [&]<int... I>(std::integer_sequence<int, I...>) {
+    return shuffled<(I / Size * Size + Channel)...>(x);
+  }(std::make_integer_sequence<int, static_cast<int>(kLanes)>{});
+}
+
+// acc (kPixels, kPanel) = sum over taps and channels of a group of x * weight, for `count` channels: Vectors *
+// kLanes, or, where that is 0, fewer than a vector has, which would read beyond the pixel.
+// weight (taps, Size, stride): for each output channel, of input channels of its group.
+template <int Size, int Vectors, class Address>
+KH_INLINE void narrow_kernel(int64_t taps, const Address& address, int64_t channel, int64_t count,
+                             const float* weight, int64_t stride, float* acc) {
   if constexpr (Vectors > 0) {
     vfloat c[kPixels][Vectors] = {};
     for (int64_t tap = 0; tap < taps; ++tap) {
       KH_UNROLL(2)
       for (int v = 0; v < Vectors; ++v) {
-        const vfloat w = load(weight + tap * stride + v * kLanes);
+        vfloat x[kPixels];
         KH_UNROLL(4)
-        for (int p = 0; p < kPixels; ++p) c[p][v] += w * load(address(p, tap) + channel + v * kLanes);
+        for (int p = 0; p < kPixels; ++p) x[p] = load(address(p, tap) + channel + v * kLanes);
+        [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+          const auto add = [&]<int Channel>(std::integral_constant<int, Channel>) __attribute__((always_inline)) {
+            const vfloat w = load(weight + (tap * Size + Channel) * stride + v * kLanes);
+            KH_UNROLL(4)
+            for (int p = 0; p < kPixels; ++p) c[p][v] += w * of_group<Size, Channel>(x[p]);
+          };
+          (add(std::integral_constant<int, I>{}), ...);
+        }(std::make_integer_sequence<int, Size>{});
       }
     }
     for (int p = 0; p < kPixels; ++p) {
@@ -261,9 +283,9 @@ KH_INLINE void depthwise_kernel(int64_t taps, const Address& address, int64_t ch
   } else {
     for (int64_t p = 0; p < kPixels; ++p) {
       std::fill_n(acc + p * kPanel, count, 0.0f);
-      for (int64_t tap = 0; tap < taps; ++tap) {
-        const float* const x = address(p, tap) + channel;
-        for (int64_t i = 0; i < count; ++i) acc[p * kPanel + i] += x[i] * weight[tap * stride + i];
+      for (int64_t tap = 0; tap < taps * Size; ++tap) {
+        const float* const x = address(p, tap / Size) + channel + tap % Size;
+        for (int64_t i = 0; i < count; ++i) acc[p * kPanel + i] += x[i / Size * Size] * weight[tap * stride + i];
       }
     }
   }
@@ -286,14 +308,14 @@ KH_INLINE void over_pixels(const ConvShape& shape, const Pixels& x, float neutra
   });
 }
 
-template <class Epilogue>
-void conv_depthwise(const ConvShape& shape, const Pixels& x, const float* packed, Epilogue& epilogue) {
+template <int Size, class Epilogue>
+void conv_narrow(const ConvShape& shape, const Pixels& x, const float* packed, Epilogue& epilogue) {
   const int64_t padded = round_up(shape.c, kLanes);
   over_pixels(shape, x, 0.0f, [&](int64_t row, int64_t count, Place& place, Taps& taps) {
     alignas(64) float acc[kPixels * kPanel];
     taps.find(place, count, [&](const auto& address) {
       over_channels(shape.c, [&](int64_t j, int64_t wide, auto vectors) {
-        depthwise_kernel<vectors>(shape.taps(), address, j, wide, packed + j, padded, acc);
+        narrow_kernel<Size, vectors>(shape.taps(), address, j, wide, packed + j, padded, acc);
         finish(row, count, j, wide, kPanel, epilogue, static_cast<const float*>(acc));
       });
     });
@@ -304,7 +326,7 @@ void conv_depthwise(const ConvShape& shape, const Pixels& x, const float* packed
 
 // Floats that conv_pack() writes.
 inline int64_t conv_packed_size(const ConvShape& shape) {
-  if (shape.depthwise()) return shape.taps() * round_up(shape.c, kLanes);
+  if (shape.narrow() > 0) return shape.depth() * round_up(shape.c, kLanes);
   return shape.groups * packed_size(shape.depth(), shape.o / shape.groups);
 }
 
@@ -315,11 +337,11 @@ inline void conv_pack(const ConvShape& shape, const float* weight, const int64_t
     const int64_t kw = t % shape.kernel[2], kh = t / shape.kernel[2] % shape.kernel[1];
     return t / (shape.kernel[2] * shape.kernel[1]) * strides[2] + kh * strides[3] + kw * strides[4];
   };
-  if (shape.depthwise()) {
+  if (shape.narrow() > 0) {
     const int64_t padded = round_up(shape.c, kLanes);
-    for (int64_t t = 0; t < shape.taps(); ++t) {
-      for (int64_t i = 0; i < padded; ++i)
-        packed[t * padded + i] = i < shape.c ? weight[tap(t) + i * strides[0]] : 0.0f;
+    for (int64_t i = 0; i < depth; ++i) {
+      const float* const from = weight + tap(i / channels) + i % channels * strides[1];
+      for (int64_t j = 0; j < padded; ++j) packed[i * padded + j] = j < shape.c ? from[j * strides[0]] : 0.0f;
     }
     return;
   }
@@ -384,7 +406,13 @@ void conv(const ConvShape& shape, const float* x, const int64_t x_strides[5], co
   const int64_t rows = shape.rows();
   if (rows <= 0 || shape.o <= 0) return;
   const Pixels pixels = channels_last(shape, x, x_strides);
-  if (shape.depthwise()) return conv_depthwise(shape, pixels, packed, e);
+  switch (shape.narrow()) {
+    case 1: return conv_narrow<1>(shape, pixels, packed, e);
+    case 2: return conv_narrow<2>(shape, pixels, packed, e);
+    case 4: return conv_narrow<4>(shape, pixels, packed, e);
+    case 8: return conv_narrow<8>(shape, pixels, packed, e);
+    default: break;
+  }
   const int64_t channels = shape.c / shape.groups, columns = shape.o / shape.groups, depth = shape.depth();
   const bool plain = pointwise(shape, pixels);
   for (int64_t g = 0; g < shape.groups; ++g) {

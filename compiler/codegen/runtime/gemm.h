@@ -176,8 +176,9 @@ KH_INLINE void finish(int64_t i, int64_t rows, int64_t j, int64_t count, int64_t
   }
 }
 
-// How a product is cut: tiles of rows (so many that b is read seldom, whatever k), chunks of columns (a task is one of each: so many that
-// the threads finish together), and passes over k so short that the columns of a group stay near.
+// How a product is cut: tiles of rows (so many that b is read seldom, whatever k), chunks of columns (a task is
+// one of each: so many that the threads finish together), and passes over k so short that the columns of a
+// group stay near.
 struct Cut {
   int64_t height, tiles, chunks, depth;
 

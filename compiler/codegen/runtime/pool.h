@@ -36,7 +36,7 @@ KH_INLINE vfloat pooled(vfloat acc, vfloat x) {
   return acc + x;
 }
 
-// acc (kPixels, kPanel) = the taps of x together, for `count` channels (as in depthwise_kernel).
+// acc (kPixels, kPanel) = the taps of x together, for `count` channels (as in narrow_kernel).
 template <Pool kind, int Vectors, class Address>
 KH_INLINE void pool_kernel(int64_t taps, const Address& address, int64_t channel, int64_t count,
                            const float* divisor, float* acc) {

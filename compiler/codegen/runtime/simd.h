@@ -41,6 +41,17 @@ KH_INLINE vfloat splat(float value) {
   return result;
 }
 
+// The lanes of x with these indices.
+template <int... I>
+KH_INLINE vfloat shuffled(vfloat x) {
+#if defined(__clang__)
+  return __builtin_shufflevector(x, x, I...);
+#else
+  typedef int32_t vint __attribute__((vector_size(kLanes * 4)));
+  return __builtin_shuffle(x, vint{I...});
+#endif
+}
+
 // The lanes of a and b by turns: of their lower halves, or their upper ones.
 template <bool Upper, int... I>
 KH_INLINE vfloat interleave(vfloat a, vfloat b, std::integer_sequence<int, I...>) {

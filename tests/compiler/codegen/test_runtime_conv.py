@@ -92,6 +92,9 @@ CASES = {
     "1x1 padded": (16, 16, 1, (1, 5, 5), ONE, ONE, ((0, 1, 0), (0, 1, 2)), ONE),
     "groups": (32, 64, 4, (1, 10, 10), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
     "groups of three": (9, 6, 3, (1, 8, 8), (1, 3, 3), (1, 2, 1), ((0, 1, 1), (0, 0, 2)), ONE),
+    "groups of two": (70, 70, 35, (1, 9, 9), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
+    "groups of four": (36, 36, 9, (1, 9, 10), (1, 3, 3), (1, 2, 1), ((0, 1, 1), (0, 1, 1)), ONE),
+    "groups of eight": (48, 48, 6, (1, 7, 7), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
     "grouped 1x1": (24, 36, 3, (1, 6, 6), ONE, ONE, ((0, 0, 0), (0, 0, 0)), ONE),
     "depthwise": (37, 37, 37, (1, 12, 13), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
     "depthwise, wide, strided": (96, 96, 96, (1, 11, 11), (1, 5, 5), (1, 2, 2), ((0, 2, 2), (0, 1, 2)), ONE),
@@ -152,7 +155,7 @@ def test_a_slice_of_channels_and_pixels(library):
 
 def test_infinities_of_one_group_or_pixel_do_not_spread(library):
     random = np.random.default_rng(2)
-    for groups in (1, 4, 16):
+    for groups in (1, 4, 8, 16):
         x = tensor(random, (1, 16, 1, 9, 9), True)
         x[0, 5, 0, 4, 4], x[0, 5, 0, 0, 0] = np.inf, np.nan
         weight = random.standard_normal((16, 16 // groups, 1, 3, 3), np.float32)
