@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kernels_hub.compiler.codegen.cpp_nest import print_nest
+from kernels_hub.compiler.codegen.cpp_nest import print_nest, print_rows, share_rows
 from kernels_hub.compiler.codegen.cpp_packed import Packed, PackedOperands
 from kernels_hub.compiler.codegen.cpp_roots import print_root, runtime_of
 from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters, origins
@@ -134,6 +134,8 @@ class _Unit:
         return _Call(known, parameters, origin)
 
     def _functions(self, name: str, kernel: Kernel, lines: Lines) -> Parameters:
+        if share_rows(kernel.nests):
+            return print_rows(name, kernel.nests, lines, self.names, round_ops=self.round_ops)
         parts: list[tuple[str, Parameters]] = []
         for number, nest in enumerate(kernel.nests):
             part = name if len(kernel.nests) == 1 else f"{name}_{number}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kernels_hub.compiler.codegen.cpp_loops import cost, estimate, turns
+from kernels_hub.compiler.codegen.cpp_loops import cost, turns
 from kernels_hub.compiler.codegen.cpp_text import Body, Lines, Names, Parameters
 from kernels_hub.compiler.codegen.scalar import variable_name
 from kernels_hub.compiler.ir.dims import Dim
@@ -25,14 +25,18 @@ class Function:
         self.body = Body(lines, names, (*nest.outer, *nest.inner), round_ops=round_ops)
         self.body.know(nest.body)
 
-    def rows(self, count: Dim, per_row: Dim, inside: Callable[[], None]) -> None:
+    @property
+    def work(self) -> int:
+        """What one turn of all statements costs, an addition being 1."""
+        return max(1, sum(cost(one) for one in self.nest.body if not isinstance(one, Constant)))
+
+    def rows(self, count: Dim, work: Dim, inside: Callable[[], None]) -> None:
         """Write `name_rows(…, begin, end)`, its text by inside(), and `name(…)`, which shares `count` rows.
 
-        per_row: how often the statements run in a row. Little work stays with the thread that called.
+        work: of a row. Little of it stays with the thread that called.
         """
         lines, declared = self.lines, self.parameters.declared(self.names)
-        work = max(1, sum(cost(one) for one in self.nest.body if not isinstance(one, Constant)))
-        if isinstance(count, int) and isinstance(per_row, int) and count * per_row * work < 2 * GRAIN:
+        if isinstance(count, int) and isinstance(work, int) and count * work < 2 * GRAIN:
             with lines.block(f"static void {self.name}({', '.join(declared)})"):
                 lines.add(f"constexpr int64_t begin = 0, end = {count};")
                 inside()
@@ -42,9 +46,8 @@ class Function:
             inside()
         lines.add()
         with lines.block(f"static void {self.name}({', '.join(declared)})"):
-            grain = str(max(1, GRAIN // max(1, estimate(per_row) * work)))
-            if not isinstance(per_row, int):
-                grain = f"kh::grain({self.body.scalars.factor(per_row)} * {work})"
+            grain = str(max(1, GRAIN // max(1, work))) if isinstance(work, int) else ""
+            grain = grain or f"kh::grain({self.body.index(work)})"
             capture = "[&]" if self.parameters.fails else "[=]"
             call = f"kh::parallel({self.body.index(count)}, {grain}, {capture}(int64_t begin, int64_t end)"
             with lines.block(call, "});"):

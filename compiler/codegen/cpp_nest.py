@@ -12,8 +12,9 @@ from kernels_hub.compiler.codegen.cpp_function import Function
 from kernels_hub.compiler.codegen.cpp_loops import estimate, is_empty, levels, simplified, turns
 from kernels_hub.compiler.codegen.cpp_reduce import print_reduction
 from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
+from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.schedule.index import Loop
-from kernels_hub.compiler.schedule.kernel import Nest, Reduce
+from kernels_hub.compiler.schedule.kernel import Load, Nest, Reduce, Store
 
 MANY_ROWS = 256
 """Turns that threads share; loops beyond that stay loops."""
@@ -21,28 +22,104 @@ MANY_ROWS = 256
 
 def print_nest(name: str, nest: Nest, lines: Lines, names: Names, *, round_ops: bool = False) -> Parameters:
     """Write the function `name` and what it calls; returns what it is given."""
-    reduces = any(isinstance(one, Reduce) for one in nest.body)
-    if not reduces:  # nothing to add up: inner loops are loops
-        nest = Nest((*nest.outer, *nest.inner), (), nest.body)
-    nest = simplified(nest)
+    nest = _simplified(nest)
     parameters = Parameters.of(nest)
     function = Function(name, nest, parameters, lines, names, round_ops=round_ops)
     if is_empty(nest.outer):
         with lines.block(f"static void {name}({', '.join(parameters.declared(names))})"):
             lines.add("// Nothing to do: a loop has no turns.")
-    elif reduces:
+    elif _reduces(nest):
         print_reduction(function)
     else:
         _print_pointwise(function)
     return parameters
 
 
+def print_rows(
+    name: str, nests: Sequence[Nest], lines: Lines, names: Names, *, round_ops: bool = False
+) -> Parameters:
+    """As `print_nest`, for several nests over the same rows (`share_rows`): one loop over these."""
+    made = [_simplified(nest) for nest in nests]
+    rows = _common(made)
+    assert rows
+    parameters = Parameters()
+    for nest in made:
+        parameters.merge(Parameters.of(nest))
+    functions = [Function(name, nest, parameters, lines, names, round_ops=round_ops) for nest in made]
+
+    def inside() -> None:
+        with lines.block(functions[0].row_loop(rows)):
+            functions[0].row_variables(rows)
+            for function in functions:
+                own = turns(function.nest.outer[len(rows) :])
+                with lines.block("" if isinstance(own, int) else f"if ({function.body.index(own)} > 0)"):
+                    _print_row(function, len(rows), first=0)
+
+    work: Dim = 0
+    for function in functions:
+        work = work + turns(function.nest.outer[len(rows) :]) * function.work
+    functions[0].rows(turns(rows), work, inside)
+    return parameters
+
+
+def share_rows(nests: Sequence[Nest]) -> bool:
+    """Whether nests are pointwise over the same rows, and none reads what another writes."""
+    if len(nests) < 2 or any(nest.root is not None or _reduces(nest) for nest in nests):
+        return False
+    made = [_simplified(nest) for nest in nests]
+    if any(is_empty(nest.outer) for nest in made) or not _common(made):
+        return False
+    read = {one.buffer for nest in made for one in nest.body if isinstance(one, Load)}
+    return not any(one.buffer in read for nest in made for one in nest.body if isinstance(one, Store))
+
+
+def _simplified(nest: Nest) -> Nest:
+    if not _reduces(nest):  # nothing to add up: inner loops are loops
+        nest = Nest((*nest.outer, *nest.inner), (), nest.body)
+    return simplified(nest)
+
+
+def _reduces(nest: Nest) -> bool:
+    return any(isinstance(one, Reduce) for one in nest.body)
+
+
+def _common(nests: Sequence[Nest]) -> tuple[Loop, ...]:
+    """The outermost loops that nests share, but for the last of each."""
+    found: list[Loop] = []
+    for loops in zip(*(nest.outer[:-1] for nest in nests), strict=False):
+        if any(one != loops[0] for one in loops):
+            break
+        found.append(loops[0])
+    return tuple(found)
+
+
 def _print_pointwise(function: Function) -> None:
     nest, lines = function.nest, function.lines
-    loops, body = nest.outer, nest.body
-    at = levels(body, loops)
+    loops = nest.outer
+    at = levels(nest.body, loops)
     shared = _shared(loops)
     own = turns(loops[shared:])
+
+    def inside() -> None:
+        if not isinstance(own, int):
+            lines.add(f"if ({function.body.index(own)} <= 0) return;")
+        function.body.emit_at(nest.body, at, 0)
+        if not loops:
+            return
+        if shared == len(loops):
+            lines.add("#pragma omp simd")
+        with lines.block(function.row_loop(loops[:shared])):
+            function.row_variables(loops[:shared])
+            _print_row(function, shared, first=1)
+
+    function.rows(turns(loops[:shared]), own * function.work, inside)
+
+
+def _print_row(function: Function, shared: int, *, first: int) -> None:
+    """What happens in a row, whose variables are those of the `shared` outermost loops: levels from `first` on."""
+    nest, lines = function.nest, function.lines
+    loops = nest.outer
+    at = levels(nest.body, loops)
 
     def nested(level: int) -> None:
         if level == len(loops):
@@ -50,24 +127,12 @@ def _print_pointwise(function: Function) -> None:
         if level == len(loops) - 1:
             lines.add("#pragma omp simd")
         with lines.block(function.loop(loops[level])):
-            function.body.emit_at(body, at, level + 1)
+            function.body.emit_at(nest.body, at, level + 1)
             nested(level + 1)
 
-    def inside() -> None:
-        if not isinstance(own, int):
-            lines.add(f"if ({function.body.index(own)} <= 0) return;")
-        function.body.emit_at(body, at, 0)
-        if not loops:
-            return
-        if shared == len(loops):
-            lines.add("#pragma omp simd")
-        with lines.block(function.row_loop(loops[:shared])):
-            function.row_variables(loops[:shared])
-            for level in range(1, shared + 1):
-                function.body.emit_at(body, at, level)
-            nested(shared)
-
-    function.rows(turns(loops[:shared]), own, inside)
+    for level in range(first, shared + 1):
+        function.body.emit_at(nest.body, at, level)
+    nested(shared)
 
 
 def _shared(loops: Sequence[Loop]) -> int:

@@ -65,7 +65,7 @@ class _Reduction:
                 self.function.row_variables(loops)
                 self._row()
 
-        self.function.rows(turns(loops), per_row, inside)
+        self.function.rows(turns(loops), per_row * self.function.work, inside)
 
     def _row(self) -> None:
         for context in range(self.contexts.last + 1):

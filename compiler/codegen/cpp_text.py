@@ -153,6 +153,7 @@ class Body:
         self.lines, self.names = lines, names
         self.scalars = Cpp(Ranges(tuple(loops)), round_ops=round_ops)
         self.texts: dict[str, str] = {}
+        self._origin = ""  # stands behind the first of the lines that come from it
         self.dtypes: dict[str, DType] = {}
 
     def know(self, body: Iterable[Statement]) -> None:
@@ -184,7 +185,9 @@ class Body:
         if isinstance(one, Store):
             self.lines.add(f"{self.names.buffers[one.buffer]}[{self.index(one.place)}] = {self.stored(one)};")
             return
-        origin = one.origin if isinstance(one, Compute) else ""
+        origin = one.origin if isinstance(one, Compute) and one.origin != self._origin else ""
+        if isinstance(one, Compute):
+            self._origin = one.origin
         self.lines.add(f"const {value_type(one.dtype)} {one.name} = {self.value(one)};", origin)
 
     def stored(self, one: Store) -> str:
