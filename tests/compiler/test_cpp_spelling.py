@@ -35,7 +35,7 @@ def _operands(row, dtype: DType) -> list[np.ndarray]:
     columns = [one.reshape(-1) for one in np.meshgrid(*[np.array(values)] * count)]
     if not dtype.is_float and row.name in {"div", "floordiv", "mod", "fmod"}:
         columns = [column[columns[1] != 0] for column in columns]
-    if not dtype.is_float and row.name in {"shl", "shr", "pow"}:
+    if not dtype.is_float and row.name == "pow":
         columns = [column[columns[1] >= 0] for column in columns]
     if row.name == "pow" and not dtype.is_float:
         columns = [column[columns[0] <= 3] for column in columns]

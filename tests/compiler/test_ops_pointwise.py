@@ -83,6 +83,8 @@ def test_integers_wrap_shift_and_power(dtype):
     assert_same(run(lambda a, b: a**b, x, shift), to_torch(x) ** to_torch(shift))
     assert_same(run(lambda v: ~v, x), ~to_torch(x))
     if dtype != "uint8":
+        assert_same(run(lambda a, b: a << b, x, -shift), np.where(shift == 0, x, 0).astype(dtype))
+        assert_same(run(lambda a, b: a >> b, -x, -shift), np.where(shift == 0, -x, -1).astype(dtype))
         assert_same(run(lambda a: a >> 64 if dtype == "int64" else a >> 40, -x), np.full(4, -1, dtype))
         signs = np.array([2, 1, -1, -1], dtype)
         assert_same(run(lambda a: a ** (-3), signs), np.array([0, 1, -1, -1], dtype))

@@ -72,7 +72,7 @@ def _power(a: Array, b: Array) -> Any:
 
 
 def _shift(function: Callable[..., Any]) -> Callable[[Array, Array], Any]:
-    """Shifts by the width or more give 0 (-1 for negative numbers to the right)."""
+    """Shifts by the width or more, or by less than 0, give 0 (-1 for negative numbers to the right)."""
 
     def shift(a: Array, b: Array) -> Any:
         width = a.dtype.itemsize * 8
@@ -223,13 +223,14 @@ BITS = (
     pointwise("bitxor", "one of both; exclusive or, of bool", np.bitwise_xor, _BITS, arity=2,
               traits=Trait.COMMUTATIVE | Trait.ASSOCIATIVE, identity=lambda _: 0,
               triton="{0} ^ {1}", cpp="{0} ^ {1}", source="numpy.bitwise_xor"),
-    pointwise("shl", "a * 2**b for b >= 0; 0 when b is the width or more", _shift(np.left_shift), INTEGERS, arity=2,
-              triton="tl.where({1} < {0}.dtype.primitive_bitwidth, {0} << {1}, 0)",
+    pointwise("shl", "a * 2**b; 0 when b is negative, or the width or more", _shift(np.left_shift), INTEGERS, arity=2,
+              triton="tl.where(({1} >= 0) & ({1} < {0}.dtype.primitive_bitwidth), {0} << {1}, 0)",
               cpp="(static_cast<std::uint64_t>({1}) < 8 * sizeof({0}) ? {0} << {1} : 0)", source="numpy.left_shift"),
-    pointwise("shr", "a / 2**b for b >= 0, rounded down, the sign kept", _shift(np.right_shift), INTEGERS, arity=2,
-              triton={"int": "{0} >> tl.minimum({1}, {0}.dtype.primitive_bitwidth - 1)",
+    pointwise("shr", "a / 2**b, rounded down; 0 or -1 as shl has 0", _shift(np.right_shift), INTEGERS, arity=2,
+              triton={"int": "{0} >> tl.where({1} >= 0, tl.minimum({1}, {0}.dtype.primitive_bitwidth - 1), "
+                             "{0}.dtype.primitive_bitwidth - 1)",
                       "uint": "tl.where({1} < {0}.dtype.primitive_bitwidth, {0} >> {1}, 0)"},
-              cpp={"int": "({0} >> std::min<std::int64_t>({1}, 8 * sizeof({0}) - 1))",
+              cpp={"int": "({0} >> std::min<std::uint64_t>({1}, 8 * sizeof({0}) - 1))",
                    "uint": "(static_cast<std::uint64_t>({1}) < 8 * sizeof({0}) ? {0} >> {1} : 0)"},
               source="numpy.right_shift"),
 )  # fmt: skip
