@@ -25,72 +25,93 @@ MOST_WIDTH = 256
 
 def print_attention(name: str, nest: Nest, lines: Lines, names: Names, options: Options) -> Launch | None:
     """Write the kernel of an attention."""
-    if is_empty(nest.outer):
-        return None
-    root = nest.root
-    assert isinstance(root, Attention)
-    batch, head, query, value = nest.outer
-    key = root.score_loops[3]
-    width = root.q.shape[3]
-    bits = root.q.buffer.dtype.bits
-    kernel = Kernel(name, nest, lines, names, (query.extent * key.extent,))
-    axes = [
-        Axis("rows", "row", "row_live"), Axis("columns", "column", "column_live"), Axis("keys", "key", "key_live"),
-        Axis("q_width", "q_width", "q_live"), Axis("k_width", "k_width", "k_live"),
-        Axis("values", "value", "value_live"),
-    ]  # fmt: skip
-    q_width, k_width, keys = Loop("$q_width", width), Loop("$k_width", width), Loop("$key", key.extent)
-    axis_of = {
-        query.name: "rows", key.name: "columns", value.name: "values", "$q_width": "q_width", "$k_width": "k_width",
-        "$key": "keys",
-    }  # fmt: skip
-    body = Body(lines, names, (*nest.outer, key, q_width, k_width, keys), axes, axis_of)
-    kv_head = _shared(head.index, root)
-    with kernel.define(["ROWS", "COLUMNS", "WIDTH", "VALUES"]):
-        _program(kernel, body, (batch, head, query))
-        lines.add(f"{query.name[1:]} = row")
+    return None if is_empty(nest.outer) else _Attention(name, nest, lines, names, options).emit()
+
+
+class _Attention:
+    """One kernel."""
+
+    def __init__(self, name: str, nest: Nest, lines: Lines, names: Names, options: Options) -> None:
+        root = nest.root
+        assert isinstance(root, Attention)
+        self.nest, self.root, self.lines, self.options = nest, root, lines, options
+        self.batch, self.head, self.query, self.value = nest.outer
+        self.key = root.score_loops[3]
+        self.bits = root.q.buffer.dtype.bits
+        self.kernel = Kernel(name, nest, lines, names, (self.query.extent * self.key.extent,))
+        axes = [
+            Axis("rows", "row", "row_live"), Axis("columns", "column", "column_live"), Axis("keys", "key", "key_live"),
+            Axis("q_width", "q_width", "q_live"), Axis("k_width", "k_width", "k_live"),
+            Axis("values", "value", "value_live"),
+        ]  # fmt: skip
+        width = root.q.shape[3]
+        self.q_width, self.k_width = Loop("$q_width", width), Loop("$k_width", width)
+        self.keys = Loop("$key", self.key.extent)
+        """The keys once more, as rows of v."""
+        axis_of = {
+            self.query.name: "rows", self.key.name: "columns", self.value.name: "values",
+            "$q_width": "q_width", "$k_width": "k_width", "$key": "keys",
+        }  # fmt: skip
+        loops = (*nest.outer, self.key, self.q_width, self.k_width, self.keys)
+        self.body = Body(lines, names, loops, axes, axis_of)
+
+    def emit(self) -> Launch:
+        """The whole kernel."""
+        lines, body, root = self.lines, self.body, self.root
+        with self.kernel.define(["ROWS", "COLUMNS", "WIDTH", "VALUES"]):
+            _program(self.kernel, body, (self.batch, self.head, self.query))
+            self._queries()
+            lines.add('best = tl.full([ROWS, 1], float("-inf"), tl.float32)')
+            lines.add("total = tl.zeros([ROWS, 1], tl.float32)")
+            lines.add("out = tl.zeros([ROWS, VALUES], tl.float32)")
+            with lines.block(f"for start in range(0, {body.index(self.key.extent)}, COLUMNS)"):
+                self._block_of_keys()
+            lines.add(f"{root.name} = {_result(root, self.key.extent, body)}")
+            body.know(root.name, root.dtype, ["rows", "values"])
+            for statement in self.nest.body:
+                body.emit(statement)
+        return _launch(self.kernel, self.nest, root, self.options)
+
+    def _queries(self) -> None:
+        lines, body = self.lines, self.body
+        lines.add(f"{self.query.name[1:]} = row")
         lines.add("value = tl.arange(0, VALUES)[None, :]")
-        lines.add(f"value_live = value < {body.index(value.extent)}")
-        lines.add(f"{value.name[1:]} = value")
+        lines.add(f"value_live = value < {body.index(self.value.extent)}")
+        lines.add(f"{self.value.name[1:]} = value")
         for one, where in (("q", "[None, :]"), ("k", "[:, None]")):
             lines.add(f"{one}_width = tl.arange(0, WIDTH){where}")
-            lines.add(f"{one}_live = {one}_width < {body.index(width)}")
-        place = (batch.index, head.index, query.index, q_width.index)
-        lines.add(f"q = {load(body, root.q, place, frozenset({'rows', 'q_width'}))}")
-        lines.add('best = tl.full([ROWS, 1], float("-inf"), tl.float32)')
-        lines.add("total = tl.zeros([ROWS, 1], tl.float32)")
-        lines.add("out = tl.zeros([ROWS, VALUES], tl.float32)")
-        with lines.block(f"for start in range(0, {body.index(key.extent)}, COLUMNS)"):
-            wide = "" if kernel.index == "tl.int32" else f".to({kernel.index})"
-            lines.add(f"column = (start + tl.arange(0, COLUMNS))[None, :]{wide}")
-            lines.add(f"key = (start + tl.arange(0, COLUMNS))[:, None]{wide}")
-            lines.add(f"column_live = column < {body.index(key.extent)}")
-            lines.add(f"key_live = key < {body.index(key.extent)}")
-            lines.add(f"{key.name[1:]} = column")
-            place = (batch.index, kv_head, key.index, k_width.index)
-            lines.add(f"k = {load(body, root.k, place, frozenset({'columns', 'k_width'}))}")
-            scale = "" if root.scale == 1.0 else f" * {root.scale!r}"
-            product = dot("q", "k", "tl.zeros([ROWS, COLUMNS], tl.float32)", bits, options)
-            lines.add(f"score = {product}{scale}", root.origin)
-            body.know("score", types.FLOAT32, ["rows", "columns"])
-            for statement in root.scores:
-                body.emit(statement)
-            lines.add(f'scores = tl.where(column_live, {root.score}, float("-inf"))')
-            lines.add("better = tl.maximum(best, tl.max(scores, 1, keep_dims=True))")
-            lines.add('least = tl.where(better == float("-inf"), 0.0, better)')
-            lines.add("powers = tl.exp(scores - least)")
-            lines.add("fade = tl.exp(best - least)")
-            lines.add("total = total * fade + tl.sum(powers, 1, keep_dims=True)")
-            place = (batch.index, kv_head, keys.index, value.index)
-            lines.add(f"v = {load(body, root.v, place, frozenset({'keys', 'values'}))}")
-            narrow = f".to({root.v.buffer.dtype.triton})" if bits < 32 else ""
-            lines.add(f"out = {dot(f'powers{narrow}', 'v', 'out * fade', bits, options)}")
-            lines.add("best = better")
-        lines.add(f"{root.name} = {_result(root, key.extent, body)}")
-        body.know(root.name, root.dtype, ["rows", "values"])
-        for statement in nest.body:
+            lines.add(f"{one}_live = {one}_width < {body.index(self.q_width.extent)}")
+        place = (self.batch.index, self.head.index, self.query.index, self.q_width.index)
+        lines.add(f"q = {load(body, self.root.q, place, frozenset({'rows', 'q_width'}))}")
+
+    def _block_of_keys(self) -> None:
+        lines, body, root = self.lines, self.body, self.root
+        wide = "" if self.kernel.index == "tl.int32" else f".to({self.kernel.index})"
+        lines.add(f"column = (start + tl.arange(0, COLUMNS))[None, :]{wide}")
+        lines.add(f"key = (start + tl.arange(0, COLUMNS))[:, None]{wide}")
+        lines.add(f"column_live = column < {body.index(self.key.extent)}")
+        lines.add(f"key_live = key < {body.index(self.key.extent)}")
+        lines.add(f"{self.key.name[1:]} = column")
+        head = _shared(self.head.index, root)
+        place = (self.batch.index, head, self.key.index, self.k_width.index)
+        lines.add(f"k = {load(body, root.k, place, frozenset({'columns', 'k_width'}))}")
+        scale = "" if root.scale == 1.0 else f" * {root.scale!r}"
+        product = dot("q", "k", "tl.zeros([ROWS, COLUMNS], tl.float32)", self.bits, self.options)
+        lines.add(f"score = {product}{scale}", root.origin)
+        body.know("score", types.FLOAT32, ["rows", "columns"])
+        for statement in root.scores:
             body.emit(statement)
-    return _launch(kernel, nest, root, options)
+        lines.add(f'scores = tl.where(column_live, {root.score}, float("-inf"))')
+        lines.add("better = tl.maximum(best, tl.max(scores, 1, keep_dims=True))")
+        lines.add('least = tl.where(better == float("-inf"), 0.0, better)')
+        lines.add("powers = tl.exp(scores - least)")
+        lines.add("fade = tl.exp(best - least)")
+        lines.add("total = total * fade + tl.sum(powers, 1, keep_dims=True)")
+        place = (self.batch.index, head, self.keys.index, self.value.index)
+        lines.add(f"v = {load(body, root.v, place, frozenset({'keys', 'values'}))}")
+        narrow = f".to({root.v.buffer.dtype.triton})" if self.bits < 32 else ""
+        lines.add(f"out = {dot(f'powers{narrow}', 'v', 'out * fade', self.bits, self.options)}")
+        lines.add("best = better")
 
 
 def _program(kernel: Kernel, body: Body, loops: tuple[Loop, Loop, Loop]) -> None:
@@ -122,7 +143,7 @@ def _result(root: Attention, keys: Dim, body: Body) -> str:
 
 def _launch(kernel: Kernel, nest: Nest, root: Attention, options: Options) -> Launch:
     batch, head, query, value = (one.extent for one in nest.outer)
-    width, values = (max(16, power_of_two(int(one))) for one in (root.q.shape[3], value))  # type: ignore[arg-type]
+    width, values = (max(16, power_of_two(int(one))) for one in (root.q.shape[3], value))
     bits = root.q.buffer.dtype.bits
     rows, columns, warps, stages = options.attention_tile(
         query, root.score_loops[3].extent, max(width, values), bits

@@ -56,9 +56,9 @@ class _Convolution:
         self.kernel = Kernel(name, nest, lines, names)
         self.places, self.channel = nest.outer[:-1], nest.outer[-1]
         self.rows = turns(self.places)
-        out = int(root.w.shape[0])  # type: ignore[arg-type]
+        out = int(root.w.shape[0])
         self.per_group = out // root.groups
-        self.dense = root.groups == 1 or min(self.per_group, int(root.w.shape[1])) >= LEAST_GROUP  # type: ignore[arg-type]
+        self.dense = root.groups == 1 or min(self.per_group, int(root.w.shape[1])) >= LEAST_GROUP
         self.x, self.w = _Depth.of(root, "x"), _Depth.of(root, "w")
         self.depth = product(one.extent for one in self.x.loops)
         axes = [
@@ -102,14 +102,14 @@ class _Convolution:
 
     def _operands(self) -> None:
         lines, body, count = self.lines, self.body, self.body.index(self.depth)
-        for operand, depth, where in (("x", self.x, "[None, :]"), ("w", self.w, "[:, None]")):
+        for operand, depth, broadcast in (("x", self.x, "[None, :]"), ("w", self.w, "[:, None]")):
             name = f"{operand}_depth"
             wide = "" if self.kernel.index == "tl.int32" else f".to({self.kernel.index})"
-            lines.add(f"{name} = (start + tl.arange(0, DEPTH)){where}{wide}")
+            lines.add(f"{name} = (start + tl.arange(0, DEPTH)){broadcast}{wide}")
             lines.add(f"{operand}_live = {name} < {count}")
             self.kernel.unravel(name, depth.loops, body.scalars)
         group = self.group[0].index if self.group else 0
-        where, guards = self._window(self.x, group * int(self.root.w.shape[1]) + self.x.channel.index)  # type: ignore[arg-type]
+        where, guards = self._window(self.x, group * int(self.root.w.shape[1]) + self.x.channel.index)
         axes = frozenset({"rows", "x_depth"})
         pointer = body.pointer(self.root.x.buffer, place(self.root.x, where), axes)
         lines.add(f"x = tl.load({pointer}, mask={body.mask(axes, guards)}, other=0)")

@@ -45,6 +45,11 @@ def reduction(function: np.ufunc) -> Callable[[Any], Any]:
     return reduce
 
 
+def dot(a: Any, b: Any, total: Any, precision: str = "ieee") -> Any:  # noqa: ARG001  (that of NumPy)
+    """total + a @ b, of operands widened before: the interpreter would multiply the bits of bfloat16."""
+    return tl.dot(a.to(tl.float32), b.to(tl.float32), total)
+
+
 def _tensor(data: Any, like: Any) -> Any:
     kind = tl.block_type(like.type.scalar, list(data.shape)) if like.type.is_block() else like.type
     return tl.core.tensor(TensorHandle(data, like.handle.dtype), kind)

@@ -64,7 +64,7 @@ class Kernel:
         self.arguments = Arguments.of(self.nest, self.more)
         counts = self.counts()
         if all(isinstance(one, int) for one in counts):
-            self.index = "tl.int32" if max(counts, default=0) <= MOST_INT32 else "tl.int64"  # type: ignore[type-var]
+            self.index = "tl.int32" if max(counts, default=0) <= MOST_INT32 else "tl.int64"
         else:
             self.index = "INDEX"
 

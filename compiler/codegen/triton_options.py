@@ -43,7 +43,7 @@ class Options:
         count = estimate(outer)
         while rows > 1 and (rows >= 2 * count or count // rows < 256):
             rows //= 2
-        return rows, max(1, min(16, rows * columns // 512))
+        return rows, max(1, min(16, rows * columns // 256))
 
     def product_tile(self, m: Dim, n: Dim, k: Dim, batch: Dim, bits: int) -> tuple[int, int, int, int, int]:
         """(rows, columns, depth, warps, stages) of a program of a product."""

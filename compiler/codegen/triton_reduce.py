@@ -131,7 +131,7 @@ class _Reduction:
         if rows is not None:
             found, warps = min(rows, power_of_two(estimate(outer))), 4
         if not self.nest.outer:
-            found, warps = 1, max(1, min(16, likely // 512))
+            found, warps = 1, max(1, min(16, likely // 256))
         count = HOST.index(outer)
         tests = [condition] if condition else []
         if not isinstance(outer, int):
@@ -232,12 +232,9 @@ class _Reduction:
             if isinstance(one, Store) and self._is_inner(one) and self._store_level(one, level) == number
         ]
         needed = self._needed([one.arg for one in fed] + [arg for one in stores for arg in arguments(one)])
-        known = {one.name: one.dtype for one in self.nest.body if not isinstance(one, Store)}
-        self.body.dtypes.update(
-            {name: dtype for name, dtype in known.items() if name not in self.body.dtypes}
-        )
-        for one in fed:
-            self._start(one)
+        self.body.dtypes.update({one.name: one.dtype for one in self.nest.body if not isinstance(one, Store)})
+        for total in fed:
+            self._start(total)
         with self.lines.block(f"for start in range(0, {self.body.index(turns(self.nest.inner))}, COLUMNS)"):
             self._columns("start + tl.arange(0, COLUMNS)")
             for one in self.nest.body:
@@ -249,8 +246,8 @@ class _Reduction:
                         self.body.emit(one)
                 elif one.name in needed:
                     self.body.emit(one)
-        for one in fed:
-            self._finish(one)
+        for total in fed:
+            self._finish(total)
 
     def _needed(self, roots: Sequence[str]) -> set[str]:
         """Inner values that some depend on, themselves included."""

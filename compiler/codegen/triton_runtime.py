@@ -6,6 +6,8 @@ run element by element are NumPy's.
 
 from __future__ import annotations
 
+from typing import TypeVar, cast
+
 import triton
 import triton.language as tl
 from triton.knobs import runtime as _runtime
@@ -17,79 +19,86 @@ MOST_INT32 = (1 << 31) - (1 << 20)
 """Positions up to this are 32 bits wide; what is left above it is for the ends of blocks."""
 
 
-@triton.jit
-def _max(a, b):
+F = TypeVar("F")
+
+
+def _jit(function: F) -> F:
+    return cast("F", triton.jit(function))
+
+
+@_jit
+def _max(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit
-def _min(a, b):
+@_jit
+def _min(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit
-def _prod(a, b):
+@_jit
+def _prod(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     return a * b
 
 
-@triton.jit
-def row_sum(x):
+@_jit
+def row_sum(x: tl.tensor) -> tl.tensor:
     """Of the dtype of x, also where that is a narrow integer."""
     return tl.sum(x, 1, keep_dims=True).to(x.dtype)
 
 
-@triton.jit
-def row_max(x):
+@_jit
+def row_max(x: tl.tensor) -> tl.tensor:
     """NaN where one is among them."""
     return tl.reduce(x, 1, _max, keep_dims=True)
 
 
-@triton.jit
-def row_min(x):
+@_jit
+def row_min(x: tl.tensor) -> tl.tensor:
     """NaN where one is among them."""
     return tl.reduce(x, 1, _min, keep_dims=True)
 
 
-@triton.jit
-def row_prod(x):
+@_jit
+def row_prod(x: tl.tensor) -> tl.tensor:
     """The product."""
     return tl.reduce(x, 1, _prod, keep_dims=True)
 
 
-@triton.jit
-def max_of(a, b):
+@_jit
+def max_of(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     """The greater; NaN if either is."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit
-def min_of(a, b):
+@_jit
+def min_of(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     """The lesser; NaN if either is."""
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit
-def first_place(x, best, places, none):
+@_jit
+def first_place(x: tl.tensor, best: tl.tensor, places: tl.tensor, none: tl.tensor) -> tl.tensor:
     """The least of the places where x is the best of its row (or NaN, where that is); `none` stands for no place."""
-    found = (x == best) | ((x != x) & (best != best))
+    found = (x == best) | ((x != x) & (best != best))  # noqa: PLR0124  (NaN)
     return tl.min(tl.where(found, places, none), 1, keep_dims=True)
 
 
-@triton.jit
-def dot(a, b, total, PRECISION: tl.constexpr = "ieee"):
-    """total + a @ b. PRECISION: of float32 operands, "ieee" or "tf32"."""
-    return tl.dot(a, b, total, input_precision=PRECISION)
+@_jit
+def dot(a: tl.tensor, b: tl.tensor, total: tl.tensor, precision: tl.constexpr = "ieee") -> tl.tensor:
+    """total + a @ b. precision: of float32 operands, "ieee" or "tf32"."""
+    return tl.dot(a, b, total, input_precision=precision)
 
 
-@triton.jit
-def bounded(index, extent):
+@_jit
+def bounded(index: tl.tensor, extent: tl.tensor) -> tl.tensor:
     """An index counted from the start of a dim; 0 for one that is out of range."""
     counted = tl.where(index < 0, index + extent, index)
     return tl.where((counted >= 0) & (counted < extent), counted, 0)
 
 
-@triton.jit
-def is_out_of_range(index, extent):
+@_jit
+def is_out_of_range(index: tl.tensor, extent: tl.tensor) -> tl.tensor:
     """Whether an index is not in -extent..extent-1."""
     return (index < -extent) | (index >= extent)
 
@@ -97,14 +106,15 @@ def is_out_of_range(index, extent):
 if INTERPRETED:
     import numpy as np
 
-    from kernels_hub.compiler.codegen.triton_interpreted import libdevice, reduction
+    from kernels_hub.compiler.codegen import triton_interpreted as _interpreted
 
-    def dot(a, b, total, PRECISION="ieee"):  # the interpreter multiplies the bits of bfloat16
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), total)
-
-    row_max, row_min, row_prod = reduction(np.maximum), reduction(np.minimum), reduction(np.multiply)
+    libdevice = _interpreted.libdevice
+    dot = _interpreted.dot
+    row_max = _interpreted.reduction(np.maximum)  # type: ignore[assignment]
+    row_min = _interpreted.reduction(np.minimum)  # type: ignore[assignment]
+    row_prod = _interpreted.reduction(np.multiply)  # type: ignore[assignment]
 else:
-    from triton.language.extra import libdevice  # noqa: F401  (of generated modules)
+    from triton.language.extra import libdevice  # type: ignore[no-redef]  # noqa: F401  (of generated modules)
 
 
 def cdiv(a: int, b: int) -> int:
