@@ -303,6 +303,11 @@ class Schedule:
     inputs: Mapping[str, Buffer]
     outputs: Mapping[str, Buffer]
 
+    def __str__(self) -> str:
+        from kernels_hub.compiler.schedule.text import print_schedule
+
+        return print_schedule(self)
+
 
 def statements(nest: Nest) -> Iterator[Statement]:
     """All of a nest, those of an attention's scores included."""
