@@ -8,8 +8,9 @@ so small products stay with MKL. oneDNN's ReLU and its erf GELU are not used: Na
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,17 @@ _THEN: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": lambda x: F.silu(x, inplace=True),
     "gelu_tanh": lambda x: torch.ops.aten.gelu_(x, approximate="tanh"),
 }
+
+
+class Joined(Protocol):
+    """Nodes that run as one: root is the last of them, operands what they read."""
+
+    @property
+    def root(self) -> Node: ...  # noqa: D102
+    @property
+    def nodes(self) -> tuple[Node, ...]: ...  # noqa: D102
+    @property
+    def operands(self) -> tuple[Value, ...]: ...  # noqa: D102
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,13 +78,13 @@ def _linear(graph: Graph, node: Node) -> Linear | None:
     if weight.rank != 2 or not plain or x.dtype.name not in NATIVE_FLOATS:
         return None
     nodes, bias = [node], None
-    added = _only_reader(graph, node)
+    added = only_reader(graph, node)
     if added is not None and added.op.name == "add":
         other = next((one for one in added.operands if one is not node.results[0]), None)
         if other is not None and other.op_name == "broadcast" and other.attrs["axes"] == (rank - 1,):
             (bias,) = other.operands
             nodes.append(added)
-    after = _only_reader(graph, nodes[-1])
+    after = only_reader(graph, nodes[-1])
     activation = ""
     if after is not None and _is_activation(after):
         activation = after.attrs["callee"].name
@@ -86,19 +98,20 @@ def _is_activation(node: Node) -> bool:
     return composite_kernel(node, "cpu") is not None
 
 
-def _only_reader(graph: Graph, node: Node) -> Node | None:
+def only_reader(graph: Graph, node: Node) -> Node | None:
+    """The node that alone reads a node's result, once; None where there are others, or it is an output."""
     (value,) = node.results
     return value.users[0] if len(value.users) == 1 and graph.uses(value) == 1 else None
 
 
-def needed(graph: Graph, linears: dict[Node, Linear]) -> list[Node]:
-    """Nodes that are run, in order, linear layers by their roots."""
+def needed(graph: Graph, joined: Mapping[Node, Joined]) -> list[Node]:
+    """Nodes that are run, in order, those that are joined by their roots."""
     wanted: set[Node] = {value.node for value in (*graph.outputs.values(), *graph.inputs.values())}
     order = graph.live()
     for node in reversed(order):
         if node not in wanted:
             continue
-        operands = linears[node].operands if node in linears else node.operands
+        operands = joined[node].operands if node in joined else node.operands
         wanted.update(operand.node for operand in operands)
         if graph.definers:
             wanted.update(graph.definers[one.name] for one in node.symbols() if one.name in graph.definers)

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels_hub.compiler.engines.library_conv import find_convs
 from kernels_hub.compiler.engines.library_linear import Linear, find_linears, linear_kernel, needed
 from kernels_hub.compiler.engines.library_ops import KERNELS
 from kernels_hub.compiler.engines.library_ops.composites import composite_kernel
+from kernels_hub.compiler.engines.library_ops.contract import make_biased_conv
 from kernels_hub.compiler.engines.library_ops.site import Kernel, Run, Site, SizesNeeded, regions
 from kernels_hub.compiler.engines.tensors import to_tensor
 from kernels_hub.compiler.errors import DimError, EngineError
@@ -62,8 +64,8 @@ class Program:
         self.steps: list[Step] = []
         self._made: OrderedDict[tuple[Any, ...], list[Run | None]] = OrderedDict()
         self._lock = threading.Lock()
-        self._linears = find_linears(graph)
-        for node in needed(graph, self._linears):
+        self._linears, self._convs = find_linears(graph), find_convs(graph)
+        for node in needed(graph, {**self._linears, **self._convs}):
             self._add(node)
         self._outputs = tuple(self._slots[value] for value in graph.outputs.values())
         self._set_drops()
@@ -132,7 +134,11 @@ class Program:
         if node in self._linears:
             self._add_linear(self._linears[node])
             return
-        step = Step(node, tuple(self._slots[one] for one in node.operands), ())
+        biased = self._convs.get(node)
+        operands = node.operands if biased is None else biased.operands
+        step = Step(node, tuple(self._slots[one] for one in operands), ())
+        if biased is not None:
+            step.nodes = biased.nodes
         try:
             step.run = self._make(node, None)
         except SizesNeeded:
@@ -182,6 +188,8 @@ class Program:
         site = Site(node, self.device, sizes, lambda graph: Program(graph, self.device).on_its_own)
         if node.op.name in _REGIONS:
             return self._make_region(node, site, sizes)
+        if (biased := self._convs.get(node)) is not None:
+            return make_biased_conv(Site(biased.conv, self.device, sizes))
         return KERNELS[node.op.name].make(site)
 
     def _make_region(self, node: Node, site: Site, sizes: Sizes | None) -> Run:

@@ -98,19 +98,40 @@ def _make_matmul(site: Site) -> Run:
 
 
 def _make_conv(site: Site) -> Run:
+    return _typed(site, _conv_of(site))
+
+
+def make_biased_conv(site: Site) -> Run:
+    """The kernel of a convolution and the bias (O,) that is added to it."""
+    compute = _conv_of(site)
+    plain = _typed(site, compute)
+    if plain is compute:
+        return compute
+    along = (-1, *[1] * (site.rank - 2))
+    return lambda a, b, bias: plain(a, b) + bias.reshape(along)
+
+
+def _conv_of(site: Site) -> Run:
+    """A function of x, w and perhaps a bias, all of the dtype that is computed in."""
     x, w = site.operand_shape(0), site.operand_shape(1)
     rank, shape = len(x) - 2, site.shape
     padding = site["padding"]
     strides, dilations, groups = site["strides"], site["dilations"], site["groups"]
     dtype = _compute_dtype(site)
     if rank > 3 or 0 in shape or 0 in x or 0 in w or dtype is torch.int64:
-        return _typed(site, lambda a, b: _taps(a, b, shape, strides, dilations, padding, groups))
+        along = (-1, *[1] * rank)
+
+        def taps(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+            result = _taps(a, b, shape, strides, dilations, padding, groups)
+            return result if bias is None else result + bias.reshape(along)
+
+        return taps
     function = (F.conv1d, F.conv2d, F.conv3d)[rank - 1]
     if all(low == high for low, high in padding):
         both = tuple(low for low, _ in padding)
-        return _typed(site, lambda a, b: function(a, b, None, strides, both, dilations, groups))
+        return lambda a, b, bias=None: function(a, b, bias, strides, both, dilations, groups)
     around = _flat(padding)
-    return _typed(site, lambda a, b: function(F.pad(a, around), b, None, strides, 0, dilations, groups))
+    return lambda a, b, bias=None: function(F.pad(a, around), b, bias, strides, 0, dilations, groups)
 
 
 def _flat(padding: Sequence[tuple[int, int]]) -> list[int]:

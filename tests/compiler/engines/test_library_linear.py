@@ -122,3 +122,28 @@ def test_special_values_go_through():
     x = array((4, WIDE), "float32")
     x[0, 0], x[1, 3] = np.nan, np.inf
     assert_agrees(ENGINE, graph, [x])
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_convolutions_with_a_bias(dtype, rank):
+    """Also where the padding is not the same on both sides, sums are wider than operands, or spatial dims are many."""
+    for padding, wide in (((1, 1), None), ((1, 0), None), ((0, 0), "float32")):
+        graph = Graph("biased")
+        graph.symbol("n", 0)
+        x = graph.input("x", ("n", 4, *(4,) * rank), dtype)
+        w = graph.parameter("w", (6, 4, *(2,) * rank), dtype, array((6, 4, *(2,) * rank), dtype, seed=1))
+        ones = (1,) * rank
+        y = graph.apply("conv", x, w, strides=ones, dilations=ones, padding=(padding,) * rank, dtype=wide)
+        bias = graph.parameter("b", (6,), y.dtype, array((6,), y.dtype.name, seed=2))
+        graph.output("y", y + graph.apply("broadcast", bias, shape=y.shape, axes=(1,)))
+        plan = plan_of(graph)
+        assert [
+            row.name.split(" ", 1)[1] for row in plan.profile([to_tensor(array((2, *x.shape[1:]), dtype))], 1)
+        ] == ["conv + add"]
+        for n in (2, 0):
+            assert_agrees(ENGINE, graph, [array((n, *x.shape[1:]), dtype)])
+        with Recorder() as seen:
+            plan.compute([to_tensor(array((2, *x.shape[1:]), dtype))])
+        joins = rank < 4 and (wide is None or wide == dtype)
+        assert ("aten::add" in seen.names) is not joins
