@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import mmap
 import statistics
 import threading
 import time
@@ -38,6 +39,7 @@ from kernels_hub.compiler.engines.tensors import torch_dtype
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.ir.types import Array
 from kernels_hub.compiler.schedule.cost import kernel_cost
 from kernels_hub.compiler.schedule.kernel import Role, Schedule
 from kernels_hub.compiler.schedule.memory import ALIGNMENT, number, place
@@ -157,11 +159,16 @@ class CppPlan:
         """An address for each buffer and packed area (0 for what a call brings), and what keeps them alive."""
         kept: list[Any] = []
         addresses: list[int] = []
+        read = {buffer for kernel in self.schedule.kernels for buffer in kernel.reads()}
         for buffer in self.program.buffers:
             array: Any = None
             if buffer.role is Role.PARAMETER:
                 assert buffer.value is not None
                 array = np.ascontiguousarray(self.graph.weight(buffer.value.attrs["name"]))
+                if buffer in read and may_change(array):
+                    array = (
+                        array.copy()
+                    )  # or it would follow the module's weights, and what is packed would not
             elif buffer.role is Role.CONSTANT:
                 assert buffer.value is not None
                 array = buffer.value.array
@@ -271,7 +278,8 @@ class CppEngine:
     def compile(self, graph: Graph, device: Device, knobs: Mapping[str, KnobValue]) -> CompiledPlan:
         """Schedule, generate, build, load, pack the weights."""
         refuse_knobs(self.name, knobs)
-        if not (answer := self.check(graph, device)):
+        answer = self.check(graph, device)
+        if isinstance(answer, Decline):
             raise EngineError(f"engine {self.name} does not take graph {graph.name}: {answer.reason}")
         scheduled = schedule(graph)
         program = generate(scheduled)
@@ -283,6 +291,18 @@ class CppEngine:
 
 
 ENGINE = CppEngine()
+
+
+def may_change(array: Array) -> bool:
+    """Whether anybody could write to the memory of an array: not to one that is read-only from its owner on."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        if owner.flags.writeable:
+            return True
+        if owner.base is None:
+            return False
+        owner = owner.base
+    return not isinstance(owner, (bytes, mmap.mmap))
 
 
 def _aligned(size: int) -> Any:

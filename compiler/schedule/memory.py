@@ -63,7 +63,7 @@ def place(schedule: Schedule, sizes: Mapping[str, int]) -> Arena:
     spans = _merged(spans, heirs)
     size_of = {span.buffer: _aligned(number(span.buffer.bytes, sizes)) for span in spans}
     tries = [_packed(sorted(spans, key=order(size_of)), size_of) for order in _ORDERS]
-    offsets = dict(min(tries, key=lambda one: _extent(one, size_of)))
+    offsets: dict[Buffer, int] = min(tries, key=lambda one: _extent(one, size_of))
     total = _extent(offsets, size_of)
     for buffer, heir in heirs.items():
         offsets[buffer] = offsets[_root(heir, heirs)]

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from kernels_hub.compiler import Graph, bind, evaluate
 from kernels_hub.compiler.codegen.toolchain import find_compiler
-from kernels_hub.compiler.engines.cpp import ENGINE, MOST_BINDINGS
+from kernels_hub.compiler.engines.cpp import ENGINE, MOST_BINDINGS, may_change
 from kernels_hub.compiler.engines.engine import Decline, Device
 from kernels_hub.compiler.engines.tensors import to_array, to_tensor
 from kernels_hub.compiler.errors import EvaluateError
@@ -178,3 +178,29 @@ def test_other_devices_are_declined(block):
 def test_without_a_compiler_it_declines(block, monkeypatch):
     monkeypatch.setattr("kernels_hub.compiler.engines.cpp.find_compiler", lambda: None)
     assert "KERNELS_HUB_CXX" in ENGINE.check(block, CPU).reason  # type: ignore[union-attr]
+
+
+def test_weights_are_those_of_the_moment_of_compiling():
+    weight, bias = torch.randn(8, 8), torch.randn(8)
+    graph = Graph("linear")
+    x = graph.input("x", ("n", 8))
+    w = graph.parameter("w", (8, 8), data=weight.numpy())
+    b = graph.parameter("b", (8,), data=bias.numpy())
+    graph.output("y", x.apply("matmul", x, w) + b)
+    plan = ENGINE.compile(graph, CPU, {})
+    inputs = tensors(graph, {"n": 3})
+    (before,) = plan.compute(inputs)
+    weight.zero_()
+    bias.zero_()
+    assert torch.equal(plan.compute(inputs)[0], before)
+
+
+def test_memory_that_nobody_can_write_to_is_not_copied(tmp_path):
+    (tmp_path / "w").write_bytes(np.arange(8, dtype=np.float32).tobytes())
+    assert not may_change(np.memmap(tmp_path / "w", np.float32, "r"))
+    assert not may_change(np.frombuffer(bytes(8), np.float32))
+    fixed = np.arange(8.0)
+    fixed.flags.writeable = False
+    assert not may_change(fixed)
+    assert may_change(np.arange(8.0)[2:])
+    assert may_change(torch.zeros(3).numpy())
