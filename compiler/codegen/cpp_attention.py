@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from kernels_hub.compiler.codegen.cpp_causal import causal_scores
 from kernels_hub.compiler.codegen.cpp_loops import levels
 from kernels_hub.compiler.codegen.cpp_nest import print_nest
 from kernels_hub.compiler.codegen.cpp_text import Body, Lines, Names, Parameters
@@ -36,7 +37,13 @@ def print_attention(name: str, nest: Nest, lines: Lines, names: Names, *, round_
     root = nest.root
     assert isinstance(root, Attention)
     shape = tuple(loop.extent for loop in nest.outer)
-    parameters = Parameters.of(nest, shape)
+    masked = causal_scores(root, root.scores, root.score)
+    parameters = Parameters.of(nest, (*shape, *(masked[:1] if masked else ())))
+    if masked:
+        mask = {one.buffer for one in root.scores if isinstance(one, Load)}
+        mask -= {one.buffer for one in (*masked[1], *nest.body) if isinstance(one, Load)}
+        for buffer in mask - {view.buffer for view in root.views}:
+            del parameters.reads[buffer]
     rest: Parameters | None = None
     direct = _stored_in_place(nest)
     if direct is None:
@@ -62,12 +69,13 @@ def print_attention(name: str, nest: Nest, lines: Lines, names: Names, *, round_
         ]
         for word, values in strides:
             lines.add(f"const int64_t {word}_strides[] = {{{', '.join(map(index, values))}}};")
-        lines.add(f"const kh::Attention shape{{{_shape(root, shape, scalars)}}};")
+        scale, scores, score = _scaled(root, *(masked[1:] if masked else (root.scores, root.score)))
+        seen = f"true, {index(masked[0])}" if masked else "false, 0"
+        lines.add(f"const kh::Attention shape{{{_shape(root, shape, scalars, seen)}}};")
         q, k, v, out = (
             names.buffers[view.buffer] + (f" + {index(view.offset)}" if view.offset != 0 else "")
             for view in (root.q, root.k, root.v, direct)
         )
-        scale, scores, score = _scaled(root)
         factor = scalars.literal(scale, FLOAT32)
         function = "attend_masked" if score == "score" else "attend"
         call = f"kh::{function}(shape, {q}, q_strides, {k}, k_strides, {v}, v_strides, {factor},"
@@ -82,11 +90,11 @@ def print_attention(name: str, nest: Nest, lines: Lines, names: Names, *, round_
     return parameters
 
 
-def _shape(root: Attention, shape: Sequence[Dim], scalars: Cpp) -> str:
+def _shape(root: Attention, shape: Sequence[Dim], scalars: Cpp, seen: str) -> str:
     batch, heads, queries, wide = shape
     dims = [batch, heads, root.k.shape[1], queries, root.k.shape[2], root.q.shape[3], wide]
     text = ", ".join(map(scalars.index, dims))
-    return f"{text}, false, 0, {str(root.blank).lower()}"
+    return f"{text}, {seen}, {str(root.blank).lower()}"
 
 
 def _stored_in_place(nest: Nest) -> View | None:
@@ -105,21 +113,23 @@ def _stored_in_place(nest: Nest) -> View | None:
     return View(store.buffer, found[1], shape, tuple(found[0][loop.name] for loop in nest.outer))
 
 
-def _scaled(root: Attention) -> tuple[float, tuple[Statement, ...], str]:
+def _scaled(
+    root: Attention, scores: tuple[Statement, ...], score: str
+) -> tuple[float, tuple[Statement, ...], str]:
     """The scale, the statements after it, and the name of their result: a first product with a number is the scale."""
     numbers = {
-        one.name: float(one.value) for one in root.scores if isinstance(one, Constant) and one.dtype.is_float
+        one.name: float(one.value) for one in scores if isinstance(one, Constant) and one.dtype.is_float
     }
-    users = [one for one in root.scores if "score" in arguments(one)]
+    users = [one for one in scores if "score" in arguments(one)]
     if len(users) != 1 or not isinstance(users[0], Compute) or users[0].op.name not in {"mul", "div"}:
-        return root.scale, root.scores, root.score
+        return root.scale, scores, score
     first = users[0]
     other = next((arg for arg in first.args if arg != "score"), None)
     if other not in numbers or (first.op.name == "div" and first.args[0] != "score"):
-        return root.scale, root.scores, root.score
+        return root.scale, scores, score
     factor = numbers[other] if first.op.name == "mul" else 1 / numbers[other]
-    rest = tuple(_renamed(one, first.name) for one in root.scores if one is not first)
-    return root.scale * factor, rest, "score" if root.score == first.name else root.score
+    rest = tuple(_renamed(one, first.name) for one in scores if one is not first)
+    return root.scale * factor, rest, "score" if score == first.name else score
 
 
 def _renamed(one: Statement, name: str) -> Statement:

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 import torch
 
+from kernels_hub.compiler import Graph
 from kernels_hub.compiler.codegen.cpp import generate
+from kernels_hub.compiler.codegen.cpp_causal import causal_scores
 from kernels_hub.compiler.codegen.toolchain import machine_isas
 from kernels_hub.compiler.errors import EngineError, EvaluateError
 from kernels_hub.compiler.ir.dims import symbol
@@ -25,6 +27,7 @@ from kernels_hub.compiler.schedule.index import Loop
 from kernels_hub.compiler.schedule.kernel import (
     Attention,
     Bound,
+    Buffer,
     Constant,
     Convolution,
     Guard,
@@ -251,8 +254,31 @@ def attention() -> Case:
     )
 
 
+def causal_attention() -> Case:
+    """Masks that are causal are told to the kernel: as a comparison of places, with a cache of 3 keys."""
+    build = Build("causal_attention")
+    q, k = build.input("q", "float32", 1, 2, 40, 16), build.input("k", "float32", 1, 2, 43, 16)
+    v, y = build.input("v", "float32", 1, 2, 43, 8), build.output("y", "float32", 1, 2, 40, 8)
+    b, h, i, e = loops(b=1, h=2, i=40, e=8)
+    j = Loop("$j", 43)
+    scores = (
+        Position("s0", INT64, j.index),
+        Position("s1", INT64, i.index + 3),
+        compute("s2", "bool", "le", "s0", "s1"),
+        Constant("s3", FLOAT32, -np.inf),
+        compute("s4", "float32", "select", "s2", "score", "s3"),
+    )
+    root = Attention("root", whole(q), whole(k), whole(v), 0.5, (b, h, i, j), scores, "s4", FLOAT32)
+    build.kernel("causal", [b, h, i, e], [], [store(y, "root", b.index, h.index, i.index, e.index)], root)
+    given = {"q": array(1, 2, 40, 16), "k": array(1, 2, 43, 16, seed=1), "v": array(1, 2, 43, 8, seed=2)}
+    s = np.where(np.tri(40, 43, 3, dtype=bool), given["q"] @ given["k"].swapaxes(2, 3) * 0.5, -np.inf)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    return build.schedule(), given, {}, {"y": (p / p.sum(-1, keepdims=True) @ given["v"]).astype(np.float32)}
+
+
 CASES: tuple[Callable[[], Case], ...] = (
     scale_and_shift, layer_norm, softmax_of_columns, padded_rows, linear_gelu, conv_relu, attention,
+    causal_attention,
 )  # fmt: skip
 
 
@@ -288,7 +314,7 @@ def together() -> Case:
 def test_it_computes_what_numpy_does(level):
     schedule, inputs, sizes, expected = together()
     got = run_schedule(schedule, inputs, sizes=sizes, level=level)
-    assert len(expected) == 10
+    assert len(expected) == 11
     for name, want in expected.items():
         try:
             assert_same(got[name], want)
@@ -320,6 +346,32 @@ def test_equal_kernels_are_one_function():
     assert text.count("static void") == 1
     assert "k0_y(in_x, out_y);  // model.k0_y" in text
     assert "k0_y(in_x, out_z);  // model.k0_z" in text
+
+
+def test_constant_masks_are_understood():
+    """(mask, the offset that it stands for)"""
+    for mask, expected in (
+        (np.tri(5, 7, dtype=bool), 0),
+        (np.tri(5, 7, 2, dtype=bool), 2),
+        (np.tri(5, 7, -2, dtype=bool), -2),
+        (np.ones((5, 7), bool), 6),
+        (np.tri(5, 7, dtype=bool)[::-1], None),
+        (np.arange(35).reshape(5, 7) % 3 > 0, None),
+    ):
+        graph = Graph("mask")
+        buffer = Buffer("mask", Role.CONSTANT, BOOL, (5, 7), (7, 1), graph.constant(mask))
+        i, j = loops(i=5, j=7)
+        scores = (
+            load("s0", buffer, i.index, j.index),
+            Constant("s1", FLOAT32, -np.inf),
+            compute("s2", "float32", "select", "s0", "score", "s1"),
+        )
+        q = Buffer("q", Role.INPUT, FLOAT32, (1, 1, 5, 4), (20, 20, 4, 1))
+        score_loops = (*loops(b=1, h=1), i, j)
+        root = Attention("root", whole(q), whole(q), whole(q), 1.0, score_loops, scores, "s2", FLOAT32)
+        found = causal_scores(root, root.scores, root.score)
+        assert (found and found[0]) == expected, mask
+        assert found is None or found[1:] == ((), "score")
 
 
 def test_a_dtype_without_c_type_is_refused():
