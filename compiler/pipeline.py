@@ -88,7 +88,8 @@ def compile(  # noqa: A001  (the verb that everybody looks for)
     (measure what applies, keep the fastest), a plugin's name, or a function. rewrite: simplify and fuse first.
     dims: sizes of symbols (ONNX: of named axes; a module: `dynamic_shapes`, as torch.export takes them).
     max_shapes: where plans are made for each set of shapes, how many are kept. cache: folder in which "benchmark"
-    remembers what was fastest; by default, in that of KERNELS_HUB_CACHE.
+    remembers what was fastest; by default, in that of KERNELS_HUB_CACHE. Weights are those of now: what is written to
+    them later may be seen or not.
 
     Raises ImportFailure for what cannot be imported, EngineError with every engine's reason where none takes it.
     """
@@ -105,6 +106,10 @@ def compile(  # noqa: A001  (the verb that everybody looks for)
 
 def _imported(source: Any, dims: Any) -> tuple[Graph, ModuleCall | None]:
     if isinstance(source, Graph):
+        unknown = [name for name in dims or () if name not in source.symbols]
+        if unknown:
+            known = ", ".join(source.symbols) or "none"
+            raise DimError(f"graph {source.name} has no symbols {', '.join(unknown)}; it has {known}")
         return (bind(source, dims) if dims else source), None
     if isinstance(source, tuple) and source and isinstance(source[0], torch.nn.Module):
         from kernels_hub.compiler.importers.torch_export import import_torch_program

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from kernels_hub.compiler.engines.engine import Device, Knob, KnobValue, Outcome
+from kernels_hub.compiler.engines.engine import Decline, Device, Knob, KnobValue, Outcome
 from kernels_hub.compiler.engines.guard import one_line
 from kernels_hub.compiler.engines.registry import engines
 from kernels_hub.compiler.engines.tensors import to_tensor
@@ -140,7 +140,7 @@ def tune(
         reason = "graph %s cannot be run on made-up inputs, so the default heuristic decides: %s"
         LOGGER.warning(reason, graph.name, error)
         return choose(graph, device, only, "default", outcomes, without)
-    found = _candidates(graph, device, only, without)
+    found = _candidates(graph, device, only, without, outcomes)
     built = [one for candidate in found if (one := _build(candidate, outcomes)) is not None]
     right = _right(graph, built, inputs, expected, outcomes)
     if not right:
@@ -149,7 +149,7 @@ def tune(
             f"graph {graph.name}: no engine on {device} gives the numbers of the oracle:{reasons}"
         )
     tensors = [to_tensor(inputs[name]).to(right[0].plan.torch_device) for name in graph.inputs]
-    seconds = by([_call(one.plan, tensors) for one in right], device)
+    seconds = _measured(by, [_call(one.plan, tensors) for one in right], device)
     ranked = sorted(zip(seconds, range(len(right)), right, strict=True))
     for time_of, _, one in ranked:
         outcomes.append(
@@ -158,6 +158,18 @@ def tune(
     best_seconds, _, best = ranked[0]
     database.put(key, Winner(best.outcome.engine, best.outcome.knobs, best_seconds))
     return best.plan
+
+
+def _measured(by: Benchmark, calls: Sequence[Callable[[], object]], device: Device) -> Sequence[float]:
+    """What a benchmark says; where it fails, the one that is built in measures."""
+    try:
+        found = [float(one) for one in by(calls, device)]
+        if len(found) != len(calls):
+            raise ValueError(f"it measured {len(found)} of {len(calls)} calls")
+    except Exception as error:  # noqa: BLE001  (a plugin may raise anything)
+        LOGGER.warning("the benchmark %r failed, the built-in one measures: %s", by, one_line(error))
+        return measure(calls, device)
+    return found
 
 
 def _call(plan: Plan, tensors: Sequence[torch.Tensor]) -> Callable[[], object]:
@@ -182,10 +194,19 @@ def _hardware(device: Device) -> str:
     return "" if device.type == "cpu" else str(torch.cuda.get_device_name(device.index))
 
 
-def _candidates(graph: Graph, device: Device, only: Filter, without: set[str]) -> list[Candidate]:
+def _candidates(
+    graph: Graph, device: Device, only: Filter, without: set[str], outcomes: list[Outcome]
+) -> list[Candidate]:
     """Each division of the graph, with each knob set of the engine that comes first in it."""
     found = []
-    for one in survey(graph, device, only, default, without).candidates:
+    asked = survey(graph, device, only, default, without)
+    first = {one.first for one in asked.candidates}
+    outcomes += [
+        Outcome(name, reason=answer.reason)
+        for name, answer in asked.answers.items()
+        if isinstance(answer, Decline) and name not in first
+    ]
+    for one in asked.candidates:
         knobs = {
             knob.name: knob
             for piece in one.partition.pieces

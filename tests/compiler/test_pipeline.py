@@ -20,7 +20,14 @@ from kernels_hub.compiler import (
 )
 from kernels_hub.compiler.engines.engine import Note
 from kernels_hub.compiler.engines.reference import ENGINE as REFERENCE
-from kernels_hub.compiler.errors import CompilerError, EngineError, EvaluateError, PlanError, ShapeError
+from kernels_hub.compiler.errors import (
+    CompilerError,
+    DimError,
+    EngineError,
+    EvaluateError,
+    PlanError,
+    ShapeError,
+)
 from tests.compiler.plan_engines import FailingEngine, PartEngine, only_engines
 from tests.compiler.strategies import assert_same_outputs
 
@@ -60,6 +67,11 @@ def test_dims_and_rewrites():
     assert run.signature.inputs["x"].shape == (4, 3)
     with pytest.raises(ShapeError, match="dim 0 is 5, expected 4"):
         run(np.zeros((5, 3), np.float32))
+
+
+def test_dims_that_a_graph_does_not_have():
+    with pytest.raises(DimError, match="graph simple has no symbols batch; it has n"):
+        compile(simple(), "cpu", dims={"batch": 4})
 
 
 class Pair(torch.nn.Module):

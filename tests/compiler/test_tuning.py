@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels_hub.compiler import Graph, compile, evaluate, tuning
+from kernels_hub.compiler import Filter, Graph, bind, compile, evaluate, tuning
 from kernels_hub.compiler.engines.engine import Device, Knob, Support
 from kernels_hub.compiler.engines.reference import ENGINE as REFERENCE
 from kernels_hub.compiler.errors import EngineError
@@ -278,3 +278,17 @@ def test_a_benchmark_of_a_plugin(tmp_path, monkeypatch):
         run = compile(simple(), "cpu", heuristic="mine", cache=tmp_path, dims={"n": 2})
     assert run.plan.engines == ("reference",)
     assert torch.equal(run(torch.from_numpy(X)), torch.from_numpy(EXPECTED))
+
+
+@pytest.mark.parametrize(
+    "by", [lambda calls, device: 1 / 0, lambda calls, device: [1.0], lambda calls, device: None]
+)
+def test_a_benchmark_that_fails_is_replaced(by, tmp_path, caplog):
+    graph = bind(simple(), {"n": 2})
+    outcomes = []
+    with only_engines(PartEngine("a"), REFERENCE, PartEngine("none", lambda op: False)):
+        tuning.tune(graph, CPU, Filter(), outcomes, set(), by=by, database=TuningDatabase(tmp_path))
+    assert "the built-in one measures" in caplog.text
+    rows = {one.engine: one for one in outcomes}
+    assert rows["a"].seconds and rows["reference"].seconds
+    assert rows["none"].seconds is None and "does not take" in rows["none"].reason
