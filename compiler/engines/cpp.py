@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import mmap
 import statistics
 import threading
 import time
@@ -39,7 +38,6 @@ from kernels_hub.compiler.engines.tensors import torch_dtype
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.ir.graph import Graph
-from kernels_hub.compiler.ir.types import Array
 from kernels_hub.compiler.schedule.cost import kernel_cost
 from kernels_hub.compiler.schedule.kernel import Role, Schedule
 from kernels_hub.compiler.schedule.memory import ALIGNMENT, number, place
@@ -291,18 +289,6 @@ class CppEngine:
 
 
 ENGINE = CppEngine()
-
-
-def may_change(array: Array) -> bool:
-    """Whether anybody could write to the memory of an array: not to one that is read-only from its owner on."""
-    owner: Any = array
-    while isinstance(owner, np.ndarray):
-        if owner.flags.writeable:
-            return True
-        if owner.base is None:
-            return False
-        owner = owner.base
-    return not isinstance(owner, (bytes, mmap.mmap))
 
 
 def _aligned(size: int) -> Any:

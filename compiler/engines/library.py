@@ -30,7 +30,7 @@ from kernels_hub.compiler.engines.library_ops.site import regions
 from kernels_hub.compiler.engines.library_program import Program, kernel_of
 from kernels_hub.compiler.engines.payload import pack_graph, unpack_graph
 from kernels_hub.compiler.engines.reference import copy_out, refuse_knobs, signature_of
-from kernels_hub.compiler.engines.tensors import to_tensor
+from kernels_hub.compiler.engines.tensors import snapshot, to_tensor
 from kernels_hub.compiler.errors import EngineError, PlanError
 from kernels_hub.compiler.ir.cost import Costs
 from kernels_hub.compiler.ir.graph import Graph, Node
@@ -52,7 +52,7 @@ class LibraryPlan:
             self._program = Program(graph, self._torch, self._weight)
 
     def _weight(self, name: str) -> Tensor:
-        return to_tensor(self._graph.weight(name)).to(self._torch)
+        return to_tensor(snapshot(self._graph.weight(name))).to(self._torch)
 
     def workspace_size(self, sizes: Mapping[str, int]) -> int:  # noqa: ARG002  (the protocol's)
         """PyTorch's allocator gives what is needed."""

@@ -8,6 +8,7 @@ byte, with the bytes of NumPy's arrays.
 from __future__ import annotations
 
 import ctypes
+import mmap
 from typing import Any
 
 import numpy as np
@@ -72,3 +73,22 @@ def to_tensor(array: Array) -> torch.Tensor:
 def scalar_tensor(number: Any, row: DType, device: torch.device | str = "cpu") -> torch.Tensor:
     """One number as a tensor of rank 0, rounded to the dtype."""
     return to_tensor(scalar_array(number, row)).to(device)
+
+
+def snapshot(array: Array) -> Array:
+    """An array that nobody else can write to: itself, if it is read-only from its owner on, or a copy.
+
+    A plan takes its weights so: some are packed when it is compiled, and the others shall not change alone.
+    """
+    return array.copy() if _may_change(array) else array
+
+
+def _may_change(array: Array) -> bool:
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        if owner.flags.writeable:
+            return True
+        if owner.base is None:
+            return False
+        owner = owner.base
+    return not isinstance(owner, (bytes, mmap.mmap))
