@@ -65,13 +65,13 @@ KH_INLINE float exp(float x) {
   return scale(reduced_expm1(inside, n.value) + 1.0f, n.integer);
 }
 
-// 1 ulp, for x <= 0 as softmax has it; what is below 2^-126 becomes 0.
+// 1.05 ulp for x <= 0, as softmax has it; below 2^-126 become 0.
 KH_INLINE float exp_falling(float x) {
   const float inside = at_least(x, -88.0f);
-  const float shifted = inside * 1.44269504f + 0x1.8p23f;  // its lowest bits are n, the others leave in the shift
-  const float p = reduced_expm1(inside, shifted - 0x1.8p23f) + 1.0f;
-  const uint32_t result = std::bit_cast<uint32_t>(p) + (std::bit_cast<uint32_t>(shifted) << 23);
-  return x < -87.3f ? 0.0f : std::bit_cast<float>(result);
+  constexpr float bias = 0x1.8p23f + 127.0f;  // so the sum's lowest bits are n + 127: the exponent of 2^n
+  const float shifted = inside * 1.44269504f + bias;
+  const float p = reduced_expm1(inside, shifted - bias) + 1.0f;
+  return p * std::bit_cast<float>(std::bit_cast<uint32_t>(shifted) << 23);
 }
 
 // 1.5 ulp
@@ -106,7 +106,10 @@ KH_INLINE float sigmoid(float x) {
 
 // 2.5 ulp
 KH_INLINE float tanh(float x) {
-  const float t = expm1(2.0f * at_most(magnitude(x), 10.0f));
+  const float twice = 2.0f * at_most(magnitude(x), 10.0f);
+  const Whole n = nearest(twice * 1.44269504f);
+  const float power = power_of_two(n.integer);
+  const float t = reduced_expm1(twice, n.value) * power + (power - 1.0f);  // e^2x - 1
   return with_sign(t / (t + 2.0f), x);
 }
 
@@ -119,7 +122,7 @@ KH_INLINE float erf(float x) {
   tail = tail * t + -6.34846687e-1f;
   tail = tail * t + -1.28717512e-1f;
   tail = tail * t + -t;
-  tail = 1.0f - exp(tail);
+  tail = 1.0f - exp_falling(tail);
   float middle = -5.96761703e-4f;
   middle = middle * s + 4.99119423e-3f;
   middle = middle * s + -2.67681349e-2f;

@@ -107,7 +107,7 @@ def test_shapes(library, case, order):
     random = np.random.default_rng(0)
     q = tensor(random, b, heads, lq, d, order)
     k, v = tensor(random, b, kv_heads, lk, d, order), tensor(random, b, kv_heads, lk, dv, order)
-    for threads in (1, 3):
+    for threads in (1, 2):
         library.set_threads(*arguments(threads))
         assert_close(*attend(library, q, k, v, causal=causal, order=order))
 
@@ -123,7 +123,7 @@ def test_any_attention(library, data):
     random = np.random.default_rng(draw(st.integers(0, 99)))
     order = draw(st.sampled_from(["bhld", "blhd"]))
     heads = kv_heads * group
-    library.set_threads(*arguments(draw(st.integers(1, 3))))
+    library.set_threads(*arguments(draw(st.integers(1, 2))))
     q = tensor(random, b, heads, lq, d, order)
     k, v = tensor(random, b, kv_heads, lk, d, order), tensor(random, b, kv_heads, lk, dv, order)
     bias = None
@@ -154,10 +154,11 @@ def test_rows_that_see_nothing_give_nan_and_no_other(library, lq):
 def test_nan_stays_in_its_row(library, lq):
     random = np.random.default_rng(2)
     q, k, v = (tensor(random, 1, 1, length, 16) for length in (lq, 200, 200))
-    q[0, 0, lq // 2, 3] = np.nan
-    actual, expected = attend(library, q, k, v)
-    assert np.isnan(actual[0, 0, lq // 2]).all()
-    assert_close(actual, expected)
+    for nan in (np.float32(np.nan), np.uint32(0x7FC12345).view(np.float32)):
+        q[0, 0, lq // 2, 3] = nan
+        actual, expected = attend(library, q, k, v)
+        assert np.isnan(actual[0, 0, lq // 2]).all()
+        assert_close(actual, expected)
     q[0, 0, lq // 2, 3] = np.inf
     actual, _ = attend(library, q, k, v)
     assert np.isnan(actual[0, 0, lq // 2]).all()

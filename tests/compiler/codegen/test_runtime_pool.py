@@ -89,7 +89,7 @@ def test_any_window(library, data):
     x = np.moveaxis(x, -1, 1) if draw(st.booleans()) else np.ascontiguousarray(np.moveaxis(x, -1, 1))
     with np.errstate(invalid="ignore", divide="ignore"):
         expected = reference(kind, x, kernel, stride, before, after, dilation)
-    actual = pool(library, kind, x, kernel, stride, before, after, dilation, draw(st.integers(1, 3)))
+    actual = pool(library, kind, x, kernel, stride, before, after, dilation, draw(st.integers(1, 2)))
     if kind == "kMax":
         assert np.array_equal(actual, expected)
     else:
