@@ -34,7 +34,7 @@ from kernels_hub.compiler.engines.engine import (
 )
 from kernels_hub.compiler.engines.payload import pack_graph, unpack_graph
 from kernels_hub.compiler.engines.reference import refuse_knobs, signature_of, sizes_of
-from kernels_hub.compiler.engines.tensors import torch_dtype
+from kernels_hub.compiler.engines.tensors import snapshot, torch_dtype
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.ir.graph import Graph
@@ -163,10 +163,7 @@ class CppPlan:
             if buffer.role is Role.PARAMETER:
                 assert buffer.value is not None
                 array = np.ascontiguousarray(self.graph.weight(buffer.value.attrs["name"]))
-                if buffer in read and may_change(array):
-                    array = (
-                        array.copy()
-                    )  # or it would follow the module's weights, and what is packed would not
+                array = snapshot(array) if buffer in read else array
             elif buffer.role is Role.CONSTANT:
                 assert buffer.value is not None
                 array = buffer.value.array
