@@ -141,7 +141,10 @@ class Program:
             step.nodes = biased.nodes
         try:
             step.run = self._make(node, None)
-        except SizesNeeded:
+        except (
+            SizesNeeded,
+            EngineError,
+        ):  # what cannot be computed is an error of the call, as in the oracle
             step.run = None
         if step.run is not None and self._is_settled(node, step):
             tensor = step.run(*(self._filled[one] for one in step.operands))
@@ -190,7 +193,13 @@ class Program:
             return self._make_region(node, site, sizes)
         if (biased := self._convs.get(node)) is not None:
             return make_biased_conv(Site(biased.conv, self.device, sizes))
-        return KERNELS[node.op.name].make(site)
+        try:
+            return KERNELS[node.op.name].make(site)
+        except EngineError as error:
+            origin = f" (from {node.origin})" if node.origin else ""
+            raise EngineError(
+                f"engine library: graph {self.graph.name}: {node!r}{origin}: {error}"
+            ) from error
 
     def _make_region(self, node: Node, site: Site, sizes: Sizes | None) -> Run:
         if node.op.name == "call":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -154,6 +156,53 @@ def test_serialized_plans_compute_the_same():
         guard.loaded(ENGINE, payload[:-1], CPU)
     with pytest.raises(PlanError, match="is for cpu, not for cuda:0"):
         guard.loaded(ENGINE, payload, Device("cuda"))
+
+
+def test_what_cannot_be_computed_is_an_error_of_the_call():
+    graph = Graph("nothing")
+    x = graph.input("x", ("n", 3))
+    graph.output("y", graph.apply("argmax", x, axis=0))
+    plan = guard.compiled(ENGINE, graph, CPU)
+    assert plan.compute([torch.eye(3)])[0].tolist() == [0, 1, 2]
+    with pytest.raises(
+        EngineError, match=r"library.* graph nothing: %1 = argmax\(%0\): .*there is no element"
+    ):
+        plan.compute([torch.ones(0, 3)])
+    graph = Graph("nothing")
+    graph.output("y", graph.apply("argmax", graph.input("x", (0, 3)), axis=0))
+    plan = guard.compiled(ENGINE, graph, CPU)
+    with pytest.raises(EngineError, match="there is no element"):
+        plan.compute([torch.ones(0, 3)])
+
+
+def test_one_plan_serves_many_threads():
+    """Each with sizes of its own, more sets of them than are kept."""
+    plan = guard.compiled(ENGINE, many_sizes(), CPU)
+    wrong = []
+
+    def work(seed):
+        for turn in range(12):
+            n, m = 1 + (seed + turn) % 5, 1 + (seed * 3 + turn) % 7
+            x, y = torch.full((n, m), float(seed)), torch.arange(m * 1.0)
+            (found,) = plan.compute([x, y])
+            if not torch.equal(found, torch.cat([x.flip(0) + y, x * n])):
+                wrong.append((seed, turn))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert wrong == []
+
+
+def many_sizes():
+    graph = Graph("sizes")
+    n, m = graph.symbol("n", 1), graph.symbol("m", 1)
+    x, y = graph.input("x", (n, m)), graph.input("y", (m,))
+    scaled = x * graph.size("n", "float32").broadcast_to((n, m))
+    graph.output("z", graph.apply("concat", x.flip(0) + y.broadcast_to((n, m)), scaled, axis=0))
+    return graph
 
 
 def test_profile_has_a_row_a_step():
