@@ -9,6 +9,7 @@ import typer
 
 from kernels_hub.cli.build import build
 from kernels_hub.cli.bundle import bundle
+from kernels_hub.cli.compile import compile as compile_layer
 from kernels_hub.cli.diff import diff
 from kernels_hub.cli.download import download
 from kernels_hub.cli.explain import explain
@@ -78,6 +79,7 @@ for command in (
     *(verify, serve, view),
 ):
     app.command()(command)
+app.command("compile")(compile_layer)
 app.add_typer(trust, name="trust")
 app.add_typer(key, name="key")
 app.add_typer(hub, name="hub")

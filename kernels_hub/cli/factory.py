@@ -27,13 +27,22 @@ class FactoryError(KernelsHubError, RuntimeError):
 
 
 def build_model(text: str) -> nn.Module:
+    """What `call_factory` gives, which is to be an nn.Module. Raises typer.BadParameter for anything else."""
+    from torch import nn
+
+    model = call_factory(text)
+    if not isinstance(model, nn.Module):
+        raise _refusal(f"{text} gives no torch.nn.Module but a {type(model).__name__}")
+    return model
+
+
+def call_factory(text: str) -> Any:
     """Import the module and call the factory; an nn.Module under that name is taken as it is.
 
     The current folder comes first on `sys.path`. What the code prints goes to stderr: stdout
     belongs to the command.
 
-    Raises typer.BadParameter where the text names nothing, or something that gives no model, and
-    FactoryError where the code raises.
+    Raises typer.BadParameter where the text names nothing, and FactoryError where the code raises.
     """
     from torch import nn
 
@@ -45,12 +54,9 @@ def build_model(text: str) -> nn.Module:
     with contextlib.redirect_stdout(sys.stderr):
         found = _attribute(_module(module_name), module_name, attribute)
         try:
-            model = found if isinstance(found, nn.Module) or not callable(found) else found()
+            return found if isinstance(found, nn.Module) or not callable(found) else found()
         except Exception as error:
             raise FactoryError(f"{text}() raised {type(error).__name__}: {error}") from error
-    if not isinstance(model, nn.Module):
-        raise _refusal(f"{text} gives no torch.nn.Module but a {type(model).__name__}")
-    return model
 
 
 def _module(name: str) -> Any:

@@ -1,0 +1,240 @@
+"""The emitted layer as clients load it, against the module that it was made of and against the oracle; and timed.
+
+Cases are the example's sizes, the smallest that the declared ranges allow, and odd ones. Inputs are seeded.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from kernels_hub.compiler.binding import bind_shapes
+from kernels_hub.compiler.emitting.source import Example, Source, resized
+from kernels_hub.compiler.errors import BuildError, CompilerError, EngineError
+from kernels_hub.compiler.importers.torch_export import array_of
+from kernels_hub.compiler.importers.torch_trace import paths_of
+from kernels_hub.compiler.ir.dims import Symbol, dim_symbols, substitute
+from kernels_hub.compiler.ir.dummy import dummy_inputs
+from kernels_hub.compiler.ir.evaluate import evaluate
+from kernels_hub.compiler.ir.types import Array
+
+TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 1e-2, "bfloat16": 4e-2}
+"""Largest error in units of the largest magnitude, by the output's dtype. Anything else is to be equal."""
+
+_ORACLE_S = 10.0
+"""Where the oracle took longer than this, it judges no further case."""
+_TIMED_S = 0.4
+_ODD = (3, 17, 5, 9)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of sizes. Errors are in units of the largest magnitude, None where there was nothing to compare with.
+
+    eager_ms, compiled_ms: medians of a call, None where not measured; ratio: the median of ratios of calls in turn.
+    """
+
+    sizes: Mapping[str, int]
+    original: float | None
+    oracle: float | None
+    eager_ms: float | None = None
+    compiled_ms: float | None = None
+    ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """All cases, and the machine."""
+
+    cases: tuple[Case, ...]
+    machine: str
+
+
+def check_emitted(folder: Path, layer: str, source: Source, *, benchmark: bool) -> Checked:
+    """Load the layer as `get_local_kernel` does, and compare.
+
+    Raises BuildError where it does not build here, EngineError where a result differs or the layer would not run a
+    case by its program.
+    """
+    from kernels_hub import get_local_kernel
+
+    kernel = get_local_kernel(folder, backend="cpu")
+    program = kernel.program.LAYER
+    module = source.example.module if source.example is not None else kernel.load()
+    kernel.weights.prepare(module)
+    _require(program, layer)
+    forward = getattr(kernel.layers, layer).forward
+    cases = []
+    patient = True
+    for seed, sizes in enumerate(_sizes(source)):
+        example = _example(source, module, sizes, seed)
+
+        def compiled(example: Example = example) -> Any:
+            with torch.no_grad():
+                return forward(module, *example.args, **example.kwargs)
+
+        result = compiled()
+        _require(program, layer)
+        original = None
+        if source.example is not None:
+            try:
+                expected = example.run()
+            except Exception as error:
+                raise CompilerError(
+                    f"{layer}: the original raised {type(error).__name__} for {_shown(sizes)}, which the declared "
+                    f"dims allow: {error}; give the dims the range that it takes"
+                ) from error
+            original = _compared(result, expected, layer, sizes, "the original module")
+        oracle = None
+        if patient:
+            started = time.monotonic()
+            oracle = _compared(result, _judged(source, example), layer, sizes, "the oracle")
+            patient = time.monotonic() - started < _ORACLE_S
+        timed = _timed(example.run, compiled) if benchmark and original is not None else (None, None, None)
+        cases.append(Case(sizes, original, oracle, *timed))
+    return Checked(tuple(cases), machine())
+
+
+def machine() -> str:
+    """What the figures were measured on."""
+    model = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        model = next(
+            (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model
+        )
+    except OSError:
+        pass
+    return f"{model}, {os.cpu_count()} CPUs, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def _require(program: Any, layer: str) -> None:
+    if program.fallbacks:
+        kind, reason = next(iter(program.fallbacks.items()))
+        error = BuildError if kind == "build" else EngineError
+        raise error(f"layer {layer} does not run its own example: {reason}")
+
+
+def _sizes(source: Source) -> list[dict[str, int]]:
+    inputs = source.graph.inputs
+    symbols = sorted(dim_symbols(dim for one in inputs.values() for dim in one.shape))
+    if source.example is None:
+        base = {one.name: _within(one, 2 if not place else 16) for place, one in enumerate(symbols)}
+    else:
+        example = source.example
+        leaves = dict(zip(paths_of(example.module, example.args, example.kwargs),
+                          pytree.tree_leaves((example.args, dict(example.kwargs))), strict=True))  # fmt: skip
+        types = {name: one.type for name, one in inputs.items()}
+        base = bind_shapes(types, [tuple(leaves[name].shape) for name in inputs])
+    cases = [
+        base,
+        {one.name: _within(one, 1) for one in symbols},
+        {one.name: _within(one, _ODD[place % len(_ODD)]) for place, one in enumerate(symbols)},
+    ]
+    return [one for place, one in enumerate(cases) if one not in cases[:place]]
+
+
+def _within(one: Symbol, size: int) -> int:
+    return max(one.min, size if one.max is None else min(size, one.max))
+
+
+def _example(source: Source, module: nn.Module, sizes: Mapping[str, int], seed: int) -> Example:
+    if source.example is not None:
+        shapes = {
+            name: [_number(substitute(dim, sizes)) for dim in one.shape]
+            for name, one in source.graph.inputs.items()
+        }
+        return resized(source.example, shapes, seed)
+    arrays = dummy_inputs(source.graph, seed, sizes)
+    for name, array in arrays.items():
+        if "mask" in name and array.dtype.kind in "iu":
+            array[...] = 1
+    return Example(module, tuple(_tensor(array) for array in arrays.values()))
+
+
+def _number(dim: Any) -> int:
+    return int(dim)
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    from kernels_hub.compiler.engines.tensors import to_tensor
+
+    return to_tensor(np.array(array, order="C"))
+
+
+def _judged(source: Source, example: Example) -> list[torch.Tensor]:
+    leaves = pytree.tree_leaves((example.args, dict(example.kwargs)))
+    if source.example is None:
+        named = dict(zip(source.graph.inputs, leaves, strict=True))
+    else:
+        named = dict(zip(paths_of(example.module, example.args, example.kwargs), leaves, strict=True))
+    inputs = {name: array_of(named[name]) for name in source.graph.inputs}
+    weights = {name: held() if callable(held) else held for name, held in source.arrays.items()}
+    return [_tensor(one) for one in evaluate(source.graph, inputs, weights=weights).values()]
+
+
+def _compared(result: Any, expected: Any, layer: str, sizes: Mapping[str, int], what: str) -> float:
+    """The largest error of all outputs. Raises EngineError where one is too large."""
+    ours = [one for one in pytree.tree_leaves(result) if isinstance(one, torch.Tensor)]
+    theirs = [one for one in pytree.tree_leaves(expected) if isinstance(one, torch.Tensor)]
+    worst = 0.0
+    for one, other in zip(ours, theirs, strict=True):
+        if one.shape != other.shape or one.dtype is not other.dtype:
+            found = f"{one.dtype}{list(one.shape)}, not {other.dtype}{list(other.shape)}"
+            raise EngineError(f"layer {layer} gives {found} of {what}, for {_shown(sizes)}")
+        error = difference(one, other)
+        if not error <= TOLERANCE.get(str(one.dtype).removeprefix("torch."), 0.0):
+            raise EngineError(
+                f"layer {layer} differs from {what} by {error:.2g} of the largest magnitude, for {_shown(sizes)}: "
+                "a defect of the compiler; nothing was written"
+            )
+        worst = max(worst, error)
+    return worst
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest error in units of the largest magnitude; infinite where NaN or infinities are elsewhere."""
+    a, b = one.detach().double(), other.detach().double()
+    special = ~torch.isfinite(b)
+    if not torch.equal(torch.nan_to_num(a[special], nan=7.0), torch.nan_to_num(b[special], nan=7.0)):
+        return float("inf")
+    a, b = a[~special], b[~special]
+    if not a.numel():
+        return 0.0
+    error = float((a - b).abs().max())
+    largest = float(b.abs().max())
+    return float("inf") if math.isnan(error) else error / largest if largest else error
+
+
+def _timed(eager: Callable[[], Any], compiled: Callable[[], Any]) -> tuple[float, float, float]:
+    rows: list[tuple[float, float]] = []
+    end = time.perf_counter() + _TIMED_S
+    while len(rows) < 5 or time.perf_counter() < end:
+        first = time.perf_counter()
+        eager()
+        second = time.perf_counter()
+        compiled()
+        rows.append((second - first, time.perf_counter() - second))
+    rows = rows[1:]
+    median = statistics.median
+    return (
+        median(one for one, _ in rows) * 1e3,
+        median(other for _, other in rows) * 1e3,
+        median(one / other for one, other in rows),
+    )
+
+
+def _shown(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} = {size}" for name, size in sizes.items()) or "the only sizes"

@@ -1,0 +1,92 @@
+"""A call's arguments to the program's inputs, and its outputs to a result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from .errors import Misfit
+from .parts import Input, Table, Tensor
+
+
+def inputs_of(table: Table, values: tuple[Any, ...]) -> list[torch.Tensor]:
+    """The tensors of a call. values: of the arguments, in the order of the table.
+
+    Raises Misfit where one is not what the program was compiled with: no tensor, of another dtype or device, or not
+    the same literal.
+    """
+    found: list[Any] = [None] * len(table.inputs)
+    for (name, expected), given in zip(table.arguments.items(), values, strict=True):
+        if type(expected) is Tensor:
+            _tensor(table.inputs[expected.place], given)
+            found[expected.place] = given
+        elif expected is not given:
+            _match(name, expected, given, table, found)
+    return [
+        one if one.is_contiguous() and not one.is_neg() else one.resolve_neg().contiguous() for one in found
+    ]
+
+
+def result_of(tree: Any, outputs: list[torch.Tensor]) -> Any:
+    """The result, with the outputs in their places."""
+    if type(tree) is Tensor:
+        return outputs[tree.place]
+    if isinstance(tree, tuple):
+        return tuple(result_of(one, outputs) for one in tree)
+    if isinstance(tree, list):
+        return [result_of(one, outputs) for one in tree]
+    if isinstance(tree, dict):
+        return {name: result_of(one, outputs) for name, one in tree.items()}
+    return tree
+
+
+def _match(path: str, expected: Any, given: Any, table: Table, found: list[Any]) -> None:
+    if type(expected) is Tensor:
+        _tensor(table.inputs[expected.place], given)
+        found[expected.place] = given
+        return
+    same = type(given) is type(expected)
+    if isinstance(expected, (tuple, list)) and same and len(given) == len(expected):
+        for place, (one, part) in enumerate(zip(expected, given, strict=True)):
+            _match(f"{path}.{place}", one, part, table, found)
+    elif isinstance(expected, dict) and same and given.keys() == expected.keys():
+        for key, one in expected.items():
+            _match(f"{path}.{key}", one, given[key], table, found)
+    elif not same or isinstance(expected, (tuple, list, dict)) or given != expected:
+        raise Misfit(
+            f"argument {path}", f"{path} is {_shown(given)}, it was compiled with {_shown(expected)}"
+        )
+
+
+def _tensor(one: Input, given: Any) -> None:
+    if type(given) is not torch.Tensor and type(given) is not Parameter:
+        raise Misfit(f"argument {one.name}", f"{one.name} is {_shown(given)}, it was compiled with a tensor")
+    if given.dtype is not _DTYPES[one.dtype]:
+        name = str(given.dtype).removeprefix("torch.")
+        raise Misfit(f"dtype {name}", f"{one.name} is {name}, it was compiled for {one.dtype}")
+    if not given.is_cpu or given.layout is not torch.strided:
+        where = given.device if given.layout is torch.strided else given.layout
+        raise Misfit(f"device {where}", f"{one.name} is on {where}, it was compiled for the CPU")
+
+
+class _Dtypes(dict[str, torch.dtype]):
+    """ "float32" -> torch.float32."""
+
+    def __missing__(self, name: str) -> torch.dtype:
+        return self.setdefault(name, getattr(torch, name))
+
+
+_DTYPES = _Dtypes()
+dtype_of = _DTYPES.__getitem__
+"""The torch dtype of a name."""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a {type(value).__name__}"
+    if isinstance(value, (tuple, list, dict)):
+        return f"a {type(value).__name__} of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= 40 else f"a {type(value).__name__}"

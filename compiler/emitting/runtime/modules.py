@@ -1,0 +1,158 @@
+"""Whether a module is what the program was made for: its classes, what their forwards read, nothing in between."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import inspect
+import textwrap
+import types
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from .errors import Misfit
+from .parts import Module
+
+_PLAIN = (bool, int, float, str, bytes, type(None))
+
+
+class Watched(NamedTuple):
+    """A module inside of the one that was compiled, as it was when it was looked at as a whole."""
+
+    holder: dict[str, nn.Module | None]
+    name: str
+    module: nn.Module
+    kind: type
+    forward: Any
+
+
+class Read(NamedTuple):
+    """An attribute that a forward reads, and the very object that it held."""
+
+    holder: dict[str, Any]
+    name: str
+    value: Any
+
+
+def check_module(module: nn.Module, modules: Sequence[Module]) -> tuple[list[Watched], list[Read]]:
+    """The modules inside of one that is as the compiled one was, and what their forwards read.
+
+    Raises Misfit with the first difference.
+    """
+    found, reads = [], []
+    for one in modules:
+        holder, name, part = _find(module, one)
+        where = f"its {one.path} " if one.path else "it "
+        _check_class(part, one, where)
+        for path, expected in one.facts.items():
+            given = fact_at(part, path)
+            if type(given) is not type(expected) or given != expected:
+                raise Misfit(
+                    f"fact {one.path}.{path}",
+                    f"{where}has {path} = {given!r}, it was compiled with {expected!r}",
+                )
+            reads.append(_read(part, path))
+        if one.path:
+            found.append(Watched(holder, name, part, type(part), part.__dict__.get("forward")))
+    for watched in found:
+        if not is_untouched(watched):
+            raise Misfit("hooks", f"its {watched.name} has hooks, which the program would not run")
+        if watched.forward is not None and type(watched.forward).__name__ != "KernelForward":
+            raise Misfit(
+                "hooks", f"its {watched.name} has a forward of its own, which the program would not run"
+            )
+    return found, [one for one in reads if one is not None]
+
+
+def _read(part: Any, path: str) -> Read | None:
+    *parents, name = path.split(".")
+    for parent in parents:
+        part = getattr(part, parent)
+    return Read(part.__dict__, name, part.__dict__[name]) if name in part.__dict__ else None
+
+
+def is_untouched(part: Watched) -> bool:
+    """Whether a module is still the one that was looked at, and nothing stands before or behind its forward."""
+    module = part.module
+    return (
+        part.holder.get(part.name) is module
+        and type(module) is part.kind
+        and module.__dict__.get("forward") is part.forward
+        and not module._forward_hooks
+        and not module._forward_pre_hooks
+    )
+
+
+def fact_at(module: Any, path: str) -> Any:
+    """What `fact` says of "eps", or of "config.hidden_act"."""
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return fact(module)
+
+
+def fact(value: Any) -> Any:
+    """A value as tables hold it: plain ones as they are, everything else by what tells it from others."""
+    if isinstance(value, _PLAIN) and type(value) in _PLAIN:
+        return value
+    if isinstance(value, (tuple, list)):
+        return tuple(fact(one) for one in value)
+    if isinstance(value, dict):
+        return {str(name): fact(one) for name, one in value.items()}
+    if isinstance(value, torch.Tensor):
+        plain = value.detach().cpu().contiguous()
+        data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+        return f"{plain.dtype}{list(plain.shape)} {hashlib.sha256(data).hexdigest()[:16]}"
+    if isinstance(value, (torch.dtype, torch.device)):
+        return str(value)
+    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
+        return kind_of(value)
+    return f"a {kind_of(type(value))}"
+
+
+def kind_of(one: Any) -> str:
+    """The full name of a class or function."""
+    return f"{one.__module__}.{one.__qualname__}"
+
+
+@functools.lru_cache(maxsize=1024)
+def forward_digest(kind: Any) -> str:
+    """A digest of the source of a class's forward, but for comments and spaces; "" of PyTorch's own and where there is
+    no source."""
+    if kind.__module__.startswith("torch.nn."):
+        return ""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))
+    except (OSError, TypeError, SyntaxError, AttributeError):
+        return ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.decorator_list = []
+            if ast.get_docstring(node) is not None:
+                node.body = node.body[1:] or [ast.Pass()]
+    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:16]
+
+
+def _find(module: nn.Module, one: Module) -> tuple[dict[str, nn.Module | None], str, nn.Module]:
+    holder: dict[str, nn.Module | None] = {}
+    name, part = "", module
+    for name in one.path.split(".") if one.path else ():
+        holder = part._modules
+        inside = holder.get(name)
+        if inside is None:
+            raise Misfit("modules", f"it has no module {one.path!r}, which was a {one.kind}")
+        part = inside
+    return holder, name, part
+
+
+def _check_class(part: nn.Module, one: Module, where: str) -> None:
+    kind = type(part)
+    if one.path and kind_of(kind) != one.kind:
+        raise Misfit(f"class {one.path}", f"{where}is a {kind_of(kind)}, it was compiled with a {one.kind}")
+    if one.forward and forward_digest(kind) != one.forward:
+        raise Misfit(
+            f"forward {one.path}", f"{where}({kind_of(kind)}) has another forward than what was compiled"
+        )

@@ -1,0 +1,106 @@
+"""The records that table.py is written in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """In a tree of arguments or results: the input, or output, of that number."""
+
+    place: int
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor that a call brings. buffer: its place among the program's buffers. form: its shape, for messages."""
+
+    name: str
+    dtype: str
+    form: str
+    buffer: int
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter or buffer of the module. packed: whether the program copies it, so that it must be watched.
+
+    aliases: other names under which the module that was compiled had the same tensor.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape
+    buffer: int
+    packed: bool
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that a call makes."""
+
+    name: str
+    dtype: str
+    buffer: int
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Buffers that share one place in the arena, from the first kernel that writes it to the last that reads it."""
+
+    buffers: tuple[int, ...]
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Module:
+    """The module that was compiled, or one inside of it, and what of it the result depends on.
+
+    kind: its class. forward: a digest of its forward's source, "" where the class is PyTorch's, or there is none.
+    facts: attributes that its forward reads ("eps", "config.hidden_act") -> their values.
+    """
+
+    path: str
+    kind: str
+    forward: str
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """All that is known of the program but its text."""
+
+    layer: str
+    arguments: Mapping[str, Any]
+    """Argument -> what it was in the example: a Tensor, a literal, or tuples, lists and dicts of those."""
+    positional: tuple[str, ...]
+    """Arguments that the original forward takes by position, in order."""
+    starred: str
+    """The name of *args, "" where there is none."""
+    named: str
+    """The name of **kwargs."""
+    result: Any
+    inputs: tuple[Input, ...]
+    weights: tuple[Weight, ...]
+    constants: Mapping[int, str]
+    prepared: Mapping[int, int]
+    outputs: tuple[Output, ...]
+    scratch: tuple[Scratch, ...]
+    buffers: int
+    packed: int
+    symbols: tuple[str, ...]
+    """Names of the sizes that the program is given, in order."""
+    sources: tuple[str, ...]
+    """Files of the runtime that are compiled with it."""
+    messages: tuple[str, ...]
+    modules: tuple[Module, ...]
+    bind: Callable[[Sequence[Shape]], dict[str, int]]
+    output_shapes: Callable[[Mapping[str, int]], tuple[Shape, ...]]
+    scratch_bytes: Callable[[Mapping[str, int]], tuple[int, ...]]

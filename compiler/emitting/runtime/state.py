@@ -1,0 +1,151 @@
+"""A module's weights as the program takes them: their addresses, and packed copies of those that it multiplies by.
+
+Copies are made once, and again when a weight is another tensor, lies elsewhere or has another version. Edits through
+`weight.data` count as no version: up to 64 elements of each copied weight are compared before every call, too
+(KERNELS_HUB_PACKED_GUARD=0 leaves that out, in programs that never write through `.data`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+
+from .arguments import dtype_of
+from .errors import Misfit
+from .modules import check_module, is_untouched
+from .parts import Table, Weight
+
+if TYPE_CHECKING:
+    from .native import Native
+
+_GUARD = os.environ.get("KERNELS_HUB_PACKED_GUARD", "1") != "0"
+_SAMPLES = 64
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_LEAST_BYTES = 64
+
+
+class State:
+    """What was made of a module. Raises Misfit where the program was not built for it."""
+
+    def __init__(
+        self, module: nn.Module, table: Table, native: Native, constants: dict[int, torch.Tensor]
+    ) -> None:
+        self.parts, self.reads = check_module(module, table.modules)
+        self.kept: list[Any] = []
+        self.addresses = [0] * (table.buffers + table.packed)
+        self.tensors: list[torch.Tensor] = []
+        self._held: list[tuple[dict[str, Any], str, torch.Tensor, int, int]] = []
+        """(its holder's table, its name there, the tensor, its address, its version or -1 where that is no matter)"""
+        copied = [self._weight(module, one) for one in table.weights]
+        for place, tensor in constants.items():
+            self.addresses[place] = tensor.data_ptr()
+        self.nbytes = 0
+        for place, size in (
+            *table.prepared.items(),
+            *enumerate(native.packed_bytes(table.packed), table.buffers),
+        ):
+            self.addresses[place] = self._memory(size)
+        self._views = _views([one for one in copied if one is not None]) if _GUARD else []
+        self._samples = [torch.cat(one) for one in self._views]
+        native.prepare(self.addresses, len(table.symbols))
+
+    def is_current(self) -> bool:
+        """Whether module and weights are still what this was made of."""
+        for part in self.parts:
+            if not is_untouched(part):
+                return False
+        for one in self.reads:
+            if one.holder.get(one.name) is not one.value:
+                return False
+        for holder, name, tensor, address, version in self._held:
+            if holder.get(name) is not tensor or tensor.data_ptr() != address:
+                return False
+            if version >= 0 and _version(tensor) != version:
+                return False
+        return all(
+            torch.equal(torch.cat(views), sample)
+            for views, sample in zip(self._views, self._samples, strict=True)
+        )
+
+    def needs_grad(self) -> bool:
+        """Whether a weight requires a gradient."""
+        return any(one.requires_grad for one in self.tensors)
+
+    def _weight(self, module: nn.Module, one: Weight) -> torch.Tensor | None:
+        """Note a weight's address; returns it where the program copies it."""
+        holder, name, tensor = find_weight(module, one.name)
+        _check_weight(tensor, one)
+        for other in one.aliases:
+            if find_weight(module, other)[2].data_ptr() != tensor.data_ptr():
+                raise Misfit("tied weights", f"its {other} is no longer the same tensor as its {one.name}")
+        plain = tensor.detach()
+        copied = one.packed or not plain.is_contiguous()
+        version = _version(tensor) if copied else -1
+        if not plain.is_contiguous():
+            plain = plain.contiguous()
+            self.kept.append(plain)
+        self.addresses[one.buffer] = plain.data_ptr() or self._memory(_LEAST_BYTES)
+        self.tensors.append(tensor)
+        self._held.append((holder, name, tensor, tensor.data_ptr(), version))
+        return tensor if copied and tensor.numel() else None
+
+    def _memory(self, size: int) -> int:
+        """The address of so many bytes, which PyTorch aligns to 64."""
+        self.kept.append(torch.empty(max(size, _LEAST_BYTES), dtype=torch.uint8))
+        self.nbytes += size
+        return int(self.kept[-1].data_ptr())
+
+
+def find_weight(module: nn.Module, path: str) -> tuple[dict[str, Any], str, torch.Tensor]:
+    """A parameter or buffer by its name, and where it is held. Raises Misfit without it."""
+    *parents, name = path.split(".")
+    part: Any = module
+    for parent in parents:
+        part = part._modules.get(parent) if part is not None else None
+    for holder in () if part is None else (part._parameters, part._buffers):
+        if isinstance(tensor := holder.get(name), torch.Tensor):
+            return holder, name, tensor
+    raise Misfit("weights", f"it has no weight {path!r}")
+
+
+def _check_weight(tensor: torch.Tensor, one: Weight) -> None:
+    if type(tensor) is not Parameter and type(tensor) is not torch.Tensor:
+        raise Misfit("weights", f"its {one.name} is a {type(tensor).__name__}, not a plain tensor")
+    if tensor.dtype is not dtype_of(one.dtype):
+        name = str(tensor.dtype).removeprefix("torch.")
+        raise Misfit(f"dtype {name}", f"its {one.name} is {name}, it was compiled for {one.dtype}")
+    if tuple(tensor.shape) != one.shape:
+        raise Misfit(
+            "weights", f"its {one.name} has shape {tuple(tensor.shape)}, it was compiled for {one.shape}"
+        )
+    if not tensor.is_cpu:
+        raise Misfit(
+            f"device {tensor.device}", f"its {one.name} is on {tensor.device}, it was compiled for the CPU"
+        )
+
+
+def _version(tensor: torch.Tensor) -> int:
+    try:
+        return tensor._version
+    except RuntimeError:  # of torch.inference_mode: it has none
+        return 0
+
+
+def _views(weights: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Windows on up to 64 elements of each weight, as integers, by their size: NaN equals nothing, bits do."""
+    found: dict[torch.dtype, list[torch.Tensor]] = {}
+    for weight in weights:
+        flat = weight.detach().view(_WORDS[weight.element_size()]) if weight.is_contiguous() else None
+        if flat is None:
+            continue
+        count, columns = flat.numel(), flat.shape[-1] if flat.dim() else 1
+        step = max(1, count // _SAMPLES)
+        while step > 1 and math.gcd(step, columns) > 1:
+            step -= 1  # so that they lie in many columns
+        found.setdefault(flat.dtype, []).append(flat.as_strided((min(_SAMPLES, count),), (step,)))
+    return list(found.values())

@@ -1,0 +1,7 @@
+"""Stands for the compiler's toolchain, whose source takes this file's place in what is emitted."""
+
+from __future__ import annotations
+
+from kernels_hub.compiler.codegen.toolchain import build, load
+
+__all__ = ["build", "load"]

@@ -1,0 +1,130 @@
+"""`kernels-hub compile SOURCE`: a module or an ONNX file becomes a layer repository in source form."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kernels_hub.cli.onnx import Dims, _sizes
+from kernels_hub.cli.output import AsJson, print_columns, print_json
+
+if TYPE_CHECKING:
+    from kernels_hub.compiler.emit import Emitted
+
+
+def compile(  # noqa: A001  (the command's name)
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="An ONNX file, or package.module:factory: the factory returns (module, args) or "
+            "(module, args, dynamic_shapes)."
+        ),
+    ],
+    layer: Annotated[str, typer.Option("--layer", metavar="NAME", help="The layer's name, a class name.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A folder that is new, or was written by this.")],
+    submodule: Annotated[
+        str | None, typer.Option(metavar="PATH", help="One layer of the model, as in layers.0.mlp.")
+    ] = None,
+    dim: Dims = None,
+    name: Annotated[str | None, typer.Option(help="The kernel's name. Default: made of the layer's.")] = None,
+    version: Annotated[str, typer.Option(help="The release that kernel.toml states.")] = "0.1.0",
+    no_benchmark: Annotated[bool, typer.Option("--no-benchmark", help="Do not time it.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compile a layer for the CPU: C++ that is built where it runs.
+
+    Writes kernel.toml, the Python package, the generated C++ and a card. The result is compared with the module and
+    with the oracle before the command ends. Go on with kernels-hub build and kernels-hub publish.
+    """
+    from kernels_hub.compiler.emit import emit_layer
+
+    given: dict[str, Any] = {"submodule": submodule, "name": name, "version": version}
+    found: Any
+    if source.endswith(".onnx") or Path(source).is_file():
+        if not Path(source).is_file():
+            raise typer.BadParameter(f"there is no file {source}", param_hint="SOURCE")
+        found, given["dims"] = source, _sizes(dim or [])
+    else:
+        if dim:
+            raise typer.BadParameter(
+                "a factory returns its dynamic shapes; --dim is for ONNX files", param_hint="--dim"
+            )
+        found, args, dynamic_shapes = _from_factory(source)
+        given["kwargs" if isinstance(args, dict) else "args"] = args
+        given["dynamic_shapes"] = dynamic_shapes
+    emitted = emit_layer(
+        found, layer_name=layer, out=out, benchmark=not no_benchmark, command=_command(sys.argv[1:]), **given
+    )
+    if as_json:
+        print_json(_document(emitted))
+        return
+    _show(emitted)
+
+
+def _from_factory(text: str) -> tuple[Any, Any, Any]:
+    """(module, arguments, dynamic shapes)."""
+    from torch import Tensor, nn
+
+    from kernels_hub.cli.factory import call_factory
+
+    found = call_factory(text)
+    match found:
+        case (nn.Module() as module, args):
+            shapes = None
+        case (nn.Module() as module, args, shapes):
+            pass
+        case _:
+            what = f"a tuple of {len(found)}" if isinstance(found, tuple) else f"a {type(found).__name__}"
+            raise typer.BadParameter(
+                f"{text} returns {what}; expected (module, args) or (module, args, dynamic_shapes)",
+                param_hint="SOURCE",
+            )
+    if not isinstance(args, (tuple, list, dict)):
+        if not isinstance(args, Tensor):
+            raise typer.BadParameter(
+                f"{text}: args is a {type(args).__name__}; expected a tuple, or a dict of keyword arguments",
+                param_hint="SOURCE",
+            )
+        args = (args,)
+    return module, args, shapes
+
+
+def _command(arguments: list[str]) -> str:
+    return shlex.join(["kernels-hub", *arguments])
+
+
+def _show(emitted: Emitted) -> None:
+    rows: list[tuple[str, ...]] = [("SIZES", "ERROR", "OF THE ORACLE", "TIMES FASTER")]
+    for one in emitted.checked.cases:
+        sizes = ", ".join(f"{name} = {size}" for name, size in one.sizes.items())
+        errors = ["-" if error is None else f"{error:.1e}" for error in (one.original, one.oracle)]
+        rows.append((sizes or "fixed", *errors, "-" if one.ratio is None else f"{one.ratio:.2f}"))
+    print(f"{emitted.layer_name}: {len(emitted.program.steps)} C++ kernels, on {emitted.checked.machine}")
+    print_columns(rows)
+    print(f"written to {emitted.path}; next: kernels-hub build {emitted.path}")
+
+
+def _document(emitted: Emitted) -> dict[str, Any]:
+    return {
+        "path": str(emitted.path),
+        "name": emitted.name,
+        "layer": emitted.layer_name,
+        "kernels": list(emitted.program.steps),
+        "files": list(emitted.files),
+        "machine": emitted.checked.machine,
+        "cases": [
+            {
+                "sizes": dict(one.sizes),
+                "error": one.original,
+                "oracle_error": one.oracle,
+                "eager_ms": one.eager_ms,
+                "compiled_ms": one.compiled_ms,
+                "times_faster": one.ratio,
+            }
+            for one in emitted.checked.cases
+        ],
+    }

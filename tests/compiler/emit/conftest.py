@@ -1,0 +1,70 @@
+"""What is emitted once for all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernels_hub.compiler.codegen.toolchain import find_compiler
+from kernels_hub.compiler.emit import Emitted, emit_layer
+from tests.compiler.emit.emitted_layers import (
+    BATCH,
+    LENGTH,
+    Case,
+    bert,
+    bert_inputs,
+    gated_mlp,
+    normed,
+    write_onnx,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+
+
+@pytest.fixture(scope="session")
+def emitted_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if find_compiler() is None:
+        pytest.skip("needs a C++ compiler")
+    return tmp_path_factory.mktemp("emitted")
+
+
+def emit_case(case: Case, name: str, folder: Path) -> Emitted:
+    return emit_layer(
+        (case.module, case.args, case.kwargs),
+        layer_name=name,
+        out=folder / name,
+        dynamic_shapes=case.dynamic_shapes,
+        benchmark=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def mlp(emitted_folder: Path) -> Emitted:
+    return emit_case(gated_mlp(), "GatedMLP", emitted_folder)
+
+
+@pytest.fixture(scope="session")
+def normed_layer(emitted_folder: Path) -> Emitted:
+    return emit_case(normed(), "Normed", emitted_folder)
+
+
+@pytest.fixture(scope="session")
+def bert_layer(emitted_folder: Path) -> Emitted:
+    shapes = {0: BATCH, 1: LENGTH}
+    return emit_layer(
+        bert(),
+        kwargs=bert_inputs(),
+        layer_name="BertLayer",
+        out=emitted_folder / "BertLayer",
+        dynamic_shapes={"input_ids": shapes, "attention_mask": shapes},
+        submodule="encoder.layer.0",
+    )
+
+
+@pytest.fixture(scope="session")
+def onnx_layer(emitted_folder: Path) -> Emitted:
+    write_onnx(emitted_folder / "encoder.onnx")
+    return emit_layer(
+        emitted_folder / "encoder.onnx", layer_name="Encoder", out=emitted_folder / "Encoder", benchmark=False
+    )
