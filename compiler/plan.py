@@ -20,13 +20,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from kernels_hub.compiler.arena import lay_out
 from kernels_hub.compiler.arguments import array_of, is_array, tensor_of
 from kernels_hub.compiler.binding import bind_shapes
+from kernels_hub.compiler.call import Call
 from kernels_hub.compiler.engines.engine import Device, StepProfile
 from kernels_hub.compiler.engines.tensors import torch_dtype
 from kernels_hub.compiler.errors import PlanError
 from kernels_hub.compiler.ir.dims import dim_symbols
-from kernels_hub.compiler.program import Call, Program, lay_out, torch_device
+from kernels_hub.compiler.program import Program, torch_device
 
 if TYPE_CHECKING:
     from kernels_hub.compiler.profiling import Profile, Rates

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from kernels_hub.compiler import Graph, evaluate
+from kernels_hub.compiler.arena import lay_out
 from kernels_hub.compiler.engines.reference import ENGINE as REFERENCE
 from kernels_hub.compiler.engines.reference import ReferencePlan
 from kernels_hub.compiler.errors import DimError, EngineError, EvaluateError, PlanError, ShapeError
-from kernels_hub.compiler.program import lay_out
 from kernels_hub.compiler.selection import create_plans
 from tests.compiler.plan_engines import FailingEngine, PartEngine, only_engines
 from tests.compiler.strategies import assert_same_outputs
