@@ -56,7 +56,8 @@ KH_INLINE vfloat larger(vfloat a, vfloat b) { return a > b ? a : b; }
 KH_INLINE float largest_of(vfloat x) {
   constexpr std::make_integer_sequence<int, static_cast<int>(kLanes)> order;
   KH_UNROLL(4)
-  for (int64_t step = 1; step < kLanes; step *= 2) x = larger(interleave<false>(x, x, order), interleave<true>(x, x, order));
+  for (int64_t step = 1; step < kLanes; step *= 2)
+    x = larger(interleave<false>(x, x, order), interleave<true>(x, x, order));
   return x[0];
 }
 
@@ -284,10 +285,11 @@ Partial attend_in_place(const AttentionShape& shape, Heads<const float> q, Heads
       }
       for (int64_t p = 0; p < 4; ++p) store(output + e + p * kLanes, acc[p]);
     }
+    for (int64_t y = e; y < dv; ++y) output[y] *= factor;
     for (int64_t x = 0; x < count && e < dv; ++x) {
       const float* const value = v.at(b, kv, j + x);
 #pragma omp simd
-      for (int64_t y = e; y < dv; ++y) output[y] = (x == 0 ? output[y] * factor : output[y]) + scores[x] * value[y];
+      for (int64_t y = e; y < dv; ++y) output[y] += scores[x] * value[y];
     }
   }
   return result;

@@ -32,7 +32,8 @@ struct ConvShape {
   // Channels of a group, where groups are as wide in as out and so narrow that some fit into a vector; else 0.
   int64_t narrow() const {
     const int64_t size = c / groups;
-    return groups > 1 && c == o && size <= kLanes / 2 && (size == 1 || size == 2 || size == 4 || size == 8) ? size : 0;
+    const bool even = size == 1 || size == 2 || size == 4 || size == 8;
+    return groups > 1 && c == o && even && size <= kLanes / 2 ? size : 0;
   }
 };
 
@@ -195,7 +196,8 @@ class Taps {
     std::fill(pointers_.begin(), pointers_.end(), neutral_);
     for (int64_t p = 0; p < count; ++p, place.forward(shape_, 1)) {
       visit([&](int64_t tap, int64_t kd, int64_t kh, int64_t kw) {
-        if (inside(shape_, 0, seen(shape_, 0, place.at[0], kd)) && inside(shape_, 1, seen(shape_, 1, place.at[1], kh)) &&
+        if (inside(shape_, 0, seen(shape_, 0, place.at[0], kd)) &&
+            inside(shape_, 1, seen(shape_, 1, place.at[1], kh)) &&
             inside(shape_, 2, seen(shape_, 2, place.at[2], kw)))
           pointers_[tap * kPixels + p] = address(place, kd, kh, kw);
       });

@@ -1,8 +1,8 @@
 // One vector type of the width that the target has: 16 floats (AVX-512), 8 (AVX), else 4 (SSE, NEON).
 //
-// GCC's and Clang's vector extensions, so the same text compiles for every target; intrinsics only where a
-// compiler has no other spelling. Everything is hidden: libraries built for different targets are loaded
-// into one process, and must not share what was inlined here.
+// GCC's and Clang's vector extensions and no intrinsics, so the same text compiles for every target. Everything is
+// hidden: libraries built for different targets are loaded into one process, and must not share what was inlined
+// here.
 #pragma once
 
 #include <cstddef>
@@ -68,7 +68,8 @@ KH_INLINE vfloat interleave(vfloat a, vfloat b, std::integer_sequence<int, I...>
 KH_INLINE float sum_of(vfloat x) {
   constexpr std::make_integer_sequence<int, static_cast<int>(kLanes)> order;
   KH_UNROLL(4)
-  for (int64_t step = 1; step < kLanes; step *= 2) x = interleave<false>(x, x, order) + interleave<true>(x, x, order);
+  for (int64_t step = 1; step < kLanes; step *= 2)
+    x = interleave<false>(x, x, order) + interleave<true>(x, x, order);
   return x[0];
 }
 

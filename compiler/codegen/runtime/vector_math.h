@@ -1,7 +1,8 @@
 // Elementary functions of float, branch-free, so that a loop over them vectorises; std:: for double.
 //
 // Each states its largest error in units in the last place, over all floats (as the tests measure it, with FMA;
-// a unit more without), and gives what IEEE 754 and C give for NaN, infinities, -0.0 and subnormals. Nothing here relies on -ffast-math, nor survives it.
+// a unit more without), and gives what IEEE 754 and C give for NaN, infinities, -0.0 and subnormals. Nothing here
+// relies on -ffast-math, nor survives it.
 // Sources: Cephes (Moshier) for the polynomials of exp, log, sin and cos; N. Juffa's erff and his version of
 // Payne and Hanek's reduction; Muller et al., Handbook of Floating-Point Arithmetic.
 #pragma once
