@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kernels_hub.compiler.codegen.cpp_text import Body
 from kernels_hub.compiler.codegen.scalar import value_type
-from kernels_hub.compiler.ir.types import FLOAT32, FLOAT64, INT64, DType
+from kernels_hub.compiler.ir.types import BOOL, FLOAT32, FLOAT64, INT64, DType
 from kernels_hub.compiler.schedule.kernel import Reduce
 
 BLOCK = 512
@@ -17,7 +17,7 @@ BLOCK = 512
 PLACES = {"argmax": "max", "argmin": "min"}
 """Reductions to a place, and to the value there. Their inner loops run in order."""
 
-_SIGNS = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "||", "all": "&&"}
+_SIGNS = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
 
 
 def is_parted(one: Reduce) -> bool:
@@ -34,6 +34,8 @@ def total_type(one: Reduce) -> str:
     """The type of …_sum."""
     if one.kind in PLACES:
         return value_type(INT64)
+    if one.kind in {"any", "all"}:
+        return "int"  # of bools no compiler makes vectors
     return value_type(FLOAT64 if _is_wide(one) else one.dtype)
 
 
@@ -44,7 +46,7 @@ def total_start(one: Reduce, body: Body) -> str:
     if one.kind in {"sum", "prod"}:
         return "0" if one.kind == "sum" else "1"
     if one.kind in {"any", "all"}:
-        return "false" if one.kind == "any" else "true"
+        return "0" if one.kind == "any" else "1"
     return _extreme(one.kind, one.dtype, body)
 
 
@@ -64,7 +66,7 @@ def start_along(one: Reduce, body: Body) -> None:
     name = f"{one.name}_sum" if _is_wide(one) else one.name
     body.lines.add(f"{total_type(one)} {name} = {total_start(one, body)};", one.origin)
     if _has_nan(one):
-        body.lines.add(f"bool {one.name}_nan = false;")
+        body.lines.add(f"{_flag(one)} {one.name}_nan = 0;")
 
 
 def feed_along(one: Reduce, body: Body, place: str) -> None:
@@ -81,16 +83,17 @@ def feed_along(one: Reduce, body: Body, place: str) -> None:
     elif one.kind in {"max", "min"}:
         lines.add(f"{name} = {value} {'>' if one.kind == 'max' else '<'} {name} ? {value} : {name};")
         if _has_nan(one):
-            lines.add(f"{name}_nan = {name}_nan || {value} != {value};")
+            lines.add(f"{name}_nan |= {value} != {value};")
     else:
-        lines.add(f"{name} = {name} {_SIGNS[one.kind]} {value};")
+        lines.add(f"{name}_sum {_SIGNS[one.kind]}= {value};")
 
 
 def finish_along(one: Reduce, body: Body) -> None:
     """The result under its name."""
     kind, name = value_type(one.dtype), one.name
     if _is_wide(one):
-        body.lines.add(f"const {kind} {name} = static_cast<{kind}>({name}_sum);")
+        total = f"{name}_sum != 0" if one.dtype is BOOL else f"static_cast<{kind}>({name}_sum)"
+        body.lines.add(f"const {kind} {name} = {total};")
     elif _has_nan(one):
         nan = body.scalars.literal(float("nan"), one.dtype)
         body.lines.add(f"if ({name}_nan) {name} = {nan};")
@@ -100,7 +103,7 @@ def clauses(one: Reduce) -> list[str]:
     """What `#pragma omp simd` is told."""
     name = f"{one.name}_part" if is_parted(one) else f"{one.name}_sum" if _is_wide(one) else one.name
     found = [f"reduction({_SIGNS[one.kind]} : {name})"]
-    return [*found, f"reduction(|| : {one.name}_nan)"] if _has_nan(one) else found
+    return [*found, f"reduction(| : {one.name}_nan)"] if _has_nan(one) else found
 
 
 def start_across(one: Reduce, body: Body, tile: int, *, parted: bool) -> None:
@@ -130,19 +133,26 @@ def feed_across(one: Reduce, body: Body, lane: str, place: str, *, parted: bool)
         word = "greater" if one.kind == "max" else "lesser"
         lines.add(f"{total} = kh::{word}({value}, {total});")
     else:
-        lines.add(f"{total} = {total} {_SIGNS[one.kind]} {value};")
+        lines.add(f"{total} {_SIGNS[one.kind]}= {value};")
 
 
 def total_of(one: Reduce, lane: str) -> str:
     """The result of a lane."""
     kind = value_type(one.dtype)
     text = f"{one.name}_sum[{lane}]"
+    if one.dtype is BOOL:
+        return f"{text} != 0"
     return f"static_cast<{kind}>({text})" if _is_wide(one) else text
 
 
 def _is_wide(one: Reduce) -> bool:
     """Whether it is kept in another type than its own, as …_sum."""
-    return one.kind in {"sum", "prod"} and one.dtype.is_float
+    return one.kind in {"any", "all"} or (one.kind in {"sum", "prod"} and one.dtype.is_float)
+
+
+def _flag(one: Reduce) -> str:
+    """An integer as wide as a float: then both are lanes of one kind of vector."""
+    return "int64_t" if one.dtype is FLOAT64 else "int"
 
 
 def _has_nan(one: Reduce) -> bool:
