@@ -9,15 +9,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kernels_hub.compiler.codegen.cpp_function import Function
-from kernels_hub.compiler.codegen.cpp_loops import estimate, is_empty, levels, simplified, turns
+from kernels_hub.compiler.codegen.cpp_loops import estimate, is_empty, levels, simplified, stride, turns
 from kernels_hub.compiler.codegen.cpp_reduce import print_reduction
 from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
-from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.codegen.scalar import variable_name
+from kernels_hub.compiler.ir.dims import Dim, ceildiv
 from kernels_hub.compiler.schedule.index import Loop
 from kernels_hub.compiler.schedule.kernel import Load, Nest, Reduce, Store
 
 MANY_ROWS = 256
 """Turns that threads share; loops beyond that stay loops."""
+
+
+TURNED_TILE, LAST_TILE = 16, 16
+"""Turns of a tile of a transposition: a line of cache of what is read, some lines of what is written."""
+
+LEAST_TILED = 32
+"""Turns, and elements apart, from which on tiles pay."""
 
 
 def print_nest(name: str, nest: Nest, lines: Lines, names: Names, *, round_ops: bool = False) -> Parameters:
@@ -95,6 +103,9 @@ def _common(nests: Sequence[Nest]) -> tuple[Loop, ...]:
 
 def _print_pointwise(function: Function) -> None:
     nest, lines = function.nest, function.lines
+    if (turned := _turned(nest)) is not None:
+        _print_tiles(function, turned)
+        return
     loops = nest.outer
     at = levels(nest.body, loops)
     shared = _shared(loops)
@@ -113,6 +124,50 @@ def _print_pointwise(function: Function) -> None:
             _print_row(function, shared, first=1)
 
     function.rows(turns(loops[:shared]), own * function.work, inside)
+
+
+def _turned(nest: Nest) -> Loop | None:
+    """The loop along which a large load is contiguous while it is far apart along the last: a transposition."""
+    *others, last = nest.outer or (None,)
+    if last is None or estimate(last.extent) < LEAST_TILED:
+        return None
+    for one in nest.body:
+        if isinstance(one, Load) and abs(stride(one.place, last) or 0) >= LEAST_TILED:
+            for loop in others:
+                if stride(one.place, loop) == 1 and estimate(loop.extent) >= LEAST_TILED:
+                    return loop
+    return None
+
+
+def _print_tiles(function: Function, turned: Loop) -> None:
+    """Tiles of the last loop and of `turned`, so that what is read beside each other is used while it is in cache."""
+    nest, lines, body = function.nest, function.lines, function.body
+    last = nest.outer[-1]
+    sides = ((turned, Loop("$rows_", ceildiv(turned.extent, TURNED_TILE)), TURNED_TILE),
+             (last, Loop("$columns_", ceildiv(last.extent, LAST_TILE)), LAST_TILE))  # fmt: skip
+    others = tuple(loop for loop in nest.outer if loop not in {turned, last})
+    rows = (*others, *(tiles for _, tiles, _ in sides))
+    at = levels(nest.body, (*others, turned, last))
+    heads = []
+    for loop, tiles, size in sides:
+        name, first = variable_name(loop.name), f"{variable_name(tiles.name)} * {size}"
+        end = f"std::min<int64_t>({first} + {size}, {body.index(loop.extent)})"
+        if isinstance(loop.extent, int) and loop.extent % size == 0:
+            end = f"{first} + {size}"
+        heads.append(f"for (int64_t {name} = {first}; {name} < {end}; ++{name})")
+
+    def inside() -> None:
+        with lines.block(function.row_loop(rows)):
+            function.row_variables(rows)
+            for level in range(len(others) + 1):
+                body.emit_at(nest.body, at, level)
+            with lines.block(heads[0]):
+                body.emit_at(nest.body, at, len(others) + 1)
+                lines.add("#pragma omp simd")
+                with lines.block(heads[1]):
+                    body.emit_at(nest.body, at, len(others) + 2)
+
+    function.rows(turns(rows), TURNED_TILE * LAST_TILE * function.work, inside)
 
 
 def _print_row(function: Function, shared: int, *, first: int) -> None:

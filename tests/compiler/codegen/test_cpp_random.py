@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
 from kernels_hub.compiler import Graph, evaluate
+from kernels_hub.compiler.codegen.cpp import generate
 from kernels_hub.compiler.codegen.toolchain import Isa, machine_isas
 from kernels_hub.compiler.schedule.expand import expanded
 from kernels_hub.compiler.schedule.schedule import schedule
@@ -101,3 +102,19 @@ def test_sums_of_float32_are_as_accurate_as_pairwise_ones():
             np.sqrt(np.mean(((one - exact) / exact) ** 2)) for one in (got[f"y{axes}"], data.sum(axes))
         )
         assert mine <= max(6e-8, 1.2 * pairwise), axes
+
+
+def test_transpositions():
+    graph = Graph("transpositions")
+    n = graph.symbol("n")
+    x, row = graph.input("x", (n, 45, 3, 70), "float32"), graph.input("row", (45,), "float32")
+    y = x + row.reshape(45, 1, 1).broadcast_to(x.shape)
+    for order in ((0, 3, 2, 1), (3, 2, 1, 0), (1, 3, 0, 2), (2, 0, 3, 1)):
+        graph.output(f"y{order}", y.permute(*order) * 2.0)
+    made = schedule(graph)
+    assert "rows_" in generate(made).source, "no loop is tiled"
+    for size in (37, 1, 0):
+        inputs = {"x": array(size, 45, 3, 70), "row": array(45, seed=1)}
+        expected = evaluate(graph, inputs)
+        got = run_schedule(made, inputs, sizes={"n": size}, level=QUICK)
+        assert_same_outputs({name: got[name] for name in expected}, expected)
