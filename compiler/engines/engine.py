@@ -14,7 +14,7 @@ import enum
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from kernels_hub.compiler.ir.op import TensorType
 
@@ -68,7 +68,7 @@ class Support:
     knobs: tuple[Knob, ...] = ()
     workspace: int | None = None
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> Literal[True]:
         return True
 
 
@@ -79,7 +79,7 @@ class Decline:
     reason: str
     values: frozenset[int] = frozenset()
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> Literal[False]:
         return False
 
 

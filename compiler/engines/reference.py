@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from kernels_hub.compiler.binding import bind_shapes
 from kernels_hub.compiler.engines.engine import (
     CompiledPlan,
     Decline,
@@ -133,12 +134,8 @@ def signature_of(graph: Graph) -> Signature:
 
 def sizes_of(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
     """The sizes of the symbols that shapes of inputs tell. Raises ShapeError where they contradict."""
-    from kernels_hub.compiler.ir.graph import unify
-
-    found: dict[str, int] = {}
-    for (name, value), tensor in zip(graph.inputs.items(), inputs, strict=True):
-        unify(value.shape, tuple(tensor.shape), found, f"input {name!r}")
-    return found
+    declared = {name: value.type for name, value in graph.inputs.items()}
+    return bind_shapes(declared, [tuple(one.shape) for one in inputs])
 
 
 def copy_out(results: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], signature: Signature) -> None:
