@@ -39,7 +39,8 @@ class Note(enum.Enum):
 class Device:
     """Where a plan runs. `type`: "cpu", "cuda" or "rocm"; `index`: which one.
 
-    arch: what code is generated for: the SIMD level of a CPU ("avx512", "avx2", "baseline"), or a GPU's ("sm_90", "gfx942").
+    arch: what code is generated for: the SIMD level of a CPU ("avx512", "avx2", "baseline"), or that of a GPU ("sm_90",
+    "gfx942").
     """
 
     type: str
@@ -104,7 +105,12 @@ class StepProfile:
 
 @runtime_checkable
 class CompiledPlan(Protocol):
-    """What an engine made of a graph. Safe to be executed by several threads, each with its own workspace."""
+    """What an engine made of a graph. Safe to be executed by several threads, each with its own workspace.
+
+    A plan may also have `compute(inputs, workspace=None, stream=None) -> list[Tensor]`, which allocates the outputs itself:
+    in memory that nothing else shares. It is called where there is one and the caller brought no outputs; only such a
+    plan can give outputs whose sizes the data tell.
+    """
 
     engine: str
     signature: Signature

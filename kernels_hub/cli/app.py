@@ -12,6 +12,7 @@ from kernels_hub.cli.bundle import bundle
 from kernels_hub.cli.compile import compile as compile_layer
 from kernels_hub.cli.diff import diff
 from kernels_hub.cli.download import download
+from kernels_hub.cli.engines import engines
 from kernels_hub.cli.explain import explain
 from kernels_hub.cli.hub import hub
 from kernels_hub.cli.info import info
@@ -84,3 +85,4 @@ app.add_typer(trust, name="trust")
 app.add_typer(key, name="key")
 app.add_typer(hub, name="hub")
 app.add_typer(onnx, name="onnx")
+app.add_typer(engines, name="engines")
