@@ -29,6 +29,11 @@ class Options:
     tile: tuple[int, int, int] | None = None
     tf32: bool = False
 
+    @property
+    def stages(self) -> int:
+        """How many steps ahead operands of products are loaded: AMD's local memory holds one."""
+        return 2 if self.arch.startswith("gfx") else 3
+
     def block(self, total: Dim) -> tuple[int, int]:
         """(elements, warps) of a program of a pointwise nest."""
         size = self.block_size
@@ -58,12 +63,12 @@ class Options:
                 else:
                     columns //= 2
                 programs *= 2
-            depth = 32 if bits == 32 else 64
+            depth = 16 if bits == 32 and not self.tf32 else 32 if bits == 32 else 64
             depth = min(depth, max(16, power_of_two(estimate(k))))
         if bits == 32 and not self.tf32:
             rows, columns = min(rows, 64), min(columns, 64)
         warps = 8 if rows * columns >= 128 * 128 else 4
-        return rows, columns, depth, warps, 3
+        return rows, columns, depth, warps, self.stages
 
     def attention_tile(self, queries: Dim, keys: Dim, width: int, bits: int) -> tuple[int, int, int, int]:
         """(queries, keys, warps, stages) of a program of an attention."""
@@ -72,7 +77,7 @@ class Options:
             most = max(16, most // 2)
         rows = min(most, max(16, power_of_two(estimate(queries))))
         columns = min(64 if bits < 32 and width <= 128 else 32, max(16, power_of_two(estimate(keys))))
-        return rows, columns, 4, 2
+        return rows, columns, 4, 2 if width <= 128 else 1
 
 
 def power_of_two(number: int) -> int:

@@ -156,8 +156,7 @@ class _Reduction:
                 f".to({one.dtype.triton})"
             )
         else:
-            text = f"kh.row_{_function(one.kind)}({value})"
-            self.lines.add(f"{one.name} = {self._finished(one, text)}", one.origin)
+            self.lines.add(f"{one.name} = {self._finished(one, value)}", one.origin)
         self._know(one)
 
     def _held(self, one: Reduce) -> DType:
@@ -172,6 +171,8 @@ class _Reduction:
     def _counted(self, one: Reduce, dtype: DType) -> str:
         """The argument, with the identity where there is no element."""
         source = self.body.dtypes[one.arg].compute
+        if one.kind == "all":
+            return f"tl.where(column_live, 1 - {one.arg}.to(tl.int32), 0)"
         text = one.arg if source is dtype else f"{one.arg}.to({dtype.triton})"
         return f"tl.where(column_live, {text}, {self._identity(one, dtype)})"
 
@@ -184,11 +185,16 @@ class _Reduction:
     def _identity(self, one: Reduce, dtype: DType) -> str:
         kind = PLACES.get(one.kind, one.kind)
         low, high = (-math.inf, math.inf) if dtype.is_float else dtype.limits
-        number = {"sum": 0, "prod": 1, "max": low, "min": high, "any": 0, "all": 1}[kind]
+        number = {"sum": 0, "prod": 1, "max": low, "min": high, "any": 0, "all": 0}[kind]
         return self.body.scalars.literal(number, dtype)
 
-    def _finished(self, one: Reduce, text: str) -> str:
-        return f"{text} != 0" if one.kind in {"any", "all"} else text
+    def _finished(self, one: Reduce, tile: str) -> str:
+        """The result of a tile of totals. any, all: from counts of what is, or is not."""
+        if one.kind == "any":
+            return f"kh.row_sum(({tile} != 0).to(tl.int32)) > 0"
+        if one.kind == "all":
+            return f"kh.row_sum(({tile} != 0).to(tl.int32)) == 0"
+        return f"kh.row_{one.kind}({tile})"
 
     def _know(self, one: Reduce) -> None:
         self.body.know(one.name, one.dtype, ["rows"])
@@ -287,7 +293,7 @@ class _Reduction:
             return
         text = {
             "sum": f"{name} + {value}", "prod": f"{name} * {value}", "max": f"kh.max_of({name}, {value})",
-            "min": f"kh.min_of({name}, {value})", "any": f"{name} | {value}", "all": f"{name} & {value}",
+            "min": f"kh.min_of({name}, {value})", "any": f"{name} + {value}", "all": f"{name} + {value}",
         }[one.kind]  # fmt: skip
         narrow = dtype.is_integer and dtype.bits < 32
         self.lines.add(f"{name} = {f'({text}).to({dtype.triton})' if narrow else text}", one.origin)
@@ -302,10 +308,5 @@ class _Reduction:
                 f".to({one.dtype.triton})"
             )
         else:
-            text = f"kh.row_{_function(one.kind)}({one.name}_sum)"
-            self.lines.add(f"{one.name} = {self._finished(one, text)}")
+            self.lines.add(f"{one.name} = {self._finished(one, f'{one.name}_sum')}")
         self._know(one)
-
-
-def _function(kind: str) -> str:
-    return {"any": "max", "all": "min"}.get(kind, kind)

@@ -91,6 +91,21 @@ def dot(a: tl.tensor, b: tl.tensor, total: tl.tensor, precision: tl.constexpr = 
 
 
 @_jit
+def remainder(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    """a - floor(a / b) * b of floats, exactly, of the sign of b."""
+    left = libdevice.fmod(a, b)
+    return tl.where((left != 0) & ((left < 0) != (b < 0)), left + b, left)
+
+
+@_jit
+def floor_divide(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    """a / b of floats, rounded down, as if by long division: no quotient is rounded up first. Source: NumPy."""
+    whole = (a - remainder(a, b)) / b
+    down = tl.floor(whole)
+    return tl.where(b == 0, a / b, tl.where(whole - down > 0.5, down + 1, down))
+
+
+@_jit
 def bounded(index: tl.tensor, extent: tl.tensor) -> tl.tensor:
     """An index counted from the start of a dim; 0 for one that is out of range."""
     counted = tl.where(index < 0, index + extent, index)
@@ -114,7 +129,7 @@ if INTERPRETED:
     row_min = _interpreted.reduction(np.minimum)  # type: ignore[assignment]
     row_prod = _interpreted.reduction(np.multiply)  # type: ignore[assignment]
 else:
-    from triton.language.extra import libdevice  # type: ignore[no-redef]  # noqa: F401  (of generated modules)
+    from triton.language.extra import libdevice  # type: ignore[no-redef]
 
 
 def cdiv(a: int, b: int) -> int:

@@ -40,6 +40,10 @@ WIDTH = 116
 """Comments that would reach further are left out."""
 
 
+_CALLS = {("floordiv", "float"): "floor_divide", ("mod", "float"): "remainder"}
+"""Spelled by a function of the runtime: exact, as no short expression is."""
+
+
 class Lines:
     """Text that grows, indented by blocks."""
 
@@ -114,6 +118,13 @@ class Expressions(Triton):
     def position(self, place: Dim, dtype: DType) -> str:
         """An index expression as a number."""
         return self.cast(f"tl.cast({self.index(place)}, tl.int64)", INT64, dtype)
+
+    def compute(self, one: Compute, args: Sequence[str], dtypes: Sequence[DType]) -> str:
+        """A pointwise op of variables."""
+        function = _CALLS.get((one.op.name, dtypes[0].kind))
+        if function is None:
+            return super().compute(one, args, dtypes)
+        return f"kh.{function}({', '.join(args)})"
 
     def cast(self, text: str, source: DType, to: DType, *, saturate: bool = False) -> str:
         """A value of one dtype as another; float64 goes to narrow floats through float32."""

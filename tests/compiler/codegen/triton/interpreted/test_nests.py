@@ -1,0 +1,173 @@
+"""Pointwise nests and reductions: every op and dtype, rows in registers and in passes, special values, no elements."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kernels_hub.compiler import Graph, evaluate
+from kernels_hub.compiler.engines import guard
+from kernels_hub.compiler.engines.engine import Decline, Device
+from kernels_hub.compiler.engines.triton import ENGINE
+from kernels_hub.compiler.errors import EngineError, EvaluateError, TypeRuleError
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.op import Trait
+from kernels_hub.compiler.ir.ops import OPS
+from kernels_hub.compiler.schedule.units import DTYPES
+from tests.compiler.codegen.triton.held import assert_agrees, results
+from tests.compiler.oracle import array
+from tests.compiler.strategies import assert_same_outputs
+
+NAMES = sorted(one.name for one in DTYPES)
+UNSPELLED = {"pow of int", "pow of uint"}
+
+
+@pytest.mark.parametrize("dtype", NAMES)
+def test_every_pointwise_op(dtype, device):
+    """One graph for all of a dtype; the special values of floats among the elements."""
+    row = types.dtype(dtype)
+    graph = Graph("pointwise")
+    operands = [graph.input(name, (5, 7), dtype) for name in "ab"]
+    condition = graph.input("c", (5, 7), "bool")
+    count = 0
+    for op in OPS.values():
+        if Trait.POINTWISE not in op.traits or op.name in {"complex", "real", "imag", "bitcast"}:
+            continue
+        attrs = {"dtype": types.INT32} if op.name == "cast" else {}
+        given = [condition, *operands] if op.name == "select" else operands[: op.bounds[1]]
+        if op.name == "cast" and row.is_float:
+            continue  # of numbers beyond the range of an integer
+        try:
+            value = graph.apply(op.name, *given, **attrs)
+        except TypeRuleError:
+            continue
+        if op.spell("triton", row.kind) is None:
+            assert f"{op.name} of {row.kind}" in UNSPELLED
+            continue
+        graph.output(op.name, value)
+        count += 1
+    assert count > 5
+    a, b = array(5, 7, dtype=dtype, seed=1), array(5, 7, dtype=dtype, seed=2)
+    if row.is_float:
+        a[0] = b[:5, 1].T[0] = np.inf
+        a[0, 1], a[1, 1], a[2, 1], b[3, 3] = -np.inf, np.nan, 0, 0
+    elif row.is_integer:
+        a[0, 0], b[0, 0], b[1] = row.limits[0], row.limits[1], 0
+    arrays = [a, b, array(5, 7, dtype="bool")]
+    with np.errstate(all="ignore"):
+        expected = evaluate(graph, arrays)
+    tolerance = {"float64": 1e-9, "float32": 2e-5}.get(dtype, 4e-2)
+    assert_same_outputs(results(graph, arrays, device), expected, tolerance)
+
+
+LENGTHS = {"whole": (5, 33), "looped": (2, 17001), "across": (17, 300), "one": (1, 1), "none": (3, 0)}
+KINDS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "bfloat16", "int8", "int32", "int64", "uint8", "bool"]
+)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_reductions(length, dtype, device):
+    shape = LENGTHS[length]
+    graph = Graph("reductions")
+    x = graph.input("x", shape, dtype)
+    axis = 0 if length == "across" else 1
+    row = types.dtype(dtype)
+    for kind in KINDS:
+        if kind.startswith("arg") and not shape[axis]:
+            continue
+        try:
+            value = (
+                graph.apply(kind, x, axis=axis)
+                if kind.startswith("arg")
+                else graph.apply(f"reduce_{kind}", x, axes=(axis,))
+            )
+        except TypeRuleError:
+            continue
+        graph.output(kind, value)
+    if length == "across":  # rows are what lies side by side
+        shape = (300, 17)
+        graph = Graph("across")
+        graph.output("sum", graph.input("x", shape, dtype).cast("float32").reduce("sum", [0]))
+    given = array(*shape, dtype=dtype)
+    if row.is_float and given.size > 40:
+        given[:2] *= np.asarray(0.01).astype(given.dtype)
+        given[0, 3], given[-1, 1] = np.nan, -np.inf
+        if dtype != "bfloat16":
+            given = np.where(np.isfinite(given), np.sign(given) * (1 + np.abs(given) * 1e-5), given).astype(
+                given.dtype
+            )
+    assert_agrees(graph, device, arrays=[given])
+
+
+@pytest.mark.parametrize("n", [0, 1, 6, 40])
+def test_norms_and_softmax_of_symbolic_rows(n, device):
+    graph = Graph("norms")
+    graph.symbol("n", 0)
+    x = graph.input("x", ("n", 37), "float32")
+    mean = x.mean(-1, keepdims=True)
+    centred = x - mean
+    graph.output("norm", centred * ((centred * centred).mean(-1, keepdims=True) + 1e-5).unary("rsqrt"))
+    graph.output("softmax", x.softmax(-1))
+    graph.output("columns", x.softmax(0))
+    graph.output("total", x.reduce("sum", [0, 1]))
+    assert_agrees(graph, device, {"n": n})
+
+
+def test_long_rows_in_passes(device):
+    graph = Graph("passes")
+    x = graph.input("x", (2, 20000), "float32")
+    graph.output("softmax", x.softmax(-1))
+    graph.output("centred", x - x.mean(-1, keepdims=True))
+    assert_agrees(graph, device)
+
+
+def test_an_index_out_of_range_is_an_error(device):
+    graph = Graph("lookup")
+    x, at = graph.input("x", (5, 6), "float32"), graph.input("at", (3,), "int64")
+    graph.output("y", x.gather(at, 0) * 2.0)
+    table = array(5, 6)
+    assert_agrees(graph, device, arrays=[table, np.array([0, -5, 4])])
+    for wrong in (5, -6):
+        with pytest.raises(EvaluateError, match=r"graph lookup: .*out of range of a dim of 5"):
+            results(graph, [table, np.array([0, wrong, 1])], device)
+
+
+def test_a_plan_is_written_and_loaded(device):
+    graph = Graph("kept")
+    x = graph.input("x", (4, 5), "float32")
+    w = graph.parameter("w", (5, 3), "float32", array(5, 3))
+    graph.output("y", (x @ w).unary("exp"))
+    plan = guard.compiled(ENGINE, graph, device, {"block": 512})
+    again = guard.loaded(ENGINE, plan.serialize(), device)
+    given = array(4, 5, seed=3)
+    first, second = (results(graph, [given], device, plan=one)["y"] for one in (plan, again))
+    assert np.array_equal(first, second)
+    rows = again.profile([torch.from_numpy(given).to("cpu" if device.type == "cpu" else "cuda")], 2)
+    assert [one.name for one in rows] == [one.name for one in plan.plan.schedule.kernels]
+
+
+def test_knobs_are_checked(device):
+    graph = Graph("knobs")
+    graph.output("y", graph.input("x", (4,), "float32") + 1.0)
+    for knobs, words in (
+        ({"block": 3}, "power of two"),
+        ({"tile": "8x8"}, "64x64x32"),
+        ({"speed": 1}, "no knob"),
+    ):
+        with pytest.raises(EngineError, match=words):
+            ENGINE.compile(graph, device, knobs)
+
+
+def test_what_it_declines_it_says(device):
+    graph = Graph("declined")
+    x = graph.input("x", (4,), "int32")
+    y = x.binary("pow", x)
+    graph.output("y", y)
+    answer = ENGINE.check(graph, device)
+    assert isinstance(answer, Decline)
+    assert "pow" in answer.reason and answer.values == {y.id}
+    other = Device("cuda") if device.type == "cpu" else Device("cpu")
+    assert not ENGINE.check(Graph("none"), other)
