@@ -107,9 +107,9 @@ class StepProfile:
 class CompiledPlan(Protocol):
     """What an engine made of a graph. Safe to be executed by several threads, each with its own workspace.
 
-    A plan may also have `compute(inputs, workspace=None, stream=None) -> list[Tensor]`, which allocates the outputs itself:
-    in memory that nothing else shares. It is called where there is one and the caller brought no outputs; only such a
-    plan can give outputs whose sizes the data tell.
+    A plan may also have `compute(inputs, workspace=None, stream=None) -> list[Tensor]`, which allocates the outputs
+    itself, in memory that nothing else shares. It is called where there is one and the caller brought no outputs;
+    only such a plan can give outputs whose sizes the data tell.
     """
 
     engine: str
