@@ -75,7 +75,7 @@ class _Builder:
     def build(self) -> Schedule:
         fusion = Fusion(self.units, self.buffer_of, self._root, self.prepared)
         groups = fusion.ordered()
-        made = {group.number: self._trimmed(group) for group in groups}
+        made = {group.number: self._kernel(group, set(group.units)) for group in groups}
         needed = {buffer for kernel in made.values() for buffer in kernel.reads()}
         kernels = [(group, self._stored(group, made[group.number], needed)) for group in groups]
         outputs: dict[str, Buffer] = {}
@@ -86,7 +86,7 @@ class _Builder:
         copies = self._copies(outputs)
         return Schedule(
             self.graph.name,
-            tuple(self.buffers.values()) + tuple(copies_to for copies_to, _ in copies),
+            (*self.buffers.values(), *(copy for copy, _ in copies)),
             tuple(kernel for group, kernel in kernels if group.prepared),
             (*(kernel for group, kernel in kernels if not group.prepared), *(kernel for _, kernel in copies)),
             {name: self.buffers[value] for name, value in self.graph.inputs.items()},
@@ -118,11 +118,8 @@ class _Builder:
     def _root(self, value: Value, loops: tuple[Loop, ...], name: str) -> Root:
         return make_root(value, loops, name, self.buffer_of)
 
-    def _trimmed(self, group: Group) -> Kernel:
-        """The group with a store for every unit; `_stored` drops those that nobody needs."""
-        return self._kernel(group, set(group.units))
-
     def _stored(self, group: Group, kernel: Kernel, needed: set[Buffer]) -> Kernel:
+        """The kernel with stores only of what others read and of outputs; what is not stored loses its buffer."""
         stored = {
             value for value in group.units if value in self.outputs or self.buffers.get(value) in needed
         }
@@ -156,13 +153,8 @@ class _Builder:
             if buffer.role is Role.OUTPUT and buffer not in taken:
                 taken.add(buffer)
                 continue
-            copy = Buffer(
-                f"output{self.counts[Role.OUTPUT]}",
-                Role.OUTPUT,
-                buffer.dtype,
-                buffer.shape,
-                row_major(buffer.shape),
-            )
+            number, shape = self.counts[Role.OUTPUT], buffer.shape
+            copy = Buffer(f"output{number}", Role.OUTPUT, buffer.dtype, shape, row_major(shape))
             self.counts[Role.OUTPUT] += 1
             copies.append((copy, copy_kernel(f"copy_{copy.name}", buffer, copy)))
             outputs[name] = copy
