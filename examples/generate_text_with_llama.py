@@ -176,15 +176,18 @@ def main(arguments: Sequence[str] = ()) -> Figures:
     prefill, step = compiled(model, prompt)
     print(f"compiled prefill and step in {time.perf_counter() - start:.1f} s: {prefill.plan}, {step.plan}")
 
-    eager = LlamaPrefill(model), LlamaStep(model)
+    eager: tuple[Prefill, Step] = LlamaPrefill(model), LlamaStep(model)
+    fast: tuple[Prefill, Step] = prefill, step
     with torch.inference_mode():
         greedy = {"eager": measured(*eager, prompt, options.tokens, options.rounds)}
         kernelize(model, mode=Mode.INFERENCE)
         greedy["kernelized"] = measured(*eager, prompt, options.tokens, options.rounds)
         restore(model)
-        greedy["compiled"] = measured(prefill, step, prompt, options.tokens, options.rounds)
-        drawn = (prompt, options.tokens, options.temperature, options.seed)
-        sampled = {"eager": generate(*eager, *drawn)[0], "compiled": generate(prefill, step, *drawn)[0]}
+        greedy["compiled"] = measured(*fast, prompt, options.tokens, options.rounds)
+        sampled = {
+            name: generate(*calls, prompt, options.tokens, options.temperature, options.seed)[0]
+            for name, calls in (("eager", eager), ("compiled", fast))
+        }
 
     first = greedy["eager"]
     for name, one in greedy.items():

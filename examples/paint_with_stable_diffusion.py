@@ -63,9 +63,9 @@ class Residual(nn.Module):
         self.time_emb_proj = nn.Linear(time, out) if time else None
         self.conv_shortcut = nn.Conv2d(channels, out, 1) if channels != out else None
 
-    def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, time: torch.Tensor | None = None) -> Any:
         y = self.conv1(F.silu(self.norm1(x)))
-        if self.time_emb_proj is not None:
+        if self.time_emb_proj is not None and time is not None:
             y = y + self.time_emb_proj(F.silu(time))[:, :, None, None]
         y = self.conv2(F.silu(self.norm2(y)))
         return y + (x if self.conv_shortcut is None else self.conv_shortcut(x))
@@ -81,7 +81,7 @@ class Attention(nn.Module):
         self.to_k, self.to_v = nn.Linear(context, width, bias=bias), nn.Linear(context, width, bias=bias)
         self.to_out = nn.ModuleList([nn.Linear(width, width)])
 
-    def forward(self, x: torch.Tensor, context: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, context: torch.Tensor | None = None) -> Any:
         context = x if context is None else context
         parts = (
             one.unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -97,7 +97,7 @@ class GatedGelu(nn.Module):
         super().__init__()
         self.proj = nn.Linear(width, 2 * out)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         value, gate = self.proj(x).chunk(2, -1)
         return value * F.gelu(gate)
 
@@ -109,7 +109,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.net = nn.Sequential(GatedGelu(width, 4 * width), nn.Identity(), nn.Linear(4 * width, width))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.net(x)
 
 
@@ -122,7 +122,7 @@ class TransformerBlock(nn.Module):
         self.attn1, self.attn2 = Attention(width, width, heads), Attention(width, context, heads)
         self.ff = FeedForward(width)
 
-    def forward(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, context: torch.Tensor) -> Any:
         x = x + self.attn1(self.norm1(x))
         x = x + self.attn2(self.norm2(x), context)
         return x + self.ff(self.norm3(x))
@@ -137,7 +137,7 @@ class SpatialTransformer(nn.Module):
         self.proj_in, self.proj_out = nn.Conv2d(channels, channels, 1), nn.Conv2d(channels, channels, 1)
         self.transformer_blocks = nn.ModuleList([TransformerBlock(channels, context, heads)])
 
-    def forward(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, context: torch.Tensor) -> Any:
         y = self.proj_in(self.norm(x))
         rows, columns = y.shape[-2:]
         y = self.transformer_blocks[0](y.flatten(2).transpose(1, 2), context)
@@ -152,7 +152,7 @@ class Resample(nn.Module):
         self.up = up
         self.conv = nn.Conv2d(channels, channels, 3, stride=1 if up else 2, padding=1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.conv(F.interpolate(x, scale_factor=2.0) if self.up else x)
 
 
@@ -179,7 +179,7 @@ class UNetBlock(nn.Module):
         self.downsamplers = nn.ModuleList([Resample(out, False)] if down else [])
         self.upsamplers = nn.ModuleList([Resample(out, True)] if up else [])
 
-    def layer(self, place: int, x: torch.Tensor, time: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+    def layer(self, place: int, x: torch.Tensor, time: torch.Tensor, context: torch.Tensor) -> Any:
         """One residual, and its transformer."""
         x = self.resnets[place](x, time)
         return self.attentions[place](x, context) if len(self.attentions) else x
@@ -194,7 +194,7 @@ class MiddleBlock(nn.Module):
         self.resnets = nn.ModuleList(Residual(channels, channels, time, 1e-5) for _ in range(2))
         self.attentions = nn.ModuleList([SpatialTransformer(channels, sizes.context, sizes.heads)])
 
-    def forward(self, x: torch.Tensor, time: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, time: torch.Tensor, context: torch.Tensor) -> Any:
         return self.resnets[1](self.attentions[0](self.resnets[0](x, time), context), time)
 
 
@@ -206,7 +206,7 @@ class TimeEmbedding(nn.Module):
         self.width = width
         self.linear_1, self.linear_2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, 4 * width)
 
-    def forward(self, step: torch.Tensor) -> torch.Tensor:
+    def forward(self, step: torch.Tensor) -> Any:
         half = self.width // 2
         rates = torch.exp(torch.arange(half) * (-math.log(10000.0) / half))
         angles = step[:, None].float() * rates
@@ -236,10 +236,11 @@ class UNet(nn.Module):
         self.up_blocks = nn.ModuleList(ups)
         self.conv_norm_out, self.conv_out = nn.GroupNorm(32, wide[0]), nn.Conv2d(wide[0], 4, 3, padding=1)
 
-    def forward(self, latents: torch.Tensor, step: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    def forward(self, latents: torch.Tensor, step: torch.Tensor, words: torch.Tensor) -> Any:
         time = self.time_embedding(step)
         x = self.conv_in(latents)
         kept = [x]
+        block: Any
         for block in self.down_blocks:
             for place in range(len(block.resnets)):
                 x = block.layer(place, x, time, words)
@@ -263,7 +264,7 @@ class PixelAttention(Attention):
         super().__init__(channels, channels, 1, bias=True)
         self.group_norm = nn.GroupNorm(32, channels, 1e-6)
 
-    def forward(self, x: torch.Tensor, context: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, context: torch.Tensor | None = None) -> Any:
         rows, columns = x.shape[-2:]
         y = super().forward(self.group_norm(x).flatten(2).transpose(1, 2), context)
         return x + y.transpose(1, 2).unflatten(2, (rows, columns))
@@ -280,7 +281,7 @@ class DecoderBlock(nn.Module):
         self.attentions = nn.ModuleList([PixelAttention(out)] if attends else [])
         self.upsamplers = nn.ModuleList([Resample(out, True)] if up else [])
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         first, *others = self.resnets
         for one in (first, *self.attentions, *others, *self.upsamplers):
             x = one(x)
@@ -302,7 +303,7 @@ class Decoder(nn.Module):
         self.conv_norm_out = nn.GroupNorm(32, wide[-1], 1e-6)
         self.conv_out = nn.Conv2d(wide[-1], 3, 3, padding=1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x = self.mid_block(self.conv_in(x))
         for block in self.up_blocks:
             x = block(x)
@@ -316,7 +317,7 @@ class Vae(nn.Module):
         super().__init__()
         self.post_quant_conv, self.decoder = nn.Conv2d(4, 4, 1), Decoder(sizes)
 
-    def forward(self, latents: torch.Tensor) -> torch.Tensor:
+    def forward(self, latents: torch.Tensor) -> Any:
         return self.decoder(self.post_quant_conv(latents / LATENT_SCALE))
 
 
@@ -332,7 +333,7 @@ class TextEncoder(nn.Module):
         )  # fmt: skip
         self.model = CLIPTextModel(config)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor) -> Any:
         return self.model(input_ids=ids).last_hidden_state
 
 
@@ -384,8 +385,8 @@ class Ddim:
     def previous(self, latents: torch.Tensor, noise: torch.Tensor, step: int) -> torch.Tensor:
         """The latents one step closer to the image, where `noise` is what is in them at `step`."""
         now, then = float(self.kept[step]), float(self.kept[max(step - self.stride, 0)])
-        image = (latents - (1 - now) ** 0.5 * noise) / now**0.5
-        return then**0.5 * image + (1 - then) ** 0.5 * noise
+        image = (latents - math.sqrt(1 - now) * noise) / math.sqrt(now)
+        return math.sqrt(then) * image + math.sqrt(1 - then) * noise
 
 
 def paint(parts: Parts, ids: torch.Tensor, noise: torch.Tensor, steps: int, guidance: float) -> Painting:
