@@ -37,7 +37,7 @@ from kernels_hub.compiler.emitting.source import (
     layer_of,
 )
 from kernels_hub.compiler.emitting.table import Parts, write_table
-from kernels_hub.compiler.errors import CompilerError, EngineError
+from kernels_hub.compiler.errors import BuildError, CompilerError, EngineError
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.rewrite.fold import FoldParameters
 from kernels_hub.compiler.rewrite.pipeline import PIPELINE, rewrite
@@ -89,6 +89,10 @@ def emit_layer(
     if not layer_name.isidentifier():
         raise CompilerError(f"{layer_name!r} cannot be a layer's name: it is to be the name of a class")
     _check_out(folder)
+    if toolchain.find_compiler() is None:
+        raise BuildError(
+            "no C++ compiler found to check what is emitted with; set KERNELS_HUB_CXX or install g++"
+        )
     found, original = _source(source, args, kwargs, dynamic_shapes, submodule, dims, layer_name)
     graph = rewrite(found.graph, tuple(one for one in PIPELINE if not isinstance(one, FoldParameters))).graph
     _check_ops(graph)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -70,7 +71,9 @@ def from_module(example: Example, name: str) -> Source:
     """Trace a module. Raises ImportFailure with all that cannot be imported."""
     module = example.module
     given, shapes = _exposed(example)
-    with _forward_of(module, given, example):
+    with _forward_of(module, given, example), warnings.catch_warnings():
+        # torch.export, of its own copies.
+        warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         program = import_torch_program(module, (), given, dynamic_shapes=shapes, name=name)
     graph = program.graph
     names, constants = _aliases(module, graph), _constants(module, graph)

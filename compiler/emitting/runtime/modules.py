@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import functools
 import hashlib
 import inspect
 import textwrap
 import types
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -118,12 +118,18 @@ def kind_of(one: Any) -> str:
     return f"{one.__module__}.{one.__qualname__}"
 
 
-@functools.lru_cache(maxsize=1024)
-def forward_digest(kind: Any) -> str:
-    """A digest of the source of a class's forward, but for comments and spaces; "" of PyTorch's own and where there is
-    no source."""
-    if kind.__module__.startswith("torch.nn."):
-        return ""
+def forward_digest(kind: type) -> str:
+    """A digest of the source of a class's forward, but for comments and spaces; "" of PyTorch's own classes, and where
+    there is no source."""
+    if kind not in _DIGESTS:
+        _DIGESTS[kind] = "" if kind.__module__.startswith("torch.nn.") else _digest(kind)
+    return _DIGESTS[kind]
+
+
+_DIGESTS: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
+
+
+def _digest(kind: Any) -> str:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))
     except (OSError, TypeError, SyntaxError, AttributeError):

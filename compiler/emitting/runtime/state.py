@@ -41,6 +41,7 @@ class State:
         self.tensors: list[torch.Tensor] = []
         self._held: list[tuple[dict[str, Any], str, torch.Tensor, int, int]] = []
         """(its holder's table, its name there, the tensor, its address, its version or -1 where that is no matter)"""
+        self._containers = [] if table.modules else _containers(module)
         copied = [self._weight(module, one) for one in table.weights]
         for place, tensor in constants.items():
             self.addresses[place] = tensor.data_ptr()
@@ -62,6 +63,9 @@ class State:
         for one in self.reads:
             if one.holder.get(one.name) is not one.value:
                 return False
+        for holder, name, part in self._containers:
+            if holder.get(name) is not part:
+                return False
         for holder, name, tensor, address, version in self._held:
             if holder.get(name) is not tensor or tensor.data_ptr() != address:
                 return False
@@ -81,8 +85,10 @@ class State:
         holder, name, tensor = find_weight(module, one.name)
         _check_weight(tensor, one)
         for other in one.aliases:
-            if find_weight(module, other)[2].data_ptr() != tensor.data_ptr():
+            its_holder, its_name, same = find_weight(module, other)
+            if same.data_ptr() != tensor.data_ptr():
                 raise Misfit("tied weights", f"its {other} is no longer the same tensor as its {one.name}")
+            self._held.append((its_holder, its_name, same, same.data_ptr(), -1))
         plain = tensor.detach()
         copied = one.packed or not plain.is_contiguous()
         version = _version(tensor) if copied else -1
@@ -99,6 +105,16 @@ class State:
         self.kept.append(torch.empty(max(size, _LEAST_BYTES), dtype=torch.uint8))
         self.nbytes += size
         return int(self.kept[-1].data_ptr())
+
+
+def _containers(module: nn.Module) -> list[tuple[dict[str, nn.Module | None], str, nn.Module]]:
+    """Every module inside of one, and where it is held."""
+    return [
+        (one._modules, name, part)
+        for one in module.modules()
+        for name, part in one._modules.items()
+        if part is not None
+    ]
 
 
 def find_weight(module: nn.Module, path: str) -> tuple[dict[str, Any], str, torch.Tensor]:

@@ -19,8 +19,6 @@ from tests.compiler.emit.emitted_layers import (
     write_onnx,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
-
 
 @pytest.fixture(scope="session")
 def emitted_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -29,8 +29,6 @@ from kernels_hub.repository.build import build_repository
 from tests.compiler.emit.emitted_layers import GatedMLP, Normed, bert, bert_inputs, gated_mlp, normed
 from tests.tolerances import assert_close
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
-
 replace_kernel_forward_from_hub(GatedMLP, "GatedMLP")
 replace_kernel_forward_from_hub(Normed, "Normed")
 
@@ -40,7 +38,7 @@ def swapped(module: nn.Module, emitted: Emitted, folder: Any = None) -> Iterator
     """The module with the layer in it; gives the layer's LAYER."""
     layer = LocalLayerRepository(folder or emitted.path, layer_name=emitted.layer_name)
     with use_kernel_mapping({emitted.layer_name: {"cpu": layer}}, inherit_mapping=False):
-        kernelize(module, mode=Mode.INFERENCE, use_fallback=False)
+        kernelize(module, mode=Mode.INFERENCE, device="cpu", use_fallback=False)
     assert any(row.swapped for row in report(module).rows)
     program = get_local_kernel(folder or emitted.path, backend="cpu").program.LAYER
     program.fallbacks.clear()
@@ -56,7 +54,7 @@ def compare(module: nn.Module, program: Any, *args: Any, **kwargs: Any) -> None:
     """The program ran, and gave what the class's forward gives in float64."""
     wide = copy.deepcopy(restore_copy(module)).double()
     to_double = torch.utils._pytree.tree_map(
-        lambda one: one.double() if torch.is_floating_point(one) else one, (args, kwargs)
+        lambda one: one.double() if isinstance(one, torch.Tensor) else one, (args, kwargs)
     )
     expected = wide(*to_double[0], **to_double[1])
     actual = module(*args, **kwargs)
@@ -233,7 +231,7 @@ def test_threads(mlp: Emitted):
                 wrong.append(turn)
 
     contexts = [swapped(module, mlp) for module in modules]
-    program = [context.__enter__() for context in contexts][0]
+    program, *_ = [context.__enter__() for context in contexts]
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
