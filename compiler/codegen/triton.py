@@ -134,7 +134,7 @@ class _Module:
         arguments = [f"m[{places[one]}]" for one in found.buffers] + [size_name(one) for one in found.sizes]
         if found.fails:
             arguments.append(f"m[{len(places)}]")
-        constants = [f"{name}={value}" for name, value in launch.constants.items()]
+        constants = [f"{name}={value}" if value else name for name, value in launch.constants.items()]
         grid = ", ".join(launch.grid) + ("," if len(launch.grid) == 1 else "")
         shown = ", ".join(self.names.buffers[one] for one in found.buffers)
         lines.add(f"{launch.kernel}[({grid})]({', '.join([*arguments, *constants])})", shown)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from kernels_hub.compiler.codegen.cpp_loops import is_empty, turns
 from kernels_hub.compiler.codegen.cpp_text import Names
 from kernels_hub.compiler.codegen.triton_kernel import HOST, Kernel, Launch
-from kernels_hub.compiler.codegen.triton_options import Options, power_of_two
+from kernels_hub.compiler.codegen.triton_options import Options, attention_tile, chosen
 from kernels_hub.compiler.codegen.triton_product import dot, load
 from kernels_hub.compiler.codegen.triton_text import Axis, Body, Lines
 from kernels_hub.compiler.ir import types
@@ -70,7 +70,7 @@ class _Attention:
             body.know(root.name, root.dtype, ["rows", "values"])
             for statement in self.nest.body:
                 body.emit(statement)
-        return _launch(self.kernel, self.nest, root, self.options)
+        return _launch(self.kernel, self.nest, root)
 
     def _queries(self) -> None:
         lines, body = self.lines, self.body
@@ -141,17 +141,10 @@ def _result(root: Attention, keys: Dim, body: Body) -> str:
     return f"tl.where({body.index(keys)} == 0, 0.0, out / total)"
 
 
-def _launch(kernel: Kernel, nest: Nest, root: Attention, options: Options) -> Launch:
+def _launch(kernel: Kernel, nest: Nest, root: Attention) -> Launch:
     batch, head, query, value = (one.extent for one in nest.outer)
-    width, values = (max(16, power_of_two(int(one))) for one in (root.q.shape[3], value))
-    bits = root.q.buffer.dtype.bits
-    rows, columns, warps, stages = options.attention_tile(
-        query, root.score_loops[3].extent, max(width, values), bits
-    )
-    grid = f"kh.cdiv({HOST.index(query)}, {rows}) * {HOST.factor(turns(nest.outer[:2]))}"
+    sizes = (query, root.score_loops[3].extent, root.q.shape[3], value)
+    tile = chosen(attention_tile, sizes, tuple(HOST.index(one) for one in sizes), root.q.buffer.dtype.bits)
+    grid = f"kh.cdiv({HOST.index(query)}, {tile.of('ROWS')}) * {HOST.factor(turns(nest.outer[:2]))}"
     tests = [f"{HOST.factor(one)} > 0" for one in (batch, head, query) if not isinstance(one, int)]
-    constants = {
-        "ROWS": str(rows), "COLUMNS": str(columns), "WIDTH": str(width), "VALUES": str(values),
-        "num_warps": str(warps), "num_stages": str(stages),
-    }  # fmt: skip
-    return kernel.launch(" and ".join(tests), [grid], constants)
+    return kernel.launch(" and ".join(tests), [grid], tile)

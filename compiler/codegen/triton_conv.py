@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels_hub.compiler.codegen.cpp_loops import is_empty, turns
+from kernels_hub.compiler.codegen.cpp_loops import estimate, is_empty, turns
 from kernels_hub.compiler.codegen.cpp_text import Names
 from kernels_hub.compiler.codegen.triton_kernel import Kernel, Launch
-from kernels_hub.compiler.codegen.triton_options import Options
-from kernels_hub.compiler.codegen.triton_product import dot, load, place, tiled_launch, tiles
+from kernels_hub.compiler.codegen.triton_options import Options, Tile, power_of_two
+from kernels_hub.compiler.codegen.triton_product import dot, load, place, tile_of, tiled_launch, tiles
 from kernels_hub.compiler.codegen.triton_text import Axis, Body, Lines
 from kernels_hub.compiler.ir.dims import Dim, floordiv, product
 from kernels_hub.compiler.schedule.index import Loop
@@ -79,9 +79,10 @@ class _Convolution:
         root, lines, body = self.root, self.lines, self.body
         columns = self.per_group if self.dense else self.channel.extent
         bits = root.x.buffer.dtype.bits
-        tile = self.options.product_tile(self.rows, columns, self.depth, turns(self.group), bits)
+        tile = tile_of((self.rows, columns, self.depth, turns(self.group)), bits, self.options)
         if not self.dense:
-            tile = (64, min(tile[1], 64), 16, 4, 2)
+            across = min(64, max(16, power_of_two(estimate(columns))))
+            tile = Tile({"ROWS": 64, "COLUMNS": across, "DEPTH": 16, "num_warps": 4})
         with self.kernel.define(["ROWS", "COLUMNS", "DEPTH"]):
             tiles(self.kernel, body, self.rows, columns, self.group)
             self.kernel.unravel("row", self.places, body.scalars)

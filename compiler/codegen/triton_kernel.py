@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from kernels_hub.compiler.codegen.cpp_text import Names
 from kernels_hub.compiler.codegen.scalar import Scalars, size_name
+from kernels_hub.compiler.codegen.triton_options import Tile
 from kernels_hub.compiler.codegen.triton_text import Arguments, Lines
 from kernels_hub.compiler.ir.dims import Dim, product
 from kernels_hub.compiler.schedule.index import Loop
@@ -99,16 +100,16 @@ class Kernel:
         self,
         condition: str,
         grid: Sequence[str],
-        constants: Mapping[str, str],
-        before: Sequence[str] = (),
+        tile: Tile,
         otherwise: Launch | None = None,
     ) -> Launch:
         """The kernel with what it is launched with."""
-        found = dict(constants)
+        found = tile.constants()
         if self.index == "INDEX":
             shown = dict.fromkeys(HOST.index(one) for one in self.counts() if not isinstance(one, int))
+            found = {"INDEX": "", **found}
             found["INDEX"] = f"kh.index_type({', '.join(shown)})"
-        return Launch(self.name, self.arguments, condition, tuple(before), tuple(grid), found, otherwise)
+        return Launch(self.name, self.arguments, condition, tile.before(), tuple(grid), found, otherwise)
 
     def unravel(self, position: str, loops: Sequence[Loop], index: Scalars) -> None:
         """Variables of loops, last fastest, from a position among all their turns; none is named `position`."""

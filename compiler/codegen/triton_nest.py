@@ -8,7 +8,7 @@ from __future__ import annotations
 from kernels_hub.compiler.codegen.cpp_loops import is_empty, simplified, turns
 from kernels_hub.compiler.codegen.cpp_text import Names
 from kernels_hub.compiler.codegen.triton_kernel import HOST, Kernel, Launch
-from kernels_hub.compiler.codegen.triton_options import Options
+from kernels_hub.compiler.codegen.triton_options import Options, Tile, block_tile, chosen
 from kernels_hub.compiler.codegen.triton_reduce import print_reduction
 from kernels_hub.compiler.codegen.triton_text import Axis, Body, Lines
 from kernels_hub.compiler.schedule.kernel import Nest, Reduce
@@ -23,7 +23,7 @@ def print_nest(name: str, nest: Nest, lines: Lines, names: Names, options: Optio
     if is_empty(nest.outer):
         return None
     if reduces:
-        return print_reduction(name, nest, lines, names, options)
+        return print_reduction(name, nest, lines, names)
     return print_pointwise(name, nest, lines, names, options)
 
 
@@ -42,10 +42,8 @@ def print_pointwise(name: str, nest: Nest, lines: Lines, names: Names, options: 
         for one in nest.body:
             body.emit(one)
     if not loops:
-        return kernel.launch("", ["1"], {"num_warps": "1"})
+        return kernel.launch("", ["1"], Tile({"num_warps": 1}))
     count = HOST.index(total)
-    block, warps = options.block(total)
+    tile = chosen(block_tile, (total,), (count,), options.block_size)
     condition = "" if isinstance(total, int) else f"{count} > 0"
-    return kernel.launch(
-        condition, [f"kh.cdiv({count}, {block})"], {"BLOCK": str(block), "num_warps": str(warps)}
-    )
+    return kernel.launch(condition, [f"kh.cdiv({count}, {tile.of('BLOCK')})"], tile)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from kernels_hub.compiler.codegen.cpp_loops import is_empty, merged, turns
 from kernels_hub.compiler.codegen.cpp_text import Names
 from kernels_hub.compiler.codegen.triton_kernel import HOST, Kernel, Launch
-from kernels_hub.compiler.codegen.triton_options import Options
+from kernels_hub.compiler.codegen.triton_options import Options, Tile, chosen, product_tile
 from kernels_hub.compiler.codegen.triton_text import Axis, Body, Lines
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.schedule.index import Loop
@@ -31,7 +31,7 @@ def print_product(name: str, nest: Nest, lines: Lines, names: Names, options: Op
     *batch, rows, columns = nest.outer
     depth = root.a.shape[-1]
     bits = root.a.buffer.dtype.bits
-    tile = options.product_tile(rows.extent, columns.extent, depth, turns(batch), bits)
+    tile = tile_of((rows.extent, columns.extent, depth, turns(batch)), bits, options)
     kernel = Kernel(name, nest, lines, names)
     axes = [
         Axis("rows", "row", "row_live"), Axis("columns", "column", "column_live"),
@@ -104,21 +104,23 @@ def tiles(kernel: Kernel, body: Body, rows: Dim, columns: Dim, batch: list[Loop]
     lines.add(f"column_live = column < {body.index(columns)}")
 
 
-def tiled_launch(
-    kernel: Kernel, rows: Dim, columns: Dim, batch: Dim, tile: tuple[int, int, int, int, int]
-) -> Launch:
+def tile_of(sizes: tuple[Dim, ...], bits: int, options: Options) -> Tile:
+    """The tile of a product of these rows, columns, depth and batches."""
+    exact = bits == 32 and not options.tf32
+    texts = tuple(HOST.index(one) for one in sizes)
+    return chosen(product_tile, sizes, texts, 33 if exact else bits, options.stages, options.tile)
+
+
+def tiled_launch(kernel: Kernel, rows: Dim, columns: Dim, batch: Dim, tile: Tile) -> Launch:
     """One program a tile."""
-    height, width, depth, warps, stages = tile
-    down, across = f"kh.cdiv({HOST.index(rows)}, {height})", f"kh.cdiv({HOST.index(columns)}, {width})"
+    down, across = (
+        f"kh.cdiv({HOST.index(one)}, {tile.of(name)})" for one, name in ((rows, "ROWS"), (columns, "COLUMNS"))
+    )
     grid = f"{down} * {across}"
     if batch != 1:
         grid += f" * {HOST.factor(batch)}"
     tests = [f"{HOST.factor(one)} > 0" for one in (rows, columns, batch) if not isinstance(one, int)]
-    constants = {
-        "ROWS": str(height), "COLUMNS": str(width), "DEPTH": str(depth), "num_warps": str(warps),
-        "num_stages": str(stages),
-    }  # fmt: skip
-    return kernel.launch(" and ".join(tests), [grid], constants)
+    return kernel.launch(" and ".join(tests), [grid], tile)
 
 
 @dataclass(frozen=True)

@@ -11,43 +11,29 @@ import math
 from collections.abc import Sequence
 
 from kernels_hub.compiler.codegen.cpp_contexts import lane_of
-from kernels_hub.compiler.codegen.cpp_loops import estimate, turns
+from kernels_hub.compiler.codegen.cpp_loops import turns
 from kernels_hub.compiler.codegen.cpp_text import Names
 from kernels_hub.compiler.codegen.triton_kernel import HOST, Kernel, Launch
-from kernels_hub.compiler.codegen.triton_options import MOST_COLUMNS, Options, power_of_two
+from kernels_hub.compiler.codegen.triton_options import MOST_COLUMNS, Tile, chosen, looped_tile, whole_tile
 from kernels_hub.compiler.codegen.triton_text import Axis, Body, Lines
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.types import DType
 from kernels_hub.compiler.schedule.index import flatten
 from kernels_hub.compiler.schedule.kernel import Nest, Reduce, Statement, Store, arguments, variables
 
-LOOPED_COLUMNS = 1024
-ACROSS_COLUMNS = 32
-"""Columns of a tile where rows are what lies side by side in memory."""
-
 PLACES = {"argmax": "max", "argmin": "min"}
 
 
-def print_reduction(name: str, nest: Nest, lines: Lines, names: Names, options: Options) -> Launch:
+def print_reduction(name: str, nest: Nest, lines: Lines, names: Names) -> Launch:
     """Write the kernel, or two where only the sizes tell whether rows fit a tile."""
     inner, across = turns(nest.inner), lane_of(nest) is not None
-    count = HOST.index(inner)
     if isinstance(inner, int) and inner <= (256 if across else MOST_COLUMNS):
-        return _Reduction(name, nest, lines, names).persistent(
-            options, str(power_of_two(inner)), power_of_two(inner)
-        )
-    columns = ACROSS_COLUMNS if across else LOOPED_COLUMNS
-    looped = _Reduction(name, nest, lines, names).looped(options, columns, across=across)
+        return _Reduction(name, nest, lines, names).persistent()
+    looped = _Reduction(name, nest, lines, names).looped(across=across)
     if isinstance(inner, int) or across:
         return looped
-    whole = _Reduction(f"{name}_whole", nest, lines, names)
-    return whole.persistent(
-        options,
-        f"kh.power_of_two({count})",
-        power_of_two(estimate(inner)),
-        f"{count} <= {MOST_COLUMNS}",
-        looped,
-    )
+    condition = f"{HOST.factor(inner)} <= {MOST_COLUMNS}"
+    return _Reduction(f"{name}_whole", nest, lines, names).persistent(condition, looped)
 
 
 class _Reduction:
@@ -66,14 +52,7 @@ class _Reduction:
         self.inner = nest.is_inner()
         self.flat = flatten(tuple(one.index for one in nest.inner), tuple(one.extent for one in nest.inner))
 
-    def persistent(
-        self,
-        options: Options,
-        columns: str,
-        likely: int,
-        condition: str = "",
-        otherwise: Launch | None = None,
-    ) -> Launch:
+    def persistent(self, condition: str = "", otherwise: Launch | None = None) -> Launch:
         """All columns at once."""
         with self.kernel.define(["ROWS", "COLUMNS"]):
             self._rows()
@@ -83,9 +62,11 @@ class _Reduction:
                     self._reduce(one)
                 else:
                     self.body.emit(one)
-        return self._launch(options, columns, likely, condition, otherwise)
+        outer, inner = turns(self.nest.outer), turns(self.nest.inner)
+        tile = chosen(whole_tile, (outer, inner), (HOST.index(outer), HOST.index(inner)))
+        return self._launch(tile, condition, otherwise)
 
-    def looped(self, options: Options, columns: int, *, across: bool) -> Launch:
+    def looped(self, *, across: bool) -> Launch:
         """Columns by columns, in as many passes as it takes."""
         level = self._levels()
         passes = sorted(
@@ -102,8 +83,8 @@ class _Reduction:
                 if number in passes:
                     self._pass(number, level)
                 self._segment(number + 1, level)
-        rows = 64 if across else None
-        return self._launch(options, str(columns), columns, "", None, rows)
+        outer = turns(self.nest.outer)
+        return self._launch(chosen(looped_tile, (outer,), (HOST.index(outer),), across))
 
     # -- both --------------------------------------------------------------------------------------
 
@@ -122,23 +103,14 @@ class _Reduction:
         self.lines.add(f"column_live = column < {self.body.index(turns(self.nest.inner))}")
         self.kernel.unravel("column", self.nest.inner, self.body.scalars)
 
-    def _launch(
-        self, options: Options, columns: str, likely: int, condition: str, otherwise: Launch | None,
-        rows: int | None = None,
-    ) -> Launch:  # fmt: skip
+    def _launch(self, tile: Tile, condition: str = "", otherwise: Launch | None = None) -> Launch:
         outer = turns(self.nest.outer)
-        found, warps = options.rows(outer, likely)
-        if rows is not None:
-            found, warps = min(rows, power_of_two(estimate(outer))), 4
-        if not self.nest.outer:
-            found, warps = 1, max(1, min(16, likely // 256))
         count = HOST.index(outer)
         tests = [condition] if condition else []
         if not isinstance(outer, int):
-            tests.append(f"{count} > 0")
-        constants = {"ROWS": str(found), "COLUMNS": columns, "num_warps": str(warps)}
+            tests.append(f"{HOST.factor(outer)} > 0")
         return self.kernel.launch(
-            " and ".join(tests), [f"kh.cdiv({count}, {found})"], constants, otherwise=otherwise
+            " and ".join(tests), [f"kh.cdiv({count}, {tile.of('ROWS')})"], tile, otherwise
         )
 
     def _reduce(self, one: Reduce) -> None:

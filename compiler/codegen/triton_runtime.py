@@ -12,6 +12,14 @@ import triton
 import triton.language as tl
 from triton.knobs import runtime as _runtime
 
+from kernels_hub.compiler.codegen.triton_options import (  # noqa: F401  (of generated modules)
+    attention_tile,
+    block_tile,
+    looped_tile,
+    product_tile,
+    whole_tile,
+)
+
 INTERPRETED = bool(_runtime.interpret)
 """Whether kernels run on the CPU: decided when Triton is imported."""
 
@@ -135,11 +143,6 @@ else:
 def cdiv(a: int, b: int) -> int:
     """a / b, rounded up."""
     return -(-a // b)
-
-
-def power_of_two(number: int) -> int:
-    """The least power of two that is not less."""
-    return 1 << max(number - 1, 0).bit_length()
 
 
 def index_type(*counts: int) -> tl.dtype:
