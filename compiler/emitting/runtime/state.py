@@ -63,9 +63,8 @@ class State:
         for one in self.reads:
             if one.holder.get(one.name) is not one.value:
                 return False
-        for holder, name, part in self._containers:
-            if holder.get(name) is not part:
-                return False
+        if not all(held.get(name) is part for held, name, part in self._containers):
+            return False
         for holder, name, tensor, address, version in self._held:
             if holder.get(name) is not tensor or tensor.data_ptr() != address:
                 return False

@@ -13,9 +13,10 @@ from tests.compiler.emit.emitted_layers import (
     LENGTH,
     Case,
     bert,
-    bert_inputs,
     gated_mlp,
+    llama,
     normed,
+    token_ids,
     write_onnx,
 )
 
@@ -49,14 +50,27 @@ def normed_layer(emitted_folder: Path) -> Emitted:
 
 @pytest.fixture(scope="session")
 def bert_layer(emitted_folder: Path) -> Emitted:
-    shapes = {0: BATCH, 1: LENGTH}
     return emit_layer(
         bert(),
-        kwargs=bert_inputs(),
+        kwargs={"input_ids": token_ids()},
         layer_name="BertLayer",
         out=emitted_folder / "BertLayer",
-        dynamic_shapes={"input_ids": shapes, "attention_mask": shapes},
+        dynamic_shapes={"input_ids": {0: BATCH, 1: LENGTH}},
         submodule="encoder.layer.0",
+        benchmark=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def llama_layer(emitted_folder: Path) -> Emitted:
+    return emit_layer(
+        llama(),
+        kwargs={"input_ids": token_ids(), "use_cache": False},
+        layer_name="LlamaDecoderLayer",
+        out=emitted_folder / "LlamaDecoderLayer",
+        dynamic_shapes={"input_ids": {0: BATCH, 1: LENGTH}, "use_cache": None},
+        submodule="layers.0",
+        benchmark=False,
     )
 
 

@@ -92,10 +92,8 @@ def bert(**changes: Any) -> nn.Module:
     return BertModel(config).eval()
 
 
-def bert_inputs(batch: int = 2, length: int = 7) -> dict[str, torch.Tensor]:
-    mask = torch.ones(batch, length, dtype=torch.int64)
-    mask[0, length // 2 :] = 0
-    return {"input_ids": torch.arange(batch * length).reshape(batch, length) % 50, "attention_mask": mask}
+def token_ids(batch: int = 2, length: int = 7) -> torch.Tensor:
+    return torch.arange(batch * length).reshape(batch, length) % 50
 
 
 def llama(**changes: Any) -> nn.Module:

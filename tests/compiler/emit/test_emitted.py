@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +30,7 @@ from kernels_hub import (
 )
 from kernels_hub.compiler.emit import Emitted
 from kernels_hub.repository.build import build_repository
-from tests.compiler.emit.emitted_layers import GatedMLP, Normed, bert, bert_inputs, gated_mlp, normed
+from tests.compiler.emit.emitted_layers import GatedMLP, Normed, bert, gated_mlp, llama, normed, token_ids
 from tests.tolerances import assert_close
 
 replace_kernel_forward_from_hub(GatedMLP, "GatedMLP")
@@ -100,17 +104,24 @@ def test_built_and_packed(mlp: Emitted, tmp_path: Any):
     assert program.known(module) is None
 
 
-def test_layers_of_a_model(bert_layer: Emitted):
+@pytest.mark.parametrize(
+    ("build", "fixture"), [(bert, "bert_layer"), (llama, "llama_layer")], ids=["bert", "llama"]
+)
+def test_layers_of_a_model(build: Any, fixture: str, request: pytest.FixtureRequest):
     """A layer of a transformers model serves all of its kind, whatever index and weights they have."""
     from transformers.models.bert.modeling_bert import BertLayer
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-    replace_kernel_forward_from_hub(BertLayer, "BertLayer")
-    model = bert()
+    emitted = request.getfixturevalue(fixture)
+    replace_kernel_forward_from_hub(
+        {"bert": BertLayer, "llama": LlamaDecoderLayer}[build.__name__], emitted.layer_name
+    )
+    model, sizes = build(), ((2, 7), (3, 12), (1, 4))
     with torch.no_grad():
-        expected = [model(**bert_inputs(*sizes)).last_hidden_state for sizes in ((2, 7), (3, 12), (1, 4))]
-    with swapped(model, bert_layer) as program, torch.no_grad():
-        for sizes, one in zip(((2, 7), (3, 12), (1, 4)), expected, strict=True):
-            assert_close(model(**bert_inputs(*sizes)).last_hidden_state, one, factor=4)
+        expected = [model(token_ids(*one), use_cache=False).last_hidden_state for one in sizes]
+    with swapped(model, emitted) as program, torch.no_grad():
+        for one, other in zip(sizes, expected, strict=True):
+            assert_close(model(token_ids(*one), use_cache=False).last_hidden_state, other, factor=4)
         assert not program.fallbacks
         assert sum(row.swapped for row in report(model).rows) == 2
 
@@ -289,10 +300,6 @@ def activation(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def no_compiler(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    raise NotImplementedError
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -399,3 +406,32 @@ def test_torch_compile_and_export_run_the_original(mlp: Emitted):
         expected = GatedMLP.forward(module, x)
         torch.testing.assert_close(torch.compile(module, backend="eager", fullgraph=True)(x), expected)
         torch.testing.assert_close(torch.func.vmap(module)(x[None])[0], expected)
+
+
+def test_without_a_compiler(mlp: Emitted, tmp_path: Any):
+    """In a process that finds none, the original runs, and the reason names what to do."""
+    program = """
+import logging, sys, torch
+from kernels_hub import get_local_kernel
+from tests.compiler.emit.emitted_layers import gated_mlp
+
+logging.basicConfig()
+kernel, module = get_local_kernel(sys.argv[1], backend="cpu"), gated_mlp().module
+with torch.no_grad():
+    for x in (torch.randn(1, 2, 64), torch.randn(2, 2, 64)):
+        assert torch.equal(kernel.layers.GatedMLP.forward(module, x), module(x))
+"""
+    environment = {**os.environ, "KERNELS_HUB_CXX": "none", "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(mlp.path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = [one for one in done.stderr.splitlines() if "kernels_hub" in one]
+    assert (
+        "GatedMLP runs the original forward: " in line
+        and "no C++ compiler found; set KERNELS_HUB_CXX" in line
+    )
