@@ -3,11 +3,13 @@
     best'  = max(best, max(scores));  total' = total * exp(best - best') + sum(exp(scores - best'))
     out'   = out * exp(best - best') + exp(scores - best') @ v;  the result is out / total
 
-Scores, their masks included, are the statements of the root on a tile [queries, keys]. Source: arXiv 2205.14135.
+Scores, their masks included, are the statements of the root on a tile [queries, keys]; keys that a causal mask hides
+from all queries of a block are not read. Source: arXiv 2205.14135.
 """
 
 from __future__ import annotations
 
+from kernels_hub.compiler.codegen.cpp_causal import causal_scores
 from kernels_hub.compiler.codegen.cpp_loops import is_empty, turns
 from kernels_hub.compiler.codegen.cpp_text import Names
 from kernels_hub.compiler.codegen.triton_kernel import HOST, Kernel, Launch
@@ -64,13 +66,23 @@ class _Attention:
             lines.add('best = tl.full([ROWS, 1], float("-inf"), tl.float32)')
             lines.add("total = tl.zeros([ROWS, 1], tl.float32)")
             lines.add("out = tl.zeros([ROWS, VALUES], tl.float32)")
-            with lines.block(f"for start in range(0, {body.index(self.key.extent)}, COLUMNS)"):
+            with lines.block(f"for start in range(0, {self._end()}, COLUMNS)"):
                 self._block_of_keys()
             lines.add(f"{root.name} = {_result(root, self.key.extent, body)}")
             body.know(root.name, root.dtype, ["rows", "values"])
             for statement in self.nest.body:
                 body.emit(statement)
         return _launch(self.kernel, self.nest, root)
+
+    def _end(self) -> str:
+        """The keys that these queries see: with a causal mask, none behind that of the last query."""
+        keys = self.body.index(self.key.extent)
+        causal = causal_scores(self.root, self.root.scores, self.root.score)
+        if causal is None:
+            return keys
+        last = f"(program % blocks + 1) * ROWS + {self.body.factor(causal[0])}"
+        self.lines.add(f"seen = tl.minimum({keys}, {last})", "causal")
+        return "seen"
 
     def _queries(self) -> None:
         lines, body = self.lines, self.body

@@ -124,12 +124,13 @@ def attention_tile(queries: int, keys: int, width: int, values: int, bits: int) 
     widest = max(width, values)
     most = 128 if widest <= 64 else 64 if widest <= 128 else 32
     most = most if bits < 32 else max(16, most // 2)
+    rows = min(most, max(16, power_of_two(queries)))
     return {
-        "ROWS": min(most, max(16, power_of_two(queries))),
+        "ROWS": rows,
         "COLUMNS": min(64 if bits < 32 and widest <= 128 else 32, max(16, power_of_two(keys))),
         "WIDTH": width,
         "VALUES": values,
-        "num_warps": 4,
+        "num_warps": 8 if bits == 32 and rows >= 64 else 4,
         "num_stages": 2 if widest <= 128 else 1,
     }
 

@@ -158,6 +158,10 @@ class Body:
         """An index expression."""
         return self.scalars.index(dim)
 
+    def factor(self, dim: Dim) -> str:
+        """An index expression that may stand in any other."""
+        return self.scalars.factor(dim)
+
     def know(self, name: str, dtype: DType, axes: Iterable[str]) -> None:
         """Note a value that no statement here makes."""
         self.dtypes[name], self.shape[name] = dtype, frozenset(axes)

@@ -18,6 +18,7 @@ from kernels_hub.compiler.codegen.triton import generate
 from kernels_hub.compiler.codegen.triton_options import Options
 from kernels_hub.compiler.engines.triton import KNOBS, ROOTS
 from kernels_hub.compiler.importers.torch_export import import_torch
+from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.rewrite.pipeline import rewrite
 from kernels_hub.compiler.schedule.schedule import schedule
 from tests.compiler.codegen.triton.compiled import SHARED, launches
@@ -110,6 +111,19 @@ def small() -> Graph:
 def test_kernels_of_symbolic_sizes(arch, tmp_path, monkeypatch):
     monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path))
     assert check(small(), Options(arch=arch), arch, {"n": 48}) >= 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_attention_of_every_width(width, dtype, arch, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path))
+    graph = Graph("attention")
+    q, k, v = (graph.input(name, (2, 8, 512, width), dtype) for name in "qkv")
+    scores = graph.apply("matmul", q, k.transpose(), dtype=types.FLOAT32) * 0.1
+    graph.output("y", scores.softmax(-1).cast(dtype) @ v)
+    assert check(rewrite(graph).graph, Options(arch=arch), arch) == 1
 
 
 @pytest.mark.slow

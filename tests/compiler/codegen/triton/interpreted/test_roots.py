@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kernels_hub.compiler import Graph
+from kernels_hub.compiler.codegen.triton import generate
 from kernels_hub.compiler.engines.triton import ROOTS
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.rewrite.pipeline import rewrite
@@ -126,6 +127,13 @@ def test_attention(mask, dtype, device):
         arrays[3][...] = True
         arrays[3][1, ..., 5:] = False
     assert_agrees(graph, device, arrays=arrays)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(70, 70), (9, 90), (90, 70)])
+def test_causal_attention_reads_no_keys_that_none_sees(queries, keys, device):
+    graph = attention("float32", queries=queries, keys=keys, heads=2, mask="causal")
+    assert "causal" in generate(schedule(graph, ROOTS)).source
+    assert_agrees(graph, device)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 40), (35, 1), (3, 70)])
