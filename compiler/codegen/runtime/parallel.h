@@ -8,7 +8,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 
 #include "simd.h"
@@ -41,12 +40,12 @@ class Tickets {
  public:
   explicit Tickets(int64_t count) : count_(count) {}
   int64_t next() {
-    const int64_t ticket = next_.fetch_add(1, std::memory_order_relaxed);
+    const int64_t ticket = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED);  // <atomic> takes 0.3 s to parse
     return ticket < count_ ? ticket : -1;
   }
 
  private:
-  std::atomic<int64_t> next_{0};
+  int64_t next_ = 0;
   int64_t count_;
 };
 
