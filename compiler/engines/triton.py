@@ -29,6 +29,7 @@ from kernels_hub.compiler.codegen.triton import Program, generate
 from kernels_hub.compiler.codegen.triton_attention import MOST_WIDTH
 from kernels_hub.compiler.codegen.triton_module import load_module
 from kernels_hub.compiler.codegen.triton_options import Options
+from kernels_hub.compiler.codegen.triton_split import split_reductions
 from kernels_hub.compiler.codegen.triton_text import check_spelled
 from kernels_hub.compiler.engines.engine import (
     CompiledPlan,
@@ -335,7 +336,7 @@ class TritonEngine:
         refuse_knobs(self.name, knobs, ("block", "tile", "tf32"))
         if isinstance(answer := self.check(graph, device), Decline):
             raise EngineError(f"engine {self.name} does not take graph {graph.name}: {answer.reason}")
-        scheduled = schedule(graph, ROOTS)
+        scheduled = split_reductions(schedule(graph, ROOTS))
         return TritonPlan(graph, device, scheduled, generate(scheduled, options_of(device, knobs)), knobs)
 
     def load(self, payload: bytes, device: Device) -> CompiledPlan:

@@ -1,0 +1,159 @@
+"""Reductions of few long rows in two phases, so that there are programs enough to fill a GPU.
+
+The first nest reduces parts of each row to scratch memory, the second these to the result, with all that follows from
+it. Only rows of one pass are split, whose length is known and has a divisor that is fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kernels_hub.compiler.codegen.cpp_contexts import lane_of
+from kernels_hub.compiler.codegen.cpp_loops import is_empty, simplified, turns, with_dims
+from kernels_hub.compiler.codegen.triton_options import PROGRAMS
+from kernels_hub.compiler.ir.dims import substitute
+from kernels_hub.compiler.schedule.index import Loop, flatten, row_major
+from kernels_hub.compiler.schedule.kernel import (
+    Buffer,
+    Kernel,
+    Load,
+    Nest,
+    Reduce,
+    Role,
+    Schedule,
+    Statement,
+    Store,
+    arguments,
+    variables,
+)
+
+KINDS = frozenset({"sum", "prod", "max", "min", "any", "all"})
+LEAST = 2048
+"""Elements of a part, at least."""
+
+LANES = 64
+"""Rows of a program where they lie side by side."""
+
+
+def split_reductions(schedule: Schedule) -> Schedule:
+    """The schedule with long reductions of few rows in two nests each; scratch buffers are added for the parts."""
+    count = sum(one.role is Role.SCRATCH for one in schedule.buffers)
+    added: list[Buffer] = []
+    kernels: list[Kernel] = []
+    for kernel in schedule.kernels:
+        nests: list[Nest] = []
+        for nest in kernel.nests:
+            plan = _plan(nest)
+            if plan is None:
+                nests.append(nest)
+                continue
+            pair, buffers = plan.nests(f"part{count + len(added)}")
+            nests += pair
+            added += buffers
+        kernels.append(replace(kernel, nests=tuple(nests)))
+    if not added:
+        return schedule
+    return replace(schedule, buffers=(*schedule.buffers, *added), kernels=tuple(kernels))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A nest, the inner loop that is cut, and into how many parts."""
+
+    nest: Nest
+    loop: Loop
+    parts: int
+
+    def nests(self, name: str) -> tuple[tuple[Nest, Nest], list[Buffer]]:
+        """Both nests, and the buffers between them."""
+        nest, parts = self.nest, Loop(f"{self.loop.name}_part", self.parts)
+        extent = self.loop.extent
+        assert isinstance(extent, int)
+        rest = Loop(self.loop.name, extent // self.parts)
+        moved = {self.loop.name: parts.index * rest.extent + rest.index}
+        shape = (*(one.extent for one in nest.outer), self.parts)
+        where = flatten((*(one.index for one in nest.outer), parts.index), shape)
+        reduces = [one for one in nest.body if isinstance(one, Reduce)]
+        buffers = {
+            one.name: Buffer(f"{name}_{one.name}", Role.SCRATCH, one.dtype, shape, row_major(shape))
+            for one in reduces
+        }
+        stores = [Store(buffers[one.name], where, one.name) for one in reduces]
+        body = [
+            with_dims(one, lambda dim: substitute(dim, moved))
+            for one in _needed(nest.body, [one.name for one in reduces])
+        ]
+        inner = tuple(rest if one is self.loop else one for one in nest.inner)
+        first = Nest((*nest.outer, parts), inner, (*body, *stores))
+        return (first, Nest(nest.outer, (parts,), self._second(buffers, where))), list(buffers.values())
+
+    def _second(self, buffers: dict[str, Buffer], where: object) -> tuple[Statement, ...]:
+        """The parts reduced, and what follows."""
+        inner = self.nest.is_inner()
+        body: list[Statement] = []
+        for one in self.nest.body:
+            if isinstance(one, Reduce):
+                part = f"{one.name}_part"
+                body.append(Load(part, one.dtype, buffers[one.name], where))  # type: ignore[arg-type]
+                body.append(replace(one, arg=part))
+            elif isinstance(one, Store) or not inner[one.name]:
+                body.append(one)
+        stores = [one for one in body if isinstance(one, Store)]
+        return (*_needed(body, [name for one in stores for name in arguments(one)]), *stores)
+
+
+def _plan(nest: Nest) -> _Plan | None:
+    """How a nest is split; None where it is not."""
+    reduces = [one for one in nest.body if isinstance(one, Reduce)]
+    if nest.root is not None or not reduces or any(one.kind not in KINDS for one in reduces):
+        return None
+    nest = simplified(nest)
+    outer, inner = turns(nest.outer), turns(nest.inner)
+    if not isinstance(outer, int) or not isinstance(inner, int) or is_empty((*nest.outer, *nest.inner)):
+        return None
+    if not _is_one_pass(nest):
+        return None
+    programs = -(-outer // LANES) if lane_of(nest) is not None else outer
+    most = min(PROGRAMS // programs, inner // LEAST)
+    best: tuple[int, Loop] | None = None
+    for loop in nest.inner:
+        assert isinstance(loop.extent, int)
+        parts = max(
+            (one for one in range(1, min(most, loop.extent) + 1) if loop.extent % one == 0), default=1
+        )
+        if parts > (best[0] if best else 3):
+            best = parts, loop
+    return _Plan(nest, best[1], best[0]) if best else None
+
+
+def _is_one_pass(nest: Nest) -> bool:
+    """Whether nothing in the inner loops follows from a reduction, or is stored."""
+    mine = {one.name for one in nest.inner}
+    inner = nest.is_inner()
+    after: set[str] = set()
+    for one in nest.body:
+        follows = any(arg in after for arg in arguments(one))
+        if isinstance(one, Store):
+            if any(inner[arg] for arg in arguments(one)) or mine & variables(one):
+                return False
+        elif isinstance(one, Reduce):
+            if follows:
+                return False
+            after.add(one.name)
+        elif follows:
+            if inner[one.name]:
+                return False
+            after.add(one.name)
+    return True
+
+
+def _needed(body: Sequence[Statement], roots: Sequence[str]) -> list[Statement]:
+    """The statements that some names take, in order."""
+    wanted = set(roots)
+    found: list[Statement] = []
+    for one in reversed(body):
+        if not isinstance(one, Store) and one.name in wanted:
+            found.append(one)
+            wanted.update(arguments(one))
+    return found[::-1]
