@@ -2,7 +2,8 @@
 
 Run with `python examples/generate_text_with_llama.py`, which builds a Llama with random weights, or with
 `--weights FOLDER` (or a name on the Hub) for real ones. Two graphs are compiled, for all lengths each: the prefill
-takes the prompt, the step one token with the keys and values of all before it, and returns them one longer.
+takes the prompt, the step one token with the keys and values of all before it, and returns them one longer. To
+append is to copy them, here as in eager PyTorch; that is little beside the weights that each step reads.
 """
 
 from __future__ import annotations
