@@ -139,7 +139,14 @@ def _digest(kind: Any) -> str:
             node.decorator_list = []
             if ast.get_docstring(node) is not None:
                 node.body = node.body[1:] or [ast.Pass()]
-    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:16]
+    return hashlib.sha256(ast.unparse(_Plain().visit(tree)).encode()).hexdigest()[:16]
+
+
+class _Plain(ast.NodeTransformer):
+    """Without f-strings, which are messages, and which every release of Python spells in its own way."""
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
+        return ast.copy_location(ast.Constant("f-string"), node)
 
 
 def _find(module: nn.Module, one: Module) -> tuple[dict[str, nn.Module | None], str, nn.Module]:

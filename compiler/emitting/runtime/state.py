@@ -43,6 +43,9 @@ class State:
         """(its holder's table, its name there, the tensor, its address, its version or -1 where that is no matter)"""
         self._containers = [] if table.modules else _containers(module)
         copied = [self._weight(module, one) for one in table.weights]
+        for one in self.reads:
+            if isinstance(one.value, torch.Tensor):
+                self._held.append((*one, one.value.data_ptr(), _version(one.value)))
         for place, tensor in constants.items():
             self.addresses[place] = tensor.data_ptr()
         self.nbytes = 0

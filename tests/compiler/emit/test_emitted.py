@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,11 @@ from kernels_hub import (
     restore,
     use_kernel_mapping,
 )
+from kernels_hub.compiler import emit
+from kernels_hub.compiler.codegen.cpp import generate
 from kernels_hub.compiler.emit import Emitted
+from kernels_hub.compiler.emitting.check import difference
+from kernels_hub.compiler.errors import CompilerError, EngineError
 from kernels_hub.repository.build import build_repository
 from tests.compiler.emit.emitted_layers import GatedMLP, Normed, bert, gated_mlp, llama, normed, token_ids
 from tests.tolerances import assert_close
@@ -344,6 +349,10 @@ def untie(module: nn.Module) -> None:
     module.other.weight = nn.Parameter(torch.randn(48, 48))
 
 
+def edit_table(module: nn.Module) -> None:
+    module.table[1] = 9
+
+
 def eps(module: nn.Module) -> None:
     module.norm.eps = 0.5
 
@@ -353,6 +362,7 @@ def eps(module: nn.Module) -> None:
     [
         (set_scale, "it has scale = 2.5, it was compiled with 1.5"),
         (eps, "its norm has eps = 0.5, it was compiled with 1e-05"),
+        (edit_table, "it has table = 'torch.float32[2]"),
         (untie, "its other.weight is no longer the same tensor as its linear.weight"),
         (nn.Module.train, "has training = True, it was compiled with False"),
     ],
@@ -435,3 +445,79 @@ with torch.no_grad():
         "GatedMLP runs the original forward: " in line
         and "no C++ compiler found; set KERNELS_HUB_CXX" in line
     )
+
+
+# -- what is checked before a layer is written ---------------------------------------------------------------
+
+
+def test_a_wrong_program_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def wrong(scheduled: Any) -> Any:
+        program = generate(scheduled)
+        assert "kh::sigmoid(" in program.source
+        return replace(program, source=program.source.replace("kh::sigmoid(", "1.001f * kh::sigmoid("))
+
+    monkeypatch.setattr(emit, "generate", wrong)
+    case = gated_mlp()
+    with pytest.raises(
+        EngineError, match="differs from the original module by .*, for batch = 2, length = 5"
+    ):
+        emit.emit_layer(
+            (case.module, case.args),
+            layer_name="Wrong",
+            out=tmp_path / "wrong",
+            dynamic_shapes=case.dynamic_shapes,
+        )
+    assert not (tmp_path / "wrong").exists()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([1.0, 2.5], [1.0, 2.0], 0.25),
+        ([1.0, float("nan")], [1.0, float("nan")], 0.0),
+        ([1.0, float("nan")], [1.0, 2.0], float("inf")),
+        ([1.0, 2.0], [1.0, float("nan")], float("inf")),
+        ([1.0, float("inf")], [1.0, -float("inf")], float("inf")),
+        ([0.5], [0.0], 0.5),
+        ([], [], 0.0),
+    ],
+)
+def test_difference(one: list[float], other: list[float], expected: float):
+    assert difference(torch.tensor(one), torch.tensor(other)) == expected
+
+
+def test_a_module_is_left_as_it_was(tmp_path: Path):
+    """Mode, class and forward, also where compiling fails."""
+    case = normed()
+    case.module.train()
+    case.module.dropout.eval()
+    state = {name: one.clone() for name, one in case.module.state_dict().items()}
+    for shapes in (case.dynamic_shapes, {"nothing": None}):
+        with pytest.raises(CompilerError):
+            emit.emit_layer(
+                (case.module, (torch.zeros(4, 47), *case.args[1:]), case.kwargs),
+                layer_name="Normed",
+                out=tmp_path / "out",
+                dynamic_shapes=shapes,
+            )
+        assert type(case.module) is Normed and "forward" not in vars(case.module)
+        assert case.module.training and not case.module.dropout.training and case.module.norm.training
+        assert all(torch.equal(one, state[name]) for name, one in case.module.state_dict().items())
+
+
+def test_dtypes_of_16_bits(tmp_path: Path):
+    case = gated_mlp()
+    emitted = emit.emit_layer(
+        (case.module.bfloat16(), (case.args[0].bfloat16(),)),
+        layer_name="GatedMLP",
+        out=tmp_path / "out",
+        dynamic_shapes=case.dynamic_shapes,
+        benchmark=False,
+    )
+    module = gated_mlp().module.bfloat16()
+    with swapped(module, emitted) as program:
+        compare(module, program, torch.randn(3, 4, 64).bfloat16())
+        with torch.no_grad():
+            module.float()(torch.randn(3, 4, 64))
+        assert program.fallbacks == {"dtype float32": "x is float32, it was compiled for bfloat16"}
