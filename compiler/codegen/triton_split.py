@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from kernels_hub.compiler.codegen.cpp_contexts import lane_of
 from kernels_hub.compiler.codegen.cpp_loops import is_empty, simplified, turns, with_dims
 from kernels_hub.compiler.codegen.triton_options import PROGRAMS
-from kernels_hub.compiler.ir.dims import substitute
+from kernels_hub.compiler.ir.dims import Dim, substitute
 from kernels_hub.compiler.schedule.index import Loop, flatten, row_major
 from kernels_hub.compiler.schedule.kernel import (
     Buffer,
@@ -88,14 +88,14 @@ class _Plan:
         first = Nest((*nest.outer, parts), inner, (*body, *stores))
         return (first, Nest(nest.outer, (parts,), self._second(buffers, where))), list(buffers.values())
 
-    def _second(self, buffers: dict[str, Buffer], where: object) -> tuple[Statement, ...]:
+    def _second(self, buffers: dict[str, Buffer], where: Dim) -> tuple[Statement, ...]:
         """The parts reduced, and what follows."""
         inner = self.nest.is_inner()
         body: list[Statement] = []
         for one in self.nest.body:
             if isinstance(one, Reduce):
                 part = f"{one.name}_part"
-                body.append(Load(part, one.dtype, buffers[one.name], where))  # type: ignore[arg-type]
+                body.append(Load(part, one.dtype, buffers[one.name], where))
                 body.append(replace(one, arg=part))
             elif isinstance(one, Store) or not inner[one.name]:
                 body.append(one)

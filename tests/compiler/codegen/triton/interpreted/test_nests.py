@@ -171,3 +171,14 @@ def test_what_it_declines_it_says(device):
     assert "pow" in answer.reason and answer.values == {y.id}
     other = Device("cuda") if device.type == "cpu" else Device("cpu")
     assert not ENGINE.check(Graph("none"), other)
+
+
+def test_few_long_rows_in_two_phases(device):
+    graph = Graph("phases")
+    x = graph.input("x", (2, 12288), "float32")
+    graph.output("total", (x * x).reduce("sum", [1]) * 0.5)
+    graph.output("most", x.reduce("max", [0, 1]))
+    graph.output("any", (x > 3.0).reduce("any", [0, 1]))
+    plan = guard.compiled(ENGINE, graph, device, {})
+    assert any(len(kernel.nests) == 2 for kernel in plan.plan.schedule.kernels)
+    assert_agrees(graph, device)
