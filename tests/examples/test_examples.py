@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import struct
 import sys
 import zlib
@@ -22,6 +23,13 @@ ARGUMENTS = {
     "search_sentences_with_minilm": "--rounds 1",
 }
 """What makes an example small: sizes and repetitions."""
+
+FULL = {
+    "generate_text_with_llama": "",
+    "paint_with_stable_diffusion": "--full --pixels 64 --steps 2",
+    "search_sentences_with_minilm": "",
+}
+"""Sizes worth timing; `-s` shows the times."""
 
 
 def load(path: Path) -> ModuleType:
@@ -133,10 +141,23 @@ def read_png(data: bytes) -> np.ndarray:
     return lines[:, 1:].reshape(rows, columns, 3)
 
 
+def run(path: Path, arguments: dict[str, str]) -> None:
+    given = [arguments[path.stem].split()] if path.stem in arguments else []
+    globals()[f"check_{path.stem}"](load(path).main(*given))
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.stem for path in EXAMPLES])
 def test_example(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    example = load(path)
-    arguments = [ARGUMENTS[path.stem].split()] if path.stem in ARGUMENTS else []
-    result = example.main(*arguments)
-    globals()[f"check_{path.stem}"](result)
+    run(path, ARGUMENTS)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    os.environ.get("KERNELS_HUB_FULL_EXAMPLES") != "1",
+    reason="minutes, and 13 GB of memory: asked for by KERNELS_HUB_FULL_EXAMPLES=1",
+)
+@pytest.mark.parametrize("name", FULL)
+def test_example_in_full(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(next(path for path in EXAMPLES if path.stem == name), FULL)
