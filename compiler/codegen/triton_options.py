@@ -113,7 +113,7 @@ def product_tile(
             programs *= 2
         depth = min(64 if bits < 32 else 32, max(16, power_of_two(k)))
     if bits == 33:  # no tensor cores: registers decide
-        rows, columns, depth = min(rows, 64), min(columns, 64), 16
+        rows, columns, depth, stages = min(rows, 64), min(columns, 64), 16, 2
     warps = 8 if rows * columns >= (64 * 64 if bits == 33 else 128 * 64) else 4
     return {"ROWS": rows, "COLUMNS": columns, "DEPTH": depth, "num_warps": warps, "num_stages": stages}
 
