@@ -11,9 +11,12 @@ original forward.
 
 from __future__ import annotations
 
+import keyword
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +46,7 @@ from kernels_hub.compiler.rewrite.fold import FoldParameters
 from kernels_hub.compiler.rewrite.pipeline import PIPELINE, rewrite
 from kernels_hub.compiler.schedule.schedule import schedule
 from kernels_hub.compiler.schedule.units import refused
+from kernels_hub.repository.build import KERNEL_NAME, NAME_RULE
 
 
 @dataclass(frozen=True)
@@ -83,12 +87,15 @@ def emit_layer(
 
     Every case of the card's table is checked against the module and the oracle before this returns. Raises
     ImportFailure for what cannot be imported and EngineError for ops that no kernel computes, each with all of
-    them; BuildError without a C++ compiler; EngineError where results differ. Nothing is left in `out` then.
+    them; BuildError without a C++ compiler; EngineError where results differ. `out` is as it was, then.
     """
     folder = Path(out)
-    if not layer_name.isidentifier():
+    if not layer_name.isidentifier() or keyword.iskeyword(layer_name):
         raise CompilerError(f"{layer_name!r} cannot be a layer's name: it is to be the name of a class")
     _check_out(folder)
+    kernel = name or package.kernel_name(layer_name)
+    if KERNEL_NAME.fullmatch(kernel) is None:
+        raise CompilerError(f"{kernel!r} cannot be a kernel's name, give another with name=: {NAME_RULE}")
     if toolchain.find_compiler() is None:
         raise BuildError(
             "no C++ compiler found to check what is emitted with; set KERNELS_HUB_CXX or install g++"
@@ -105,24 +112,43 @@ def emit_layer(
         with evaluating(example.module):
             modules = recorded(example)
     parts = Parts(layer_name, lowered, scheduled, program, modules)
-    kernel = name or package.kernel_name(layer_name)
     summary = (
         f"{original}, compiled to {len(program.steps)} C++ kernel{'s' if len(program.steps) != 1 else ''}"
     )
-    before = set(_files(folder))
-    try:
+    with _replacing(folder):
         files = _write(folder, parts, kernel, version, summary)
         with evaluating(example.module if example is not None else nn.Module()):
             checked = check_emitted(folder, layer_name, found, benchmark=benchmark)
         card = write_card(parts, found, checked, kernel, version, summary, command)
         (folder / "README.md").write_text(card, encoding="utf-8")
-    except BaseException:
-        if not before:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    for stale in before - {*files, "README.md"}:
-        (folder / stale).unlink()
     return Emitted(folder, kernel, layer_name, graph, program, checked, (*files, "README.md"))
+
+
+@contextmanager
+def _replacing(folder: Path) -> Iterator[None]:
+    """What was emitted there before is set aside, and comes back where the new one fails."""
+    was_there = folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-former-") as former:
+        for one in _OWNED:
+            if (folder / one).exists():
+                (folder / one).rename(Path(former) / one)
+        try:
+            yield
+        except BaseException:
+            for one in _OWNED:
+                shutil.rmtree(folder / one) if (folder / one).is_dir() else (folder / one).unlink(
+                    missing_ok=True
+                )
+            for kept in Path(former).iterdir():
+                kept.rename(folder / kept.name)
+            if not was_there:
+                folder.rmdir()
+            raise
+
+
+_OWNED = ("package", "cpu", "kernel.toml", "README.md", "build")
+"""What is written into a repository, and what was built of it, which clients would take for the new one."""
 
 
 def _source(
@@ -175,7 +201,9 @@ def _write(folder: Path, parts: Parts, kernel: str, version: str, summary: str) 
     """Write everything but the card; returns what was written."""
     standalone = parts.source.example is None
     layer, source = parts.layer, parts.source
-    init = (package.INIT_STANDALONE if standalone else package.INIT).replace("{summary}", summary)
+    init = (package.INIT_STANDALONE if standalone else package.INIT).replace(
+        "{summary}", package.in_docstring(summary)
+    )
     texts = {
         "kernel.toml": package.manifest(
             kernel, version, layer, source, summary, ["load"] if standalone else []
@@ -206,11 +234,3 @@ def _write(folder: Path, parts: Parts, kernel: str, version: str, summary: str) 
         write_tensors(folder / "package" / "weights.safetensors", arrays)
         files.append("package/weights.safetensors")
     return tuple(files)
-
-
-def _files(folder: Path) -> list[str]:
-    """What was emitted there before, which is written again or goes: never what a build made."""
-    found = []
-    for inside in ("package", "cpu"):
-        found += [str(one.relative_to(folder)) for one in (folder / inside).rglob("*") if one.is_file()]
-    return [*found, *(["README.md"] if (folder / "README.md").exists() else [])]

@@ -61,7 +61,7 @@ def layers_file(layer: str, source: Source, summary: str, *, standalone: bool) -
         "",
         "",
         f"class {layer}(nn.Module):",
-        f'    """{summary}.',
+        f'    """{in_docstring(summary)}.',
         "",
         *(f"    {line}" for line in described(source)),
         "",
@@ -88,9 +88,14 @@ def described(source: Source) -> list[str]:
     both = (*source.graph.inputs.items(), *source.graph.outputs.items())
     arrows = ["in "] * len(source.graph.inputs) + ["out"] * len(source.graph.outputs)
     return [
-        f"{arrow} {name}: {one.dtype.name} {show(one.shape)}"
+        in_docstring(f"{arrow} {name}: {one.dtype.name} {show(one.shape)}")
         for arrow, (name, one) in zip(arrows, both, strict=True)
     ]
+
+
+def in_docstring(text: str) -> str:
+    """A text without what ends a docstring, or means something in one."""
+    return text.replace("\\", "/").replace('"', "'")
 
 
 INIT = '''\

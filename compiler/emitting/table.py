@@ -199,7 +199,8 @@ def _limits(one: Symbol, variable: str) -> str | None:
 
 
 def _misfit(name: str, buffer: Buffer, place: int) -> str:
-    text = f"{name} has shape {{shape{place}}}, it was compiled for {show(buffer.shape)}"
+    before, after = (text.replace("{", "{{").replace("}", "}}") for text in (name, show(buffer.shape)))
+    text = f"{before} has shape {{shape{place}}}, it was compiled for {after}"
     return f"        raise Misfit({_literal('shape ' + name)}, f{_literal(text)})"
 
 

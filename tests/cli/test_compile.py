@@ -128,6 +128,12 @@ def test_a_module(here: Path, run: Run):
     assert found["name"] == "other" and found["cases"][0]["sizes"] == {"rows": 3}
     assert all(case["error"] == 0 and case["times_faster"] > 0 for case in found["cases"])
     assert 'version = "2.0.0"' in (here / "out" / "kernel.toml").read_text()
+    # What fails leaves what was there.
+    before = {one: one.read_bytes() for one in (here / "out").rglob("*") if one.is_file()}
+    result = run("compile", "factories:shifted", "--layer", "Shifted", "-o", "out", "--version", "2")
+    assert result.code == 1 and "'version' must read major.minor.patch" in result.err
+    assert {one: one.read_bytes() for one in (here / "out").rglob("*") if one.is_file()} == before
+    assert sorted(one.name for one in here.iterdir() if "former" in one.name) == []
 
 
 BAD = {
@@ -153,6 +159,8 @@ BAD = {
         "Model has no module 'second'; it has first, idle",
     ),
     "an idle layer": (["factories:model", "--submodule", "idle"], "the model does not call its idle"),
+    "a kernel's name": (["factories:shifted", "--name", "Not so"], "'Not so' cannot be a kernel's name"),
+    "a keyword": (["factories:shifted", "--layer", "class"], "'class' cannot be a layer's name"),
     "a name": (["factories:shifted", "--layer", "not a name"], "'not a name' cannot be a layer's name"),
 }
 
