@@ -324,7 +324,7 @@ class TritonEngine:
             return Decline(reason)
         if missing := [name for name in graph.parameters if name not in graph.weights]:
             return Decline(f"there are no arrays for the parameters {', '.join(map(repr, missing))}")
-        found = refused(graph, ROOTS) | _unspelled(graph)
+        found = refused(graph, ROOTS) | _unspelled(graph) | _untold(graph)
         if found:
             value, reason = next(iter(found.items()))
             more = f", and {len(found) - 1} more" if len(found) > 1 else ""
@@ -386,6 +386,17 @@ def _unspelled(graph: Graph) -> dict[Value, str]:
         reason = _why_not(node)
         if reason is not None:
             found.update(dict.fromkeys(node.results, reason))
+    return found
+
+
+def _untold(graph: Graph) -> dict[Value, str]:
+    """Values with a size that no shape of an input tells."""
+    told = dim_symbols(dim for value in graph.inputs.values() for dim in value.shape)
+    found: dict[Value, str] = {}
+    for node in graph.live():
+        if node.op.name != "input" and (missing := node.symbols() - told):
+            names = ", ".join(sorted(one.name for one in missing))
+            found.update(dict.fromkeys(node.results, f"no input's shape tells the size {names}"))
     return found
 
 

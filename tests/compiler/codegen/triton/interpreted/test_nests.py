@@ -182,3 +182,13 @@ def test_few_long_rows_in_two_phases(device):
     plan = guard.compiled(ENGINE, graph, device, {})
     assert any(len(kernel.nests) == 2 for kernel in plan.plan.schedule.kernels)
     assert_agrees(graph, device)
+
+
+def test_sizes_that_no_input_tells_are_declined(device):
+    graph = Graph("untold")
+    graph.symbol("n", 1)
+    y = graph.input("x", (), "float32").broadcast_to(("n",))
+    graph.output("y", y)
+    answer = ENGINE.check(graph, device)
+    assert isinstance(answer, Decline)
+    assert "tells the size n" in answer.reason and answer.values == {y.id}
