@@ -16,7 +16,7 @@ from kernels_hub.compiler.codegen.cpp_loops import dims_of
 from kernels_hub.compiler.codegen.cpp_text import Names
 from kernels_hub.compiler.codegen.scalar import Triton, size_name
 from kernels_hub.compiler.ir.dims import Dim, dim_symbols
-from kernels_hub.compiler.ir.types import FLOAT32, FLOAT64, INT64, DType
+from kernels_hub.compiler.ir.types import FLOAT32, INT64, DType
 from kernels_hub.compiler.schedule.index import Loop, Ranges, is_variable
 from kernels_hub.compiler.schedule.kernel import (
     Bound,
@@ -127,8 +127,8 @@ class Expressions(Triton):
         return f"kh.{function}({', '.join(args)})"
 
     def cast(self, text: str, source: DType, to: DType, *, saturate: bool = False) -> str:
-        """A value of one dtype as another; float64 goes to narrow floats through float32."""
-        if source is FLOAT64 and to.is_float and to.bits < 32 and not saturate:
+        """A value of one dtype as another; all go to narrow floats through float32, as the hardware does it."""
+        if source.compute is not FLOAT32 and to.is_float and to.bits < 32 and not saturate:
             text, source = f"({text}).to(tl.float32)", FLOAT32
         return super().cast(text, source, to, saturate=saturate)
 

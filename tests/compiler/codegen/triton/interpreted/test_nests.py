@@ -192,3 +192,14 @@ def test_sizes_that_no_input_tells_are_declined(device):
     answer = ENGINE.check(graph, device)
     assert isinstance(answer, Decline)
     assert "tells the size n" in answer.reason and answer.values == {y.id}
+
+
+@pytest.mark.parametrize("to", ["float16", "bfloat16", "float32", "int8", "bool"])
+def test_casts(to, device):
+    graph = Graph("casts")
+    for source in NAMES:
+        if types.dtype(source).is_float and types.dtype(to).is_integer:
+            continue  # of numbers beyond the range of an integer
+        graph.output(f"of_{source}", graph.input(source, (3, 5), source).cast(to))
+        graph.output(f"one_{source}", graph.input(f"{source}_0", (), source).cast(to))
+    assert_agrees(graph, device)
