@@ -43,6 +43,7 @@ _PUBLIC = {
     "compile": "pipeline",
     "create_plans": "selection",
     "dummy_weights": "ir.dummy",
+    "emit_layer": "emit",
     "evaluate": "ir.evaluate",
     "explain_rule": "rewrite.explain",
     "extract": "ir.transform",
@@ -63,7 +64,7 @@ _PUBLIC = {
 # `from kernels_hub.compiler import *` loads NumPy alone: these load onnx or torch, and are imported by name.
 _LOAD_MORE = {
     "Candidate", "Executable", "Filter", "Plan", "Profile", "Rates",
-    "check_onnx", "check_support", "compile", "create_plans", "import_onnx", "load_executable",
+    "check_onnx", "check_support", "compile", "create_plans", "emit_layer", "import_onnx", "load_executable",
 }  # fmt: skip
 
 __all__ = [*sorted(_PUBLIC.keys() - _LOAD_MORE)]  # noqa: PLE0604 (made of the table)
@@ -83,6 +84,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from kernels_hub.compiler.emit import emit_layer as emit_layer
     from kernels_hub.compiler.engines.engine import Decline as Decline
     from kernels_hub.compiler.engines.engine import Device as Device
     from kernels_hub.compiler.engines.engine import Note as Note

@@ -1,7 +1,7 @@
 """From a graph to kernels: what is computed together, where it lies in memory, in which order.
 
 schedule   the whole way; `print(schedule(graph))` shows it (text)
-expand     composites and row-wise ops written out; scores takes attention apart
+expand     composites and row-wise ops written out (group_norm along the channels); scores takes attention apart
 units      which values are made for themselves
 layout     row-major, or channels last around convolutions
 lower      values as loads and computations at an index: views (views), pads and gathers cost nothing

@@ -13,6 +13,7 @@ from kernels_hub.compiler.ir.dims import product
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.transform import rebuild
 from kernels_hub.compiler.ir.types import DType
+from kernels_hub.compiler.schedule.group_norm import group_norm_of, written_out
 from kernels_hub.compiler.schedule.scores import ROOT_DTYPES, attention_parts
 
 
@@ -26,6 +27,8 @@ def expanded(graph: Graph, dtypes: frozenset[DType] = ROOT_DTYPES) -> Graph:
             callee = node.attrs["callee"]
             if attention_parts(node.results[0], dtypes) is not None:
                 return None
+            if (norm := group_norm_of(node.results[0], operands)) is not None:
+                return (written_out(norm),)
             if id(callee) not in callees:
                 callees[id(callee)] = expanded(callee, dtypes)
             return new.call(callees[id(callee)], *operands)

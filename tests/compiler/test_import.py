@@ -42,7 +42,8 @@ NAMES = """
     Decline Device Note Outcome Support set_plugin_paths
 """.split()
 LOAD_MORE = """
-    Candidate Executable Filter Plan Profile Rates check_onnx check_support compile create_plans import_onnx load_executable
+    Candidate Executable Filter Plan Profile Rates check_onnx check_support compile create_plans
+    emit_layer import_onnx load_executable
 """.split()
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from kernels_hub.compiler import Graph, evaluate
 from kernels_hub.compiler.errors import EngineError
+from kernels_hub.compiler.rewrite.pipeline import rewrite
 from kernels_hub.compiler.schedule.kernel import Kernel, Load, Product, Reduce, Schedule, Store
 from kernels_hub.compiler.schedule.kernel import Test as Asked
 from kernels_hub.compiler.schedule.schedule import schedule
@@ -195,3 +196,24 @@ def test_nearest_upsampling_is_index_arithmetic(scale, rule):
     options = {"coordinates": rule[0], "nearest": rule[1], "mode": "nearest"}
     graph.output("y", x.apply("resize", x, shape=graph.dims(shape), **options).unary("neg"))
     check(graph, 1, {"n": 4})
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_group_norm_sums_along_the_channels(affine):
+    graph = Graph("groups")
+    x = graph.input("x", ("n", 8, 3, 5))
+    grouped = x.reshape((x.shape[0], 4, 30))
+    centred = grouped - grouped.mean(-1, keepdims=True)
+    normed = (centred * ((centred * centred).mean(-1, keepdims=True) + 1e-5).rsqrt()).reshape(x.shape)
+    if affine:
+        weight, bias = (graph.input(name, (8,)) for name in "wb")
+        normed = normed * weight.broadcast(x.shape, (1,)) + bias.broadcast(x.shape, (1,))
+    graph.output("y", normed)
+    recognised = rewrite(graph).graph
+    assert [node.attrs["callee"].name for node in recognised.nodes if node.op.name == "call"] == [
+        "group_norm"
+    ]
+    planned = check(recognised, 5, {"n": 2}, tolerance=1e-4)
+    assert not any(
+        "//" in str(one.place) for one in planned.kernels[-1].nests[0].body if isinstance(one, Load)
+    )
