@@ -43,6 +43,35 @@ def expanded(graph: Graph, dtypes: frozenset[DType] = ROOT_DTYPES) -> Graph:
     return rebuild(graph, visit).graph
 
 
+def with_inputs_laid_out(graph: Graph) -> Graph:
+    """The graph with a copy of each input that has channels and pixels, where there are convolutions over such.
+
+    The copy lies channels last (see `layout`); all that is made of it would walk in long strides otherwise.
+    """
+    ranks = {node.results[0].rank for node in graph.live() if node.op.name == "conv"}
+
+    def visit(new: Graph, node: Node, operands: tuple[Value, ...]) -> Sequence[Value] | None:
+        given = [
+            _laid_out(new, one) if one.op_name == "input" and one.rank in ranks else one for one in operands
+        ]
+        return new.copy(node, tuple(given)).results if given != list(operands) else None
+
+    return rebuild(graph, visit).graph if ranks else graph
+
+
+def _laid_out(graph: Graph, x: Value) -> Value:
+    return graph.apply("reshape", x, shape=x.shape) if x.rank > 3 and x.dtype.is_float else x
+
+
+def is_laid_out(value: Value) -> bool:
+    """Whether a value is such a copy."""
+    return (
+        value.op_name == "reshape"
+        and value.operands[0].op_name == "input"
+        and value.shape == value.operands[0].shape
+    )
+
+
 def _along(statistic: Value, like: Value, axes: Sequence[int]) -> Value:
     kept = tuple(axis for axis in range(like.rank) if axis not in axes)
     return like.graph.apply("broadcast", statistic, shape=like.shape, axes=kept)

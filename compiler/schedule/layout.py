@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.op import Shape, Trait
+from kernels_hub.compiler.schedule.expand import is_laid_out
 from kernels_hub.compiler.schedule.index import permuted, row_major
 from kernels_hub.compiler.schedule.units import Kind, Units
 
@@ -21,12 +22,12 @@ class Layout:
         self._last: set[Value] = set()
         read = {value.operands[0] for value, kind in units.kinds.items() if kind is Kind.CONVOLUTION}
         for value, kind in units.kinds.items():
-            if value in units.outputs or value in units.orders or value in rows or value.rank < 3:
+            if value in units.orders or value in rows or value.rank < 3:
                 continue
             like = kind in {Kind.POINTWISE, Kind.POOL} and any(
                 one in self._last and one.rank == value.rank for one in self._sources(value)
             )
-            if kind is Kind.CONVOLUTION or value in read or like:
+            if kind is Kind.CONVOLUTION or value in read or like or is_laid_out(value):
                 self._last.add(value)
 
     def strides(self, value: Value) -> Shape:

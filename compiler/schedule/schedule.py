@@ -5,7 +5,7 @@ from __future__ import annotations
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.types import DType
-from kernels_hub.compiler.schedule.expand import expanded
+from kernels_hub.compiler.schedule.expand import expanded, with_inputs_laid_out
 from kernels_hub.compiler.schedule.fuse import Fusion, Group
 from kernels_hub.compiler.schedule.index import Loop, row_major
 from kernels_hub.compiler.schedule.kernel import (
@@ -47,6 +47,7 @@ def schedule(graph: Graph, roots: frozenset[DType] = ROOT_DTYPES) -> Schedule:
         value, reason = next(iter(refused.items()))
         raise EngineError(f"graph {graph.name}: {value} ({value.node!r}) cannot be scheduled: {reason}")
     rows: frozenset[Value] = frozenset()
+    graph = with_inputs_laid_out(graph)
     units = Units(graph, roots)
     while True:
         layout = Layout(units, rows)
@@ -111,8 +112,8 @@ class _Builder:
             return Role.PARAMETER
         if value.array is not None and value not in self.units.kinds:
             return Role.CONSTANT
-        if value in self.outputs:
-            return Role.OUTPUT
+        if value in self.outputs and not self.layout.is_channels_last(value):
+            return Role.OUTPUT  # one that lies channels last is copied at the end
         return Role.PREPARED if value in self.prepared else Role.SCRATCH
 
     def _root(self, value: Value, loops: tuple[Loop, ...], name: str) -> Root:

@@ -16,6 +16,7 @@ from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Shape, Trait
 from kernels_hub.compiler.ir.types import DType
+from kernels_hub.compiler.schedule.expand import is_laid_out
 from kernels_hub.compiler.schedule.index import Ranges, linear, permuted, row_major
 from kernels_hub.compiler.schedule.lower import INLINE, POOLS, REDUCTIONS, repeats
 from kernels_hub.compiler.schedule.scores import ROOT_DTYPES, attention_parts
@@ -185,7 +186,7 @@ class Units:
         if kind_of(value, self.dtypes) is not Kind.POINTWISE:
             return True
         if Trait.VIEW in value.op.traits:
-            return False
+            return is_laid_out(value)
         if self.cost[value] > MOST_COST:
             return True
         shared = self._consumers(value) > 1

@@ -150,10 +150,14 @@ def test_convolutions_lie_channels_last_between_row_major_ends():
     w2 = graph.parameter("w2", (4, 3, 3, 3), data=rng.standard_normal((4, 3, 3, 3)).astype(np.float32))
     y = x.apply("conv", x, w1, **options).unary("tanh")
     graph.output("y", y.apply("conv", y, w2, **options) + x)
-    planned = check(graph, 2, tolerance=1e-4)
-    (hidden,) = planned.kernels[0].writes()
-    assert hidden.strides == (180, 1, 30, 6)
-    assert planned.outputs["y"].strides == (120, 30, 5, 1)
+    planned = check(graph, 4, tolerance=1e-4)  # the input laid out, two convolutions, the output laid back
+    laid, hidden, result, output = (next(iter(one.writes())) for one in planned.kernels)
+    assert (
+        laid.strides == (120, 1, 20, 4)
+        and hidden.strides == (180, 1, 30, 6)
+        and result.strides == laid.strides
+    )
+    assert output is planned.outputs["y"] and output.strides == (120, 30, 5, 1)
 
 
 def test_weights_alone_are_prepared_once():

@@ -83,4 +83,7 @@ def test_no_kernel_only_moves_elements(planned):
         for one in made.kernels
         if one.name.partition("_")[2] in {"reshape", "permute", "slice", "broadcast"}
     ]
-    assert len(copies) <= {"unet_block": 2}.get(name, 0), copies  # transposed twice around its transformer
+    most = {"resnet50": 1, "unet_block": 3}.get(
+        name, 0
+    )  # inputs laid channels last, and back around a transformer
+    assert len(copies) <= most, copies
