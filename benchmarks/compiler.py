@@ -3,7 +3,8 @@
 Peers: eager PyTorch, torch.compile (default, and with frozen weights), ONNX Runtime, OpenVINO in float32, and
 `kernels_hub.compiler.compile`. Each is a process of its own with the same threads; caches of compiled code begin empty.
 Beside the latency: seconds from the built model to its first output (cold, and again with warm caches), peak memory,
-and the largest difference from eager. ONNX Runtime and OpenVINO read a file that torch.onnx exported before.
+and the largest difference from eager; `--write` also draws a plot. ONNX Runtime and OpenVINO read a file that
+torch.onnx exported before.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bars import bars
 from benchmarks.harness import Worker, arguments, compare, table, write
 
 PEERS = ("eager", "inductor", "inductor_freezing", "onnxruntime", "openvino", "kernels_hub")
@@ -202,6 +204,14 @@ def main() -> None:
         print(json.dumps(summary))
     if options.write:
         path = write("compiler", {"threads": options.threads, "summary": summary, "models": results})
+        times = {case: found["median_ms"] for case, found in results.items()}
+        eager = {
+            case: {peer: row["eager"] / row[peer] for peer in options.peers}
+            for case, row in times.items()
+            if "eager" in row
+        }
+        title = f"Times faster than eager PyTorch, {options.threads} threads, float32"
+        path.with_suffix(".svg").write_text(bars(title, eager, options.peers), encoding="utf-8")
         print(os.fspath(path))
 
 
