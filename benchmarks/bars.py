@@ -38,10 +38,9 @@ def bars(title: str, values: Mapping[str, Mapping[str, float]], names: Sequence[
             parts.append(f'<text {at} font-size="8" text-anchor="middle">{value:.1f}</text>')
         middle = left + BAR * len(names) / 2
         parts.append(f'<text x="{middle:.1f}" y="{base + 14}" text-anchor="middle">{escape(case)}</text>')
-    parts.append(
-        f'<line x1="{LEFT}" x2="{width - GAP}" y1="{y(1):.1f}" y2="{y(1):.1f}" stroke="#202124" stroke-dasharray="3 3"/>'
-    )
-    parts.append(f'<line x1="{LEFT}" x2="{width - GAP}" y1="{base}" y2="{base}" stroke="#202124"/>')
+    for height, style in ((y(1), 'stroke-dasharray="3 3"'), (base, "")):
+        ends = f'x1="{LEFT}" x2="{width - GAP}" y1="{height:.1f}" y2="{height:.1f}"'
+        parts.append(f'<line {ends} stroke="#202124" {style}/>')
     wide = max(width, LEFT + 118 * len(names))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {base + 24}" width="{wide}" height="{base + 24}" '
