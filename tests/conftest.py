@@ -8,8 +8,9 @@ from hypothesis import settings
 
 # Before huggingface_hub is imported, which reads them once. Subprocesses inherit them.
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
-for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "KERNELS_CACHE", "LOCAL_KERNELS"):
+for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "KERNELS_CACHE", "LOCAL_KERNELS"):
     os.environ.pop(name, None)
+os.environ["HF_HUB_OFFLINE"] = "0"  # said, or the demo would say "1" for all tests after it
 
 # Torch as the registry has it is built for CUDA; what a test does not name is the CPU all the same.
 os.environ["KERNELS_HUB_BACKEND"] = "cpu"
