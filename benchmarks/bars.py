@@ -21,9 +21,11 @@ def bars(title: str, values: Mapping[str, Mapping[str, float]], names: Sequence[
 
     parts = [f'<text x="{LEFT}" y="16" font-size="13" font-weight="bold">{escape(title)}</text>']
     for place, name in enumerate(names):
-        x = LEFT + place * 118
-        parts.append(f'<rect x="{x}" y="25" width="9" height="9" fill="{COLOURS[place % len(COLOURS)]}"/>')
-        parts.append(f'<text x="{x + 13}" y="33">{escape(name)}</text>')
+        start = LEFT + place * 118
+        parts.append(
+            f'<rect x="{start}" y="25" width="9" height="9" fill="{COLOURS[place % len(COLOURS)]}"/>'
+        )
+        parts.append(f'<text x="{start + 13}" y="33">{escape(name)}</text>')
     for number, (case, row) in enumerate(values.items()):
         left = LEFT + GAP / 2 + number * group
         for place, name in enumerate(names):

@@ -204,14 +204,12 @@ def main() -> None:
         print(json.dumps(summary))
     if options.write:
         path = write("compiler", {"threads": options.threads, "summary": summary, "models": results})
-        times = {case: found["median_ms"] for case, found in results.items()}
-        eager = {
-            case: {peer: row["eager"] / row[peer] for peer in options.peers}
-            for case, row in times.items()
-            if "eager" in row
-        }
+        faster: dict[str, dict[str, float]] = {}
+        for case, found in results.items():
+            if "eager" in (row_ms := found["median_ms"]):
+                faster[case] = {peer: row_ms["eager"] / row_ms[peer] for peer in options.peers}
         title = f"Times faster than eager PyTorch, {options.threads} threads, float32"
-        path.with_suffix(".svg").write_text(bars(title, eager, options.peers), encoding="utf-8")
+        path.with_suffix(".svg").write_text(bars(title, faster, options.peers), encoding="utf-8")
         print(os.fspath(path))
 
 

@@ -6,6 +6,7 @@ Either the innermost inner loop is vectorised ("along"), or, where memory runs t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -42,7 +43,7 @@ def print_reduction(function: Function) -> None:
         _Across(function, lane).emit()
 
 
-class _Reduction:
+class _Reduction(ABC):
     """What both ways share."""
 
     def __init__(self, function: Function, lane: Loop | None) -> None:
@@ -71,11 +72,13 @@ class _Reduction:
         for context in range(self.contexts.last + 1):
             self._pass(context) if context % 2 else self._segment(context)
 
+    @abstractmethod
     def _segment(self, context: int) -> None:
-        raise NotImplementedError
+        """What is computed once a row between two passes."""
 
+    @abstractmethod
     def _pass(self, context: int) -> None:
-        raise NotImplementedError
+        """One pass over the inner loops."""
 
     def _kept_place(self, name: str) -> Dim:
         """Where a kept value lies in its row, lanes aside."""

@@ -11,6 +11,7 @@ that the model asks for. With `round_ops` each op rounds as the oracle does.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,14 +67,11 @@ def value_type(dtype: DType) -> str:
     return storage_type(dtype.compute)
 
 
-class Scalars:
-    """What both dialects share. `ranges`: of the loop variables, by which divisions are known to be of naturals."""
+class Indices(ABC):
+    """Dims and places as text. `ranges`: of the loop variables, by which divisions are known to be of naturals."""
 
-    def __init__(self, ranges: Ranges | None = None, *, round_ops: bool = False) -> None:
+    def __init__(self, ranges: Ranges | None = None) -> None:
         self.ranges = ranges or Ranges()
-        self.round_ops = round_ops
-
-    # -- index arithmetic --------------------------------------------------------------------------
 
     def index(self, dim: Dim) -> str:
         """A dim or place as an expression of 64-bit integers."""
@@ -116,23 +114,29 @@ class Scalars:
         natural = low is not None and proves_le(0, low) and not _has_loaded(a)
         return self.quotient(one.kind, self.factor(a), self.factor(b), natural=natural)
 
+    @abstractmethod
     def extremum(self, kind: str, args: Sequence[str]) -> str:
         """min or max of several."""
-        raise NotImplementedError
 
+    @abstractmethod
     def quotient(self, kind: str, a: str, b: str, *, natural: bool) -> str:
         """floordiv or mod, rounded down; natural: a is known not to be negative."""
-        raise NotImplementedError
 
-    # -- values ------------------------------------------------------------------------------------
 
+class Scalars(Indices):
+    """Values, too: what the dialects share."""
+
+    def __init__(self, ranges: Ranges | None = None, *, round_ops: bool = False) -> None:
+        super().__init__(ranges)
+        self.round_ops = round_ops
+
+    @abstractmethod
     def literal(self, value: Any, dtype: DType) -> str:
         """A number of a dtype, exactly."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cast(self, text: str, source: DType, to: DType, *, saturate: bool = False) -> str:
         """A value of one dtype as another, as `ops.conversion.convert` does it."""
-        raise NotImplementedError
 
     def position(self, place: Dim, dtype: DType) -> str:
         """An index expression as a number."""
@@ -152,13 +156,13 @@ class Scalars:
                 found[f"{self.index(guard.place)} < {self.index(guard.high)}"] = None
         return self.conjunction(list(found))
 
+    @abstractmethod
     def conjunction(self, tests: Sequence[str]) -> str:
         """All of some comparisons."""
-        raise NotImplementedError
 
+    @abstractmethod
     def compute(self, one: Compute, args: Sequence[str], dtypes: Sequence[DType]) -> str:
         """A pointwise op of variables and literals. Raises EngineError where it has no spelling."""
-        raise NotImplementedError
 
 
 class Cpp(Scalars):

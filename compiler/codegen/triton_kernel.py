@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kernels_hub.compiler.codegen.cpp_text import Names
-from kernels_hub.compiler.codegen.scalar import Scalars, size_name
+from kernels_hub.compiler.codegen.scalar import Indices, size_name
 from kernels_hub.compiler.codegen.triton_options import Tile
 from kernels_hub.compiler.codegen.triton_text import Arguments, Lines
 from kernels_hub.compiler.ir.dims import Dim, product
@@ -17,7 +17,7 @@ from kernels_hub.compiler.schedule.kernel import Nest
 MOST_INT32 = (1 << 31) - (1 << 20)
 
 
-class Host(Scalars):
+class Host(Indices):
     """Sizes as Python expressions, which round down as dims do."""
 
     def extremum(self, kind: str, args: Sequence[str]) -> str:
@@ -111,7 +111,7 @@ class Kernel:
             found["INDEX"] = f"kh.index_type({', '.join(shown)})"
         return Launch(self.name, self.arguments, condition, tile.before(), tuple(grid), found, otherwise)
 
-    def unravel(self, position: str, loops: Sequence[Loop], index: Scalars) -> None:
+    def unravel(self, position: str, loops: Sequence[Loop], index: Indices) -> None:
         """Variables of loops, last fastest, from a position among all their turns; none is named `position`."""
         rest = position
         for place in range(len(loops) - 1, 0, -1):
