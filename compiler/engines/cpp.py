@@ -12,7 +12,6 @@ import itertools
 import statistics
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,10 +32,17 @@ from kernels_hub.compiler.engines.engine import (
     Support,
 )
 from kernels_hub.compiler.engines.payload import pack_graph, unpack_graph
-from kernels_hub.compiler.engines.reference import refuse_knobs, signature_of, sizes_of
-from kernels_hub.compiler.engines.tensors import snapshot, torch_dtype
+from kernels_hub.compiler.engines.reference import refuse_knobs, signature_of, without_weights
+from kernels_hub.compiler.engines.scheduled import (
+    MOST_BINDINGS,
+    Calls,
+    Outputs,
+    declined,
+    outputs_of,
+    untold,
+)
+from kernels_hub.compiler.engines.tensors import snapshot
 from kernels_hub.compiler.errors import EngineError
-from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.schedule.cost import kernel_cost
 from kernels_hub.compiler.schedule.kernel import Role, Schedule
@@ -44,8 +50,6 @@ from kernels_hub.compiler.schedule.memory import ALIGNMENT, number, place
 from kernels_hub.compiler.schedule.schedule import schedule
 from kernels_hub.compiler.schedule.units import refused
 
-MOST_BINDINGS = 32
-"""Sizes of symbols for which the places of buffers are kept."""
 SMALL = 1 << 16
 """Bytes of outputs up to which some are kept to allocate others like them."""
 
@@ -60,7 +64,7 @@ class _Binding:
     offsets: list[tuple[int, int]]
     """(place among the addresses, offset in the arena) of scratch buffers."""
     arena: int
-    outputs: list[tuple[list[int], torch.dtype]]
+    outputs: Outputs
     like: list[torch.Tensor] | None
     """Small outputs of an earlier moment: `empty_like` takes half as long as `empty`."""
 
@@ -95,15 +99,8 @@ class CppPlan:
             library,
         )
         self.signature = signature_of(graph)
-        place_of = {buffer: place for place, buffer in enumerate(program.buffers)}
-        self._inputs = [place_of[scheduled.inputs[name]] for name in self.signature.inputs]
-        self._outputs = [place_of[scheduled.outputs[name]] for name in self.signature.outputs]
-        self._symbolic = bool(program.sizes) or bool(dim_symbols(
-            dim for one in self.signature.inputs.values() for dim in one.shape
-        ))  # fmt: skip
-        self._bindings: OrderedDict[tuple[tuple[int, ...], ...], _Binding] = OrderedDict()
+        self._calls = Calls(scheduled, self.signature, program.buffers, self._bind)
         self._numbers = itertools.count()
-        self._lock = threading.Lock()
         self._local = _Local()
         self._empty = torch.zeros(ALIGNMENT, dtype=torch.uint8)
         """Where tensors without elements point to, which have no address."""
@@ -121,7 +118,7 @@ class CppPlan:
         stream: int | None = None,  # noqa: ARG002  (the protocol's)
     ) -> list[torch.Tensor]:
         """The outputs, in memory of their own."""
-        binding = self._binding(inputs)
+        binding = self._calls.of(inputs)
         outputs = binding.allocate()
         self._run(binding, inputs, outputs, workspace)
         return outputs
@@ -134,7 +131,7 @@ class CppPlan:
         stream: int | None = None,  # noqa: ARG002  (the protocol's)
     ) -> None:
         """See `CompiledPlan`. Raises EvaluateError for an index that is out of range."""
-        self._run(self._binding(inputs), inputs, outputs, workspace)
+        self._run(self._calls.of(inputs), inputs, outputs, workspace)
 
     def serialize(self) -> bytes:
         """The graph with its weights: the program is generated from it again, and comes from the cache."""
@@ -142,14 +139,14 @@ class CppPlan:
 
     def profile(self, inputs: Sequence[torch.Tensor], repeats: int = 10) -> list[StepProfile]:
         """Median seconds of each kernel."""
-        binding = self._binding(inputs)
+        binding = self._calls.of(inputs)
         outputs = binding.allocate()
         held = [one.contiguous() for one in inputs]
         addresses = list(self._addresses(binding, held, outputs, None))
         plain = [int(one or 0) for one in addresses]
         sizes = list(binding.sizes)
         rows: list[StepProfile] = []
-        known = self._sizes(inputs)
+        known = self._calls.sizes(inputs)
         times: list[list[float]] = [[] for _ in self.schedule.kernels]
         for _ in range(max(1, repeats)):
             for step in range(len(self.schedule.kernels)):
@@ -186,20 +183,6 @@ class CppPlan:
     def _sizes_for_prepare(self) -> list[int]:
         return [1] * len(self.program.sizes)
 
-    def _sizes(self, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
-        return sizes_of(self.graph, inputs) if self._symbolic else {}
-
-    def _binding(self, inputs: Sequence[torch.Tensor]) -> _Binding:
-        key = tuple([one.shape for one in inputs]) if self._symbolic else ()
-        found = self._bindings.get(key)
-        if found is None:
-            found = self._bind(self._sizes(inputs))
-            with self._lock:
-                self._bindings[key] = found
-                while len(self._bindings) > MOST_BINDINGS:
-                    self._bindings.popitem(last=False)
-        return found
-
     def _bind(self, sizes: Mapping[str, int]) -> _Binding:
         arena = place(self.schedule, sizes)
         offsets = [
@@ -207,10 +190,7 @@ class CppPlan:
             for where, buffer in enumerate(self.program.buffers)
             if buffer in arena.offsets
         ]
-        outputs = [
-            ([number(dim, sizes) for dim in of.shape], torch_dtype(of.dtype))
-            for of in self.signature.outputs.values()
-        ]
+        outputs = outputs_of(self.signature, sizes)
         lines = numbers([sizes[name] for name in self.program.sizes])
         made = [torch.empty(shape, dtype=dtype) for shape, dtype in outputs]
         like = made if sum(one.nbytes for one in made) <= SMALL else None
@@ -247,16 +227,16 @@ class CppPlan:
                     local.addresses.clear()
                 local.addresses[binding.number] = addresses
         empty = self._empty.data_ptr()
-        for where, tensor in zip(self._inputs, inputs, strict=True):
+        for where, tensor in zip(self._calls.inputs, inputs, strict=True):
             addresses[where] = tensor.data_ptr() or empty
-        for where, tensor in zip(self._outputs, outputs, strict=True):
+        for where, tensor in zip(self._calls.outputs, outputs, strict=True):
             addresses[where] = tensor.data_ptr() or empty
         return addresses
 
     def _arena(self, size: int) -> torch.Tensor:
         """This thread's arena, grown where it is too small; what pointed into the old one is forgotten."""
         local = self._local
-        if local.arena is None or local.arena.numel() < size + 1:
+        if local.arena is None or local.arena.numel() < size:
             local.arena = torch.empty(max(size, ALIGNMENT), dtype=torch.uint8)
             local.addresses.clear()
         return local.arena
@@ -273,13 +253,10 @@ class CppEngine:
             return Decline(f"it runs on the CPU, not on {device}")
         if find_compiler() is None:
             return Decline("no C++ compiler found (set KERNELS_HUB_CXX or install g++)")
-        if missing := [name for name in graph.parameters if name not in graph.weights]:
-            return Decline(f"there are no arrays for the parameters {', '.join(map(repr, missing))}")
-        found = refused(graph)
-        if found:
-            value, reason = next(iter(found.items()))
-            more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-            return Decline(f"{value} ({value.op_name}): {reason}{more}", frozenset(one.id for one in found))
+        if (lacking := without_weights(graph)) is not None:
+            return lacking
+        if found := refused(graph) | untold(graph):
+            return declined(found)
         return Support(frozenset({Note.NEEDS_COMPILER}))
 
     def compile(self, graph: Graph, device: Device, knobs: Mapping[str, KnobValue]) -> CompiledPlan:

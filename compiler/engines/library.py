@@ -29,7 +29,7 @@ from kernels_hub.compiler.engines.library_ops.composites import composite_kernel
 from kernels_hub.compiler.engines.library_ops.site import regions
 from kernels_hub.compiler.engines.library_program import Program, kernel_of
 from kernels_hub.compiler.engines.payload import pack_graph, unpack_graph
-from kernels_hub.compiler.engines.reference import copy_out, refuse_knobs, signature_of
+from kernels_hub.compiler.engines.reference import copy_out, refuse_knobs, signature_of, without_weights
 from kernels_hub.compiler.engines.tensors import snapshot, to_tensor
 from kernels_hub.compiler.errors import EngineError, PlanError
 from kernels_hub.compiler.ir.cost import Costs
@@ -136,8 +136,8 @@ class LibraryEngine:
             return Decline(f"library runs on {', '.join(_DEVICES)}, not on {device.type}")
         if device.type != "cpu" and not torch.cuda.is_available():
             return Decline(f"this PyTorch ({torch.__version__}) has no {device.type}")
-        if missing := [name for name in graph.parameters if name not in graph.weights]:
-            return Decline(f"there are no arrays for the parameters {', '.join(map(repr, missing))}")
+        if (lacking := without_weights(graph)) is not None:
+            return lacking
         refused = list(_refused(graph, device.type))
         if refused:
             shown = [f"%{node.results[0].id}: {reason}" for node, reason in refused[:_MOST_REASONS]]

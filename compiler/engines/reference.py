@@ -105,8 +105,8 @@ class ReferenceEngine:
         """Anything on a CPU."""
         if device.type != "cpu":
             return Decline(f"the oracle runs on the CPU, not on {device}")
-        if missing := [name for name in graph.parameters if name not in graph.weights]:
-            return Decline(f"there are no arrays for the parameters {', '.join(map(repr, missing))}")
+        if (lacking := without_weights(graph)) is not None:
+            return lacking
         return Support(frozenset({Note.SLOW}), workspace=0)
 
     def compile(self, graph: Graph, device: Device, knobs: Mapping[str, KnobValue]) -> CompiledPlan:
@@ -149,6 +149,14 @@ def copy_out(results: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], s
                 f"got {output.dtype}{list(output.shape)} to write it to"
             )
         output.copy_(result)
+
+
+def without_weights(graph: Graph) -> Decline | None:
+    """A Decline where parameters have no arrays."""
+    missing = [name for name in graph.parameters if name not in graph.weights]
+    if not missing:
+        return None
+    return Decline(f"there are no arrays for the parameters {', '.join(map(repr, missing))}")
 
 
 def refuse_knobs(engine: str, knobs: Mapping[str, KnobValue], known: Sequence[str] = ()) -> None:

@@ -17,7 +17,6 @@ import re
 import statistics
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -41,11 +40,17 @@ from kernels_hub.compiler.engines.engine import (
     Support,
 )
 from kernels_hub.compiler.engines.payload import pack_graph, unpack_graph
-from kernels_hub.compiler.engines.reference import refuse_knobs, signature_of, sizes_of
+from kernels_hub.compiler.engines.reference import refuse_knobs, signature_of, without_weights
+from kernels_hub.compiler.engines.scheduled import (
+    Calls,
+    Outputs,
+    declined,
+    outputs_of,
+    untold,
+)
 from kernels_hub.compiler.engines.tensors import to_tensor, torch_dtype
 from kernels_hub.compiler.errors import EngineError, EvaluateError
 from kernels_hub.compiler.ir import types
-from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.schedule.cost import kernel_cost
@@ -57,9 +62,6 @@ from kernels_hub.compiler.schedule.units import refused
 
 ROOTS = frozenset({types.FLOAT32, types.FLOAT16, types.BFLOAT16})
 """Dtypes of the products that tensor cores do."""
-
-MOST_BINDINGS = 32
-"""Sizes of symbols for which the places of buffers are kept."""
 
 KNOBS = (
     Knob("block", (0, 256, 512, 1024, 2048), "elements of a pointwise program; 0: by size"),
@@ -82,7 +84,7 @@ class _Binding:
     scratch: list[tuple[int, int, int, torch.dtype]]
     """(place among the tensors, offset in the arena, bytes, dtype)."""
     arena: int
-    outputs: list[tuple[list[int], torch.dtype]]
+    outputs: Outputs
 
 
 class _Local(threading.local):
@@ -112,13 +114,7 @@ class TritonPlan:
         self.signature = signature_of(graph)
         self.module: ModuleType = load_module(program.source, graph.name)
         self._place = _torch_device(device)
-        place_of = {buffer: place for place, buffer in enumerate(program.buffers)}
-        self._inputs = [place_of[scheduled.inputs[name]] for name in self.signature.inputs]
-        self._outputs = [place_of[scheduled.outputs[name]] for name in self.signature.outputs]
-        dims = [dim for one in self.signature.inputs.values() for dim in one.shape]
-        self._symbolic = bool(program.sizes) or bool(dim_symbols(dims))
-        self._bindings: OrderedDict[tuple[tuple[int, ...], ...], _Binding] = OrderedDict()
-        self._lock = threading.Lock()
+        self._calls = Calls(scheduled, self.signature, program.buffers, self._bind)
         self._local = _Local()
         with self._on_device(None):
             self._fixed = self._weights()
@@ -133,7 +129,7 @@ class TritonPlan:
         self, inputs: Sequence[torch.Tensor], workspace: torch.Tensor | None = None, stream: int | None = None
     ) -> list[torch.Tensor]:
         """The outputs, in memory of their own."""
-        binding = self._binding(inputs)
+        binding = self._calls.of(inputs)
         with self._on_device(stream):
             outputs = [
                 torch.empty(shape, dtype=dtype, device=self._place) for shape, dtype in binding.outputs
@@ -154,7 +150,7 @@ class TritonPlan:
         being captured.
         """
         with self._on_device(stream):
-            self._run(self._binding(inputs), inputs, outputs, workspace)
+            self._run(self._calls.of(inputs), inputs, outputs, workspace)
 
     def serialize(self) -> bytes:
         """The graph with its weights: the kernels are generated from it again, and come from Triton's cache."""
@@ -162,8 +158,8 @@ class TritonPlan:
 
     def profile(self, inputs: Sequence[torch.Tensor], repeats: int = 10) -> list[StepProfile]:
         """Median seconds of each kernel."""
-        binding = self._binding(inputs)
-        sizes = sizes_of(self.graph, inputs) if self._symbolic else {}
+        binding = self._calls.of(inputs)
+        sizes = self._calls.sizes(inputs)
         with self._on_device(None):
             outputs = [
                 torch.empty(shape, dtype=dtype, device=self._place) for shape, dtype in binding.outputs
@@ -227,7 +223,7 @@ class TritonPlan:
                     self.graph.weight(value.attrs["name"]) if buffer.role is Role.PARAMETER else value.array
                 )
                 assert array is not None
-                found.append(to_tensor(np.ascontiguousarray(array)).to(self._place))
+                found.append(to_tensor(np.ascontiguousarray(array)).to(self._place, copy=True))
             elif buffer.role is Role.PREPARED:
                 found.append(torch.empty(number(buffer.size, {}), dtype=dtype, device=self._place))
             else:
@@ -237,17 +233,6 @@ class TritonPlan:
     def _no_failure(self) -> torch.Tensor:
         return torch.zeros(1, dtype=torch.int32, device=self._place)
 
-    def _binding(self, inputs: Sequence[torch.Tensor]) -> _Binding:
-        key = tuple([one.shape for one in inputs]) if self._symbolic else ()
-        found = self._bindings.get(key)
-        if found is None:
-            found = self._bind(sizes_of(self.graph, inputs) if self._symbolic else {})
-            with self._lock:
-                self._bindings[key] = found
-                while len(self._bindings) > MOST_BINDINGS:
-                    self._bindings.popitem(last=False)
-        return found
-
     def _bind(self, sizes: Mapping[str, int]) -> _Binding:
         arena = place(self.schedule, sizes)
         scratch = [
@@ -255,11 +240,12 @@ class TritonPlan:
             for at, buffer in enumerate(self.program.buffers)
             if buffer in arena.offsets
         ]
-        outputs = [
-            ([number(dim, sizes) for dim in of.shape], torch_dtype(of.dtype))
-            for of in self.signature.outputs.values()
-        ]
-        return _Binding([sizes[name] for name in self.program.sizes], scratch, arena.size, outputs)
+        return _Binding(
+            [sizes[name] for name in self.program.sizes],
+            scratch,
+            arena.size,
+            outputs_of(self.signature, sizes),
+        )
 
     def _run(
         self,
@@ -288,9 +274,9 @@ class TritonPlan:
         )
         for scratch, one in zip(binding.scratch, self._scratch(binding, workspace), strict=True):
             tensors[scratch[0]] = one
-        for at, tensor in zip(self._inputs, inputs, strict=True):
+        for at, tensor in zip(self._calls.inputs, inputs, strict=True):
             tensors[at] = tensor.contiguous()
-        for at, tensor in zip(self._outputs, outputs, strict=True):
+        for at, tensor in zip(self._calls.outputs, outputs, strict=True):
             tensors[at] = tensor
         return tensors
 
@@ -322,13 +308,10 @@ class TritonEngine:
         """Graphs of ops with a loop form and an expression in Triton, whose sizes the inputs tell."""
         if (reason := _cannot_run(device)) is not None:
             return Decline(reason)
-        if missing := [name for name in graph.parameters if name not in graph.weights]:
-            return Decline(f"there are no arrays for the parameters {', '.join(map(repr, missing))}")
-        found = refused(graph, ROOTS) | _unspelled(graph) | _untold(graph)
-        if found:
-            value, reason = next(iter(found.items()))
-            more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-            return Decline(f"{value} ({value.op_name}): {reason}{more}", frozenset(one.id for one in found))
+        if (lacking := without_weights(graph)) is not None:
+            return lacking
+        if found := refused(graph, ROOTS) | _unspelled(graph) | untold(graph):
+            return declined(found)
         return Support(knobs=KNOBS)
 
     def compile(self, graph: Graph, device: Device, knobs: Mapping[str, KnobValue]) -> CompiledPlan:
@@ -386,17 +369,6 @@ def _unspelled(graph: Graph) -> dict[Value, str]:
         reason = _why_not(node)
         if reason is not None:
             found.update(dict.fromkeys(node.results, reason))
-    return found
-
-
-def _untold(graph: Graph) -> dict[Value, str]:
-    """Values with a size that no shape of an input tells."""
-    told = dim_symbols(dim for value in graph.inputs.values() for dim in value.shape)
-    found: dict[Value, str] = {}
-    for node in graph.live():
-        if node.op.name != "input" and (missing := node.symbols() - told):
-            names = ", ".join(sorted(one.name for one in missing))
-            found.update(dict.fromkeys(node.results, f"no input's shape tells the size {names}"))
     return found
 
 

@@ -172,6 +172,26 @@ def test_it_says_which_values_it_cannot_make():
     assert "argsort has no loop form" in answer.reason
 
 
+def test_an_arena_that_is_large_enough_stays(block):
+    plan = ENGINE.compile(block, CPU, {})
+    inputs = tensors(block, {"n": 64})
+    plan.compute(inputs)
+    arena = plan._local.arena
+    assert arena.numel() == plan.workspace_size({"n": 64})
+    plan._local.addresses.clear()
+    plan.compute(inputs)
+    assert plan._local.arena is arena
+
+
+def test_a_size_that_no_input_tells_is_declined():
+    graph = Graph("untold")
+    x = graph.input("x", (3,))
+    graph.output("y", x.broadcast((graph.symbol("n", 1), 3), (1,)))
+    answer = ENGINE.check(graph, CPU)
+    assert isinstance(answer, Decline)
+    assert "no input's shape tells the size n" in answer.reason
+
+
 def test_other_devices_are_declined(block):
     assert "on the CPU" in ENGINE.check(block, Device("cuda")).reason  # type: ignore[union-attr]
 
