@@ -1,0 +1,128 @@
+"""A way to run a graph that is worth trying, and what became of it.
+
+A `Candidate` is a graph as text, weights apart, and the choices that were made for its loops; it goes to other
+processes and into files as it is. An `Evaluator` builds one, compares it with the oracle, and only then times it:
+a `Measured` is what it says. Candidates that compute other numbers are never timed, and can never be chosen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from kernels_hub.compiler.errors import CompilerError
+
+Choice = str | int | bool
+Status = Literal["fastest", "slower", "wrong", "failed", "pruned"]
+STATUSES: tuple[Status, ...] = ("fastest", "slower", "wrong", "failed", "pruned")
+
+
+class SearchError(CompilerError, ValueError):
+    """What was asked of a search makes no sense, or what was stored of one cannot be read."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """graph: as `print_graph(graph, data=True)` writes it: the whole of it but for the arrays of its parameters.
+
+    choices: of loops, by name; those that are not named are as ever. origin: how it came about, in words.
+    predicted: seconds, by the cost model; 0.0 where it was not asked.
+    """
+
+    graph: str
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+    origin: str = "as it is"
+    predicted: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, choice in self.choices.items():
+            if not isinstance(name, str) or not isinstance(choice, (str, int)):
+                raise SearchError(f"a choice is a name with a str, int or bool, not {name!r} with {choice!r}")
+
+    def __hash__(self) -> int:
+        return hash((self.graph, self.digest, self.origin, self.predicted))
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits of graph and choices: equal for candidates that run the same."""
+        chosen = json.dumps(dict(sorted(self.choices.items())))
+        return hashlib.sha256(f"{chosen}\n{self.graph}".encode()).hexdigest()[:32]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {**asdict(self), "choices": dict(sorted(self.choices.items()))}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Candidate:
+        """What `to_dict` gave. Raises SearchError."""
+        try:
+            return cls(str(row["graph"]), dict(row["choices"]), str(row["origin"]), float(row["predicted"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise SearchError(f"this is no candidate: {error!r}") from error
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What became of a candidate.
+
+    digest: the candidate's. seconds: of a call, None where none was timed. reason: why it has that status, in words.
+    facts: of the build, where they are known: "registers", "spills" and "shared" (bytes) for GPU kernels, the largest
+    of all kernels; "kernels", how many a call runs.
+    """
+
+    digest: str
+    status: Status
+    seconds: float | None = None
+    reason: str = ""
+    facts: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise SearchError(f"a status is one of {', '.join(STATUSES)}, not {self.status!r}")
+
+    def __hash__(self) -> int:
+        return hash((self.digest, self.status, self.seconds, self.reason))
+
+    @property
+    def ran(self) -> bool:
+        """Whether it gave the oracle's numbers and was timed."""
+        return self.status in {"fastest", "slower"} and self.seconds is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {**asdict(self), "facts": dict(self.facts)}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Measured:
+        """What `to_dict` gave. Raises SearchError."""
+        try:
+            seconds = row["seconds"]
+            return cls(
+                str(row["digest"]),
+                row["status"],
+                None if seconds is None else float(seconds),
+                str(row["reason"]),
+                {str(name): int(value) for name, value in row["facts"].items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SearchError(f"this is no measurement: {error!r}") from error
+
+
+@runtime_checkable
+class Evaluator(Protocol):
+    """Builds a candidate, checks it against the oracle, times it. Picklable; the same in every process.
+
+    It never raises for what is wrong with a candidate: that is "wrong", "failed" or "pruned", with the reason.
+    """
+
+    def __call__(self, candidate: Candidate, *, build_only: bool = False) -> Measured:
+        """Of one candidate. The status is "slower" where it ran: who knows the others says which is "fastest".
+
+        build_only: it is built and checked, so that building is done when it is timed; seconds are None.
+        """
+
+    def measure_many(self, candidates: Sequence[Candidate]) -> list[Measured]:
+        """Of several, timed in rounds that alternate between them, so that what disturbs one disturbs all."""
