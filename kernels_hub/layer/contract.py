@@ -1,13 +1,13 @@
 """Contracts: a class or a function is matched by what it computes, never by its name alone.
 
 A contract is the source of a reference forward. A class fulfils it when
-    1. its `forward` is a plain function: no decorator, no closure, source at hand, and that source
-       is what really runs;
+    1. its `forward` is a plain function: no decorator but those that the contract names, no closure,
+       source at hand, and that source is what really runs;
     2. its canonical form (`canonical.py`) equals the reference's;
     3. the free names in it mean the same objects: `F` is `torch.nn.functional`, `rotate_half` fulfils
        a contract of its own;
-    4. the attributes of `self` that it uses are data of the instance, or methods that fulfil
-       contracts of their own;
+    4. the attributes of `self` that it uses are data of the instance, methods that fulfil contracts
+       of their own, or properties whose values the tag's conditions are about;
     5. the class is called as every `nn.Module` is: no `__call__` or `__getattr__` of its own.
 
 Everything else is declined, with a reason that names the first thing that differs.
@@ -34,6 +34,7 @@ from kernels_hub.layer.canonical import (
     first_difference,
     parse_function,
 )
+from kernels_hub.layer.decoration import undecorated
 from kernels_hub.layer.loaded_object import MISSING, find_loaded
 
 USUAL_NAMES: Mapping[str, str] = {
@@ -55,12 +56,16 @@ class Contract:
     names: what further free names of it must be bound to: an object's name ("torch.nn.functional"),
         or contracts one of which the bound function must fulfil.
     methods: the same for methods of the class that it calls through `self`.
+    properties: attributes of `self` that may be properties.
+    decorators: names of the decorators that the function is inside of, outermost first.
     """
 
     name: str
     source: str
     names: Mapping[str, str | tuple[Contract, ...]] = field(default_factory=dict)
     methods: Mapping[str, tuple[Contract, ...]] = field(default_factory=dict)
+    properties: frozenset[str] = frozenset()
+    decorators: tuple[str, ...] = ()
 
     @cached_property
     def form(self) -> CanonicalForm:
@@ -158,6 +163,10 @@ def _content(cell: Any) -> Any:
 
 
 def _compare(function: Any, contract: Contract) -> Difference | None:
+    if contract.decorators:
+        function = undecorated(function, contract.decorators)
+        if isinstance(function, str):
+            return Difference(-1, function)
     form = form_of_function(function)
     if isinstance(form, str):
         return Difference(-1, form)
@@ -211,6 +220,8 @@ def _self_difference(cls: type, contract: Contract) -> str | None:
             if (other := function_difference(found, references)) is not None:
                 return f"its method {name} is another: {other.reason}"
         elif found is not MISSING and hasattr(type(found), "__get__"):
+            if name in contract.properties and isinstance(found, property):
+                continue
             return f"its class defines {name}, which the contract takes for an attribute of the instance"
     return None
 

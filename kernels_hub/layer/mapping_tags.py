@@ -57,6 +57,8 @@ class _ContractReader:
                 )
                 for method, value in (table.get("methods", dict) or {}).items()
             },
+            properties=frozenset(table.strings("properties", "a list of attributes of self")),
+            decorators=self._decorators(table),
         )
         table.done()
         if not self._trusted:
@@ -79,6 +81,15 @@ class _ContractReader:
                 wanted = 'an object such as "torch.nn.functional", or { contract = "name" }'
                 raise table.error(("names", name), f"expected {wanted}, got {value!r}")
         return names
+
+    def _decorators(self, table: Table) -> tuple[str, ...]:
+        names = table.strings("decorators", "a list of decorators, outermost first")
+        for index, name in enumerate(names):
+            if not OBJECT_NAME.fullmatch(name):
+                raise table.error(
+                    ("decorators", index), f'expected a function such as "package.module:name", got {name!r}'
+                )
+        return tuple(names)
 
     def _contracts(self, table: Table, keys: tuple[str, ...], given: object) -> tuple[Contract, ...]:
         if not isinstance(given, list) or not given or not all(isinstance(name, str) for name in given):
@@ -112,6 +123,7 @@ def _check(table: Table, contract: Contract) -> None:
     for kind, given, used in (
         ("names", contract.names, contract.form.free),
         ("methods", contract.methods, contract.form.self_attributes),
+        ("properties", contract.properties, contract.form.self_attributes),
     ):
         for name in given:
             if name not in used:

@@ -237,6 +237,17 @@ BROKEN = {
         "the source does not use 'helper'",
         in_schema=False,
     ),
+    "property that the source does not use": Broken(
+        CONTRACT + "properties = ['loss']\n",
+        "line 4: contract.c.properties.loss",
+        "the source does not use 'loss'",
+        in_schema=False,
+    ),
+    "decorator that is no name": Broken(
+        CONTRACT + "decorators = ['@cached']\n",
+        "line 4: contract.c.decorators[0]",
+        "expected a function such as \"package.module:name\", got '@cached'",
+    ),
     "contract with a method that it does not call": Broken(
         CONTRACT + "methods = { m = 'd' }\n[contract.d]\nsource = 'def m(): pass'\n",
         "line 4: contract.c.methods.m",

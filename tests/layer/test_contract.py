@@ -386,3 +386,86 @@ def test_a_name_of_a_package_that_is_not_here() -> None:
         return thing(x)  # type: ignore[name-defined]  # noqa: F821
 
     assert difference(f, contract) == "the name `thing` is not no_such_package:thing in its module"
+
+
+# -- decorators ----------------------------------------------------------------------------------
+
+
+def doubling(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(self: Any, *args: Any) -> Any:
+        return 2 * function(self, *args)
+
+    return wrapper
+
+
+def also_doubling(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(self: Any, *args: Any) -> Any:
+        return 2 * function(self, *args)
+
+    return wrapper
+
+
+class Doubled(nn.Module):
+    @doubling
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * F.silu(x)
+
+
+class DoubledTwice(nn.Module):
+    @also_doubling
+    @doubling
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * F.silu(x)
+
+
+def decorated(*names: str) -> Contract:
+    return Contract("scale", SCALE, decorators=tuple(f"{__name__}:{name}" for name in names))
+
+
+def test_a_function_inside_the_named_decorators_fulfils_its_contract() -> None:
+    assert class_difference(Doubled, [decorated("doubling")]) is None
+    assert class_difference(DoubledTwice, [decorated("also_doubling", "doubling")]) is None
+
+
+@pytest.mark.parametrize(
+    ("cls", "decorators", "reason"),
+    [
+        (Doubled, (), "it is decorated"),
+        (Plain, ("doubling",), f"it is not decorated by {__name__}:doubling"),
+        (Doubled, ("also_doubling",), f"it is decorated by something else than {__name__}:also_doubling"),
+        (DoubledTwice, ("also_doubling",), "it is decorated"),
+        (DoubledTwice, ("doubling",), f"it is decorated by something else than {__name__}:doubling"),
+        (Doubled, ("no_such",), f"it is not decorated by {__name__}:no_such"),
+    ],
+)
+def test_other_decorators_are_seen(cls: type, decorators: tuple[str, ...], reason: str) -> None:
+    found = class_difference(cls, [decorated(*decorators)])
+    assert found is not None
+    assert found.reason == f"its forward cannot be compared: {reason}"
+
+
+def test_a_wrapper_that_calls_something_else_than_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Doubled.forward, "__wrapped__", Plain.forward)
+    found = class_difference(Doubled, [decorated("doubling")])
+    assert found is not None
+    assert "is not what it calls" in found.reason
+
+
+class WithProperty(nn.Module):
+    @property
+    def scale(self) -> float:
+        return 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * x
+
+
+def test_a_property_is_data_only_where_the_contract_says_so() -> None:
+    source = "def forward(self, x): return self.scale * x"
+    found = class_difference(WithProperty, [Contract("scaled", source)])
+    assert found is not None
+    assert "its class defines scale" in found.reason
+    named = Contract("scaled", source, properties=frozenset({"scale"}))
+    assert class_difference(WithProperty, [named]) is None
