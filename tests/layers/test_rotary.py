@@ -146,7 +146,7 @@ def test_compiles_whole(package: ModuleType, name: str) -> None:
 def test_operator_is_well_formed(package: ModuleType) -> None:
     q, k, cos, sin = make((1, 2, 2, 4, 8), torch.float32, "positions first")
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    operators = sys.modules[f"{package.__name__}.operators"]
+    operators = sys.modules[f"{package.__name__}.rotation"]
     torch.library.opcheck(operators._ROTATE, (q, k, cos, sin, False, False))
     torch.library.opcheck(operators._ROTATE_WITH_GRAD, (q.requires_grad_(), k, cos, sin, True, False))
 

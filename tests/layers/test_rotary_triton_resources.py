@@ -27,7 +27,7 @@ NUMBERS = (
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_no_spills(arch: str, dtype: str, heads: int, width: int, interleaved: bool) -> None:
     package = import_kernel(source_variant(bundled_folder() / "rotary", "cuda"))
-    kernels = sys.modules[f"{package.__name__}.kernels"]
+    kernels = sys.modules[f"{package.__name__}.rotation_kernels"]
     group, half = kernels.tile(heads, width)
     resources = compile_kernel(
         kernels.rotary_kernel,

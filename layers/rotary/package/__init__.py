@@ -1,6 +1,6 @@
 """Rotary position embedding. Source: Su et al., RoFormer, arXiv 2104.09864."""
 
 from . import layers
-from .operators import apply_rotary_pos_emb, apply_rotary_pos_emb_interleaved
+from .rotation import apply_rotary_pos_emb, apply_rotary_pos_emb_interleaved
 
 __all__ = ["apply_rotary_pos_emb", "apply_rotary_pos_emb_interleaved", "layers"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .operators import apply_rotary_pos_emb, apply_rotary_pos_emb_interleaved
+from .rotation import apply_rotary_pos_emb, apply_rotary_pos_emb_interleaved
 
 
 class rotary_pos_emb(nn.Module):  # noqa: N801 - the name under which the function is tagged

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from . import reference
+from . import rotation_reference as reference
 from .native import load
-from .shapes import contiguous_rows, fits
+from .rotation_shapes import contiguous_rows, fits
 
 DISPATCH_KEYS = ("CPU",)
 

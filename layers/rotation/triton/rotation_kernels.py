@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import reference
-from .shapes import contiguous_rows, fits
+from . import rotation_reference as reference
+from .rotation_shapes import contiguous_rows, fits
 
 # Under the interpreter kernels run on CPU tensors.
 DISPATCH_KEYS = ("CUDA", "CPU") if triton.knobs.runtime.interpret else ("CUDA",)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import kernels, reference
+from . import rotation_kernels as kernels
+from . import rotation_reference as reference
 from .registration import define
 
 _IMPLEMENTATIONS = {
