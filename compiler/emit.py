@@ -147,7 +147,7 @@ def _replacing(folder: Path) -> Iterator[None]:
             raise
 
 
-_OWNED = ("package", "cpu", "kernel.toml", "README.md", "build")
+_OWNED = ("package", "call", "cpu", "kernel.toml", "README.md", "build")
 """What is written into a repository, and what was built of it, which clients would take for the new one."""
 
 
@@ -215,7 +215,11 @@ def _write(folder: Path, parts: Parts, kernel: str, version: str, summary: str) 
         "cpu/table.py": write_table(parts),
         "cpu/toolchain.py": package.toolchain_file(),
         **({"package/model.py": package.model_file(layer, source)} if standalone else {}),
-        **{f"cpu/{one}": (package.RUNTIME / one).read_text(encoding="utf-8") for one in package.COPIED},
+        **{
+            f"{inside}/{one}": (package.RUNTIME / one).read_text(encoding="utf-8")
+            for inside, names in package.COPIED.items()
+            for one in names
+        },
     }
     for one in sorted((*toolchain.RUNTIME.glob("*.h"), *toolchain.RUNTIME.glob("*.cpp"))):
         texts[f"cpu/runtime/{one.name}"] = one.read_text(encoding="utf-8")

@@ -13,8 +13,12 @@ from kernels_hub.compiler.ir.op import show
 
 RUNTIME = Path(__file__).parent / "runtime"
 """The Python that is copied."""
-COPIED = ("arena.py", "arguments.py", "arrays.py", "errors.py", "layer.py", "modules.py", "native.py", "parts.py",
-          "state.py", "weights.py")  # fmt: skip
+COPIED = {
+    "call": ("arena.py", "arguments.py", "arrays.py", "errors.py", "layer.py", "modules.py", "parts.py", "state.py",
+             "weights.py"),
+    "cpu": ("native.py", "native_layer.py", "prebuilt.py"),
+}  # fmt: skip
+"""Folder of what is emitted -> what is copied there."""
 MARK = "# Emitted by kernels-hub compile"
 _OWN_ERRORS = "from kernels_hub.compiler.errors import BuildError"
 
@@ -37,7 +41,7 @@ def manifest(
         *([f"dtypes = {json.dumps(list(dtypes))}"] if dtypes else []),
         "",
         "[backends.cpu]",
-        'sources = ["package", "cpu"]',
+        'sources = ["package", "call", "cpu"]',
     ]
     return "\n".join(lines) + "\n"
 
@@ -120,10 +124,10 @@ PROGRAM = '''\
 
 from pathlib import Path
 
-from .layer import Layer
+from .native_layer import NativeLayer
 from .table import TABLE
 
-LAYER = Layer(TABLE, Path(__file__).parent)
+LAYER = NativeLayer(TABLE, Path(__file__).parent)
 '''
 
 PROGRAM_STANDALONE = '''\
@@ -131,7 +135,7 @@ PROGRAM_STANDALONE = '''\
 
 from pathlib import Path
 
-from .layer import Layer
+from .native_layer import NativeLayer
 from .table import TABLE
 
 
@@ -141,7 +145,7 @@ def _shipped():
     return shipped()
 
 
-LAYER = Layer(TABLE, Path(__file__).parent, _shipped)
+LAYER = NativeLayer(TABLE, Path(__file__).parent, _shipped)
 '''
 
 

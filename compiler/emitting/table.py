@@ -11,6 +11,8 @@ from typing import Any
 
 from kernels_hub.compiler.binding import linear
 from kernels_hub.compiler.codegen.cpp import Program
+from kernels_hub.compiler.codegen.cpp_packed import Packed
+from kernels_hub.compiler.codegen.triton import Program as TritonProgram
 from kernels_hub.compiler.emitting.runtime.parts import Module, Tensor
 from kernels_hub.compiler.emitting.source import Source
 from kernels_hub.compiler.errors import EngineError
@@ -24,13 +26,29 @@ _WIDTH = 108
 
 @dataclass(frozen=True)
 class Parts:
-    """What a table is written from."""
+    """What a table is written from. label: tells files of several programs of a folder from each other, "" of one."""
 
     layer: str
     source: Source
     schedule: Schedule
-    program: Program
+    program: Program | TritonProgram
     modules: tuple[Module, ...]
+    label: str = ""
+
+    def file(self, name: str) -> str:
+        """The name of a file of this program: "table.py", or "table_bfloat16.py"."""
+        stem, dot, suffix = name.partition(".")
+        return f"{stem}_{self.label}{dot}{suffix}" if self.label else name
+
+    @property
+    def program_file(self) -> str:
+        """The program's text."""
+        return self.file("program.cpp" if isinstance(self.program, Program) else "kernels.py")
+
+    @property
+    def packed(self) -> tuple[Packed, ...]:
+        """Operands that the program packs."""
+        return self.program.packed if isinstance(self.program, Program) else ()
 
     @property
     def places(self) -> dict[Buffer, int]:
@@ -70,8 +88,10 @@ def write_table(parts: Parts) -> str:
     positional = [
         one.name for one in signature if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}
     ]
+    native = isinstance(parts.program, Program)
     fields = {
         "layer": _literal(parts.layer),
+        "source": _literal(parts.program_file),
         "arguments": _lines("{}", (f"{_literal(name)}: {_literal(one)}" for name, one in source.arguments.items())),
         "positional": _literal(tuple(positional)),
         "starred": _literal(starred),
@@ -83,6 +103,7 @@ def write_table(parts: Parts) -> str:
         )),
         "weights": _lines("()", _weights(parts)),
         "constants": _lines("{}", (f"{places[one]}: {_literal(one.name)}" for one in parts.constants())),
+        "constants_file": _literal(parts.file("constants.safetensors")),
         "prepared": _lines("{}", (f"{places[one]}: {one.bytes}" for one in parts.of(Role.PREPARED))),
         "outputs": _lines("()", (
             f"Output({_literal(name)}, {_literal(one.dtype.name)}, {places[one]})" for name, one in outputs
@@ -92,9 +113,10 @@ def write_table(parts: Parts) -> str:
             for buffers, first, last in spans
         )),
         "buffers": str(len(parts.program.buffers)),
-        "packed": str(len(parts.program.packed)),
+        "dtypes": _literal(() if native else tuple(one.dtype.name for one in parts.program.buffers)),
+        "packed": str(len(parts.packed)),
         "symbols": _literal(parts.program.sizes),
-        "sources": _literal(parts.program.runtime),
+        "sources": _literal(parts.program.runtime if isinstance(parts.program, Program) else ()),
         "messages": _literal(parts.program.messages),
         "modules": _lines("()", kinds),
         "bind": "bind",
@@ -109,9 +131,9 @@ def write_table(parts: Parts) -> str:
             if f"{one}(" in body + "Table("
         }
     )
-    sizes = names.unpacked
+    sizes, count = names.unpacked, len(parts.program.steps)
     return "\n".join([
-        f'"""How program.cpp is called: {len(places)} buffers, {len(parts.program.steps)} kernels. Generated."""',
+        f'"""How {parts.program_file} is called: {len(places)} buffers, {count} kernels. Generated."""',
         "", "from .errors import Misfit", f"from .parts import {', '.join(used)}", "", "",
         *_bind(inputs, names, parts.program.sizes), "", "",
         "def output_shapes(sizes):",
@@ -210,7 +232,7 @@ def _out_of_range(one: Symbol, variable: str) -> str:
 
 
 def _weights(parts: Parts) -> Iterable[str]:
-    copied = {one.source for one in parts.program.packed}
+    copied = {one.source for one in parts.packed}
     for kernel in parts.schedule.prepare:
         for nest in kernel.nests:
             copied |= {one.buffer for one in statements(nest) if isinstance(one, Load)}

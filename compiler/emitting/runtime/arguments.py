@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +13,16 @@ from .errors import Misfit
 from .parts import Input, Table, Tensor
 
 
-def inputs_of(table: Table, values: tuple[Any, ...]) -> list[torch.Tensor]:
+@dataclass(frozen=True)
+class Place:
+    """Where a program runs. holds: whether a tensor lies there. device: torch's name of its kind; name: in words."""
+
+    holds: Callable[[torch.Tensor], bool]
+    device: str
+    name: str
+
+
+def inputs_of(table: Table, values: tuple[Any, ...], place: Place) -> list[torch.Tensor]:
     """The tensors of a call. values: of the arguments, in the order of the table.
 
     Raises Misfit where one is not what the program was compiled with: no tensor, of another dtype or device, or not
@@ -20,10 +31,10 @@ def inputs_of(table: Table, values: tuple[Any, ...]) -> list[torch.Tensor]:
     found: list[Any] = [None] * len(table.inputs)
     for (name, expected), given in zip(table.arguments.items(), values, strict=True):
         if type(expected) is Tensor:
-            _tensor(table.inputs[expected.place], given)
+            _tensor(table.inputs[expected.place], given, place)
             found[expected.place] = given
         elif expected is not given:
-            _match(name, expected, given, table, found)
+            _match(name, expected, given, table, found, place)
     return [
         one if one.is_contiguous() and not one.is_neg() else one.resolve_neg().contiguous() for one in found
     ]
@@ -42,33 +53,33 @@ def result_of(tree: Any, outputs: list[torch.Tensor]) -> Any:
     return tree
 
 
-def _match(path: str, expected: Any, given: Any, table: Table, found: list[Any]) -> None:
+def _match(path: str, expected: Any, given: Any, table: Table, found: list[Any], place: Place) -> None:
     if type(expected) is Tensor:
-        _tensor(table.inputs[expected.place], given)
+        _tensor(table.inputs[expected.place], given, place)
         found[expected.place] = given
         return
     same = type(given) is type(expected)
     if isinstance(expected, (tuple, list)) and same and len(given) == len(expected):
-        for place, (one, part) in enumerate(zip(expected, given, strict=True)):
-            _match(f"{path}.{place}", one, part, table, found)
+        for number, (one, part) in enumerate(zip(expected, given, strict=True)):
+            _match(f"{path}.{number}", one, part, table, found, place)
     elif isinstance(expected, dict) and same and given.keys() == expected.keys():
         for key, one in expected.items():
-            _match(f"{path}.{key}", one, given[key], table, found)
+            _match(f"{path}.{key}", one, given[key], table, found, place)
     elif not same or isinstance(expected, (tuple, list, dict)) or given != expected:
         raise Misfit(
             f"argument {path}", f"{path} is {_shown(given)}, it was compiled with {_shown(expected)}"
         )
 
 
-def _tensor(one: Input, given: Any) -> None:
+def _tensor(one: Input, given: Any, place: Place) -> None:
     if type(given) is not torch.Tensor and type(given) is not Parameter:
         raise Misfit(f"argument {one.name}", f"{one.name} is {_shown(given)}, it was compiled with a tensor")
     if given.dtype is not _DTYPES[one.dtype]:
         name = str(given.dtype).removeprefix("torch.")
         raise Misfit(f"dtype {name}", f"{one.name} is {name}, it was compiled for {one.dtype}")
-    if not given.is_cpu or given.layout is not torch.strided:
+    if not place.holds(given) or given.layout is not torch.strided:
         where = given.device if given.layout is torch.strided else given.layout
-        raise Misfit(f"device {where}", f"{one.name} is on {where}, it was compiled for the CPU")
+        raise Misfit(f"device {where}", f"{one.name} is on {where}, it was compiled for {place.name}")
 
 
 class _Dtypes(dict[str, torch.dtype]):

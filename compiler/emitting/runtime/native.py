@@ -1,16 +1,19 @@
-"""The program, built at first use and loaded: its functions over addresses."""
+"""The program as native code, loaded: what came along for this machine, or what is built here at its first use."""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from .errors import Misfit
+from .errors import BuildError, Misfit
 from .parts import Table
+from .prebuilt import prebuilt
 from .toolchain import build, load
 
+_LOGGER = logging.getLogger("kernels_hub")
 _POINTERS = ctypes.POINTER(ctypes.c_void_p)
 _SIZES = ctypes.POINTER(ctypes.c_int64)
 
@@ -40,30 +43,45 @@ class Native:
 
 
 class Builder:
-    """Builds a program once a process, and remembers why it could not."""
+    """Loads a program once a process, and remembers why it could not."""
 
-    def __init__(self, table: Table, source: Path) -> None:
-        self.table, self.source = table, source
+    def __init__(self, table: Table, folder: Path) -> None:
+        self.table, self.folder = table, folder
         self._lock = threading.Lock()
         self._native: Native | None = None
         self._failed: str | None = None
+        self.path: Path | None = None
+        """The library that is used."""
 
     def native(self) -> Native:
-        """The program. Raises Misfit where it cannot be built here."""
+        """The program. Raises Misfit where there is none for this machine and none can be built."""
         if self._native is None:
             with self._lock:
                 if self._native is None and self._failed is None:
-                    self._build()
+                    self._load()
         if self._native is None:
             raise Misfit("build", str(self._failed))
         return self._native
 
-    def _build(self) -> None:
+    def _load(self) -> None:
+        unusable = ""
         try:
-            source = self.source.read_text(encoding="utf-8")
-            self._native = Native(build(source, self.table.layer, runtime=self.table.sources))
+            if (path := prebuilt(self.folder, self.table.source)) is not None:
+                self._native, self.path = Native(path), path
+                return
+        except BuildError as error:
+            unusable = f"the native code that came along cannot be used: {error}"
+        try:
+            source = (self.folder / self.table.source).read_text(encoding="utf-8")
+            path = build(source, self.table.layer, runtime=self.table.sources)
+            self._native, self.path = Native(path), path
         except (OSError, RuntimeError) as error:
-            self._failed = str(error).strip() or type(error).__name__
+            self._failed = (
+                "; ".join(one for one in (unusable, str(error).strip()) if one) or type(error).__name__
+            )
+            return
+        if unusable:
+            _LOGGER.warning("%s: %s; it was built here", self.table.layer, unusable)
 
 
 def pointers(addresses: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:

@@ -78,6 +78,8 @@ class Table:
     """All that is known of the program but its text."""
 
     layer: str
+    source: str
+    """The program's file."""
     arguments: Mapping[str, Any]
     """Argument -> what it was in the example: a Tensor, a literal, or tuples, lists and dicts of those."""
     positional: tuple[str, ...]
@@ -90,10 +92,15 @@ class Table:
     inputs: tuple[Input, ...]
     weights: tuple[Weight, ...]
     constants: Mapping[int, str]
+    """Buffer -> its name in `constants_file`."""
+    constants_file: str
     prepared: Mapping[int, int]
+    """Buffer -> bytes, of what the program makes of weights alone."""
     outputs: tuple[Output, ...]
     scratch: tuple[Scratch, ...]
     buffers: int
+    dtypes: tuple[str, ...]
+    """Of each buffer, for programs that take tensors; () for those that take addresses."""
     packed: int
     symbols: tuple[str, ...]
     """Names of the sizes that the program is given, in order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .layer import Layer
+from .native_layer import NativeLayer
 from .table import TABLE
 
-LAYER = Layer(TABLE, Path(__file__).parent)
+LAYER = NativeLayer(TABLE, Path(__file__).parent)

@@ -1,44 +1,44 @@
-"""A module's weights as the program takes them: their addresses, and packed copies of those that it multiplies by.
+"""A module's weights as a program takes them, and whether they are still those.
 
-Copies are made once, and again when a weight is another tensor, lies elsewhere or has another version. Edits through
-`weight.data` count as no version: up to 64 elements of each copied weight are compared before every call, too
-(KERNELS_HUB_PACKED_GUARD=0 leaves that out, in programs that never write through `.data`).
+What is made of them is made once, and again when a weight is another tensor, lies elsewhere or has another version.
+Edits through `weight.data` count as no version: up to 64 elements of each copied weight are compared before every
+call, too (KERNELS_HUB_PACKED_GUARD=0 leaves that out, in programs that never write through `.data`).
 """
 
 from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import Parameter
 
-from .arguments import dtype_of
+from .arguments import Place, dtype_of
 from .errors import Misfit
 from .modules import check_module, is_untouched
 from .parts import Table, Weight
 
-if TYPE_CHECKING:
-    from .native import Native
-
 _GUARD = os.environ.get("KERNELS_HUB_PACKED_GUARD", "1") != "0"
 _SAMPLES = 64
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_LEAST_BYTES = 64
 
 
 class State:
     """What was made of a module. Raises Misfit where the program was not built for it."""
 
-    def __init__(
-        self, module: nn.Module, table: Table, native: Native, constants: dict[int, torch.Tensor]
-    ) -> None:
+    def __init__(self, module: nn.Module, table: Table, place: Place) -> None:
+        self.place = place
         self.parts, self.reads = check_module(module, table.modules)
         self.kept: list[Any] = []
-        self.addresses = [0] * (table.buffers + table.packed)
+        """What must live as long as this does."""
+        self.plain: dict[int, torch.Tensor] = {}
+        """Buffer -> the weight, contiguous."""
         self.tensors: list[torch.Tensor] = []
+        """The weights as the module holds them."""
+        self.nbytes = 0
+        """Bytes beyond the module's own."""
         self._held: list[tuple[dict[str, Any], str, torch.Tensor, int, int]] = []
         """(its holder's table, its name there, the tensor, its address, its version or -1 where that is no matter)"""
         self._containers = [] if table.modules else _containers(module)
@@ -46,17 +46,8 @@ class State:
         for one in self.reads:
             if isinstance(one.value, torch.Tensor):
                 self._held.append((*one, one.value.data_ptr(), _version(one.value)))
-        for place, tensor in constants.items():
-            self.addresses[place] = tensor.data_ptr()
-        self.nbytes = 0
-        for place, size in (
-            *table.prepared.items(),
-            *enumerate(native.packed_bytes(table.packed), table.buffers),
-        ):
-            self.addresses[place] = self._memory(size)
         self._views = _views([one for one in copied if one is not None]) if _GUARD else []
         self._samples = [torch.cat(one) for one in self._views]
-        native.prepare(self.addresses, len(table.symbols))
 
     def is_current(self) -> bool:
         """Whether module and weights are still what this was made of."""
@@ -73,6 +64,12 @@ class State:
                 return False
             if version >= 0 and _version(tensor) != version:
                 return False
+        return not self._samples or self._is_same()
+
+    def _is_same(self) -> bool:
+        """Whether the elements that are looked at hold what they held; taken for granted in a CUDA graph's capture."""
+        if self.place.device == "cuda" and torch.cuda.is_current_stream_capturing():
+            return True
         return all(
             torch.equal(torch.cat(views), sample)
             for views, sample in zip(self._views, self._samples, strict=True)
@@ -85,7 +82,7 @@ class State:
     def _weight(self, module: nn.Module, one: Weight) -> torch.Tensor | None:
         """Note a weight's address; returns it where the program copies it."""
         holder, name, tensor = find_weight(module, one.name)
-        _check_weight(tensor, one)
+        _check_weight(tensor, one, self.place)
         for other in one.aliases:
             its_holder, its_name, same = find_weight(module, other)
             if same.data_ptr() != tensor.data_ptr():
@@ -94,19 +91,10 @@ class State:
         plain = tensor.detach()
         copied = one.packed or not plain.is_contiguous()
         version = _version(tensor) if copied else -1
-        if not plain.is_contiguous():
-            plain = plain.contiguous()
-            self.kept.append(plain)
-        self.addresses[one.buffer] = plain.data_ptr() or self._memory(_LEAST_BYTES)
+        self.plain[one.buffer] = plain.contiguous()
         self.tensors.append(tensor)
         self._held.append((holder, name, tensor, tensor.data_ptr(), version))
         return tensor if copied and tensor.numel() else None
-
-    def _memory(self, size: int) -> int:
-        """The address of so many bytes, which PyTorch aligns to 64."""
-        self.kept.append(torch.empty(max(size, _LEAST_BYTES), dtype=torch.uint8))
-        self.nbytes += size
-        return int(self.kept[-1].data_ptr())
 
 
 def _containers(module: nn.Module) -> list[tuple[dict[str, nn.Module | None], str, nn.Module]]:
@@ -131,7 +119,7 @@ def find_weight(module: nn.Module, path: str) -> tuple[dict[str, Any], str, torc
     raise Misfit("weights", f"it has no weight {path!r}")
 
 
-def _check_weight(tensor: torch.Tensor, one: Weight) -> None:
+def _check_weight(tensor: torch.Tensor, one: Weight, place: Place) -> None:
     if type(tensor) is not Parameter and type(tensor) is not torch.Tensor:
         raise Misfit("weights", f"its {one.name} is a {type(tensor).__name__}, not a plain tensor")
     if tensor.dtype is not dtype_of(one.dtype):
@@ -141,9 +129,10 @@ def _check_weight(tensor: torch.Tensor, one: Weight) -> None:
         raise Misfit(
             "weights", f"its {one.name} has shape {tuple(tensor.shape)}, it was compiled for {one.shape}"
         )
-    if not tensor.is_cpu:
+    if not place.holds(tensor):
         raise Misfit(
-            f"device {tensor.device}", f"its {one.name} is on {tensor.device}, it was compiled for the CPU"
+            f"device {tensor.device}",
+            f"its {one.name} is on {tensor.device}, it was compiled for {place.name}",
         )
 
 

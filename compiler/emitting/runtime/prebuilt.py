@@ -1,0 +1,50 @@
+"""Native code that came along: a shared object for each instruction set level; the best that runs here is taken.
+
+native/prebuilt.json says for which program, machine and level each file is, and its digest. The objects have a plain C
+interface and link neither torch nor Python, so that they serve any release of both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from .errors import BuildError
+from .toolchain import machine_isas
+
+FOLDER = "native"
+INDEX = "prebuilt.json"
+
+
+def prebuilt(folder: Path, program: str) -> Path | None:
+    """The library of a program (its source file's name) for this machine; None where none came along.
+
+    Raises BuildError where some did, and none can be used: they are for other machines, or damaged.
+    """
+    index = folder / FOLDER / INDEX
+    if not index.is_file():
+        return None
+    try:
+        document: Any = json.loads(index.read_text(encoding="utf-8"))
+        rows = {row["isa"]: row for row in document["programs"][program] if row["machine"] == _machine()}
+        levels = [one.name for one in machine_isas() if one.name in rows]
+        if not levels:
+            raise BuildError(f"{index} has none for {_machine()}")
+        row = rows[levels[0]]
+        path = folder / FOLDER / str(row["file"])
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BuildError(f"{index} does not say what it should: {type(error).__name__} {error}") from error
+    if digest != row["sha256"]:
+        raise BuildError(
+            f"{path} is not what was published: its sha256 is {digest[:16]}…, not {row['sha256'][:16]}…"
+        )
+    return path
+
+
+def _machine() -> str:
+    return f"{platform.machine()}-{sys.platform}"
