@@ -16,32 +16,11 @@
 #include <type_traits>
 #include <vector>
 
+#include "conv_shape.h"
 #include "gemm.h"
+#include "winograd.h"
 
 KH_NAMESPACE {
-
-// Triples are (d, h, w); dimensions that a convolution lacks are 1 (kernel 1, stride 1, pad 0, dilation 1).
-// `pad` is what stands before the input; `out` says how far the kernel goes, so what stands after it.
-struct ConvShape {
-  int64_t n, c, o, groups;
-  int64_t in[3], kernel[3], stride[3], pad[3], dilation[3], out[3];
-
-  int64_t taps() const { return kernel[0] * kernel[1] * kernel[2]; }
-  int64_t depth() const { return taps() * (c / groups); }
-  int64_t rows() const { return n * out[0] * out[1] * out[2]; }
-  // Channels of a group, where groups are as wide in as out and so narrow that some fit into a vector; else 0.
-  int64_t narrow() const {
-    const int64_t size = c / groups;
-    const bool even = size == 1 || size == 2 || size == 4 || size == 8;
-    return groups > 1 && c == o && even && size <= kLanes / 2 ? size : 0;
-  }
-};
-
-// Where x lies: a first element and strides (n, d, h, w) in floats; channels are adjacent.
-struct Pixels {
-  const float* data;
-  int64_t stride[4];
-};
 
 // An output pixel, counted through.
 struct Place {
@@ -59,14 +38,6 @@ struct Place {
     }
   }
 };
-
-// The input coordinate that tap `t` of dimension i sees from output coordinate `at`; may lie outside.
-KH_INLINE int64_t seen(const ConvShape& shape, int i, int64_t at, int64_t t) {
-  return at * shape.stride[i] - shape.pad[i] + t * shape.dilation[i];
-}
-KH_INLINE bool inside(const ConvShape& shape, int i, int64_t position) {
-  return position >= 0 && position < shape.in[i];
-}
 
 // -- patches ----------------------------------------------------------------------------------------------
 
@@ -328,12 +299,14 @@ void conv_narrow(const ConvShape& shape, const Pixels& x, const float* packed, E
 
 // Floats that conv_pack() writes.
 inline int64_t conv_packed_size(const ConvShape& shape) {
+  if (is_winograd(shape)) return winograd_packed_size(shape);
   if (shape.narrow() > 0) return shape.depth() * round_up(shape.c, kLanes);
   return shape.groups * packed_size(shape.depth(), shape.o / shape.groups);
 }
 
 // weight (o, c / groups, kd, kh, kw) with `strides` in that order.
 inline void conv_pack(const ConvShape& shape, const float* weight, const int64_t strides[5], float* packed) {
+  if (is_winograd(shape)) return winograd_pack(shape, weight, strides, packed);
   const int64_t channels = shape.c / shape.groups, columns = shape.o / shape.groups, depth = shape.depth();
   const auto tap = [&](int64_t t) {
     const int64_t kw = t % shape.kernel[2], kh = t / shape.kernel[2] % shape.kernel[1];
@@ -408,6 +381,7 @@ void conv(const ConvShape& shape, const float* x, const int64_t x_strides[5], co
   const int64_t rows = shape.rows();
   if (rows <= 0 || shape.o <= 0) return;
   const Pixels pixels = channels_last(shape, x, x_strides);
+  if (is_winograd(shape)) return conv_winograd(shape, pixels, packed, e);
   switch (shape.narrow()) {
     case 1: return conv_narrow<1>(shape, pixels, packed, e);
     case 2: return conv_narrow<2>(shape, pixels, packed, e);

@@ -86,6 +86,10 @@ ONE = (1, 1, 1)
 CASES = {
     "first layer": (3, 64, 1, (1, 23, 21), (1, 7, 7), (1, 2, 2), ((0, 3, 3), (0, 3, 3)), ONE),
     "3x3": (32, 48, 1, (1, 14, 15), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
+    "3x3 of many tiles": (64, 96, 1, (1, 31, 42), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
+    "3x3 of one pixel": (48, 33, 1, (1, 1, 1), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
+    "3x3 of few tiles": (512, 40, 1, (1, 7, 7), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
+    "3x3 over planes": (32, 40, 1, (3, 6, 7), (1, 3, 3), ONE, ((0, 0, 2), (0, 2, 0)), ONE),
     "3x3 of odd channels": (19, 33, 1, (1, 9, 9), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
     "1x1": (40, 70, 1, (1, 7, 9), ONE, ONE, ((0, 0, 0), (0, 0, 0)), ONE),
     "1x1 strided": (32, 40, 1, (1, 8, 9), ONE, (1, 2, 2), ((0, 0, 0), (0, 0, 0)), ONE),
@@ -117,6 +121,51 @@ def test_kinds(library, case, channels_last):
     weight = tensor(random, (o, c // groups, *kernel), not channels_last)
     actual, expected = convolve(library, x, weight, stride, pads, dilation, groups)
     assert_close(actual, expected, c // groups * np.prod(kernel))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    c=st.integers(2, 6),
+    o=st.integers(32, 140),
+    size=st.tuples(st.integers(1, 2), st.integers(1, 23), st.integers(1, 23)),
+    before=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    after=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    images=st.integers(1, 3),
+    threads=st.integers(1, 3),
+)
+def test_any_3x3_of_whole_lines(library, c, o, size, before, after, images, threads):
+    if min(size[i + 1] + before[i] + after[i] for i in range(2)) < 3:
+        return
+    random = np.random.default_rng(c * o)
+    library.set_threads(*arguments(threads))
+    x = tensor(random, (images, 16 * c, *size), channels_last=o % 2 == 0)
+    weight = random.standard_normal((o, 16 * c, 1, 3, 3), np.float32)
+    actual, expected = convolve(library, x, weight, ONE, ((0, *before), (0, *after)), ONE, 1)
+    assert_close(actual, expected, 9 * 16 * c)
+
+
+def test_minimal_filtering_is_as_exact_as_a_direct_sum(library):
+    """Its error in the norm is that of torch's own float32 convolution, or less."""
+    random = np.random.default_rng(0)
+    x, weight = tensor(random, (1, 128, 1, 28, 28), True), tensor(random, (64, 128, 1, 3, 3), False)
+    actual, exact = convolve(library, x, weight, ONE, ((0, 1, 1), (0, 1, 1)), ONE, 1)
+    direct = torch.nn.functional.conv2d(
+        torch.from_numpy(x[:, :, 0]), torch.from_numpy(weight[:, :, 0]), padding=1
+    )
+    errors = [np.linalg.norm(one - exact[:, 0]) for one in (actual[:, 0], direct.permute(0, 2, 3, 1).numpy())]
+    assert errors[0] < 1.5 * errors[1]
+
+
+def test_what_is_not_finite_stays_in_its_tiles(library):
+    random = np.random.default_rng(0)
+    x, weight = tensor(random, (1, 32, 1, 12, 12), True), tensor(random, (32, 32, 1, 3, 3), False)
+    x[0, 3, 0, 5, 6] = np.inf
+    actual, exact = convolve(library, x, weight, ONE, ((0, 1, 1), (0, 1, 1)), ONE, 1)
+    seen = ~np.isfinite(exact[0, 0]).all(-1)
+    assert (~np.isfinite(actual[0, 0]).all(-1))[seen].all(), "what sees an infinity has no finite sum"
+    far = np.ones((12, 12), bool)
+    far[4:8, 4:8] = False  # the tiles that hold what sees it
+    assert np.isfinite(actual[0, 0][far]).all()
 
 
 @settings(max_examples=40, deadline=None)
