@@ -72,7 +72,7 @@ class _Attention:
             body.know(root.name, root.dtype, ["rows", "values"])
             for statement in self.nest.body:
                 body.emit(statement)
-        return _launch(self.kernel, self.nest, root)
+        return _launch(self.kernel, self.nest, root, self.options)
 
     def _end(self) -> str:
         """The keys that these queries see: with a causal mask, none behind that of the last query."""
@@ -153,10 +153,11 @@ def _result(root: Attention, keys: Dim, body: Body) -> str:
     return f"tl.where({body.index(keys)} == 0, 0.0, out / total)"
 
 
-def _launch(kernel: Kernel, nest: Nest, root: Attention) -> Launch:
+def _launch(kernel: Kernel, nest: Nest, root: Attention, options: Options) -> Launch:
     batch, head, query, value = (one.extent for one in nest.outer)
     sizes = (query, root.score_loops[3].extent, root.q.shape[3], value)
-    tile = chosen(attention_tile, sizes, tuple(HOST.index(one) for one in sizes), root.q.buffer.dtype.bits)
+    texts = tuple(HOST.index(one) for one in sizes)
+    tile = chosen(attention_tile, sizes, texts, root.q.buffer.dtype.bits, late=options.late)
     grid = f"kh.cdiv({HOST.index(query)}, {tile.of('ROWS')}) * {HOST.factor(turns(nest.outer[:2]))}"
     tests = [f"{HOST.factor(one)} > 0" for one in (batch, head, query) if not isinstance(one, int)]
     return kernel.launch(" and ".join(tests), [grid], tile)

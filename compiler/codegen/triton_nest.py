@@ -23,7 +23,7 @@ def print_nest(name: str, nest: Nest, lines: Lines, names: Names, options: Optio
     if is_empty(nest.outer):
         return None
     if reduces:
-        return print_reduction(name, nest, lines, names)
+        return print_reduction(name, nest, lines, names, options)
     return print_pointwise(name, nest, lines, names, options)
 
 
@@ -44,6 +44,6 @@ def print_pointwise(name: str, nest: Nest, lines: Lines, names: Names, options: 
     if not loops:
         return kernel.launch("", ["1"], Tile({"num_warps": 1}))
     count = HOST.index(total)
-    tile = chosen(block_tile, (total,), (count,), options.block_size)
+    tile = chosen(block_tile, (total,), (count,), options.block_size, late=options.late)
     condition = "" if isinstance(total, int) else f"{count} > 0"
     return kernel.launch(condition, [f"kh.cdiv({count}, {tile.of('BLOCK')})"], tile)

@@ -52,12 +52,14 @@ class Options:
     """arch: "sm_90", "gfx942" … ("" for none in particular). block_size: elements of a pointwise program, 0 to choose.
 
     tile: rows x columns x depth of a product's tile, None to choose. tf32: float32 products may round their operands.
+    late: tiles are chosen by calls also where the sizes are numbers, so that a table read at run time may decide.
     """
 
     arch: str = ""
     block_size: int = 0
     tile: tuple[int, int, int] | None = None
     tf32: bool = False
+    late: bool = False
 
     @property
     def stages(self) -> int:
@@ -66,10 +68,14 @@ class Options:
 
 
 def chosen(
-    function: Callable[..., dict[str, int]], sizes: tuple[Dim, ...], texts: tuple[str, ...], *rest: object
+    function: Callable[..., dict[str, int]],
+    sizes: tuple[Dim, ...],
+    texts: tuple[str, ...],
+    *rest: object,
+    late: bool = False,
 ) -> Tile:
     """The tile that a function of this module makes of sizes, whose Python expressions are `texts`."""
-    if all(isinstance(one, int) for one in sizes):
+    if not late and all(isinstance(one, int) for one in sizes):
         return Tile(function(*sizes, *rest))
     arguments = [*texts, *map(repr, rest)]
     return Tile({}, f"kh.{function.__name__}({', '.join(arguments)})")

@@ -108,7 +108,9 @@ def tile_of(sizes: tuple[Dim, ...], bits: int, options: Options) -> Tile:
     """The tile of a product of these rows, columns, depth and batches."""
     exact = bits == 32 and not options.tf32
     texts = tuple(HOST.index(one) for one in sizes)
-    return chosen(product_tile, sizes, texts, 33 if exact else bits, options.stages, options.tile)
+    return chosen(
+        product_tile, sizes, texts, 33 if exact else bits, options.stages, options.tile, late=options.late
+    )
 
 
 def tiled_launch(kernel: Kernel, rows: Dim, columns: Dim, batch: Dim, tile: Tile) -> Launch:

@@ -14,7 +14,14 @@ from kernels_hub.compiler.codegen.cpp_contexts import lane_of
 from kernels_hub.compiler.codegen.cpp_loops import turns
 from kernels_hub.compiler.codegen.cpp_text import Names
 from kernels_hub.compiler.codegen.triton_kernel import HOST, Kernel, Launch
-from kernels_hub.compiler.codegen.triton_options import MOST_COLUMNS, Tile, chosen, looped_tile, whole_tile
+from kernels_hub.compiler.codegen.triton_options import (
+    MOST_COLUMNS,
+    Options,
+    Tile,
+    chosen,
+    looped_tile,
+    whole_tile,
+)
 from kernels_hub.compiler.codegen.triton_text import Axis, Body, Lines
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.types import DType
@@ -24,23 +31,23 @@ from kernels_hub.compiler.schedule.kernel import Nest, Reduce, Statement, Store,
 PLACES = {"argmax": "max", "argmin": "min"}
 
 
-def print_reduction(name: str, nest: Nest, lines: Lines, names: Names) -> Launch:
+def print_reduction(name: str, nest: Nest, lines: Lines, names: Names, options: Options) -> Launch:
     """Write the kernel, or two where only the sizes tell whether rows fit a tile."""
     inner, across = turns(nest.inner), lane_of(nest) is not None
     if isinstance(inner, int) and inner <= (256 if across else MOST_COLUMNS):
-        return _Reduction(name, nest, lines, names).persistent()
-    looped = _Reduction(name, nest, lines, names).looped(across=across)
+        return _Reduction(name, nest, lines, names, options).persistent()
+    looped = _Reduction(name, nest, lines, names, options).looped(across=across)
     if isinstance(inner, int) or across:
         return looped
     condition = f"{HOST.factor(inner)} <= {MOST_COLUMNS}"
-    return _Reduction(f"{name}_whole", nest, lines, names).persistent(condition, looped)
+    return _Reduction(f"{name}_whole", nest, lines, names, options).persistent(condition, looped)
 
 
 class _Reduction:
     """One kernel."""
 
-    def __init__(self, name: str, nest: Nest, lines: Lines, names: Names) -> None:
-        self.nest, self.lines = nest, lines
+    def __init__(self, name: str, nest: Nest, lines: Lines, names: Names, options: Options) -> None:
+        self.nest, self.lines, self.late = nest, lines, options.late
         self.kernel = Kernel(name, nest, lines, names)
         rows = Axis("rows", "row", "row_live") if nest.outer else None
         columns = Axis("columns", "column", "column_live")
@@ -63,7 +70,7 @@ class _Reduction:
                 else:
                     self.body.emit(one)
         outer, inner = turns(self.nest.outer), turns(self.nest.inner)
-        tile = chosen(whole_tile, (outer, inner), (HOST.index(outer), HOST.index(inner)))
+        tile = chosen(whole_tile, (outer, inner), (HOST.index(outer), HOST.index(inner)), late=self.late)
         return self._launch(tile, condition, otherwise)
 
     def looped(self, *, across: bool) -> Launch:
@@ -84,7 +91,7 @@ class _Reduction:
                     self._pass(number, level)
                 self._segment(number + 1, level)
         outer = turns(self.nest.outer)
-        return self._launch(chosen(looped_tile, (outer,), (HOST.index(outer),), across))
+        return self._launch(chosen(looped_tile, (outer,), (HOST.index(outer),), across, late=self.late))
 
     # -- both --------------------------------------------------------------------------------------
 
