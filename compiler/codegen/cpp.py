@@ -75,7 +75,7 @@ class _Unit:
 
     def __init__(self, schedule: Schedule, *, round_ops: bool) -> None:
         self.schedule, self.round_ops = schedule, round_ops
-        self.names = Names(schedule.buffers)
+        self.names = Names(schedule.buffers, schedule.choices)
         self.packed = PackedOperands()
         self.taken: set[str] = set()
         self.used: dict[str, None] = {}

@@ -8,11 +8,9 @@ from kernels_hub.compiler.codegen.cpp_loops import cost, turns
 from kernels_hub.compiler.codegen.cpp_text import Body, Lines, Names, Parameters
 from kernels_hub.compiler.codegen.scalar import variable_name
 from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.schedule.choices import GRAIN
 from kernels_hub.compiler.schedule.index import Loop
 from kernels_hub.compiler.schedule.kernel import Constant, Nest
-
-GRAIN = 65536
-"""Work (additions) that is worth a thread."""
 
 
 class Function:
@@ -36,7 +34,8 @@ class Function:
         work: of a row. Little of it stays with the thread that called.
         """
         lines, declared = self.lines, self.parameters.declared(self.names)
-        if isinstance(count, int) and isinstance(work, int) and count * work < 2 * GRAIN:
+        worth = self.names.choices.grain
+        if isinstance(count, int) and isinstance(work, int) and count * work < 2 * worth:
             with lines.block(f"static void {self.name}({', '.join(declared)})"):
                 lines.add(f"constexpr int64_t begin = 0, end = {count};")
                 inside()
@@ -46,13 +45,18 @@ class Function:
             inside()
         lines.add()
         with lines.block(f"static void {self.name}({', '.join(declared)})"):
-            grain = str(max(1, GRAIN // max(1, work))) if isinstance(work, int) else ""
-            grain = grain or f"kh::grain({self.body.index(work)})"
+            grain = str(max(1, worth // max(1, work))) if isinstance(work, int) else ""
+            grain = grain or self._grain(self.body.index(work), worth)
             capture = "[&]" if self.parameters.fails else "[=]"
             call = f"kh::parallel({self.body.index(count)}, {grain}, {capture}(int64_t begin, int64_t end)"
             with lines.block(call, "});"):
                 passed = [*self.parameters.passed(self.names), "begin", "end"]
                 lines.add(f"{self.name}_rows({', '.join(passed)});")
+
+    @staticmethod
+    def _grain(work: str, worth: int) -> str:
+        """Rows that are worth a thread, of work that only the sizes tell."""
+        return f"kh::grain({work})" if worth == GRAIN else f"std::max<int64_t>(1, {worth} / ({work}))"
 
     def row_loop(self, loops: Sequence[Loop]) -> str:
         """The head of the loop over rows; where several loops share it, `row_variables` tells them apart."""

@@ -20,10 +20,6 @@ from kernels_hub.compiler.schedule.kernel import Load, Nest, Reduce, Store
 MANY_ROWS = 256
 """Turns that threads share; loops beyond that stay loops."""
 
-
-TURNED_TILE, LAST_TILE = 16, 16
-"""Turns of a tile of a transposition: a line of cache of what is read, some lines of what is written."""
-
 LEAST_TILED = 32
 """Turns, and elements apart, from which on tiles pay."""
 
@@ -143,8 +139,9 @@ def _print_tiles(function: Function, turned: Loop) -> None:
     """Tiles of the last loop and of `turned`, so that what is read beside each other is used while it is in cache."""
     nest, lines, body = function.nest, function.lines, function.body
     last = nest.outer[-1]
-    sides = ((turned, Loop("$rows_", ceildiv(turned.extent, TURNED_TILE)), TURNED_TILE),
-             (last, Loop("$columns_", ceildiv(last.extent, LAST_TILE)), LAST_TILE))  # fmt: skip
+    tile = function.names.choices.tile
+    sides = ((turned, Loop("$rows_", ceildiv(turned.extent, tile)), tile),
+             (last, Loop("$columns_", ceildiv(last.extent, tile)), tile))  # fmt: skip
     others = tuple(loop for loop in nest.outer if loop not in {turned, last})
     rows = (*others, *(tiles for _, tiles, _ in sides))
     at = levels(nest.body, (*others, turned, last))
@@ -167,7 +164,7 @@ def _print_tiles(function: Function, turned: Loop) -> None:
                 with lines.block(heads[1]):
                     body.emit_at(nest.body, at, len(others) + 2)
 
-    function.rows(turns(rows), TURNED_TILE * LAST_TILE * function.work, inside)
+    function.rows(turns(rows), tile * tile * function.work, inside)
 
 
 def _print_row(function: Function, shared: int, *, first: int) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from kernels_hub.compiler.codegen.scalar import Cpp, identifier, size_name, storage_type, value_type
 from kernels_hub.compiler.ir.dims import Dim, dim_symbols
 from kernels_hub.compiler.ir.types import DType
+from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.index import Loop, Ranges, is_variable
 from kernels_hub.compiler.schedule.kernel import (
     Bound,
@@ -64,9 +65,10 @@ class Lines:
 
 
 class Names:
-    """Identifiers of buffers and sizes, and codes of the messages that calls fail with."""
+    """Identifiers of buffers and sizes, and codes of the messages that calls fail with; what was chosen for loops."""
 
-    def __init__(self, buffers: Iterable[Buffer]) -> None:
+    def __init__(self, buffers: Iterable[Buffer], choices: Choices | None = None) -> None:
+        self.choices = choices or Choices()
         self.buffers: dict[Buffer, str] = {}
         self.messages: dict[str, int] = {}
         taken: set[str] = set()

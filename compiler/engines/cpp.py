@@ -26,13 +26,14 @@ from kernels_hub.compiler.engines.engine import (
     CompiledPlan,
     Decline,
     Device,
+    Knob,
     KnobValue,
     Note,
     StepProfile,
     Support,
 )
 from kernels_hub.compiler.engines.payload import pack_graph, unpack_graph
-from kernels_hub.compiler.engines.reference import refuse_knobs, signature_of, without_weights
+from kernels_hub.compiler.engines.reference import signature_of, without_weights
 from kernels_hub.compiler.engines.scheduled import (
     MOST_BINDINGS,
     Calls,
@@ -44,9 +45,11 @@ from kernels_hub.compiler.engines.scheduled import (
 from kernels_hub.compiler.engines.tensors import snapshot
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.schedule.choices import CHOICES, Choices
 from kernels_hub.compiler.schedule.cost import kernel_cost
 from kernels_hub.compiler.schedule.kernel import Role, Schedule
 from kernels_hub.compiler.schedule.memory import ALIGNMENT, number, place
+from kernels_hub.compiler.schedule.partial import may_be_long
 from kernels_hub.compiler.schedule.schedule import schedule
 from kernels_hub.compiler.schedule.units import refused
 
@@ -135,7 +138,7 @@ class CppPlan:
 
     def serialize(self) -> bytes:
         """The graph with its weights: the program is generated from it again, and comes from the cache."""
-        return pack_graph(self.graph, self.engine, self.device, {})
+        return pack_graph(self.graph, self.engine, self.device, self.schedule.choices.given())
 
     def profile(self, inputs: Sequence[torch.Tensor], repeats: int = 10) -> list[StepProfile]:
         """Median seconds of each kernel."""
@@ -257,24 +260,35 @@ class CppEngine:
             return lacking
         if found := refused(graph) | untold(graph):
             return declined(found)
-        return Support(frozenset({Note.NEEDS_COMPILER}))
+        return Support(frozenset({Note.NEEDS_COMPILER}), _knobs(graph))
 
     def compile(self, graph: Graph, device: Device, knobs: Mapping[str, KnobValue]) -> CompiledPlan:
-        """Schedule, generate, build, load, pack the weights."""
-        refuse_knobs(self.name, knobs)
+        """Schedule, generate, build, load, pack the weights. knobs: `schedule.choices`."""
+        choices = Choices.of(knobs)
         answer = self.check(graph, device)
         if isinstance(answer, Decline):
             raise EngineError(f"engine {self.name} does not take graph {graph.name}: {answer.reason}")
-        scheduled = schedule(graph)
+        scheduled = schedule(graph, choices=choices)
         program = generate(scheduled)
         return CppPlan(graph, device, scheduled, program, Library.built(program, graph.name))
 
     def load(self, payload: bytes, device: Device) -> CompiledPlan:
         """What `serialize` wrote."""
-        return self.compile(unpack_graph(payload, self.name, device).graph, device, {})
+        found = unpack_graph(payload, self.name, device)
+        return self.compile(found.graph, device, found.knobs)
 
 
 ENGINE = CppEngine()
+
+
+def _knobs(graph: Graph) -> tuple[Knob, ...]:
+    """Choices that may make a difference to a graph; `compile` takes all of `schedule.choices`."""
+    names = []
+    if any(may_be_long(node) for node in graph.live()):
+        names.append("split")
+    if any(node.op.name == "conv" for node in graph.live()):
+        names.append("layout")
+    return tuple(Knob(name, CHOICES[name], "see schedule.choices") for name in names)
 
 
 def _aligned(size: int) -> Any:

@@ -67,7 +67,10 @@ class Group:
 
 
 class Fusion:
-    """Groups of an expanded graph's units. make_root: the root of a unit that has one, given its loops."""
+    """Groups of an expanded graph's units. make_root: the root of a unit that has one, given its loops.
+
+    apart: numbers of units that join no nest.
+    """
 
     def __init__(
         self,
@@ -75,20 +78,25 @@ class Fusion:
         buffer_of: Callable[[Value], Buffer | None],
         make_root: Callable[[Value, tuple[Loop, ...], str], Root],
         prepared: frozenset[Value],
+        apart: frozenset[int] = frozenset(),
     ) -> None:
         self.units, self.buffer_of, self.make_root, self.prepared = units, buffer_of, make_root, prepared
         self.groups: list[Group] = []
         self.group_of: dict[Value, Group] = {}
-        for value, kind in units.kinds.items():
-            self._place(value, kind)
+        self.joined: list[int] = []
+        """Units, by their number, that joined the nest of another."""
+        for number, (value, kind) in enumerate(units.kinds.items()):
+            if self._place(value, kind, alone=number in apart):
+                self.joined.append(number)
 
-    def _place(self, value: Value, kind: Kind) -> None:
+    def _place(self, value: Value, kind: Kind, *, alone: bool) -> bool:
+        """Whether it joined a nest that was there."""
         sources = self._reads(value)
         behind = {self.group_of[one].number for one in sources if one in self.group_of}
         ancestors = 0
         for number in behind:
             ancestors |= self.groups[number].before | 1 << number
-        if kind in {Kind.POINTWISE, Kind.REDUCTION}:
+        if kind in {Kind.POINTWISE, Kind.REDUCTION} and not alone:
             for number in sorted(behind, reverse=True):
                 group = self.groups[number]
                 cyclic = any(self.groups[one].before >> number & 1 for one in behind if one != number)
@@ -98,10 +106,11 @@ class Fusion:
                     and self._join(group, value, kind)
                 ):
                     self._account(group, value, ancestors & ~(1 << number))
-                    return
+                    return True
         group = self._begin(value, kind)
         self.groups.append(group)
         self._account(group, value, ancestors)
+        return False
 
     def _account(self, group: Group, value: Value, ancestors: int) -> None:
         group.units.append(value)

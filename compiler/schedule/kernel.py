@@ -23,6 +23,7 @@ from kernels_hub.compiler.ir.dims import Dim, product
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.op import Op, Shape
 from kernels_hub.compiler.ir.types import DType
+from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.index import Loop, variables_in
 
 
@@ -302,6 +303,13 @@ class Schedule:
     kernels: tuple[Kernel, ...]
     inputs: Mapping[str, Buffer]
     outputs: Mapping[str, Buffer]
+    choices: Choices = field(default_factory=Choices)
+    joined: tuple[int, ...] = ()
+    """Units that share the nest of another: places for `Choices.apart`."""
+    shared: tuple[int, ...] = ()
+    """Values that are made once for several users: places for `Choices.again`."""
+    products: tuple[int, ...] = ()
+    """Products and convolutions: places for `Choices.loops`."""
 
     def __str__(self) -> str:
         from kernels_hub.compiler.schedule.text import print_schedule

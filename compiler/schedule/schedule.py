@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.types import DType
+from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.expand import expanded, with_inputs_laid_out
 from kernels_hub.compiler.schedule.fuse import Fusion, Group
 from kernels_hub.compiler.schedule.index import Loop, row_major
@@ -22,6 +23,7 @@ from kernels_hub.compiler.schedule.kernel import (
     arguments,
 )
 from kernels_hub.compiler.schedule.layout import Layout
+from kernels_hub.compiler.schedule.partial import with_partial_reductions
 from kernels_hub.compiler.schedule.roots import NotStrided, make_root
 from kernels_hub.compiler.schedule.scores import ROOT_DTYPES
 from kernels_hub.compiler.schedule.split import parts
@@ -37,22 +39,28 @@ NAMES = {
 }
 
 
-def schedule(graph: Graph, roots: frozenset[DType] = ROOT_DTYPES) -> Schedule:
+def schedule(graph: Graph, roots: frozenset[DType] = ROOT_DTYPES, choices: Choices | None = None) -> Schedule:
     """The schedule of a graph. roots: dtypes of the products, convolutions and attentions that are roots of nests.
+
+    choices: what is open otherwise; the usual ones by default.
 
     Raises EngineError where it has values that no nest can make (`units.unsupported`).
     """
-    graph = expanded(graph, roots)
+    choices = choices or Choices()
+    graph = with_partial_reductions(expanded(graph, roots), choices.split)
     if refused := unsupported(graph, roots):
         value, reason = next(iter(refused.items()))
         raise EngineError(f"graph {graph.name}: {value} ({value.node!r}) cannot be scheduled: {reason}")
     rows: frozenset[Value] = frozenset()
-    graph = with_inputs_laid_out(graph)
-    units = Units(graph, roots)
+    if choices.layout == "channels last":
+        graph = with_inputs_laid_out(graph)
+    units = Units(graph, roots, choices)
+    if choices.layout == "rows":
+        rows = frozenset(units.kinds)
     while True:
         layout = Layout(units, rows)
         try:
-            return _Builder(graph, units, layout).build()
+            return _Builder(graph, units, layout, choices).build()
         except NotStrided as error:
             if units.orders.pop(error.value, None) is None:
                 if layout.is_channels_last(error.value):
@@ -64,8 +72,8 @@ def schedule(graph: Graph, roots: frozenset[DType] = ROOT_DTYPES) -> Schedule:
 class _Builder:
     """One attempt, with one layout."""
 
-    def __init__(self, graph: Graph, units: Units, layout: Layout) -> None:
-        self.graph, self.units, self.layout = graph, units, layout
+    def __init__(self, graph: Graph, units: Units, layout: Layout, choices: Choices) -> None:
+        self.graph, self.units, self.layout, self.choices = graph, units, layout, choices
         self.buffers: dict[Value, Buffer] = {}
         self.counts = dict.fromkeys(Role, 0)
         self.prepared = _prepared(graph)
@@ -74,7 +82,8 @@ class _Builder:
             self.buffer_of(value)
 
     def build(self) -> Schedule:
-        fusion = Fusion(self.units, self.buffer_of, self._root, self.prepared)
+        apart = self.choices.places("apart")
+        fusion = Fusion(self.units, self.buffer_of, self._root, self.prepared, apart)
         groups = fusion.ordered()
         made = {group.number: self._kernel(group, set(group.units)) for group in groups}
         needed = {buffer for kernel in made.values() for buffer in kernel.reads()}
@@ -92,6 +101,10 @@ class _Builder:
             (*(kernel for group, kernel in kernels if not group.prepared), *(kernel for _, kernel in copies)),
             {name: self.buffers[value] for name, value in self.graph.inputs.items()},
             outputs,
+            self.choices,
+            tuple(fusion.joined),
+            tuple(range(len(self.units.shared))),
+            tuple(range(len(self.units.products))),
         )
 
     def buffer_of(self, value: Value) -> Buffer | None:

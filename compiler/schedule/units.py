@@ -16,6 +16,7 @@ from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Shape, Trait
 from kernels_hub.compiler.ir.types import DType
+from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.expand import is_laid_out
 from kernels_hub.compiler.schedule.index import Ranges, linear, permuted, row_major
 from kernels_hub.compiler.schedule.lower import INLINE, POOLS, REDUCTIONS, repeats
@@ -138,8 +139,21 @@ def refused(graph: Graph, dtypes: frozenset[DType] = ROOT_DTYPES) -> dict[Value,
 class Units:
     """The units of an expanded graph, in the order of its nodes. dtypes: those that roots take."""
 
-    def __init__(self, graph: Graph, dtypes: frozenset[DType] = ROOT_DTYPES) -> None:
+    def __init__(
+        self, graph: Graph, dtypes: frozenset[DType] = ROOT_DTYPES, choices: Choices | None = None
+    ) -> None:
         self.graph, self.dtypes = graph, dtypes
+        self.choices = choices or Choices()
+        self.products = [
+            value
+            for node in graph.live()
+            for value in node.results
+            if kind_of(value, dtypes) in {Kind.PRODUCT, Kind.CONVOLUTION}
+        ]
+        looped = self.choices.places("loops")
+        self._looped = {value for place, value in enumerate(self.products) if place in looped}
+        self.shared: list[Value] = []
+        """Values that are units, or would be, for nothing but that several use them."""
         self.kinds: dict[Value, Kind] = {}
         self.cost: dict[Value, int] = {}
         self.loads: dict[Value, int] = {}
@@ -166,9 +180,12 @@ class Units:
 
     def _add(self, value: Value) -> None:
         if value not in self.kinds:
-            kind = kind_of(value, self.dtypes)
+            kind = self._kind(value)
             assert kind is not None, value
             self.kinds[value] = kind
+
+    def _kind(self, value: Value) -> Kind | None:
+        return Kind.CONTRACTION if value in self._looped else kind_of(value, self.dtypes)
 
     def _weigh(self, value: Value) -> None:
         own = 0
@@ -183,14 +200,16 @@ class Units:
     def _is_own(self, value: Value) -> bool:
         if value in self.in_memory or Trait.LEAF in value.op.traits:
             return False
-        if kind_of(value, self.dtypes) is not Kind.POINTWISE:
+        if self._kind(value) is not Kind.POINTWISE:
             return True
         if Trait.VIEW in value.op.traits:
             return is_laid_out(value)
         if self.cost[value] > MOST_COST:
             return True
-        shared = self._consumers(value) > 1
-        return shared and (self.cost[value] > 3 or self.loads[value] > 1)
+        if self._consumers(value) < 2 or (self.cost[value] <= 3 and self.loads[value] <= 1):
+            return False
+        self.shared.append(value)
+        return len(self.shared) - 1 not in self.choices.places("again")
 
     def _consumers(self, value: Value) -> int:
         """How many nodes that are no views use a value, itself or through views."""
@@ -214,7 +233,7 @@ class Units:
             self._once(node.operands, 1 if name in POOLS else DEAR_COST)
         elif name in {"matmul", "conv"}:
             for operand in node.operands:
-                if kind_of(value, self.dtypes) is Kind.CONTRACTION:
+                if self._kind(value) is Kind.CONTRACTION:
                     self._once((operand,), 1)
                 else:
                     self.strided(operand)
