@@ -1,0 +1,160 @@
+"""What is known of candidates, kept as it comes: one file for each question, to which lines are added and nothing else.
+
+A question is all that decides the answers: graph, device, versions, seed. A line is a stage ("built", "timed") and a
+`Measured`, behind a digest of itself. Processes that write at a time wait for each other; a line that was cut short
+(the disk was full, the machine was turned off) loses itself and no other. Who reads sees what others wrote since.
+A folder that cannot be written to loses the memory and nothing else, which is told by one warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from kernels_hub.compiler.codegen.toolchain import cache_folder
+from kernels_hub.compiler.engines.engine import Device
+from kernels_hub.compiler.search.candidate import Measured, SearchError
+
+_LOGGER = logging.getLogger("kernels_hub")
+_FORMAT = 1
+_DIGITS = 16
+
+Stage = Literal["built", "timed"]
+
+
+class Journal:
+    """See the module. key: the question, of what JSON has. folder: by default, in the cache (KERNELS_HUB_CACHE)."""
+
+    def __init__(self, key: Mapping[str, Any], folder: str | os.PathLike[str] | None = None) -> None:
+        self.key: Mapping[str, Any] = {"format": _FORMAT, **key}
+        home = Path(folder) if folder is not None else cache_folder() / "tuning" / "journals"
+        self.path = home / f"{hashlib.sha256(_text(self.key).encode()).hexdigest()[:40]}.jsonl"
+        self.damaged = 0
+        """Lines that could not be read."""
+        self._known: dict[Stage, dict[str, Measured]] = {"built": {}, "timed": {}}
+        self._offset = 0
+        self._warned = False
+
+    @classmethod
+    def of(
+        cls,
+        graph: str,
+        device: Device,
+        seed: int,
+        more: Mapping[str, Any] | None = None,
+        folder: str | os.PathLike[str] | None = None,
+    ) -> Journal:
+        """The journal of a search. graph: as printed. more: what else decides the answers, as sizes do."""
+        from kernels_hub.compiler.emitting.check import machine
+        from kernels_hub.compiler.plan_file import versions
+
+        key = {
+            "graph": hashlib.sha256(graph.encode()).hexdigest(),
+            "device": [device.type, device.arch],
+            "machine": _gpu(device) if device.type != "cpu" else machine(),
+            "versions": versions(),
+            "seed": seed,
+            "more": dict(more or {}),
+        }
+        return cls(key, folder)
+
+    def known(self, stage: Stage) -> Mapping[str, Measured]:
+        """Digest of a candidate -> what became of it; what other processes wrote since is among it."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            data = b""
+        except OSError as error:
+            self._warn(f"{self.path} cannot be read ({error})")
+            data = b""
+        whole = data[: data.rfind(b"\n") + 1]  # what is behind it is being written, or was cut short
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            if line:
+                self._take(line)
+        return self._known[stage]
+
+    def add(self, stage: Stage, one: Measured) -> None:
+        """Keep it. Never raises."""
+        self._known[stage][one.digest] = one
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a+b", buffering=0) as file, _alone(file.fileno()):
+                size = file.seek(0, os.SEEK_END)
+                if size:
+                    file.seek(size - 1)
+                    start = b"" if file.read(1) == b"\n" else b"\n"
+                else:
+                    start = _line({"key": self.key})
+                _write(file.fileno(), start + _line({"stage": stage, "measured": one.to_dict()}))
+        except OSError as error:
+            self._warn(f"{self.path} cannot be written to ({error})")
+
+    def begin_anew(self) -> None:
+        """What was found until now counts no more; it stays in the file."""
+        self._known = {"built": {}, "timed": {}}
+        with contextlib.suppress(OSError):
+            self._offset = self.path.stat().st_size
+
+    def _take(self, line: bytes) -> None:
+        digest, _, text = line.partition(b" ")
+        try:
+            if digest != _digest(text):
+                raise SearchError("the digest differs")
+            row = json.loads(text)
+            if "measured" in row:
+                one = Measured.from_dict(row["measured"])
+                self._known[row["stage"]][one.digest] = one
+        except (ValueError, KeyError, TypeError) as error:
+            self.damaged += 1
+            _LOGGER.debug("%s: a line is left out: %s", self.path, error)
+
+    def _warn(self, what: str) -> None:
+        if not self._warned:
+            self._warned = True
+            _LOGGER.warning("what is found is not kept: %s; KERNELS_HUB_CACHE names another folder", what)
+
+
+def _gpu(device: Device) -> str:
+    """Its name; empty where it is not on this machine, and candidates are only built."""
+    import torch
+
+    return torch.cuda.get_device_name(device.index) if torch.cuda.is_available() else ""
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+    os.fsync(descriptor)
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    text = _text(row).encode()
+    return _digest(text) + b" " + text + b"\n"
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.sha256(text).hexdigest()[:_DIGITS].encode()
+
+
+def _text(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, sort_keys=True, separators=(",", ":"))
+
+
+@contextmanager
+def _alone(descriptor: int) -> Iterator[None]:
+    """While it is open, no other process is here. A file system without locks has none."""
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # until the file is closed
+    yield

@@ -1,0 +1,253 @@
+"""An executor whose workers may die: each is a process of its own, and takes its one task with it and nothing else.
+
+    with Workers(2) as workers:            # a concurrent.futures.Executor
+        future = workers.submit(f, x)
+        future.result()                    # WorkerLostError where its process died
+        workers.abandon(future)            # ends the process that runs it
+
+A worker that is lost is replaced when there is more to do. `WorkerExecutor` is what any kind of worker needs: a thread
+for each, which hands it one task after the other. Workers of this module end with the process that started them,
+however that ends, and take along what they started (a C++ compiler).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import signal
+import socket
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar
+
+from kernels_hub.compiler.errors import EngineError
+
+T = TypeVar("T")
+
+_JOIN_S = 5.0
+
+
+class WorkerLostError(EngineError):
+    """A worker that died, or was ended, before it gave a result."""
+
+
+class Worker(Protocol):
+    """What works: one task at a time."""
+
+    where: str
+    """Its machine and process id, as "host:1234"."""
+
+    def run(self, task: bytes) -> bytes:
+        """What `work` gives for the task. Raises WorkerLostError."""
+
+    def kill(self) -> None:
+        """End it now, from any thread; `run` raises then. Never raises."""
+
+    def close(self) -> None:
+        """Let go of it, when it has nothing to do. Never raises."""
+
+
+class WorkerExecutor(Executor):
+    """Tasks in order of arrival, each for the first worker that is free. See the module.
+
+    start: makes a worker, and raises WorkerLostError where it cannot. What is submitted, and what it gives, is pickled.
+    """
+
+    def __init__(self, start: Callable[[], Worker], max_workers: int) -> None:
+        if max_workers < 1:
+            raise ValueError(f"there is to be at least one worker, not {max_workers}")
+        self.max_workers = max_workers
+        self._start = start
+        self._tasks: SimpleQueue[tuple[Future[Any], bytes] | None] = SimpleQueue()
+        self._running: dict[Future[Any], Worker] = {}
+        self._waiting: set[Future[Any]] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """See `concurrent.futures`. Raises where the function or an argument cannot be pickled."""
+        task = pickle.dumps((fn, args, kwargs))
+        future: Future[T] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the executor is shut down")
+            self._waiting.add(future)
+            self._tasks.put((future, task))
+            if len(self._threads) < min(self.max_workers, len(self._waiting) + len(self._running)):
+                thread = threading.Thread(target=self._serve, name="worker", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        return future
+
+    def abandon(self, future: Future[Any]) -> None:
+        """Cancel a task that waits; end the worker of one that runs, whose future raises WorkerLostError then."""
+        future.cancel()
+        with self._lock:
+            if (worker := self._running.get(future)) is not None:
+                worker.kill()
+
+    def where(self, future: Future[Any]) -> str:
+        """The machine and process that runs a task; empty where none does."""
+        with self._lock:
+            worker = self._running.get(future)
+        return worker.where if worker is not None else ""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """See `concurrent.futures`. cancel_futures: of tasks that wait."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                for _ in self._threads:
+                    self._tasks.put(None)
+            waiting = list(self._waiting) if cancel_futures else []
+        for one in waiting:
+            one.cancel()
+        if wait:
+            for thread in self._threads:
+                thread.join()
+
+    def _serve(self) -> None:
+        worker: Worker | None = None
+        while (taken := self._tasks.get()) is not None:
+            worker = self._settle(*taken, worker)
+        if worker is not None:
+            worker.close()
+
+    def _settle(self, future: Future[Any], task: bytes, worker: Worker | None) -> Worker | None:
+        """Run a task; returns the worker for the next one."""
+        try:
+            worker = worker or self._start()
+        except Exception as error:  # noqa: BLE001  (whatever it is, the future says it)
+            with self._lock:
+                self._waiting.discard(future)
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+            return None
+        with self._lock:
+            self._waiting.discard(future)
+            if not future.set_running_or_notify_cancel():
+                return worker
+            self._running[future] = worker
+        try:
+            good, result = pickle.loads(worker.run(task))  # noqa: S301  (of our own worker)
+        except BaseException as error:  # noqa: BLE001
+            good, result = False, error
+        with self._lock:
+            del self._running[future]
+        if isinstance(result, WorkerLostError) and not good:
+            worker.kill()
+            worker = None
+        if good:
+            future.set_result(result)
+        else:
+            future.set_exception(result)
+        return worker
+
+
+class Workers(WorkerExecutor):
+    """Processes on this machine. max_workers: by default, one for each CPU."""
+
+    def __init__(self, max_workers: int | None = None) -> None:
+        super().__init__(_Process, max_workers or os.cpu_count() or 1)
+
+
+def work(task: bytes) -> bytes:
+    """Run a task of `WorkerExecutor.submit`, in a worker: (whether it went well, result or exception), pickled."""
+    try:
+        fn, args, kwargs = pickle.loads(task)  # noqa: S301  (of the executor)
+        return pickle.dumps((True, fn(*args, **kwargs)))
+    except Exception as error:  # noqa: BLE001  (it goes to whoever waits for the result)
+        error.add_note(f"in {place()}:\n{''.join(traceback.format_exception(error))}")
+        try:
+            packed = pickle.dumps((False, error))
+            pickle.loads(packed)  # noqa: S301  (some exceptions are pickled, and cannot be read)
+        except Exception:  # noqa: BLE001
+            text = str(error)
+            packed = pickle.dumps((False, EngineError(f"{type(error).__name__}: {text}")))
+        return packed
+
+
+def place() -> str:
+    """This process, as `Worker.where` says it."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+class _Process:
+    """A process of this machine, in a session of its own: Ctrl-C is for whoever started it."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._ours, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        try:
+            self._process.start()
+            theirs.close()
+            self.where = self._ours.recv_bytes().decode()
+        except (OSError, EOFError) as error:
+            self.kill()
+            raise WorkerLostError(f"a worker could not be started: {self._end() or error}") from error
+
+    def run(self, task: bytes) -> bytes:
+        """See `Worker`."""
+        try:
+            self._ours.send_bytes(task)
+            return self._ours.recv_bytes()
+        except (OSError, EOFError) as error:
+            self.kill()  # before it is waited for: until then its number is no other's
+            raise WorkerLostError(f"its worker {self._end() or 'closed the connection'}") from error
+
+    def kill(self) -> None:
+        """See `Worker`."""
+        with contextlib.suppress(Exception):
+            os.killpg(self._process.pid or 0, signal.SIGKILL) if self._alone() else self._process.kill()
+
+    def close(self) -> None:
+        """See `Worker`."""
+        self._ours.close()
+        self._process.join(_JOIN_S)
+        self.kill()
+
+    def _alone(self) -> bool:
+        """Whether it leads a group of its own."""
+        pid = self._process.pid
+        return pid is not None and pid > 0 and os.getpgid(pid) == pid
+
+    def _end(self) -> str:
+        self._process.join(_JOIN_S)
+        return ended(self._process.exitcode)
+
+
+def ended(code: int | None) -> str:
+    """What an exit code means, as the end of a sentence; empty where there is none yet."""
+    if code is None:
+        return ""
+    if code >= 0:
+        return f"ended with status {code}"
+    names = {one.value: one.name for one in signal.Signals}
+    return f"was ended by {names.get(-code, f'signal {-code}')}"
+
+
+def _serve(connection: multiprocessing.connection.Connection) -> None:
+    """The main function of a process."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(2, 1)  # stdout is the command's
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with contextlib.suppress(EOFError, OSError):
+        connection.send_bytes(place().encode())
+        while True:
+            connection.send_bytes(work(connection.recv_bytes()))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os.killpg(0, signal.SIGKILL)
