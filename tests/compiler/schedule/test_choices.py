@@ -37,7 +37,7 @@ def block() -> Graph:
     shared = (rows * 0.5).unary("exp")
     graph.output("product", (shared @ v).maximum(0.0) + 1.0)
     graph.output("norm", shared / graph.apply("broadcast", shared.sum((1,)), shape=shared.shape, axes=(0,)))
-    graph.output("turned", (y * 2.0).permute(0, 3, 2, 1))
+    graph.output("turned", (graph.input("t", (64, 48)) * 2.0).permute(1, 0) + 1.0)
     z = graph.input("z", (3, 20000))
     graph.output("total", (z * z).sum((0, 1)))
     graph.output("means", graph.apply("reduce_mean", z, axes=(1,)))
