@@ -33,7 +33,7 @@ _LOGGER = logging.getLogger("kernels_hub")
 # -fopenmp links libgomp.so.1 by soname; torch has loaded its own copy under that name already, so
 # the dynamic linker reuses it and both share one thread pool (torch.set_num_threads governs both).
 _FLAGS = (
-    "-std=c++17",
+    "-std=c++20",
     "-O3",
     "-march=native",
     "-fopenmp",
@@ -46,9 +46,10 @@ _FLAGS = (
 _BUILD_TIMEOUT_S = 300
 
 
-def load(source: Path) -> ctypes.CDLL | None:
+def load(source: Path, headers: Path | None = None) -> ctypes.CDLL | None:
     """The shared object built from one C++ file, or None where it cannot be built here.
 
+    headers: a folder of headers that the file includes; each of them counts as part of the source.
     Safe under concurrent threads and processes: each builds to a private file and renames it into
     place, so a reader sees either nothing or a whole object.
     """
@@ -56,14 +57,14 @@ def load(source: Path) -> ctypes.CDLL | None:
     if compiler is None:
         _say_once(source.parent.name, "no C++ compiler found (set KERNELS_HUB_CXX or install g++)")
         return None
-    target = cache_folder() / "native" / f"{source.stem}-{_digest(source, compiler)}.so"
+    target = cache_folder() / "native" / f"{source.stem}-{_digest(source, headers, compiler)}.so"
     try:
         if not target.exists():
-            _build(source, target, compiler)
+            _build(source, headers, target, compiler)
         try:
             return ctypes.CDLL(str(target))
         except OSError:  # a truncated or foreign file in the cache: build it again, once
-            _build(source, target, compiler)
+            _build(source, headers, target, compiler)
             return ctypes.CDLL(str(target))
     except (OSError, subprocess.SubprocessError) as error:
         _say_once(source.parent.name, str(error).strip() or type(error).__name__)
@@ -104,22 +105,24 @@ def _machine(compiler: str) -> str:
     return "\n".join((platform.machine(), version, flags))
 
 
-def _digest(source: Path, compiler: str) -> str:
+def _digest(source: Path, headers: Path | None, compiler: str) -> str:
     digest = hashlib.sha256()
-    for part in (source.read_bytes(), _machine(compiler).encode(), " ".join(_FLAGS).encode()):
+    included = [] if headers is None else [path.read_bytes() for path in sorted(headers.glob("*.h"))]
+    for part in (source.read_bytes(), *included, _machine(compiler).encode(), " ".join(_FLAGS).encode()):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()[:32]
 
 
-def _build(source: Path, target: Path, compiler: str) -> None:
+def _build(source: Path, headers: Path | None, target: Path, compiler: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=target.stem, suffix=".tmp")
     os.close(descriptor)
     partial = Path(name)
+    include = [] if headers is None else [f"-I{headers}"]
     try:
         done = subprocess.run(
-            [compiler, *_FLAGS, str(source), "-o", str(partial)],
+            [compiler, *_FLAGS, *include, str(source), "-o", str(partial)],
             capture_output=True,
             text=True,
             check=False,

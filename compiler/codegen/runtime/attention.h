@@ -26,11 +26,19 @@ struct AttentionShape {
   bool causal;
   int64_t causal_offset;
   bool blank = false;  // a row that has nothing but -inf gives 0, not NaN
+  float* statistics = nullptr;  // (2, batch, heads, lq): each row's maximum, and 1 / its sum; 0, 0 of a blank one
 
   int64_t group() const { return heads / kv_heads; }
   // How many of the keys query i sees.
   int64_t visible(int64_t i) const {
     return causal ? std::clamp<int64_t>(i + causal_offset + 1, 0, lk) : lk;
+  }
+  // For a backward pass: the weights of row i are exp(score - maximum) / sum.
+  void note(int64_t b, int64_t h, int64_t i, float maximum, float sum) const {
+    if (statistics == nullptr) return;
+    float* const to = statistics + (b * heads + h) * lq + i;
+    to[0] = maximum == -kInfinity ? 0.0f : maximum;
+    to[batch * heads * lq] = sum == 0.0f ? 0.0f : 1.0f / sum;
   }
 };
 
@@ -202,6 +210,7 @@ class RowsAttention {
       for (int64_t r = 0; r < height; ++r) {
         const Row& of = rows_[r0 + r];
         const float sum = sum_of(load(sums_ + (r0 + r) * kLanes));
+        shape_.note(b_, of.head, of.query, maxima_[r0 + r], sum);
         float* const to = out_.at(b_, of.head, of.query);
         const float* const from = outputs_ + (r0 + r) * wide_;
         if (sum == 0.0f) {  // no key was seen, so there may be no output either
@@ -325,6 +334,7 @@ void attend_few(const AttentionShape& shape, Heads<const float> q, Heads<const f
       for (int64_t e = 0; e < dv; ++e)
         to[e * out.stride[3]] = (s == 0 ? 0.0f : to[e * out.stride[3]]) + split[2 + e] * factor;
     }
+    shape.note(b, h, i, maximum, sum);
     if (shape.blank && sum == 0.0f) sum = 1.0f;
     for (int64_t e = 0; e < dv; ++e) to[e * out.stride[3]] /= sum;
   };
