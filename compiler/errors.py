@@ -8,6 +8,7 @@
         ├── GraphError      ValueError       a value of another graph, a name that is taken, a frozen graph
         ├── VerifyError     AssertionError   an invariant of the IR is broken; names the value
         ├── ParseError      ValueError       text that is not a graph; names the line
+        ├── DerivativeError ValueError       a graph without a derivative: all ops that have none, with their origins
         ├── EvaluateError   ValueError       inputs that do not fit a graph, or a value that an op refuses
         │   └── NonFiniteError ArithmeticError   the first op that made a NaN or an infinity
         ├── ImportFailure   ImportError      a file or module that does not become a graph, all causes listed
@@ -57,6 +58,10 @@ class VerifyError(CompilerError, AssertionError):
 
 class ParseError(CompilerError, ValueError):
     """Text that is not the printed form of a graph."""
+
+
+class DerivativeError(CompilerError, ValueError):
+    """A graph that cannot be differentiated; the message lists every op that is in the way and where it comes from."""
 
 
 class EvaluateError(CompilerError, ValueError):

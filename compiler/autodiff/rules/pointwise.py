@@ -1,0 +1,171 @@
+"""Derivatives of pointwise ops.
+
+Formulas are computed in float32 at least and rounded once, as PyTorch has it. Where a derivative jumps:
+
+    abs, x at 0                     0
+    maximum(x, number), relu at 0   0: the gradient flows where x is greater, not where it is equal (relu, hardtanh)
+    maximum(x, y), both varying     half each where they are equal
+    a select, a masked-out part     nothing of it is computed with: no NaN comes from where nothing was chosen
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kernels_hub.compiler.autodiff.rule import Derivative, Gradients, Site, zeros
+from kernels_hub.compiler.ir.graph import Value
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The gradient g, operands a (and b) and result y, all in the dtype that is computed in."""
+
+    g: Value
+    operands: tuple[Value, ...]
+    y: Value
+
+    @property
+    def a(self) -> Value:
+        """The first operand."""
+        return self.operands[0]
+
+    @property
+    def b(self) -> Value:
+        """The second operand."""
+        return self.operands[1]
+
+
+Formula = Callable[[Terms], Value]
+"""The gradient of one operand."""
+
+
+def _row(op: str, doc: str, *formulas: Formula | None) -> Derivative:
+    def pull(site: Site) -> Gradients:
+        wide = site.gradient.dtype.compute
+        operands = tuple(one.cast(wide) for one in site.operands)
+        terms = Terms(site.gradient.cast(wide), operands, site.result.cast(wide))
+        return [
+            formula(terms).cast(operand.dtype) if formula and wanted else None
+            for formula, operand, wanted in zip(formulas, site.operands, site.wanted, strict=True)
+        ]
+
+    return Derivative(op, pull, doc)
+
+
+def _cast(site: Site) -> Gradients:
+    return [site.gradient.cast(site.x.dtype)]
+
+
+def _select(site: Site) -> Gradients:
+    condition, *_ = site.operands
+    zero = zeros(site.graph, site.gradient)
+    return [
+        None,
+        condition.select(site.gradient, zero) if site.wanted[1] else None,
+        condition.select(zero, site.gradient) if site.wanted[2] else None,
+    ]
+
+
+def _extreme(op: str) -> Derivative:
+    """The greater, or the lesser, of two."""
+
+    def pull(site: Site) -> Gradients:
+        zero = zeros(site.graph, site.gradient)
+        half = site.gradient * 0.5 if all(site.wanted) else zero
+        found: list[Value | None] = []
+        for mine, other, wanted in zip(site.operands, reversed(site.operands), site.wanted, strict=True):
+            wins = mine.binary("lt", other, reverse=op == "maximum")
+            tied = mine.eq(other).select(half, zero) if all(site.wanted) else zero
+            found.append(wins.select(site.gradient, tied) if wanted else None)
+        return found
+
+    return Derivative(op, pull, "g where it is chosen, half of it where both are equal and both vary")
+
+
+def _power(site: Site) -> Gradients:
+    """Of a base to the power of a number, or of values."""
+    a, b = site.operands
+    wide = site.gradient.dtype.compute
+    g, base, exponent, result = (one.cast(wide) for one in (site.gradient, a, b, site.result))
+    return [
+        (g * _power_of_base(base, exponent, b.scalar)).cast(a.dtype) if site.wanted[0] else None,
+        (g * _power_of_exponent(base, exponent, result)).cast(b.dtype) if site.wanted[1] else None,
+    ]
+
+
+_MOST_FACTORS = 4
+
+
+def _power_of_base(base: Value, exponent: Value, number: float | None) -> Value:
+    """b * a**(b - 1)."""
+    if number is None:
+        return (exponent.eq(0)).select(zeros(base.graph, base), exponent * base.binary("pow", exponent - 1))
+    if number == 0:
+        return zeros(base.graph, base)
+    if number == int(number) and 1 <= number <= _MOST_FACTORS:
+        result = base.graph.full(base.shape, number, base.dtype)
+        for _ in range(int(number) - 1):
+            result = result * base
+        return result
+    return base.binary("pow", number - 1) * number
+
+
+def _power_of_exponent(base: Value, exponent: Value, result: Value) -> Value:
+    """a**b * log(a); 0 for 0 to a power that is not negative."""
+    flat = base.eq(0) & exponent.graph.full(exponent.shape, 0, exponent.dtype).binary("le", exponent)
+    return flat.select(0, result * base.log())
+
+
+FUNCTIONS: Sequence[Derivative] = (
+    _row("exp", "g * y", lambda s: s.g * s.y),
+    _row("exp2", "g * y * log(2)", lambda s: s.g * (s.y * math.log(2))),
+    _row("expm1", "g * (y + 1)", lambda s: s.g * (s.y + 1)),
+    _row("log", "g / x", lambda s: s.g / s.a),
+    _row("log2", "g / (x * log(2))", lambda s: s.g / (s.a * math.log(2))),
+    _row("log1p", "g / (1 + x)", lambda s: s.g / (s.a + 1)),
+    _row("sqrt", "g / (2 * y)", lambda s: s.g / (s.y * 2)),
+    _row("rsqrt", "-g/2 * y**3", lambda s: s.g * (s.y * s.y * s.y * -0.5)),
+    _row("sin", "g * cos(x)", lambda s: s.g * s.a.unary("cos")),
+    _row("cos", "-g * sin(x)", lambda s: -(s.g * s.a.unary("sin"))),
+    _row("tan", "g * (1 + y**2)", lambda s: s.g * (s.y * s.y + 1)),
+    _row("asin", "g / sqrt(1 - x**2)", lambda s: s.g * (1 - s.a * s.a).rsqrt()),
+    _row("acos", "-g / sqrt(1 - x**2)", lambda s: -(s.g * (1 - s.a * s.a).rsqrt())),
+    _row("atan", "g / (1 + x**2)", lambda s: s.g / (s.a * s.a + 1)),
+    _row("sinh", "g * cosh(x)", lambda s: s.g * s.a.unary("cosh")),
+    _row("cosh", "g * sinh(x)", lambda s: s.g * s.a.unary("sinh")),
+    _row("tanh", "g * (1 - y**2)", lambda s: s.g * (1 - s.y * s.y)),
+    _row("asinh", "g / sqrt(x**2 + 1)", lambda s: s.g * (s.a * s.a + 1).rsqrt()),
+    _row("acosh", "g / sqrt(x**2 - 1)", lambda s: s.g * (s.a * s.a - 1).rsqrt()),
+    _row("atanh", "g / (1 - x**2)", lambda s: s.g / (1 - s.a * s.a)),
+    _row("erf", "g * 2/sqrt(pi) * exp(-x**2)", lambda s: s.g * ((-(s.a * s.a)).exp() * (2 / math.sqrt(math.pi)))),
+    _row("sigmoid", "g * y * (1 - y)", lambda s: s.g * (s.y * (1 - s.y))),
+)  # fmt: skip
+
+ARITHMETIC: Sequence[Derivative] = (
+    _row("neg", "-g", lambda s: -s.g),
+    _row("abs", "g * sign(x)", lambda s: s.g * s.a.unary("sign")),
+    Derivative("add", lambda site: [site.gradient, site.gradient], "g; g"),
+    Derivative("sub", lambda site: [site.gradient, -site.gradient if site.wanted[1] else None], "g; -g"),
+    _row("mul", "g * b; g * a", lambda s: s.g * s.b, lambda s: s.g * s.a),
+    _row("div", "g / b; -g * y / b", lambda s: s.g / s.b, lambda s: -(s.g * s.y / s.b)),
+    _row("mod", "g; -g * floor(a / b)", lambda s: s.g, lambda s: -(s.g * (s.a / s.b).unary("floor"))),
+    _row("fmod", "g; -g * trunc(a / b)", lambda s: s.g,
+         lambda s: -(s.g * (s.a / s.b).unary("trunc"))),
+    _row("atan2", "g * b / (a**2 + b**2); -g * a / (a**2 + b**2)",
+         lambda s: s.g * (s.b / (s.a * s.a + s.b * s.b)),
+         lambda s: s.g * (-s.a / (s.a * s.a + s.b * s.b))),
+    Derivative("pow", _power, "g * b * a**(b - 1); g * y * log(a), 0 for 0 to a power that is not negative"),
+    _extreme("maximum"),
+    _extreme("minimum"),
+)  # fmt: skip
+
+OTHERS: Sequence[Derivative] = (
+    Derivative("select", _select, "none; g where the condition holds; g elsewhere"),
+    Derivative("cast", _cast, "g, cast back"),
+)
+
+ROWS: Sequence[Derivative] = (*FUNCTIONS, *ARITHMETIC, *OTHERS)
+
+FLAT = frozenset({"floor", "ceil", "trunc", "round", "sign", "floordiv"})
