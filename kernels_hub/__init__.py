@@ -20,6 +20,7 @@ _PUBLIC = {
     "BuildError": "errors",
     "BundledLayerRepository": "repository.refs",
     "CUDAProperties": "layer.device",
+    "CompiledLayer": "repository.compiled",
     "Device": "layer.device",
     "DeviceError": "errors",
     "HubError": "errors",
@@ -135,6 +136,7 @@ if TYPE_CHECKING:
     from kernels_hub.layer.tag import replace_kernel_forward_from_hub as replace_kernel_forward_from_hub
     from kernels_hub.layer.tag import use_kernel_forward_from_hub as use_kernel_forward_from_hub
     from kernels_hub.layer.tag import use_kernelized_func as use_kernelized_func
+    from kernels_hub.repository.compiled import CompiledLayer as CompiledLayer
     from kernels_hub.repository.kernel import get_kernel as get_kernel
     from kernels_hub.repository.kernel import get_kernel_variants as get_kernel_variants
     from kernels_hub.repository.kernel import get_local_kernel as get_local_kernel

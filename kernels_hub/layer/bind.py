@@ -16,16 +16,19 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from kernels_hub.errors import KernelsHubError
+from kernels_hub.errors import KernelsHubError, LayerContractError
 from kernels_hub.layer.contract import original_function
 from kernels_hub.layer.mapping import LayerSource
 from kernels_hub.layer.outcome import Outcome, Record
 from kernels_hub.layer.validate import check_layer_class, check_signature, parameter_names, same_arity
+from kernels_hub.repository.compiled import CompiledLayer
 from kernels_hub.repository.refs import Reference, find_layer
 from kernels_hub.repository.resolved import ResolvedKernel
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from kernels_hub.layer.compile_on_call import PendingLayer
 
 logger = logging.getLogger("kernels_hub")
 
@@ -54,6 +57,13 @@ class LoadedLayer:
         return bool(getattr(self.layer, "can_torch_compile", False))
 
     @property
+    def pending(self) -> PendingLayer | None:
+        """What stands for the layer until a module is called; None where the layer is there."""
+        from kernels_hub.layer.compile_on_call import PendingLayer
+
+        return self.layer if isinstance(self.layer, PendingLayer) else None
+
+    @property
     def is_class(self) -> bool:
         """Whether it is a layer class, not a plain function."""
         return inspect.isclass(self.layer)
@@ -64,6 +74,10 @@ def load_layer(source: LayerSource, backend: str) -> LoadedLayer:
 
     Sources of other libraries, which only have `load()`, work as well.
     """
+    if isinstance(source, CompiledLayer):
+        from kernels_hub.layer.compile_on_call import PendingLayer
+
+        return LoadedLayer(PendingLayer(source, backend), source.load, None, None)
     if isinstance(source, Reference):
         resolved = source.resolve(backend)
         package = resolved.load()
@@ -104,6 +118,8 @@ class KernelFunction(functools.partial):  # type: ignore[type-arg]
 def bind_class_forward(loaded: LoadedLayer, cls: type[nn.Module], positional: bool, name: str) -> Forward:
     """The kernel's forward with the signature of `cls.forward`. Raises LayerContractError."""
     target: Forward = cls.forward
+    if (pending := loaded.pending) is not None:
+        return pending.forward_for(cls)
     replaced = f"{cls.__module__}.{cls.__qualname__}.forward"
     (same_arity if positional else check_signature)(loaded.forward, target, name, replaced)
     forward = loaded.forward if loaded.is_class else _with_self(loaded.forward)
@@ -114,6 +130,10 @@ def bind_function(loaded: LoadedLayer, function: Forward, positional: bool, name
     """The kernel as a function with the signature of `function`. Raises LayerContractError."""
     target = original_function(function)
     replaced = object_name(target)
+    if loaded.pending is not None:
+        raise LayerContractError(
+            f"{name} cannot replace the function {replaced}: modules are compiled, not functions"
+        )
     (same_arity if positional else check_signature)(loaded.forward, target, name, replaced)
     return functools.partial(loaded.forward, loaded.layer()) if loaded.is_class else loaded.forward
 

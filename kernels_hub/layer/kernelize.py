@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from kernels_hub.layer.bind import Forward, KernelForward, KernelFunction, kernel_function, weights_protocol
+from kernels_hub.layer.compile_on_call import CompileOnCall
 from kernels_hub.layer.device import Device, as_target, is_here
 from kernels_hub.layer.fallback import KernelizeFallback, as_fallback
 from kernels_hub.layer.mapping import active_mapping
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 logger = logging.getLogger("kernels_hub")
+
+_CHANGING = threading.RLock()
+"""Held while forwards of modules are changed: layers that are compiled at their first call come from any thread."""
 
 
 @dataclass(slots=True)
@@ -110,18 +115,39 @@ def kernelize(
         return restore(model)
     resolver = ClassResolver(active_mapping(), as_target(device, model), mode, fallback)
     plan = _plan(model, resolver)
+    _begin_to_compile(plan, strict=fallback is KernelizeFallback.NONE)
     if verify is not None:
-        plan = Plan([], verify_steps(model, plan.all_steps(), verify, mode, fallback))
-    _apply(plan, prepare=Mode.INFERENCE in mode, free=free_weights)
+        verified = verify_steps(model, plan.all_steps(), verify, mode, fallback)
+        plan = Plan([], [_as_compiled(step) for step in verified])
+    with _CHANGING:
+        _apply(plan, prepare=Mode.INFERENCE in mode, free=free_weights)
     _log(plan)
     return model
 
 
 def restore(model: nn.Module) -> nn.Module:
     """Give every module of a model its original forward back (and its freed weights); returns the model."""
-    for module in model.modules():
-        _unbind(module)
+    with _CHANGING:
+        for module in model.modules():
+            _unbind(module)
     return model
+
+
+def settle(module: nn.Module, pending: Forward, forward: Forward | None, outcome: Outcome) -> None:
+    """Put what a pending forward came to in its place: a forward, or None for the class's own, and the outcome.
+
+    Nothing happens where something else is bound meanwhile.
+    """
+    with _CHANGING:
+        state = module.__dict__
+        bound, record = state.get("forward"), record_of(module)
+        if type(bound) is not KernelForward or bound.func is not pending or record is None:
+            return
+        if forward is None:
+            del state["forward"]
+        else:
+            state["forward"] = KernelForward(forward, module)
+        state[RECORD_ATTRIBUTE] = replace(record, own=outcome)
 
 
 def explain(model: nn.Module, *, mode: Mode, device: str | torch.device | Device | None = None) -> Report:
@@ -298,6 +324,26 @@ def _attribute_plans(state: dict[str, Any], resolver: ClassResolver) -> tuple[Fu
         if plan is not None:
             found.append(plan)
     return tuple(found)
+
+
+# -- layers that are compiled ----------------------------------------------------------------------
+
+
+def _begin_to_compile(plan: Plan, *, strict: bool) -> None:
+    for step in plan.all_steps():
+        if isinstance(step.forward, CompileOnCall):
+            step.forward.begin(step.module, strict=strict)
+
+
+def _as_compiled(step: Step) -> Step:
+    """The step with what `verify`'s call has compiled."""
+    own = step.record.own
+    if isinstance(step.forward, CompileOnCall) and own is not None:
+        decided = step.forward.decided(step.module, own)
+        if decided is not None:
+            forward, outcome = decided
+            return replace(step, forward=forward, record=replace(step.record, own=outcome))
+    return step
 
 
 # -- apply ---------------------------------------------------------------------------------------

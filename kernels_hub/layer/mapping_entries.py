@@ -16,7 +16,8 @@ from kernels_hub.layer.mode import REGISTRABLE_MODES, Mode
 
 Entries = dict[str, dict[str, tuple[DeviceEntry, ...]]]
 
-_REPOSITORY = '"bundled:name", "local:folder", "org/name" or "locked:org/name"'
+_REPOSITORY = '"bundled:name", "local:folder", "org/name", "locked:org/name" or "compiled"'
+_COMPILED = "compiled"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _MODES = {str(mode): mode for mode in REGISTRABLE_MODES}
 _PROPERTIES = {"cuda": CUDAProperties, "rocm": ROCMProperties}
@@ -162,6 +163,11 @@ def _repository(table: Table, layer: str, *, single: bool) -> LayerSource:
     revision = table.get("revision", str, "a branch, tag or commit")
     kind, colon, rest = text.partition(":")
     try:
+        if text == _COMPILED:
+            return _compiled(table, layer_name)
+        for key in ("dynamic", "ranges"):
+            if table.has(key):
+                raise table.error(key, 'is for repository = "compiled" alone; remove the key')
         if colon and kind in ("bundled", "local", "locked") and rest:
             for key in ("version", "revision"):
                 if table.has(key):
@@ -181,6 +187,26 @@ def _repository(table: Table, layer: str, *, single: bool) -> LayerSource:
             raise
         raise table.source.error(table.keys, str(error)) from error
     raise table.error("repository", f"expected {_REPOSITORY}, got {text!r}")
+
+
+def _compiled(table: Table, layer_name: str) -> LayerSource:
+    from kernels_hub.repository.compiled import CompiledLayer
+
+    for key in ("version", "revision"):
+        if table.has(key):
+            raise table.error(key, f"what is compiled here has no {key}; remove the key")
+    dynamic = table.values.get("dynamic", True)
+    ranges = table.get("ranges", dict, "a table { name = [smallest, largest] }")
+    if table.has("dynamic") and not isinstance(dynamic, bool | dict):
+        raise table.error(
+            "dynamic", f'expected true, false, or a table {{ x = ["batch", "length"] }}, got {dynamic!r}'
+        )
+    try:
+        return CompiledLayer(layer_name, dynamic=dynamic, ranges=ranges)
+    except KernelsHubError as error:
+        key = "ranges" if "range" in str(error).partition(":")[2] else "dynamic"
+        at = table.error(key, str(error)) if table.has(key) else table.source.error(table.keys, str(error))
+        raise at from error
 
 
 def _version(table: Table) -> str | int | None:

@@ -30,6 +30,7 @@ from kernels_hub.layer.bind import (
     object_name,
     overlay_globals,
 )
+from kernels_hub.layer.compile_on_call import AT_FIRST_CALL
 from kernels_hub.layer.contract import original_function
 from kernels_hub.layer.device import Target
 from kernels_hub.layer.fallback import KernelizeFallback
@@ -37,6 +38,7 @@ from kernels_hub.layer.mapping import ActiveMapping, Choice, Predicate, RuleDeci
 from kernels_hub.layer.mode import Mode
 from kernels_hub.layer.outcome import Outcome
 from kernels_hub.layer.tag import CONDITION_ATTRIBUTE, NAME_ATTRIBUTE, find_tag
+from kernels_hub.repository.compiled import CompiledLayer, missing_compiler
 from kernels_hub.repository.refs import Reference
 
 if TYPE_CHECKING:
@@ -277,6 +279,10 @@ class ClassResolver:
             source=source,
             target=self._target,
         )
+        if isinstance(source, CompiledLayer):
+            if problem := missing_compiler(self._target.type):
+                return self._none(named, KernelizeFallback.NO_DEVICE, problem, outcome)
+            outcome = replace(outcome, variant=f"would be {AT_FIRST_CALL}" if self._dry else AT_FIRST_CALL)
         try:
             if not self._importable:
                 return Kernel(_resolved_only(outcome, source, self._target), None, choice)

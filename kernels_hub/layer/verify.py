@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kernels_hub.errors import VerificationError
+from kernels_hub.layer.bind import KernelForward
 from kernels_hub.layer.fallback import KernelizeFallback
 from kernels_hub.layer.mode import Mode
 from kernels_hub.layer.outcome import Record
@@ -139,7 +140,9 @@ def _checking(steps: list[Step], problems: dict[int, str], reached: set[int]) ->
     try:
         for step in steps:
             if step.forward is not None:
-                step.module.__dict__["forward"] = _both(step, problems, reached)
+                step.module.__dict__["forward"] = KernelForward(
+                    _unbound(_both(step, problems, reached)), step.module
+                )
         yield
     finally:
         for module, forward in saved:
@@ -147,6 +150,11 @@ def _checking(steps: list[Step], problems: dict[int, str], reached: set[int]) ->
                 module.__dict__.pop("forward", None)
             else:
                 module.__dict__["forward"] = forward
+
+
+def _unbound(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Called with the module first: what is compiled meanwhile takes this for the kernel that it stands for."""
+    return lambda _, *args, **kwargs: run(*args, **kwargs)
 
 
 def _both(step: Step, problems: dict[int, str], reached: set[int]) -> Callable[..., Any]:

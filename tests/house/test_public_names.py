@@ -22,7 +22,7 @@ NAMES = """
     use_kernel_forward_from_hub replace_kernel_forward_from_hub use_kernelized_func
     kernelize restore explain report Report Row
 
-    LayerRepository LocalLayerRepository BundledLayerRepository LockedLayerRepository
+    LayerRepository LocalLayerRepository BundledLayerRepository LockedLayerRepository CompiledLayer
     KernelMapping register_kernel_mapping use_kernel_mapping load_kernel_mapping
 
     get_kernel get_local_kernel get_locked_kernel load_kernel get_kernel_dep

@@ -39,6 +39,29 @@ BROKEN = {
     "unknown key in a contract": Broken(
         CONTRACT + "name = 1\n", "line 4: contract.c.name", "did you mean 'names'?"
     ),
+    "compiled, with a version": Broken(
+        MAP.replace("bundled:b", "compiled") + "version = 1\n", "line 6: map[0].version", "has no version"
+    ),
+    "compiled, dynamic of the wrong type": Broken(
+        MAP.replace("bundled:b", "compiled") + 'dynamic = "x"\n',
+        "line 6: map[0].dynamic",
+        "expected true, false",
+    ),
+    "compiled, a dim without a name": Broken(
+        MAP.replace("bundled:b", "compiled") + "dynamic = { x = { 0 = 3 } }\n",
+        "line 6: map[0].dynamic",
+        "expected the name of a dim, such as 'batch', got 3",
+        in_schema=False,
+    ),
+    "compiled, a range of nothing": Broken(
+        MAP.replace("bundled:b", "compiled") + "ranges = { batch = [1, 8] }\n",
+        "line 6: map[0].ranges",
+        "ranges are given for 'batch'; dynamic names no dims",
+        in_schema=False,
+    ),
+    "dynamic, not compiled": Broken(
+        MAP + "dynamic = true\n", "line 6: map[0].dynamic", 'is for repository = "compiled" alone'
+    ),
     "include of the wrong type": Broken(
         'include = "default"\n', "line 2: include", "expected a list of shipped names or paths, got 'default'"
     ),

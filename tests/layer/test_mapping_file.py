@@ -17,6 +17,7 @@ from torch import nn
 
 from kernels_hub import (
     BundledLayerRepository,
+    CompiledLayer,
     CUDAProperties,
     Device,
     LayerRepository,
@@ -121,6 +122,30 @@ def test_a_layer_as_the_projects_lock_pins_it(write_mapping: WriteMapping, tmp_p
         load_kernel_mapping(write_mapping(text.replace("org/name", "name")))
     with pytest.raises(MappingError, match="no version"):
         load_kernel_mapping(write_mapping(text + "version = 1\n"))
+
+
+def test_a_layer_that_is_compiled_here(write_mapping: WriteMapping) -> None:
+    text = '[[map]]\nlayers = ["A", "B"]\ndevice = "cpu"\nrepository = "compiled"\n'
+    mapping = load_kernel_mapping(write_mapping(text))
+    assert _cpu(mapping, "A") == CompiledLayer("A")
+    assert _cpu(mapping, "B") == CompiledLayer("B")
+    named = (
+        text
+        + 'dynamic = { x = ["batch", "", "length"], y = { 1 = "length" } }\nranges = { length = [1, 64] }\n'
+    )
+    path = write_mapping(named)
+    assert schema_errors(tomllib.loads(path.read_text())) == []
+    assert _cpu(load_kernel_mapping(path), "A") == CompiledLayer(
+        "A", dynamic={"x": {0: "batch", 2: "length"}, "y": {1: "length"}}, ranges={"length": (1, 64)}
+    )
+    fixed = load_kernel_mapping(write_mapping(text + "dynamic = false\n"))
+    assert _cpu(fixed, "A") == CompiledLayer("A", dynamic=False)
+
+
+def _cpu(mapping: KernelMapping, name: str) -> object:
+    entry = mapping.find(name, Target("cpu"))
+    assert entry is not None
+    return entry.modes[Mode.FALLBACK].repository
 
 
 def test_conditions(write_mapping: WriteMapping) -> None:

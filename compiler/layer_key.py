@@ -1,0 +1,246 @@
+"""What decides the graph of a call, as a digest: made in milliseconds, without tracing.
+
+Of the module and all inside of it: classes, the code of their methods and of all that these name (functions, constants,
+by their bytecode and values), attributes, names, shapes and dtypes of weights, which of them are one tensor. Of the
+arguments: structure, dtypes, sizes that are no dynamic dims, literals. And the releases of all packages that take part.
+Equal digests mean equal graphs; weights' values do not count.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from kernels_hub.compiler.emitting.runtime.modules import fact, kind_of
+
+_FURNITURE = frozenset(vars(nn.Module()))
+_OURS = Path(__file__).parent
+_KNOWN = frozenset({"torch", "builtins", "typing", "numpy", *sys.stdlib_module_names} - {"__main__"})
+"""Packages whose release says all there is to say of their code."""
+
+
+def digest(*parts: Any) -> str:
+    """sha256 of the parts' representations, in hexadecimal."""
+    found = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else repr(part).encode()
+        found.update(len(data).to_bytes(8, "little"))
+        found.update(data)
+    return found.hexdigest()
+
+
+def call_key(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dims: Any) -> str:
+    """The digest of a module, example arguments, and their dynamic dims (as `CompiledLayer.dims()`)."""
+    code = _Code()
+    rows = [
+        (path, kind_of(type(one)), _attributes(one), code.of_class(type(one)))
+        for path, one in module.named_modules(remove_duplicate=False)
+    ]
+    return digest(
+        rows, _weights(module), _arguments(module, args, kwargs, dims), sorted(code.rows.items()), code.releases(),
+        compiler_stamp(), torch.__version__, sys.version,
+    )  # fmt: skip
+
+
+@functools.cache
+def compiler_stamp() -> str:
+    """What this compiler is: names, sizes and times of its files."""
+    rows = []
+    for suffix in ("*.py", "*.h", "*.cpp"):
+        for path in _OURS.rglob(suffix):
+            stat = path.stat()
+            rows.append((path.relative_to(_OURS).as_posix(), stat.st_size, stat.st_mtime_ns))
+    return digest(sorted(rows))
+
+
+@functools.cache
+def compiler_digest() -> str:
+    """What this compiler is: the content of its files."""
+    files = sorted(path for suffix in ("*.py", "*.h", "*.cpp") for path in _OURS.rglob(suffix))
+    return digest(
+        *(
+            (path.relative_to(_OURS).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest())
+            for path in files
+        )
+    )
+
+
+def _attributes(module: nn.Module) -> list[tuple[str, Any]]:
+    rows = []
+    for name, value in sorted(vars(module).items()):
+        if name in _FURNITURE or name in ("forward", "_kernels_hub"):
+            continue
+        rows.append((name, fact(value)))
+        if (
+            hasattr(value, "__dict__")
+            and not isinstance(value, (nn.Module, torch.Tensor, type))
+            and not callable(value)
+        ):
+            rows += [(f"{name}.{inner}", fact(one)) for inner, one in sorted(vars(value).items())]
+    return rows
+
+
+def _weights(module: nn.Module) -> list[Any]:
+    rows: list[Any] = []
+    seen: dict[int, int] = {}
+    for named in (module.named_parameters, module.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            same = seen.setdefault(id(tensor), len(seen))
+            rows.append(
+                (
+                    name,
+                    type(tensor).__name__,
+                    str(tensor.dtype),
+                    tuple(tensor.shape),
+                    str(tensor.device),
+                    same,
+                )
+            )
+    return rows
+
+
+def _arguments(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dims: Any) -> Any:
+    free: dict[str, list[Any]] = {}
+    if isinstance(dims, Mapping):
+        from kernels_hub.compiler.importers.torch_sizes import input_symbols
+
+        free = input_symbols(module, args, kwargs, dims)
+    from kernels_hub.compiler.importers.torch_trace import paths_of
+
+    leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
+    rows = []
+    for path, leaf in zip(paths_of(module, args, kwargs), leaves, strict=True):
+        if isinstance(leaf, torch.Tensor):
+            names = free.get(path) or [None] * leaf.dim()
+            sizes = [name or size for name, size in zip(names, leaf.shape, strict=True)]
+            rows.append(
+                (path, type(leaf).__name__, str(leaf.dtype), sizes, str(leaf.device), str(leaf.layout))
+            )
+        else:
+            rows.append((path, fact(leaf)))
+    return rows, str(spec), repr(dims)
+
+
+class _Code:
+    """The code that methods and functions come to, each once."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Any] = {}
+        self._packages: set[str] = set()
+        self._seen: set[int] = set()
+
+    def of_class(self, kind: type) -> str:
+        """Note the methods of a class and of its bases; the names of those bases."""
+        for base in kind.__mro__:
+            if id(base) in self._seen or self._is_known(base.__module__):
+                continue
+            self._seen.add(id(base))
+            for name, value in sorted(vars(base).items()):
+                if not name.startswith("__") or name == "__call__":
+                    for function in _functions(value):
+                        self.of_function(function, f"{kind_of(base)}.{name}")
+                    if not callable(value) and not isinstance(value, (property, staticmethod, classmethod)):
+                        self.rows[f"{kind_of(base)}.{name}"] = fact(value)
+        return " ".join(kind_of(base) for base in kind.__mro__)
+
+    def of_function(self, function: types.FunctionType, where: str) -> None:
+        """Note a function, and all that its names mean."""
+        function = _unwrapped(function)
+        if id(function) in self._seen or self._is_known(function.__module__ or ""):
+            return
+        self._seen.add(id(function))
+        cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+        self.rows[where] = (
+            _text(function.__code__),
+            fact(function.__defaults__),
+            fact(function.__kwdefaults__),
+        )
+        for place, value in enumerate(cells):
+            self._of_value(value, f"{where}[{place}]")
+        names = dict.fromkeys(_names(function.__code__))
+        for name in names:
+            if name not in function.__globals__:
+                continue
+            value = function.__globals__[name]
+            if isinstance(value, types.ModuleType):
+                if not self._is_known(value.__name__):
+                    for inner in names:
+                        if (found := vars(value).get(inner)) is not None:
+                            self._of_value(found, f"{value.__name__}.{inner}")
+            else:
+                self._of_value(value, f"{function.__module__}:{name}")
+
+    def releases(self) -> list[tuple[str, str]]:
+        """The packages that the code came from, and their releases."""
+        found = []
+        for name in sorted(self._packages):
+            try:
+                found.append((name, metadata.version(name)))
+            except metadata.PackageNotFoundError:
+                found.append((name, ""))
+        return found
+
+    def _of_value(self, value: Any, where: str) -> None:
+        if isinstance(value, type):
+            self.rows[where] = kind_of(value)
+            if id(value) not in self._seen:
+                self.of_class(value)
+        elif functions := list(_functions(value)):
+            for function in functions:
+                self.of_function(function, where)
+        elif not isinstance(value, types.ModuleType):
+            self.rows[where] = fact(value)
+
+    def _is_known(self, module: str) -> bool:
+        package = module.partition(".")[0]
+        if package in _KNOWN:
+            return True
+        self._packages.add(package)
+        return False
+
+
+def _functions(value: Any) -> Iterator[types.FunctionType]:
+    """The functions that a value of a class or of a module's globals runs."""
+    if isinstance(value, property):
+        yield from (one for one in (value.fget,) if isinstance(one, types.FunctionType))
+        return
+    value = getattr(value, "__func__", value)
+    if isinstance(value, functools.partial):
+        value = value.func
+    if isinstance(value, types.FunctionType):
+        yield value
+
+
+def _unwrapped(function: types.FunctionType) -> types.FunctionType:
+    inner = getattr(function, "__wrapped__", None)
+    return inner if isinstance(inner, types.FunctionType) else function
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 (asks whether there is any)
+    except ValueError:
+        return False
+    return True
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _text(code: types.CodeType) -> tuple[Any, ...]:
+    constants = tuple(_text(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts)
+    return code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, constants

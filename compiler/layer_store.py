@@ -1,0 +1,136 @@
+"""Layers that were compiled on demand, on disk: each a built repository under the digest of what it was made of.
+
+    <cache>/layers/<digest of the graph>/     README.md, build/<variant>/ with a digest of every file
+    <cache>/layers/calls/<digest of a call>   the name of such a folder
+
+A folder appears whole, by a rename; one whose files are not what its digests say is thrown away and made again.
+Where the cache cannot be written to, a folder of this process serves, and a warning says so once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from kernels_hub.compiler.codegen import toolchain
+from kernels_hub.errors import KernelsHubError
+from kernels_hub.repository.local import local_variant
+from kernels_hub.repository.system import System
+
+_LOGGER = logging.getLogger("kernels_hub")
+_NAME = re.compile(r"[0-9a-f]{64}")
+_STALE_S = 24 * 3600
+
+
+def store_folder() -> Path:
+    """Where compiled layers are kept: beside compiled code, see KERNELS_HUB_CACHE in `codegen.toolchain`."""
+    return toolchain.cache_folder().parent / "layers"
+
+
+def of_call(key: str) -> Path | None:
+    """The whole folder that a call of this digest was found to need, if there is one."""
+    for root in (store_folder(), _own_folder()):
+        try:
+            name = (root / "calls" / key).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if _NAME.fullmatch(name) and (found := of_graph(name)) is not None:
+            return found
+    return None
+
+
+def of_graph(name: str) -> Path | None:
+    """The whole folder of a graph's digest, if there is one. A damaged one is removed."""
+    for root in (store_folder(), _own_folder()):
+        folder = root / name
+        if not folder.is_dir():
+            continue
+        try:
+            local_variant(folder, System.detect("cpu"))
+        except (KernelsHubError, OSError) as error:
+            _LOGGER.warning("%s is damaged and is made again: %s", folder, error)
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        return folder
+    return None
+
+
+def note_call(key: str, folder: Path) -> None:
+    """Remember which folder a call needs."""
+    calls = folder.parent / "calls"
+    with contextlib.suppress(OSError):  # it is looked up by its graph again, then
+        calls.mkdir(exist_ok=True)
+        handle, private = tempfile.mkstemp(dir=calls, prefix=".")
+        with os.fdopen(handle, "w", encoding="ascii") as stream:
+            stream.write(folder.name)
+        Path(private).replace(calls / key)
+
+
+def made(name: str, make: Callable[[Path], None]) -> Path:
+    """The folder of a graph's digest; `make` fills an empty one where there is none yet, one process at a time.
+
+    Raises what `make` raises, and leaves nothing of it.
+    """
+    root = next(filter(_is_writable, (store_folder(), _own_folder())), None)
+    if root is None:
+        raise OSError("no folder to keep compiled layers in can be written to; set KERNELS_HUB_CACHE")
+    with _one_process(root, name):
+        return of_graph(name) or _made(root, name, make)
+
+
+def _is_writable(root: Path) -> bool:
+    try:
+        (root / ".locks").mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            return True
+    except OSError as error:
+        _say_once(str(root), str(error))
+        return False
+
+
+def _made(root: Path, name: str, make: Callable[[Path], None]) -> Path:
+    _sweep(root)
+    with tempfile.TemporaryDirectory(dir=root, prefix=".making-", ignore_cleanup_errors=True) as private:
+        fresh = Path(private) / "layer"
+        fresh.mkdir()
+        make(fresh)
+        return fresh.rename(root / name)
+
+
+def _sweep(root: Path) -> None:
+    """Remove what processes left that were killed."""
+    for left in root.glob(".making-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _STALE_S:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _one_process(root: Path, name: str) -> Iterator[None]:
+    from filelock import FileLock
+
+    with FileLock(root / ".locks" / f"{name}.lock"):
+        yield
+
+
+@functools.cache
+def _own_folder() -> Path:
+    """A folder of this process, for where the cache cannot be written to."""
+    return Path(tempfile.mkdtemp(prefix="kernels_hub-layers-"))
+
+
+@functools.cache
+def _say_once(folder: str, reason: str) -> None:
+    _LOGGER.warning(
+        "compiled layers cannot be kept in %s (%s): every process compiles them again; set KERNELS_HUB_CACHE",
+        folder,
+        reason,
+    )

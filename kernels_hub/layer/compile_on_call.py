@@ -1,0 +1,257 @@
+"""The forward of a module whose layer is compiled at its first call.
+
+    bound by kernelize -> first call: its key -> known, or compiled of a copy -> load -> bind in its place
+                                              -> else the original forward, and the reason in the record
+
+One thread compiles; calls that come meanwhile run the original forward. Nothing of this model's, or of another's, is
+changed by it but the forward and the record of the module that was called.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernels_hub.errors import KernelImportError, LayerContractError
+from kernels_hub.layer.bind import (
+    Forward,
+    KernelForward,
+    bind_class_forward,
+    load_layer,
+    object_name,
+    weights_protocol,
+)
+from kernels_hub.layer.outcome import RECORD_ATTRIBUTE, Outcome, record_of
+from kernels_hub.repository.compiled import CompiledLayer, LayerCompiler, Wanted, layer_compiler
+from kernels_hub.repository.refs import LocalLayerRepository
+
+if TYPE_CHECKING:
+    from torch import nn
+
+logger = logging.getLogger("kernels_hub")
+
+AT_FIRST_CALL = "compiled at its first call"
+"""Variant of an outcome that is still to come."""
+
+_ENOUGH = 2
+"""Modules of a class that fail for one reason before the others are believed to fail for it, too."""
+
+_ONE = threading.Lock()
+"""Held while something is compiled: torch.export is not for several threads."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What came of a call's key. Without `forward`, `reason` says why."""
+
+    forward: Forward | None
+    revision: str | None = None
+    variant: str | None = None
+    reason: str | None = None
+
+
+class CompileOnCall:
+    """A forward for the modules of one class: called with the module first, as a class's own is."""
+
+    def __init__(self, layer: CompiledLayer, backend: str, cls: type[nn.Module]) -> None:
+        self.layer, self.backend, self.cls = layer, backend, cls
+        self._known: dict[str, _Known] = {}
+        self._failures: list[str] = []
+        self._modules: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
+        self._strict: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.__signature__ = inspect.signature(cls.forward)
+
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """The result of a call: of the compiled layer where there is one, or can be one."""
+        known = self._modules.get(module)
+        if known is None and _is_plain_call(args, kwargs):
+            known = self._decide(module, args, kwargs)
+        forward = self.cls.forward if known is None or known.forward is None else known.forward
+        return forward(module, *args, **kwargs)
+
+    def begin(self, module: nn.Module, *, strict: bool) -> None:
+        """Decide anew at the module's next call. strict: raise there, where it cannot be compiled."""
+        self._modules.pop(module, None)
+        self._known = {key: one for key, one in self._known.items() if one.forward is not None}
+        self._failures = []
+        (self._strict.add if strict else self._strict.discard)(module)
+
+    def decided(self, module: nn.Module, own: Outcome) -> tuple[Forward | None, Outcome] | None:
+        """The forward of a module that was called, and its outcome; None where none was."""
+        known = self._modules.get(module)
+        return None if known is None else (known.forward, _outcome(known, own))
+
+    def _decide(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Known | None:
+        if not _ONE.acquire(blocking=False):
+            return None
+        known = _in_a_thread(lambda: self._find(module, args, kwargs), _ONE)
+        if known.reason is not None and module in self._strict:
+            raise KernelImportError(
+                f"{object_name(self.cls)}: {self.layer} cannot be compiled: {known.reason}"
+            )
+        self._modules[module] = known
+        record = record_of(module)
+        if record is not None and record.own is not None:
+            from kernels_hub.layer.kernelize import settle
+
+            settle(module, self, known.forward, _outcome(known, record.own))
+        return known
+
+    def _find(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Known:
+        """What a call comes to. Never raises: whatever a compiler raises is a reason."""
+        key = None
+        try:
+            compiler = layer_compiler(self.backend)
+            if compiler is None:
+                return self._failed(None, f"no layer compiler is installed for {self.backend}")
+            key = compiler.key(self.layer, module, args, kwargs)
+            found = self._known.get(key)
+            if found is None and len(self._failures) >= _ENOUGH and len(set(self._failures)) == 1:
+                return self._failed(key, self._failures[0])
+            if found is None:
+                found = self._known[key] = self._made(compiler, key, module, args, kwargs)
+            return found if found.forward is None else self._prepared(found, module)
+        except Exception as error:  # noqa: BLE001 - any of them is a reason to keep the original
+            return self._failed(key, str(error).strip() or type(error).__name__)
+
+    def _made(
+        self,
+        compiler: LayerCompiler,
+        key: str,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> _Known:
+        folder = Path(compiler.repository(_wanted(self.layer, module, args, kwargs), key))
+        loaded = load_layer(LocalLayerRepository(folder, layer_name=self.layer.layer_name), self.backend)
+        forward = bind_class_forward(loaded, self.cls, False, str(self.layer))
+        assert loaded.resolved is not None
+        logger.info("%s: %s runs on %s", self.layer, object_name(self.cls), folder)
+        return _Known(forward, folder.name[:12], loaded.resolved.files.variant)
+
+    def _prepared(self, found: _Known, module: nn.Module) -> _Known:
+        """The layer with the module's weights packed, or why it does not take the module."""
+        assert found.forward is not None
+        weights = weights_protocol(found.forward)
+        if weights is None:
+            return found
+        weights.prepare(module)
+        reason = _refusal(found.forward, module)
+        return found if reason is None else self._failed(None, reason)
+
+    def _failed(self, key: str | None, reason: str) -> _Known:
+        known = _Known(None, reason=f"it cannot be compiled: {reason}")
+        if key is not None:
+            self._known[key] = known
+        if reason not in self._failures:
+            logger.warning("%s keeps its original forward: %s", object_name(self.cls), known.reason)
+        self._failures.append(reason)
+        return known
+
+
+@dataclass(frozen=True)
+class PendingLayer:
+    """Stands for the layer where a `LoadedLayer` has one."""
+
+    layer: CompiledLayer
+    backend: str
+    has_backward: bool = False
+    can_torch_compile: bool = False
+
+    def forward_for(self, cls: type[nn.Module]) -> CompileOnCall:
+        """The forward of a class's modules; the same for the same class."""
+        return _forward_of(self.layer, self.backend, cls)
+
+
+@functools.lru_cache(maxsize=1024)
+def _forward_of(layer: CompiledLayer, backend: str, cls: type[nn.Module]) -> CompileOnCall:
+    if cls.forward is _no_forward():
+        raise LayerContractError(f"{object_name(cls)} has no forward that {layer} could be compiled of")
+    return CompileOnCall(layer, backend, cls)
+
+
+def _no_forward() -> Any:
+    from torch import nn
+
+    return nn.Module.forward
+
+
+def _outcome(known: _Known, own: Outcome) -> Outcome:
+    if known.forward is None:
+        return replace(own, swapped=False, revision=None, variant=None, reason=known.reason)
+    return replace(own, swapped=True, revision=known.revision, variant=known.variant, reason=None)
+
+
+def _wanted(
+    layer: CompiledLayer, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Wanted:
+    """A copy of the module that shares its parameters, without kernels, and copies of the arguments."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    memo: dict[int, Any] = {id(one): one for one in module.parameters()}
+    for one in module.modules():
+        if type(bound := one.__dict__.get("forward")) is KernelForward:
+            memo[id(bound)] = _NO_KERNEL
+    twin = copy.deepcopy(module, memo)
+    for one in twin.modules():
+        if one.__dict__.get("forward") is _NO_KERNEL:
+            del one.__dict__["forward"]
+        one.__dict__.pop(RECORD_ATTRIBUTE, None)
+    copied = pytree.tree_map_only(torch.Tensor, lambda one: one.detach().clone(), (args, dict(kwargs)))
+    return Wanted(layer, twin, *copied)
+
+
+_NO_KERNEL = object()
+
+
+def _refusal(forward: Forward, module: nn.Module) -> str | None:
+    """Why a compiled layer took none of a module's weights; None where it did, or where its kind does not say."""
+    package = sys.modules.get(getattr(forward, "__module__", "").partition(".")[0])
+    layer = getattr(getattr(package, "program", None), "LAYER", None)
+    if layer is None or layer.known(module) is not None:
+        return None
+    return "; ".join(layer.fallbacks.values()) or "its program does not take this module"
+
+
+def _is_plain_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether tensors are what they seem: nothing is traced, transformed, or made of other tensors."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+        return False
+    return all(
+        type(leaf) in (torch.Tensor, torch.nn.Parameter) and not leaf.is_meta
+        for leaf in pytree.tree_leaves((args, kwargs))
+        if isinstance(leaf, torch.Tensor)
+    )
+
+
+def _in_a_thread(work: Callable[[], _Known], held: threading.Lock) -> _Known:
+    """Run in a thread of its own, which releases the lock: no inference mode or autocast is on there."""
+    box: list[_Known] = []
+
+    def run() -> None:
+        try:
+            box.append(work())
+        finally:
+            held.release()
+
+    thread = threading.Thread(target=run, name="kernels_hub-compile", daemon=True)
+    thread.start()
+    thread.join()
+    return box[0]
