@@ -1,0 +1,114 @@
+"""What a term, or a schedule, may take: launches, bytes and FLOPs at rates that are rough on purpose.
+
+They say what is worth measuring, and never what is chosen. Terms are priced as if each product, reduction and
+conversion were a kernel and pointwise work half hidden in one; a schedule is priced kernel by kernel, as it is fused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kernels_hub.compiler.ir.cost import Costs
+from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.op import Trait
+from kernels_hub.compiler.schedule.cost import kernel_cost
+from kernels_hub.compiler.schedule.kernel import Attention, Kernel, Nest, Product, Reduce, Schedule
+from kernels_hub.compiler.schedule.memory import number
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of a kind of device. launch: seconds a kernel; bytes and FLOPs a second; products do more FLOPs than loops.
+
+    threads: how many share a kernel; one that has fewer rows than this uses only so many. half: the size of a product
+    at which half of its rate is reached, in each of its three dims.
+    """
+
+    launch: float
+    bytes: float
+    products: float
+    loops: float
+    threads: int
+    half: int
+
+
+RATES: Mapping[str, Rates] = {
+    "cpu": Rates(2e-6, 20e9, 150e9, 10e9, 2, 8),
+    "cuda": Rates(3e-6, 2e12, 200e12, 20e12, 132, 64),
+    "rocm": Rates(5e-6, 3e12, 300e12, 30e12, 304, 64),
+}
+
+_VIEW = 1e-9
+"""What breaks ties: fewer views, fewer weights."""
+
+
+class TermCosts:
+    """Seconds of the node that makes a value, for one size of each symbol."""
+
+    def __init__(self, sizes: Mapping[str, int], rates: Rates) -> None:
+        self._sizes, self._rates, self._costs = sizes, rates, Costs(sizes)
+
+    def of(self, value: Value, *, static: bool) -> float:
+        """static: made of weights alone, so that it is computed once."""
+        node, rates = value.node, self._rates
+        if node.op.traits & (Trait.LEAF | Trait.VIEW):
+            return _VIEW
+        cost = self._costs.of(node)
+        flops, moved = cost.flops or 0, cost.bytes or 0
+        if static and not node.symbols():
+            return _VIEW + moved * 1e-15
+        if node.op.name == "matmul":
+            dims = (*value.shape[-2:], value.operands[0].shape[-1])
+            rate = rates.products * _efficiency([self._number(dim) for dim in dims], rates.half)
+            return rates.launch + max(flops / rate, moved / rates.bytes)
+        if Trait.POINTWISE in node.op.traits:
+            return _VIEW + max(flops / rates.loops / rates.threads, moved / rates.bytes / 4)
+        rate = (
+            rates.products if Trait.CONTRACTION in node.op.traits or node.op.name == "call" else rates.loops
+        )
+        return rates.launch + max(flops / rate, moved / rates.bytes)
+
+    def _number(self, dim: Dim) -> int:
+        return number(dim, self._sizes)
+
+
+def _efficiency(dims: list[int], half: int) -> float:
+    share = 1.0
+    for one in dims:
+        share *= max(one, 1) / (max(one, 1) + half)
+    return share
+
+
+def predict(schedule: Schedule, sizes: Mapping[str, int], rates: Rates) -> float:
+    """Seconds of a call."""
+    return sum(_kernel(one, sizes, rates) for one in schedule.kernels)
+
+
+def _kernel(kernel: Kernel, sizes: Mapping[str, int], rates: Rates) -> float:
+    cost = kernel_cost(kernel, sizes)
+    rows = max((_rows(nest, sizes) for nest in kernel.nests), default=1)
+    threads = max(1, min(rates.threads, rows))
+    rate = rates.loops * threads
+    roots = [nest.root for nest in kernel.nests if nest.root is not None]
+    if roots:
+        rate = rates.products * threads / rates.threads
+        for root in roots:
+            if isinstance(root, Product):
+                dims = (root.a.shape[-2], root.a.shape[-1], root.b.shape[-1])
+                rate *= _efficiency([number(dim, sizes) for dim in dims], rates.half)
+    moved = rates.bytes * (1 + threads) / (1 + rates.threads)
+    return rates.launch + max(cost.flops / max(rate, 1.0), cost.bytes / moved)
+
+
+def _rows(nest: Nest, sizes: Mapping[str, int]) -> int:
+    """Turns that threads may share."""
+    if isinstance(nest.root, Attention) or any(isinstance(one, Reduce) for one in nest.body):
+        loops = nest.outer
+    else:
+        loops = (*nest.outer, *nest.inner)
+    turns = 1
+    for loop in loops:
+        turns *= max(number(loop.extent, sizes), 1)
+    return turns
