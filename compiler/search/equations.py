@@ -57,7 +57,7 @@ EQUATIONS = (
         f'(= s (Bin "add" (Bin "mul" a x) (Bin "mul" b x))) {_WIDE} (static a) (static b)'
         ' => (union s (Bin "mul" (Bin "add" a b) x))'),
     _eq("scale_out_of_product", "(c A) B = c (A B) = A (c B), c a number",
-        *(f"(= s {one}) {_WIDE} (= y (shape s)) => (union s (Bin \"mul\" (Matmul a b) (Full c y)))"
+        *(f'(= s {one}) {_WIDE} (= y (shape s)) => (union s (Bin "mul" (Matmul a b) (Full c y)))'
           for one in ('(Matmul (Bin "mul" a (Full c x)) b)', '(Matmul a (Bin "mul" b (Full c x)))'))),
     _eq("scale_into_weight", "c (A W) = A (c W), c a number, W weights",
         f'(= s (Bin "mul" (Matmul a w) (Full c x))) {_WIDE} (static w) (= y (shape w))'
