@@ -1,8 +1,8 @@
 """Constants, and what is computed of weights alone, computed now, by the oracle.
 
 1. an op on constants alone is a constant, where that is small or no larger than what it is made of; iotas and
-   broadcasts of constants stay, but what is small and computed of them is a constant, too; a constant that is one
-   number everywhere is that number, broadcast
+   broadcasts of constants stay, but what is small and computed of them is a constant, too, and so are masks of some
+   size, which attention is to look through; a constant that is one number everywhere is that number, broadcast
 2. what is computed of parameters and constants alone becomes a parameter, whose array is made when it is needed;
    views of a parameter stay views
 """
@@ -15,12 +15,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.evaluate import evaluate
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.ir.transform import rebuild
 from kernels_hub.compiler.ir.types import Array
 from kernels_hub.compiler.rewrite.rule import Options, Outcome
+
+
+_MASK = 1 << 23
+"""Bytes of what a mask that is computed now is made of, each operand."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ def _constants(node: Node, operands: tuple[Value, ...], limit: int) -> list[Arra
     """Arrays of the operands, if all are known and the results are small enough; broadcasts stay."""
     if not operands or node.op.name == "broadcast" or node.op.defines is not None or node.symbols():
         return None
+    if all(value.dtype is types.BOOL for value in node.results):
+        limit = max(limit, _MASK)
     known: list[Array] = []
     for operand in operands:
         array = _known(operand, limit)

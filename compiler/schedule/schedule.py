@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.graph import Graph, Value
-from kernels_hub.compiler.ir.types import DType
+from kernels_hub.compiler.ir.types import BOOL, DType
 from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.expand import expanded, with_inputs_laid_out
 from kernels_hub.compiler.schedule.fuse import Fusion, Group
@@ -185,13 +185,21 @@ def copy_kernel(name: str, source: Buffer, target: Buffer) -> Kernel:
 
 
 def _prepared(graph: Graph) -> frozenset[Value]:
-    """Values that depend on weights and constants alone, and are no outputs."""
+    """Values that depend on weights and constants alone, and are no outputs.
+
+    Masks of positions alone are none: attention that sees how they are made skips what they hide.
+    """
     found: set[Value] = set()
+    of_weights: set[Value] = set()
     outputs = set(graph.outputs.values())
     for node in graph.live():
         if node.op.name in {"input", "random_bits"} or node.symbols():
             continue
         if all(operand in found for operand in node.operands):
+            if node.op.name == "parameter" or any(operand in of_weights for operand in node.operands):
+                of_weights.update(node.results)
+            elif any(value.dtype is BOOL for value in node.results) and node.operands:
+                continue
             found.update(value for value in node.results if value not in outputs)
     return frozenset(found)
 

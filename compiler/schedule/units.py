@@ -206,10 +206,15 @@ class Units:
             return is_laid_out(value)
         if self.cost[value] > MOST_COST:
             return True
-        if self._consumers(value) < 2 or (self.cost[value] <= 3 and self.loads[value] <= 1):
+        if self._consumers(value) < 2 or self._is_cheap(value):
             return False
         self.shared.append(value)
         return len(self.shared) - 1 not in self.choices.places("again")
+
+    def _is_cheap(self, value: Value) -> bool:
+        """Whether a value is computed anew wherever it is used: of an element, or of nothing but where it stands."""
+        loads, cost = self.loads[value], self.cost[value]
+        return (cost <= 3 and loads <= 1) or (cost < DEAR_COST and loads == 0)
 
     def _consumers(self, value: Value) -> int:
         """How many nodes that are no views use a value, itself or through views."""
@@ -242,14 +247,14 @@ class Units:
             if parts is not None:
                 for operand in (parts.q, parts.k, parts.v):
                     self.strided(operand)
-                self._once(node.operands[3:], 2)
+                self._once(node.operands[3:], 2)  # but masks of positions
 
     def _once(self, operands: Iterable[Value], cost: int) -> None:
         for operand in operands:
             base = operand
             while Trait.VIEW in base.op.traits and not self.is_stored(base):
                 base = base.operands[0]
-            if not self.is_stored(base) and self.cost[base] >= cost and base.rank:
+            if not self.is_stored(base) and self.cost[base] >= cost and base.rank and self.loads[base]:
                 self._add(base)
 
     def strided(self, operand: Value) -> None:
