@@ -23,7 +23,6 @@ from kernels_hub.compiler.ir.transform import rebuild
 from kernels_hub.compiler.ir.types import Array
 from kernels_hub.compiler.rewrite.rule import Options, Outcome
 
-
 _MASK = 1 << 23
 """Bytes of what a mask that is computed now is made of, each operand."""
 
