@@ -17,13 +17,13 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
+import platform
 import signal
-import socket
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from kernels_hub.compiler.errors import EngineError
@@ -56,31 +56,31 @@ class Worker(Protocol):
 class WorkerExecutor(Executor):
     """Tasks in order of arrival, each for the first worker that is free. See the module.
 
-    start: makes a worker, and raises WorkerLostError where it cannot. What is submitted, and what it gives, is pickled.
+    start: makes a worker, and raises where it cannot: then the others do its work, and where there are none, tasks
+    fail with what it raised. What is submitted, and what it gives, is pickled.
     """
 
     def __init__(self, start: Callable[[], Worker], max_workers: int) -> None:
         if max_workers < 1:
             raise ValueError(f"there is to be at least one worker, not {max_workers}")
         self.max_workers = max_workers
+        self.closed = False
         self._start = start
-        self._tasks: SimpleQueue[tuple[Future[Any], bytes] | None] = SimpleQueue()
+        self._tasks: deque[tuple[Future[Any], bytes]] = deque()
         self._running: dict[Future[Any], Worker] = {}
-        self._waiting: set[Future[Any]] = set()
-        self._lock = threading.Lock()
-        self._closed = False
+        self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """See `concurrent.futures`. Raises where the function or an argument cannot be pickled."""
         task = pickle.dumps((fn, args, kwargs))
         future: Future[T] = Future()
-        with self._lock:
-            if self._closed:
+        with self._changed:
+            if self.closed:
                 raise RuntimeError("the executor is shut down")
-            self._waiting.add(future)
-            self._tasks.put((future, task))
-            if len(self._threads) < min(self.max_workers, len(self._waiting) + len(self._running)):
+            self._tasks.append((future, task))
+            self._changed.notify()
+            if len(self._threads) < min(self.max_workers, len(self._tasks) + len(self._running)):
                 thread = threading.Thread(target=self._serve, name="worker", daemon=True)
                 self._threads.append(thread)
                 thread.start()
@@ -89,66 +89,88 @@ class WorkerExecutor(Executor):
     def abandon(self, future: Future[Any]) -> None:
         """Cancel a task that waits; end the worker of one that runs, whose future raises WorkerLostError then."""
         future.cancel()
-        with self._lock:
+        with self._changed:
             if (worker := self._running.get(future)) is not None:
                 worker.kill()
 
     def where(self, future: Future[Any]) -> str:
         """The machine and process that runs a task; empty where none does."""
-        with self._lock:
+        with self._changed:
             worker = self._running.get(future)
         return worker.where if worker is not None else ""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """See `concurrent.futures`. cancel_futures: of tasks that wait."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                for _ in self._threads:
-                    self._tasks.put(None)
-            waiting = list(self._waiting) if cancel_futures else []
+        with self._changed:
+            self.closed = True
+            waiting = [future for future, _ in self._tasks] if cancel_futures else []
+            threads = list(self._threads)
+            self._changed.notify_all()
         for one in waiting:
             one.cancel()
         if wait:
-            for thread in self._threads:
+            for thread in threads:
                 thread.join()
 
     def _serve(self) -> None:
         worker: Worker | None = None
-        while (taken := self._tasks.get()) is not None:
-            worker = self._settle(*taken, worker)
+        while self._is_work():
+            if worker is None:
+                try:
+                    worker = self._start()  # before a task is taken, which others may do meanwhile
+                except Exception as error:  # noqa: BLE001  (whatever it is, a future says it)
+                    if self._leaves(error):
+                        return
+                    continue
+            if (taken := self._take(worker)) is not None:
+                worker = self._settle(*taken, worker)
         if worker is not None:
             worker.close()
 
-    def _settle(self, future: Future[Any], task: bytes, worker: Worker | None) -> Worker | None:
+    def _is_work(self) -> bool:
+        """Wait for it; False once there can be no more."""
+        with self._changed:
+            while not self._tasks and not self.closed:
+                self._changed.wait()
+            return bool(self._tasks)
+
+    def _take(self, worker: Worker) -> tuple[Future[Any], bytes] | None:
+        with self._changed:
+            while self._tasks:
+                future, task = self._tasks.popleft()
+                if future.set_running_or_notify_cancel():
+                    self._running[future] = worker
+                    return future, task
+        return None
+
+    def _leaves(self, error: Exception) -> bool:
+        """Whether a thread that gets no worker leaves the work to others. The last one says why, and tries again."""
+        with self._changed:
+            if len(self._threads) > 1:
+                self._threads.remove(threading.current_thread())
+                self._changed.notify_all()
+                return True
+            future = self._tasks.popleft()[0] if self._tasks else None
+        if future is not None and future.set_running_or_notify_cancel():
+            future.set_exception(error)
+        return False
+
+    def _settle(self, future: Future[Any], task: bytes, worker: Worker) -> Worker | None:
         """Run a task; returns the worker for the next one."""
-        try:
-            worker = worker or self._start()
-        except Exception as error:  # noqa: BLE001  (whatever it is, the future says it)
-            with self._lock:
-                self._waiting.discard(future)
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
-            return None
-        with self._lock:
-            self._waiting.discard(future)
-            if not future.set_running_or_notify_cancel():
-                return worker
-            self._running[future] = worker
         try:
             good, result = pickle.loads(worker.run(task))  # noqa: S301  (of our own worker)
         except BaseException as error:  # noqa: BLE001
             good, result = False, error
-        with self._lock:
+        with self._changed:
             del self._running[future]
-        if isinstance(result, WorkerLostError) and not good:
+        lost = not good and isinstance(result, WorkerLostError)
+        if lost:
             worker.kill()
-            worker = None
         if good:
             future.set_result(result)
         else:
             future.set_exception(result)
-        return worker
+        return None if lost else worker
 
 
 class Workers(WorkerExecutor):
@@ -176,7 +198,7 @@ def work(task: bytes) -> bytes:
 
 def place() -> str:
     """This process, as `Worker.where` says it."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+    return f"{platform.node()}:{os.getpid()}"
 
 
 class _Process:
