@@ -3,10 +3,11 @@
     graph = import_torch(module, (x,))
     graph = import_torch(model, (), {"input_ids": ids}, dynamic_shapes={"input_ids": {0: Dim("batch")}})
 
-The program is decomposed to core ATen, but for what has a form of its own here (`KEPT`); each op is then built
-by its handler in `aten_ops`. Parameters and buffers are parameters of the graph under their names, views of the
-module's memory. Inputs are named by argument and pytree path ("past.0.key"), outputs likewise. Dynamic dims are
-symbols with the range that torch.export found; sizes computed from them need no ops at all.
+Each op is built by its handler in `aten_ops`. Where one has none, or writes to memory that others may see, the program
+is decomposed first, to core ATen and what has a form of its own here (`KEPT`). Parameters and buffers are parameters
+of the graph under their names, views of the module's memory. Inputs are named by argument and pytree path
+("past.0.key"), outputs likewise. Dynamic dims are symbols with the range that torch.export found; sizes computed from
+them need no ops at all.
 
 Everything that is not supported is listed at once, in one ImportFailure. Nothing of torch is imported before
 a module is.
@@ -15,13 +16,23 @@ a module is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from kernels_hub.compiler.errors import CompilerError, ImportFailure
 from kernels_hub.compiler.importers.aten_ops import HANDLERS, Call, Unsupported
+from kernels_hub.compiler.importers.torch_direct import (
+    IN_PLACE,
+    functional,
+    is_condition,
+    is_size,
+    name_of,
+    needed,
+    writes,
+)
 from kernels_hub.compiler.importers.torch_sizes import Sizes, input_symbols
-from kernels_hub.compiler.importers.torch_trace import path_text, paths_of, place_of, trace
+from kernels_hub.compiler.importers.torch_trace import decomposed, path_text, paths_of, place_of, trace
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.op import TensorType
@@ -107,7 +118,12 @@ def import_torch_program(
     program = trace(module, tuple(args), dict(kwargs or {}), dynamic_shapes, strict=strict)
     paths = paths_of(module, args, kwargs or {})
     names = input_symbols(module, args, kwargs or {}, dynamic_shapes)
-    return _Import(Graph(title), program, mutations).run(paths, names)
+    written = writes(program)
+    if written is not None:
+        with suppress(ImportFailure):  # what is refused is told of the decomposed program
+            return _Import(Graph(title), program, mutations, written).run(paths, names)
+    simple = decomposed(program, type(module).__name__)
+    return _Import(Graph(title), simple, mutations).run(paths, names)
 
 
 def array_of(tensor: Any) -> Array:
@@ -141,6 +157,8 @@ class _Import:
     graph: Graph
     program: Any
     mutations: Mutations
+    written: Mapping[Any, Any] = field(default_factory=dict)
+    """See `torch_direct.writes`."""
     env: dict[Any, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     sizes: Sizes = field(init=False)
@@ -159,9 +177,13 @@ class _Import:
                 self._input(node, of_users[node])
             else:
                 self._state(node, specs[node.name], shared)
+        live = needed(self.program)
         for node in self.program.graph.nodes:
             if node.op == "call_function":
-                self._call(node)
+                if node in live:
+                    self._call(node)
+                if name_of(node.target) in IN_PLACE:
+                    self._write(node)
             elif node.op == "get_attr":
                 self.env[node] = _MISSING
                 self.problems.append(f"{node.target}: a subgraph (control flow) is not supported")
@@ -183,7 +205,7 @@ class _Import:
         of = self._type(example)
         if of is not None:
             self.env[node] = self.graph.input(path, of.shape, of.dtype)
-        elif _is_size(example) and not isinstance(example, (bool, int)):
+        elif is_size(example) and not isinstance(example, (bool, int)):
             self.env[node] = _MISSING
             self.problems.append(f"input {path!r}: a dynamic {type(example).__name__}; give it as a tensor")
         else:
@@ -210,8 +232,16 @@ class _Import:
             shared[key] = self.graph.parameter(target, of.shape, of.dtype, lambda: array_of(tensor))
         self.env[node] = shared[key]
 
+    def _write(self, node: Any) -> None:
+        """What an op wrote is from now on the value of every name of that memory."""
+        root = self.written[node]
+        for name in (root, *(one for one, of in self.written.items() if of is root and one in self.env)):
+            self.env[name] = self.env[node]
+
     def _call(self, node: Any) -> None:
-        name = _name_of(node.target)
+        name = name_of(node.target)
+        if name in IN_PLACE:
+            name = functional(name)
         if name == "getitem":
             source, place = node.args
             found = self.env[source]
@@ -219,7 +249,7 @@ class _Import:
             return
         example = node.meta.get("val")
         try:
-            if _is_size(example) and not name.startswith(("_local_scalar", "item")):
+            if is_size(example) and not name.startswith(("_local_scalar", "item")):
                 self.env[node] = self.sizes.dim(example)
                 return
             if example is None and not name.startswith(("_assert", "sym_constrain")):
@@ -227,7 +257,7 @@ class _Import:
             self.env[node] = _MISSING
             handler = HANDLERS.get(name) if node.target.__class__.__name__ == "OpOverload" else None
             if handler is None:
-                if not (_is_condition(example) or name in _OF_SIZES):
+                if not is_condition(name, example):
                     raise Unsupported("no handler")
                 return
             self.env[node] = self._handled(node, name, handler, example)
@@ -245,7 +275,7 @@ class _Import:
             return _MISSING
         several = isinstance(example, (tuple, list))
         examples = tuple(example) if several else (example,)
-        sizes = tuple(self.sizes.dim(one) for one in examples if _is_size(one))
+        sizes = tuple(self.sizes.dim(one) for one in examples if is_size(one))
         call = Call(self.graph, name, tuple(self._type(one) for one in examples), sizes)
         with self.graph.origin(place_of(node)):
             result = handler(call, *args, **kwargs)
@@ -328,27 +358,8 @@ def _output_names(paths: Sequence[tuple[Any, Any]]) -> list[str]:
     return [f"output.{one}" if one[:1].isdigit() else one or "output" for one in texts]
 
 
-# Conditions on sizes, which torch.export has checked and put into the ranges.
-_OF_SIZES = frozenset({"ge", "le", "gt", "lt", "eq", "ne", "and_", "or_", "not_"})
-
-
-def _is_size(example: Any) -> bool:
-    return type(example).__name__ == "SymInt" or (isinstance(example, int) and not isinstance(example, bool))
-
-
-def _is_condition(example: Any) -> bool:
-    return type(example).__name__ == "SymBool" or isinstance(example, bool)
-
-
 def _has_missing(value: Any) -> bool:
     return value is _MISSING or (isinstance(value, list) and any(map(_has_missing, value)))
-
-
-def _name_of(target: Any) -> str:
-    """ "add.Tensor" of an ATen overload, the plain name of anything else."""
-    if target.__class__.__name__ == "OpOverload" and target.namespace == "aten":
-        return str(target).removeprefix("aten.")
-    return str(getattr(target, "__name__", target))
 
 
 def _library(target: Any) -> str:

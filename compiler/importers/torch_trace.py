@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from kernels_hub.compiler.errors import ImportFailure
@@ -33,23 +34,35 @@ KEPT = (
 def trace(
     module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, *, strict: bool
 ) -> Any:
-    """The exported program, decomposed. Raises ImportFailure with the cause where torch.export cannot."""
+    """The exported program. Raises ImportFailure with the cause where torch.export cannot."""
     import torch
 
     if not isinstance(module, torch.nn.Module):
         raise ImportFailure(f"import_torch takes a torch.nn.Module, not {type(module).__name__}")
+    with _told(type(module).__name__), torch.no_grad():
+        return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
+
+
+def decomposed(program: Any, name: str) -> Any:
+    """The program of a module of that name in core ATen and `KEPT`, without writes. Raises ImportFailure."""
+    import torch
+
+    with _told(name), torch.no_grad():
+        table = torch.export.default_decompositions()
+        for kept in KEPT:
+            packet, overload = kept.split(".")
+            op = getattr(getattr(torch.ops.aten, packet), overload)
+            if op in table:
+                table.pop(op)
+        return program.run_decompositions(table)
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
     try:
-        with torch.no_grad():
-            program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
-            table = torch.export.default_decompositions()
-            for name in KEPT:
-                packet, overload = name.split(".")
-                op = getattr(getattr(torch.ops.aten, packet), overload)
-                if op in table:
-                    table.pop(op)
-            return program.run_decompositions(table)
+        yield
     except Exception as error:
-        raise ImportFailure(f"torch.export cannot trace {type(module).__name__}: {cause(error)}") from error
+        raise ImportFailure(f"torch.export cannot trace {name}: {cause(error)}") from error
 
 
 def cause(error: BaseException) -> str:

@@ -70,6 +70,11 @@ def elu(call: Call, x: Value, alpha: Scalar, scale: Scalar, input_scale: Scalar)
     return _elu(_wide(call, x), alpha, scale, input_scale).cast(call.dtype)
 
 
+@aten("celu.default")
+def celu(call: Call, x: Value, alpha: Scalar) -> Value:
+    return _elu(_wide(call, x), alpha, 1.0, 1 / alpha).cast(call.dtype)
+
+
 @aten("leaky_relu.default")
 def leaky_relu(call: Call, x: Value, slope: Scalar) -> Value:
     wide = _wide(call, x)

@@ -40,19 +40,62 @@ def convolution(
     dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
 ) -> Value:  # fmt: skip
     count = weight.rank - 2
+    more = {"output_padding": spread(output_padding, count)} if transposed else {}
+    pairs = [(one, one) for one in spread(padding, count)]
+    return _conv(x, weight, bias, spread(stride, count), pairs, spread(dilation, count), groups, **more)
+
+
+def _conv(
+    x: Value, weight: Value, bias: Value | None, strides: Sequence[int], padding: Sequence[tuple[int, int]],
+    dilations: Sequence[int], groups: int, **of_transposed: Any,
+) -> Value:  # fmt: skip
+    """padding: (before, after) of every dim. of_transposed: what a transposed convolution has besides."""
+    count = weight.rank - 2
     batched = x if x.rank == weight.rank else x.unsqueeze(0)
-    attrs: dict[str, Any] = {
-        "strides": spread(stride, count),
-        "dilations": spread(dilation, count),
-        "padding": [(one, one) for one in spread(padding, count)],
+    attrs = {
+        "strides": strides,
+        "dilations": dilations,
+        "padding": padding,
         "groups": groups,
+        **of_transposed,
     }
-    if transposed:
-        attrs["output_padding"] = spread(output_padding, count)
-    result = batched.apply("conv_transpose" if transposed else "conv", batched, weight, **attrs)
+    result = batched.apply("conv_transpose" if of_transposed else "conv", batched, weight, **attrs)
     if bias is not None:
         result = result + bias.reshape((bias.shape[0], *[1] * count))
     return result if batched is x else result.squeeze(0)
+
+
+@aten("conv1d.default", "conv2d.default", "conv3d.default")
+def conv(
+    call: Call, x: Value, weight: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int,
+) -> Value:  # fmt: skip
+    return convolution(call, x, weight, bias, stride, padding, dilation, False, [0], groups)
+
+
+@aten("conv1d.padding", "conv2d.padding", "conv3d.padding")
+def conv_named(
+    _: Call, x: Value, weight: Value, bias: Value | None, stride: Sequence[int], padding: str,
+    dilation: Sequence[int], groups: int,
+) -> Value:  # fmt: skip
+    """padding: "valid", none; or "same", as many outputs as inputs, an odd one behind."""
+    count = weight.rank - 2
+    steps = spread(dilation, count)
+    totals = [
+        (size - 1) * step if padding == "same" else 0
+        for size, step in zip(weight.shape[2:], steps, strict=True)
+    ]
+    return _conv(
+        x, weight, bias, spread(stride, count), [(one // 2, one - one // 2) for one in totals], steps, groups
+    )
+
+
+@aten("conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input")
+def conv_transpose(
+    call: Call, x: Value, weight: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int],
+    output_padding: Sequence[int], groups: int, dilation: Sequence[int],
+) -> Value:  # fmt: skip
+    return convolution(call, x, weight, bias, stride, padding, dilation, True, output_padding, groups)
 
 
 @aten("scaled_dot_product_attention.default")

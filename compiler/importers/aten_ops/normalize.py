@@ -81,17 +81,33 @@ def native_group_norm(
 
 
 @aten("_native_batch_norm_legit_no_training.default")
-def batch_norm(
+def batch_norm_inference(
     call: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
     _momentum: float, eps: float,
 ) -> tuple[Value | None, ...]:  # fmt: skip
+    return _with_statistics(x, weight, bias, mean, variance, eps), *_nothing(call)
+
+
+@aten("batch_norm.default")
+def batch_norm(
+    call: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value | None, variance: Value | None,
+    training: bool, _momentum: float, eps: float, _cudnn: bool,
+) -> Value:  # fmt: skip
+    call.refuse_unless(not training, "batch norm in training mode")
+    assert mean is not None
+    assert variance is not None
+    return _with_statistics(x, weight, bias, mean, variance, eps)
+
+
+def _with_statistics(
+    x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value, eps: float
+) -> Value:
     wide = x.cast(x.dtype.compute)
     centre, spread = (_per_channel(one.cast(wide.dtype), x.rank) for one in (mean, variance))
     assert centre is not None
     assert spread is not None
     result = (wide - centre) * (spread + eps).unary("rsqrt")
-    result = _affine(result, _per_channel(weight, x.rank), _per_channel(bias, x.rank)).cast(x.dtype)
-    return result, *_nothing(call)
+    return _affine(result, _per_channel(weight, x.rank), _per_channel(bias, x.rank)).cast(x.dtype)
 
 
 def _nothing(call: Call) -> list[Value]:

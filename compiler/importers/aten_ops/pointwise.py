@@ -246,7 +246,9 @@ def _bits(op: str, *, logical: bool = False) -> Handler:
 
 
 for _name, _op in (("and", "bitand"), ("or", "bitor"), ("xor", "bitxor")):
-    aten(f"bitwise_{_name}.Tensor", f"bitwise_{_name}.Scalar")(_bits(_op))
+    aten(f"bitwise_{_name}.Tensor", f"bitwise_{_name}.Scalar", f"__{_name}__.Tensor", f"__{_name}__.Scalar")(
+        _bits(_op)
+    )
     aten(f"logical_{_name}.default")(_bits(_op, logical=True))
 aten(
     "bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar", "__lshift__.Scalar", "__lshift__.Tensor"

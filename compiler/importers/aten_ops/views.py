@@ -21,7 +21,10 @@ def reshape(call: Call, x: Value, *_: Any) -> Value:
     return x.reshape(call.shape)
 
 
-@aten("alias.default", "detach.default", "clone.default", "contiguous.default", "lift_fresh_copy.default")
+@aten(
+    "alias.default", "detach.default", "detach_.default", "clone.default", "contiguous.default",
+    "lift_fresh_copy.default",
+)  # fmt: skip
 def identity(_: Call, x: Value, **__: Any) -> Value:
     return x
 
@@ -47,12 +50,25 @@ def transpose(_: Call, x: Value, a: int, b: int) -> Value:
     return x.transpose(a, b) if x.rank else x
 
 
+@aten("mT.default")
+def transposed_matrices(_: Call, x: Value) -> Value:
+    return x.transpose()
+
+
+@aten("movedim.int")
+def movedim(_: Call, x: Value, source: int, destination: int) -> Value:
+    start = x.axis(source)
+    order = [axis for axis in range(x.rank) if axis != start]
+    order.insert(x.axis(destination), start)
+    return x.permute(*order)
+
+
 @aten("t.default", "numpy_T.default")
 def transposed(_: Call, x: Value) -> Value:
     return x.permute(*reversed(range(x.rank)))
 
 
-@aten("expand.default")
+@aten("expand.default", "expand_as.default")
 def expand(call: Call, x: Value, _: Any, **__: Any) -> Value:
     return x.broadcast_to(call.shape)
 
@@ -74,6 +90,28 @@ def _place(x: Value, axis: int, place: Dim | None) -> Dim:
     if proves_le(place, -1):
         return x.shape[axis] + place
     raise Unsupported(f"a slice at {place}: whether that counts from the end is not known")
+
+
+@aten("narrow.default")
+def narrow(_: Call, x: Value, axis: int, start: Dim, length: Dim) -> Value:
+    place = x.axis(axis)
+    low = _place(x, place, start)
+    assert low is not None
+    if isinstance(low, int) and low < 0:
+        low = x.shape[place] + low
+    return x.slice(place, low, low + length)
+
+
+@aten("diff.default")
+def diff(call: Call, x: Value, count: int, axis: int, before: Value | None, after: Value | None) -> Value:
+    """x[1:] - x[:-1] along an axis, `count` times."""
+    if x.dtype is types.BOOL or before is not None or after is not None:
+        raise Unsupported("differences of truth values, or of tensors that are joined first")
+    place = x.axis(axis)
+    for _ in range(count):
+        size = x.shape[place]
+        x = x.slice(place, 1, size) - x.slice(place, 0, size - 1)
+    return x.reshape(call.shape)
 
 
 @aten("select.int")

@@ -1,0 +1,184 @@
+"""Programs that are imported without being decomposed: what is written in place, and when that cannot be told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from kernels_hub.compiler.importers import torch_export
+from kernels_hub.compiler.importers.aten_ops import HANDLERS
+from kernels_hub.compiler.importers.torch_direct import FRESH, IN_PLACE, functional, writes
+from kernels_hub.compiler.importers.torch_trace import trace
+from tests.compiler.importers.test_torch_export_ops import CASES
+from tests.compiler.importers.torch_programs import Function, check, check_function
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.export's own
+
+X = torch.linspace(-2, 2, 12).reshape(3, 4)
+
+
+def is_direct(module, args):
+    return writes(trace(module, args, {}, None, strict=False)) is not None
+
+
+@pytest.fixture
+def only_direct(monkeypatch):
+    """Decomposing is an error."""
+
+    def refuse(*_):
+        raise AssertionError("the program was decomposed")
+
+    monkeypatch.setattr(torch_export, "decomposed", refuse)
+
+
+def test_what_is_imported_directly_has_handlers():
+    assert set(HANDLERS) >= FRESH
+    assert set(HANDLERS) >= set(map(functional, IN_PLACE))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ops_decomposed(name, monkeypatch):
+    monkeypatch.setattr(torch_export, "writes", lambda _: None)
+    function, *args = CASES[name]
+    check_function(function, *args)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "arithmetic",
+        "integers",
+        "promotion",
+        "casts",
+        "slices",
+        "activations",
+        "convolutions",
+        "pooling",
+        "attention",
+    ],
+)
+def test_common_ops_are_direct(name, only_direct):
+    function, *args = CASES[name]
+    check_function(function, *args)
+
+
+class Residual(nn.Module):
+    """A convolution, a norm and a sum in place, as vision models have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.act = (
+            nn.Conv2d(4, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(inplace=True),
+        )
+        nn.init.uniform_(self.norm.running_var, 0.5, 2)
+        nn.init.normal_(self.norm.running_mean)
+
+    def forward(self, x):
+        y = self.norm(self.conv(x))
+        y += x
+        return self.act(y)
+
+
+def test_a_residual_block_is_direct(only_direct):
+    check(Residual().eval(), (torch.randn(2, 4, 5, 5),))
+
+
+def test_batch_norm_in_training_is_decomposed():
+    module = Residual().train()
+    program = torch_export.import_torch_program(module, (torch.randn(2, 4, 5, 5),), mutations="outputs")
+    assert program.mutated
+
+
+def in_turn(x):
+    y = x * 2
+    before = y + 1
+    z = y.add_(1)
+    z.mul_(3)
+    return before, y, z, y.relu_()
+
+
+def masked(x):
+    y = x * 1.0
+    y.masked_fill_(x > 0, 7.0)
+    return y.clamp_(-1, 5)
+
+
+def read_before(x):
+    y = x - 1
+    return torch.exp(y), y.add_(y)
+
+
+def through_a_view(x):
+    y = x + 1
+    y[0].add_(1)
+    return y
+
+
+def beside_a_view(x):
+    y = x + 1
+    view = y.view(-1)
+    return y.add_(1), view
+
+
+def beside_itself(x):
+    y = x + 1
+    same = nn.functional.dropout(y, 0.5, False)
+    y.add_(1)
+    return same, y, same.detach().mul_(2)
+
+
+IN_PLACE_PROGRAMS = {
+    "the names of one tensor see all that is written": (in_turn, True),
+    "masked": (masked, True),
+    "with itself": (lambda x: (x + 1).add_(x).mul_(2.0), True),
+    "a read before": (read_before, True),
+    "an argument": (lambda x: x.add_(1) + 1, False),
+    "through a view": (through_a_view, False),
+    "what has a view": (beside_a_view, False),
+    "another dtype": (lambda x: (x + 1).add_(x.double()), False),
+    "dropout gives its argument": (beside_itself, True),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE_PROGRAMS)
+def test_writes_in_place(name):
+    function, direct = IN_PLACE_PROGRAMS[name]
+    assert is_direct(Function(function), (X.clone(),)) == direct
+    if name == "an argument":
+        program = torch_export.import_torch_program(Function(function), (X.clone(),), mutations="outputs")
+        assert program.mutated
+    else:
+        check_function(function, X.clone())
+
+
+OPS = {
+    "add": lambda a, b: a + b,
+    "relu": lambda a, _: a.relu(),
+    "copy": lambda a, _: a.clone(),
+    "add_": lambda a, b: a.add_(b),
+    "mul_": lambda a, _: a.mul_(1.5),
+    "relu_": lambda a, _: a.relu_(),
+    "transposed": lambda a, _: a.t(),
+    "first": lambda a, _: a[:, :],
+}
+
+
+@settings(max_examples=25, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(OPS)), st.integers(0, 7), st.integers(0, 7)), min_size=3, max_size=8
+    )
+)
+def test_random_programs(steps):
+    def function(x):
+        made = [x * 2.0, x - 1.0]
+        for op, a, b in steps:
+            made.append(OPS[op](made[a % len(made)], made[b % len(made)]))
+        return made
+
+    check_function(function, X[:, :3].clone())
