@@ -104,10 +104,11 @@ def narrow(_: Call, x: Value, axis: int, start: Dim, length: Dim) -> Value:
 
 @aten("diff.default")
 def diff(call: Call, x: Value, count: int, axis: int, before: Value | None, after: Value | None) -> Value:
-    """x[1:] - x[:-1] along an axis, `count` times."""
-    if x.dtype is types.BOOL or before is not None or after is not None:
-        raise Unsupported("differences of truth values, or of tensors that are joined first")
+    """x[1:] - x[:-1] along an axis, `count` times, of what comes before x, x, and what comes after it."""
+    call.refuse_unless(call.dtype is not types.BOOL, "differences of truth values")
     place = x.axis(axis)
+    parts = [call.tensor(one) for one in (before, x, after) if one is not None]
+    x = parts[0] if len(parts) == 1 else call.graph.apply("concat", *parts, axis=place)
     for _ in range(count):
         size = x.shape[place]
         x = x.slice(place, 1, size) - x.slice(place, 0, size - 1)

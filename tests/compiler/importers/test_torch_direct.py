@@ -54,6 +54,7 @@ def test_ops_decomposed(name, monkeypatch):
         "promotion",
         "casts",
         "slices",
+        "differences",
         "activations",
         "convolutions",
         "pooling",

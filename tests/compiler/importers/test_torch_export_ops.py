@@ -70,6 +70,8 @@ CASES = {
     "views": (lambda x: [x.view(6, 5), x.reshape(-1), x.transpose(-1, 0), x.permute(2, 0, 1), x.unsqueeze(-2),
                          x[:, :1].squeeze(1), x.flatten(1), x.expand(4, 2, 3, 5), x[..., None].expand(-1, -1, -1, 2),
                          x.unflatten(-1, (5, 1)), x.movedim(0, -1), x.mT, x.diagonal(0, 1, 2), x.diagonal(1, -2, -1)], X),
+    "differences": (lambda x, i: [x.diff(), x.diff(dim=0), x.diff(2, 1), i.diff(prepend=i[:, :1]), i.diff(append=i, dim=0)],
+                    X, IDS),
     "slices": (lambda x: [x[1], x[-1], x[:, -2:], x[:, :-1, 1:100], x[..., ::2], x[:, 5:], x.narrow(2, 1, 3),
                           x.select(-1, -2), x[..., 1::3]], X),
     "parts": (lambda x: [*x.split(2, -1), *x.chunk(2, 1), *x.unbind(0), *x.split([1, 4], 2)], X),
