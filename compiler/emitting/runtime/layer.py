@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -51,6 +51,19 @@ class Binding:
         self.sizes = [sizes[name] for name in table.symbols]
 
 
+class WithGradient(Protocol):
+    """What a layer needs of the programs that it runs where a gradient is asked for."""
+
+    def outputs(self, module: nn.Module, inputs: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """The call's outputs; None where no gradient is asked for. Raises Misfit."""
+
+    def prepare(self, module: nn.Module) -> None:
+        """Do now what the first call would take long for. Raises Misfit."""
+
+    def forget(self, module: nn.Module) -> None:
+        """Drop what was made of a module."""
+
+
 S = TypeVar("S", bound=State)
 B = TypeVar("B", bound=Binding)
 
@@ -70,6 +83,8 @@ class Layer(ABC, Generic[S, B]):
         self._bindings: OrderedDict[tuple[Shape, ...], B] = OrderedDict()
         self._constants: dict[int, torch.Tensor] | None = None
         self._lock = threading.RLock()
+        self.gradient: WithGradient | None = None
+        """What runs where a gradient is asked for; None where the original does."""
         self.fallbacks: dict[str, str] = {}
         """Kind -> the first reason of that kind for which the program did not run."""
 
@@ -91,17 +106,33 @@ class Layer(ABC, Generic[S, B]):
             return self._original(module, values)
         try:
             _check_surroundings(self.place.device)
-            inputs = inputs_of(self.table, values, self.place)
-            binding = self._binding(tuple([tuple(one.shape) for one in inputs]))
-            state = self.state(module)
-            if torch.is_grad_enabled() and (state.needs_grad() or any(one.requires_grad for one in inputs)):
-                raise Misfit(
-                    "gradient", "a gradient is asked for; use torch.no_grad() or torch.inference_mode()"
-                )
-            outputs = self.run(state, binding, inputs)
+            outputs = self._outputs(module, inputs_of(self.table, values, self.place))
         except Misfit as reason:
             return self.instead(module, values, reason)
         return result_of(self.table.result, outputs)
+
+    def _outputs(self, module: nn.Module, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        if torch.is_grad_enabled() and self.gradient is not None:
+            outputs = self.gradient.outputs(module, inputs)
+            if outputs is not None:
+                return outputs
+        binding = self._binding(tuple([tuple(one.shape) for one in inputs]))
+        state = self.state(module)
+        if torch.is_grad_enabled() and (state.needs_grad() or any(one.requires_grad for one in inputs)):
+            raise Misfit("gradient", "a gradient is asked for; use torch.no_grad() or torch.inference_mode()")
+        return self.run(state, binding, inputs)
+
+    def prepare(self, module: nn.Module) -> None:
+        """Do now what the first call of a module would take long for. Raises Misfit."""
+        if module.training and self.gradient is not None:
+            self.gradient.prepare(module)
+        else:
+            self.state(module)
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether gradients flow through the program."""
+        return self.gradient is not None
 
     def instead(self, module: nn.Module, values: tuple[Any, ...], reason: Misfit) -> Any:
         """The original's result. Raises NoOriginalError where the module has none."""
@@ -127,6 +158,8 @@ class Layer(ABC, Generic[S, B]):
     def forget(self, module: nn.Module) -> None:
         """Drop what was made of a module."""
         self._states.pop(module, None)
+        if self.gradient is not None:
+            self.gradient.forget(module)
 
     def say(self, reason: Misfit) -> None:
         """Log a fallback, once for each kind of reason."""

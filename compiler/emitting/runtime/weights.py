@@ -11,7 +11,7 @@ from .program import LAYER
 def prepare(module: nn.Module) -> None:
     """Build the program and pack the module's weights now, so that the first call does not take longer."""
     try:
-        LAYER.state(module)
+        LAYER.prepare(module)
     except Misfit as reason:
         LAYER.say(reason)
 

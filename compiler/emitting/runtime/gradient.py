@@ -1,0 +1,279 @@
+"""Calls with a gradient: a forward program that keeps what is needed, and a backward program, in one autograd function.
+
+Weights go in as they lie, and nothing is made of them beforehand: they are others at every step. What is kept is saved
+as autograd saves it: a tensor that is changed in place before the backward runs raises there. A backward runs the
+steps that the gradients asked for need, and no others. Gradients of gradients are refused, by autograd.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from .arena import ALIGNMENT
+from .arrays import read_tensors
+from .errors import Misfit
+from .layer import Layer
+from .native import Builder, Native, pointers
+from .native_layer import NativeBinding
+from .parts import Shape, Table
+from .state import State
+
+_MOST_BINDINGS = 64
+"""Sets of shapes for which the places of buffers are kept."""
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The two programs, and what goes from one to the other.
+
+    forward: its inputs are the call's and then the weights, its outputs the call's and then what is kept. asked: of
+    each of the call's inputs whether it can have a gradient. sources: of each of the backward's inputs, whether it is the
+    "gradient" of an output, or an "input" or "output" of the forward, and its number there. gradients: of each of the
+    forward's inputs the backward's output that is its gradient, -1 where there is none. added: of inputs whose gradient
+    is added up by index, the backward's outputs that are the places and the numbers. steps: of each of the backward's
+    outputs, the kernels that it takes. writes: of each of its kernels, the outputs that it writes.
+    """
+
+    forward: Table
+    backward: Table
+    results: int
+    asked: tuple[bool, ...]
+    sources: tuple[tuple[str, int], ...]
+    gradients: tuple[int, ...]
+    added: Mapping[int, tuple[int, int]]
+    steps: tuple[tuple[int, ...], ...]
+    writes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some kernels of a program, in order, and the outputs that they write."""
+
+    steps: tuple[int, ...]
+    written: frozenset[int]
+
+
+class Trained:
+    """What a layer runs where a gradient is asked for."""
+
+    def __init__(self, gradient: Gradient, layer: Layer[Any, Any]) -> None:
+        self.gradient = gradient
+        self.forward, self.backward = (
+            _Program(one, layer.folder) for one in (gradient.forward, gradient.backward)
+        )
+        self._place = layer.place
+        plain = tuple(replace(one, packed=False) for one in layer.table.weights)
+        self._table = replace(layer.table, weights=plain)
+        self._states: weakref.WeakKeyDictionary[nn.Module, State] = weakref.WeakKeyDictionary()
+        self._parts: dict[tuple[bool, ...], Part | None] = {}
+
+    def outputs(self, module: nn.Module, inputs: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """The call's outputs; None where no gradient is asked for. Raises Misfit for one that there is not."""
+        weights = self.state(module).tensors
+        if not any(one.requires_grad for one in (*inputs, *weights)):
+            return None
+        for one, tensor, asked in zip(self._table.inputs, inputs, self.gradient.asked, strict=True):
+            if tensor.requires_grad and not asked:
+                raise Misfit(
+                    f"gradient of {one.name}", f"a gradient of {one.name} is asked for, which it has not"
+                )
+        self.build()
+        return list(_Run.apply(self, *inputs, *weights))
+
+    def state(self, module: nn.Module) -> State:
+        """The module's weights, as they are. Raises Misfit where the program was not built for them."""
+        found = self._states.get(module)
+        if found is None or not found.is_current():
+            found = self._states[module] = State(module, self._table, self._place)
+        return found
+
+    def prepare(self, module: nn.Module) -> None:
+        """Load or build both programs."""
+        self.state(module)
+        self.build()
+
+    def forget(self, module: nn.Module) -> None:
+        """Drop what is known of a module."""
+        self._states.pop(module, None)
+
+    def build(self) -> None:
+        """Build or load both programs, at the same time. Raises Misfit where that fails."""
+        if self.forward.is_ready and self.backward.is_ready:
+            return
+        with ThreadPoolExecutor(2) as pool:
+            for one in [pool.submit(one.builder.native) for one in (self.forward, self.backward)]:
+                one.result()
+
+    def part(self, outputs: Sequence[int]) -> Part | None:
+        """What of the backward these of its outputs take; None for all of it."""
+        key = tuple(place in outputs for place in range(len(self.gradient.steps)))
+        if key not in self._parts:
+            steps = sorted({step for one in outputs for step in self.gradient.steps[one]})
+            written = frozenset(place for step in steps for place in self.gradient.writes[step])
+            whole = len(steps) == len(self.gradient.writes)
+            self._parts[key] = None if whole else Part(tuple(steps), written)
+        return self._parts[key]
+
+
+class _Run(torch.autograd.Function):
+    """A call of the forward, and its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, trained: Trained, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        gradient = trained.gradient
+        outputs = trained.forward.run([one.contiguous() for one in tensors])
+        of = {"input": tensors, "output": outputs}
+        ctx.trained = trained
+        ctx.shapes = [one.shape for one in tensors]
+        ctx.save_for_backward(*(of[kind][place] for kind, place in gradient.sources if kind in of))
+        results = outputs[: gradient.results]
+        given = {place for kind, place in gradient.sources if kind == "gradient"}
+        ctx.mark_non_differentiable(*(one for place, one in enumerate(results) if place not in given))
+        return tuple(results)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        trained: Trained = ctx.trained
+        gradient, saved = trained.gradient, iter(ctx.saved_tensors)
+        inputs = [
+            (gradients[place] if kind == "gradient" else next(saved)).contiguous()
+            for kind, place in gradient.sources
+        ]
+        needed = ctx.needs_input_grad[1:]
+        asked = [
+            one
+            for place, wanted in enumerate(needed)
+            if wanted
+            for one in (gradient.gradients[place], *gradient.added.get(place, ()))
+            if one >= 0
+        ]
+        found = trained.backward.run(inputs, trained.part(asked))
+        return (None, *(
+            _gradient_of(place, gradient, found, ctx.shapes[place]) if wanted else None
+            for place, wanted in enumerate(needed)
+        ))  # fmt: skip
+
+
+def _gradient_of(
+    place: int, gradient: Gradient, found: Sequence[torch.Tensor], shape: torch.Size
+) -> torch.Tensor | None:
+    """The gradient of one of the forward's inputs; None for zero."""
+    at = gradient.gradients[place]
+    total = found[at] if at >= 0 else None
+    if place in gradient.added:
+        places, numbers = (found[one] for one in gradient.added[place])
+        if total is None:
+            total = numbers.new_zeros(shape)
+        if places.shape[-1] == 1:
+            rows = places.reshape(-1)
+            rows = torch.where(rows < 0, rows + shape[0], rows)
+            total.index_add_(0, rows, numbers.reshape(len(rows), *shape[1:]))
+        else:
+            total.index_put_(places.unbind(-1), numbers, accumulate=True)
+    return total
+
+
+class _Local(threading.local):
+    """A thread's arena."""
+
+    def __init__(self) -> None:
+        self.arena: torch.Tensor | None = None
+
+
+class _Program:
+    """A program that keeps nothing of a module: all that it reads are tensors of the call."""
+
+    def __init__(self, table: Table, folder: Path) -> None:
+        self.table, self.folder = table, folder
+        self.builder = Builder(table, folder)
+        self._bindings: OrderedDict[tuple[Shape, ...], NativeBinding] = OrderedDict()
+        self._lock = threading.Lock()
+        self._local = _Local()
+        self._empty = torch.zeros(ALIGNMENT, dtype=torch.uint8)
+        self._known: list[tuple[int, int]] | None = None
+        self._kept: list[torch.Tensor] = []
+        self.is_ready = False
+        """Whether it was loaded and called."""
+
+    def run(self, inputs: Sequence[torch.Tensor], part: Part | None = None) -> list[torch.Tensor]:
+        """The outputs. part: run this alone; an output that it does not write has no elements then."""
+        table, native = self.table, self.builder.native()
+        self.is_ready = True
+        binding = self._binding(tuple([tuple(one.shape) for one in inputs]))
+        outputs = [
+            torch.empty(shape if part is None or place in part.written else (0,), dtype=dtype)
+            for place, (shape, dtype, _) in enumerate(binding.outputs)
+        ]
+        addresses = pointers([0] * (table.buffers + table.packed))
+        base, empty = self._arena(binding.arena), self._empty.data_ptr()
+        for buffer, offset in binding.offsets:
+            addresses[buffer] = base + offset
+        for buffer, address in self._fixed(native):
+            addresses[buffer] = address
+        for one, tensor in zip(table.inputs, inputs, strict=True):
+            addresses[one.buffer] = tensor.data_ptr() or empty
+        for (_, _, buffer), tensor in zip(binding.outputs, outputs, strict=True):
+            addresses[buffer] = tensor.data_ptr() or empty
+        if part is None:
+            code = native.run(addresses, binding.numbers)
+        else:
+            codes = (native.step(step, addresses, binding.numbers) for step in part.steps)
+            code = next((code for code in codes if code), 0)
+        if code:
+            raise IndexError(f"{table.layer}: {table.messages[code - 1]}")
+        return outputs
+
+    def _binding(self, shapes: tuple[Shape, ...]) -> NativeBinding:
+        found = self._bindings.get(shapes)
+        if found is None:
+            found = NativeBinding(self.table, shapes)
+            with self._lock:
+                self._bindings[shapes] = found
+                while len(self._bindings) > _MOST_BINDINGS:
+                    self._bindings.popitem(last=False)
+        return found
+
+    def _arena(self, size: int) -> int:
+        local = self._local
+        if local.arena is None or local.arena.numel() < size:
+            local.arena = torch.empty(max(size, ALIGNMENT), dtype=torch.uint8)
+        return int(local.arena.data_ptr())
+
+    def _fixed(self, native: Native) -> list[tuple[int, int]]:
+        """(buffer, address) of constants, and of what is made of them alone."""
+        if self._known is None:
+            with self._lock:
+                if self._known is None:
+                    self._known = self._make_fixed(native)
+        return self._known
+
+    def _make_fixed(self, native: Native) -> list[tuple[int, int]]:
+        table = self.table
+        arrays = read_tensors(self.folder / table.constants_file) if table.constants else {}
+        self._kept = [arrays[name] for name in table.constants.values()]
+        sizes = (*table.prepared.items(), *enumerate(native.packed_bytes(table.packed), table.buffers))
+        made = [torch.empty(max(size, ALIGNMENT), dtype=torch.uint8) for _, size in sizes]
+        found = [
+            (buffer, tensor.data_ptr() or self._empty.data_ptr())
+            for buffer, tensor in zip(
+                (*table.constants, *(one for one, _ in sizes)), (*self._kept, *made), strict=True
+            )
+        ]
+        self._kept += made
+        addresses = [0] * (table.buffers + table.packed)
+        for buffer, address in found:
+            addresses[buffer] = address
+        native.prepare(addresses, len(table.symbols))
+        return found
