@@ -72,6 +72,16 @@ class ByteCache:
                 self._used -= len(dropped)
 
 
+def _is_whole(pack: Path) -> bool:
+    """Whether every object of a pack can be read."""
+    try:
+        with closing(Pack(str(pack.with_suffix("")), object_format=SHA1)) as opened:
+            opened.check()
+    except Exception:  # noqa: BLE001  (dulwich raises all kinds where bytes are damaged)
+        return False
+    return True
+
+
 class Packs:
     """The objects of one bare repository."""
 
@@ -121,8 +131,18 @@ class Packs:
         return size
 
     def _write(self, records: Iterator[UnpackedObject], oids: list[str]) -> Path:
-        name = hashlib.sha1("".join(sorted(oids)).encode(), usedforsecurity=False).hexdigest()
-        target = self._folder / f"pack-{name}.pack"
+        """A pack of these objects: a new one, or the one that is there already.
+
+        A pack is never written over: its index lies in another file, and others may have read that already.
+        """
+        name = "".join(sorted(oids))
+        while True:
+            name = hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest()
+            target = self._folder / f"pack-{name}.pack"
+            if not target.with_suffix(".idx").exists():
+                break
+            if _is_whole(target):
+                return target
         pack, index = self._temporary(), self._temporary()
         try:
             with pack.open("xb") as file:
