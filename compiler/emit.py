@@ -2,6 +2,7 @@
 
     emit_layer((module, (x,)), layer_name="LlamaMLP", out=Path("llama-mlp"), dynamic_shapes={"x": {0: Dim("batch")}})
     emit_layer("encoder.onnx", layer_name="Encoder", out=Path("encoder"))
+    emit_layer(source, layer_name="MLP", out="mlp", dtypes=("float32", "bfloat16"), aot=("sm_90",), prebuilt=True)
 
 What is written runs under this library and under Hugging Face's `kernels` client with torch alone: `kernels-hub build`
 and `publish` take it like any other layer repository. Its forward has the signature of the module's, reads the weights
@@ -11,26 +12,29 @@ original forward.
 
 from __future__ import annotations
 
+import json
 import keyword
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from kernels_hub.compiler.codegen import toolchain
-from kernels_hub.compiler.codegen.cpp import Program, generate
+from kernels_hub.compiler.codegen.cpp import Program
 from kernels_hub.compiler.emitting import package
+from kernels_hub.compiler.emitting.ahead import Compiled, check_architectures, compile_ahead, sizes_of
 from kernels_hub.compiler.emitting.arrays import write_tensors
-from kernels_hub.compiler.emitting.card import write_card
+from kernels_hub.compiler.emitting.card import GRAPH, Card, write_card
 from kernels_hub.compiler.emitting.check import Checked, check_emitted
-from kernels_hub.compiler.emitting.recorded import recorded
-from kernels_hub.compiler.emitting.runtime.parts import Module
+from kernels_hub.compiler.emitting.prebuilding import SOURCES, Prebuilt, variant_name, write_prebuilt
+from kernels_hub.compiler.emitting.programs import Programs, compile_programs, dtype_name, examples_of
+from kernels_hub.compiler.emitting.runtime.knobs import FILE as KNOBS
 from kernels_hub.compiler.emitting.source import (
     Example,
     Source,
@@ -40,18 +44,19 @@ from kernels_hub.compiler.emitting.source import (
     layer_of,
 )
 from kernels_hub.compiler.emitting.table import Parts, write_table
-from kernels_hub.compiler.errors import BuildError, CompilerError, EngineError
+from kernels_hub.compiler.emitting.triton_program import knob_table, library_files
+from kernels_hub.compiler.errors import BuildError, CompilerError
 from kernels_hub.compiler.ir.graph import Graph
-from kernels_hub.compiler.rewrite.fold import FoldParameters
-from kernels_hub.compiler.rewrite.pipeline import PIPELINE, rewrite
-from kernels_hub.compiler.schedule.schedule import schedule
-from kernels_hub.compiler.schedule.units import refused
+from kernels_hub.compiler.view import to_svg
 from kernels_hub.repository.build import KERNEL_NAME, NAME_RULE
 
 
 @dataclass(frozen=True)
 class Emitted:
-    """What was written, and how it compares. `graph`: after rewriting. `files`: relative to `path`."""
+    """What was written, and how it compares. `files`: relative to `path`.
+
+    programs: of each dtype. graph, program: of the first, after rewriting. ahead: GPU binaries. prebuilt: native ones.
+    """
 
     path: Path
     name: str
@@ -60,6 +65,9 @@ class Emitted:
     program: Program
     checked: Checked
     files: tuple[str, ...]
+    programs: tuple[Programs, ...] = ()
+    ahead: tuple[Compiled, ...] = ()
+    prebuilt: tuple[Prebuilt, ...] = ()
 
 
 def emit_layer(
@@ -72,18 +80,25 @@ def emit_layer(
     dynamic_shapes: Any = None,
     submodule: str | None = None,
     dims: Mapping[str, Any] | None = None,
+    dtypes: Sequence[str] | None = None,
+    triton: bool = True,
+    aot: Sequence[str] = (),
+    prebuilt: bool = False,
     name: str | None = None,
     version: str = "0.1.0",
     benchmark: bool = True,
     command: str | None = None,
 ) -> Emitted:
-    """Compile a layer for the CPU and write it as a repository in source form.
+    """Compile a layer and write it as a repository in source form: C++ for the CPU, Triton for GPUs.
 
     source: an nn.Module with `args`, (module, args) or (module, args, kwargs); or the path of an ONNX file.
     out: a folder that is new, empty, or was emitted before. dynamic_shapes: as torch.export takes them. submodule:
     compile this layer of the module, with the arguments that it gets when the module runs. dims: sizes of an ONNX
-    file's named axes. name: of the kernel, by default made of layer_name. benchmark: time it against the original.
-    command: how to make it again, for the card.
+    file's named axes. dtypes: "float32", "bfloat16" …: a program for each, chosen by the weights' dtype; by default
+    the one that the module has. triton: write Triton kernels where they take all of the graph. aot: architectures
+    ("sm_80", "sm_90", "sm_100", "gfx942") for which these are compiled now, without a GPU. prebuilt: ship the C++
+    compiled for each instruction set level of this kind of CPU, too. name: of the kernel, by default made of
+    layer_name. benchmark: time it against the original. command: how to make it again, for the card.
 
     Every case of the card's table is checked against the module and the oracle before this returns. Raises
     ImportFailure for what cannot be imported and EngineError for ops that no kernel computes, each with all of
@@ -100,28 +115,54 @@ def emit_layer(
         raise BuildError(
             "no C++ compiler found to check what is emitted with; set KERNELS_HUB_CXX or install g++"
         )
-    found, original = _source(source, args, kwargs, dynamic_shapes, submodule, dims, layer_name)
-    graph = rewrite(found.graph, tuple(one for one in PIPELINE if not isinstance(one, FoldParameters))).graph
-    _check_ops(graph)
-    scheduled = schedule(graph)
-    program = generate(scheduled)
-    lowered = replace(found, graph=graph)
-    example = found.example
-    modules: tuple[Module, ...] = ()
-    if example is not None:
-        with evaluating(example.module):
-            modules = recorded(example)
-    parts = Parts(layer_name, lowered, scheduled, program, modules)
-    summary = (
-        f"{original}, compiled to {len(program.steps)} C++ kernel{'s' if len(program.steps) != 1 else ''}"
+    if aot:
+        check_architectures(aot)
+    sources, original = _sources(source, args, kwargs, dynamic_shapes, submodule, dims, dtypes, layer_name)
+    several = len(sources) > 1
+    programs = tuple(
+        compile_programs(found, layer_name, dtype, dtype if several else "", triton=triton)
+        for dtype, found in sources.items()
     )
+    if aot and not any(one.triton for one in programs):
+        raise CompilerError(
+            f"there are no Triton kernels to compile for {', '.join(aot)}: {programs[0].without_triton}"
+        )
+    first = programs[0]
+    assert isinstance(first.native.program, Program)
+    count = len(first.native.program.steps)
+    summary = f"{original}, compiled to {count} C++ kernel{'s' if count != 1 else ''}"
+    card = Card(kernel, version, layer_name, summary, command)
     with _replacing(folder):
-        files = _write(folder, parts, kernel, version, summary)
-        with evaluating(example.module if example is not None else nn.Module()):
-            checked = check_emitted(folder, layer_name, found, benchmark=benchmark)
-        card = write_card(parts, found, checked, kernel, version, summary, command)
-        (folder / "README.md").write_text(card, encoding="utf-8")
-    return Emitted(folder, kernel, layer_name, graph, program, checked, (*files, "README.md"))
+        _write(folder, programs, card, prebuilt=prebuilt)
+        built = write_prebuilt(folder, [one.native for one in programs]) if prebuilt else ()
+        checked = check_emitted(
+            folder, layer_name, [one.found for one in programs], built, benchmark=benchmark
+        )
+        ahead: list[Compiled] = []
+        if aot:
+            cases = {
+                one.triton.program_file: sizes_of(one.graph, [case.sizes for case in checked.cases])
+                for one in programs
+                if one.triton is not None
+            }
+            knobs = knob_table()
+            ahead = compile_ahead(folder, tuple(dict.fromkeys(aot)), cases, knobs)
+            _write_knobs(folder, knobs)
+        (folder / GRAPH).write_text(to_svg(first.graph), encoding="utf-8", newline="\n")
+        (folder / "README.md").write_text(write_card(card, programs, checked, ahead, built), encoding="utf-8")
+        files = tuple(sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()))
+    return Emitted(
+        folder,
+        kernel,
+        layer_name,
+        first.graph,
+        first.native.program,
+        checked,
+        files,
+        programs,
+        tuple(ahead),
+        built,
+    )
 
 
 @contextmanager
@@ -147,43 +188,43 @@ def _replacing(folder: Path) -> Iterator[None]:
             raise
 
 
-_OWNED = ("package", "call", "cpu", "kernel.toml", "README.md", "build")
+_OWNED = ("package", "call", "cpu", "triton", SOURCES, "kernel.toml", "README.md", GRAPH, "build")
 """What is written into a repository, and what was built of it, which clients would take for the new one."""
 
 
-def _source(
-    source: Any, args: Any, kwargs: Any, dynamic_shapes: Any, submodule: str | None, dims: Any, name: str
-) -> tuple[Source, str]:
-    """The source, and what it is in words."""
+def _sources(
+    source: Any,
+    args: Any,
+    kwargs: Any,
+    dynamic_shapes: Any,
+    submodule: str | None,
+    dims: Any,
+    dtypes: Sequence[str] | None,
+    name: str,
+) -> tuple[dict[str, Source], str]:
+    """The source in each dtype, and what it is in words."""
     if isinstance(source, tuple) and source and isinstance(source[0], nn.Module):
         source, args, kwargs = (*source, *(None, None))[:3] if args is None else (source[0], args, kwargs)
     if isinstance(source, nn.Module):
         if args is None and kwargs is None:
             raise CompilerError(f"{type(source).__name__} needs example arguments: give (module, args)")
-        example = Example(source, tuple(args or ()), dict(kwargs or {}), dynamic_shapes)
-        with evaluating(source):
-            what = type(source).__qualname__
+        given = Example(source, tuple(args or ()), dict(kwargs or {}), dynamic_shapes)
+        examples = {dtype_name(given): given} if dtypes is None else examples_of(given, dtypes)
+        found, what = {}, type(source).__qualname__
+        for dtype, one in examples.items():
+            with evaluating(one.module):
+                layer = one if submodule is None else layer_of(one, submodule)
+                found[dtype] = from_module(layer, name)
             if submodule is not None:
-                example = layer_of(example, submodule)
-                what = f"{type(example.module).__qualname__} ({submodule} of {what})"
-            return from_module(example, name), what
+                what = f"{type(layer.module).__qualname__} ({submodule} of {type(source).__qualname__})"
+        return found, what
     if isinstance(source, (str, os.PathLike)):
         if submodule is not None:
             raise CompilerError(f"{source} is an ONNX file, which has no module {submodule!r}")
-        return from_onnx(Path(source), name, dims), f"The ONNX file {Path(source).name}"
+        if dtypes is not None:
+            raise CompilerError(f"{source} is an ONNX file, which has dtypes of its own; leave out dtypes")
+        return {"": from_onnx(Path(source), name, dims)}, f"The ONNX file {Path(source).name}"
     raise CompilerError(f"a layer is made of a module with arguments, or of an ONNX file, not of {source!r}")
-
-
-def _check_ops(graph: Graph) -> None:
-    if found := refused(graph):
-        lines = [
-            f"{value.op_name}: {reason}; from {value.node.origin or 'the graph'}"
-            for value, reason in found.items()
-        ]
-        count = "1 value" if len(lines) == 1 else f"{len(lines)} values"
-        raise EngineError(
-            f"graph {graph.name} has {count} that no C++ kernel computes:\n  " + "\n  ".join(lines)
-        )
 
 
 def _check_out(folder: Path) -> None:
@@ -197,44 +238,73 @@ def _check_out(folder: Path) -> None:
     raise CompilerError(f"{folder} holds something else than an emitted layer; give a new folder")
 
 
-def _write(folder: Path, parts: Parts, kernel: str, version: str, summary: str) -> tuple[str, ...]:
-    """Write everything but the card; returns what was written."""
-    standalone = parts.source.example is None
-    layer, source = parts.layer, parts.source
-    init = (package.INIT_STANDALONE if standalone else package.INIT).replace(
-        "{summary}", package.in_docstring(summary)
-    )
+def _write(folder: Path, programs: Sequence[Programs], card: Card, *, prebuilt: bool) -> None:
+    """Write everything but the card and what is compiled."""
+    sources = [one.native.source for one in programs]
+    source, layer = sources[0], card.layer
+    standalone = source.example is None
+    gpu = [one.triton for one in programs if one.triton is not None]
+    labels = {one.dtype: one.native.label for one in programs}
     texts = {
         "kernel.toml": package.manifest(
-            kernel, version, layer, source, summary, ["load"] if standalone else []
+            card.name,
+            card.version,
+            layer,
+            sources,
+            card.summary,
+            functions=["load"] if standalone else [],
+            gpu=bool(gpu),
+            prebuilt={variant_name(): SOURCES} if prebuilt else {},
         ),
-        "package/__init__.py": init,
-        "package/layers.py": package.layers_file(layer, source, summary, standalone=standalone),
-        "cpu/program.cpp": parts.program.source,
-        "cpu/program.py": package.PROGRAM_STANDALONE if standalone else package.PROGRAM,
-        "cpu/table.py": write_table(parts),
+        "package/__init__.py": (package.INIT_STANDALONE if standalone else package.INIT).replace(
+            "{summary}", package.in_docstring(card.summary)
+        ),
+        "package/layers.py": package.layers_file(layer, sources, card.summary, standalone=standalone),
+        "cpu/program.py": package.program_file("native_layer:NativeLayer", labels, standalone=standalone),
         "cpu/toolchain.py": package.toolchain_file(),
         **({"package/model.py": package.model_file(layer, source)} if standalone else {}),
         **{
             f"{inside}/{one}": (package.RUNTIME / one).read_text(encoding="utf-8")
             for inside, names in package.COPIED.items()
             for one in names
+            if gpu or inside != "triton"
         },
     }
-    for one in sorted((*toolchain.RUNTIME.glob("*.h"), *toolchain.RUNTIME.glob("*.cpp"))):
-        texts[f"cpu/runtime/{one.name}"] = one.read_text(encoding="utf-8")
+    if len(programs) > 1:
+        texts["call/by_dtype.py"] = (package.RUNTIME / "by_dtype.py").read_text(encoding="utf-8")
+    for one in programs:
+        texts |= _texts("cpu", one.native)
+    if gpu:
+        labels = {one.dtype: one.native.label for one in programs if one.triton is not None}
+        kind = "launched_layer:LaunchedLayer"
+        texts["triton/program.py"] = package.program_file(kind, labels, standalone=standalone)
+        texts |= {f"triton/{name}": text for name, text in library_files().items()}
+    for parts in gpu:
+        texts |= _texts("triton", parts)
+    for path in sorted((*toolchain.RUNTIME.glob("*.h"), *toolchain.RUNTIME.glob("*.cpp"))):
+        texts[f"cpu/runtime/{path.name}"] = path.read_text(encoding="utf-8")
     for inside, text in texts.items():
         path = folder / inside
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", newline="\n")
-    files = list(texts)
-    if constants := parts.constants():
-        write_tensors(
-            folder / "cpu" / "constants.safetensors", {one.name: array for one, array in constants.items()}
-        )
-        files.append("cpu/constants.safetensors")
+    _write_knobs(folder, knob_table())
+    for where, parts in [("cpu", one.native) for one in programs] + [("triton", one) for one in gpu]:
+        if constants := parts.constants():
+            path = folder / where / parts.file("constants.safetensors")
+            write_tensors(path, {one.name: array for one, array in constants.items()})
     if standalone:
         arrays = {name: source.arrays[name] for name in source.graph.parameters}
         write_tensors(folder / "package" / "weights.safetensors", arrays)
-        files.append("package/weights.safetensors")
-    return tuple(files)
+
+
+def _texts(folder: str, parts: Parts) -> dict[str, str]:
+    """The program and its table."""
+    return {
+        f"{folder}/{parts.program_file}": parts.program.source,
+        f"{folder}/{parts.file('table.py')}": write_table(parts),
+    }
+
+
+def _write_knobs(folder: Path, knobs: Mapping[str, Any]) -> None:
+    rows = (f"  {json.dumps(arch)}: {json.dumps(row)}" for arch, row in knobs.items())
+    (folder / "call" / KNOBS).write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8", newline="\n")

@@ -2,51 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
 
-from kernels_hub.compiler.emitting.check import Case, Checked
+from kernels_hub.compiler.codegen import toolchain
+from kernels_hub.compiler.codegen.scalar import identifier
+from kernels_hub.compiler.emitting.ahead import Compiled
+from kernels_hub.compiler.emitting.check import Case, Checked, first_sizes
+from kernels_hub.compiler.emitting.prebuilding import Prebuilt, variant_name
+from kernels_hub.compiler.emitting.programs import Programs
 from kernels_hub.compiler.emitting.source import Source
-from kernels_hub.compiler.emitting.table import Parts
-from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.op import show
 from kernels_hub.compiler.ir.printer import print_graph
+from kernels_hub.compiler.schedule.cost import kernel_cost
+
+GRAPH = "graph.svg"
 
 _LARGEST_GRAPH = 80
 """Nodes of a graph that the card shows."""
 
 
+@dataclass(frozen=True)
+class Card:
+    """What a card begins and ends with."""
+
+    name: str
+    version: str
+    layer: str
+    summary: str
+    command: str | None
+
+
 def write_card(
-    parts: Parts, source: Source, checked: Checked, name: str, version: str, summary: str, command: str | None
+    card: Card,
+    programs: Sequence[Programs],
+    checked: Checked,
+    ahead: Sequence[Compiled],
+    built: Sequence[Prebuilt],
 ) -> str:
     """The text of README.md."""
+    first = programs[0]
+    source = first.found
     sections = [
-        f"# {name}",
-        f"{summary}. Written by `kernels-hub compile`, release {version}.",
-        _usage(parts.layer, standalone=source.example is None),
-        _inputs(source),
+        f"# {card.name}",
+        f"{card.summary}. Written by `kernels-hub compile`, release {card.version}.",
+        _usage(card.layer, gpu=first.triton is not None, standalone=source.example is None),
+        _inputs([one.found for one in programs]),
         _correctness(checked),
         _speed(checked),
-        _graph(parts.source.graph, parts),
-        _again(command),
+        _graph(first),
+        _prebuilt(built, checked),
+        _gpu(programs, ahead),
+        _again(card.command, checked),
     ]
     return "\n\n".join(one for one in sections if one) + "\n"
 
 
-def _usage(layer: str, *, standalone: bool) -> str:
+def _usage(layer: str, *, gpu: bool, standalone: bool) -> str:
+    devices = '"cpu": layer, "cuda": layer' if gpu else '"cpu": layer'
+    where = " On GPUs, Triton compiles its kernels at their first use." if gpu else ""
     text = f"""## From this folder
 
 ```python
 from kernels_hub import LocalLayerRepository, Mode, kernelize, use_kernel_mapping
 
 layer = LocalLayerRepository(".", layer_name="{layer}")
-with use_kernel_mapping({{"{layer}": {{"cpu": layer}}}}):
+with use_kernel_mapping({{"{layer}": {{{devices}}}}}):
     kernelize(model, mode=Mode.INFERENCE)
 ```
 
-The C++ is compiled at its first use on a machine, in a few seconds, and kept. The layer reads the weights of the
-module that it replaces, and follows when they change. Where a call is not what it was compiled for (another dtype or
-device, a shape outside of what is declared below, a gradient that is asked for, no compiler), the module's own forward
-runs, and the logger `kernels_hub` says why, once."""
+The C++ is compiled at its first use on a machine, in a few seconds, and kept.{where}
+The layer reads the weights of the module that it replaces, and follows when they change. Where a call is not what it
+was compiled for (another dtype or device, a shape outside of what is declared below, a gradient that is asked for, no
+compiler), the module's own forward runs, and the logger `kernels_hub` says why, once."""
     if standalone:
         text += """
 
@@ -60,12 +89,13 @@ model = get_local_kernel(".").load()
     return text
 
 
-def _inputs(source: Source) -> str:
-    rows = [
-        (f"`{name}`", kind, one.dtype.name, f"`{show(one.shape)}`")
-        for kind, values in (("input", source.graph.inputs), ("output", source.graph.outputs))
-        for name, one in values.items()
-    ]
+def _inputs(sources: Sequence[Source]) -> str:
+    source = sources[0]
+    rows = []
+    for kind in ("inputs", "outputs"):
+        for name, one in getattr(source.graph, kind).items():
+            dtypes = dict.fromkeys(getattr(of.graph, kind)[name].dtype.name for of in sources)
+            rows.append((f"`{name}`", kind[:-1], " or ".join(dtypes), f"`{show(one.shape)}`"))
     facts = [
         f"`{one.only_symbol.facts}`" for one in source.graph.symbols.values() if one.only_symbol is not None
     ]
@@ -74,7 +104,7 @@ def _inputs(source: Source) -> str:
 
 
 def _correctness(checked: Checked) -> str:
-    rows = [(_sizes(one.sizes), _error(one.original), _error(one.oracle)) for one in checked.cases]
+    rows = [(_sizes(one), _error(one.original), _error(one.oracle)) for one in checked.cases]
     return (
         "## Errors\n\nLargest error of any output on seeded inputs, in units of its largest magnitude. "
         "The oracle is the graph in NumPy, sums in float64.\n\n"
@@ -84,7 +114,7 @@ def _correctness(checked: Checked) -> str:
 
 def _speed(checked: Checked) -> str:
     rows = [
-        (_sizes(one.sizes), f"{one.eager_ms:.3g}", f"{one.compiled_ms:.3g}", f"{one.ratio:.2f}")
+        (_sizes(one), f"{one.eager_ms:.3g}", f"{one.compiled_ms:.3g}", f"{one.ratio:.2f}")
         for one in checked.cases
         if one.ratio is not None
     ]
@@ -94,24 +124,113 @@ def _speed(checked: Checked) -> str:
     return f"## Speed\n\nMedians of calls in turn on {checked.machine}.\n\n" + _table(head, rows)
 
 
-def _graph(graph: Graph, parts: Parts) -> str:
-    kernels = "\n".join(f"- `{one}`" for one in parts.program.steps)
-    text = f"## The program\n\n`program.cpp`, {len(parts.program.steps)} kernels in this order:\n\n{kernels}"
+def _graph(first: Programs) -> str:
+    program, graph = first.native.program, first.graph
+    kernels = "\n".join(f"- `{one}`" for one in program.steps)
+    text = f"## The program\n\n![The graph]({GRAPH})\n\n"
+    text += f"`{first.native.program_file}`, {len(program.steps)} kernels in this order:\n\n{kernels}"
     if len(graph.live()) <= _LARGEST_GRAPH:
         text += f"\n\nThe graph that they compute:\n\n```text\n{_without_origins(print_graph(graph))}\n```"
     return text
+
+
+def _prebuilt(built: Sequence[Prebuilt], checked: Checked) -> str:
+    if not built:
+        return ""
+    rows = [
+        (f"`{one.file}`", one.isa, str(one.nbytes), "yes" if one.isa in checked.isas else "no")
+        for one in built
+    ]
+    return (
+        f"## Native code that comes along\n\nIn the variant `{variant_name()}`; the best that a machine runs is "
+        "taken there, and nothing is compiled. It needs neither torch nor Python. Where none fits (another CPU, an "
+        "older C library), the C++ is compiled.\n\n"
+        + _table(("file", "instructions", "bytes", "run while it was made"), rows)
+    )
+
+
+def _gpu(programs: Sequence[Programs], ahead: Sequence[Compiled]) -> str:
+    lacking = [one for one in programs if one.triton is None]
+    of = {one.dtype: f" of {one.dtype}" if len(programs) > 1 else "" for one in programs}
+    reasons = [f"There are no GPU kernels{of[one.dtype]}: {one.without_triton}." for one in lacking]
+    files = [one.triton.program_file for one in programs if one.triton is not None]
+    if files:
+        reasons.insert(0, (
+            f"{' and '.join(f'`triton/{one}`' for one in files)}: Triton for CUDA and ROCm, with the knobs of "
+            f"`call/knobs.json`. It was compared with nothing on a GPU when this was written."
+        ))  # fmt: skip
+    text = "## On GPUs\n\n" + " ".join(reasons)
+    if not ahead:
+        return text
+    text += (
+        "\n\nCompiled ahead, without a GPU; loaded through the driver, so that nothing is compiled where they fit. "
+        "What is not in the table, Triton compiles at its first use. Registers and spills are per thread, shared "
+        "memory is bytes per block, moved is bytes of memory at the example's sizes; where a kernel was compiled for "
+        "several alignments, the most is shown.\n\n"
+    )
+    groups: dict[tuple[str, str, str, str], list[Compiled]] = {}
+    for one in ahead:
+        constants = ", ".join(f"{name}={value}" for name, value in one.constants.items())
+        groups.setdefault((one.program, one.arch, one.kernel, constants), []).append(one)
+    moved = _moved(programs)
+    rows = []
+    for (program, arch, kernel, constants), of_group in groups.items():
+        took = [one.resources for one in of_group]
+        most = (max(getattr(one, name) for one in took) for name in ("registers", "spills", "shared"))
+        left = next((f"left out: {one.reason}" for one in of_group if one.binary is None), "")
+        nbytes = left or str(sum(one.nbytes for one in of_group))
+        rows.append((
+            *([program] if len(files) > 1 else []), arch, f"`{kernel}`", constants, *map(str, most),
+            moved.get((program, kernel.rpartition("_kernel")[0]), "-"), nbytes,
+        ))  # fmt: skip
+    head = [*(["program"] if len(files) > 1 else []), "for", "kernel", "constants", "registers", "spills", "shared",
+            "moved", "bytes of files"]  # fmt: skip
+    return text + _table(head, rows)
+
+
+def _moved(programs: Sequence[Programs]) -> dict[tuple[str, str], str]:
+    """(program, kernel of the schedule) -> bytes that it moves at the example's sizes."""
+    found = {}
+    for one in programs:
+        if one.triton is None:
+            continue
+        sizes = first_sizes(one.found)
+        for kernel in one.triton.schedule.kernels:
+            cost = kernel_cost(kernel, sizes)
+            found[one.triton.program_file, identifier(kernel.name)] = str(cost.bytes)
+    return found
 
 
 def _without_origins(text: str) -> str:
     return "\n".join(line.partition(' @"')[0] for line in text.rstrip().splitlines())
 
 
-def _again(command: str | None) -> str:
-    return f"## Made by\n\n```\n{command}\n```" if command else ""
+def _again(command: str | None, checked: Checked) -> str:
+    made = f"```\n{command}\n```\n\n" if command else ""
+    seeds = ", ".join(f"{_sizes(one)}: {one.seed}" for one in checked.cases)
+    return (
+        f"## Made by\n\n{made}kernels-hub {_version('kernels-hub')}, torch {_version('torch')}, triton "
+        f"{_version('triton')}, {_compiler()}, on {checked.machine}. Inputs are the example's, with noise of these "
+        f"seeds where they are longer: {seeds}."
+    )
 
 
-def _sizes(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} = {size}" for name, size in sizes.items()) or "fixed"
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def _compiler() -> str:
+    path = toolchain.find_compiler()
+    lines = toolchain._version(path).splitlines() if path else []
+    return lines[0] if lines else "no C++ compiler"
+
+
+def _sizes(case: Case) -> str:
+    sizes = ", ".join(f"{name} = {size}" for name, size in case.sizes.items()) or "fixed"
+    return f"{case.dtype}, {sizes}" if case.dtype else sizes
 
 
 def _error(error: float | None) -> str:
@@ -123,4 +242,4 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-__all__ = ["Case", "write_card"]
+__all__ = ["Card", "Case", "write_card"]

@@ -5,12 +5,16 @@ Cases are the example's sizes, the smallest that the declared ranges allow, and 
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import platform
+import shutil
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from kernels_hub.compiler.binding import bind_shapes
-from kernels_hub.compiler.emitting.source import Example, Source, resized
+from kernels_hub.compiler.codegen.toolchain import machine_isas
+from kernels_hub.compiler.emitting.prebuilding import Prebuilt, copy_alone
+from kernels_hub.compiler.emitting.programs import dtype_name
+from kernels_hub.compiler.emitting.source import Example, Source, evaluating, resized
 from kernels_hub.compiler.errors import BuildError, CompilerError, EngineError
 from kernels_hub.compiler.importers.torch_export import array_of
 from kernels_hub.compiler.importers.torch_trace import paths_of
@@ -43,7 +50,8 @@ _ODD = (3, 17, 5, 9)
 class Case:
     """One set of sizes. Errors are in units of the largest magnitude, None where there was nothing to compare with.
 
-    eager_ms, compiled_ms: medians of a call, None where not measured; ratio: the median of ratios of calls in turn.
+    dtype: of the weights, where there are programs for several. eager_ms, compiled_ms: medians of a call, None where
+    not measured; ratio: the median of ratios of calls in turn. seed: of the inputs.
     """
 
     sizes: Mapping[str, int]
@@ -52,18 +60,23 @@ class Case:
     eager_ms: float | None = None
     compiled_ms: float | None = None
     ratio: float | None = None
+    dtype: str = ""
+    seed: int = 0
 
 
 @dataclass(frozen=True)
 class Checked:
-    """All cases, and the machine."""
+    """All cases, and the machine. isas: instruction set levels whose prebuilt code gave the same."""
 
     cases: tuple[Case, ...]
     machine: str
+    isas: tuple[str, ...] = ()
 
 
-def check_emitted(folder: Path, layer: str, source: Source, *, benchmark: bool) -> Checked:
-    """Load the layer as `get_local_kernel` does, and compare.
+def check_emitted(
+    folder: Path, layer: str, sources: Sequence[Source], built: Sequence[Prebuilt], *, benchmark: bool
+) -> Checked:
+    """Load the layer as `get_local_kernel` does, and compare. sources: of each dtype.
 
     Raises BuildError where it does not build here, EngineError where a result differs or the layer would not run a
     case by its program.
@@ -71,6 +84,21 @@ def check_emitted(folder: Path, layer: str, source: Source, *, benchmark: bool) 
     from kernels_hub import get_local_kernel
 
     kernel = get_local_kernel(folder, backend="cpu")
+    here = {one.name for one in machine_isas()}
+    isas = tuple(one for one in dict.fromkeys(row.isa for row in built) if one in here)
+    cases: list[Case] = []
+    with ExitStack() as stack:
+        for source in sources:
+            if source.example is not None:
+                stack.enter_context(evaluating(source.example.module))
+        for source in sources:
+            cases += _checked(kernel, layer, source, benchmark=benchmark, several=len(sources) > 1)
+        for isa in isas:
+            _check_prebuilt(folder, kernel, layer, sources, [row for row in built if row.isa == isa])
+    return Checked(tuple(cases), machine(), isas)
+
+
+def _checked(kernel: Any, layer: str, source: Source, *, benchmark: bool, several: bool) -> list[Case]:
     program = kernel.program.LAYER
     module = source.example.module if source.example is not None else kernel.load()
     kernel.weights.prepare(module)
@@ -103,8 +131,33 @@ def check_emitted(folder: Path, layer: str, source: Source, *, benchmark: bool) 
             oracle = _compared(result, _judged(source, example), layer, sizes, "the oracle")
             patient = time.monotonic() - started < _ORACLE_S
         timed = _timed(example.run, compiled) if benchmark and original is not None else (None, None, None)
-        cases.append(Case(sizes, original, oracle, *timed))
-    return Checked(tuple(cases), machine())
+        dtype = dtype_name(source.example) if several and source.example is not None else ""
+        cases.append(Case(sizes, original, oracle, *timed, dtype, seed))
+    return cases
+
+
+def _check_prebuilt(
+    folder: Path, kernel: Any, layer: str, sources: Sequence[Source], built: Sequence[Prebuilt]
+) -> None:
+    """The first case of each source, by the native code of one instruction set level that came along."""
+    forward = getattr(kernel.layers, layer).forward
+    program = kernel.program.LAYER
+    for source, one in zip(sources, getattr(program, "layers", [program]), strict=True):
+        module = source.example.module if source.example is not None else kernel.load()
+        sizes = _sizes(source)[0]
+        example = _example(source, module, sizes, 0)
+        bound = inspect.signature(forward).bind(module, *example.args, **example.kwargs)
+        bound.apply_defaults()
+        (row,) = (found for found in built if found.program == one.table.source)
+        with tempfile.TemporaryDirectory() as alone, torch.no_grad():
+            copy_alone(folder, row, Path(alone))
+            if (constants := folder / "cpu" / one.table.constants_file).is_file():
+                shutil.copy(constants, alone)
+            other = type(one)(one.table, Path(alone), one.shipped)
+            result = other.call(*bound.arguments.values())
+            _require(other, layer)
+        expected = pytree.tree_leaves(forward(module, *example.args, **example.kwargs))
+        _compared(result, expected, layer, sizes, f"what is built here, in its {row.isa} code")
 
 
 def machine() -> str:
@@ -125,6 +178,11 @@ def _require(program: Any, layer: str) -> None:
         kind, reason = next(iter(program.fallbacks.items()))
         error = BuildError if kind == "build" else EngineError
         raise error(f"layer {layer} does not run its own example: {reason}")
+
+
+def first_sizes(source: Source) -> dict[str, int]:
+    """The example's sizes."""
+    return _sizes(source)[0]
 
 
 def _sizes(source: Source) -> list[dict[str, int]]:

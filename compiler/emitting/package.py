@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kernels_hub.compiler.codegen import toolchain
@@ -14,9 +14,10 @@ from kernels_hub.compiler.ir.op import show
 RUNTIME = Path(__file__).parent / "runtime"
 """The Python that is copied."""
 COPIED = {
-    "call": ("arena.py", "arguments.py", "arrays.py", "errors.py", "layer.py", "modules.py", "parts.py", "state.py",
-             "weights.py"),
+    "call": ("arena.py", "arguments.py", "arrays.py", "errors.py", "knobs.py", "layer.py", "modules.py", "parts.py",
+             "state.py", "weights.py"),
     "cpu": ("native.py", "native_layer.py", "prebuilt.py"),
+    "triton": ("binaries.py", "driver.py", "launched_layer.py", "launcher.py"),
 }  # fmt: skip
 """Folder of what is emitted -> what is copied there."""
 MARK = "# Emitted by kernels-hub compile"
@@ -24,11 +25,19 @@ _OWN_ERRORS = "from kernels_hub.compiler.errors import BuildError"
 
 
 def manifest(
-    name: str, version: str, layer: str, source: Source, summary: str, functions: Sequence[str]
+    name: str,
+    version: str,
+    layer: str,
+    sources: Sequence[Source],
+    summary: str,
+    *,
+    functions: Sequence[str] = (),
+    gpu: bool = False,
+    prebuilt: Mapping[str, str] | None = None,
 ) -> str:
-    """kernel.toml."""
-    dtypes = dict.fromkeys(one.dtype.name for one in source.graph.inputs.values() if one.dtype.is_float)
-    dtypes |= dict.fromkeys(one.dtype.name for one in source.graph.outputs.values() if one.dtype.is_float)
+    """kernel.toml. gpu: with Triton kernels. prebuilt: variant -> the folder of its compiled code."""
+    values = [one for of in sources for one in (*of.graph.inputs.values(), *of.graph.outputs.values())]
+    dtypes = list(dict.fromkeys(one.dtype.name for one in values if one.dtype.is_float))
     lines = [
         f"{MARK}. What is written by hand here is lost when it is compiled again.",
         "[kernel]",
@@ -38,16 +47,28 @@ def manifest(
         f"summary = {json.dumps(summary, ensure_ascii=False)}",
         f"layers = [{json.dumps(layer)}]",
         *([f"functions = {json.dumps(list(functions))}"] if functions else []),
-        *([f"dtypes = {json.dumps(list(dtypes))}"] if dtypes else []),
+        *([f"dtypes = {json.dumps(dtypes)}"] if dtypes else []),
         "",
         "[backends.cpu]",
         'sources = ["package", "call", "cpu"]',
+        *(
+            f"variants = {{ {json.dumps(variant)} = [{json.dumps(folder)}] }}"
+            for variant, folder in (prebuilt or {}).items()
+        ),
     ]
+    for backend in ("cuda", "rocm") if gpu else ():
+        lines += [
+            "",
+            f"[backends.{backend}]",
+            'sources = ["package", "call", "triton"]',
+            'python-depends = ["triton"]',
+        ]
     return "\n".join(lines) + "\n"
 
 
-def layers_file(layer: str, source: Source, summary: str, *, standalone: bool) -> str:
-    """layers.py."""
+def layers_file(layer: str, sources: Sequence[Source], summary: str, *, standalone: bool) -> str:
+    """layers.py. sources: of each dtype; they differ in nothing else."""
+    source = sources[0]
     text = str(source.signature)[1:-1]
     star = [one.name for one in source.signature.parameters.values()]
     kinds = ", ".join(star)
@@ -67,7 +88,7 @@ def layers_file(layer: str, source: Source, summary: str, *, standalone: bool) -
         f"class {layer}(nn.Module):",
         f'    """{in_docstring(summary)}.',
         "",
-        *(f"    {line}" for line in described(source)),
+        *(f"    {line}" for line in described(sources)),
         "",
         f"    {_WEIGHTS_SHIPPED if standalone else _WEIGHTS_READ}",
         '    """',
@@ -87,14 +108,14 @@ _WEIGHTS_READ = (
 _WEIGHTS_SHIPPED = "Weights are the module's, or those in weights.safetensors where the module has none."
 
 
-def described(source: Source) -> list[str]:
+def described(sources: Sequence[Source]) -> list[str]:
     """Inputs and outputs, a line each."""
-    both = (*source.graph.inputs.items(), *source.graph.outputs.items())
-    arrows = ["in "] * len(source.graph.inputs) + ["out"] * len(source.graph.outputs)
-    return [
-        in_docstring(f"{arrow} {name}: {one.dtype.name} {show(one.shape)}")
-        for arrow, (name, one) in zip(arrows, both, strict=True)
-    ]
+    lines = []
+    for arrow, kind in (("in ", "inputs"), ("out", "outputs")):
+        for name, one in getattr(sources[0].graph, kind).items():
+            dtypes = dict.fromkeys(getattr(of.graph, kind)[name].dtype.name for of in sources)
+            lines.append(in_docstring(f"{arrow} {name}: {' or '.join(dtypes)} {show(one.shape)}"))
+    return lines
 
 
 def in_docstring(text: str) -> str:
@@ -119,34 +140,41 @@ from .model import Model, load
 __all__ = ["Model", "layers", "load", "weights"]
 '''
 
-PROGRAM = '''\
-"""The program of this layer. Generated."""
 
-from pathlib import Path
-
-from .native_layer import NativeLayer
-from .table import TABLE
-
-LAYER = NativeLayer(TABLE, Path(__file__).parent)
-'''
-
-PROGRAM_STANDALONE = '''\
-"""The program of this layer. Generated."""
-
-from pathlib import Path
-
-from .native_layer import NativeLayer
-from .table import TABLE
-
-
-def _shipped():
-    from .model import shipped
-
-    return shipped()
-
-
-LAYER = NativeLayer(TABLE, Path(__file__).parent, _shipped)
-'''
+def program_file(kind: str, labels: Mapping[str, str], *, standalone: bool) -> str:
+    """program.py. kind: the module and class of the layer. labels: dtype -> what its files' names end with."""
+    module, name = kind.split(":")
+    shipped = ", _shipped" if standalone else ""
+    on_gpu = name == "LaunchedLayer"
+    shown = ["    import torch", ""] if on_gpu else []
+    device = '"cuda" if torch.cuda.is_available() else "cpu"' if on_gpu else ""
+    several = len(labels) > 1
+    if several:
+        tables = [f"from .table_{label} import TABLE as {label.upper()}" for label in labels.values()]
+        made = ["LAYER = ByDtype({"]
+        made += [
+            f'    "{dtype}": {name}({label.upper()}, Path(__file__).parent{shipped}),'
+            for dtype, label in labels.items()
+        ]
+        made += ["})"]
+    else:
+        (label,) = labels.values()
+        tables = [f"from .table{'_' + label if label else ''} import TABLE"]
+        made = [f"LAYER = {name}(TABLE, Path(__file__).parent{shipped})"]
+    return "\n".join([
+        '"""The program of this layer. Generated."""',
+        "",
+        "from pathlib import Path",
+        "",
+        *(["from .by_dtype import ByDtype"] if several else []),
+        f"from .{module} import {name}",
+        *tables,
+        *(["", "", "def _shipped():", *shown, "    from .model import shipped", "", f"    return shipped({device})", ""]
+          if standalone else []),
+        "",
+        *made,
+        "",
+    ])  # fmt: skip
 
 
 def model_file(layer: str, source: Source) -> str:
@@ -172,7 +200,7 @@ from .program import LAYER
 
 
 class Model(nn.Module):
-    """@LAYER@, with parameters under the names of the ONNX file's initializers. For inference on the CPU."""
+    """@LAYER@, with parameters under the names of the ONNX file's initializers. For inference."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,9 +226,9 @@ def load() -> Model:
 
 
 @functools.cache
-def shipped() -> Model:
+def shipped(device: str = "cpu") -> Model:
     """The one whose weights serve modules that have none."""
-    return load()
+    return load().to(device)
 '''
 
 

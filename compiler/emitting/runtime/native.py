@@ -6,12 +6,14 @@ import ctypes
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .errors import BuildError, Misfit
+from .knobs import knobs_for
 from .parts import Table
 from .prebuilt import prebuilt
-from .toolchain import build, load
+from .toolchain import Isa, build, load, machine_isas
 
 _LOGGER = logging.getLogger("kernels_hub")
 _POINTERS = ctypes.POINTER(ctypes.c_void_p)
@@ -30,6 +32,9 @@ class Native:
         library.kh_packed_bytes.restype = ctypes.c_int64
         self.run = library.kh_run
         """0, or the number of a message: an index that is out of range."""
+        self.step = library.kh_step
+        """The same of one kernel, by its number."""
+        self.step.argtypes, self.step.restype = (ctypes.c_int64, _POINTERS, _SIZES), ctypes.c_int
         self._library = library
 
     def packed_bytes(self, count: int) -> list[int]:
@@ -73,7 +78,7 @@ class Builder:
             unusable = f"the native code that came along cannot be used: {error}"
         try:
             source = (self.folder / self.table.source).read_text(encoding="utf-8")
-            path = build(source, self.table.layer, runtime=self.table.sources)
+            path = build(source, self.table.layer, _level(), runtime=self.table.sources)
             self._native, self.path = Native(path), path
         except (OSError, RuntimeError) as error:
             self._failed = (
@@ -82,6 +87,13 @@ class Builder:
             return
         if unusable:
             _LOGGER.warning("%s: %s; it was built here", self.table.layer, unusable)
+
+
+def _level() -> Isa:
+    """The best instruction set level of this machine, with the flags that the table of knobs gives it."""
+    level = machine_isas()[0]
+    flags = knobs_for(level.name).get("flags", level.flags)
+    return replace(level, flags=tuple(map(str, flags)))
 
 
 def pointers(addresses: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:

@@ -30,10 +30,10 @@ def prebuilt(folder: Path, program: str) -> Path | None:
         return None
     try:
         document: Any = json.loads(index.read_text(encoding="utf-8"))
-        rows = {row["isa"]: row for row in document["programs"][program] if row["machine"] == _machine()}
+        rows = {row["isa"]: row for row in document["programs"][program] if row["machine"] == machine()}
         levels = [one.name for one in machine_isas() if one.name in rows]
         if not levels:
-            raise BuildError(f"{index} has none for {_machine()}")
+            raise BuildError(f"{index} has none for {machine()}")
         row = rows[levels[0]]
         path = folder / FOLDER / str(row["file"])
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -46,5 +46,6 @@ def prebuilt(folder: Path, program: str) -> Path | None:
     return path
 
 
-def _machine() -> str:
+def machine() -> str:
+    """What native code is compiled for: "x86_64-linux"."""
     return f"{platform.machine()}-{sys.platform}"

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from kernels_hub.compiler.codegen.toolchain import build, load, machine_isas
+from kernels_hub.compiler.codegen.toolchain import Isa, build, load, machine_isas
 
-__all__ = ["build", "load", "machine_isas"]
+__all__ = ["Isa", "build", "load", "machine_isas"]

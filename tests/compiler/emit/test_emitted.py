@@ -32,6 +32,7 @@ from kernels_hub import (
 from kernels_hub.compiler import emit
 from kernels_hub.compiler.codegen.cpp import generate
 from kernels_hub.compiler.emit import Emitted
+from kernels_hub.compiler.emitting import programs
 from kernels_hub.compiler.emitting.check import difference
 from kernels_hub.compiler.errors import CompilerError, EngineError
 from kernels_hub.repository.build import build_repository
@@ -458,7 +459,7 @@ def test_a_wrong_program_is_not_written(tmp_path: Path, monkeypatch: pytest.Monk
         assert "kh::sigmoid(" in program.source
         return replace(program, source=program.source.replace("kh::sigmoid(", "1.001f * kh::sigmoid("))
 
-    monkeypatch.setattr(emit, "generate", wrong)
+    monkeypatch.setattr(programs, "generate", wrong)
     case = gated_mlp()
     with pytest.raises(
         EngineError, match="differs from the original module by .*, for batch = 2, length = 5"

@@ -1,0 +1,121 @@
+"""What a source is compiled to: C++, and Triton where it takes all of the graph."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from kernels_hub.compiler.codegen.cpp import Program as CppProgram
+from kernels_hub.compiler.codegen.cpp import generate
+from kernels_hub.compiler.codegen.triton import Program as TritonProgram
+from kernels_hub.compiler.emitting.recorded import recorded
+from kernels_hub.compiler.emitting.runtime.arguments import dtype_of
+from kernels_hub.compiler.emitting.runtime.parts import Module
+from kernels_hub.compiler.emitting.source import Example, Source, evaluating
+from kernels_hub.compiler.emitting.table import Parts
+from kernels_hub.compiler.emitting.triton_program import triton_program, triton_schedule
+from kernels_hub.compiler.errors import CompilerError, EngineError
+from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.rewrite.fold import FoldParameters
+from kernels_hub.compiler.rewrite.pipeline import PIPELINE, rewrite
+from kernels_hub.compiler.schedule.schedule import schedule
+from kernels_hub.compiler.schedule.units import refused
+
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Those of one dtype. found: as imported. triton: None where there is none, for the reason `without_triton`."""
+
+    dtype: str
+    found: Source
+    native: Parts
+    triton: Parts | None
+    without_triton: str = ""
+
+    @property
+    def graph(self) -> Graph:
+        """After rewriting."""
+        return self.native.source.graph
+
+
+def compile_programs(found: Source, layer: str, dtype: str, label: str, *, triton: bool) -> Programs:
+    """Rewrite, schedule, generate. Raises EngineError with all values that no C++ kernel computes."""
+    graph = rewrite(found.graph, tuple(one for one in PIPELINE if not isinstance(one, FoldParameters))).graph
+    _check_ops(graph)
+    lowered = replace(found, graph=graph)
+    modules: tuple[Module, ...] = ()
+    if found.example is not None:
+        with evaluating(found.example.module):
+            modules = recorded(found.example)
+    scheduled = schedule(graph)
+    native = Parts(layer, lowered, scheduled, _without_folders(generate(scheduled)), modules, label)
+    if not triton:
+        return Programs(dtype, found, native, None, "it was not asked for")
+    launched = triton_schedule(graph)
+    if isinstance(launched, str):
+        return Programs(dtype, found, native, None, launched)
+    try:
+        program = _without_folders(triton_program(launched))
+        return Programs(dtype, found, native, replace(native, schedule=launched, program=program))
+    except CompilerError as error:
+        return Programs(dtype, found, native, None, str(error))
+
+
+def examples_of(example: Example, dtypes: Sequence[str]) -> dict[str, Example]:
+    """The example in each dtype: a copy of the module, and its arguments. Raises CompilerError for an unknown one."""
+    if not dtypes:
+        raise CompilerError("dtypes is empty; leave it out to compile for the dtype that the module has")
+    found = {}
+    for name in dict.fromkeys(dtypes):
+        if name not in DTYPES:
+            raise CompilerError(
+                f"a layer cannot be compiled for dtype {name!r}; it can be for {', '.join(DTYPES)}"
+            )
+        found[name] = _converted(example, dtype_of(name))
+    return found
+
+
+def dtype_name(example: Example) -> str:
+    """The dtype of most of a module's weights; of its arguments where it has none."""
+    leaves: list[Any] = [*example.module.parameters(), *example.module.buffers()]
+    leaves += pytree.tree_leaves((example.args, dict(example.kwargs)))
+    kinds = [one.dtype for one in leaves if isinstance(one, torch.Tensor) and one.is_floating_point()]
+    return str(max(kinds, key=kinds.count, default=torch.float32)).removeprefix("torch.")
+
+
+def _converted(example: Example, dtype: torch.dtype) -> Example:
+    def cast(one: Any) -> Any:
+        return one.to(dtype) if isinstance(one, torch.Tensor) and one.is_floating_point() else one
+
+    module: nn.Module = copy.deepcopy(example.module).to(dtype)
+    args, kwargs = pytree.tree_map(cast, (tuple(example.args), dict(example.kwargs)))
+    return replace(example, module=module, args=args, kwargs=kwargs)
+
+
+P = TypeVar("P", CppProgram, TritonProgram)
+
+
+def _without_folders(program: P) -> P:
+    """Comments that name lines of a model's source say its file, not where that lies on this machine."""
+    return replace(program, source=re.sub(r"(?<=[ ,])/[^\s,:]*/(?=[^\s/,:]+\.py:\d)", "", program.source))
+
+
+def _check_ops(graph: Graph) -> None:
+    if found := refused(graph):
+        lines = [
+            f"{value.op_name}: {reason}; from {value.node.origin or 'the graph'}"
+            for value, reason in found.items()
+        ]
+        count = "1 value" if len(lines) == 1 else f"{len(lines)} values"
+        raise EngineError(
+            f"graph {graph.name} has {count} that no C++ kernel computes:\n  " + "\n  ".join(lines)
+        )

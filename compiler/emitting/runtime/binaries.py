@@ -1,0 +1,212 @@
+"""GPU binaries that came along: which of them serves a launch, and its start through the driver.
+
+binaries/binaries.json lists for each program and architecture the kernels that were compiled: their constants, what
+each parameter is ("*fp32" an address that is a multiple of 16, "i32", "i64", a "/16" behind it a multiple of 16, "=1"
+a number that is 1 and not passed), shared memory, warps, and the file with its digest. What none serves, Triton
+compiles where it runs; that is said once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .driver import CUDA, HIP, Driver, DriverError
+from .parts import Table
+
+_LOGGER = logging.getLogger("kernels_hub")
+
+FOLDER = "binaries"
+INDEX = "binaries.json"
+_POINTERS = {
+    torch.float64: "*fp64", torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16",
+    torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16", torch.int8: "*i8", torch.uint8: "*u8",
+    torch.bool: "*i1", torch.uint16: "*u16", torch.uint32: "*u32", torch.uint64: "*u64",
+}  # fmt: skip
+_FREE = frozenset({"BLOCK", "ROWS", "DEPTH", "num_warps", "num_stages"})
+"""Constants that no result depends on, whatever the kernel."""
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A kernel that was compiled. trailing: how many addresses of scratch memory its parameters end with, all null."""
+
+    kernel: str
+    symbol: str
+    file: str
+    sha256: str
+    constants: Mapping[str, Any]
+    parameters: tuple[str, ...]
+    shared: int
+    warps: int
+    trailing: int
+
+    def serves(self, constants: Mapping[str, Any], arguments: Sequence[Any]) -> bool:
+        """Whether a launch with these is what it was compiled for."""
+        return (
+            len(arguments) == len(self.parameters)
+            and {name: _plain(one) for name, one in constants.items()} == self.constants
+            and all(map(_fits, self.parameters, arguments))
+        )
+
+    def values(self, arguments: Sequence[Any]) -> list[Any]:
+        """The parameters as ctypes objects."""
+        found: list[Any] = []
+        for kind, one in zip(self.parameters, arguments, strict=True):
+            if kind.startswith("*"):
+                found.append(ctypes.c_uint64(one.data_ptr()))
+            elif kind != "=1":
+                found.append(ctypes.c_int64(one) if kind.startswith("i64") else ctypes.c_int32(one))
+        return found + [ctypes.c_uint64(0) for _ in range(self.trailing)]
+
+
+class Binaries:
+    """Those of one architecture. stream: of the current device, the one that kernels go to."""
+
+    def __init__(
+        self,
+        folder: Path,
+        rows: Sequence[Binary],
+        driver: Driver,
+        stream: Callable[[], tuple[int, int]],
+        layer: str,
+    ) -> None:
+        self.folder, self.driver, self.layer = folder, driver, layer
+        self._stream = stream
+        self._rows: dict[str, list[Binary]] = {}
+        for one in rows:
+            self._rows.setdefault(one.kernel, []).append(one)
+        for of_kernel in self._rows.values():
+            of_kernel.sort(key=lambda one: -sum("/" in kind or kind == "=1" for kind in one.parameters))
+        self._functions: dict[tuple[int, str], ctypes.c_void_p] = {}
+        self._said: set[str] = set()
+
+    def tile(self, kernel: str, wanted: Mapping[str, int]) -> dict[str, int]:
+        """The constants that a kernel was compiled with which are nearest to those that are wanted."""
+        tiles = [_tile(one) for one in self._rows.get(kernel, ())]
+        usable = [one for one in tiles if _replaces(one, wanted)]
+        if not usable or wanted in usable:
+            return dict(wanted)
+        return min(usable, key=lambda one: sum(abs(one[name] - wanted.get(name, 0)) for name in one))
+
+    def launch(
+        self, kernel: str, grid: Sequence[int], arguments: Sequence[Any], constants: Mapping[str, Any]
+    ) -> bool:
+        """Start it; False where none of these serves."""
+        found = next((one for one in self._rows.get(kernel, ()) if one.serves(constants, arguments)), None)
+        if found is None:
+            self._say(kernel, f"no binary of {kernel} serves sizes and dtypes of this call")
+            return False
+        try:
+            device, stream = self._stream()
+            function = self._function(found, device)
+            values = found.values(arguments)
+            self.driver.launch(function, grid, found.warps, found.shared, stream, values)
+        except (OSError, DriverError) as error:
+            del self._rows[kernel]
+            self._say(kernel, f"the binary {found.file} cannot be used: {error}")
+            return False
+        return True
+
+    def _function(self, one: Binary, device: int) -> ctypes.c_void_p:
+        key = (device, one.file)
+        if key not in self._functions:
+            data = (self.folder / FOLDER / one.file).read_bytes()
+            if hashlib.sha256(data).hexdigest() != one.sha256:
+                raise DriverError("it is not what was published, its digest differs")
+            self._functions[key] = self.driver.load(data, one.symbol, one.shared)
+        return self._functions[key]
+
+    def _say(self, kernel: str, reason: str) -> None:
+        if kernel not in self._said:
+            self._said.add(kernel)
+            _LOGGER.warning("%s: %s; Triton compiles it here", self.layer, reason)
+
+
+def find_binaries(folder: Path, table: Table, arch: str) -> Binaries | None:
+    """Those of a program for an architecture; None where none came along for it, which is said."""
+    index = folder / FOLDER / INDEX
+    if not index.is_file():
+        return None
+    try:
+        rows = read_index(index, table.source)
+        if arch not in rows:
+            raise ValueError(
+                f"there are some for {', '.join(sorted(rows)) or 'no architecture'}, none for {arch}"
+            )
+        driver = Driver(HIP if torch.version.hip is not None else CUDA)
+    except (OSError, ValueError, KeyError, TypeError, DriverError) as error:
+        _LOGGER.warning(
+            "%s: GPU binaries are not used: %s; Triton compiles the kernels here", table.layer, error
+        )
+        return None
+    return Binaries(folder, rows[arch], driver, _current_stream, table.layer)
+
+
+def read_index(index: Path, program: str) -> dict[str, tuple[Binary, ...]]:
+    """Architecture -> the binaries of a program."""
+    document: Any = json.loads(index.read_text(encoding="utf-8"))
+    fields = [*Binary.__dataclass_fields__]
+    return {
+        arch: tuple(
+            Binary(**{**{name: row[name] for name in fields}, "parameters": tuple(row["parameters"])})
+            for row in rows
+        )
+        for arch, rows in document["programs"][program].items()
+    }
+
+
+def parameter(one: Any) -> str:
+    """What an argument of a launch is, as a binary is compiled for it at its most special."""
+    if isinstance(one, torch.Tensor):
+        return _POINTERS[one.dtype]
+    if one == 1:
+        return "=1"
+    return ("i32" if -(1 << 31) <= one < 1 << 31 else "i64") + ("/16" if one % 16 == 0 else "")
+
+
+def _plain(constant: Any) -> Any:
+    """A constant as JSON has it: an element type of Triton's by its name."""
+    return constant if isinstance(constant, (int, float, bool, str)) else str(constant)
+
+
+def _fits(kind: str, one: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return kind == _POINTERS.get(one.dtype) and one.data_ptr() % 16 == 0
+    if kind == "=1":
+        return bool(one == 1)
+    bits = 31 if kind.startswith("i32") else 63
+    return (
+        kind.startswith("i")
+        and -(1 << bits) <= one < 1 << bits
+        and (not kind.endswith("/16") or one % 16 == 0)
+    )
+
+
+def _tile(one: Binary) -> dict[str, int]:
+    return {name: value for name, value in one.constants.items() if name != "INDEX"}
+
+
+def _replaces(tile: Mapping[str, int], wanted: Mapping[str, int]) -> bool:
+    """Whether a tile gives the same result as another: rows of a reduction must fit, widths must be equal."""
+    if tile.keys() != wanted.keys():
+        return False
+    for name in tile.keys() - _FREE:
+        if name == "COLUMNS" and ("DEPTH" in tile or "WIDTH" in tile):
+            continue
+        if tile[name] < wanted[name] if name == "COLUMNS" else tile[name] != wanted[name]:
+            return False
+    return True
+
+
+def _current_stream() -> tuple[int, int]:
+    device = torch.cuda.current_device()
+    return device, torch.cuda.current_stream(device).cuda_stream

@@ -1,0 +1,75 @@
+"""The table of knobs: what was tuned for each architecture, read from knobs.json. Nothing is tuned at run time.
+
+    "sm_90"    stages: steps that products look ahead; block: elements of a pointwise program, product: [rows, columns,
+               depth] of a product's tile, where these are not to follow from the sizes (0, null); kernels: for a
+               kernel by its name, constants of its launch that take the place of those
+    "avx512"   flags: of the compiler, for the C++
+
+No result depends on a knob.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_LOGGER = logging.getLogger("kernels_hub")
+_ARCH = re.compile(r"(sm_|gfx)([0-9a-f]+?)[a-z]?")
+
+FILE = "knobs.json"
+
+
+def knobs_for(arch: str) -> Mapping[str, Any]:
+    """The row of an architecture; of the nearest one where it has none, which is said once; {} without any."""
+    table = _read(Path(__file__).parent / FILE)
+    found = nearest(arch, table)
+    if found != arch and arch:
+        _say(arch, found)
+    return table[found] if found is not None else {}
+
+
+def nearest(arch: str, known: Iterable[str]) -> str | None:
+    """The architecture itself, else the newest older one of the same maker, else the oldest; None of another maker."""
+    known = list(known)
+    if arch in known:
+        return arch
+    wanted = _number(arch)
+    same = sorted(
+        (number, name)
+        for name in known
+        if (number := _number(name)) is not None and wanted and number[0] == wanted[0]
+    )
+    older = [name for number, name in same if wanted and number <= wanted]
+    return older[-1] if older else same[0][1] if same else None
+
+
+def _number(arch: str) -> tuple[str, int] | None:
+    found = _ARCH.fullmatch(arch)
+    return (
+        (found[1], int(found[2], 10 if found[1] == "sm_" and found[2].isdigit() else 16)) if found else None
+    )
+
+
+@cache
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        document: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        if not all(isinstance(row, dict) for row in document.values()):
+            raise TypeError("each entry is to be a table")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        _LOGGER.warning("%s does not say what it should (%s): knobs follow from sizes", path, error)
+        return {}
+    return document
+
+
+@cache
+def _say(arch: str, found: str | None) -> None:
+    what = f"those of {found} are used" if found else "they follow from sizes"
+    _LOGGER.warning("%s has no knobs for %s: %s", Path(__file__).parent / FILE, arch, what)
