@@ -2,7 +2,8 @@
 
     layers/activation/kernel.toml, package/, cpu/ …   ->   out/build/torch-cpu/, out/build/torch-cuda/ …
 
-The variants are noarch: native code travels as source and is compiled where it runs.
+The variants are noarch: native code travels as source and is compiled where it runs. Where kernel.toml lists folders
+with compiled code for some CPU and OS, a variant with these is built beside.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def build_repository(
     check: bool = False,
     manylinux: tuple[int, int] = MANYLINUX,
 ) -> list[Path]:
-    """Build variants of a repository in source form into `out/build/torch-<backend>/`.
+    """Build variants of a repository in source form into `out/build/<variant>/`: noarch, and those with compiled code.
 
     source: a folder with `kernel.toml`.
     backends: names of those to build; None for all of them.
@@ -67,7 +68,9 @@ def build_repository(
     builds.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=builds, prefix=".building-") as scratch:
         fresh = [
-            _build(repository, repository.backends[name], Path(scratch)) for name in dict.fromkeys(wanted)
+            _build(repository, one, Path(scratch))
+            for name in dict.fromkeys(wanted)
+            for one in (repository.backends[name], *repository.backends[name].arch_variants)
         ]
         return [_publish(folder, builds / folder.name, Path(scratch)) for folder in fresh]
 
@@ -79,7 +82,7 @@ def _build(repository: SourceRepository, source: SourceBackend, scratch: Path) -
         raise MetadataError(f"{where}: no __init__.py in any source folder, so it is not a Python package")
     if METADATA_FILE in files:
         raise MetadataError(f"{where}: {files[METADATA_FILE]} is written by the build; remove it")
-    folder = scratch / f"torch-{source.name}"
+    folder = scratch / source.variant_name
     for inside, path in files.items():
         target = folder / inside
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +92,7 @@ def _build(repository: SourceRepository, source: SourceBackend, scratch: Path) -
     metadata = replace(repository.metadata(source), digest=digest)
     if metadata.backend is None:
         metadata = replace(metadata, backend="cpu")  # Hugging Face's client knows no "universal" here
-    text = replace(metadata, id=_identity(metadata, source.name)).to_json()
+    text = replace(metadata, id=_identity(metadata, source.variant or source.name)).to_json()
     (folder / METADATA_FILE).write_text(text, encoding="utf-8", newline="\n")
     return folder
 

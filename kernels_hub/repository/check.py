@@ -61,7 +61,9 @@ def check_repository(
     manylinux: the glibc that native code may need, for repositories that declare a newer one.
     """
     names = repository.backends if backends is None else [repository.backend(name).name for name in backends]
-    check_kernels([repository.variant(name) for name in dict.fromkeys(names)], manylinux=manylinux)
+    sources = [repository.backends[name] for name in dict.fromkeys(names)]
+    variants = [one for source in sources for one in (source, *source.arch_variants)]
+    check_kernels([repository.files_of(one) for one in variants], manylinux=manylinux)
 
 
 def check_kernels(kernels: Iterable[KernelFiles], *, manylinux: tuple[int, int] = MANYLINUX) -> None:

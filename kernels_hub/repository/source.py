@@ -10,12 +10,19 @@
 package: loaded in place, the package's `__path__` lists the folders; built, their files are
 copied into `build/torch-<backend>/`. No file name may occur in two folders of one backend.
 Files and folders whose names begin with "." are left out: editors and notebooks leave those behind.
+
+Compiled code may come along, in variants for one CPU and OS beside the noarch one: the folders that
+`variants` lists by a variant's name are laid over those of the backend.
+
+    [backends.cpu]
+    sources = ["package", "cpu"]
+    variants = { torch-stable-abi211-cpu-x86_64-linux = ["prebuilt"] }
 """
 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +33,12 @@ from kernels_hub.repository.backends import BACKENDS, UNIVERSAL, backend_named
 from kernels_hub.repository.digest import list_files
 from kernels_hub.repository.load import KernelFiles
 from kernels_hub.repository.metadata import KernelDependency, Metadata
+from kernels_hub.repository.variants import Variant
 
 MANIFEST_FILE = "kernel.toml"
 
 _KERNEL_KEYS = {"name", "version", "license", "summary", "layers", "functions", "dtypes", "kernel-depends"}
-_BACKEND_KEYS = {"sources", "python-depends", "archs"}
+_BACKEND_KEYS = {"sources", "python-depends", "archs", "variants"}
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,15 @@ class SourceBackend:
     folders: tuple[Path, ...]
     python_depends: tuple[str, ...] = ()
     archs: tuple[str, ...] = ()
+    variant: str = ""
+    """The name of what is built of it; "" for the noarch variant."""
+    arch_variants: tuple[SourceBackend, ...] = ()
+    """The variants with compiled code, each with all of its folders."""
+
+    @property
+    def variant_name(self) -> str:
+        """The name of what is built of it."""
+        return self.variant or f"torch-{self.name}"
 
     def files(self) -> dict[str, Path]:
         """Path inside the package -> source file, in sorted order."""
@@ -90,11 +107,14 @@ class SourceRepository:
         return found
 
     def variant(self, backend: str) -> KernelFiles:
-        """The variant of a backend, to be imported in place; raises as `backend` does."""
-        source = self.backend(backend)
+        """The noarch variant of a backend, to be imported in place; raises as `backend` does."""
+        return self.files_of(self.backend(backend))
+
+    def files_of(self, source: SourceBackend) -> KernelFiles:
+        """A variant in source form."""
         return KernelFiles(
             name=self.name,
-            variant=f"torch-{source.name}",
+            variant=source.variant_name,
             folders=source.folders,
             files=source.files(),
             metadata=self.metadata(source),
@@ -165,15 +185,40 @@ def _read_backend(name: str, table: Any, manifest: Path) -> SourceBackend:
     if not isinstance(table, dict):
         raise MetadataError(f"{where}: expected a table with the key 'sources'")
     _only(table, _BACKEND_KEYS, where)
-    folders = tuple((manifest.parent / folder).resolve() for folder in _strings(table, "sources", where))
+    found = SourceBackend(
+        name,
+        _folders(table, "sources", manifest, where),
+        _strings(table, "python-depends", where),
+        _strings(table, "archs", where),
+    )
+    variants = table.get("variants", {})
+    if not isinstance(variants, dict):
+        raise MetadataError(f"{where}: 'variants' must be a table of folders by the names of variants")
+    arch = tuple(_arch_variant(found, one, variants, manifest, where) for one in variants)
+    return replace(found, arch_variants=arch)
+
+
+def _arch_variant(
+    source: SourceBackend, name: str, table: dict[str, Any], manifest: Path, where: str
+) -> SourceBackend:
+    parsed = Variant.parse(name)
+    if parsed.noarch or parsed.backend != source.name:
+        raise MetadataError(
+            f"{where}: 'variants' names {name}; expected one for a CPU and an OS, of the backend {source.name}, "
+            f"such as torch-stable-abi211-cpu-x86_64-linux for the CPU"
+        )
+    more = _folders(table, name, manifest, f"{where} variants")
+    return replace(source, folders=(*source.folders, *more), variant=name)
+
+
+def _folders(table: dict[str, Any], key: str, manifest: Path, where: str) -> tuple[Path, ...]:
+    folders = tuple((manifest.parent / folder).resolve() for folder in _strings(table, key, where))
     if not folders:
-        raise MetadataError(f"{where}: 'sources' must name at least one folder")
+        raise MetadataError(f"{where}: {key!r} must name at least one folder")
     for folder in folders:
         if not folder.is_dir():
             raise MetadataError(f"{where}: source folder {folder} does not exist")
-    return SourceBackend(
-        name, folders, _strings(table, "python-depends", where), _strings(table, "archs", where)
-    )
+    return folders
 
 
 def _table(document: dict[str, Any], key: str, manifest: Path) -> dict[str, Any]:
