@@ -333,19 +333,27 @@ inline void conv_pack(const ConvShape& shape, const float* weight, const int64_t
   }
 }
 
-// x with adjacent channels: itself, or a copy that this thread keeps until its next one.
-inline Pixels channels_last(const ConvShape& shape, const float* x, const int64_t strides[5]) {
-  if (strides[4] == 1 || shape.c == 1) return {x, {strides[0], strides[1], strides[2], strides[3]}};
+// x with adjacent channels: itself, or a copy in float32 that this thread keeps until its next one.
+template <class T>
+Pixels channels_last(const ConvShape& shape, const T* x, const int64_t strides[5]) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (strides[4] == 1 || shape.c == 1) return {x, {strides[0], strides[1], strides[2], strides[3]}};
+  }
   const int64_t width = shape.in[2], lines = shape.n * shape.in[0] * shape.in[1];
   float* const copy = workspace<Use::kInput>().floats(lines * width * shape.c);
   parallel(lines, std::max<int64_t>(1, 16384 / (width * shape.c + 1)), [&](int64_t begin, int64_t end) {
     for (int64_t line = begin; line < end; ++line) {
       const int64_t h = line % shape.in[1], d = line / shape.in[1] % shape.in[0];
-      const float* const from =
+      const T* const from =
           x + line / (shape.in[1] * shape.in[0]) * strides[0] + d * strides[1] + h * strides[2];
       float* const to = copy + line * width * shape.c;
       for (int64_t w = 0; w < width; ++w) {
-        for (int64_t i = 0; i < shape.c; ++i) to[w * shape.c + i] = from[w * strides[3] + i * strides[4]];
+        if (strides[4] == 1) {
+          widen(from + w * strides[3], shape.c, to + w * shape.c);
+          continue;
+        }
+        for (int64_t i = 0; i < shape.c; ++i)
+          to[w * shape.c + i] = static_cast<float>(from[w * strides[3] + i * strides[4]]);
       }
     }
   });
@@ -373,14 +381,9 @@ KH_INLINE auto shift(Epilogue& e, int64_t by) {
   return [&e, by](int64_t i, int64_t j, int64_t count, const float* acc) { e(i, by + j, count, acc); };
 }
 
-// e(row, j, count, acc): acc[0..count) are output channels j.. of output pixel `row`, complete; once for every
-// piece, from any thread. x_strides: (n, d, h, w, c) in floats. packed: what conv_pack() made.
 template <class Epilogue>
-void conv(const ConvShape& shape, const float* x, const int64_t x_strides[5], const float* packed,
-          Epilogue&& e) {
+void conv_of_pixels(const ConvShape& shape, const Pixels& pixels, const float* packed, Epilogue& e) {
   const int64_t rows = shape.rows();
-  if (rows <= 0 || shape.o <= 0) return;
-  const Pixels pixels = channels_last(shape, x, x_strides);
   if (is_winograd(shape)) return conv_winograd(shape, pixels, packed, e);
   switch (shape.narrow()) {
     case 1: return conv_narrow<1>(shape, pixels, packed, e);
@@ -397,11 +400,19 @@ void conv(const ConvShape& shape, const float* x, const int64_t x_strides[5], co
     Pixels part = pixels;
     part.data += g * channels;
     if (plain) {
-      product(rows, columns, depth, Matrix{part.data, part.stride[3], 1}, shifted, right);
+      product(rows, columns, depth, Matrix<float>{part.data, part.stride[3], 1}, shifted, right);
     } else {
       product(rows, columns, depth, Patches{shape, part}, shifted, right);
     }
   }
+}
+
+// e(row, j, count, acc): acc[0..count) are output channels j.. of output pixel `row`, complete; once for every
+// piece, from any thread. x_strides: (n, d, h, w, c) in elements. packed: what conv_pack() made.
+template <class T, class Epilogue>
+void conv(const ConvShape& shape, const T* x, const int64_t x_strides[5], const float* packed, Epilogue&& e) {
+  if (shape.rows() > 0 && shape.o > 0)
+    conv_of_pixels(shape, channels_last(shape, x, x_strides), packed, e);
 }
 
 }  // namespace kh

@@ -1,4 +1,5 @@
-// float32 matrix products with a packed right operand and a fused epilogue.
+// float32 matrix products with a packed right operand and a fused epilogue. Operands in memory may be narrower
+// floats: they are widened where they are copied.
 //
 //   a (m, k), any strides      copied once, a tile of rows at a time, into lines of 16 k (L2)
 //   b (k, n), packed by pack() panels of kPanel columns, k-major: read in order, reused over the tile's rows
@@ -13,6 +14,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "parallel.h"
@@ -98,26 +100,44 @@ inline int64_t packed_size(int64_t k, int64_t n) { return k * round_up(n, kLanes
 // Columns that the panel from column j on has in memory.
 inline int64_t panel_width(int64_t n, int64_t j) { return std::min(kPanel, round_up(n - j, kLanes)); }
 
-inline void pack_panel(const float* b, int64_t k, int64_t columns, int64_t width, int64_t stride_k,
-                       int64_t stride_n, float* packed) {
+// to[0..count) = from[0..count), as floats.
+template <class T>
+KH_INLINE void widen(const T* from, int64_t count, float* to) {
+  if constexpr (std::is_same_v<T, float>) {
+    std::memcpy(to, from, count * sizeof(float));
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(from[i]);
+  }
+}
+
+template <class T>
+void pack_panel(const T* b, int64_t k, int64_t columns, int64_t width, int64_t stride_k, int64_t stride_n,
+                float* packed) {
   if (columns < width) std::memset(packed, 0, k * width * sizeof(float));
   if (stride_n == 1) {
-    for (int64_t i = 0; i < k; ++i) std::memcpy(packed + i * width, b + i * stride_k, columns * sizeof(float));
+    for (int64_t i = 0; i < k; ++i) widen(b + i * stride_k, columns, packed + i * width);
   } else {
-    const int64_t whole_k = stride_k == 1 ? k / kLanes * kLanes : 0, whole_n = columns / kLanes * kLanes;
-    for (int64_t i = 0; i < whole_k; i += kLanes) {
-      for (int64_t j = 0; j < whole_n; j += kLanes)
-        transpose(b + i + j * stride_n, stride_n, packed + i * width + j, width);
+    int64_t whole_k = stride_k == 1 ? k / kLanes * kLanes : 0;
+    const int64_t whole_n = columns / kLanes * kLanes;
+    if constexpr (std::is_same_v<T, float>) {
+      for (int64_t i = 0; i < whole_k; i += kLanes) {
+        for (int64_t j = 0; j < whole_n; j += kLanes)
+          transpose(b + i + j * stride_n, stride_n, packed + i * width + j, width);
+      }
+    } else {
+      whole_k = 0;
     }
     for (int64_t i = 0; i < k; ++i) {
       for (int64_t j = i < whole_k ? whole_n : 0; j < columns; ++j)
-        packed[i * width + j] = b[i * stride_k + j * stride_n];
+        packed[i * width + j] = static_cast<float>(b[i * stride_k + j * stride_n]);
     }
   }
 }
 
 // b (k, n) with any strides -> packed: panels of kPanel columns, each k-major, the last padded with zeros.
-inline void pack(const float* b, int64_t k, int64_t n, int64_t stride_k, int64_t stride_n, float* packed) {
+template <class T>
+void pack(const T* b, int64_t k, int64_t n, int64_t stride_k, int64_t stride_n, float* packed) {
   if (k == 0) return;
   parallel(ceil_div(n, kPanel), std::max<int64_t>(1, 32768 / (k * kPanel + 1)), [&](int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; ++panel) {
@@ -137,26 +157,27 @@ struct Blocks {
 };
 
 // Copies `count` floats of one row, from k on, to the row's place in lines of kLine (rows apart).
-KH_INLINE void copy_lines(const float* from, int64_t count, int64_t rows, float* to) {
-  for (; count >= kLine; count -= kLine, from += kLine, to += rows * kLine)
-    std::memcpy(to, from, kLine * sizeof(float));
-  for (int64_t i = 0; i < count; ++i) to[i] = from[i];
+template <class T>
+KH_INLINE void copy_lines(const T* from, int64_t count, int64_t rows, float* to) {
+  for (; count >= kLine; count -= kLine, from += kLine, to += rows * kLine) widen(from, kLine, to);
+  for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(from[i]);
 }
 
 // The left operand as a matrix in memory. fill() is what product() needs of any left operand.
+template <class T>
 struct Matrix {
-  const float* data;
+  const T* data;
   int64_t stride_m, stride_k;
 
   // Rows first..first + rows of all k, in lines: to[(k / kLine) * rows * kLine + row * kLine + k % kLine].
   void fill(int64_t first, int64_t rows, int64_t k, float* to) const {
     for (int64_t row = 0; row < rows; ++row) {
-      const float* from = data + (first + row) * stride_m;
+      const T* from = data + (first + row) * stride_m;
       float* line = to + row * kLine;
       if (stride_k == 1) {
         copy_lines(from, k, rows, line);
       } else {
-        for (int64_t i = 0; i < k; ++i) line[i / kLine * rows * kLine + i % kLine] = from[i * stride_k];
+        for (int64_t i = 0; i < k; ++i) line[i / kLine * rows * kLine + i % kLine] = static_cast<float>(from[i * stride_k]);
       }
     }
   }
@@ -254,17 +275,17 @@ void product(int64_t m, int64_t n, int64_t k, const Left& left, Epilogue& epilog
 
 // e(i, j, count, acc): acc[0..count) are c[i, j..j + count), complete; called once for every piece of a row,
 // from any thread. packed is what pack() made of b (k, n).
-template <class Epilogue>
-void gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t stride_m, int64_t stride_k,
-          const float* packed, Epilogue&& e) {
-  product(m, n, k, Matrix{a, stride_m, stride_k}, e, packed);
+template <class T, class Epilogue>
+void gemm(int64_t m, int64_t n, int64_t k, const T* a, int64_t stride_m, int64_t stride_k, const float* packed,
+          Epilogue&& e) {
+  product(m, n, k, Matrix<T>{a, stride_m, stride_k}, e, packed);
 }
 
 // Two products of the same a: e(i, j, count, gate, up).
 template <class Epilogue>
 void gemm_gated(int64_t m, int64_t n, int64_t k, const float* a, int64_t stride_m, int64_t stride_k,
                 const float* packed_gate, const float* packed_up, Epilogue&& e) {
-  product(m, n, k, Matrix{a, stride_m, stride_k}, e, packed_gate, packed_up);
+  product(m, n, k, Matrix<float>{a, stride_m, stride_k}, e, packed_gate, packed_up);
 }
 
 // `batch` products of activations: e(b, i, j, count, acc). a_of(b) and b_of(b) are their first elements; each b

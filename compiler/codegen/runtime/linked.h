@@ -6,8 +6,11 @@
 #include <cstdint>
 
 #include "simd.h"
+#include "types.h"
 
 KH_NAMESPACE {
+
+// T: float, bf16 or f16, in memory; all is computed in float.
 
 // What becomes of a finished tile: rows i .. i + rows, columns j .. j + count, its rows `stride` floats apart.
 struct Tile {
@@ -34,24 +37,32 @@ void give_rows(const void* state, int64_t batch, int64_t i, int64_t rows, int64_
 
 // Floats of b (k, n), packed; and the packing, from any strides.
 int64_t right_size(int64_t k, int64_t n);
-void pack_right(const float* b, int64_t k, int64_t n, int64_t stride_k, int64_t stride_n, float* packed);
+template <class T>
+void pack_right(const T* b, int64_t k, int64_t n, int64_t stride_k, int64_t stride_n, float* packed);
 
-void multiply_tiles(int64_t m, int64_t n, int64_t k, const float* a, int64_t stride_m, int64_t stride_k,
+template <class T>
+void multiply_tiles(int64_t m, int64_t n, int64_t k, const T* a, int64_t stride_m, int64_t stride_k,
                     const float* packed, const Tile& tile);
 
 // Where the operands of a product of the batch lie.
+template <class T>
 struct Operands {
-  const float *a, *b;
+  using Element = T;
+  const T *a, *b;
 };
+template <class T>
+Operands(const T*, const T*) -> Operands<T>;
+
+template <class T>
 void multiply_tiles_batched(int64_t batch, int64_t m, int64_t n, int64_t k,
-                            Operands (*operands)(const void* state, int64_t batch), const void* operands_state,
+                            Operands<T> (*operands)(const void* state, int64_t batch), const void* operands_state,
                             int64_t stride_m, int64_t stride_k, int64_t b_stride_k, int64_t b_stride_n,
                             const Tile& tile);
 
 // e(batch, i, j, count, acc): acc[0..count) are (a @ b)[i, j..j + count); once for every piece of a row, from any
 // thread. a (m, k); packed: b. `batch` is handed on.
-template <class Epilogue>
-KH_INLINE void multiply(int64_t batch, int64_t m, int64_t n, int64_t k, const float* a, int64_t stride_m,
+template <class T, class Epilogue>
+KH_INLINE void multiply(int64_t batch, int64_t m, int64_t n, int64_t k, const T* a, int64_t stride_m,
                         int64_t stride_k, const float* packed, const Epilogue& e) {
   multiply_tiles(m, n, k, a, stride_m, stride_k, packed, {give_rows<Epilogue>, &e, batch, 0});
 }
@@ -61,8 +72,9 @@ template <class Where, class Epilogue>
 KH_INLINE void multiply_batched(int64_t batch, int64_t m, int64_t n, int64_t k, const Where& operands,
                                 int64_t stride_m, int64_t stride_k, int64_t b_stride_k, int64_t b_stride_n,
                                 const Epilogue& e) {
+  using T = typename decltype(operands(int64_t{0}))::Element;
   const auto where = [](const void* state, int64_t b) { return (*static_cast<const Where*>(state))(b); };
-  multiply_tiles_batched(batch, m, n, k, where, &operands, stride_m, stride_k, b_stride_k, b_stride_n,
+  multiply_tiles_batched<T>(batch, m, n, k, where, &operands, stride_m, stride_k, b_stride_k, b_stride_n,
                          {give_rows<Epilogue>, &e, 0, 0});
 }
 
@@ -76,14 +88,16 @@ struct Convolution {
 
 // Floats of a weight, packed; and the packing, from strides (o, c / groups, d, h, w).
 int64_t filter_size(const Convolution& shape);
-void pack_filter(const Convolution& shape, const float* weight, const int64_t strides[5], float* packed);
+template <class T>
+void pack_filter(const Convolution& shape, const T* weight, const int64_t strides[5], float* packed);
 
-void convolve_tiles(const Convolution& shape, const float* x, const int64_t x_strides[5], const float* packed,
+template <class T>
+void convolve_tiles(const Convolution& shape, const T* x, const int64_t x_strides[5], const float* packed,
                     const Tile& tile);
 
 // e(0, row, j, count, acc): output channels j .. of output pixel `row`. x_strides: (n, d, h, w, c).
-template <class Epilogue>
-KH_INLINE void convolve(const Convolution& shape, const float* x, const int64_t x_strides[5],
+template <class T, class Epilogue>
+KH_INLINE void convolve(const Convolution& shape, const T* x, const int64_t x_strides[5],
                         const float* packed, const Epilogue& e) {
   convolve_tiles(shape, x, x_strides, packed, {give_rows<Epilogue>, &e, 0, 0});
 }
@@ -101,14 +115,15 @@ struct Attention {
 using Mask = void (*)(const void* state, int64_t b, int64_t h, int64_t i, int64_t j, int64_t count, float* scores);
 
 // mask: null for none.
-void attend_masked(const Attention& shape, const float* q, const int64_t q_strides[4], const float* k,
-                   const int64_t k_strides[4], const float* v, const int64_t v_strides[4], float scale, Mask mask,
+template <class T>
+void attend_masked(const Attention& shape, const T* q, const int64_t q_strides[4], const T* k,
+                   const int64_t k_strides[4], const T* v, const int64_t v_strides[4], float scale, Mask mask,
                    const void* mask_state, float* out, const int64_t out_strides[4]);
 
 // mask(b, h, i, j, count, scores) changes the scaled scores of query i with keys j .. j + count.
-template <class Scores>
-KH_INLINE void attend(const Attention& shape, const float* q, const int64_t q_strides[4], const float* k,
-                      const int64_t k_strides[4], const float* v, const int64_t v_strides[4], float scale,
+template <class T, class Scores>
+KH_INLINE void attend(const Attention& shape, const T* q, const int64_t q_strides[4], const T* k,
+                      const int64_t k_strides[4], const T* v, const int64_t v_strides[4], float scale,
                       const Scores& mask, float* out, const int64_t out_strides[4]) {
   const auto call = [](const void* state, int64_t b, int64_t h, int64_t i, int64_t j, int64_t count, float* scores) {
     (*static_cast<const Scores*>(state))(b, h, i, j, count, scores);

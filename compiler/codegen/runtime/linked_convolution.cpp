@@ -20,13 +20,35 @@ ConvShape shape_of(const Convolution& from) {
 
 int64_t filter_size(const Convolution& shape) { return conv_packed_size(shape_of(shape)); }
 
-void pack_filter(const Convolution& shape, const float* weight, const int64_t strides[5], float* packed) {
-  conv_pack(shape_of(shape), weight, strides, packed);
+template <class T>
+void pack_filter(const Convolution& shape, const T* weight, const int64_t strides[5], float* packed) {
+  if constexpr (std::is_same_v<T, float>) {
+    conv_pack(shape_of(shape), weight, strides, packed);
+  } else {
+    const int64_t sizes[] = {shape.o, shape.c / shape.groups, shape.kernel[0], shape.kernel[1], shape.kernel[2]};
+    int64_t dense[5], count = 1;
+    for (int i = 4; i >= 0; --i) dense[i] = count, count *= sizes[i];
+    std::vector<float> wide(count);
+    for (int64_t at = 0; at < count; ++at) {
+      int64_t place = 0;
+      for (int i = 0; i < 5; ++i) place += at / dense[i] % sizes[i] * strides[i];
+      wide[at] = static_cast<float>(weight[place]);
+    }
+    conv_pack(shape_of(shape), wide.data(), dense, packed);
+  }
 }
 
-void convolve_tiles(const Convolution& shape, const float* x, const int64_t x_strides[5], const float* packed,
+template <class T>
+void convolve_tiles(const Convolution& shape, const T* x, const int64_t x_strides[5], const float* packed,
                     const Tile& tile) {
   conv(shape_of(shape), x, x_strides, packed, tile);
 }
+
+#define KH_CONVOLUTIONS(T)                                                          \
+  template void pack_filter(const Convolution&, const T*, const int64_t[5], float*); \
+  template void convolve_tiles(const Convolution&, const T*, const int64_t[5], const float*, const Tile&);
+KH_CONVOLUTIONS(float)
+KH_CONVOLUTIONS(bf16)
+KH_CONVOLUTIONS(f16)
 
 }  // namespace kh
