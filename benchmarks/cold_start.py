@@ -1,0 +1,367 @@
+"""From the built model to the first right output, each in a fresh process, in turn: `python -m benchmarks.cold_start`.
+
+A 4-layer Llama (512 wide, 1 x 128 tokens, float32). Contenders: published layers, fetched from a Hub on loopback into
+an empty cache and again from a full one (one layer for the whole model, and one for each decoder layer);
+`torch.compile` with an empty and with a warm cache; an AOTInductor package that is there; `compile()` with an empty and
+with a warm cache; eager. What a contender imports is part of its time; torch, transformers and the model are not. The
+median of the rounds counts; then each runs on for its steady speed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bars import bars
+from benchmarks.harness import arguments, measure, table, write
+
+ROOT = Path(__file__).parents[1]
+MODEL = "llama"
+TOLERANCE = 1e-3
+VERSION = ">=1.0,<2"
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """How it starts: `empty` names the caches that begin empty in every round; others keep theirs."""
+
+    start: str
+    empty: tuple[str, ...] = ()
+
+
+CONTENDERS = {
+    "eager": Contender("eager"),
+    "published, empty cache": Contender("published", ("hub", "compiled")),
+    "published": Contender("published"),
+    "published layers, empty cache": Contender("published_layers", ("hub", "compiled")),
+    "published layers": Contender("published_layers"),
+    "torch.compile, empty cache": Contender("torch_compile", ("inductor",)),
+    "torch.compile, warm cache": Contender("torch_compile"),
+    "AOTInductor package": Contender("aotinductor"),
+    "compile(), empty cache": Contender("compiled", ("compiled",)),
+    "compile(), warm cache": Contender("compiled"),
+}
+CACHES = {"hub": "HF_HUB_CACHE", "compiled": "KERNELS_HUB_CACHE", "inductor": "TORCHINDUCTOR_CACHE_DIR"}
+"""Name -> the variable that says where it is."""
+
+BARS = (
+    ("torch.compile, empty cache", 1 / 20),
+    ("torch.compile, warm cache", 1 / 4),
+    ("AOTInductor package", 1.0),
+)
+"""Published layers, in an empty cache and in a full one, start in at most this part of a contender's time."""
+
+
+# -- the contenders, each in a process of its own ---------------------------------------------------
+
+
+def _eager(module: Any, args: Any, _: Path) -> Call:
+    return lambda: module(*args)
+
+
+def _torch_compile(module: Any, args: Any, _: Path) -> Call:
+    import torch
+
+    compiled = torch.compile(module)
+    return lambda: compiled(*args)
+
+
+def _aotinductor(_: Any, args: Any, folder: Path) -> Call:
+    import torch
+
+    run = torch._inductor.aoti_load_package(str(folder / "model.pt2"))
+    return lambda: run(*args)
+
+
+def _compiled(module: Any, args: Any, _: Path) -> Call:
+    from kernels_hub.compiler import compile as compile_
+
+    compiled = compile_((module, args), "cpu")
+    return lambda: compiled(*args)
+
+
+def _published(module: Any, args: Any, _: Path) -> Call:
+    return _kernelized(module, args, type(module), "Llama")
+
+
+def _published_layers(module: Any, args: Any, _: Path) -> Call:
+    return _kernelized(module, args, type(module.model.layers[0]), "LlamaLayer")
+
+
+def _kernelized(module: Any, args: Any, cls: type, name: str) -> Call:
+    from kernels_hub import (
+        LayerRepository,
+        Mode,
+        kernelize,
+        replace_kernel_forward_from_hub,
+        use_kernel_mapping,
+    )
+
+    replace_kernel_forward_from_hub(cls, name)
+    layer = LayerRepository(f"bench/{name.lower()}", layer_name=name, version=VERSION)
+    with use_kernel_mapping({name: {"cpu": layer}}, inherit_mapping=False):
+        kernelize(module, mode=Mode.INFERENCE, use_fallback=False)
+    return lambda: module(*args)
+
+
+START: dict[str, Callable[[Any, Any, Path], Call]] = {
+    "eager": _eager,
+    "published": _published,
+    "published_layers": _published_layers,
+    "torch_compile": _torch_compile,
+    "aotinductor": _aotinductor,
+    "compiled": _compiled,
+}
+
+
+def child(start: str, folder: str, threads: int, seconds: float) -> None:
+    """Print the seconds to the first output, its error, and the median seconds of a call."""
+    import torch
+
+    from benchmarks.compiler_models import model as built
+
+    torch.set_num_threads(threads)
+    module, args = built(MODEL)
+    expected = torch.load(Path(folder) / "expected.pt")
+    with torch.inference_mode():
+        began = time.perf_counter()
+        call = START[start](module, args, Path(folder))
+        found = call()
+        first = time.perf_counter() - began
+        found = found[0] if isinstance(found, (tuple, list)) else found
+        error = float((found - expected).abs().max())
+        if not error <= TOLERANCE:
+            raise SystemExit(f"{start}: the first output is off by {error}")
+        steady = measure(call, seconds)
+    print("@@" + json.dumps({"first_s": first, "error": error, "steady_s": steady}))
+
+
+# -- what is there before ---------------------------------------------------------------------------
+
+
+def prepare(folder: Path, hub: dict[str, str], starts: set[str]) -> None:
+    """Eager's output, and as far as contenders need them an AOTInductor package and two published repositories."""
+    _apart(f"m.reference({str(folder)!r})", {})
+    if "aotinductor" in starts:
+        _apart(f"m.package({str(folder)!r})", {"TORCHINDUCTOR_CACHE_DIR": str(folder / "packaging")})
+    if not starts & {"published", "published_layers"}:
+        return
+    _apart(f"m.emit({str(folder)!r})", {"KERNELS_HUB_CACHE": str(folder / "emitting")})
+    for name in ("llama", "llamalayer"):
+        command = [
+            "-m",
+            "kernels_hub",
+            "publish",
+            str(folder / name),
+            "--repo",
+            f"bench/{name}",
+            "--version",
+            "1.0.0",
+        ]
+        subprocess.run(
+            [sys.executable, *command], check=True, stdout=subprocess.DEVNULL, env={**os.environ, **hub}
+        )
+
+
+def reference(folder: str) -> None:
+    """Write what every contender's first output is compared with."""
+    import torch
+
+    from benchmarks.compiler_models import model as built
+
+    module, args = built(MODEL)
+    with torch.inference_mode():
+        torch.save(module(*args), Path(folder) / "expected.pt")
+
+
+def package(folder: str) -> None:
+    """Write an AOTInductor package."""
+    import torch
+
+    from benchmarks.compiler_models import model as built
+
+    module, args = built(MODEL)
+    with torch.no_grad():
+        program = torch.export.export(module, args)
+        torch._inductor.aoti_compile_and_package(program, package_path=str(Path(folder) / "model.pt2"))
+
+
+def emit(folder: str) -> None:
+    """Write both layer repositories."""
+    from benchmarks.compiler_models import model as built
+    from kernels_hub.compiler.emit import emit_layer
+
+    module, args = built(MODEL)
+    for name, submodule in (("Llama", None), ("LlamaLayer", "model.layers.0")):
+        emit_layer(
+            (module, args), layer_name=name, out=Path(folder) / name.lower(), submodule=submodule, benchmark=False,
+            name=name.lower(),
+        )  # fmt: skip
+
+
+def _apart(call: str, environment: dict[str, str]) -> None:
+    code = f"import benchmarks.cold_start as m; {call}"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{call} failed:\n{done.stderr}")
+
+
+@contextlib.contextmanager
+def served(root: Path) -> Iterator[dict[str, str]]:
+    """A Hub on loopback; the environment of who publishes there and who loads from it."""
+    from kernels_hub.server.hub import Hub
+
+    with Hub(root, create=True) as hub:
+        hub.accounts.add_user("ada")
+        hub.accounts.add_organisation("bench", "ada", trusted=True)
+        token = hub.accounts.new_token("ada", "write")[0]
+    command = [
+        sys.executable,
+        "-m",
+        "kernels_hub",
+        "serve",
+        "--root",
+        str(root),
+        "--port",
+        "0",
+        "--no-access-log",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            announced = next(line for line in server.stdout if "http://" in line)
+            endpoint = next(word for word in announced.split() if word.startswith("http://"))
+            yield {"HF_ENDPOINT": endpoint, "HF_TOKEN": token, "XDG_CONFIG_HOME": str(root.parent / "config")}
+        finally:
+            server.terminate()
+
+
+# -- rounds -----------------------------------------------------------------------------------------
+
+
+def _round(
+    name: str, folder: Path, hub: dict[str, str], number: int, threads: int, seconds: float
+) -> dict[str, float]:
+    """One process of a contender."""
+    contender = CONTENDERS[name]
+    kept = folder / "caches" / name.partition(",")[0].replace(" ", "-")
+    environment = {variable: str(kept / cache) for cache, variable in CACHES.items()}
+    for cache in contender.empty:
+        environment[CACHES[cache]] = str(folder / "empty" / f"{number}-{contender.start}" / cache)
+    command = f"m.child({contender.start!r}, {str(folder)!r}, {threads}, {seconds})"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", f"import benchmarks.cold_start as m; {command}"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        env={
+            **os.environ, **hub, **environment, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads),
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        },
+    )  # fmt: skip
+    lines = [line for line in done.stdout.splitlines() if line.startswith("@@")]
+    if done.returncode or not lines:
+        raise RuntimeError(f"{name} failed:\n{done.stderr}")
+    found: dict[str, float] = json.loads(lines[-1][2:])
+    return found
+
+
+def measured(
+    names: list[str], rounds: int, threads: int, seconds: float
+) -> dict[str, list[dict[str, float]]]:
+    """Every round of every contender; those with kept caches run once before, uncounted."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root)
+        with served(folder / "hub") as hub:
+            print("preparing: an AOTInductor package, two published layers …", flush=True)
+            prepare(folder, hub, {CONTENDERS[name].start for name in names})
+            for name in names:
+                if not CONTENDERS[name].empty:
+                    _round(name, folder, hub, -1, threads, 0.0)
+            for number in range(rounds):
+                for name in names if number % 2 == 0 else reversed(names):
+                    one = _round(name, folder, hub, number, threads, seconds)
+                    found[name].append(one)
+                    print(
+                        f"{number + 1}: {name}: {one['first_s']:.2f} s, {one['steady_s'] * 1e3:.2f} ms",
+                        flush=True,
+                    )
+    return found
+
+
+def summary(first: dict[str, float], steady: dict[str, float]) -> list[dict[str, Any]]:
+    """Each bar: what was measured, what is asked for, whether it is met."""
+    rows = []
+    for name in ("published, empty cache", "published"):
+        for other, most in BARS:
+            if name in first and other in first:
+                ratio = first[name] / first[other]
+                rows.append(
+                    {
+                        "what": f"first output: {name} / {other}",
+                        "ratio": ratio,
+                        "most": most,
+                        "met": ratio <= most,
+                    }
+                )
+        if name in steady and "compile(), warm cache" in steady:
+            ratio = steady[name] / steady["compile(), warm cache"]
+            rows.append(
+                {"what": f"a call: {name} / compile()", "ratio": ratio, "most": 1.0, "met": ratio <= 1.0}
+            )
+    return rows
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.set_defaults(rounds=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of steady calls in each process")
+    parser.add_argument("--contenders", nargs="*", default=list(CONTENDERS), choices=list(CONTENDERS))
+    options = parser.parse_args()
+    found = measured(options.contenders, options.rounds, options.threads, options.seconds)
+    first = {name: statistics.median(one["first_s"] for one in rows) for name, rows in found.items()}
+    steady = {name: statistics.median(one["steady_s"] for one in rows) for name, rows in found.items()}
+    error = {name: max(one["error"] for one in rows) for name, rows in found.items()}
+    print(
+        table(
+            ("contender", "first output s", "a call ms", "error"),
+            [
+                (name, f"{first[name]:.3f}", f"{steady[name] * 1e3:.3f}", f"{error[name]:.1e}")
+                for name in found
+            ],
+        )
+    )
+    judged = summary(first, steady)
+    for one in judged:
+        met = "met" if one["met"] else "MISSED"
+        print(f"{one['what']}: {one['ratio']:.3f}, asked for at most {one['most']:.3f}: {met}")
+    if options.write:
+        result = {
+            "model": "Llama, 4 layers, 512 wide, 1 x 128 tokens, float32",
+            "threads": options.threads,
+            "first_s": first, "steady_ms": {name: one * 1e3 for name, one in steady.items()}, "error": error,
+            "bars": judged, "rounds": found,
+        }  # fmt: skip
+        path = write("cold-start", result)
+        title = f"Seconds from the built model to the first right output, {options.threads} threads"
+        path.with_suffix(".svg").write_text(
+            bars(title, {name: {"s": one} for name, one in first.items()}, ("s",))
+        )
+        print(os.fspath(path))
+
+
+if __name__ == "__main__":
+    main()
