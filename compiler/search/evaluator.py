@@ -1,0 +1,206 @@
+"""The evaluator of a graph on a device: builds a candidate, compares it with the oracle on seeded inputs, times it.
+
+What is compared is the graph that the search began with, as the oracle computes it, and what the candidate's plan
+gives, on two sets of inputs; only who agrees is timed. For a GPU that is not here, candidates are compiled, and what
+the hardware would be given is reported: one that spills registers, or takes more shared memory than there is, is
+"pruned", and none is timed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from kernels_hub.compiler.engines.engine import Device, KnobValue
+from kernels_hub.compiler.engines.guard import one_line
+from kernels_hub.compiler.engines.tensors import to_tensor
+from kernels_hub.compiler.errors import CompilerError, EngineError
+from kernels_hub.compiler.heuristics import middling
+from kernels_hub.compiler.ir.dummy import dummy_inputs, dummy_weights
+from kernels_hub.compiler.ir.evaluate import evaluate
+from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.ir.parser import parse_graph
+from kernels_hub.compiler.ir.printer import print_graph
+from kernels_hub.compiler.ir.transform import bind
+from kernels_hub.compiler.ir.types import Array
+from kernels_hub.compiler.plan import Plan
+from kernels_hub.compiler.rewrite.fold import FoldParameters
+from kernels_hub.compiler.rewrite.rule import Options
+from kernels_hub.compiler.search.candidate import Candidate, Measured, Status
+from kernels_hub.compiler.selection import create_plans
+from kernels_hub.compiler.tuning import difference, measure
+
+CHECKS = 2
+"""Sets of inputs that a candidate is compared on."""
+MOST_KEPT = 16
+"""Built candidates that an evaluator keeps, so that what was checked needs not be built again to be timed."""
+ROUNDS = 3
+"""Times that `measure_many` asks the timer, which goes round for itself; fewer where it takes longer than `LONG_S`."""
+LONG_S = 3.0
+
+Timer = Callable[[Sequence[Callable[[], object]], Device], Sequence[float]]
+
+
+def materialise(candidate: Candidate, weights: Mapping[str, Array]) -> Graph:
+    """The graph of a candidate with its weights, what is computed of these alone computed. Raises CompilerError."""
+    graph = parse_graph(candidate.graph)
+    graph.weights = {name: weights[name] for name in graph.parameters if name in weights}
+    return FoldParameters().run(graph, Options()).graph
+
+
+@dataclass(frozen=True, eq=False)
+class GraphEvaluator:
+    """See the module. Picklable: what it has built stays where it was built.
+
+    text: the graph that candidates are to compute, as `print_graph(graph, data=True)`. weights: by name. sizes: of
+    its symbols, middling ones where none is given. engine: the one whose knobs the choices are. timer: seconds of each
+    of several calls, by default `tuning.measure`.
+    """
+
+    text: str
+    weights: Mapping[str, Array]
+    device: Device
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    seed: int = 0
+    engine: str = "cpp"
+    timer: Timer = measure
+
+    @classmethod
+    def of(
+        cls, graph: Graph, device: Device, sizes: Mapping[str, int] | None = None, seed: int = 0
+    ) -> GraphEvaluator:
+        """Of a graph; weights that it lacks are made up from the seed."""
+        known = {**middling(graph), **(sizes or {})}
+        weights = {name: graph.weight(name) for name in graph.parameters if name in graph.weights}
+        weights |= dummy_weights(graph, seed, known)
+        engine = "cpp" if device.type == "cpu" else "triton"
+        return cls(print_graph(graph, data=True), weights, device, known, seed, engine)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the device is on this machine, so that candidates can run."""
+        return self.device.type == "cpu" or torch.cuda.is_available()
+
+    def __call__(self, candidate: Candidate, *, build_only: bool = False) -> Measured:
+        """See `Evaluator`."""
+        built = self._built(candidate)
+        if isinstance(built, Measured):
+            return built
+        if build_only:
+            return Measured(
+                candidate.digest, "slower", None, "built, and gives the oracle's numbers", _facts(built)
+            )
+        (seconds,) = self.timer([self._call(built)], self.device)
+        return Measured(candidate.digest, "slower", float(seconds), "timed alone", _facts(built))
+
+    def measure_many(self, candidates: Sequence[Candidate]) -> list[Measured]:
+        """See `Evaluator`."""
+        built = [self._built(one) for one in candidates]
+        plans = [(place, one) for place, one in enumerate(built) if isinstance(one, Plan)]
+        calls = [self._call(plan) for _, plan in plans]
+        rounds: list[Sequence[float]] = []
+        started = time.monotonic()
+        while calls and len(rounds) < ROUNDS and (not rounds or time.monotonic() - started < LONG_S):
+            rounds.append(self.timer(calls, self.device))
+        seconds = {place: statistics.median(row[at] for row in rounds) for at, (place, _) in enumerate(plans)}
+        fastest = min(seconds.values(), default=0.0)
+        rows = []
+        for place, (candidate, one) in enumerate(zip(candidates, built, strict=True)):
+            if isinstance(one, Measured):
+                rows.append(one)
+                continue
+            status: Status = "fastest" if seconds[place] == fastest else "slower"
+            reason = f"timed in turn with {len(plans) - 1} others"
+            rows.append(Measured(candidate.digest, status, seconds[place], reason, _facts(one)))
+        return rows
+
+    # -- what is kept where it was made
+
+    @cached_property
+    def _checks(self) -> list[tuple[Mapping[str, Array], Mapping[str, Array]]]:
+        """Inputs, and what the oracle gives for them."""
+        graph = parse_graph(self.text)
+        graph.weights = dict(self.weights)
+        sizes = {name: size for name, size in self.sizes.items() if name in graph.symbols}
+        found = []
+        for seed in range(self.seed, self.seed + CHECKS):
+            inputs = dummy_inputs(graph, seed, sizes)
+            found.append((inputs, evaluate(bind(graph, sizes) if sizes else graph, inputs)))
+        return found
+
+    @cached_property
+    def _kept(self) -> dict[str, Plan | Measured]:
+        return {}
+
+    @cached_property
+    def _tensors(self) -> list[torch.Tensor]:
+        inputs = self._checks[0][0]
+        place = torch.device("cpu") if self.device.type == "cpu" else torch.device("cuda", self.device.index)
+        return [to_tensor(one).to(place) for one in inputs.values()]
+
+    def _call(self, plan: Plan) -> Callable[[], object]:
+        tensors = self._tensors
+        return lambda: plan(*tensors)
+
+    def _built(self, candidate: Candidate) -> Plan | Measured:
+        """The plan of a candidate that gives the oracle's numbers, or why there is none."""
+        digest = candidate.digest
+        found = self._kept.get(digest)
+        if found is None:
+            found = self._build(candidate)
+            while len(self._kept) >= MOST_KEPT:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[digest] = found
+        return found
+
+    def _build(self, candidate: Candidate) -> Plan | Measured:
+        try:
+            graph = materialise(candidate, self.weights)
+            if not self.is_here:
+                return self._report(candidate, graph)
+            plan = self._plan(graph, candidate.choices)
+            for inputs, expected in self._checks:
+                reason = difference(plan.execute(inputs), expected)
+                if reason is not None:
+                    return Measured(candidate.digest, "wrong", None, reason)
+        except CompilerError as error:
+            return Measured(candidate.digest, "failed", None, one_line(error))
+        return plan
+
+    def _plan(self, graph: Graph, choices: Mapping[str, KnobValue]) -> Plan:
+        plans = create_plans(graph, self.device)
+        if not choices:
+            return plans[0].build()
+        first = next((one for one in plans if one.first == self.engine), None)
+        if first is None:
+            raise EngineError(
+                f"engine {self.engine}, whose choices these are, takes no part of graph {graph.name}"
+            )
+        return replace(first, knobs={self.engine: dict(choices)}).build()
+
+    def _report(self, candidate: Candidate, graph: Graph) -> Measured:
+        """What a GPU that is not here would be given."""
+        from kernels_hub.compiler.search.gpu_report import fault, resources_of
+
+        facts = resources_of(graph, self.device, candidate.choices, self.sizes)
+        if (problem := fault(facts, self.device.arch)) is not None:
+            return Measured(candidate.digest, "pruned", None, problem, facts)
+        return Measured(candidate.digest, "slower", None, "compiled; no such GPU is here to time it", facts)
+
+
+def _facts(plan: Plan) -> dict[str, int]:
+    """How many kernels a call runs, where all of it runs as scheduled kernels."""
+    made = [getattr(getattr(one.plan, "plan", None), "schedule", None) for one in plan.segments]
+    return {"kernels": sum(len(one.kernels) for one in made if one is not None)} if None not in made else {}

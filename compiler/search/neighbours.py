@@ -1,0 +1,126 @@
+"""Candidates around a candidate: the same graph with one other choice for its loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from kernels_hub.compiler.engines.engine import Device
+from kernels_hub.compiler.errors import CompilerError
+from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.ir.types import Array
+from kernels_hub.compiler.schedule.choices import CHOICES, PLACES, Choices
+from kernels_hub.compiler.schedule.kernel import Convolution, Nest, Product, Schedule
+from kernels_hub.compiler.schedule.memory import number
+from kernels_hub.compiler.schedule.partial import may_be_long
+from kernels_hub.compiler.schedule.schedule import schedule
+from kernels_hub.compiler.search.candidate import Candidate, Choice
+from kernels_hub.compiler.search.cost import RATES, predict
+from kernels_hub.compiler.search.evaluator import materialise
+
+MOST_PLACES = 6
+"""Places in a schedule that are tried, of each kind."""
+SMALL_PRODUCT = 1 << 15
+"""Multiplications of a product up to which it is tried as loops."""
+
+
+def neighbours(
+    candidate: Candidate, weights: Mapping[str, Array], device: Device, sizes: Mapping[str, int]
+) -> list[Candidate]:
+    """Candidates that differ in one choice, those that are predicted to be faster first; none that runs the same."""
+    graph = materialise(candidate, weights)
+    if device.type != "cpu":
+        return [
+            _with(candidate, graph, device, sizes, name, value)
+            for name, value in _knobs_of_gpu(candidate.choices)
+        ]
+    now = Choices.of(candidate.choices)
+    usual = schedule(graph, choices=now)
+    tried = [*_settings(graph, usual), *_places(usual, sizes)]
+    found: dict[str, Candidate] = {}
+    for name, value in tried:
+        if getattr(now, name) != value:
+            one = _with(candidate, graph, device, sizes, name, value)
+            found.setdefault(one.digest, one)
+    return sorted(found.values(), key=lambda one: one.predicted)
+
+
+def predicted(
+    graph: Graph, device: Device, sizes: Mapping[str, int], choices: Mapping[str, Choice] | None = None
+) -> float:
+    """Seconds by the cost model; 0.0 of a graph that cannot be scheduled, of which nothing is known."""
+    try:
+        given = Choices.of(choices or {}) if device.type == "cpu" else Choices()
+        made = schedule(graph, choices=given)
+    except CompilerError:
+        return 0.0
+    return predict(made, sizes, RATES[device.type])
+
+
+def _with(
+    candidate: Candidate, graph: Graph, device: Device, sizes: Mapping[str, int], name: str, value: Choice
+) -> Candidate:
+    choices = {**candidate.choices, name: value}
+    if device.type == "cpu":
+        choices = dict(Choices.of(choices).given())
+    shown = "" if value == "" else f" {value}"
+    return Candidate(
+        candidate.graph,
+        choices,
+        f"{candidate.origin}; {name}{shown}",
+        predicted(graph, device, sizes, choices),
+    )
+
+
+def _settings(graph: Graph, made: Schedule) -> Iterator[tuple[str, Choice]]:
+    """Values of the choices that may matter to a graph."""
+    nests = [nest for kernel in made.kernels for nest in kernel.nests]
+    matters = {
+        "split": any(may_be_long(node) for node in graph.live()),
+        "layout": any(isinstance(nest.root, Convolution) for nest in nests),
+        "grain": any(nest.root is None for nest in nests),
+        "tile": any(node.op.name == "permute" for node in graph.live()),
+    }
+    for name, values in CHOICES.items():
+        if matters[name]:
+            yield from ((name, value) for value in values)
+
+
+def _places(made: Schedule, sizes: Mapping[str, int]) -> Iterator[tuple[str, Choice]]:
+    """Places of a schedule added to those that are chosen already, one at a time; and taken back."""
+    small = _small_products(made, sizes)
+    offered = {
+        "apart": made.joined,
+        "again": made.shared,
+        "loops": made.products if small else (),
+    }
+    for name in PLACES:
+        chosen = made.choices.places(name)
+        for place in [*offered[name][:MOST_PLACES], *sorted(chosen)]:
+            yield name, ",".join(map(str, sorted(chosen ^ {place})))
+
+
+def _small_products(made: Schedule, sizes: Mapping[str, int]) -> bool:
+    return any(
+        _multiplications(nest, sizes) <= SMALL_PRODUCT
+        for kernel in made.kernels
+        for nest in kernel.nests
+        if isinstance(nest.root, Product)
+    )
+
+
+def _multiplications(nest: Nest, sizes: Mapping[str, int]) -> int:
+    assert isinstance(nest.root, Product)
+    total: Dim = nest.root.a.shape[-1]
+    for loop in nest.outer:
+        total = total * loop.extent
+    return number(total, sizes)
+
+
+def _knobs_of_gpu(chosen: Mapping[str, Choice]) -> Iterator[tuple[str, Choice]]:
+    from kernels_hub.compiler.engines.triton import KNOBS
+
+    for knob in KNOBS:
+        for value in knob.values:
+            if isinstance(value, (str, int)) and chosen.get(knob.name, knob.values[0]) != value:
+                yield knob.name, value

@@ -1,0 +1,453 @@
+"""Measured search: graphs that compute the same, and other loops for them, checked, timed, and the fastest chosen.
+
+    found = search(graph, "cpu", budget=60, seed=0)
+    print(found)                        everything that was tried
+    run = found.compile()
+
+1. What the default pipeline makes is candidate 0: nothing that is slower is ever chosen.
+2. Of a graph with repeated blocks one block is searched, and what is found is put in the place of each.
+3. Equality saturation gives other graphs; the cost model says which are worth building.
+4. Around the best few, one choice for the loops is changed at a time, for as long as that helps and the budget lasts.
+5. Those who are left are timed in turn, once more. Within the noise the earlier candidate wins.
+
+Every candidate is compared with the oracle before it is timed. The order in which they are tried is a function of
+graph, device and seed; a winner is kept in the tuning database and chosen again without a measurement.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kernels_hub.compiler.devices import find_device
+from kernels_hub.compiler.engines.engine import Device
+from kernels_hub.compiler.errors import CompilerError
+from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.ir.printer import print_graph
+from kernels_hub.compiler.plan_file import versions
+from kernels_hub.compiler.rewrite.pipeline import PIPELINE, rewrite
+from kernels_hub.compiler.search.blocks import Block, repeated
+from kernels_hub.compiler.search.candidate import Candidate, Measured, SearchError
+from kernels_hub.compiler.search.cost import RATES
+from kernels_hub.compiler.search.equations import EQUATIONS, Equation
+from kernels_hub.compiler.search.evaluator import GraphEvaluator
+from kernels_hub.compiler.search.extract import best
+from kernels_hub.compiler.search.neighbours import neighbours, predicted
+from kernels_hub.compiler.search.result import Row, SearchResult, Step
+from kernels_hub.compiler.search.saturate import Limits, saturate
+from kernels_hub.compiler.tuning_database import TuningDatabase, Winner
+
+if TYPE_CHECKING:
+    from kernels_hub.compiler.search.journal import Journal
+
+LOGGER = logging.getLogger("kernels_hub")
+
+GRAPHS = 10
+"""Different graphs that are taken out of a space."""
+HOPELESS = 3.0
+"""A candidate that is predicted to take so many times the least is not built, but for the first few."""
+AT_LEAST = 3
+BEAM = 2
+"""Candidates whose neighbours are tried, in each round."""
+FINALISTS = 4
+TOGETHER = 8
+"""Candidates that are timed in turn at once."""
+TIE = 0.03
+"""Share of the time within which two candidates are equally fast."""
+MOST_NODES = 800
+"""Larger graphs are not saturated as a whole."""
+COVERED = 0.5
+"""Share of the nodes that repeated blocks have to be for one of them to be searched instead of all."""
+_FOR_BLOCKS = 0.6
+"""Of the budget."""
+
+Progress = Callable[[Step], object]
+
+
+def search(
+    graph: Graph,
+    device: str | Device | torch.device = "best",
+    *,
+    budget: float = 60.0,
+    seed: int = 0,
+    sizes: Mapping[str, int] | None = None,
+    executor: Executor | None = None,
+    journal: Journal | None = None,
+    database: TuningDatabase | None = None,
+    progress: Progress | None = None,
+    limits: Limits | None = None,
+    equations: Sequence[Equation] = EQUATIONS,
+    evaluator: Callable[..., GraphEvaluator] = GraphEvaluator.of,
+    again: bool = False,
+) -> SearchResult:
+    """The fastest way that is found to run a graph, as it was imported, within `budget` seconds.
+
+    sizes: of its symbols, those that it is to be fast for; middling ones by default. executor: where candidates are
+    built and timed, by default here, one after the other. journal: what is known of candidates, for a search that goes
+    on where another ended. database: where winners are kept; again: search also where one is known. limits: of
+    equality saturation; no equations: other loops only, without egglog. evaluator: makes that of a graph, from
+    (graph, device, sizes, seed). A KeyboardInterrupt ends the search with what it has.
+
+    Raises MissingDependencyError where egglog is not installed, SearchError where what the default pipeline makes does
+    not run, or does not give the oracle's numbers.
+    """
+    if budget <= 0:
+        raise SearchError(f"a search takes some seconds, not {budget}")
+    place = device if isinstance(device, Device) and device.arch else find_device(device)
+    usual = rewrite(graph, PIPELINE[:-1]).graph  # weights are folded when a candidate is built
+    with ExitStack() as stack:
+        if executor is None and journal is not None:
+            executor = stack.enter_context(ThreadPoolExecutor(1))
+        settings = _Settings(place, seed, dict(sizes or {}), executor, journal, progress, limits or Limits())
+        driver = _Driver(usual, settings, tuple(equations), evaluator, budget)
+        return driver.run(database or TuningDatabase(), again=again)
+
+
+class _Settings:
+    """What holds for a search and for those of its blocks."""
+
+    def __init__(
+        self,
+        device: Device,
+        seed: int,
+        sizes: dict[str, int],
+        executor: Executor | None,
+        journal: Journal | None,
+        progress: Progress | None,
+        limits: Limits,
+    ) -> None:
+        self.device, self.seed, self.sizes = device, seed, sizes
+        self.executor, self.journal, self.progress, self.limits = executor, journal, progress, limits
+
+
+class _Driver:
+    """One search. Times are kept as shares of what candidate 0 took in the same round."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        settings: _Settings,
+        equations: tuple[Equation, ...],
+        evaluator: Callable[..., GraphEvaluator],
+        budget: float,
+        stage: str = "",
+    ) -> None:
+        self.graph, self.settings, self.equations, self.budget = graph, settings, equations, budget
+        self.stage = stage
+        self.make_evaluator = evaluator
+        sizes = {name: size for name, size in settings.sizes.items() if name in graph.symbols}
+        self.evaluator = evaluator(graph, settings.device, sizes, settings.seed)
+        self.sizes = self.evaluator.sizes
+        self.started = time.monotonic()
+        self.log: list[str] = []
+        self.tried: dict[str, Row] = {}
+        self.shares: dict[str, float] = {}
+        text = print_graph(graph, data=True)
+        self.first = Candidate(
+            text, {}, "the default pipeline", predicted(graph, settings.device, self.sizes)
+        )
+        self.base_seconds: float | None = None
+
+    # -- the whole way
+
+    def run(self, database: TuningDatabase, *, again: bool = False) -> SearchResult:
+        """See `search`."""
+        key = self._key()
+        if not again and (kept := database.get(key)) is not None:
+            found = self._remembered(kept)
+            if found is not None:
+                return found
+        interrupted = ""
+        try:
+            self._begin()
+            self._explore()
+        except KeyboardInterrupt:
+            if self.first.digest not in self.shares and self._is_here:
+                raise
+            interrupted = "it was interrupted"
+            self.log.append(interrupted)
+        if not interrupted and self._left <= 0:
+            interrupted = f"the {self.budget:g} seconds were over"
+            self.log.append(interrupted)
+        result = self._result(interrupted)
+        if interrupted != "it was interrupted" and (row := result.winner).measured.status != "pruned":
+            seconds = row.measured.seconds or row.candidate.predicted
+            database.put(key, Winner("search", {"candidate": row.candidate.to_dict()}, seconds))
+        return result
+
+    def _begin(self) -> None:
+        """Candidate 0: what everything else is measured against."""
+        self._evaluate([self.first])
+        row = self.tried[self.first.digest]
+        if row.measured.status in {"wrong", "failed"}:
+            raise SearchError(
+                f"graph {self.graph.name}: what the default pipeline makes of it cannot be the first candidate: "
+                f"{row.measured.reason}"
+            )
+
+    def _explore(self) -> None:
+        blocks = repeated(self.graph) if self.equations else []
+        if blocks and self._covers(blocks[0]):
+            self._evaluate(self._from_block(blocks[0]))
+        elif self.equations:
+            self._evaluate(self._graphs())
+        around: set[str] = set()
+        while self._left > 0:
+            centres = [one for one in self._ranked()[:BEAM] if one.digest not in around]
+            before = self._ranked()[:1]
+            if not centres:
+                break
+            for one in centres:
+                around.add(one.digest)
+                self._evaluate(neighbours(one, self.evaluator.weights, self.settings.device, self.sizes))
+            if self._ranked()[:1] == before and all(one.digest in around for one in self._ranked()[:BEAM]):
+                break
+        if self._is_here and self._left > 0:
+            self._time([self.tried[one.digest].candidate for one in self._ranked()[:FINALISTS]], "final")
+
+    # -- candidates
+
+    def _covers(self, block: Block) -> bool:
+        inside = sum(bool(node.operands) for node in block.graph.live()) * len(block.instances)
+        return inside >= COVERED * sum(bool(node.operands) for node in self.graph.live())
+
+    def _from_block(self, block: Block) -> list[Candidate]:
+        """What a search of one of the blocks finds, in the place of all of them."""
+        self.log.append(f"{len(block.instances)} blocks of {len(block.graph.live())} nodes: one is searched")
+        block.graph.weights = {name: self.evaluator.weights[name] for name in block.graph.parameters}
+        inner = _Driver(
+            block.graph,
+            self.settings,
+            self.equations,
+            self.make_evaluator,
+            self.budget * _FOR_BLOCKS,
+            "block: ",
+        )
+        inner._begin()
+        inner._explore()
+        self.log += [f"  {line}" for line in inner.log]
+        found: dict[str, Candidate] = {}
+        for one in inner._ranked()[:FINALISTS]:
+            if one.digest == inner.first.digest:
+                continue
+            whole = block.apply(_parsed(one))
+            choices = {name: value for name, value in one.choices.items() if name not in _OF_PLACES}
+            made = self._candidate(whole, f"in each block: {one.origin}", choices)
+            found.setdefault(made.digest, made)
+        return list(found.values())
+
+    def _graphs(self) -> list[Candidate]:
+        """Graphs that equations make of it, by predicted time; what is hopeless is not among them."""
+        count = len(self.graph.live())
+        if count > MOST_NODES:
+            self.log.append(f"{count} nodes are more than the {MOST_NODES} that are saturated as a whole")
+            return []
+        space = saturate(self.graph, self.settings.limits, self.equations)
+        state = "complete" if space.complete else "not complete"
+        self.log.append(
+            f"saturated: {space.size} terms in {len(space.classes)} classes after {space.rounds} rounds, {state}"
+        )
+        fired = ", ".join(f"{name} {count}" for name, count in space.fired.items() if count)
+        self.log.append(f"  equations that matched: {fired or 'none'}")
+        rates = RATES[self.settings.device.type]
+        found = best(space, GRAPHS, rates, sizes=self.sizes, seed=self.settings.seed)
+        made = [self._candidate(one.graph, f"equal graph {place}") for place, one in enumerate(found)]
+        made = sorted((one for one in made if one.digest != self.first.digest), key=lambda one: one.predicted)
+        least = min((one.predicted for one in (self.first, *made)), default=0.0)
+        kept = []
+        for place, one in enumerate(made):
+            if place >= AT_LEAST and one.predicted > HOPELESS * least:
+                reason = f"predicted to take {one.predicted / least:.1f} times the least"
+                self._note(one, Measured(one.digest, "pruned", None, reason))
+            else:
+                kept.append(one)
+        return kept
+
+    def _candidate(self, graph: Graph, origin: str, choices: Mapping[str, Any] | None = None) -> Candidate:
+        guess = predicted(graph, self.settings.device, self.sizes, choices)
+        return Candidate(print_graph(graph, data=True), dict(choices or {}), origin, guess)
+
+    # -- measurements
+
+    @property
+    def _left(self) -> float:
+        return self.started + self.budget - time.monotonic()
+
+    @property
+    def _is_here(self) -> bool:
+        return self.evaluator.is_here
+
+    def _evaluate(self, candidates: Iterable[Candidate]) -> None:
+        """Build and check, then time those who are right, each batch in turn with candidate 0."""
+        new = [one for one in candidates if one.digest not in self.tried]
+        right = self._built(list({one.digest: one for one in new}.values()))
+        if not self._is_here:
+            return
+        for start in range(0, len(right), TOGETHER):
+            if self._left <= 0 and self.base_seconds is not None:
+                return
+            self._time(right[start : start + TOGETHER], "timed")
+
+    def _built(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those that give the oracle's numbers; the others are noted."""
+        by_digest = {one.digest: one for one in candidates}
+        settings, rows = self.settings, []
+        if settings.executor is not None:
+            from kernels_hub.compiler.search.fanout import fan_out
+
+            rows = fan_out(
+                candidates,
+                partial(self.evaluator, build_only=True),
+                settings.executor,
+                journal=settings.journal,
+                until=None if self.base_seconds is None else self.started + self.budget,
+            )
+            for one in rows:
+                self._note(by_digest[one.digest], one)
+        else:
+            for candidate in candidates:
+                if self._left <= 0 and self.base_seconds is not None:
+                    break
+                rows.append(self.evaluator(candidate, build_only=True))
+                self._note(candidate, rows[-1])
+        return [by_digest[one.digest] for one in rows if one.status == "slower"]
+
+    def _time(self, candidates: Sequence[Candidate], stage: str) -> None:
+        """Seconds of candidates, as shares of candidate 0's."""
+        if not candidates:
+            return
+        together = [self.first, *(one for one in candidates if one.digest != self.first.digest)]
+        settings = self.settings
+        if settings.executor is not None:
+            from kernels_hub.compiler.search.fanout import measure_together
+
+            rows = measure_together(together, self.evaluator, settings.executor, journal=settings.journal)
+        else:
+            rows = self.evaluator.measure_many(together)
+        found = {one.digest: one for one in rows}
+        base = found.get(self.first.digest)
+        if base is None or base.seconds is None:
+            return
+        self.base_seconds = self.base_seconds or base.seconds
+        for candidate in together:
+            row = found.get(candidate.digest)
+            if row is not None and row.seconds is not None:
+                self.shares[candidate.digest] = row.seconds / base.seconds
+            if row is not None:
+                self._note(candidate, row, stage)
+
+    def _note(self, candidate: Candidate, measured: Measured, stage: str = "built") -> None:
+        self.tried[candidate.digest] = row = Row(candidate, measured)
+        took = f", {measured.seconds * 1e6:.1f} us" if measured.seconds is not None else ""
+        self.log.append(f"{stage}: {candidate.origin}: {measured.status}{took}: {measured.reason}")
+        if self.settings.progress is not None:
+            ranked = self._ranked()
+            share = self.shares.get(ranked[0].digest) if ranked else None
+            fastest = share * self.base_seconds if share is not None and self.base_seconds else None
+            elapsed = time.monotonic() - self.started
+            self.settings.progress(Step(self.stage + stage, len(self.tried), row, fastest, elapsed))
+
+    def _ranked(self) -> list[Candidate]:
+        """Who ran, the fastest first; within the noise of the fastest, the one that was found first."""
+        order = {digest: place for place, digest in enumerate(self.tried)}
+        if self._is_here:
+            score = dict(self.shares)
+        else:
+            score = {
+                digest: row.candidate.predicted
+                for digest, row in self.tried.items()
+                if row.measured.status == "slower"
+            }
+        if not score:
+            return []
+        least = min(score.values())
+        tied = sorted((one for one in score if score[one] <= least * (1 + TIE)), key=order.__getitem__)
+        others = sorted((one for one in score if one not in set(tied)), key=score.__getitem__)
+        return [self.tried[one].candidate for one in (*tied, *others)]
+
+    # -- results
+
+    def _result(self, interrupted: str, *, remembered: bool = False) -> SearchResult:
+        ranked = [one.digest for one in self._ranked()]
+        base = self.base_seconds
+        rows = []
+        for place, digest in enumerate([*ranked, *(one for one in self.tried if one not in set(ranked))]):
+            row = self.tried[digest]
+            if digest in self.shares and base is not None:
+                status = "fastest" if place == 0 else "slower"
+                seconds = self.shares[digest] * base
+                reason = row.measured.reason
+                row = Row(
+                    row.candidate,
+                    Measured(digest, status, seconds, reason, row.measured.facts),  # type: ignore[arg-type]
+                )
+            rows.append(row)
+        default = next(one for one in rows if one.candidate.digest == self.first.digest)
+        elapsed = time.monotonic() - self.started
+        return SearchResult(
+            tuple(rows), default, self.evaluator.weights, elapsed, remembered, interrupted, tuple(self.log)
+        )
+
+    def _key(self) -> dict[str, Any]:
+        """All that decides who wins."""
+        device = self.settings.device
+        return {
+            "search": self.first.digest,
+            "device": [device.type, device.arch, _hardware(device)],
+            "versions": versions(),
+            "threads": torch.get_num_threads() if device.type == "cpu" else 0,
+            "sizes": dict(sorted(self.sizes.items())),
+            "seed": self.settings.seed,
+            "equations": [one.name for one in self.equations],
+        }
+
+    def _remembered(self, kept: Winner) -> SearchResult | None:
+        """The winner of an earlier search, if it still is right; None where it is not to be had any more."""
+        try:
+            candidate = Candidate.from_dict(kept.knobs["candidate"])
+        except (KeyError, CompilerError) as error:
+            LOGGER.warning(
+                "graph %s: what won before cannot be read (%s), it is searched again", self.graph.name, error
+            )
+            return None
+        measured = self.evaluator(candidate, build_only=True)
+        if measured.status != "slower":
+            LOGGER.warning(
+                "graph %s: what won before is %s (%s), it is searched again",
+                self.graph.name, measured.status, measured.reason,
+            )  # fmt: skip
+            return None
+        reason = "fastest when it was measured before"
+        self.tried[candidate.digest] = Row(
+            candidate, Measured(candidate.digest, "fastest", kept.seconds, reason, measured.facts)
+        )
+        self.tried.setdefault(
+            self.first.digest,
+            Row(self.first, Measured(self.first.digest, "slower", None, "not measured again")),
+        )
+        self.log.append(reason)
+        rows = tuple(self.tried.values())
+        default = self.tried[self.first.digest]
+        elapsed = time.monotonic() - self.started
+        return SearchResult(rows, default, self.evaluator.weights, elapsed, True, "", tuple(self.log))
+
+
+_OF_PLACES = frozenset({"apart", "again", "loops"})
+
+
+def _parsed(candidate: Candidate) -> Graph:
+    from kernels_hub.compiler.ir.parser import parse_graph
+
+    return parse_graph(candidate.graph)
+
+
+def _hardware(device: Device) -> str:
+    here = device.type != "cpu" and torch.cuda.is_available()
+    return str(torch.cuda.get_device_name(device.index)) if here else ""
