@@ -13,6 +13,8 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,10 +22,12 @@ from torch.utils import _pytree as pytree
 
 from kernels_hub.compiler.autodiff import Differentiated, differentiate
 from kernels_hub.compiler.codegen.cpp import generate
+from kernels_hub.compiler.emitting.arrays import write_tensors
+from kernels_hub.compiler.emitting.package import RUNTIME
 from kernels_hub.compiler.emitting.recorded import recorded
 from kernels_hub.compiler.emitting.runtime.parts import Module
 from kernels_hub.compiler.emitting.source import Example, Source, from_module
-from kernels_hub.compiler.emitting.table import Parts, _lines, _literal
+from kernels_hub.compiler.emitting.table import Parts, _lines, _literal, write_table
 from kernels_hub.compiler.errors import CompilerError
 from kernels_hub.compiler.importers.torch_trace import paths_of
 from kernels_hub.compiler.ir.graph import Graph, Value
@@ -57,7 +61,8 @@ class Training:
     @property
     def table_file(self) -> str:
         """The file that says what goes from one program to the other."""
-        return self.forward.file("gradient.py").replace("gradient", "table_of_gradient", 1)
+        label = self.forward.label.removesuffix("training").rstrip("_")
+        return f"table_gradient_{label}.py" if label else "table_gradient.py"
 
 
 def training_programs(found: Source, native: Parts, asked: Sequence[str] | None = None) -> Training | str:
@@ -101,9 +106,9 @@ def _in_training(found: Source, layer: str) -> tuple[Module, ...] | str:
     """What the result depends on, whether in training or not; or why training is another matter."""
     example = found.example
     assert example is not None
-    with _modes(example.module, training=False):
+    with in_mode(example.module, training=False):
         before = recorded(example)
-    with _modes(example.module, training=True):
+    with in_mode(example.module, training=True):
         try:
             graph = from_module(example, layer).graph
             after = recorded(example)
@@ -119,7 +124,7 @@ def _in_training(found: Source, layer: str) -> tuple[Module, ...] | str:
 
 
 @contextmanager
-def _modes(module: nn.Module, *, training: bool) -> Iterator[None]:
+def in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
     """The module in training or not, as it was afterwards."""
     before = [(one, one.training) for one in module.modules()]
     module.train(training)
@@ -238,6 +243,39 @@ def gradient_table(training: Training) -> str:
         "", "GRADIENT = Gradient(", "    forward=FORWARD,", "    backward=BACKWARD,",
         *(f"    {name}={text}," for name, text in fields.items()), ")", "",
     ])  # fmt: skip
+
+
+def write_training(folder: Path, trainings: Sequence[Training]) -> None:
+    """Write the programs, their tables, and their part of program.py, beside those of the layer."""
+    texts = {"gradient.py": (RUNTIME / "gradient.py").read_text(encoding="utf-8")}
+    for one in trainings:
+        texts[one.table_file] = gradient_table(one)
+        for parts in (one.forward, one.backward):
+            texts[parts.program_file] = parts.program.source
+            texts[parts.file("table.py")] = write_table(parts)
+            if constants := parts.constants():
+                named = {buffer.name: array for buffer, array in constants.items()}
+                write_tensors(folder / "cpu" / parts.file("constants.safetensors"), named)
+    for name, text in texts.items():
+        (folder / "cpu" / name).write_text(text, encoding="utf-8", newline="\n")
+    program = folder / "cpu" / "program.py"
+    program.write_text(
+        _joined(program.read_text(encoding="utf-8"), trainings), encoding="utf-8", newline="\n"
+    )
+
+
+def _joined(program: str, trainings: Sequence[Training]) -> str:
+    """program.py with what gives its layers their gradients."""
+    tables = [one.table_file.removesuffix(".py") for one in trainings]
+    names = ["GRADIENT"] if len(tables) == 1 else [f"GRADIENT_{place}" for place in range(len(tables))]
+    layers = ["LAYER"] if len(tables) == 1 else [f"LAYER.layers[{place}]" for place in range(len(tables))]
+    imports = ["from .gradient import Trained"] + [
+        f"from .{table} import GRADIENT" + (f" as {name}" if name != "GRADIENT" else "")
+        for table, name in zip(tables, names, strict=True)
+    ]
+    first, rest = program.split("from .", 1)
+    made = (f"{one}.gradient = Trained({name}, {one})" for one, name in zip(layers, names, strict=True))
+    return first + "\n".join(imports) + "\nfrom ." + rest.rstrip("\n") + "\n" + "\n".join(made) + "\n"
 
 
 def _steps(scheduled: Schedule) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:

@@ -38,11 +38,11 @@ class Gradient:
     """The two programs, and what goes from one to the other.
 
     forward: its inputs are the call's and then the weights, its outputs the call's and then what is kept. asked: of
-    each of the call's inputs whether it can have a gradient. sources: of each of the backward's inputs, whether it is the
-    "gradient" of an output, or an "input" or "output" of the forward, and its number there. gradients: of each of the
-    forward's inputs the backward's output that is its gradient, -1 where there is none. added: of inputs whose gradient
-    is added up by index, the backward's outputs that are the places and the numbers. steps: of each of the backward's
-    outputs, the kernels that it takes. writes: of each of its kernels, the outputs that it writes.
+    each of the call's inputs whether it can have a gradient. sources: of each of the backward's inputs, whether it is
+    the "gradient" of an output, or an "input" or "output" of the forward, and its number there. gradients: of each of
+    the forward's inputs the backward's output that is its gradient, -1 where there is none. added: of inputs whose
+    gradient is added up by index, the backward's outputs that are the places and the numbers. steps: of each of the
+    backward's outputs, the kernels that it takes. writes: of each of its kernels, the outputs that it writes.
     """
 
     forward: Table
@@ -69,9 +69,8 @@ class Trained:
 
     def __init__(self, gradient: Gradient, layer: Layer[Any, Any]) -> None:
         self.gradient = gradient
-        self.forward, self.backward = (
-            _Program(one, layer.folder) for one in (gradient.forward, gradient.backward)
-        )
+        self.forward = _Program(gradient.forward, layer.folder)
+        self.backward = _Program(gradient.backward, layer.folder)
         self._place = layer.place
         plain = tuple(replace(one, packed=False) for one in layer.table.weights)
         self._table = replace(layer.table, weights=plain)

@@ -1,0 +1,170 @@
+"""Gradients of the emitted layer, as clients get them, against those of the module that it was made of; and timed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from kernels_hub.compiler.emitting.check import (
+    TOLERANCE,
+    _example,
+    _require,
+    _shown,
+    _sizes,
+    _timed,
+    difference,
+)
+from kernels_hub.compiler.emitting.gradient import Training, in_mode
+from kernels_hub.compiler.emitting.programs import dtype_name
+from kernels_hub.compiler.emitting.source import Example, Source
+from kernels_hub.compiler.errors import EngineError
+from kernels_hub.compiler.importers.torch_trace import paths_of
+
+_NOTHING = 1e-6
+"""A gradient below this part of the largest one is compared with that: it is zero but for rounding."""
+
+
+@dataclass(frozen=True)
+class GradientCase:
+    """One set of sizes. error: the largest of any gradient, in units of its largest magnitude; eager_ms, compiled_ms,
+    ratio: of a call and its backward, None where not measured."""
+
+    sizes: Mapping[str, int]
+    error: float
+    eager_ms: float | None = None
+    compiled_ms: float | None = None
+    ratio: float | None = None
+    dtype: str = ""
+
+
+def check_gradients(
+    kernel: Any, layer: str, source: Source, training: Training, *, benchmark: bool, several: bool
+) -> list[GradientCase]:
+    """Compare all gradients at the sizes at which results were compared, in training.
+
+    Raises EngineError where one differs, or where the layer would not run a case by its programs.
+    """
+    assert source.example is not None
+    module, program = source.example.module, kernel.program.LAYER
+    forward = getattr(kernel.layers, layer).forward
+    cases = []
+    with in_mode(module, training=True), _learning(module):
+        for seed, sizes in enumerate(_sizes(source)):
+            example = _example(source, module, sizes, seed)
+            inputs = _asked(example, training)
+
+            def compiled(example: Example = example) -> Any:
+                return forward(module, *example.args, **example.kwargs)
+
+            def eager(example: Example = example) -> Any:
+                return module(*example.args, **example.kwargs)
+
+            asked = {**inputs, **dict(module.named_parameters())}
+            ours = _gradients(compiled, asked)
+            _require(program, layer)
+            error = _largest_error(ours, _gradients(eager, asked), layer, sizes)
+            timed: tuple[float | None, ...] = (None, None, None)
+            if benchmark:
+                timed = _timed(lambda: _gradients(eager, asked), lambda: _gradients(compiled, asked))  # noqa: B023
+            dtype = dtype_name(source.example) if several else ""
+            cases.append(GradientCase(sizes, error, *timed, dtype))
+    return cases
+
+
+@contextmanager
+def _learning(module: nn.Module) -> Iterator[None]:
+    """All parameters require a gradient, and do as before afterwards."""
+    before = [(one, one.requires_grad) for one in module.parameters()]
+    for one, _ in before:
+        one.requires_grad_(one.is_floating_point())
+    try:
+        yield
+    finally:
+        for one, required in before:
+            one.requires_grad_(required)
+
+
+def _asked(example: Example, training: Training) -> dict[str, torch.Tensor]:
+    leaves = pytree.tree_leaves((example.args, dict(example.kwargs)))
+    named = zip(paths_of(example.module, example.args, example.kwargs), leaves, strict=True)
+    return {name: leaf.requires_grad_() for name, leaf in named if name in training.asked}
+
+
+def _gradients(call: Callable[[], Any], asked: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
+    """Of the sum of all results, each weighed by seeded numbers."""
+    with torch.enable_grad():
+        leaves = [
+            one for one in pytree.tree_leaves(call()) if isinstance(one, torch.Tensor) and one.requires_grad
+        ]
+    random = torch.Generator().manual_seed(5)
+    weights = [torch.randn(one.shape, generator=random).to(one.dtype) for one in leaves]
+    found = torch.autograd.grad(leaves, list(asked.values()), weights, allow_unused=True)
+    return dict(zip(asked, found, strict=True))
+
+
+def _largest_error(
+    ours: Mapping[str, torch.Tensor | None],
+    theirs: Mapping[str, torch.Tensor | None],
+    layer: str,
+    sizes: Mapping[str, int],
+) -> float:
+    magnitudes = [float(one.abs().max()) for one in theirs.values() if one is not None and one.numel()]
+    largest = max(magnitudes, default=0.0)
+    least = _NOTHING * largest
+    worst = 0.0
+    for name, expected in theirs.items():
+        given = ours[name]
+        if expected is None or given is None:
+            found = given if expected is None else expected
+            error = float("inf") if found is not None and found.any() else 0.0
+        else:
+            error = difference(given, expected)
+            magnitude = float(expected.abs().max()) if expected.numel() else 0.0
+            if magnitude < least and math.isfinite(error):
+                error = float((given - expected).abs().max()) / largest
+        tolerance = 0.0 if given is None else TOLERANCE[str(given.dtype).removeprefix("torch.")]
+        if not error <= tolerance:
+            raise EngineError(
+                f"layer {layer} has a gradient of {name} that differs from the original module's by {error:.2g} of "
+                f"its largest magnitude, for {_shown(sizes)}: a defect of the compiler; nothing was written"
+            )
+        worst = max(worst, error)
+    return worst
+
+
+def training_section(cases: Sequence[GradientCase], reason: str, machine: str, asked: Sequence[str]) -> str:
+    """The card's words on training. reason: why there are no gradients, "" where there are."""
+    if reason:
+        return f"## In training\n\n`has_backward` is `False`, and the module's own forward runs: {reason}."
+    inputs = ", ".join(f"`{one}`" for one in asked) or "no input"
+    head = ["sizes", "largest error of any gradient"]
+    rows = [[_label(one), f"{one.error:.1e}"] for one in cases]
+    timed = [one for one in cases if one.ratio is not None]
+    if timed:
+        head += ["original, ms", "compiled, ms", "times faster"]
+        rows = [
+            [*row, f"{one.eager_ms:.3g}", f"{one.compiled_ms:.3g}", f"{one.ratio:.2f}"]
+            for row, one in zip(rows, timed, strict=True)
+        ]
+    lines = [head, ["---"] * len(head), *rows]
+    text = (
+        "## In training\n\nWhere a gradient is asked for, two programs of their own run: `cpu/program_training*.cpp`, "
+        "which keeps what the other needs, and `cpu/program_backward*.cpp`. Gradients are those of all parameters and "
+        f"of {inputs}; another one that is asked for, or one of a gradient, is left to the original forward, or "
+        "refused by autograd. Errors are against the original module in training, in units of each gradient's largest "
+        "magnitude"
+    )
+    text += f"; times are of a call and its backward, on {machine}.\n\n" if timed else ".\n\n"
+    return text + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _label(case: GradientCase) -> str:
+    sizes = ", ".join(f"{name} = {size}" for name, size in case.sizes.items()) or "fixed"
+    return f"{case.dtype}, {sizes}" if case.dtype else sizes
