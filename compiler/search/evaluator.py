@@ -54,13 +54,30 @@ def materialise(candidate: Candidate, weights: Mapping[str, Array]) -> Graph:
     return FoldParameters().run(graph, Options()).graph
 
 
+def plan_of(graph: Graph, device: Device, choices: Mapping[str, KnobValue]) -> Plan:
+    """The plan of a graph, run as it is, with choices. Raises EngineError."""
+    plans = create_plans(graph, device)
+    if not choices:
+        return plans[0].build()
+    engine = engine_of(device)
+    first = next((one for one in plans if one.first == engine), None)
+    if first is None:
+        raise EngineError(f"engine {engine}, whose choices these are, takes no part of graph {graph.name}")
+    return replace(first, knobs={engine: dict(choices)}).build()
+
+
+def engine_of(device: Device) -> str:
+    """The engine whose knobs choices are."""
+    return "cpp" if device.type == "cpu" else "triton"
+
+
 @dataclass(frozen=True, eq=False)
 class GraphEvaluator:
     """See the module. Picklable: what it has built stays where it was built.
 
     text: the graph that candidates are to compute, as `print_graph(graph, data=True)`. weights: by name. sizes: of
-    its symbols, middling ones where none is given. engine: the one whose knobs the choices are. timer: seconds of each
-    of several calls, by default `tuning.measure`.
+    its symbols, middling ones where none is given. timer: seconds of each of several calls, by default
+    `tuning.measure`.
     """
 
     text: str
@@ -68,7 +85,6 @@ class GraphEvaluator:
     device: Device
     sizes: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
-    engine: str = "cpp"
     timer: Timer = measure
 
     @classmethod
@@ -79,8 +95,7 @@ class GraphEvaluator:
         known = {**middling(graph), **(sizes or {})}
         weights = {name: graph.weight(name) for name in graph.parameters if name in graph.weights}
         weights |= dummy_weights(graph, seed, known)
-        engine = "cpp" if device.type == "cpu" else "triton"
-        return cls(print_graph(graph, data=True), weights, device, known, seed, engine)
+        return cls(print_graph(graph, data=True), weights, device, known, seed)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -170,7 +185,7 @@ class GraphEvaluator:
             graph = materialise(candidate, self.weights)
             if not self.is_here:
                 return self._report(candidate, graph)
-            plan = self._plan(graph, candidate.choices)
+            plan = plan_of(graph, self.device, candidate.choices)
             for inputs, expected in self._checks:
                 reason = difference(plan.execute(inputs), expected)
                 if reason is not None:
@@ -178,17 +193,6 @@ class GraphEvaluator:
         except CompilerError as error:
             return Measured(candidate.digest, "failed", None, one_line(error))
         return plan
-
-    def _plan(self, graph: Graph, choices: Mapping[str, KnobValue]) -> Plan:
-        plans = create_plans(graph, self.device)
-        if not choices:
-            return plans[0].build()
-        first = next((one for one in plans if one.first == self.engine), None)
-        if first is None:
-            raise EngineError(
-                f"engine {self.engine}, whose choices these are, takes no part of graph {graph.name}"
-            )
-        return replace(first, knobs={self.engine: dict(choices)}).build()
 
     def _report(self, candidate: Candidate, graph: Graph) -> Measured:
         """What a GPU that is not here would be given."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from kernels_hub.compiler.engines.engine import Device
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.parser import parse_graph
 from kernels_hub.compiler.ir.types import Array
 from kernels_hub.compiler.search.candidate import Candidate, Measured
+
+if TYPE_CHECKING:
+    from kernels_hub.compiler.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class SearchResult:
     rows: tuple[Row, ...]
     default: Row
     weights: Mapping[str, Array]
+    device: Device
     elapsed: float
     remembered: bool = False
     interrupted: str = ""
@@ -52,6 +57,12 @@ class SearchResult:
     def winner(self) -> Row:
         """The fastest."""
         return self.rows[0]
+
+    def plan(self) -> Plan:
+        """The winner's plan: `found.plan()(x)`. Raises EngineError where it cannot be built here."""
+        from kernels_hub.compiler.search.evaluator import materialise, plan_of
+
+        return plan_of(materialise(self.winner.candidate, self.weights), self.device, self.choices)
 
     @property
     def graph(self) -> Graph:

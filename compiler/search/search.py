@@ -2,7 +2,7 @@
 
     found = search(graph, "cpu", budget=60, seed=0)
     print(found)                        everything that was tried
-    run = found.compile()
+    y = found.plan()(x)
 
 1. What the default pipeline makes is candidate 0: nothing that is slower is ever chosen.
 2. Of a graph with repeated blocks one block is searched, and what is found is put in the place of each.
@@ -392,7 +392,14 @@ class _Driver:
         default = next(one for one in rows if one.candidate.digest == self.first.digest)
         elapsed = time.monotonic() - self.started
         return SearchResult(
-            tuple(rows), default, self.evaluator.weights, elapsed, remembered, interrupted, tuple(self.log)
+            tuple(rows),
+            default,
+            self.evaluator.weights,
+            self.settings.device,
+            elapsed,
+            remembered,
+            interrupted,
+            tuple(self.log),
         )
 
     def _key(self) -> dict[str, Any]:
@@ -436,7 +443,15 @@ class _Driver:
         rows = tuple(self.tried.values())
         default = self.tried[self.first.digest]
         elapsed = time.monotonic() - self.started
-        return SearchResult(rows, default, self.evaluator.weights, elapsed, True, "", tuple(self.log))
+        return SearchResult(
+            rows,
+            default,
+            self.evaluator.weights,
+            self.settings.device,
+            elapsed,
+            remembered=True,
+            log=tuple(self.log),
+        )
 
 
 _OF_PLACES = frozenset({"apart", "again", "loops"})
