@@ -32,6 +32,8 @@ from kernels_hub.compiler.emitting.ahead import Compiled, check_architectures, c
 from kernels_hub.compiler.emitting.arrays import write_tensors
 from kernels_hub.compiler.emitting.card import GRAPH, Card, write_card
 from kernels_hub.compiler.emitting.check import Checked, check_emitted
+from kernels_hub.compiler.emitting.gradient import asked_inputs, with_training, write_training
+from kernels_hub.compiler.emitting.gradient_check import CheckedGradients, check_gradients
 from kernels_hub.compiler.emitting.prebuilding import SOURCES, Prebuilt, variant_name, write_prebuilt
 from kernels_hub.compiler.emitting.programs import Programs, compile_programs, dtype_name, examples_of
 from kernels_hub.compiler.emitting.runtime.knobs import FILE as KNOBS
@@ -56,6 +58,7 @@ class Emitted:
     """What was written, and how it compares. `files`: relative to `path`.
 
     programs: of each dtype. graph, program: of the first, after rewriting. ahead: GPU binaries. prebuilt: native ones.
+    gradients: how those compare, or why there are none.
     """
 
     path: Path
@@ -68,6 +71,7 @@ class Emitted:
     programs: tuple[Programs, ...] = ()
     ahead: tuple[Compiled, ...] = ()
     prebuilt: tuple[Prebuilt, ...] = ()
+    gradients: CheckedGradients | None = None
 
 
 def emit_layer(
@@ -82,6 +86,7 @@ def emit_layer(
     dims: Mapping[str, Any] | None = None,
     dtypes: Sequence[str] | None = None,
     triton: bool = True,
+    training: bool = True,
     aot: Sequence[str] = (),
     prebuilt: bool = False,
     name: str | None = None,
@@ -95,7 +100,9 @@ def emit_layer(
     out: a folder that is new, empty, or was emitted before. dynamic_shapes: as torch.export takes them. submodule:
     compile this layer of the module, with the arguments that it gets when the module runs. dims: sizes of an ONNX
     file's named axes. dtypes: "float32", "bfloat16" …: a program for each, chosen by the weights' dtype; by default
-    the one that the module has. triton: write Triton kernels where they take all of the graph. aot: architectures
+    the one that the module has. triton: write Triton kernels where they take all of the graph. training: where the
+    graph can be differentiated, write programs that compute gradients, too, for the inputs that require one in the
+    example (for all floats, where none does). aot: architectures
     ("sm_80", "sm_90", "sm_100", "gfx942") for which these are compiled now, without a GPU. prebuilt: ship the C++
     compiled for each instruction set level of this kind of CPU, too. name: of the kernel, by default made of
     layer_name. benchmark: time it against the original. command: how to make it again, for the card.
@@ -117,7 +124,9 @@ def emit_layer(
         )
     if aot:
         check_architectures(aot)
-    sources, original = _sources(source, args, kwargs, dynamic_shapes, submodule, dims, dtypes, layer_name)
+    sources, original, asked = _sources(
+        source, args, kwargs, dynamic_shapes, submodule, dims, dtypes, layer_name
+    )
     several = len(sources) > 1
     programs = tuple(
         compile_programs(found, layer_name, dtype, dtype if several else "", triton=triton)
@@ -127,17 +136,25 @@ def emit_layer(
         raise CompilerError(
             f"there are no Triton kernels to compile for {', '.join(aot)}: {programs[0].without_triton}"
         )
+    trained = with_training(programs, asked) if training else "it was not asked for"
+    if not isinstance(trained, str):
+        programs = trained.programs
     first = programs[0]
     assert isinstance(first.native.program, Program)
     count = len(first.native.program.steps)
     summary = f"{original}, compiled to {count} C++ kernel{'s' if count != 1 else ''}"
     card = Card(kernel, version, layer_name, summary, command)
     with _replacing(folder):
-        _write(folder, programs, card, prebuilt=prebuilt)
-        built = write_prebuilt(folder, [one.native for one in programs]) if prebuilt else ()
+        _write(folder, programs, card, prebuilt=prebuilt, has_backward=not isinstance(trained, str))
+        native = [one.native for one in programs]
+        if not isinstance(trained, str):
+            write_training(folder, trained.trainings)
+            native += [part for one in trained.trainings for part in (one.forward, one.backward)]
+        built = write_prebuilt(folder, native) if prebuilt else ()
         checked = check_emitted(
             folder, layer_name, [one.found for one in programs], built, benchmark=benchmark
         )
+        gradients = check_gradients(folder, layer_name, trained, benchmark=benchmark)
         ahead: list[Compiled] = []
         if aot:
             cases = {
@@ -149,7 +166,9 @@ def emit_layer(
             ahead = compile_ahead(folder, tuple(dict.fromkeys(aot)), cases, knobs)
             _write_knobs(folder, knobs)
         (folder / GRAPH).write_text(to_svg(first.graph), encoding="utf-8", newline="\n")
-        (folder / "README.md").write_text(write_card(card, programs, checked, ahead, built), encoding="utf-8")
+        (folder / "README.md").write_text(
+            write_card(card, programs, checked, ahead, built, gradients), encoding="utf-8"
+        )
         files = tuple(sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()))
     return Emitted(
         folder,
@@ -162,6 +181,7 @@ def emit_layer(
         programs,
         tuple(ahead),
         built,
+        gradients,
     )
 
 
@@ -201,8 +221,8 @@ def _sources(
     dims: Any,
     dtypes: Sequence[str] | None,
     name: str,
-) -> tuple[dict[str, Source], str]:
-    """The source in each dtype, and what it is in words."""
+) -> tuple[dict[str, Source], str, tuple[str, ...] | None]:
+    """The source in each dtype, what it is in words, and which of its inputs require a gradient (None: none does)."""
     if isinstance(source, tuple) and source and isinstance(source[0], nn.Module):
         source, args, kwargs = (*source, *(None, None))[:3] if args is None else (source[0], args, kwargs)
     if isinstance(source, nn.Module):
@@ -217,13 +237,14 @@ def _sources(
                 found[dtype] = from_module(layer, name)
             if submodule is not None:
                 what = f"{type(layer.module).__qualname__} ({submodule} of {type(source).__qualname__})"
-        return found, what
+        with evaluating(source):
+            return found, what, asked_inputs(given, submodule)
     if isinstance(source, (str, os.PathLike)):
         if submodule is not None:
             raise CompilerError(f"{source} is an ONNX file, which has no module {submodule!r}")
         if dtypes is not None:
             raise CompilerError(f"{source} is an ONNX file, which has dtypes of its own; leave out dtypes")
-        return {"": from_onnx(Path(source), name, dims)}, f"The ONNX file {Path(source).name}"
+        return {"": from_onnx(Path(source), name, dims)}, f"The ONNX file {Path(source).name}", None
     raise CompilerError(f"a layer is made of a module with arguments, or of an ONNX file, not of {source!r}")
 
 
@@ -238,7 +259,9 @@ def _check_out(folder: Path) -> None:
     raise CompilerError(f"{folder} holds something else than an emitted layer; give a new folder")
 
 
-def _write(folder: Path, programs: Sequence[Programs], card: Card, *, prebuilt: bool) -> None:
+def _write(
+    folder: Path, programs: Sequence[Programs], card: Card, *, prebuilt: bool, has_backward: bool
+) -> None:
     """Write everything but the card and what is compiled."""
     sources = [one.native.source for one in programs]
     source, layer = sources[0], card.layer
@@ -259,7 +282,13 @@ def _write(folder: Path, programs: Sequence[Programs], card: Card, *, prebuilt: 
         "package/__init__.py": (package.INIT_STANDALONE if standalone else package.INIT).replace(
             "{summary}", package.in_docstring(card.summary)
         ),
-        "package/layers.py": package.layers_file(layer, sources, card.summary, standalone=standalone),
+        "package/layers.py": package.layers_file(
+            layer,
+            sources,
+            card.summary,
+            standalone=standalone,
+            has_backward="LAYER.has_backward" if gpu and has_backward else str(has_backward),
+        ),
         "cpu/program.py": package.program_file("native_layer:NativeLayer", labels, standalone=standalone),
         "cpu/toolchain.py": package.toolchain_file(),
         **({"package/model.py": package.model_file(layer, source)} if standalone else {}),

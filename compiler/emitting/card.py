@@ -10,6 +10,7 @@ from kernels_hub.compiler.codegen import toolchain
 from kernels_hub.compiler.codegen.scalar import identifier
 from kernels_hub.compiler.emitting.ahead import Compiled
 from kernels_hub.compiler.emitting.check import Case, Checked, first_sizes
+from kernels_hub.compiler.emitting.gradient_check import CheckedGradients, training_section
 from kernels_hub.compiler.emitting.prebuilding import Prebuilt, variant_name
 from kernels_hub.compiler.emitting.programs import Programs
 from kernels_hub.compiler.emitting.source import Source
@@ -40,6 +41,7 @@ def write_card(
     checked: Checked,
     ahead: Sequence[Compiled],
     built: Sequence[Prebuilt],
+    gradients: CheckedGradients,
 ) -> str:
     """The text of README.md."""
     first = programs[0]
@@ -47,10 +49,11 @@ def write_card(
     sections = [
         f"# {card.name}",
         f"{card.summary}. Written by `kernels-hub compile`, release {card.version}.",
-        _usage(card.layer, gpu=first.triton is not None, standalone=source.example is None),
+        _usage(card.layer, gradients, gpu=first.triton is not None, standalone=source.example is None),
         _inputs([one.found for one in programs]),
         _correctness(checked),
         _speed(checked),
+        training_section(gradients, checked.machine),
         _graph(first),
         _prebuilt(built, checked),
         _gpu(programs, ahead),
@@ -59,7 +62,8 @@ def write_card(
     return "\n\n".join(one for one in sections if one) + "\n"
 
 
-def _usage(layer: str, *, gpu: bool, standalone: bool) -> str:
+def _usage(layer: str, gradients: CheckedGradients, *, gpu: bool, standalone: bool) -> str:
+    asked = "a gradient that is asked for, " if gradients.reason else ""
     devices = '"cpu": layer, "cuda": layer' if gpu else '"cpu": layer'
     where = " On GPUs, Triton compiles its kernels at their first use." if gpu else ""
     text = f"""## From this folder
@@ -74,7 +78,7 @@ with use_kernel_mapping({{"{layer}": {{{devices}}}}}):
 
 The C++ is compiled at its first use on a machine, in a few seconds, and kept.{where}
 The layer reads the weights of the module that it replaces, and follows when they change. Where a call is not what it
-was compiled for (another dtype or device, a shape outside of what is declared below, a gradient that is asked for, no
+was compiled for (another dtype or device, a shape outside of what is declared below, {asked}no
 compiler), the module's own forward runs, and the logger `kernels_hub` says why, once."""
     if standalone:
         text += """

@@ -24,6 +24,8 @@ from kernels_hub.compiler.autodiff import Differentiated, differentiate
 from kernels_hub.compiler.codegen.cpp import generate
 from kernels_hub.compiler.emitting.arrays import write_tensors
 from kernels_hub.compiler.emitting.package import RUNTIME
+from kernels_hub.compiler.emitting.programs import Programs
+from kernels_hub.compiler.emitting.programs import _without_folders as without_folders
 from kernels_hub.compiler.emitting.recorded import recorded
 from kernels_hub.compiler.emitting.runtime.parts import Module
 from kernels_hub.compiler.emitting.source import Example, Source, from_module
@@ -65,6 +67,34 @@ class Training:
         return f"table_gradient_{label}.py" if label else "table_gradient.py"
 
 
+@dataclass(frozen=True)
+class Trained:
+    """Programs of all dtypes, and of each those for training. `programs` depend on nothing that is only so outside
+    of training."""
+
+    programs: tuple[Programs, ...]
+    trainings: tuple[Training, ...]
+
+
+def with_training(programs: Sequence[Programs], asked: Sequence[str] | None = None) -> Trained | str:
+    """The programs with those for training; or why there are none, of all dtypes alike. asked: as below."""
+    made = []
+    for one in programs:
+        found = training_programs(one.found, one.native, asked)
+        if isinstance(found, str):
+            return found
+        made.append(found)
+    changed = tuple(
+        replace(
+            one,
+            native=replace(one.native, modules=training.modules),
+            triton=one.triton and replace(one.triton, modules=training.modules),
+        )
+        for one, training in zip(programs, made, strict=True)
+    )
+    return Trained(changed, tuple(made))
+
+
 def training_programs(found: Source, native: Parts, asked: Sequence[str] | None = None) -> Training | str:
     """The programs of a layer, or why there are none. asked: inputs that need a gradient; all floats by default."""
     if found.example is None:
@@ -99,7 +129,7 @@ def _parts(native: Parts, graph: Graph, label: str) -> Parts:
     source = replace(
         native.source, graph=graph, signature=inspect.Signature(), arguments={}, result=None, aliases={}
     )
-    return Parts(native.layer, source, scheduled, generate(scheduled), (), label)
+    return Parts(native.layer, source, scheduled, without_folders(generate(scheduled)), (), label)
 
 
 def _in_training(found: Source, layer: str) -> tuple[Module, ...] | str:

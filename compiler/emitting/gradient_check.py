@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from kernels_hub.compiler.emitting.check import (
     _timed,
     difference,
 )
-from kernels_hub.compiler.emitting.gradient import Training, in_mode
+from kernels_hub.compiler.emitting.gradient import Trained, Training, in_mode
 from kernels_hub.compiler.emitting.programs import dtype_name
 from kernels_hub.compiler.emitting.source import Example, Source
 from kernels_hub.compiler.errors import EngineError
@@ -44,13 +45,36 @@ class GradientCase:
     dtype: str = ""
 
 
-def check_gradients(
+@dataclass(frozen=True)
+class CheckedGradients:
+    """All cases, and the inputs that have gradients; or the reason why there are none, "" where there are."""
+
+    cases: tuple[GradientCase, ...]
+    asked: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def check_gradients(folder: Path, layer: str, trained: Trained | str, *, benchmark: bool) -> CheckedGradients:
+    """Load the layer as `get_local_kernel` does, and compare all gradients in training, at the sizes of its results.
+
+    Raises BuildError where the programs do not build here, EngineError where a gradient differs or the layer would not
+    run a case by its programs.
+    """
+    from kernels_hub import get_local_kernel
+
+    if isinstance(trained, str):
+        return CheckedGradients((), reason=trained)
+    kernel = get_local_kernel(folder, backend="cpu")
+    cases: list[GradientCase] = []
+    for one, training in zip(trained.programs, trained.trainings, strict=True):
+        several = len(trained.programs) > 1
+        cases += _checked(kernel, layer, one.found, training, benchmark=benchmark, several=several)
+    return CheckedGradients(tuple(cases), trained.trainings[0].asked)
+
+
+def _checked(
     kernel: Any, layer: str, source: Source, training: Training, *, benchmark: bool, several: bool
 ) -> list[GradientCase]:
-    """Compare all gradients at the sizes at which results were compared, in training.
-
-    Raises EngineError where one differs, or where the layer would not run a case by its programs.
-    """
     assert source.example is not None
     module, program = source.example.module, kernel.program.LAYER
     forward = getattr(kernel.layers, layer).forward
@@ -139,11 +163,13 @@ def _largest_error(
     return worst
 
 
-def training_section(cases: Sequence[GradientCase], reason: str, machine: str, asked: Sequence[str]) -> str:
-    """The card's words on training. reason: why there are no gradients, "" where there are."""
-    if reason:
+def training_section(checked: CheckedGradients, machine: str) -> str:
+    """The card's words on training."""
+    if checked.reason:
+        reason = checked.reason.replace("\n", " ")
         return f"## In training\n\n`has_backward` is `False`, and the module's own forward runs: {reason}."
-    inputs = ", ".join(f"`{one}`" for one in asked) or "no input"
+    cases = checked.cases
+    inputs = ", ".join(f"`{one}`" for one in checked.asked) or "no input"
     head = ["sizes", "largest error of any gradient"]
     rows = [[_label(one), f"{one.error:.1e}"] for one in cases]
     timed = [one for one in cases if one.ratio is not None]

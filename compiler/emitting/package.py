@@ -66,8 +66,10 @@ def manifest(
     return "\n".join(lines) + "\n"
 
 
-def layers_file(layer: str, sources: Sequence[Source], summary: str, *, standalone: bool) -> str:
-    """layers.py. sources: of each dtype; they differ in nothing else."""
+def layers_file(
+    layer: str, sources: Sequence[Source], summary: str, *, standalone: bool, has_backward: str = "False"
+) -> str:
+    """layers.py. sources: of each dtype; they differ in nothing else. has_backward: an expression."""
     source = sources[0]
     text = str(source.signature)[1:-1]
     star = [one.name for one in source.signature.parameters.values()]
@@ -93,7 +95,7 @@ def layers_file(layer: str, sources: Sequence[Source], summary: str, *, standalo
         f"    {_WEIGHTS_SHIPPED if standalone else _WEIGHTS_READ}",
         '    """',
         "",
-        "    has_backward: bool = False",
+        f"    has_backward: bool = {has_backward}",
         "    can_torch_compile: bool = False",
         "",
         f"    def forward(self{', ' + text if text else ''}) -> Any:",

@@ -14,6 +14,7 @@ from kernels_hub.cli.output import AsJson, print_columns, print_json
 
 if TYPE_CHECKING:
     from kernels_hub.compiler.emit import Emitted
+    from kernels_hub.compiler.emitting.gradient_check import CheckedGradients
 
 
 def compile(  # noqa: A001  (the command's name)
@@ -33,6 +34,9 @@ def compile(  # noqa: A001  (the command's name)
     name: Annotated[str | None, typer.Option(help="The kernel's name. Default: made of the layer's.")] = None,
     version: Annotated[str, typer.Option(help="The release that kernel.toml states.")] = "0.1.0",
     no_benchmark: Annotated[bool, typer.Option("--no-benchmark", help="Do not time it.")] = False,
+    no_training: Annotated[
+        bool, typer.Option("--no-training", help="No programs for gradients, even where there could be.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compile a layer for the CPU: C++ that is built where it runs.
@@ -57,7 +61,13 @@ def compile(  # noqa: A001  (the command's name)
         given["kwargs" if isinstance(args, dict) else "args"] = args
         given["dynamic_shapes"] = dynamic_shapes
     emitted = emit_layer(
-        found, layer_name=layer, out=out, benchmark=not no_benchmark, command=_command(sys.argv[1:]), **given
+        found,
+        layer_name=layer,
+        out=out,
+        benchmark=not no_benchmark,
+        training=not no_training,
+        command=_command(sys.argv[1:]),
+        **given,
     )
     if as_json:
         print_json(_document(emitted))
@@ -105,6 +115,11 @@ def _show(emitted: Emitted) -> None:
         rows.append((sizes or "fixed", *errors, "-" if one.ratio is None else f"{one.ratio:.2f}"))
     print(f"{emitted.layer_name}: {len(emitted.program.steps)} C++ kernels, on {emitted.checked.machine}")
     print_columns(rows)
+    gradients = emitted.gradients
+    if gradients is not None and gradients.cases:
+        print(f"gradients: off by {max(one.error for one in gradients.cases):.1e} at most")
+    elif gradients is not None:
+        print(f"no gradients: {gradients.reason}")
     print(f"written to {emitted.path}; next: kernels-hub build {emitted.path}")
 
 
@@ -126,5 +141,23 @@ def _document(emitted: Emitted) -> dict[str, Any]:
                 "times_faster": one.ratio,
             }
             for one in emitted.checked.cases
+        ],
+        "gradients": None if emitted.gradients is None else _gradients(emitted.gradients),
+    }
+
+
+def _gradients(checked: CheckedGradients) -> dict[str, Any]:
+    return {
+        "inputs": list(checked.asked),
+        "reason": checked.reason or None,
+        "cases": [
+            {
+                "sizes": dict(one.sizes),
+                "error": one.error,
+                "eager_ms": one.eager_ms,
+                "compiled_ms": one.compiled_ms,
+                "times_faster": one.ratio,
+            }
+            for one in checked.cases
         ],
     }

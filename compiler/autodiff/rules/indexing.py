@@ -1,4 +1,8 @@
-"""Derivatives of gathers and scatters: a gather's gradient is added where it was read, a scatter's is gathered."""
+"""Derivatives of gathers and scatters: a gather's gradient is added where it was read, a scatter's is gathered.
+
+Where one element is read along an axis (the log-probability of a target), that is a comparison of places and no scatter,
+which every engine fuses.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from kernels_hub.compiler.autodiff.rule import Derivative, Gradients, NotDiffere
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.op import Shape
+from kernels_hub.compiler.ir.proofs import proves_equal
 
 
 def scattered_along(g: Value, places: Value, axis: int, size: Dim) -> Value:
@@ -22,11 +27,28 @@ def scattered_along(g: Value, places: Value, axis: int, size: Dim) -> Value:
 
 def _gather(site: Site) -> Gradients:
     axis = site.attrs["axis"]
+    if site.operands[1].rank == 0:
+        return [
+            _where(site.gradient.unsqueeze(axis), site.operands[1].broadcast_to(site.x.shape), axis, site.x),
+            None,
+        ]
     return [scattered_along(site.gradient, site.operands[1], axis, site.x.shape[axis]), None]
 
 
+def _where(g: Value, places: Value, axis: int, x: Value) -> Value:
+    """g, of one element along an axis, at these places of x's shape; zero elsewhere."""
+    size = x.shape[axis]
+    here = x.graph.iota(size, places.dtype).broadcast(x.shape, (axis,))
+    behind = places + x.graph.size(size, places.dtype).broadcast_to(x.shape)
+    places = places.binary("lt", 0).select(behind, places)
+    return here.eq(places).select(g.broadcast_to(x.shape), zeros(x.graph, x))
+
+
 def _gather_elements(site: Site) -> Gradients:
-    axis = site.attrs["axis"]
+    (x, places), axis = site.operands, site.attrs["axis"]
+    whole = all(one == axis or proves_equal(dim, x.shape[one]) for one, dim in enumerate(places.shape))
+    if places.shape[axis] == 1 and whole:
+        return [_where(site.gradient, places.broadcast_to(x.shape), axis, x), None]
     added = site.graph.apply(
         "scatter_elements",
         zeros(site.graph, site.x),

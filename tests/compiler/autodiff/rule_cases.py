@@ -244,7 +244,7 @@ case(
 
 case("gather", lambda a, i: a.gather(i, 0).exp(), floats(4, 2), whole(2, 3, below=4))
 case("gather", lambda a, i: a.gather(i, 1).exp(), floats(2, 4, 2), whole(3, below=4) - 4, note="from the end")
-case("gather", lambda a, i: a.gather(i, 1), floats(2, 4), np.asarray(2), note="a scalar")
+case("gather", lambda a, i: a.gather(i, 1), floats(2, 4), np.asarray(-2), note="a scalar")
 case(
     "gather",
     lambda a, i: a.gather(i, 0).exp(),
@@ -260,6 +260,15 @@ case(
     floats(3, 4),
     whole(2, 3, below=3),
     note="fewer",
+)
+case(
+    "gather_elements",
+    lambda a, i: a.gather_elements(i, 1).exp(),
+    floats(3, 4),
+    np.array([[2], [-1], [0]]),
+    note="one",
+    a=("n", 4),
+    b=("n", 1),
 )
 case("gather_nd", lambda a, i: a.apply("gather_nd", a, i).exp(), floats(3, 4, 2), whole(5, 2, below=3))
 case(

@@ -35,12 +35,30 @@ def emit_case(case: Case, name: str, folder: Path) -> Emitted:
         out=folder / name,
         dynamic_shapes=case.dynamic_shapes,
         benchmark=False,
+        training=False,
     )
 
 
 @pytest.fixture(scope="session")
 def mlp(emitted_folder: Path) -> Emitted:
     return emit_case(gated_mlp(), "GatedMLP", emitted_folder)
+
+
+@pytest.fixture(scope="session")
+def mlp_dtypes(emitted_folder: Path) -> Emitted:
+    """Two programs, with native code and GPU binaries that come along."""
+    case = gated_mlp()
+    return emit_layer(
+        (case.module, case.args, case.kwargs),
+        layer_name="GatedMLP",
+        out=emitted_folder / "GatedMLPDtypes",
+        dynamic_shapes=case.dynamic_shapes,
+        dtypes=("float32", "bfloat16"),
+        aot=("sm_90", "gfx942"),
+        prebuilt=True,
+        benchmark=False,
+        training=False,
+    )
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +76,7 @@ def bert_layer(emitted_folder: Path) -> Emitted:
         dynamic_shapes={"input_ids": {0: BATCH, 1: LENGTH}},
         submodule="encoder.layer.0",
         benchmark=False,
+        training=False,
     )
 
 
@@ -71,6 +90,7 @@ def llama_layer(emitted_folder: Path) -> Emitted:
         dynamic_shapes={"input_ids": {0: BATCH, 1: LENGTH}, "use_cache": None},
         submodule="layers.0",
         benchmark=False,
+        training=False,
     )
 
 
