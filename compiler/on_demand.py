@@ -154,7 +154,9 @@ def _emit(layer: CompiledLayer, example: Example, out: Path) -> None:
         out=source,
         dynamic_shapes=example.dynamic_shapes,
         name=f"compiled-{kernel_name(layer.layer_name)}".rstrip("-"),
+        triton=False,
         benchmark=False,
+        training=False,
     )
     build_repository(source, out)
     (source / "README.md").rename(out / "README.md")
