@@ -81,13 +81,15 @@ def _attributes(module: nn.Module) -> list[tuple[str, Any]]:
         if name in _FURNITURE or name in ("forward", "_kernels_hub"):
             continue
         rows.append((name, fact(value)))
-        if (
-            hasattr(value, "__dict__")
-            and not isinstance(value, (nn.Module, torch.Tensor, type))
-            and not callable(value)
-        ):
+        if _is_plain_object(value):
             rows += [(f"{name}.{inner}", fact(one)) for inner, one in sorted(vars(value).items())]
     return rows
+
+
+def _is_plain_object(value: Any) -> bool:
+    """A config, say."""
+    named = hasattr(value, "__dict__") and not callable(value)
+    return named and not isinstance(value, (nn.Module, torch.Tensor, type))
 
 
 def _weights(module: nn.Module) -> list[Any]:

@@ -121,7 +121,7 @@ class CompileOnCall:
                 found = self._known[key] = self._made(compiler, key, module, args, kwargs)
             return found if found.forward is None else self._prepared(found, module)
         except Exception as error:  # noqa: BLE001 - any of them is a reason to keep the original
-            return self._failed(key, str(error).strip() or type(error).__name__)
+            return self._failed(key, " ".join(str(error).split()) or type(error).__name__)
 
     def _made(
         self,
