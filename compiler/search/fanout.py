@@ -25,22 +25,25 @@ from concurrent.futures import (
     Executor,
     Future,
     ProcessPoolExecutor,
+    ThreadPoolExecutor,
     wait,
 )
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from kernels_hub.compiler.engines.guard import one_line
 from kernels_hub.compiler.search.candidate import Candidate, Evaluator, Measured
 from kernels_hub.compiler.search.journal import Journal, Stage
-from kernels_hub.compiler.search.quiet import PATIENCE_S, BusyError, building, measuring, under
+from kernels_hub.compiler.search.quiet import PATIENCE_S, BusyError, Lock, building, measuring, under
+from kernels_hub.compiler.search.sending import Sender
 from kernels_hub.compiler.search.workers import WorkerLostError, Workers
 
 _LOGGER = logging.getLogger("kernels_hub")
 
 RETRIES = 2
 """Times that a candidate is tried again after its worker was lost."""
+TIMEOUT_S = 900.0
+"""Seconds that a candidate may take before its worker is ended: a compiler is given as long."""
 _TICK_S = 0.1
 
 Evaluate = Callable[[Candidate], Measured]
@@ -71,7 +74,7 @@ def fan_out(
     journal: Journal | None = None,
     stage: Stage = "built",
     retries: int = RETRIES,
-    timeout: float | None = None,
+    timeout: float | None = TIMEOUT_S,
     until: float | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[Measured]:
@@ -83,11 +86,9 @@ def fan_out(
     """
     wanted = list(candidates)
     alone = measuring if stage == "timed" else building
-    tasks = [
-        _Task((one.digest,), partial(under, alone, evaluate, one))
-        for one in {c.digest: c for c in wanted}.values()
-    ]
-    found = _Fan(executor, journal, stage, retries, timeout, until, on_progress).run(tasks)
+    tasks = [_Task((one.digest,), evaluate, one, alone) for one in {c.digest: c for c in wanted}.values()]
+    fan = _Fan(executor, journal, stage, retries, timeout, until, on_progress)
+    found = fan.run(tasks)
     return [found[one.digest] for one in wanted if one.digest in found]
 
 
@@ -98,28 +99,30 @@ def measure_together(
     *,
     journal: Journal | None = None,
     retries: int = RETRIES,
-    timeout: float | None = None,
+    timeout: float | None = TIMEOUT_S,
     on_progress: OnProgress | None = None,
 ) -> list[Measured]:
     """Time candidates in turn, in one worker, while nothing else runs on its machine; see `Evaluator.measure_many`.
 
-    All of them are measured, unless all are known: times of another day compare with none of today. Where the worker is
-    lost, they are timed one by one. timeout: seconds for each candidate. Returns as `fan_out` does.
+    The journal knows them together or not at all, since times compare only with those of the same minutes. Asked for
+    the same ones a second time, it gives what was measured the second time. Where the worker is lost, they are timed
+    one by one. timeout: seconds for each candidate. Returns as `fan_out` does.
     """
     wanted = list({one.digest: one for one in candidates}.values())
-    known = journal.known("timed") if journal is not None else {}
-    if all(one.digest in known for one in wanted):
-        tasks = [_Task((one.digest,), partial(under, measuring, evaluator, one)) for one in wanted]
-        found = _Fan(executor, journal, "timed", retries, timeout, None, on_progress).run(tasks)
-        return [found[one.digest] for one in wanted]
-    task = _Task(
-        tuple(one.digest for one in wanted),
-        partial(under, measuring, evaluator.measure_many, wanted),
-        [_Task((one.digest,), partial(under, measuring, evaluator, one)) for one in wanted],
-    )
+    digests = [one.digest for one in wanted]
+    tell = on_progress or (lambda step: step)
+    if journal is not None and (known := journal.next_together(digests)) is not None:
+        for place, one in enumerate(digests, 1):
+            tell(Progress(place, len(digests), known[one], known=True))
+        return [known[one] for one in digests]
+    apart = [_Task((one.digest,), evaluator, one, measuring) for one in wanted]
+    task = _Task(tuple(digests), evaluator.measure_many, wanted, measuring, apart)
     whole = None if timeout is None else timeout * len(wanted)
-    found = _Fan(executor, journal, "timed", retries, whole, None, on_progress, anew=True).run([task])
-    return [found[one.digest] for one in wanted if one.digest in found]
+    found = _Fan(executor, None, "timed", retries, whole, None, on_progress).run([task])
+    rows = [found[one] for one in digests if one in found]
+    if journal is not None and len(rows) == len(digests):
+        journal.add_together(rows)
+    return rows
 
 
 @dataclass
@@ -127,7 +130,9 @@ class _Task:
     """What one worker does at a time. digests: of whom it tells; apart: what to do instead of again if it is lost."""
 
     digests: tuple[str, ...]
-    call: Callable[[], Any]
+    evaluate: Callable[[Any], Any]
+    what: Any
+    lock: Lock
     apart: Sequence[_Task] = ()
     lost: int = 0
 
@@ -159,11 +164,11 @@ class _Fan:
     timeout: float | None
     until: float | None
     on_progress: OnProgress | None
-    anew: bool = False
     found: dict[str, Measured] = field(default_factory=dict)
     flights: dict[Future[Any], _Flight] = field(default_factory=dict)
     waiting: deque[_Task] = field(default_factory=deque)
     own: Workers | None = None
+    sender: Sender | None = None
 
     def run(self, tasks: Sequence[_Task]) -> dict[str, Measured]:
         self.total = sum(len(one.digests) for one in tasks)
@@ -183,6 +188,8 @@ class _Fan:
         finally:
             if self.own is not None:
                 self.own.shutdown(wait=False, cancel_futures=True)
+            if self.sender is not None:
+                self.sender.close()
         return self.found
 
     @property
@@ -203,16 +210,26 @@ class _Fan:
             if self._is_known(task):
                 continue
             try:
-                self.flights[self.crew.submit(task.call)] = _Flight(task, self.crew)
+                self.flights[self.crew.submit(*self._call(task))] = _Flight(task, self.crew)
             except BrokenExecutor as error:
                 self.waiting.appendleft(task)
                 self._replace(f"broke ({error})")
             except (pickle.PicklingError, TypeError, AttributeError) as error:
                 self._fail(task, f"it cannot be sent to a worker: {error}")
 
+    def _call(self, task: _Task) -> tuple[Any, ...]:
+        """What is submitted. Threads share the evaluator; other workers get one each, which they keep."""
+        if isinstance(self.crew, ThreadPoolExecutor):
+            return under, task.lock, task.evaluate, task.what
+        if self.sender is None:
+            self.sender = Sender(
+                local=isinstance(self.executor, (Workers, ProcessPoolExecutor, ThreadPoolExecutor))
+            )
+        return under, task.lock, self.sender.sent(task.evaluate), task.what
+
     def _is_known(self, task: _Task) -> bool:
         """Whether the journal, in which other drivers write as well, has all of it."""
-        if self.journal is None or self.anew:
+        if self.journal is None:
             return False
         known = self.journal.known(self.stage)
         if not all(one in known for one in task.digests):
@@ -251,7 +268,6 @@ class _Fan:
         reason = f"it took more than {self.timeout:g} s" if flight.overdue else str(error)
         if task.apart:
             self._say(note=f"{len(task.digests)} candidates are timed one by one: {reason}")
-            self.anew = True
             self.waiting.extendleft(reversed(task.apart))
             return
         task.lost += 1
@@ -292,9 +308,9 @@ class _Fan:
         """Go on in processes of our own."""
         if self.own is None:
             self.jobs = _jobs(self.executor)
-            note = f"the {type(self.executor).__name__} {why}: the rest runs in {self.jobs} processes of their own"
-            _LOGGER.warning("%s", note)
-            self._say(note=note)
+            self._say(
+                note=f"the {type(self.executor).__name__} {why}: the rest runs in {self.jobs} processes of their own"
+            )
             self.own = Workers(self.jobs)
 
     def _give_up(self) -> None:
@@ -314,6 +330,8 @@ class _Fan:
         self._say(one)
 
     def _say(self, latest: Measured | None = None, *, known: bool = False, note: str = "") -> None:
+        if note:
+            _LOGGER.warning("%s", note)
         if self.on_progress is not None:
             self.on_progress(Progress(len(self.found), self.total, latest, known, note))
 

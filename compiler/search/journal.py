@@ -1,9 +1,10 @@
 """What is known of candidates, kept as it comes: one file for each question, to which lines are added and nothing else.
 
 A question is all that decides the answers: graph, device, versions, seed. A line is a stage ("built", "timed") and a
-`Measured`, behind a digest of itself. Processes that write at a time wait for each other; a line that was cut short
-(the disk was full, the machine was turned off) loses itself and no other. Who reads sees what others wrote since.
-A folder that cannot be written to loses the memory and nothing else, which is told by one warning.
+`Measured`, or several that were timed together, behind a digest of itself. Processes that write at a time wait for
+each other; a line that was cut short (the disk was full, the machine was turned off) loses itself and no other. Who
+reads sees what others wrote since. A folder that cannot be written to loses the memory and nothing else, which is told
+by one warning.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -38,9 +40,14 @@ class Journal:
         self.path = home / f"{hashlib.sha256(_text(self.key).encode()).hexdigest()[:40]}.jsonl"
         self.damaged = 0
         """Lines that could not be read."""
-        self._known: dict[Stage, dict[str, Measured]] = {"built": {}, "timed": {}}
         self._offset = 0
         self._warned = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self._known: dict[Stage, dict[str, Measured]] = {"built": {}, "timed": {}}
+        self._together: dict[str, list[dict[str, Measured]]] = {}
+        self._asked: Counter[str] = Counter()
 
     @classmethod
     def of(
@@ -67,25 +74,44 @@ class Journal:
 
     def known(self, stage: Stage) -> Mapping[str, Measured]:
         """Digest of a candidate -> what became of it; what other processes wrote since is among it."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            data = b""
-        except OSError as error:
-            self._warn(f"{self.path} cannot be read ({error})")
-            data = b""
-        whole = data[: data.rfind(b"\n") + 1]  # what is behind it is being written, or was cut short
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            if line:
-                self._take(line)
+        self._read()
         return self._known[stage]
 
     def add(self, stage: Stage, one: Measured) -> None:
         """Keep it. Never raises."""
         self._known[stage][one.digest] = one
+        self._write({"stage": stage, "measured": one.to_dict()})
+
+    def next_together(self, digests: Iterable[str]) -> Mapping[str, Measured] | None:
+        """What was measured when these were timed in turn: the first time, then the second, …; None for the next."""
+        self._read()
+        key = _key(digests)
+        self._asked[key] += 1
+        rounds = self._together.get(key, [])
+        return rounds[self._asked[key] - 1] if self._asked[key] <= len(rounds) else None
+
+    def add_together(self, rows: Sequence[Measured]) -> None:
+        """Keep what was timed in turn. Never raises."""
+        if not self._write({"together": [one.to_dict() for one in rows]}):
+            self._take_together({one.digest: one for one in rows})
+
+    def _read(self) -> None:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._warn(f"{self.path} cannot be read ({error})")
+            return
+        whole = data[: data.rfind(b"\n") + 1]  # what is behind it is being written, or was cut short
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            if line:
+                self._take(line)
+
+    def _write(self, row: Mapping[str, Any]) -> bool:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a+b", buffering=0) as file, _alone(file.fileno()):
@@ -95,13 +121,15 @@ class Journal:
                     start = b"" if file.read(1) == b"\n" else b"\n"
                 else:
                     start = _line({"key": self.key})
-                _write(file.fileno(), start + _line({"stage": stage, "measured": one.to_dict()}))
+                _append(file.fileno(), start + _line(row))
         except OSError as error:
             self._warn(f"{self.path} cannot be written to ({error})")
+            return False
+        return True
 
     def begin_anew(self) -> None:
         """What was found until now counts no more; it stays in the file."""
-        self._known = {"built": {}, "timed": {}}
+        self._clear()
         with contextlib.suppress(OSError):
             self._offset = self.path.stat().st_size
 
@@ -114,9 +142,15 @@ class Journal:
             if "measured" in row:
                 one = Measured.from_dict(row["measured"])
                 self._known[row["stage"]][one.digest] = one
+            elif "together" in row:
+                rows = map(Measured.from_dict, row["together"])
+                self._take_together({one.digest: one for one in rows})
         except (ValueError, KeyError, TypeError) as error:
             self.damaged += 1
             _LOGGER.debug("%s: a line is left out: %s", self.path, error)
+
+    def _take_together(self, rows: dict[str, Measured]) -> None:
+        self._together.setdefault(_key(rows), []).append(rows)
 
     def _warn(self, what: str) -> None:
         if not self._warned:
@@ -131,7 +165,11 @@ def _gpu(device: Device) -> str:
     return torch.cuda.get_device_name(device.index) if torch.cuda.is_available() else ""
 
 
-def _write(descriptor: int, data: bytes) -> None:
+def _key(digests: Iterable[str]) -> str:
+    return ",".join(sorted(set(digests)))
+
+
+def _append(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
     os.fsync(descriptor)

@@ -26,6 +26,8 @@ from kernels_hub.compiler.errors import EngineError
 T = TypeVar("T")
 R = TypeVar("R")
 
+Lock = Callable[[], AbstractContextManager[None]]
+
 _LOGGER = logging.getLogger("kernels_hub")
 
 PATIENCE_S = 10.0
@@ -53,7 +55,7 @@ def measuring() -> Iterator[None]:
         yield
 
 
-def under(lock: Callable[[], AbstractContextManager[None]], evaluate: Callable[[T], R], what: T) -> R:
+def under(lock: Lock, evaluate: Callable[[T], R], what: T) -> R:
     """`evaluate(what)` while a lock is held: to be sent to other processes, in a partial."""
     with lock():
         return evaluate(what)

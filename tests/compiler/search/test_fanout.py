@@ -23,7 +23,7 @@ from kernels_hub.compiler.search.fanout import Progress, fan_out, measure_togeth
 from kernels_hub.compiler.search.journal import Journal
 from kernels_hub.compiler.search.quiet import BusyError, building, measuring
 from kernels_hub.compiler.search.workers import WorkerLostError, Workers
-from tests.compiler.search.fake_evaluator import Fake, candidate
+from tests.compiler.search.fake_evaluator import Fake, Heavy, candidate
 
 ROOT = Path(__file__).parents[3]
 
@@ -182,6 +182,18 @@ def test_what_cannot_be_sent(workers: Workers, fake: Fake):
     assert found.status == "failed" and "told of other candidates" in found.reason
 
 
+def test_workers_keep_the_evaluator(tmp_path: Path):
+    """Its weights travel once; what it worked out is there for building and for timing."""
+    heavy = Heavy("x" * (2 << 20), str(tmp_path))
+    with Workers(1) as workers:
+        candidates = [candidate("a"), candidate("b")]
+        fan_out(candidates, partial(heavy, build_only=True), workers)
+        measure_together(candidates, heavy, workers)
+    assert (tmp_path / "loaded").read_text() == "x\n"
+    assert (tmp_path / "worked").read_text() == "once\n"
+    assert [one.name for one in tmp_path.iterdir() if "sent" in one.name] == []
+
+
 def test_nothing_begins_after_the_deadline(fake: Fake):
     with ThreadPoolExecutor(1) as executor:
         assert fan_out([candidate("x")], fake, executor, until=time.monotonic()) == []
@@ -198,11 +210,17 @@ def test_times_are_taken_together(fake: Fake, journal: Journal, workers: Workers
     found = measure_together(candidates, fake, workers, journal=journal)
     assert [one.seconds for one in found] == [0.002, 0.001]
     assert [fake.calls(one) for one in candidates] == [["build", "together"]] * 2
-    assert measure_together(candidates, fake, workers, journal=journal) == found
-    assert [fake.calls(one) for one in candidates] == [["build", "together"]] * 2
+    # The next driver gets what this one measured: the first time, and the second.
+    measure_together(candidates, fake, workers, journal=journal)
+    calls = [["build", "together", "together"]] * 2
+    assert [fake.calls(one) for one in candidates] == calls
+    after = Journal({"graph": "g"}, journal.path.parent)
+    for _ in range(2):
+        assert measure_together(reversed(candidates), fake, workers, journal=after) == found[::-1]
+    assert [fake.calls(one) for one in candidates] == calls
     # One more: all again, since times compare only with those of the same minutes.
-    measure_together([*candidates, candidate("c")], fake, workers, journal=journal)
-    assert fake.calls(candidates[0]) == ["build", "together", "together"]
+    measure_together([*candidates, candidate("c")], fake, workers, journal=after)
+    assert fake.calls(candidates[0]) == ["build", *["together"] * 3]
 
 
 def test_one_that_dies_in_company_is_found(fake: Fake, journal: Journal, workers: Workers):
