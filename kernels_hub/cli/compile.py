@@ -14,6 +14,7 @@ from kernels_hub.cli.output import AsJson, print_columns, print_json
 
 if TYPE_CHECKING:
     from kernels_hub.compiler.emit import Emitted
+    from kernels_hub.compiler.emitting.ahead import Compiled
     from kernels_hub.compiler.emitting.gradient_check import CheckedGradients
 
 
@@ -33,20 +34,39 @@ def compile(  # noqa: A001  (the command's name)
     dim: Dims = None,
     name: Annotated[str | None, typer.Option(help="The kernel's name. Default: made of the layer's.")] = None,
     version: Annotated[str, typer.Option(help="The release that kernel.toml states.")] = "0.1.0",
+    dtypes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES", help="float32,bfloat16 …: a program for each. Default: the module's own."
+        ),
+    ] = None,
+    aot: Annotated[
+        str | None,
+        typer.Option(metavar="ARCHS", help="sm_80,sm_90,sm_100,gfx942: GPU binaries that come along."),
+    ] = None,
+    prebuilt: Annotated[
+        bool, typer.Option("--prebuilt", help="Ship the C++ compiled for this kind of CPU, too.")
+    ] = False,
+    no_triton: Annotated[bool, typer.Option("--no-triton", help="Write no GPU kernels.")] = False,
     no_benchmark: Annotated[bool, typer.Option("--no-benchmark", help="Do not time it.")] = False,
     no_training: Annotated[
         bool, typer.Option("--no-training", help="No programs for gradients, even where there could be.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compile a layer for the CPU: C++ that is built where it runs.
+    """Compile a layer: C++ for the CPU, Triton for GPUs, which are built where they run, or come along.
 
-    Writes kernel.toml, the Python package, the generated C++ and a card. The result is compared with the module and
-    with the oracle before the command ends. Go on with kernels-hub build and kernels-hub publish.
+    Writes kernel.toml, the Python package, the generated programs and a card. The result is compared with the module
+    and with the oracle before the command ends. Go on with kernels-hub build and kernels-hub publish.
     """
     from kernels_hub.compiler.emit import emit_layer
 
-    given: dict[str, Any] = {"submodule": submodule, "name": name, "version": version}
+    given: dict[str, Any] = {
+        "submodule": submodule,
+        "name": name,
+        "version": version,
+        "dtypes": _names(dtypes),
+    }
     found: Any
     if source.endswith(".onnx") or Path(source).is_file():
         if not Path(source).is_file():
@@ -66,6 +86,9 @@ def compile(  # noqa: A001  (the command's name)
         out=out,
         benchmark=not no_benchmark,
         training=not no_training,
+        triton=not no_triton,
+        aot=_names(aot) or (),
+        prebuilt=prebuilt,
         command=_command(sys.argv[1:]),
         **given,
     )
@@ -103,6 +126,11 @@ def _from_factory(text: str) -> tuple[Any, Any, Any]:
     return module, args, shapes
 
 
+def _names(text: str | None) -> tuple[str, ...] | None:
+    """ "sm_90, gfx942" -> ("sm_90", "gfx942")."""
+    return None if text is None else tuple(one.strip() for one in text.split(",") if one.strip())
+
+
 def _command(arguments: list[str]) -> str:
     return shlex.join(["kernels-hub", *arguments])
 
@@ -110,17 +138,34 @@ def _command(arguments: list[str]) -> str:
 def _show(emitted: Emitted) -> None:
     rows: list[tuple[str, ...]] = [("SIZES", "ERROR", "OF THE ORACLE", "TIMES FASTER")]
     for one in emitted.checked.cases:
-        sizes = ", ".join(f"{name} = {size}" for name, size in one.sizes.items())
+        sizes = ", ".join(
+            [*([one.dtype] if one.dtype else []), *(f"{name} = {size}" for name, size in one.sizes.items())]
+        )
         errors = ["-" if error is None else f"{error:.1e}" for error in (one.original, one.oracle)]
         rows.append((sizes or "fixed", *errors, "-" if one.ratio is None else f"{one.ratio:.2f}"))
     print(f"{emitted.layer_name}: {len(emitted.program.steps)} C++ kernels, on {emitted.checked.machine}")
     print_columns(rows)
+    print(_on_gpus(emitted))
+    if emitted.prebuilt:
+        print(f"native code for {', '.join(dict.fromkeys(one.isa for one in emitted.prebuilt))}")
     gradients = emitted.gradients
     if gradients is not None and gradients.cases:
         print(f"gradients: off by {max(one.error for one in gradients.cases):.1e} at most")
     elif gradients is not None:
         print(f"no gradients: {gradients.reason}")
     print(f"written to {emitted.path}; next: kernels-hub build {emitted.path}")
+
+
+def _on_gpus(emitted: Emitted) -> str:
+    lacking = dict.fromkeys(one.without_triton for one in emitted.programs if one.triton is None)
+    if lacking:
+        return f"no GPU kernels: {'; '.join(lacking)}"
+    if not emitted.ahead:
+        return "GPU kernels: Triton, compiled where they run"
+    binaries = [one for one in emitted.ahead if one.binary is not None]
+    archs = ", ".join(dict.fromkeys(one.arch for one in emitted.ahead))
+    left = len(emitted.ahead) - len(binaries)
+    return f"GPU kernels: {len(binaries)} binaries for {archs}" + (f", {left} left to Triton" if left else "")
 
 
 def _document(emitted: Emitted) -> dict[str, Any]:
@@ -131,9 +176,15 @@ def _document(emitted: Emitted) -> dict[str, Any]:
         "kernels": list(emitted.program.steps),
         "files": list(emitted.files),
         "machine": emitted.checked.machine,
+        "without_gpu": list(
+            dict.fromkeys(one.without_triton for one in emitted.programs if one.triton is None)
+        ),
+        "prebuilt": [{"file": one.file, "isa": one.isa, "bytes": one.nbytes} for one in emitted.prebuilt],
+        "ahead": [_ahead(one) for one in emitted.ahead],
         "cases": [
             {
                 "sizes": dict(one.sizes),
+                "dtype": one.dtype or None,
                 "error": one.original,
                 "oracle_error": one.oracle,
                 "eager_ms": one.eager_ms,
@@ -143,6 +194,20 @@ def _document(emitted: Emitted) -> dict[str, Any]:
             for one in emitted.checked.cases
         ],
         "gradients": None if emitted.gradients is None else _gradients(emitted.gradients),
+    }
+
+
+def _ahead(one: Compiled) -> dict[str, Any]:
+    return {
+        "program": one.program,
+        "arch": one.arch,
+        "kernel": one.kernel,
+        "constants": dict(one.constants),
+        "registers": one.resources.registers,
+        "spills": one.resources.spills,
+        "shared": one.resources.shared,
+        "bytes": one.nbytes,
+        "left_out": one.reason or None,
     }
 
 

@@ -37,6 +37,8 @@ _RUNTIME_LIMITS = {
 _MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
 _SUFFIXES = (".so", ".dylib", ".dll", ".pyd")
 _MAGIC = (b"\x7fELF", b"MZ", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
+_GPU_MACHINES = {190, 224}
+"""EM_CUDA and EM_AMDGPU: a cubin, an hsaco."""
 _VERSION = re.compile(r"([A-Z]+)_(\d+(?:\.\d+)*)")
 _TORCH_CXX = re.compile(r"_Z\w*?N?K?(?:2at|3c10|5torch)\d")
 _SHOWN = 3
@@ -73,12 +75,13 @@ class SharedObject:
 
 
 def is_native(inside: str, path: Path) -> bool:
-    """Whether a file is compiled code, by its name or its first bytes."""
+    """Whether a file is compiled code for a CPU, by its name or its first bytes; GPU binaries need no system."""
     name = inside.rpartition("/")[2]
     if name.endswith(_SUFFIXES) or ".so." in name:
         return True
     with path.open("rb") as file:
-        return file.read(4).startswith(_MAGIC[0])
+        head = file.read(20)
+    return head.startswith(_MAGIC[0]) and int.from_bytes(head[18:20], "little") not in _GPU_MACHINES
 
 
 def read_shared_object(path: Path) -> SharedObject | None:
