@@ -1,4 +1,4 @@
-"""Attention of float32 on the runtime's online softmax; the statements of its scores are the mask function.
+"""Attention on the runtime's online softmax; the statements of its scores are the mask function.
 
 Where the rest of the nest is no plain store, the result goes to memory of the call, and a nest of its own reads it.
 """

@@ -1,4 +1,4 @@
-"""Convolutions of float32 on the runtime's implicit product, the rest of the nest as their epilogue."""
+"""Convolutions on the runtime's implicit product, the rest of the nest as their epilogue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernels_hub.compiler.schedule.kernel import Convolution, Load, Nest
 def print_convolution(
     name: str, nest: Nest, lines: Lines, names: Names, packed: PackedOperands, *, round_ops: bool
 ) -> Parameters:
-    """Write the function of a nest whose root is a float32 convolution over one to three dims."""
+    """Write the function of a nest whose root is a convolution of floats over one to three dims."""
     root = nest.root
     assert isinstance(root, Convolution)
     scalars = Cpp(Ranges(nest.outer))

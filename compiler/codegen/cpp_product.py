@@ -1,4 +1,4 @@
-"""Matrix products of float32 on the runtime's microkernels, the rest of the nest as their epilogue.
+"""Matrix products on the runtime's microkernels, the rest of the nest as their epilogue.
 
 1. The second operand is the same for all the batch, and the rows of the first run on through it (a linear layer of any
    rank): one product of batch * m rows.
@@ -26,7 +26,7 @@ _PIECE = "int64_t j, int64_t count, const float* acc) {"
 def print_product(
     name: str, nest: Nest, lines: Lines, names: Names, packed: PackedOperands, *, round_ops: bool
 ) -> Parameters:
-    """Write the function of a nest whose root is a float32 product."""
+    """Write the function of a nest whose root is a product of floats."""
     root = nest.root
     assert isinstance(root, Product)
     *batch, m, n = nest.outer

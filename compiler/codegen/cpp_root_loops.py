@@ -1,6 +1,6 @@
 """Products and convolutions as reductions: the sum over the channels (and the window) becomes inner loops.
 
-For what the runtime has no kernel for: other dtypes than float32.
+For what the runtime has no kernel for: float64, integers, and narrow floats that are rounded after every op.
 """
 
 from __future__ import annotations

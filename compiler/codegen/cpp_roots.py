@@ -12,6 +12,7 @@ from kernels_hub.compiler.codegen.cpp_root_loops import as_loops
 from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
 from kernels_hub.compiler.ir.types import FLOAT32
 from kernels_hub.compiler.schedule.kernel import Attention, Convolution, Nest, Product
+from kernels_hub.compiler.schedule.scores import ROOT_DTYPES
 
 
 def print_root(
@@ -22,12 +23,19 @@ def print_root(
     assert root is not None
     if isinstance(root, Attention):
         return print_attention(name, nest, lines, names, round_ops=round_ops)
-    float32 = root.dtype is FLOAT32 and all(view.buffer.dtype is FLOAT32 for view in root.views)
-    if not float32 or nest.inner or is_empty(nest.outer):
+    if not _is_known(root, round_ops=round_ops) or nest.inner or is_empty(nest.outer):
         return print_nest(name, as_loops(nest), lines, names, round_ops=round_ops)
     if isinstance(root, Product):
         return print_product(name, nest, lines, names, packed, round_ops=round_ops)
     return print_convolution(name, nest, lines, names, packed, round_ops=round_ops)
+
+
+def _is_known(root: Product | Convolution, *, round_ops: bool) -> bool:
+    """Whether the runtime has a kernel: it takes narrow floats, and sums in float32 what is rounded at the end."""
+    first = root.views[0].buffer.dtype
+    if first not in ROOT_DTYPES or any(view.buffer.dtype is not first for view in root.views):
+        return False
+    return root.dtype is FLOAT32 or (root.dtype is first and not round_ops)
 
 
 def runtime_of(nest: Nest) -> str | None:

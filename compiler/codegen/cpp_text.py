@@ -185,20 +185,12 @@ class Body:
         if isinstance(one, Constant):
             return
         if isinstance(one, Store):
-            self.lines.add(f"{self.names.buffers[one.buffer]}[{self.index(one.place)}] = {self.stored(one)};")
+            self.lines.add(f"{self.names.buffers[one.buffer]}[{self.index(one.place)}] = {self.use(one.arg)};")
             return
         origin = one.origin if isinstance(one, Compute) and one.origin != self._origin else ""
         if isinstance(one, Compute):
             self._origin = one.origin
         self.lines.add(f"const {value_type(one.dtype)} {one.name} = {self.value(one)};", origin)
-
-    def stored(self, one: Store) -> str:
-        """The value of a store as the buffer's element."""
-        text = self.use(one.arg)
-        dtype = one.buffer.dtype
-        if dtype.compute is dtype:
-            return text
-        return f"{storage_type(dtype)}({text})"
 
     def value(self, one: Statement) -> str:
         """The expression of a statement that is neither Reduce nor Store."""

@@ -17,7 +17,7 @@ from kernels_hub.compiler.schedule.views import loops_of, walk
 _BESIDE = {types.BOOL, types.INT32, types.INT64}
 """Dtypes that scores may go through beside those of roots."""
 
-ROOT_DTYPES: frozenset[DType] = frozenset({types.FLOAT32})
+ROOT_DTYPES: frozenset[DType] = frozenset({types.FLOAT32, types.FLOAT16, types.BFLOAT16})
 """Dtypes of the operands that roots take, where nothing else is said; float32 is among them always."""
 
 

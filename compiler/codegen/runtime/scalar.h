@@ -39,7 +39,7 @@ KH_INLINE int64_t bounded(int64_t index, int64_t extent, int code, int& failure)
 // To a narrower float and back.
 template <class Narrow, class T>
 KH_INLINE float rounded(T value) {
-  return static_cast<float>(Narrow(static_cast<float>(value)));
+  return Narrow::wide(Narrow::of(static_cast<float>(value)));
 }
 
 // A float as an integer: towards zero, then wrapped around; 0 of NaN and infinities.

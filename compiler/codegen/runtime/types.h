@@ -19,12 +19,20 @@ struct [[gnu::visibility("default")]] bf16 {
   uint16_t bits;
 
   bf16() = default;
-  KH_INLINE explicit bf16(float value) {
-    const uint32_t from = std::bit_cast<uint32_t>(value);
-    const uint32_t rounded = (from + 0x7fffu + ((from >> 16) & 1u)) >> 16;
-    bits = static_cast<uint16_t>(value == value ? rounded : (from >> 16) | 0x40u);
+  KH_INLINE explicit bf16(float value) : bits(of(value)) {}
+  // Without a bf16 in between, which GCC does not vectorise.
+  KH_INLINE bf16& operator=(float value) {
+    bits = of(value);
+    return *this;
   }
-  KH_INLINE operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+  KH_INLINE operator float() const { return wide(bits); }
+
+  KH_INLINE static uint16_t of(float value) {
+    const uint32_t from = std::bit_cast<uint32_t>(value);
+    const uint32_t rounded = from + 0x7fffu + ((from >> 16) & 1u), quiet = from | 0x400000u;
+    return static_cast<uint16_t>((value == value ? rounded : quiet) >> 16);
+  }
+  KH_INLINE static float wide(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 };
 
 // IEEE 754 binary16: 5 bits of exponent, 10 of fraction.
@@ -32,16 +40,23 @@ struct [[gnu::visibility("default")]] f16 {
   uint16_t bits;
 
   f16() = default;
-  KH_INLINE explicit f16(float value) {
+  KH_INLINE explicit f16(float value) : bits(of(value)) {}
+  KH_INLINE f16& operator=(float value) {
+    bits = of(value);
+    return *this;
+  }
+  KH_INLINE operator float() const { return wide(bits); }
+
+  KH_INLINE static uint16_t of(float value) {
     const uint32_t from = std::bit_cast<uint32_t>(value), sign = from & 0x80000000u, size = from ^ sign;
     const uint32_t normal = (size - (112u << 23) + 0xfffu + ((size >> 13) & 1u)) >> 13;
     // Adding 1/2 leaves the ten bits of a subnormal, rounded, in the lowest places.
     const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(size) + 0.5f) - 0x3f000000u;
     const uint32_t huge = size > 0x7f800000u ? 0x7e00u | ((size >> 13) & 0x1ffu) : 0x7c00u;
     const uint32_t result = size >= 0x477ff000u ? huge : size < 0x38800000u ? subnormal : normal;
-    bits = static_cast<uint16_t>(result | (sign >> 16));
+    return static_cast<uint16_t>(result | (sign >> 16));
   }
-  KH_INLINE operator float() const {
+  KH_INLINE static float wide(uint16_t bits) {
     const uint32_t sign = (bits & 0x8000u) << 16, size = bits & 0x7fffu;
     const uint32_t finite = std::bit_cast<uint32_t>(std::bit_cast<float>(size << 13) * 0x1p112f);
     return std::bit_cast<float>(sign | (size >= 0x7c00u ? (size << 13) | 0x7f800000u : finite));
