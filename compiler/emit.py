@@ -47,6 +47,8 @@ from kernels_hub.compiler.emitting.source import (
 )
 from kernels_hub.compiler.emitting.table import Parts, write_table
 from kernels_hub.compiler.emitting.triton_program import knob_table, library_files
+from kernels_hub.compiler.emitting.tuned import FILE as TUNED
+from kernels_hub.compiler.emitting.tuned import Tuned, with_tuned, write_tuned
 from kernels_hub.compiler.errors import BuildError, CompilerError
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.view import to_svg
@@ -89,6 +91,7 @@ def emit_layer(
     training: bool = True,
     aot: Sequence[str] = (),
     prebuilt: bool = False,
+    tuned: Sequence[Tuned] = (),
     name: str | None = None,
     version: str = "0.1.0",
     benchmark: bool = True,
@@ -104,8 +107,9 @@ def emit_layer(
     graph can be differentiated, write programs that compute gradients, too, for the inputs that require one in the
     example (for all floats, where none does). aot: architectures
     ("sm_80", "sm_90", "sm_100", "gfx942") for which these are compiled now, without a GPU. prebuilt: ship the C++
-    compiled for each instruction set level of this kind of CPU, too. name: of the kernel, by default made of
-    layer_name. benchmark: time it against the original. command: how to make it again, for the card.
+    compiled for each instruction set level of this kind of CPU, too. tuned: what a search found, to be made instead of
+    the usual (`emitting.tuned`). name: of the kernel, by default made of layer_name. benchmark: time it against the
+    original. command: how to make it again, for the card.
 
     Every case of the card's table is checked against the module and the oracle before this returns. Raises
     ImportFailure for what cannot be imported and EngineError for ops that no kernel computes, each with all of
@@ -129,7 +133,7 @@ def emit_layer(
     )
     several = len(sources) > 1
     programs = tuple(
-        compile_programs(found, layer_name, dtype, dtype if several else "", triton=triton)
+        compile_programs(found, layer_name, dtype, dtype if several else "", triton=triton, tuned=tuned)
         for dtype, found in sources.items()
     )
     if aot and not any(one.triton for one in programs):
@@ -143,9 +147,10 @@ def emit_layer(
     assert isinstance(first.native.program, Program)
     count = len(first.native.program.steps)
     summary = f"{original}, compiled to {count} C++ kernel{'s' if count != 1 else ''}"
-    card = Card(kernel, version, layer_name, summary, command)
+    card = Card(kernel, version, layer_name, summary, command, tuple(tuned))
+    knobs = with_tuned(knob_table(), tuned)
     with _replacing(folder):
-        _write(folder, programs, card, prebuilt=prebuilt, has_backward=not isinstance(trained, str))
+        _write(folder, programs, card, knobs, prebuilt=prebuilt, has_backward=not isinstance(trained, str))
         native = [one.native for one in programs]
         if not isinstance(trained, str):
             write_training(folder, trained.trainings)
@@ -162,7 +167,6 @@ def emit_layer(
                 for one in programs
                 if one.triton is not None
             }
-            knobs = knob_table()
             ahead = compile_ahead(folder, tuple(dict.fromkeys(aot)), cases, knobs)
             _write_knobs(folder, knobs)
         (folder / GRAPH).write_text(to_svg(first.graph), encoding="utf-8", newline="\n")
@@ -208,7 +212,7 @@ def _replacing(folder: Path) -> Iterator[None]:
             raise
 
 
-_OWNED = ("package", "call", "cpu", "triton", SOURCES, "kernel.toml", "README.md", GRAPH, "build")
+_OWNED = ("package", "call", "cpu", "triton", SOURCES, "kernel.toml", "README.md", GRAPH, TUNED, "build")
 """What is written into a repository, and what was built of it, which clients would take for the new one."""
 
 
@@ -260,7 +264,13 @@ def _check_out(folder: Path) -> None:
 
 
 def _write(
-    folder: Path, programs: Sequence[Programs], card: Card, *, prebuilt: bool, has_backward: bool
+    folder: Path,
+    programs: Sequence[Programs],
+    card: Card,
+    knobs: Mapping[str, Any],
+    *,
+    prebuilt: bool,
+    has_backward: bool,
 ) -> None:
     """Write everything but the card and what is compiled."""
     sources = [one.native.source for one in programs]
@@ -316,7 +326,8 @@ def _write(
         path = folder / inside
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", newline="\n")
-    _write_knobs(folder, knob_table())
+    _write_knobs(folder, knobs)
+    write_tuned(folder, card.tuned)
     for where, parts in [("cpu", one.native) for one in programs] + [("triton", one) for one in gpu]:
         if constants := parts.constants():
             path = folder / where / parts.file("constants.safetensors")

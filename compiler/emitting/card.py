@@ -14,6 +14,7 @@ from kernels_hub.compiler.emitting.gradient_check import CheckedGradients, train
 from kernels_hub.compiler.emitting.prebuilding import Prebuilt, variant_name
 from kernels_hub.compiler.emitting.programs import Programs
 from kernels_hub.compiler.emitting.source import Source
+from kernels_hub.compiler.emitting.tuned import Tuned
 from kernels_hub.compiler.ir.op import show
 from kernels_hub.compiler.ir.printer import print_graph
 from kernels_hub.compiler.schedule.cost import kernel_cost
@@ -33,6 +34,7 @@ class Card:
     layer: str
     summary: str
     command: str | None
+    tuned: tuple[Tuned, ...] = ()
 
 
 def write_card(
@@ -55,11 +57,30 @@ def write_card(
         _speed(checked),
         training_section(gradients, checked.machine),
         _graph(first),
+        _tuned(card.tuned),
         _prebuilt(built, checked),
         _gpu(programs, ahead),
         _again(card.command, checked),
     ]
     return "\n\n".join(one for one in sections if one) + "\n"
+
+
+def _tuned(tuned: Sequence[Tuned]) -> str:
+    rows = [
+        (
+            f"`{one.arch}`",
+            one.dtype or "-",
+            ", ".join(f"{name} = {size}" for name, size in one.sizes.items()) or "fixed",
+            f"{one.times_faster:.2f}",
+            one.origin,
+            one.machine,
+        )
+        for one in tuned
+    ]
+    if not rows:
+        return ""
+    head = ("architecture", "dtype", "sizes", "times faster than the usual", "found as", "on")
+    return "## Tuned\n\nBy `kernels-hub tune`; what it found is in `tuned.json`.\n\n" + _table(head, rows)
 
 
 def _usage(layer: str, gradients: CheckedGradients, *, gpu: bool, standalone: bool) -> str:

@@ -21,10 +21,12 @@ from kernels_hub.compiler.emitting.runtime.parts import Module
 from kernels_hub.compiler.emitting.source import Example, Source, evaluating
 from kernels_hub.compiler.emitting.table import Parts
 from kernels_hub.compiler.emitting.triton_program import triton_program, triton_schedule
+from kernels_hub.compiler.emitting.tuned import Tuned, chosen
 from kernels_hub.compiler.errors import CompilerError, EngineError
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.rewrite.fold import FoldParameters
 from kernels_hub.compiler.rewrite.pipeline import PIPELINE, rewrite
+from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.schedule import schedule
 from kernels_hub.compiler.schedule.units import refused
 
@@ -47,25 +49,31 @@ class Programs:
         return self.native.source.graph
 
 
-def compile_programs(found: Source, layer: str, dtype: str, label: str, *, triton: bool) -> Programs:
+def compile_programs(
+    found: Source, layer: str, dtype: str, label: str, *, triton: bool, tuned: Sequence[Tuned] = ()
+) -> Programs:
     """Rewrite, schedule, generate. Raises EngineError with all values that no C++ kernel computes."""
-    graph = rewrite(found.graph, tuple(one for one in PIPELINE if not isinstance(one, FoldParameters))).graph
+    usual = rewrite(found.graph, tuple(one for one in PIPELINE if not isinstance(one, FoldParameters))).graph
+    for_cpu, for_gpu = (chosen(tuned, dtype, gpu=gpu) for gpu in (False, True))
+    graph = for_cpu.graph_for(usual) if for_cpu is not None else usual
     _check_ops(graph)
     lowered = replace(found, graph=graph)
     modules: tuple[Module, ...] = ()
     if found.example is not None:
         with evaluating(found.example.module):
             modules = recorded(found.example)
-    scheduled = schedule(graph)
+    scheduled = schedule(graph, choices=Choices.of(for_cpu.choices if for_cpu is not None else {}))
     native = Parts(layer, lowered, scheduled, _without_folders(generate(scheduled)), modules, label)
     if not triton:
         return Programs(dtype, found, native, None, "it was not asked for")
-    launched = triton_schedule(graph)
+    for_triton = for_gpu.graph_for(usual) if for_gpu is not None else usual
+    launched = triton_schedule(for_triton)
     if isinstance(launched, str):
         return Programs(dtype, found, native, None, launched)
     try:
         program = _without_folders(triton_program(launched))
-        return Programs(dtype, found, native, replace(native, schedule=launched, program=program))
+        parts = replace(native, source=replace(found, graph=for_triton), schedule=launched, program=program)
+        return Programs(dtype, found, native, parts)
     except CompilerError as error:
         return Programs(dtype, found, native, None, str(error))
 
