@@ -3,10 +3,12 @@
     int kh_run(void* const* buffers, const int64_t* sizes)                  all kernels of a call, in order
     int kh_prepare(void* const* buffers, const int64_t* sizes)              what runs once, on weights and constants
     int64_t kh_packed_bytes(int64_t which)                                  how long a packed operand is
+    int kh_pack(int64_t which, void* const* buffers, const int64_t* sizes)  pack one operand, where prepare did not
     int kh_step(int64_t step, void* const* buffers, const int64_t* sizes)   one kernel of a call, to time it
 
 `buffers` are the pointers of `Program.buffers`, then of `Program.packed`, in that order; `sizes` are the symbols of
-`Program.sizes`. The result is 0, or the number of a message in `Program.messages` (1 is the first).
+`Program.sizes`. Operands whose address is null when kh_prepare is called are left to kh_pack. The result is 0, or the
+number of a message in `Program.messages` (1 is the first).
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ from kernels_hub.compiler.schedule.kernel import Buffer, Kernel, Schedule
 
 @dataclass(frozen=True)
 class Program:
-    """A translation unit and what its functions are called with; `runtime`: source files that go with it."""
+    """A translation unit and what its functions are called with.
+
+    reads: buffers that a call reads as they are, not packed. runtime: source files that go with it.
+    """
 
     source: str
     buffers: tuple[Buffer, ...]
@@ -35,6 +40,7 @@ class Program:
     sizes: tuple[str, ...]
     messages: tuple[str, ...]
     steps: tuple[str, ...]
+    reads: frozenset[Buffer]
     runtime: tuple[str, ...]
 
 
@@ -105,6 +111,7 @@ class _Unit:
             sizes,
             tuple(self.names.messages),
             tuple(one.name for one in self.schedule.kernels),
+            frozenset(buffer for call in called for buffer in call.parameters.reads),
             runtime,
         )
 
@@ -164,11 +171,16 @@ class _Unit:
         sizes: tuple[str, ...],
     ) -> None:
         order = {one: place for place, one in enumerate(self.schedule.buffers)}
+        self._pack(lines, order, sizes)
         with lines.block('extern "C" int kh_prepare(void* const* buffers, const int64_t* sizes)'):
-            self._arguments(lines, prepared, order, sizes, [one.source for one in self.packed])
+            self._arguments(lines, prepared, order, sizes)
             for call in prepared:
                 lines.add(call.text(self.names), call.origin)
-            self._pack(lines)
+            if count := len(tuple(self.packed)):
+                with lines.block(f"for (int64_t which = 0; which < {count}; ++which)"):
+                    lines.add(
+                        f"if (buffers[{len(order)} + which] != nullptr) kh_pack(which, buffers, sizes);"
+                    )
             lines.add("return failure;")
         lines.add()
         with lines.block('extern "C" int64_t kh_packed_bytes(int64_t which)'):
@@ -190,13 +202,19 @@ class _Unit:
                     lines.add(f"case {place}: {call.text(self.names)} break;")
             lines.add("return failure;")
 
-    def _pack(self, lines: Lines) -> None:
-        """Pack the operands that products want packed."""
-        first = len(self.schedule.buffers)
-        for place, one in enumerate(self.packed):
-            with lines.block(""):
-                lines.add(f"float* const {one.name} = static_cast<float*>(buffers[{first + place}]);")
-                lines.add(one.fill.replace("$to", one.name))
+    def _pack(self, lines: Lines, order: dict[Buffer, int], sizes: tuple[str, ...]) -> None:
+        """The function that packs an operand."""
+        with lines.block('extern "C" int kh_pack(int64_t which, void* const* buffers, const int64_t* sizes)'):
+            self._arguments(lines, (), order, sizes, [one.source for one in self.packed])
+            if tuple(self.packed):
+                lines.add(f"float* const packed = static_cast<float*>(buffers[{len(order)} + which]);")
+                with lines.block("switch (which)"):
+                    for place, one in enumerate(self.packed):
+                        with lines.block(f"case {place}:"):
+                            lines.add(one.fill.replace("$to", "packed"))
+                            lines.add("break;")
+            lines.add("return failure;")
+        lines.add()
 
     def _arguments(
         self,

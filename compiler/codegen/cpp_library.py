@@ -40,7 +40,9 @@ class Library:
         for name in ("kh_prepare", "kh_run"):
             function = getattr(loaded, name)
             function.argtypes, function.restype = (_POINTERS, _SIZES), ctypes.c_int
-        loaded.kh_step.argtypes, loaded.kh_step.restype = (ctypes.c_int64, _POINTERS, _SIZES), ctypes.c_int
+        for name in ("kh_step", "kh_pack"):
+            function = getattr(loaded, name)
+            function.argtypes, function.restype = (ctypes.c_int64, _POINTERS, _SIZES), ctypes.c_int
         loaded.kh_packed_bytes.argtypes, loaded.kh_packed_bytes.restype = (ctypes.c_int64,), ctypes.c_int64
         return cls(path, messages, loaded)
 
@@ -49,8 +51,12 @@ class Library:
         return tuple(self._loaded.kh_packed_bytes(place) for place in range(len(program.packed)))
 
     def prepare(self, buffers: Sequence[int], sizes: Sequence[int] = ()) -> None:
-        """Fill the buffers that are PREPARED, and the packed ones: once."""
+        """Fill the buffers that are PREPARED, and the packed ones that have an address: once."""
         self._check(self._loaded.kh_prepare(pointers(buffers), numbers(sizes)))
+
+    def pack(self, which: int, buffers: Sequence[int], sizes: Sequence[int] = ()) -> None:
+        """Fill one of `program.packed`, of its source alone."""
+        self._check(self._loaded.kh_pack(which, pointers(buffers), numbers(sizes)))
 
     def run(self, buffers: Sequence[int], sizes: Sequence[int]) -> None:
         """All kernels of a call. Raises EvaluateError with the message of a bound that data broke."""

@@ -14,14 +14,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 
 from kernels_hub.compiler.codegen.cpp import Program, generate
 from kernels_hub.compiler.codegen.cpp_library import Library, numbers, pointers
 from kernels_hub.compiler.codegen.toolchain import find_compiler
+from kernels_hub.compiler.engines.cpp_weights import place_weights
 from kernels_hub.compiler.engines.engine import (
     CompiledPlan,
     Decline,
@@ -42,13 +41,12 @@ from kernels_hub.compiler.engines.scheduled import (
     outputs_of,
     untold,
 )
-from kernels_hub.compiler.engines.tensors import snapshot
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.schedule.choices import CHOICES, Choices
 from kernels_hub.compiler.schedule.cost import kernel_cost
-from kernels_hub.compiler.schedule.kernel import Role, Schedule
-from kernels_hub.compiler.schedule.memory import ALIGNMENT, number, place
+from kernels_hub.compiler.schedule.kernel import Schedule
+from kernels_hub.compiler.schedule.memory import ALIGNMENT, place
 from kernels_hub.compiler.schedule.partial import may_be_long
 from kernels_hub.compiler.schedule.schedule import schedule
 from kernels_hub.compiler.schedule.units import refused
@@ -107,8 +105,7 @@ class CppPlan:
         self._local = _Local()
         self._empty = torch.zeros(ALIGNMENT, dtype=torch.uint8)
         """Where tensors without elements point to, which have no address."""
-        self._fixed, self._kept = self._weights()
-        self.library.prepare(self._fixed, self._sizes_for_prepare())
+        self._weights = place_weights(graph, scheduled, program, library)
 
     def workspace_size(self, sizes: Mapping[str, int]) -> int:
         """Bytes of the arena."""
@@ -163,29 +160,6 @@ class CppPlan:
             )
         return rows
 
-    def _weights(self) -> tuple[list[int], list[Any]]:
-        """An address for each buffer and packed area (0 for what a call brings), and what keeps them alive."""
-        kept: list[Any] = []
-        addresses: list[int] = []
-        read = {buffer for kernel in self.schedule.kernels for buffer in kernel.reads()}
-        for buffer in self.program.buffers:
-            array: Any = None
-            if buffer.role is Role.PARAMETER:
-                assert buffer.value is not None
-                array = np.ascontiguousarray(self.graph.weight(buffer.value.attrs["name"]))
-                array = snapshot(array) if buffer in read else array
-            elif buffer.role is Role.CONSTANT:
-                assert buffer.value is not None
-                array = buffer.value.array
-            elif buffer.role is Role.PREPARED:
-                array = _aligned(number(buffer.bytes, {}))
-            addresses.append(_address(array, kept))
-        addresses += [_address(_aligned(size), kept) for size in self.library.packed_bytes(self.program)]
-        return addresses, kept
-
-    def _sizes_for_prepare(self) -> list[int]:
-        return [1] * len(self.program.sizes)
-
     def _bind(self, sizes: Mapping[str, int]) -> _Binding:
         arena = place(self.schedule, sizes)
         offsets = [
@@ -197,7 +171,9 @@ class CppPlan:
         lines = numbers([sizes[name] for name in self.program.sizes])
         made = [torch.empty(shape, dtype=dtype) for shape, dtype in outputs]
         like = made if sum(one.nbytes for one in made) <= SMALL else None
-        return _Binding(next(self._numbers), lines, list(self._fixed), offsets, arena.size, outputs, like)
+        return _Binding(
+            next(self._numbers), lines, list(self._weights.addresses), offsets, arena.size, outputs, like
+        )
 
     def _run(
         self,
@@ -289,15 +265,3 @@ def _knobs(graph: Graph) -> tuple[Knob, ...]:
     if any(node.op.name == "conv" for node in graph.live()):
         names.append("layout")
     return tuple(Knob(name, CHOICES[name], "see schedule.choices") for name in names)
-
-
-def _aligned(size: int) -> Any:
-    """Bytes, 64-byte aligned as PyTorch allocates them."""
-    return torch.empty(max(size, ALIGNMENT), dtype=torch.uint8)
-
-
-def _address(array: Any, kept: list[Any]) -> int:
-    if array is None:
-        return 0
-    kept.append(array)
-    return int(array.data_ptr() if isinstance(array, torch.Tensor) else array.ctypes.data)

@@ -80,10 +80,11 @@ def snapshot(array: Array) -> Array:
 
     A plan takes its weights so: some are packed when it is compiled, and the others shall not change alone.
     """
-    return array.copy() if _may_change(array) else array
+    return array.copy() if may_change(array) else array
 
 
-def _may_change(array: Array) -> bool:
+def may_change(array: Array) -> bool:
+    """Whether somebody can write to an array, or to what it is a view of."""
     owner: Any = array
     while isinstance(owner, np.ndarray):
         if owner.flags.writeable:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -189,12 +190,16 @@ def _array_of(value: Value) -> Callable[[], Array]:
                     0
                 ]
     part.output("array", mapped[value])
-    made: list[Array] = []
+    made: list[weakref.ref[Array]] = []
 
     def array() -> Array:
-        if not made:
-            made.append(evaluate(part)["array"])
-        return made[0]
+        """Made again where nobody has it any more: engines keep what they need of it."""
+        found = made[0]() if made else None
+        if found is None:
+            found = evaluate(part)["array"]
+            found.flags.writeable = False
+            made[:] = [weakref.ref(found)]
+        return found
 
     return array
 

@@ -30,14 +30,26 @@ static void kernel_linear(const float* in_bias, const float* in_x, float* out_y,
   });
 }
 
+extern "C" int kh_pack(int64_t which, void* const* buffers, const int64_t* sizes) {
+  const auto p_w = static_cast<const float*>(buffers[1]);  // float32[33, 20]
+  int failure = 0;
+  float* const packed = static_cast<float*>(buffers[5 + which]);
+  switch (which) {
+    case 0: {
+      kh::pack_right(p_w, 20, 33, 1, 20, packed);
+      break;
+    }
+  }
+  return failure;
+}
+
 extern "C" int kh_prepare(void* const* buffers, const int64_t* sizes) {
   const auto p_w = static_cast<float*>(buffers[1]);  // float32[33, 20]
   const auto in_weight = static_cast<const float*>(buffers[2]);  // float32[33, 20]
   int failure = 0;
   kernel_copy(in_weight, p_w);  // model.copy
-  {
-    float* const packed0 = static_cast<float*>(buffers[5]);
-    kh::pack_right(p_w, 20, 33, 1, 20, packed0);
+  for (int64_t which = 0; which < 1; ++which) {
+    if (buffers[5 + which] != nullptr) kh_pack(which, buffers, sizes);
   }
   return failure;
 }
