@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -332,15 +333,22 @@ def _commit(step: Commit, release: Release, look: _Look) -> None:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
     from huggingface_hub.errors import HfHubHTTPError
 
+    contents = Counter(file.sha256 for file in step.add)
     with ExitStack() as stack:
         try:
             # File objects, not paths: with them huggingface_hub uploads and commits in one go even where
-            # the Hub offers no Xet storage.
+            # the Hub offers no Xet storage. Of equal large files it sends one object from several threads:
+            # those are paths, which each opens for itself.
             found = look.api.create_commit(
                 release.repo_id,
                 [
                     *(CommitOperationDelete(path, is_folder=False) for path in step.delete),
-                    *(CommitOperationAdd(file.path, file.open(stack)) for file in step.add),
+                    *(
+                        CommitOperationAdd(
+                            file.path, str(file.local) if contents[file.sha256] > 1 else file.open(stack)
+                        )
+                        for file in step.add
+                    ),
                 ],
                 commit_message=step.title,
                 revision=step.branch,

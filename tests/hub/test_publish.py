@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -248,6 +249,24 @@ def test_a_large_native_file(at: Place, source: Path, tmp_path: Path):
     assert publish_source(tmp_path / "out", repo, "1.2.0").was_there
     fetched = at.api.hf_hub_download(repo, f"build/{variant}/libbig.so", revision="v1", repo_type="kernel")
     assert Path(fetched).read_bytes() == (folder / "libbig.so").read_bytes()
+
+
+def test_equal_large_files_in_several_variants(at: Place, source: Path):
+    """One content under several paths, sent from several threads: each thread reads all of it."""
+    repo = at.repo("scale")
+    manifest = source / "kernel.toml"
+    (sources,) = [line for line in manifest.read_text().splitlines() if line.startswith("sources")]
+    more = "".join(f"\n[backends.{name}]\n{sources}\n" for name in ("cuda", "rocm", "xpu"))
+    manifest.write_text(manifest.read_text() + more)
+    data = random.Random(0).randbytes(1 << 20)
+    folder = next(path for path in source.iterdir() if (path / "__init__.py").is_file())
+    for name in ("one", "two", "three"):
+        (folder / f"{name}.safetensors").write_bytes(data + name.encode())
+    publish_source(source, repo, "1.0.0")
+    for backend in ("cpu", "cuda", "rocm", "xpu"):
+        path = f"build/torch-{backend}/two.safetensors"
+        fetched = at.api.hf_hub_download(repo, path, revision="v1.0.0", repo_type="kernel")
+        assert Path(fetched).read_bytes() == data + b"two"
 
 
 def test_a_broken_manifest_is_not_passed_over_for_an_old_build(source: Path):
