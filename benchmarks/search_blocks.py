@@ -134,7 +134,7 @@ BLOCKS: Mapping[str, Callable[[], Block]] = {
     "linear_attention": _attention,
     "mse": lambda: (MeanSquaredError(), (torch.randn(1024, 1024), torch.randn(1024, 1024))),
     "sampling": lambda: (Sampling(), (torch.randn(1, 151936),)),
-    "last_token": lambda: (LastToken(), (torch.randn(4, 128, 512),)),
+    "last_token": lambda: (LastToken(), (torch.randn(2, 64, 512),)),
     "pooled": lambda: (Pooled(), (torch.randn(8, 128, 768),)),
     "projections": lambda: (Projections(), (torch.randn(1, 1, 512),)),
 }

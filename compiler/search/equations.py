@@ -136,10 +136,16 @@ EQUATIONS = (
 )  # fmt: skip
 
 
+SIGN_OF_ZERO = frozenset({"maximum", "minimum"})
+"""Of 0.0 and -0.0 these give the one that stands in a certain place."""
+
+
 def facts_of_ops() -> str:
-    """Which ops are commutative and associative, as the table says."""
+    """Which ops are commutative and associative, as the table says: but for those that tell zeros by their place."""
     lines = []
     for row in ops.OPS.values():
+        if row.name in SIGN_OF_ZERO:
+            continue
         for trait, fact in ((Trait.COMMUTATIVE, "commutative"), (Trait.ASSOCIATIVE, "associative")):
             if trait in row.traits:
                 lines.append(f'({fact} "{row.name}")')
