@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,43 +60,40 @@ def compile(  # noqa: A001  (the command's name)
     Writes kernel.toml, the Python package, the generated programs and a card. The result is compared with the module
     and with the oracle before the command ends. Go on with kernels-hub build and kernels-hub publish.
     """
+    options = dict(locals())
     from kernels_hub.compiler.emit import emit_layer
 
-    given: dict[str, Any] = {
-        "submodule": submodule,
-        "name": name,
-        "version": version,
-        "dtypes": _names(dtypes),
-    }
-    found: Any
-    if source.endswith(".onnx") or Path(source).is_file():
-        if not Path(source).is_file():
-            raise typer.BadParameter(f"there is no file {source}", param_hint="SOURCE")
-        found, given["dims"] = source, _sizes(dim or [])
-    else:
-        if dim:
-            raise typer.BadParameter(
-                "a factory returns its dynamic shapes; --dim is for ONNX files", param_hint="--dim"
-            )
-        found, args, dynamic_shapes = _from_factory(source)
-        given["kwargs" if isinstance(args, dict) else "args"] = args
-        given["dynamic_shapes"] = dynamic_shapes
-    emitted = emit_layer(
-        found,
-        layer_name=layer,
-        out=out,
-        benchmark=not no_benchmark,
-        training=not no_training,
-        triton=not no_triton,
-        aot=_names(aot) or (),
-        prebuilt=prebuilt,
-        command=_command(sys.argv[1:]),
-        **given,
-    )
+    found, given = emit_arguments(options)
+    emitted = emit_layer(found, out=out, command=_command(sys.argv[1:]), **given)
     if as_json:
         print_json(_document(emitted))
         return
     _show(emitted)
+
+
+def emit_arguments(options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The source, and what `emit_layer` takes of this command's options, but for the folder and the command."""
+    source, dim = options["source"], options["dim"] or []
+    given = {name: options[name] for name in ("submodule", "name", "version", "prebuilt")}
+    given |= {
+        "layer_name": options["layer"],
+        "benchmark": not options["no_benchmark"],
+        "training": not options["no_training"],
+        "triton": not options["no_triton"],
+        "dtypes": _names(options["dtypes"]),
+        "aot": _names(options["aot"]) or (),
+    }
+    if source.endswith(".onnx") or Path(source).is_file():
+        if not Path(source).is_file():
+            raise typer.BadParameter(f"there is no file {source}", param_hint="SOURCE")
+        return source, {**given, "dims": _sizes(dim)}
+    if dim:
+        raise typer.BadParameter(
+            "a factory returns its dynamic shapes; --dim is for ONNX files", param_hint="--dim"
+        )
+    found, args, dynamic_shapes = _from_factory(source)
+    given["kwargs" if isinstance(args, dict) else "args"] = args
+    return found, {**given, "dynamic_shapes": dynamic_shapes}
 
 
 def _from_factory(text: str) -> tuple[Any, Any, Any]:
