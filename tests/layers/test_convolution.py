@@ -14,13 +14,22 @@ from torch import Tensor, nn
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
-from tests.layers.convolution_cases import CASES, LAYOUTS, Case
+from tests.layers.convolution_cases import CASES as SHARED_CASES
+from tests.layers.convolution_cases import LAYOUTS, Case
 from tests.tolerances import assert_close
 
 PACKAGE: ModuleType = import_kernel(source_variant(bundled_folder() / "convolution", "cpu"))
 KERNELS = PACKAGE.kernels
 conv2d, conv_norm = PACKAGE.conv2d, PACKAGE.conv_norm
 forward = PACKAGE.layers.Conv2d.forward
+
+# Large enough for minimal filtering.
+MINIMAL = {
+    "minimal": Case((1, 48, 19, 22), 40, (3, 3), (1, 1), (1, 1)),
+    "minimal, unpadded": Case((2, 32, 20, 11), 64, (3, 3)),
+    "minimal, padded more": Case((3, 64, 9, 9), 33, (3, 3), (1, 1), (2, 0)),
+}
+CASES = SHARED_CASES | MINIMAL
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 CHANNELS_LAST = torch.channels_last
@@ -81,6 +90,40 @@ def test_conv_norm(name: str, adds: bool, relu: bool, layout: str, dtype: torch.
     assert residual is None or torch.equal(residual, before)  # never written to
     if dtype in KERNELS._DTYPES:
         assert is_packed(weight, folded=True)
+
+
+@pytest.mark.parametrize("name", MINIMAL)
+def test_minimal_filtering_is_used(name: str) -> None:
+    case = CASES[name]
+    x, weight, bias = case.tensors(torch.float32)
+    x = x.contiguous(memory_format=CHANNELS_LAST)
+    conv2d(x, weight, bias, *case.geometry)
+    norm = case.norm(torch.float32)
+    conv_norm(x, weight, bias, *norm, None, 1e-5, *case.geometry, True)
+    columns = -(-case.filters // 16) * 16
+    nbytes = 4 * (16 * case.input[1] * columns + case.filters)
+    for folded in (False, True):
+        assert KERNELS.packed_nbytes(weight, folded=folded) == nbytes
+
+
+def test_minimal_filtering_keeps_what_is_not_finite_in_its_tiles() -> None:
+    case = CASES["minimal"]
+    x, weight, _ = case.tensors(torch.float32)
+    x[0, 3, 6, 7], x[0, 5, 15, 3] = torch.nan, -torch.inf
+    result = conv_norm(x, weight, None, *case.norm(torch.float32), None, 1e-5, *case.geometry, True)
+    seen = F.conv2d(x, weight, None, *case.geometry).isfinite().logical_not().any(1)
+    tiles = F.max_pool2d(F.pad(seen.float(), (0, 0, 0, 1)), 2).bool()
+    tiles = tiles.repeat_interleave(2, 1).repeat_interleave(2, 2)[:, :19]
+    assert result.isnan().any(1)[0, 6, 7] and not result.isnan().any(1)[~tiles].any()
+
+
+def test_without_a_compiler_onednn_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["minimal"]
+    x, weight, bias = case.tensors(torch.float32)
+    x = x.contiguous(memory_format=CHANNELS_LAST)
+    monkeypatch.setattr(KERNELS.minimal, "_library", lambda: None)
+    assert_close(conv2d(x, weight, bias, *case.geometry), F.conv2d(*double(x, weight, bias), *case.geometry))
+    assert KERNELS.packed_nbytes(weight, folded=False) < 16 * 4 * weight.numel() // 9
 
 
 @pytest.mark.parametrize("absent", [(), (0,), (1,), (0, 1)])
@@ -386,7 +429,7 @@ def test_packed_copies_die_with_their_weight() -> None:
     keys = {id(module.weight), id(weight)}
 
     def known() -> set[int]:
-        caches = (KERNELS._PACKED, KERNELS._FOLDED)
+        caches = (KERNELS._PACKED, KERNELS._FOLDED, KERNELS._FILTERS, KERNELS._FOLDED_FILTERS)
         return {identity for cache in caches for index in cache._entries for identity in index[1:]}
 
     assert known() >= keys

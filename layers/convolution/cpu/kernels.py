@@ -1,4 +1,4 @@
-"""Convolution on the CPU: oneDNN on weights that were packed once.
+"""Convolution on the CPU: oneDNN on weights that were packed once, 3 x 3 ones of stride 1 by `minimal` filtering.
 
 Per call, PyTorch's convolution reorders its weights into oneDNN's blocked layout, and NCHW data
 into a blocked layout and back. Here the packed weights are kept, and channels_last data runs as it
@@ -7,7 +7,7 @@ need the same layout share one.
 
 `conv_norm` folds the batch norm's running statistics into the packed copy, in float64, and adds the
 residual while the convolution's result is in registers. ReLU is a pass of its own: oneDNN's turns
-NaN into 0, PyTorch's does not; the pass costs 1% of a ResNet-50.
+NaN into 0, PyTorch's does not; the pass costs 1% of a ResNet-50. `minimal` has one that does not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from . import reference
+from . import minimal, reference
 from .copies import Copies
 from .layouts import Layouts
 
@@ -67,6 +67,10 @@ _MANY_ELEMENTS = 20_480
 _PACKED: Copies[Layouts] = Copies()
 _FOLDED: Copies[Layouts] = Copies()
 
+# The same for minimal filtering.
+_FILTERS: Copies[minimal.Filter] = Copies()
+_FOLDED_FILTERS: Copies[minimal.Filter] = Copies()
+
 
 def conv2d(
     input: Tensor,
@@ -82,6 +86,11 @@ def conv2d(
     if not (_is_supported(weight.dtype) and reference.is_regular(input, weight, bias, *geometry)):
         return reference.conv2d(input, weight, bias, *geometry)
     channels_last = reference.is_channels_last(input) or reference.is_channels_last(weight)
+    if channels_last and minimal.takes(input, weight, *geometry):
+        sources = [weight] if bias is None else [weight, bias]
+        filter = _FILTERS.get(sources, (), lambda: minimal.Filter(weight, bias))
+        if filter.fits:
+            return minimal.convolve(input, filter, padding)
     layouts = _PACKED.get((weight,), (tuple(stride), tuple(padding), tuple(dilation), groups), Layouts)
     layout = layouts.find(input.shape) or layouts.make(input.shape, weight, *geometry)
     output = _CONVOLVE(input, layout.weight, bias, padding, stride, dilation, groups, "none", [], "")
@@ -109,12 +118,17 @@ def conv_norm(
     tensors = (weight, bias, norm_weight, norm_bias, running_mean, running_var)
     key = (tuple(stride), tuple(padding), tuple(dilation), groups, eps, bias is None, norm_weight is None)
     sources = [tensor for tensor in tensors if tensor is not None]
+    if minimal.takes(input, weight, *geometry) and reference.is_regular(input, weight, bias, *geometry):
+        filter = _FOLDED_FILTERS.get(sources, key, lambda: minimal.Filter(*_fold(*tensors, eps)))
+        shape = reference.output_shape(input.shape, weight.shape, stride, padding, dilation)
+        if filter.fits and (residual is None or (residual.shape == shape and residual.dtype is input.dtype)):
+            return minimal.convolve(input, filter, padding, residual, relu)
     folded = _FOLDED.find(sources, key) if _is_supported(input.dtype) else None
     layout = folded.find(input.shape) if folded is not None and input.dtype is weight.dtype else None
     if folded is None or layout is None:  # else these arguments have been through here before
         if not (_is_supported(weight.dtype) and reference.is_regular(input, weight, bias, *geometry)):
             return reference.conv_norm(input, *tensors, residual, eps, *geometry, relu)
-        folded = _FOLDED.get(sources, key, lambda: _fold(*tensors, eps))
+        folded = _FOLDED.get(sources, key, lambda: Layouts(*_fold(*tensors, eps)))
         if not folded.fits:
             return reference.conv_norm(input, *tensors, residual, eps, *geometry, relu)
         layout = folded.make(input.shape, None, *geometry)
@@ -146,13 +160,14 @@ def conv_norm(
 
 def forget(weight: Tensor) -> None:
     """Drop the packed copies made from a weight."""
-    _PACKED.forget(weight)
-    _FOLDED.forget(weight)
+    for copies in (_PACKED, _FOLDED, _FILTERS, _FOLDED_FILTERS):
+        copies.forget(weight)
 
 
 def packed_nbytes(weight: Tensor, *, folded: bool) -> int:
     """Bytes of the packed copies made from a weight: those with a norm folded in, or those without."""
-    return sum(layouts.nbytes() for layouts in (_FOLDED if folded else _PACKED).of(weight))
+    layouts, filters = (_FOLDED, _FOLDED_FILTERS) if folded else (_PACKED, _FILTERS)
+    return sum(one.nbytes() for one in layouts.of(weight)) + sum(one.nbytes() for one in filters.of(weight))
 
 
 def _fold(
@@ -163,8 +178,8 @@ def _fold(
     running_mean: Tensor,
     running_var: Tensor,
     eps: float,
-) -> Layouts:
-    """The convolution that does what convolution and norm do."""
+) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the convolution that does what convolution and norm do."""
     scale = (running_var.double() + eps).rsqrt()
     if norm_weight is not None:
         scale = scale * norm_weight.double()
@@ -174,7 +189,7 @@ def _fold(
     if norm_bias is not None:
         shift = shift + norm_bias.double()
     folded = (weight.double() * scale.view(-1, 1, 1, 1)).to(weight.dtype)
-    return Layouts(folded, shift.to(weight.dtype))
+    return folded, shift.to(weight.dtype)
 
 
 def _is_supported(dtype: torch.dtype) -> bool:

@@ -1,0 +1,119 @@
+"""3 x 3 convolutions of stride 1 in float32 by minimal filtering: 16 multiplications for four pixels, not 36.
+
+The C++ of `minimal.cpp` through ctypes. Measured on two cores of a Zen 4 server: 1.5 to 2.1 times as fast as
+oneDNN's direct convolution on packed weights, at 64 to 640 channels, with no more rounding error (the sums are
+shorter). The packed weights are 16/9 of the weights' size. An infinity or NaN of the input reaches all four pixels
+of the 2 x 2 tiles that see it.
+Source: Lavin & Gray, arXiv 1509.09308.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .native import load
+
+_LINE = 16
+_LEAST_CHANNELS = 32
+_LEAST_WORK = 2_000_000
+"""Multiplications of a direct convolution below which the transforms are not worth their start."""
+
+
+class Filter:
+    """The transformed weights of one convolution, and its bias. `fits`: they are finite."""
+
+    __slots__ = ("bias", "filters", "fits", "packed")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """weight (O, C, 3, 3), bias (O,): float32."""
+        self.fits = bool(weight.isfinite().all() and (bias is None or bias.isfinite().all()))
+        self.filters = weight.shape[0]
+        self.bias = None if bias is None else bias.detach().contiguous()
+        self.packed = torch.empty(0)
+        if self.fits:
+            weight = weight.detach()
+            shape = _numbers(1, weight.shape[1], weight.shape[0], 1, 1, 1, 1)
+            library = _library()
+            assert library is not None
+            self.packed = torch.empty(library.minimal_size(shape))
+            library.minimal_pack(shape, weight.data_ptr(), _numbers(*weight.stride()), self.packed.data_ptr())
+
+    def nbytes(self) -> int:
+        """Bytes held beside the original weight."""
+        return self.packed.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+def takes(
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> bool:
+    """Whether a convolution, if its arguments are valid, is faster this way, and the C++ is there."""
+    if weight.dim() != 4 or input.dim() != 4:
+        return False
+    filters, channels, rows, columns = weight.shape
+    return (
+        rows == columns == 3
+        and groups == 1
+        and channels % _LINE == 0
+        and channels >= _LEAST_CHANNELS
+        and filters >= _LEAST_CHANNELS
+        and weight.dtype is input.dtype is torch.float32
+        and tuple(stride) == tuple(dilation) == (1, 1)
+        and input.numel() * filters * 9 >= _LEAST_WORK
+        and _library() is not None
+    )
+
+
+def convolve(
+    input: Tensor, filter: Filter, padding: Sequence[int], residual: Tensor | None = None, relu: bool = False
+) -> Tensor:
+    """act(conv2d(input) + bias + residual), channels_last. input (N, C, H, W); residual (N, O, P, Q) or None."""
+    batch, channels, height, width = input.shape
+    input = input.contiguous(memory_format=torch.channels_last)
+    shape = (batch, filter.filters, height + 2 * padding[0] - 2, width + 2 * padding[1] - 2)
+    output = torch.empty(shape, memory_format=torch.channels_last)
+    if residual is not None:
+        residual = residual.contiguous(memory_format=torch.channels_last)
+    library = _library()
+    assert library is not None
+    library.minimal_run(
+        _numbers(batch, channels, filter.filters, height, width, *padding), input.data_ptr(), filter.packed.data_ptr(),
+        _address(filter.bias), _address(residual), int(relu), output.data_ptr(),
+    )  # fmt: skip
+    return output
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _numbers(*values: int) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL | None:
+    folders = [Path(folder) for folder in sys.modules[__package__ or ""].__path__]
+    headers = next(folder for folder in folders if (folder / "winograd.h").exists())
+    library = load(Path(__file__).with_name("minimal.cpp"), headers)
+    if library is not None:
+        numbers, address = ctypes.POINTER(ctypes.c_int64), ctypes.c_void_p
+        library.minimal_size.argtypes, library.minimal_size.restype = (numbers,), ctypes.c_int64
+        library.minimal_pack.argtypes, library.minimal_pack.restype = (
+            (numbers, address, numbers, address),
+            None,
+        )
+        library.minimal_run.argtypes = (numbers, *[address] * 4, ctypes.c_int64, address)
+        library.minimal_run.restype = None
+    return library
