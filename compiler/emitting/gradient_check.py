@@ -94,11 +94,11 @@ def _checked(
             ours = _gradients(compiled, asked)
             _require(program, layer)
             error = _largest_error(ours, _gradients(eager, asked), layer, sizes)
-            timed: tuple[float | None, ...] = (None, None, None)
+            timed: tuple[float, float, float] | tuple[None, None, None] = (None, None, None)
             if benchmark:
                 timed = _timed(lambda: _gradients(eager, asked), lambda: _gradients(compiled, asked))  # noqa: B023
             dtype = dtype_name(source.example) if several else ""
-            cases.append(GradientCase(sizes, error, *timed, dtype))
+            cases.append(GradientCase(sizes, error, timed[0], timed[1], timed[2], dtype))
     return cases
 
 

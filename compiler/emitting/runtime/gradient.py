@@ -2,7 +2,7 @@
 
 Weights go in as they lie, and nothing is made of them beforehand: they are others at every step. What is kept is saved
 as autograd saves it: a tensor that is changed in place before the backward runs raises there. A backward runs the
-steps that the gradients asked for need, and no others. Gradients of gradients are refused, by autograd.
+steps that the gradients asked for need, and no others. A gradient of a gradient raises.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from .arena import ALIGNMENT
 from .arrays import read_tensors
@@ -88,7 +87,7 @@ class Trained:
                     f"gradient of {one.name}", f"a gradient of {one.name} is asked for, which it has not"
                 )
         self.build()
-        return list(_Run.apply(self, *inputs, *weights))
+        return list(_Run.apply(self, *inputs, *weights))  # type: ignore[no-untyped-call]
 
     def state(self, module: nn.Module) -> State:
         """The module's weights, as they are. Raises Misfit where the program was not built for them."""
@@ -142,27 +141,58 @@ class _Run(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        trained: Trained = ctx.trained
-        gradient, saved = trained.gradient, iter(ctx.saved_tensors)
-        inputs = [
-            (gradients[place] if kind == "gradient" else next(saved)).contiguous()
-            for kind, place in gradient.sources
-        ]
-        needed = ctx.needs_input_grad[1:]
-        asked = [
-            one
-            for place, wanted in enumerate(needed)
-            if wanted
-            for one in (gradient.gradients[place], *gradient.added.get(place, ()))
-            if one >= 0
-        ]
-        found = trained.backward.run(inputs, trained.part(asked))
-        return (None, *(
-            _gradient_of(place, gradient, found, ctx.shapes[place]) if wanted else None
-            for place, wanted in enumerate(needed)
-        ))  # fmt: skip
+        saved = ctx.saved_tensors
+        with torch.no_grad():
+            found = _gradients(ctx, gradients, iter(saved))
+        if torch.is_grad_enabled():
+            there = [one for one in found if one is not None]
+            last = _Last.apply(  # type: ignore[no-untyped-call]
+                ctx.trained, len(there), *there, *gradients, *saved
+            )
+            given = iter(last)
+            found = [one if one is None else next(given) for one in found]
+        return (None, *found)
+
+
+class _Last(torch.autograd.Function):
+    """Gradients that a graph is made of for another backward: that one says that there is none."""
+
+    @staticmethod
+    def forward(ctx: Any, trained: Trained, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.layer = trained.gradient.backward.layer
+        return tensors[:count]
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        raise RuntimeError(
+            f"{ctx.layer} computes gradients, but no gradients of gradients: restore(model) gives the original "
+            "forward, which does"
+        )
+
+
+def _gradients(
+    ctx: Any, gradients: Sequence[torch.Tensor], saved: Iterator[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Of the forward's inputs; None of those that need none."""
+    gradient: Gradient = ctx.trained.gradient
+    inputs = [
+        (gradients[place] if kind == "gradient" else next(saved)).contiguous()
+        for kind, place in gradient.sources
+    ]
+    needed = ctx.needs_input_grad[1:]
+    asked = [
+        one
+        for place, wanted in enumerate(needed)
+        if wanted
+        for one in (gradient.gradients[place], *gradient.added.get(place, ()))
+        if one >= 0
+    ]
+    found = ctx.trained.backward.run(inputs, ctx.trained.part(asked))
+    return [
+        _gradient_of(place, gradient, found, ctx.shapes[place]) if wanted else None
+        for place, wanted in enumerate(needed)
+    ]
 
 
 def _gradient_of(
