@@ -93,15 +93,27 @@ def compile(  # noqa: A001  (the verb that everybody looks for)
 
     Raises ImportFailure for what cannot be imported, EngineError with every engine's reason where none takes it.
     """
+    names = None if engines is None else (engines,) if isinstance(engines, str) else tuple(engines)
+    only = Filter(names, frozenset(exclude_notes), workspace_limit)
+    settings = Settings(find_device(device), only, heuristic, max_shapes, cache)
+    _begin(source, settings)
     graph, module = _imported(source, dims)
     if rewrite:
         from kernels_hub.compiler.rewrite.pipeline import rewrite as simplify
 
         graph = simplify(graph).graph
-    names = None if engines is None else (engines,) if isinstance(engines, str) else tuple(engines)
-    only = Filter(names, frozenset(exclude_notes), workspace_limit)
-    settings = Settings(find_device(device), only, heuristic, max_shapes, cache)
     return Executable.of(graph, settings, module)
+
+
+def _begin(source: Any, settings: Settings) -> None:
+    """Start what takes long, and needs no graph."""
+    only, is_module = settings.only, isinstance(source, tuple) and source
+    if not is_module or not isinstance(source[0], torch.nn.Module) or settings.device.type != "cpu":
+        return
+    if (only.engines is None or "cpp" in only.engines) and Note.NEEDS_COMPILER not in only.exclude_notes:
+        from kernels_hub.compiler.engines.cpp import begin_for
+
+        begin_for(source[0])
 
 
 def _imported(source: Any, dims: Any) -> tuple[Graph, ModuleCall | None]:

@@ -138,6 +138,29 @@ def build(
         raise BuildError(f"graph {name}: no folder to build in can be written to; set KERNELS_HUB_CACHE")
 
 
+def begin(runtime: Sequence[str], level: Isa | None = None) -> None:
+    """Compile source files of the runtime that a build is going to want, while the caller goes on.
+
+    The build waits for what is under way. Without a compiler, or where one fails, nothing happens here: the build
+    says so.
+    """
+    compiler = find_compiler()
+    if compiler is None or not runtime:
+        return
+    level = level or machine_isas()[0]
+    pool = ThreadPoolExecutor(max_workers=max(1, (os.cpu_count() or 1) - 1), thread_name_prefix="kernels_hub")
+    for one in runtime:
+        pool.submit(_begin, RUNTIME / one, compiler, level)
+    pool.shutdown(wait=False)
+
+
+def _begin(code: Path, compiler: str, level: Isa) -> None:
+    with contextlib.suppress(OSError, BuildError):
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        _runtime_object(code, folder, compiler, level)
+
+
 def load(path: Path) -> ctypes.CDLL:
     """A library of this module's. Raises BuildError where the dynamic linker refuses it."""
     try:

@@ -12,14 +12,15 @@ import itertools
 import statistics
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from kernels_hub.compiler.codegen.cpp import Program, generate
 from kernels_hub.compiler.codegen.cpp_library import Library, numbers, pointers
-from kernels_hub.compiler.codegen.toolchain import find_compiler
+from kernels_hub.compiler.codegen.toolchain import begin, find_compiler
 from kernels_hub.compiler.engines.cpp_weights import place_weights
 from kernels_hub.compiler.engines.engine import (
     CompiledPlan,
@@ -252,6 +253,20 @@ class CppEngine:
         """What `serialize` wrote."""
         found = unpack_graph(payload, self.name, device)
         return self.compile(found.graph, device, found.knobs)
+
+
+_RUNTIME: dict[str, Callable[[nn.Module], bool]] = {
+    "linked_convolution.cpp": lambda one: isinstance(one, (nn.Conv1d, nn.Conv2d, nn.Conv3d)),
+    "linked_attention.cpp": lambda one: "Attention" in type(one).__name__,
+    "linked_product.cpp": lambda one: isinstance(one, nn.Linear),
+}
+"""Source file of the runtime -> whether a part of a module calls it, as far as its class tells."""
+
+
+def begin_for(module: nn.Module) -> None:
+    """Have those parts of the runtime compiled, while a module is traced, that its graph is likely to call."""
+    parts = tuple(module.modules())
+    begin([file for file, is_used in _RUNTIME.items() if any(map(is_used, parts))])
 
 
 ENGINE = CppEngine()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kernels_hub.compiler.codegen import toolchain
-from kernels_hub.compiler.codegen.toolchain import Isa, build, find_compiler, isa, load, machine_isas
+from kernels_hub.compiler.codegen.toolchain import Isa, begin, build, find_compiler, isa, load, machine_isas
 from kernels_hub.compiler.errors import BuildError
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -233,3 +233,21 @@ def test_levels_by_the_flags_of_a_cpu(flags, expected, monkeypatch, tmp_path):
     assert [one.name for one in machine_isas.__wrapped__()] == expected
     monkeypatch.setattr(toolchain.platform, "machine", lambda: "aarch64")
     assert [one.name for one in machine_isas.__wrapped__()] == ["baseline"]
+
+
+def test_the_runtime_is_compiled_ahead_once(runs, cache):
+    begin(("linked_product.cpp",), PLAIN)
+    source = '#include "linked.h"\nextern "C" int answer() { return kh::right_size(1, 1) > 0 ? 42 : 0; }\n'
+    assert answer(build(source, "product", PLAIN, runtime=("linked_product.cpp",))) == 42
+    compiled = [one for one in runs if any(part.endswith("linked_product.cpp") for part in one)]
+    assert len(compiled) == 1, "the build waited for it"
+    assert not list(cache.glob("*.tmp"))
+
+
+def test_what_cannot_be_begun_is_told_by_the_build(monkeypatch, tmp_path):
+    monkeypatch.setenv("KERNELS_HUB_CXX", "none")
+    begin(("linked_product.cpp",), PLAIN)
+    monkeypatch.setenv("KERNELS_HUB_CXX", shutil.which("false") or "false")
+    begin(("linked_product.cpp",), PLAIN)
+    with pytest.raises(BuildError):
+        build(SOURCE, "product", PLAIN, runtime=("linked_product.cpp",))
