@@ -71,7 +71,7 @@ def _tuned(tuned: Sequence[Tuned]) -> str:
             f"`{one.arch}`",
             one.dtype or "-",
             ", ".join(f"{name} = {size}" for name, size in one.sizes.items()) or "fixed",
-            f"{one.times_faster:.2f}",
+            "-" if one.times_faster is None else f"{one.times_faster:.2f}",
             one.origin,
             one.machine,
         )

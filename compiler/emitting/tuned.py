@@ -25,7 +25,8 @@ class Tuned:
     """Of one dtype, "" of an ONNX file, and one architecture ("avx512", "sm_90").
 
     graph: as printed. choices: of its loops. sizes: of its symbols, seconds, default_seconds: of a call when it was
-    measured, and of what the compiler makes by itself; on `machine`. origin: how it was found, in words.
+    measured, and of what the compiler makes by itself, 0 where that is not known; on `machine`. origin: how it was
+    found, in words.
     """
 
     dtype: str
@@ -44,9 +45,11 @@ class Tuned:
         return self.arch.startswith(("sm_", "gfx"))
 
     @property
-    def times_faster(self) -> float:
+    def times_faster(self) -> float | None:
         """Than what the compiler makes by itself."""
-        return self.default_seconds / self.seconds if self.seconds else 1.0
+        return (
+            round(self.default_seconds / self.seconds, 3) if self.seconds and self.default_seconds else None
+        )
 
     def graph_for(self, usual: Graph) -> Graph:
         """The graph, in the place of the usual one. Raises CompilerError where it is one of another layer."""
@@ -83,7 +86,7 @@ def with_tuned(knobs: Mapping[str, Mapping[str, Any]], tuned: Iterable[Tuned]) -
         found = {
             "choices": dict(one.choices),
             "sizes": dict(one.sizes),
-            "times_faster": round(one.times_faster, 3),
+            "times_faster": one.times_faster,
             "origin": one.origin,
         }
         row["tuned"] = {**row.get("tuned", {}), one.dtype or "all": found}
@@ -101,8 +104,17 @@ def _launched(choices: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(before: Iterable[Tuned], new: Iterable[Tuned]) -> tuple[Tuned, ...]:
-    """Those of before and the new ones; of two for one program the new one."""
-    found = {(one.dtype, one.on_gpu): one for one in (*before, *new)}
+    """Those of before and the new ones; of two for one program the new one, if it is another, or says more."""
+    found = {(one.dtype, one.on_gpu): one for one in before}
+    for one in new:
+        known = found.get((one.dtype, one.on_gpu))
+        same = known is not None and (known.arch, known.graph, known.choices) == (
+            one.arch,
+            one.graph,
+            one.choices,
+        )
+        if not same or one.default_seconds:
+            found[one.dtype, one.on_gpu] = one
     return tuple(found.values())
 
 

@@ -126,9 +126,14 @@ class RayExecutor(WorkerExecutor):
 class Actor:
     """A worker, in the process that Ray gives it."""
 
-    def introduce(self) -> str:
-        """Where it is, and what its results depend on, as JSON."""
+    def introduce(self, threads: str | None) -> str:
+        """Where it is, and what its results depend on, as JSON. threads: OMP_NUM_THREADS of who asks."""
         os.dup2(2, 1)
+        os.environ.pop(
+            "OMP_NUM_THREADS", None
+        )  # Ray's, by the CPUs of an actor; what is measured has the machine
+        if threads is not None:
+            os.environ["OMP_NUM_THREADS"] = threads
         return json.dumps({"where": place(), "versions": versions()})
 
     def run(self, task: bytes) -> bytes:
@@ -151,7 +156,10 @@ class _RayWorker:
     def __init__(self, ray: Any, actor: Any, is_over: Callable[[], bool]) -> None:
         self._ray = ray
         self._actor = actor.remote()
-        answer, end = self._actor.introduce.remote(), time.monotonic() + START_S
+        answer, end = (
+            self._actor.introduce.remote(os.environ.get("OMP_NUM_THREADS")),
+            time.monotonic() + START_S,
+        )
         try:
             while not ray.wait([answer], timeout=_TICK_S)[0]:
                 if is_over() or time.monotonic() > end:

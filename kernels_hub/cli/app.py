@@ -23,6 +23,7 @@ from kernels_hub.cli.onnx import onnx
 from kernels_hub.cli.publish import publish
 from kernels_hub.cli.serve import serve
 from kernels_hub.cli.trust import trust
+from kernels_hub.cli.tune import tune
 from kernels_hub.cli.variants import variants
 from kernels_hub.cli.verify import verify
 from kernels_hub.cli.versions import versions
@@ -81,6 +82,7 @@ for command in (
 ):
     app.command()(command)
 app.command("compile")(compile_layer)
+app.command()(tune)
 app.add_typer(trust, name="trust")
 app.add_typer(key, name="key")
 app.add_typer(hub, name="hub")

@@ -110,7 +110,7 @@ class FakeRay(types.ModuleType):
     def remote(self, *args: Any, **options: Any) -> Any:
         if options:
             return lambda actor: self
-        return (lambda: work(args[0])) if args else self
+        return (lambda: work(args[0])) if args and isinstance(args[0], bytes) else self
 
     def wait(self, answers: Any, timeout: float) -> Any:
         return ([], answers) if self.introduction is None else (answers, [])
