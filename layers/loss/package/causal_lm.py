@@ -1,0 +1,97 @@
+"""The end of a causal language model of transformers: hidden states to loss, logits only where they are asked for."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .blocks import is_plain_linear
+from .functional import cross_entropy, linear_cross_entropy
+
+
+def linear_loss(
+    model: Any,
+    vocab_size: int,
+    outputs: Any,
+    labels: Tensor | None,
+    logits_to_keep: Any,
+    skip_logits: bool | None,
+    softcap: float | None,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor | None, Tensor | None]:
+    """(loss or None, logits or None), as transformers' ForCausalLMLoss has them.
+
+    vocab_size: what the model passes to its loss function.
+    skip_logits None: where the model is in training and has labels.
+    """
+    hidden = outputs.last_hidden_state
+    head = model.lm_head
+    fused = labels is not None and _is_fusable(model, vocab_size, head, hidden, logits_to_keep)
+    if fused and (model.training if skip_logits is None else skip_logits):
+        targets, reduction, share = _targets(labels, kwargs)
+        loss = linear_cross_entropy(
+            hidden,
+            head.weight,
+            targets.to(hidden.device),
+            head.bias,
+            ignore_index=kwargs.get("ignore_index", -100),
+            softcap=softcap,
+            reduction=reduction,
+        )
+        return (loss if share is None else loss / share), None
+    logits = head(_transformers("modeling_utils", "slice_logits_to_keep")(hidden, logits_to_keep))
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    if labels is None:
+        return None, logits
+    if fused:
+        targets, reduction, share = _targets(labels, kwargs)
+        index = kwargs.get("ignore_index", -100)
+        loss = cross_entropy(logits, targets.to(logits.device), ignore_index=index, reduction=reduction)
+        return (loss if share is None else loss / share), logits
+    return model.loss_function(logits=logits, labels=labels, vocab_size=vocab_size, **kwargs), logits
+
+
+def outputs_of(model: Any, kind: str, return_dict: bool | None, outputs: Any, **more: Any) -> Any:
+    """The result record, or the tuple that `return_dict=False` (of the call or the config) asks for."""
+    result = _transformers("modeling_outputs", kind)(
+        past_key_values=outputs.past_key_values,
+        hidden_states=outputs.hidden_states,
+        attentions=outputs.attentions,
+        **more,
+    )
+    wanted = model.config.return_dict if return_dict is None else return_dict
+    return result if wanted else result.to_tuple()
+
+
+def _is_fusable(model: Any, vocab_size: int, head: Any, hidden: Tensor, logits_to_keep: Any) -> bool:
+    """Whether the loss is ForCausalLMLoss of a plain Linear's output at every position."""
+    return (
+        isinstance(logits_to_keep, int)
+        and logits_to_keep == 0
+        and is_plain_linear(head)
+        and head.weight.dim() == 2
+        and head.weight.shape[0] == vocab_size
+        and model.loss_function is _transformers("loss.loss_utils", "ForCausalLMLoss")
+        and (head.weight.dtype == hidden.dtype or torch.is_autocast_enabled(hidden.device.type))
+    )
+
+
+def _transformers(module: str, name: str) -> Any:
+    """An object of transformers, of whose models this is a part: what it needs is loaded."""
+    return getattr(sys.modules[f"transformers.{module}"], name)
+
+
+def _targets(labels: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, str, Any]:
+    """(the class of each position, how losses are reduced, what their sum is divided by)."""
+    targets = kwargs.get("shift_labels")
+    if targets is None:
+        targets = F.pad(labels, (0, 1), value=kwargs.get("ignore_index", -100))[..., 1:].contiguous()
+    items = kwargs.get("num_items_in_batch")
+    if items is None:
+        return targets, "mean", None
+    return targets, "sum", items.to(targets.device) if isinstance(items, Tensor) else items
