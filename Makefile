@@ -1,7 +1,7 @@
 # Everything works in a fresh clone on a machine with Python 3.11 or newer and nothing else: the
 # environment in .venv is made, and brought up to date, by the targets themselves.
 #
-#   make demo      real models, before and after kernelize; one as an ONNX file, before and after rewriting
+#   make demo      real models, before and after kernelize; one as an ONNX file; layers compiled and published
 #   make test      lint, types and tests, as in continuous integration
 #   make format    let ruff rewrite the sources
 #   make bench     every benchmark (minutes); the results are printed
@@ -13,7 +13,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-BENCHMARKS ?= import_time kernelize layers models hub server compiler_front compiler
+BENCHMARKS ?= import_time kernelize layers models hub server compiler_front compiler cold_start
 
 ifdef BIN
 environment =

@@ -1,4 +1,4 @@
-"""`kernels-hub demo`: three models on this machine's CPU before and after kernelize, and an ONNX file rewritten."""
+"""`kernels-hub demo`: three models before and after kernelize, an ONNX file rewritten, compiled layers published."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def demo(pairs: int = 15, folder: Path | None = None) -> dict[str, Any]:
 
     from kernels_hub.cli.demo_models import llama, resnet
     from kernels_hub.cli.demo_onnx import summary
+    from kernels_hub.cli.demo_published import compiled_published_and_used
 
     console = Console()
     results: list[Figures] = []
@@ -58,6 +59,9 @@ def demo(pairs: int = 15, folder: Path | None = None) -> dict[str, Any]:
         results.append(_before_and_after(console, title, model, inputs, pairs))
     console.rule("MiniLM as an ONNX file, before and after the compiler's rewrites")
     rewritten = _onnx(console, folder)
+    console.rule("layers compiled, published to a Hub on this machine, and used by version")
+    with tempfile.TemporaryDirectory(prefix="kernels-hub-demo-") as place:
+        published = compiled_published_and_used(console, Path(place))
     console.rule("summary")
     for figures in results:
         console.print(
@@ -67,10 +71,15 @@ def demo(pairs: int = 15, folder: Path | None = None) -> dict[str, Any]:
         )
     for line in summary(rewritten):
         console.print(f"MiniLM as ONNX: {line}", highlight=False, soft_wrap=True, markup=False)
+    for row in published[1:]:
+        console.print(
+            " ".join(map(": ".join, zip(published[0], row, strict=True))), highlight=False, soft_wrap=True
+        )
     return {
         "models": [vars(figures) for figures in results],
         "similarities": similarities,
         "onnx": rewritten.as_json(),
+        "published": [dict(zip(published[0], row, strict=True)) for row in published[1:]],
     }
 
 

@@ -117,6 +117,48 @@ def minilm_encoder(folder: Path, *, layers: int = 6) -> Layer:
     return Layer("MiniLM", str(folder / "minilm"), "", {"layers": layers})
 
 
+def compiled_published_and_used(console: Any, folder: Path, **minilm: int) -> list[tuple[str, ...]]:
+    """All of it, small, with what goes on in `console`'s status line. The table's rows, which are printed, too.
+
+    Without a C++ compiler, and without what a Hub is served with, says so and gives none.
+    """
+    from importlib.util import find_spec
+
+    from kernels_hub.compiler.codegen.toolchain import find_compiler
+
+    lacking = [name for name in ("starlette", "uvicorn", "dulwich") if find_spec(name) is None]
+    if find_compiler() is None or lacking:
+        what = "the extra 'serve'" if lacking else "a C++ compiler"
+        console.print(f"{what} is not here: no layer is compiled and published")
+        return []
+    layers = []
+    for what, compiled in (
+        ("a Llama MLP, from a module", llama_mlp),
+        ("a BERT layer, from a module", bert_layer),
+        ("MiniLM with its real weights, from an ONNX file", lambda at: minilm_encoder(at, **minilm)),
+    ):
+        with console.status(f"compiling {what} …"):
+            started = time.perf_counter()
+            layers.append(compiled(folder))
+        console.print(f"compiled {what}: {time.perf_counter() - started:.1f} s")
+    with console.status("starting a Hub on this machine …") as status, served(folder) as environment:
+        for layer in layers:
+            status.update(f"publishing {layer.repository} {VERSION} …")
+            publish(layer, environment)
+        status.update(f"a fresh process, empty caches: kernelizing by {SPECIFIER!r} …")
+        used = use(layers, environment, folder / "ours")
+        status.update("another one, with Hugging Face's client …")
+        there = find_spec("kernels") is not None
+        theirs = use_with_kernels(layers, environment, folder / "theirs") if there else {}
+    rows = table(used, theirs)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        console.print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)), highlight=False
+        )
+    return rows
+
+
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[dict[str, str]]:
     """A Hub in a folder, with a trusted organisation. Gives the environment of who publishes there."""

@@ -20,6 +20,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 ARGUMENTS = {
     "generate_text_with_llama": "--layers 2 --width 128 --vocabulary 500 --length 12 --tokens 12 --rounds 1",
     "paint_with_stable_diffusion": "--width 32 --levels 2 --pixels 64 --steps 4",
+    "publish_compiled_layers": "--layers 1 --hidden 64",
     "search_sentences_with_minilm": "--rounds 1",
 }
 """What makes an example small: sizes and repetitions."""
@@ -27,6 +28,7 @@ ARGUMENTS = {
 FULL = {
     "generate_text_with_llama": "",
     "paint_with_stable_diffusion": "--full --pixels 64 --steps 2",
+    "publish_compiled_layers": "",
     "search_sentences_with_minilm": "",
 }
 """Sizes worth timing; `-s` shows the times."""
@@ -79,6 +81,17 @@ def check_search_sentences_with_minilm(result: Any) -> None:
     assert len(set(result.found.values())) == len(result.found) > 3
     assert result.difference < 1e-5
     assert not result.encoder.plans, "one plan for all lengths"
+
+
+def check_publish_compiled_layers(result: Any) -> None:
+    assert [(one.name, one.kernel, one.swapped) for one in result.used] == [
+        ("LlamaMLP", "acme/llama-mlp@1.0.0", 2),
+        ("BertLayer", "acme/bert-layer@1.0.0", 2),
+        ("MiniLM", "acme/minilm@1.0.0", 1),
+    ]
+    assert all(one.error < 1e-5 and one.first_s > 0 < one.ratio for one in result.used)
+    assert set(result.with_kernels) == {"LlamaMLP", "BertLayer", "MiniLM"}
+    assert all(error < 1e-5 for error in result.with_kernels.values())
 
 
 def check_paint_with_stable_diffusion(result: Any) -> None:
