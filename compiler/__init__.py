@@ -24,6 +24,7 @@ _PUBLIC = {
     "DType": "ir.types",
     "Decline": "engines.engine",
     "Device": "engines.engine",
+    "Differentiated": "autodiff",
     "Evaluation": "ir.evaluate",
     "Executable": "pipeline",
     "Filter": "selection",
@@ -42,6 +43,7 @@ _PUBLIC = {
     "check_support": "selection",
     "compile": "pipeline",
     "create_plans": "selection",
+    "differentiate": "autodiff",
     "dummy_weights": "ir.dummy",
     "emit_layer": "emit",
     "evaluate": "ir.evaluate",
@@ -84,6 +86,8 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from kernels_hub.compiler.autodiff import Differentiated as Differentiated
+    from kernels_hub.compiler.autodiff import differentiate as differentiate
     from kernels_hub.compiler.emit import emit_layer as emit_layer
     from kernels_hub.compiler.engines.engine import Decline as Decline
     from kernels_hub.compiler.engines.engine import Device as Device

@@ -36,8 +36,8 @@ assert evaluate(verify(parse_graph(print_graph(g))), [np.ones((2, 3), np.float32
 
 NAMES = """
     CompilerError OnnxImportError
-    DType Evaluation Graph Node Value
-    bind dummy_weights evaluate explain_rule extract import_torch parse_graph print_graph rebuild rewrite symbol
+    DType Differentiated Evaluation Graph Node Value
+    bind differentiate dummy_weights evaluate explain_rule extract import_torch parse_graph print_graph rebuild rewrite symbol
     to_dot to_html to_svg verify
     Decline Device Note Outcome Support set_plugin_paths
 """.split()

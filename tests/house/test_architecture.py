@@ -60,7 +60,12 @@ RULES = (
     ),
     Rule(
         "the compiler's front half knows no framework",
-        ("kernels_hub.compiler.ir", "kernels_hub.compiler.rewrite", "kernels_hub.compiler.schedule"),
+        (
+            "kernels_hub.compiler.ir",
+            "kernels_hub.compiler.rewrite",
+            "kernels_hub.compiler.autodiff",
+            "kernels_hub.compiler.schedule",
+        ),
         ("torch", "triton"),
     ),
     Rule(
