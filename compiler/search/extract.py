@@ -57,13 +57,11 @@ def best(
     """
     if count < 1:
         raise SearchError(f"at least one graph is to be found, not {count}")
-    numbered = _Priced(space, rates, {**middling(space.graph), **(sizes or {})}).number()
-    search = _Search(numbered, seed)
-    given = Extracted(rebuild(space.graph).graph, search.given[0] if search.given is not None else math.inf)
-    found = {str(given.graph): given}
-    for cost, picks in search.run(4 * count):
-        if search.given is not None and picks is search.given[1]:
-            continue
+    priced = _Priced(space, rates, {**middling(space.graph), **(sizes or {})})
+    numbered = priced.number()
+    given = Extracted(rebuild(space.graph).graph, priced.given())
+    found = {str(_in_order(given.graph)): given}
+    for cost, picks in _Search(numbered, seed).run(4 * count):
         graph = _graph_of(space, numbered, picks)
         if graph is not None:
             found.setdefault(str(graph), Extracted(graph, cost))
@@ -129,6 +127,11 @@ class _Priced:
         if mine:
             static.add(of)
         self.costs[term] = costs.of(value, static=mine)
+
+    def given(self) -> float:
+        """Of the graph as it was given."""
+        terms = {term for _, term in self.space.given.values()}
+        return math.fsum(self.costs.get(one, math.inf) for one in terms)
 
     def number(self) -> _Numbered:
         """The same with numbers for names, of terms that may be; of two that only commute, one."""
@@ -214,8 +217,8 @@ class _Search:
         self.seen: dict[tuple[int, ...], Found] = {}
         self.cheapest = self._cheapest()
         pairs = zip(space.original, self.cheapest, strict=True)
-        self.given = self._visit([cheap if one is None else one for one, cheap in pairs])
-        """The graph itself."""
+        self.first = self._visit([cheap if one is None else one for one, cheap in pairs])
+        """The graph itself, or near it: where two of its values are equal it has one of them."""
         self.users: dict[int, list[tuple[int, int]]] = {}
         for of, members in enumerate(space.children):
             for place, needs in enumerate(members):
@@ -224,7 +227,7 @@ class _Search:
 
     def run(self, count: int) -> list[Found]:
         """The cheapest picks, the cheapest first."""
-        beam = [one for one in (self.given, self._visit(self.cheapest)) if one is not None]
+        beam = [one for one in (self.first, self._visit(self.cheapest)) if one is not None]
         for _ in range(STEPS):
             before = self._first(count)
             around = (self._visit(other) for _, picks in beam for other in self._around(picks))
@@ -306,4 +309,27 @@ def _graph_of(space: Space, numbered: _Numbered, picks: Picks) -> Graph | None:
         if new is None or new.dtype is not value.dtype or not same_shapes(new.shape, value.shape):
             return None
         graph.output(name, new)
-    return _TIDY.run(rebuild(graph).graph, Options()).graph
+    return _in_order(_TIDY.run(graph, Options()).graph)
+
+
+def _in_order(graph: Graph) -> Graph:
+    """The graph with its nodes in the order in which outputs need them: the same text for the same graph."""
+    made = Graph(graph.name)
+    made.symbols = dict(graph.symbols)
+    mapped: dict[Value, Value] = {}
+    for value in graph.inputs.values():
+        mapped[value] = made.copy(value.node, ()).results[0]
+    for root in graph.outputs.values():
+        stack = [root]
+        while stack:
+            node = stack[-1].node
+            waiting = [one for one in node.operands if one not in mapped]
+            stack += reversed(waiting)
+            if not waiting:
+                stack.pop()
+                if node.results[0] not in mapped:
+                    results = made.copy(node, tuple(mapped[one] for one in node.operands)).results
+                    mapped.update(zip(node.results, results, strict=True))
+    for name, value in graph.outputs.items():
+        made.output(name, mapped[value])
+    return rebuild(made).graph

@@ -113,7 +113,9 @@ def _compiled(one: _Launch, arch: str) -> Resources:
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
     source = ASTSource(kernel, signature, constexprs=given, attrs=attributes)
     try:
-        return read_resources(triton.compile(source, target=target, options=options))
+        return read_resources(
+            triton.compile(source, target=target, options={"enable_fp_fusion": True, **options})
+        )
     except BuildError:
         raise
     except Exception as error:

@@ -61,13 +61,14 @@ class Limits:
 class Space:
     """What was reached. classes: terms that are equal, in the order of the graph, then of their making.
 
-    outputs: the class of each output. fired: how often each equation did. complete: whether nothing more is to be
-    found. original: the term that the graph itself has in each class.
+    outputs: the class of each output. given: the class and the term of each value of the graph. original: a term that
+    the graph itself has in a class. fired: how often each equation did. complete: whether nothing more is to be found.
     """
 
     terms: Terms
     classes: Mapping[Class, tuple[Term, ...]]
     outputs: Mapping[str, Class]
+    given: Mapping[Value, tuple[Class, Term]]
     original: Mapping[Class, Term]
     fired: Mapping[str, int] = field(default_factory=dict)
     rounds: int = 0
@@ -185,9 +186,10 @@ def _space(
         if _is_term(row["op"]) and row["eclass"].startswith("T-"):
             classes.setdefault(Class(row["eclass"]), []).append(reader.term(row))
     of_value = reader.places(classes, names)
-    original = {}
+    given, original = {}, {}
     for value, (op, args) in terms.made.items():
         term = Term(op, tuple(of_value[one] if isinstance(one, Value) else one for one in args))
+        given[value] = (of_value[value], term)
         original.setdefault(of_value[value], term)
     order = {one: place for place, one in enumerate(original)}
     ranked = sorted(classes, key=lambda one: (order.get(one, len(order)), _number(one)))
@@ -195,6 +197,7 @@ def _space(
         terms,
         {one: tuple(sorted(set(classes[one]), key=repr)) for one in ranked},
         {name: of_value[value] for name, value in terms.graph.outputs.items()},
+        given,
         original,
         dict(sorted(fired.items())),
         rounds,
