@@ -156,7 +156,7 @@ def _check_prebuilt(
             other = type(one)(one.table, Path(alone), one.shipped)
             result = other.call(*bound.arguments.values())
             _require(other, layer)
-        expected = pytree.tree_leaves(forward(module, *example.args, **example.kwargs))
+            expected = pytree.tree_leaves(forward(module, *example.args, **example.kwargs))
         _compared(result, expected, layer, sizes, f"what is built here, in its {row.isa} code")
 
 
