@@ -108,7 +108,7 @@ def test_a_module_takes_and_gives_what_it_did():
 
 
 def test_an_onnx_file(tmp_path):
-    onnx = pytest.importorskip("onnx")
+    onnx = pytest.importorskip("onnx", reason="needs onnx: pip install 'kernels-hub[onnx]'")
     node = onnx.helper.make_node("Tanh", ["x"], ["y"])
     shape = ["n", 3]
     info = [onnx.helper.make_tensor_value_info(one, onnx.TensorProto.FLOAT, shape) for one in "xy"]

@@ -65,7 +65,7 @@ def test_a_lock_that_pins_something_else_says_what_it_pins() -> None:
 
 
 def test_the_peer_reads_its_format() -> None:
-    peer = pytest.importorskip("kernels._rust")
+    peer = pytest.importorskip("kernels._rust", reason="needs the peer: pip install kernels")
     theirs = peer.KernelLocks.from_json(LOCK.to_peer_json())
     assert len(theirs) == 3
     by_version = peer.KernelDependency(repo_id="org/two", version=peer.KernelVersion.Version(1))

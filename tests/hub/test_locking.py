@@ -300,7 +300,7 @@ def test_kernels_on_a_command_line(text: str, wanted: Wanted) -> None:
 
 
 def test_the_peer_loads_by_our_lock(place: Place, project: Path) -> None:
-    pytest.importorskip("kernels")
+    pytest.importorskip("kernels", reason="needs the peer: pip install kernels")
     place.release(
         "1.0.0", "shared", variant="torch-cpu torch-cuda torch-rocm"
     )  # it takes what torch was built for
@@ -323,7 +323,7 @@ def test_the_peer_loads_by_our_lock(place: Place, project: Path) -> None:
 
 
 def test_the_peer_finds_offline_what_our_client_fetched(place: Place, project: Path) -> None:
-    pytest.importorskip("kernels")
+    pytest.importorskip("kernels", reason="needs the peer: pip install kernels")
     place.release("1.0.0", "shared")
     place.get(version=">=1")
     program = f"import kernels\nprint(kernels.get_kernel({place.repo()!r}, version=1, backend='cpu').VALUE)\n"

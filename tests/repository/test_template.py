@@ -72,7 +72,7 @@ print("right")
 def test_its_triton_kernels_under_the_interpreter(
     template: Path, old: str, new: str, right: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", reason="needs Triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     kernels = template / "triton" / "kernels.py"
     kernels.write_text(kernels.read_text().replace(old, new))
