@@ -21,7 +21,8 @@ class Adapted(nn.Module):
         self.down, self.up = nn.Linear(size, rank, bias=False), nn.Linear(rank, size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base(x) + 2.0 * self.up(self.down(x))
+        low: torch.Tensor = self.up(self.down(x))
+        return low * 2.0 + self.base(x)
 
 
 class LowRank(nn.Module):
@@ -57,7 +58,8 @@ class FactorisedEmbedding(nn.Module):
         self.tokens, self.project = nn.Embedding(vocabulary, size), nn.Linear(size, hidden)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.project(self.tokens(ids))
+        found: torch.Tensor = self.project(self.tokens(ids))
+        return found
 
 
 class LinearAttention(nn.Module):
@@ -90,7 +92,8 @@ class LastToken(nn.Module):
         self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, vocabulary, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.norm(x))[:, -1]
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits[:, -1]
 
 
 class Pooled(nn.Module):

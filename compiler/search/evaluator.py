@@ -149,7 +149,7 @@ class GraphEvaluator:
         graph = parse_graph(self.text)
         graph.weights = dict(self.weights)
         sizes = {name: size for name, size in self.sizes.items() if name in graph.symbols}
-        found = []
+        found: list[tuple[Mapping[str, Array], Mapping[str, Array]]] = []
         for seed in range(self.seed, self.seed + CHECKS):
             inputs = dummy_inputs(graph, seed, sizes)
             found.append((inputs, evaluate(bind(graph, sizes) if sizes else graph, inputs)))

@@ -101,7 +101,8 @@ def _compiled(one: _Launch, arch: str) -> Resources:
     amd = arch.startswith("gfx")
     target = GPUTarget("hip", arch, 64) if amd else GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
     given = dict(constants)
-    options = {name: given.pop(name) for name in ("num_warps", "num_stages") if name in given}
+    options: dict[str, Any] = {"enable_fp_fusion": True}
+    options |= {name: given.pop(name) for name in ("num_warps", "num_stages") if name in given}
     types, attributes = {}, {}
     for place, (name, kind) in enumerate(zip(kernel.arg_names, kinds, strict=False)):
         if kind == "=1":
@@ -113,9 +114,7 @@ def _compiled(one: _Launch, arch: str) -> Resources:
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
     source = ASTSource(kernel, signature, constexprs=given, attrs=attributes)
     try:
-        return read_resources(
-            triton.compile(source, target=target, options={"enable_fp_fusion": True, **options})
-        )
+        return read_resources(triton.compile(source, target=target, options=options))
     except BuildError:
         raise
     except Exception as error:

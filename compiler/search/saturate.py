@@ -186,7 +186,8 @@ def _space(
         if _is_term(row["op"]) and row["eclass"].startswith("T-"):
             classes.setdefault(Class(row["eclass"]), []).append(reader.term(row))
     of_value = reader.places(classes, names)
-    given, original = {}, {}
+    given: dict[Value, tuple[Class, Term]] = {}
+    original: dict[Class, Term] = {}
     for value, (op, args) in terms.made.items():
         term = Term(op, tuple(of_value[one] if isinstance(one, Value) else one for one in args))
         given[value] = (of_value[value], term)
