@@ -10,12 +10,11 @@ from typing import Any
 from kernels_hub.compiler.binding import sized
 from kernels_hub.compiler.engines.tensors import torch_dtype
 from kernels_hub.compiler.program import Program, Segment, SegmentError, computes
-
-ALIGN = 64
+from kernels_hub.compiler.schedule.intervals import Interval, pack
 
 
 @dataclass(frozen=True)
-class Layout:
+class Placement:
     """Where values between segments, and the segments' workspaces, lie in one arena.
 
     offsets: slot -> byte. workspaces: for each segment its first byte and size, or None. total: bytes in all.
@@ -26,11 +25,11 @@ class Layout:
     total: int
 
 
-def lay_out(program: Program, sizes: Mapping[str, int]) -> Layout:
+def lay_out(program: Program, sizes: Mapping[str, int]) -> Placement:
     """Offsets by lifetime: what is not needed at the same time may lie at the same place."""
     if program.direct:
         total = _workspace(program, 0, sizes)
-        return Layout({}, ((0, total),), total)
+        return Placement({}, ((0, total),), total)
     last = {slot: place for place, segment in enumerate(program.segments) for slot in segment.inputs}
     lives: list[tuple[int, int, int, int]] = []
     """(bytes, first segment, last segment, slot, or -1 - segment for a workspace)."""
@@ -42,25 +41,10 @@ def lay_out(program: Program, sizes: Mapping[str, int]) -> Layout:
             if slot not in program.outputs and shape is not None:
                 size = math.prod(shape) * torch_dtype(program.slots[slot].dtype).itemsize
                 lives.append((size, place, last.get(slot, place), slot))
-    lives.sort(key=lambda one: (-one[0], one[3]))
-    placed: list[tuple[int, int, int, int]] = []
-    offsets: dict[int, int] = {}
-    for size, first, end, slot in lives:
-        offset = 0
-        for low, high, others_first, others_end in sorted(placed):
-            if others_first <= end and first <= others_end:
-                if low >= offset + size:
-                    break
-                offset = max(offset, high)
-        offsets[slot] = offset
-        placed.append((offset, offset + -(-size // ALIGN) * ALIGN, first, end))
-    sizes_of = {slot: size for size, _, _, slot in lives}
-    workspaces = tuple(
-        (offsets[-1 - place], sizes_of[-1 - place]) if -1 - place in offsets else None
-        for place in range(len(program.segments))
-    )
-    total = max((high for _, high, _, _ in placed), default=0)
-    return Layout({slot: at for slot, at in offsets.items() if slot >= 0}, workspaces, total)
+    packed, total = pack([Interval(*one[:3]) for one in lives])
+    of = {slot: (at, size) for (size, _, _, slot), at in zip(lives, packed, strict=True)}
+    workspaces = tuple(of.get(-1 - place) for place in range(len(program.segments)))
+    return Placement({slot: at for slot, (at, _) in of.items() if slot >= 0}, workspaces, total)
 
 
 def _workspace(program: Program, place: int, sizes: Mapping[str, int]) -> int:

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from kernels_hub.compiler.arena import ALIGN, Layout, lay_out
+from kernels_hub.compiler.arena import Placement, lay_out
 from kernels_hub.compiler.binding import sized
 from kernels_hub.compiler.engines.engine import Device, StepProfile
 from kernels_hub.compiler.engines.tensors import torch_dtype
 from kernels_hub.compiler.errors import CompilerError, PlanError
 from kernels_hub.compiler.ir.op import TensorType
 from kernels_hub.compiler.program import Program, Segment, SegmentError, bare, computes, torch_device
+from kernels_hub.compiler.schedule.intervals import ALIGNMENT
 
 _SMALL = 1 << 20
 """Bytes of outputs up to which one is kept to allocate others like it."""
@@ -53,7 +54,7 @@ class Call:
         self.keeps = True
         """Whether arenas are kept for the next call."""
         self._like: list[torch.Tensor] | None = None
-        self._layout: Layout | None = None
+        self._layout: Placement | None = None
         self._frames: dict[Any, deque[_Frame]] = {}
         self.run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]] = self._run_segments
         if program.direct and self.known:
@@ -66,7 +67,7 @@ class Call:
         self._frames.clear()
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> Placement:
         """Of the arena."""
         if self._layout is None:
             self._layout = lay_out(self.program, self.sizes)
@@ -273,10 +274,10 @@ class Call:
             return self._frames[key].pop()
         except (KeyError, IndexError):
             total = self.layout.total
-            return self._frame(torch.empty(total + ALIGN, dtype=torch.uint8, device=self.device))
+            return self._frame(torch.empty(total + ALIGNMENT, dtype=torch.uint8, device=self.device))
 
     def _frame(self, arena: torch.Tensor) -> _Frame:
-        start = -arena.data_ptr() % ALIGN
+        start = -arena.data_ptr() % ALIGNMENT
         layout = self.layout
         slots: list[Any] = [None] * len(self.program.slots)
         for slot, offset in layout.offsets.items():

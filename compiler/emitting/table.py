@@ -19,7 +19,7 @@ from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.dims import Dim, Symbol, dim_symbols, substitute, symbol
 from kernels_hub.compiler.ir.op import show
 from kernels_hub.compiler.schedule.kernel import Buffer, Load, Role, Schedule, statements
-from kernels_hub.compiler.schedule.memory import _heirs, _merged, _root, lifetimes
+from kernels_hub.compiler.schedule.memory import spans as spans_of
 
 _WIDTH = 108
 
@@ -79,7 +79,7 @@ def write_table(parts: Parts) -> str:
     places, source = parts.places, parts.source
     inputs = [(name, parts.schedule.inputs[name]) for name in source.graph.inputs]
     outputs = [(name, parts.schedule.outputs[name]) for name in source.graph.outputs]
-    spans = _spans(parts.schedule)
+    spans = spans_of(parts.schedule)
     names = _Names(parts.program.buffers)
     kinds = [_literal(one) for one in parts.modules]
     signature = source.signature.parameters.values()
@@ -109,8 +109,8 @@ def write_table(parts: Parts) -> str:
             f"Output({_literal(name)}, {_literal(one.dtype.name)}, {places[one]})" for name, one in outputs
         )),
         "scratch": _lines("()", (
-            f"Scratch({_literal(tuple(places[one] for one in buffers))}, {first}, {last})"
-            for buffers, first, last in spans
+            f"Scratch({_literal(tuple(places[one] for one in span.buffers))}, {span.first}, {span.last})"
+            for span in spans
         )),
         "buffers": str(len(parts.program.buffers)),
         "dtypes": _literal(() if native else tuple(one.dtype.name for one in parts.program.buffers)),
@@ -144,8 +144,8 @@ def write_table(parts: Parts) -> str:
         '    """The bytes of each entry of `scratch`."""',
         *(sizes if spans else []),
         "    return (",
-        *(f"        {names.text(_bytes(buffers))},  # {', '.join(one.name for one in buffers)}"
-          for buffers, _, _ in spans),
+        *(f"        {names.text(span.buffers[0].bytes)},  # {', '.join(one.name for one in span.buffers)}"
+          for span in spans),
         "    )", "", "",
         "TABLE = Table(",
     ]) + "\n" + body + ")\n"  # fmt: skip
@@ -246,20 +246,6 @@ def _weights(parts: Parts) -> Iterable[str]:
             f"Weight({_literal(name)}, {_literal(buffer.dtype.name)}, {_literal(tuple(buffer.shape))}, "
             f"{parts.places[buffer]}, {buffer in copied}{more})"
         )
-
-
-def _spans(schedule: Schedule) -> list[tuple[list[Buffer], int, int]]:
-    """Buffers that share memory, and the first and last kernel that need it."""
-    lives = lifetimes(schedule.kernels)
-    heirs = _heirs(schedule.kernels, lives)
-    shared: dict[Buffer, list[Buffer]] = {}
-    for one in lives:
-        shared.setdefault(_root(one.buffer, heirs), []).append(one.buffer)
-    return [(shared[one.buffer], one.first, one.last) for one in _merged(lives, heirs)]
-
-
-def _bytes(buffers: Sequence[Buffer]) -> Dim:
-    return buffers[0].bytes
 
 
 def _shape(shape: Sequence[Dim], names: _Names) -> str:
