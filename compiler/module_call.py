@@ -40,6 +40,9 @@ class ModuleCall:
         one = object()
         self._single = len(outputs) == 1
         self._as_is = self._places == [(0, None)] and pytree.tree_unflatten([one], program.out_spec) is one
+        self.count = len(leaves)
+        self.is_plain = self.flat and self._as_is
+        """Whether a call by position is one of the plan, and its result the module's."""
 
     def inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The inputs of the graph. Raises PlanError for arguments of another structure, or other fixed values."""

@@ -195,9 +195,12 @@ class Executable:
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """The output, a tuple of the outputs, or what the module returns. Raises as `Plan.execute` does."""
-        if self._module is not None:
-            return self._module.result(self._run(self._module.inputs(inputs, named)))
-        return self._run(self._merge(inputs, named) if named else inputs)
+        module = self._module
+        if module is None:
+            return self._run(self._merge(inputs, named) if named else inputs)
+        if module.is_plain and not named and len(inputs) == module.count:
+            return self._run(inputs)
+        return module.result(self._run(module.inputs(inputs, named)))
 
     def _run(self, inputs: tuple[Any, ...]) -> Any:
         plan = self._plan

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -70,6 +71,9 @@ class _Binding:
     like: list[torch.Tensor] | None
     """Small outputs of an earlier moment: `empty_like` takes half as long as `empty`."""
 
+    def __post_init__(self) -> None:
+        self.sizes_at = ctypes.addressof(self.sizes)
+
     def allocate(self) -> list[torch.Tensor]:
         """New outputs."""
         if self.like is not None:
@@ -77,12 +81,19 @@ class _Binding:
         return [torch.empty(shape, dtype=dtype) for shape, dtype in self.outputs]
 
 
+class _Addresses(NamedTuple):
+    """What a program is called with, and where that lies."""
+
+    array: ctypes.Array[ctypes.c_void_p]
+    place: int
+
+
 class _Local(threading.local):
     """A thread's arena, and the addresses that it last called with, by binding."""
 
     def __init__(self) -> None:
         self.arena: torch.Tensor | None = None
-        self.addresses: dict[int, ctypes.Array[ctypes.c_void_p]] = {}
+        self.addresses: dict[int, _Addresses] = {}
 
 
 class CppPlan:
@@ -105,6 +116,7 @@ class CppPlan:
         self._numbers = itertools.count()
         self._local = _Local()
         self._empty = torch.zeros(ALIGNMENT, dtype=torch.uint8)
+        self._nothing = self._empty.data_ptr()
         """Where tensors without elements point to, which have no address."""
         self._weights = place_weights(graph, scheduled, program, library)
 
@@ -143,8 +155,9 @@ class CppPlan:
         binding = self._calls.of(inputs)
         outputs = binding.allocate()
         held = [one.contiguous() for one in inputs]
-        addresses = list(self._addresses(binding, held, outputs, None))
-        plain = [int(one or 0) for one in addresses]
+        addresses = self._addresses(binding, None)
+        self._fill(addresses, held, outputs)
+        plain = [int(one or 0) for one in addresses.array]
         sizes = list(binding.sizes)
         rows: list[StepProfile] = []
         known = self._calls.sizes(inputs)
@@ -183,35 +196,42 @@ class CppPlan:
         outputs: Sequence[torch.Tensor],
         workspace: torch.Tensor | None,
     ) -> None:
-        held = [one if one.is_contiguous() else one.contiguous() for one in inputs]
-        self.library.call(self._addresses(binding, held, outputs, workspace), binding.sizes)
+        addresses = self._addresses(binding, workspace)
+        kept = self._fill(addresses, inputs, outputs)
+        self.library.call(addresses.place, binding.sizes_at)
+        del kept
 
-    def _addresses(
-        self,
-        binding: _Binding,
-        inputs: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        workspace: torch.Tensor | None,
-    ) -> ctypes.Array[ctypes.c_void_p]:
-        """The addresses of a call. Those that a thread used last for the same sizes are filled in again."""
-        local = self._local
-        addresses = local.addresses.get(binding.number) if workspace is None else None
-        if addresses is None:
-            addresses = pointers(binding.template)
-            arena = workspace if workspace is not None else self._arena(binding.arena)
-            base = arena.data_ptr() if arena is not None else 0
-            for where, offset in binding.offsets:
-                addresses[where] = base + offset
-            if workspace is None:
-                if len(local.addresses) >= MOST_BINDINGS:
-                    local.addresses.clear()
-                local.addresses[binding.number] = addresses
-        empty = self._empty.data_ptr()
+    def _fill(
+        self, addresses: _Addresses, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Put in where the tensors of a call lie; returns copies of those with gaps, which have to live through it."""
+        copies = []
+        array, nothing = addresses.array, self._nothing
         for where, tensor in zip(self._calls.inputs, inputs, strict=True):
-            addresses[where] = tensor.data_ptr() or empty
+            if not tensor.is_contiguous():
+                tensor = tensor.contiguous()  # noqa: PLW2901  (instead of it)
+                copies.append(tensor)
+            array[where] = tensor.data_ptr() or nothing
         for where, tensor in zip(self._calls.outputs, outputs, strict=True):
-            addresses[where] = tensor.data_ptr() or empty
-        return addresses
+            array[where] = tensor.data_ptr() or nothing
+        return copies
+
+    def _addresses(self, binding: _Binding, workspace: torch.Tensor | None) -> _Addresses:
+        """The addresses of a call but for inputs and outputs: those that a thread used last for the same sizes."""
+        local = self._local
+        if workspace is None and (known := local.addresses.get(binding.number)) is not None:
+            return known
+        array = pointers(binding.template)
+        arena = workspace if workspace is not None else self._arena(binding.arena)
+        base = arena.data_ptr() if arena is not None else 0
+        for where, offset in binding.offsets:
+            array[where] = base + offset
+        made = _Addresses(array, ctypes.addressof(array))
+        if workspace is None:
+            if len(local.addresses) >= MOST_BINDINGS:
+                local.addresses.clear()
+            local.addresses[binding.number] = made
+        return made
 
     def _arena(self, size: int) -> torch.Tensor:
         """This thread's arena, grown where it is too small; what pointed into the old one is forgotten."""
