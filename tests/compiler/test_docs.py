@@ -17,10 +17,12 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kernels_hub.cli import main
+from kernels_hub.compiler.autodiff.rules import DERIVATIVES
 from kernels_hub.compiler.importers import onnx_node, onnx_ops
 from kernels_hub.compiler.ir.ops import OPS
 
@@ -100,10 +102,12 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert onnx_ops.__all__  # importing it has entered every importer that there is
     known = {op: list(versions) for op, versions in onnx_node._IMPORTERS.items()}
     monkeypatch.setattr(onnx_node, "_IMPORTERS", known)
-    rows = dict(OPS)
+    tables: tuple[dict[str, Any], ...] = (OPS, DERIVATIVES)
+    rows = [dict(table) for table in tables]
     yield
-    OPS.clear()
-    OPS.update(rows)
+    for table, known_rows in zip(tables, rows, strict=True):
+        table.clear()
+        table.update(known_rows)
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch.export's own

@@ -1,7 +1,7 @@
 """Derivatives of gathers and scatters: a gather's gradient is added where it was read, a scatter's is gathered.
 
-Where one element is read along an axis (the log-probability of a target), that is a comparison of places and no scatter,
-which every engine fuses.
+Where one element is read along an axis (the log-probability of a target), that is a comparison of places and no
+scatter, which every engine fuses.
 """
 
 from __future__ import annotations

@@ -41,7 +41,9 @@ Formula = Callable[[Terms], Value]
 """The gradient of one operand."""
 
 
-def _row(op: str, doc: str, *formulas: Formula | None) -> Derivative:
+def derivative(op: str, doc: str, *formulas: Formula | None) -> Derivative:
+    """A row for a pointwise op: the gradient of each operand as a formula, None where it has none."""
+
     def pull(site: Site) -> Gradients:
         wide = site.gradient.dtype.compute
         operands = tuple(one.cast(wide) for one in site.operands)
@@ -119,41 +121,41 @@ def _power_of_exponent(base: Value, exponent: Value, result: Value) -> Value:
 
 
 FUNCTIONS: Sequence[Derivative] = (
-    _row("exp", "g * y", lambda s: s.g * s.y),
-    _row("exp2", "g * y * log(2)", lambda s: s.g * (s.y * math.log(2))),
-    _row("expm1", "g * (y + 1)", lambda s: s.g * (s.y + 1)),
-    _row("log", "g / x", lambda s: s.g / s.a),
-    _row("log2", "g / (x * log(2))", lambda s: s.g / (s.a * math.log(2))),
-    _row("log1p", "g / (1 + x)", lambda s: s.g / (s.a + 1)),
-    _row("sqrt", "g / (2 * y)", lambda s: s.g / (s.y * 2)),
-    _row("rsqrt", "-g/2 * y**3", lambda s: s.g * (s.y * s.y * s.y * -0.5)),
-    _row("sin", "g * cos(x)", lambda s: s.g * s.a.unary("cos")),
-    _row("cos", "-g * sin(x)", lambda s: -(s.g * s.a.unary("sin"))),
-    _row("tan", "g * (1 + y**2)", lambda s: s.g * (s.y * s.y + 1)),
-    _row("asin", "g / sqrt(1 - x**2)", lambda s: s.g * (1 - s.a * s.a).rsqrt()),
-    _row("acos", "-g / sqrt(1 - x**2)", lambda s: -(s.g * (1 - s.a * s.a).rsqrt())),
-    _row("atan", "g / (1 + x**2)", lambda s: s.g / (s.a * s.a + 1)),
-    _row("sinh", "g * cosh(x)", lambda s: s.g * s.a.unary("cosh")),
-    _row("cosh", "g * sinh(x)", lambda s: s.g * s.a.unary("sinh")),
-    _row("tanh", "g * (1 - y**2)", lambda s: s.g * (1 - s.y * s.y)),
-    _row("asinh", "g / sqrt(x**2 + 1)", lambda s: s.g * (s.a * s.a + 1).rsqrt()),
-    _row("acosh", "g / sqrt(x**2 - 1)", lambda s: s.g * (s.a * s.a - 1).rsqrt()),
-    _row("atanh", "g / (1 - x**2)", lambda s: s.g / (1 - s.a * s.a)),
-    _row("erf", "g * 2/sqrt(pi) * exp(-x**2)", lambda s: s.g * ((-(s.a * s.a)).exp() * (2 / math.sqrt(math.pi)))),
-    _row("sigmoid", "g * y * (1 - y)", lambda s: s.g * (s.y * (1 - s.y))),
+    derivative("exp", "g * y", lambda s: s.g * s.y),
+    derivative("exp2", "g * y * log(2)", lambda s: s.g * (s.y * math.log(2))),
+    derivative("expm1", "g * (y + 1)", lambda s: s.g * (s.y + 1)),
+    derivative("log", "g / x", lambda s: s.g / s.a),
+    derivative("log2", "g / (x * log(2))", lambda s: s.g / (s.a * math.log(2))),
+    derivative("log1p", "g / (1 + x)", lambda s: s.g / (s.a + 1)),
+    derivative("sqrt", "g / (2 * y)", lambda s: s.g / (s.y * 2)),
+    derivative("rsqrt", "-g/2 * y**3", lambda s: s.g * (s.y * s.y * s.y * -0.5)),
+    derivative("sin", "g * cos(x)", lambda s: s.g * s.a.unary("cos")),
+    derivative("cos", "-g * sin(x)", lambda s: -(s.g * s.a.unary("sin"))),
+    derivative("tan", "g * (1 + y**2)", lambda s: s.g * (s.y * s.y + 1)),
+    derivative("asin", "g / sqrt(1 - x**2)", lambda s: s.g * (1 - s.a * s.a).rsqrt()),
+    derivative("acos", "-g / sqrt(1 - x**2)", lambda s: -(s.g * (1 - s.a * s.a).rsqrt())),
+    derivative("atan", "g / (1 + x**2)", lambda s: s.g / (s.a * s.a + 1)),
+    derivative("sinh", "g * cosh(x)", lambda s: s.g * s.a.unary("cosh")),
+    derivative("cosh", "g * sinh(x)", lambda s: s.g * s.a.unary("sinh")),
+    derivative("tanh", "g * (1 - y**2)", lambda s: s.g * (1 - s.y * s.y)),
+    derivative("asinh", "g / sqrt(x**2 + 1)", lambda s: s.g * (s.a * s.a + 1).rsqrt()),
+    derivative("acosh", "g / sqrt(x**2 - 1)", lambda s: s.g * (s.a * s.a - 1).rsqrt()),
+    derivative("atanh", "g / (1 - x**2)", lambda s: s.g / (1 - s.a * s.a)),
+    derivative("erf", "g * 2/sqrt(pi) * exp(-x**2)", lambda s: s.g * ((-(s.a * s.a)).exp() * (2 / math.sqrt(math.pi)))),
+    derivative("sigmoid", "g * y * (1 - y)", lambda s: s.g * (s.y * (1 - s.y))),
 )  # fmt: skip
 
 ARITHMETIC: Sequence[Derivative] = (
-    _row("neg", "-g", lambda s: -s.g),
-    _row("abs", "g * sign(x)", lambda s: s.g * s.a.unary("sign")),
+    derivative("neg", "-g", lambda s: -s.g),
+    derivative("abs", "g * sign(x)", lambda s: s.g * s.a.unary("sign")),
     Derivative("add", lambda site: [site.gradient, site.gradient], "g; g"),
     Derivative("sub", lambda site: [site.gradient, -site.gradient if site.wanted[1] else None], "g; -g"),
-    _row("mul", "g * b; g * a", lambda s: s.g * s.b, lambda s: s.g * s.a),
-    _row("div", "g / b; -g * y / b", lambda s: s.g / s.b, lambda s: -(s.g * s.y / s.b)),
-    _row("mod", "g; -g * floor(a / b)", lambda s: s.g, lambda s: -(s.g * (s.a / s.b).unary("floor"))),
-    _row("fmod", "g; -g * trunc(a / b)", lambda s: s.g,
+    derivative("mul", "g * b; g * a", lambda s: s.g * s.b, lambda s: s.g * s.a),
+    derivative("div", "g / b; -g * y / b", lambda s: s.g / s.b, lambda s: -(s.g * s.y / s.b)),
+    derivative("mod", "g; -g * floor(a / b)", lambda s: s.g, lambda s: -(s.g * (s.a / s.b).unary("floor"))),
+    derivative("fmod", "g; -g * trunc(a / b)", lambda s: s.g,
          lambda s: -(s.g * (s.a / s.b).unary("trunc"))),
-    _row("atan2", "g * b / (a**2 + b**2); -g * a / (a**2 + b**2)",
+    derivative("atan2", "g * b / (a**2 + b**2); -g * a / (a**2 + b**2)",
          lambda s: s.g * (s.b / (s.a * s.a + s.b * s.b)),
          lambda s: s.g * (-s.a / (s.a * s.a + s.b * s.b))),
     Derivative("pow", _power, "g * b * a**(b - 1); g * y * log(a), 0 for 0 to a power that is not negative"),

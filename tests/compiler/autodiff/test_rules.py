@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernels_hub.compiler.autodiff.rules import DERIVATIVES, FLAT
+from kernels_hub.compiler.autodiff.rules import DERIVATIVES, FLAT, add_derivative
+from kernels_hub.compiler.autodiff.rules.pointwise import derivative
+from kernels_hub.compiler.errors import TypeRuleError
 from kernels_hub.compiler.ir.ops import OPS
 from tests.compiler.autodiff.gradcheck import assert_gradient, gradcheck
 from tests.compiler.autodiff.rule_cases import ROWS, Case, floats
@@ -28,6 +30,13 @@ def test_rows_are_of_the_op_table():
     assert set(DERIVATIVES) | FLAT <= set(OPS)
     assert not set(DERIVATIVES) & FLAT
     assert all(row.doc and row.op == name for name, row in DERIVATIVES.items())
+
+
+def test_a_row_is_entered_once():
+    with pytest.raises(TypeRuleError, match="'exp' has a derivative already"):
+        add_derivative(derivative("exp", "another", lambda terms: terms.g))
+    with pytest.raises(TypeRuleError, match="no op is called 'nothing'"):
+        add_derivative(derivative("nothing", "of no op", lambda terms: terms.g))
 
 
 def test_what_is_wrong_is_found():
