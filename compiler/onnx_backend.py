@@ -37,7 +37,7 @@ _KEPT = 8
 
 
 @dataclass(frozen=True)
-class Program:
+class BackendProgram:
     """A model as it was imported, and what runs it: None for the oracle."""
 
     imported: OnnxProgram
@@ -71,7 +71,7 @@ class PreparedModel(BackendRep):
         self.outputs = [one.name for one in file.model.graph.output]
         self._wanted: tuple[str, ...] = ()
         """Inputs whose values decide what the graph is."""
-        self._programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
+        self._programs: OrderedDict[tuple[Any, ...], BackendProgram] = OrderedDict()
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ class PreparedModel(BackendRep):
             )
         return np.asarray(one)
 
-    def _program(self, given: Mapping[str, Given]) -> Program:
+    def _program(self, given: Mapping[str, Given]) -> BackendProgram:
         shapes = {name: _shapes(one) for name, one in given.items() if name in self.inputs}
         overridden = [name for name in given if name in self.optional]
         while True:
@@ -136,7 +136,7 @@ class PreparedModel(BackendRep):
                     raise
                 self._wanted = (*self._wanted, *more)
                 continue
-            program = Program(imported, self._compiled(imported))
+            program = BackendProgram(imported, self._compiled(imported))
             self._programs[key] = program
             while len(self._programs) > _KEPT:
                 self._programs.popitem(last=False)

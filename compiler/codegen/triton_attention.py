@@ -12,7 +12,7 @@ from __future__ import annotations
 from kernels_hub.compiler.codegen.cpp_causal import causal_scores
 from kernels_hub.compiler.codegen.cpp_loops import is_empty, turns
 from kernels_hub.compiler.codegen.cpp_text import Names
-from kernels_hub.compiler.codegen.triton_kernel import HOST, Kernel, Launch
+from kernels_hub.compiler.codegen.triton_kernel import HOST, KernelText, Launch
 from kernels_hub.compiler.codegen.triton_options import Options, attention_tile, chosen
 from kernels_hub.compiler.codegen.triton_product import dot, load
 from kernels_hub.compiler.codegen.triton_text import Axis, Body, Lines
@@ -40,7 +40,7 @@ class _Attention:
         self.batch, self.head, self.query, self.value = nest.outer
         self.key = root.score_loops[3]
         self.bits = root.q.buffer.dtype.bits
-        self.kernel = Kernel(name, nest, lines, names, (self.query.extent * self.key.extent,))
+        self.kernel = KernelText(name, nest, lines, names, (self.query.extent * self.key.extent,))
         axes = [
             Axis("rows", "row", "row_live"), Axis("columns", "column", "column_live"), Axis("keys", "key", "key_live"),
             Axis("q_width", "q_width", "q_live"), Axis("k_width", "k_width", "k_live"),
@@ -126,7 +126,7 @@ class _Attention:
         lines.add("best = better")
 
 
-def _program(kernel: Kernel, body: Body, loops: tuple[Loop, Loop, Loop]) -> None:
+def _program(kernel: KernelText, body: Body, loops: tuple[Loop, Loop, Loop]) -> None:
     """The queries of this program, its head and its batch."""
     lines, (batch, head, query) = kernel.lines, loops
     lines.add(f"program = {kernel.program()}")
@@ -153,7 +153,7 @@ def _result(root: Attention, keys: Dim, body: Body) -> str:
     return f"tl.where({body.index(keys)} == 0, 0.0, out / total)"
 
 
-def _launch(kernel: Kernel, nest: Nest, root: Attention, options: Options) -> Launch:
+def _launch(kernel: KernelText, nest: Nest, root: Attention, options: Options) -> Launch:
     batch, head, query, value = (one.extent for one in nest.outer)
     sizes = (query, root.score_loops[3].extent, root.q.shape[3], value)
     texts = tuple(HOST.index(one) for one in sizes)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kernels_hub.compiler.codegen.cpp_loops import estimate, is_empty, turns
 from kernels_hub.compiler.codegen.cpp_text import Names
-from kernels_hub.compiler.codegen.triton_kernel import Kernel, Launch
+from kernels_hub.compiler.codegen.triton_kernel import KernelText, Launch
 from kernels_hub.compiler.codegen.triton_options import Options, Tile, power_of_two
 from kernels_hub.compiler.codegen.triton_product import dot, load, place, tile_of, tiled_launch, tiles
 from kernels_hub.compiler.codegen.triton_text import Axis, Body, Lines
@@ -53,7 +53,7 @@ class _Convolution:
         root = nest.root
         assert isinstance(root, Convolution)
         self.nest, self.root, self.lines, self.options = nest, root, lines, options
-        self.kernel = Kernel(name, nest, lines, names)
+        self.kernel = KernelText(name, nest, lines, names)
         self.places, self.channel = nest.outer[:-1], nest.outer[-1]
         self.rows = turns(self.places)
         out = int(root.w.shape[0])

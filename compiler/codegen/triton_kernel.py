@@ -49,7 +49,7 @@ class Launch:
 
 
 @dataclass
-class Kernel:
+class KernelText:
     """A kernel of a nest. more: dims in its text that are not the nest's."""
 
     name: str

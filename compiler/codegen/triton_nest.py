@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kernels_hub.compiler.codegen.cpp_loops import is_empty, simplified, turns
 from kernels_hub.compiler.codegen.cpp_text import Names
-from kernels_hub.compiler.codegen.triton_kernel import HOST, Kernel, Launch
+from kernels_hub.compiler.codegen.triton_kernel import HOST, KernelText, Launch
 from kernels_hub.compiler.codegen.triton_options import Options, Tile, block_tile, chosen
 from kernels_hub.compiler.codegen.triton_reduce import print_reduction
 from kernels_hub.compiler.codegen.triton_text import Axis, Body, Lines
@@ -30,7 +30,7 @@ def print_nest(name: str, nest: Nest, lines: Lines, names: Names, options: Optio
 def print_pointwise(name: str, nest: Nest, lines: Lines, names: Names, options: Options) -> Launch:
     """One program for each block of positions."""
     loops = nest.outer
-    kernel = Kernel(name, nest, lines, names)
+    kernel = KernelText(name, nest, lines, names)
     total = turns(loops)
     axis = Axis("block", "at", "live")
     body = Body(lines, names, loops, [axis], {one.name: "block" for one in loops})

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from kernels_hub.compiler.codegen.cpp_loops import is_empty, merged, turns
 from kernels_hub.compiler.codegen.cpp_text import Names
-from kernels_hub.compiler.codegen.triton_kernel import HOST, Kernel, Launch
+from kernels_hub.compiler.codegen.triton_kernel import HOST, KernelText, Launch
 from kernels_hub.compiler.codegen.triton_options import Options, Tile, chosen, product_tile
 from kernels_hub.compiler.codegen.triton_text import Axis, Body, Lines
 from kernels_hub.compiler.ir.dims import Dim
@@ -32,7 +32,7 @@ def print_product(name: str, nest: Nest, lines: Lines, names: Names, options: Op
     depth = root.a.shape[-1]
     bits = root.a.buffer.dtype.bits
     tile = tile_of((rows.extent, columns.extent, depth, turns(batch)), bits, options)
-    kernel = Kernel(name, nest, lines, names)
+    kernel = KernelText(name, nest, lines, names)
     axes = [
         Axis("rows", "row", "row_live"), Axis("columns", "column", "column_live"),
         Axis("a_depth", "a_depth", "a_live"), Axis("b_depth", "b_depth", "b_live"),
@@ -85,7 +85,7 @@ def load(body: Body, view: View, index: tuple[Dim, ...], axes: frozenset[str]) -
     return f"tl.load({pointer}, mask={body.mask(axes)}, other=0)"
 
 
-def tiles(kernel: Kernel, body: Body, rows: Dim, columns: Dim, batch: list[Loop]) -> None:
+def tiles(kernel: KernelText, body: Body, rows: Dim, columns: Dim, batch: list[Loop]) -> None:
     """`row` [ROWS, 1] and `column` [1, COLUMNS] of this program, and the variables of the batch."""
     lines = kernel.lines
     lines.add(f"program = {kernel.program()}")
@@ -113,7 +113,7 @@ def tile_of(sizes: tuple[Dim, ...], bits: int, options: Options) -> Tile:
     )
 
 
-def tiled_launch(kernel: Kernel, rows: Dim, columns: Dim, batch: Dim, tile: Tile) -> Launch:
+def tiled_launch(kernel: KernelText, rows: Dim, columns: Dim, batch: Dim, tile: Tile) -> Launch:
     """One program a tile."""
     down, across = (
         f"kh.cdiv({HOST.index(one)}, {tile.of(name)})" for one, name in ((rows, "ROWS"), (columns, "COLUMNS"))
@@ -168,5 +168,5 @@ def batches_as_rows(nest: Nest) -> Nest:
     return nest
 
 
-def _wide(kernel: Kernel) -> str:
+def _wide(kernel: KernelText) -> str:
     return "" if kernel.index == "tl.int32" else f".to({kernel.index})"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from kernels_hub.compiler.codegen.cpp_contexts import lane_of
 from kernels_hub.compiler.codegen.cpp_loops import turns
 from kernels_hub.compiler.codegen.cpp_text import Names
-from kernels_hub.compiler.codegen.triton_kernel import HOST, Kernel, Launch
+from kernels_hub.compiler.codegen.triton_kernel import HOST, KernelText, Launch
 from kernels_hub.compiler.codegen.triton_options import (
     MOST_COLUMNS,
     Options,
@@ -48,7 +48,7 @@ class _Reduction:
 
     def __init__(self, name: str, nest: Nest, lines: Lines, names: Names, options: Options) -> None:
         self.nest, self.lines, self.late = nest, lines, options.late
-        self.kernel = Kernel(name, nest, lines, names)
+        self.kernel = KernelText(name, nest, lines, names)
         rows = Axis("rows", "row", "row_live") if nest.outer else None
         columns = Axis("columns", "column", "column_live")
         axis_of = {one.name: "rows" for one in nest.outer} | {one.name: "columns" for one in nest.inner}

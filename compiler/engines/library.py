@@ -27,7 +27,7 @@ from kernels_hub.compiler.engines.engine import (
 )
 from kernels_hub.compiler.engines.library_ops.composites import composite_kernel
 from kernels_hub.compiler.engines.library_ops.site import regions
-from kernels_hub.compiler.engines.library_program import Program, kernel_of
+from kernels_hub.compiler.engines.library_program import LibraryProgram, kernel_of
 from kernels_hub.compiler.engines.payload import pack_graph, unpack_graph
 from kernels_hub.compiler.engines.reference import copy_out, refuse_knobs, signature_of, without_weights
 from kernels_hub.compiler.engines.tensors import snapshot, to_tensor
@@ -49,7 +49,7 @@ class LibraryPlan:
         self.signature: Signature = signature_of(graph)
         self._torch = torch.device("cpu") if device.type == "cpu" else torch.device("cuda", device.index)
         with torch.no_grad():
-            self._program = Program(graph, self._torch, self._weight)
+            self._program = LibraryProgram(graph, self._torch, self._weight)
 
     def _weight(self, name: str) -> Tensor:
         return to_tensor(snapshot(self._graph.weight(name))).to(self._torch)

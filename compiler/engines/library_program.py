@@ -50,7 +50,7 @@ class Step:
         self.single = node.op.signature is None
 
 
-class Program:
+class LibraryProgram:
     """See the module. Safe to be run by several threads."""
 
     def __init__(
@@ -188,7 +188,7 @@ class Program:
 
     def _make(self, node: Node, sizes: Sizes | None) -> Run:
         """The kernel of a node. Raises SizesNeeded where sizes are missing; EngineError where it cannot be."""
-        site = Site(node, self.device, sizes, lambda graph: Program(graph, self.device).on_its_own)
+        site = Site(node, self.device, sizes, lambda graph: LibraryProgram(graph, self.device).on_its_own)
         if node.op.name in _REGIONS:
             return self._make_region(node, site, sizes)
         if (biased := self._convs.get(node)) is not None:
@@ -211,7 +211,7 @@ class Program:
         if sizes is None and (node.symbols() or any(map(_is_open, graphs))):
             raise SizesNeeded
         known = dict(sizes or {})
-        parts = [Program(one, self.device) for one in graphs]
+        parts = [LibraryProgram(one, self.device) for one in graphs]
         return _REGION_RUNS[node.op.name](site, parts, known)
 
     def _set_drops(self) -> None:
@@ -294,12 +294,12 @@ def kernel_of(node: Node) -> Kernel | None:
 # -- ops that hold graphs
 
 
-def _run_call(_: Site, parts: Sequence[Program], sizes: Sizes) -> Run:
+def _run_call(_: Site, parts: Sequence[LibraryProgram], sizes: Sizes) -> Run:
     (callee,) = parts
     return lambda *operands: tuple(callee(operands, {**sizes, **callee.bind(operands)}))
 
 
-def _run_if(_: Site, parts: Sequence[Program], sizes: Sizes) -> Run:
+def _run_if(_: Site, parts: Sequence[LibraryProgram], sizes: Sizes) -> Run:
     then, otherwise = parts
 
     def run(condition: Tensor, *captures: Tensor) -> tuple[Tensor, ...]:
@@ -309,7 +309,7 @@ def _run_if(_: Site, parts: Sequence[Program], sizes: Sizes) -> Run:
     return run
 
 
-def _run_loop(site: Site, parts: Sequence[Program], sizes: Sizes) -> Run:
+def _run_loop(site: Site, parts: Sequence[LibraryProgram], sizes: Sizes) -> Run:
     (body,) = parts
     carried, count = site["carried"], site["count"]
     results = [(site.node.results[place].dtype, place) for place in range(len(site.node.results))]
@@ -332,7 +332,7 @@ def _run_loop(site: Site, parts: Sequence[Program], sizes: Sizes) -> Run:
     return run
 
 
-def _run_scan(site: Site, parts: Sequence[Program], sizes: Sizes) -> Run:
+def _run_scan(site: Site, parts: Sequence[LibraryProgram], sizes: Sizes) -> Run:
     (body,) = parts
     states, sequences = site["states"], site["sequences"]
 
@@ -370,7 +370,7 @@ def _stacked(site: Site, stacks: Sequence[Sequence[Tensor]], first: int) -> list
     return made
 
 
-_REGION_RUNS: Mapping[str, Callable[[Site, Sequence[Program], Sizes], Run]] = {
+_REGION_RUNS: Mapping[str, Callable[[Site, Sequence[LibraryProgram], Sizes], Run]] = {
     "call": _run_call,
     "if": _run_if,
     "loop": _run_loop,
