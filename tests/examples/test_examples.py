@@ -22,6 +22,7 @@ ARGUMENTS = {
     "paint_with_stable_diffusion": "--width 32 --levels 2 --pixels 64 --steps 4",
     "publish_compiled_layers": "--layers 1 --hidden 64",
     "search_sentences_with_minilm": "--rounds 1",
+    "train_a_llama_block_with_fused_loss": "--width 32 --vocabulary 2000 --tokens 32",
 }
 """What makes an example small: sizes and repetitions."""
 
@@ -30,6 +31,7 @@ FULL = {
     "paint_with_stable_diffusion": "--full --pixels 64 --steps 2",
     "publish_compiled_layers": "",
     "search_sentences_with_minilm": "",
+    "train_a_llama_block_with_fused_loss": "",
 }
 """Sizes worth timing; `-s` shows the times."""
 
@@ -54,6 +56,13 @@ def check_train_a_kernelized_model(result: Any) -> None:
     expected, losses = result
     assert losses == pytest.approx(expected, abs=1e-4)
     assert losses[-1] < losses[0] - 0.3, "it learns"
+
+
+def check_train_a_llama_block_with_fused_loss(result: Any) -> None:
+    assert len(result.eager.losses) == len(result.fused.losses) == 50
+    assert result.difference < 1e-3
+    assert result.fused.losses[-1] < result.fused.losses[0] - 0.5, "it learns"
+    assert result.fused.peak_mib < 0.6 * result.eager.peak_mib
 
 
 def check_a_mapping_of_ones_own(result: Any) -> None:

@@ -32,6 +32,7 @@ def linear_loss(
     head = model.lm_head
     fused = labels is not None and _is_fusable(model, vocab_size, head, hidden, logits_to_keep)
     if fused and (model.training if skip_logits is None else skip_logits):
+        assert labels is not None
         targets, reduction, share = _targets(labels, kwargs)
         loss = linear_cross_entropy(
             hidden,

@@ -19,7 +19,7 @@ REDUCTIONS = ("mean", "sum", "none")
 
 # A chunk's logits: enough rows to keep a product busy, few enough to be small beside the rest.
 _CHUNK_NUMEL = {"cpu": 2**22, "other": 2**26}
-_LEAST_ROWS = {"cpu": 64, "other": 256}
+_LEAST_ROWS = {"cpu": 32, "other": 256}
 
 
 def cross_entropy(
@@ -112,7 +112,7 @@ def linear_cross_entropy(
             if reduction == "none"
             else _reduced(losses.sum(), flat, form, reduction)
         )
-    chunk = chunk_rows or default_chunk_rows(weight.shape[0], kind)
+    chunk = chunk_rows or default_chunk_rows(rows.shape[0], weight.shape[0], kind)
     if reduction != "none" and needs_gradient(hidden, weight, bias):
         needs = (hidden.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad)
         with torch.autocast(kind, enabled=False):
@@ -127,10 +127,11 @@ def linear_cross_entropy(
     )
 
 
-def default_chunk_rows(width: int, kind: str) -> int:
-    """Rows whose logits are computed at once, for V = width on a device type."""
+def default_chunk_rows(rows: int, width: int, kind: str) -> int:
+    """Rows whose logits (V = width) are computed at once on a device type: a quarter of them at most, but for few."""
     kind = kind if kind in _CHUNK_NUMEL else "other"
-    return max(_LEAST_ROWS[kind], _CHUNK_NUMEL[kind] // max(width, 1) // 64 * 64)
+    by_size, by_rows = _CHUNK_NUMEL[kind] // max(width, 1) // 64 * 64, (rows + 3) // 4
+    return max(_LEAST_ROWS[kind], min(by_size, by_rows))
 
 
 def _reduced(total: Tensor, target: Tensor, form: LossForm, reduction: str) -> Tensor:
