@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def compile(  # noqa: A001  (the command's name)
+    context: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -64,7 +64,7 @@ def compile(  # noqa: A001  (the command's name)
     from kernels_hub.compiler.emit import emit_layer
 
     found, given = emit_arguments(options)
-    emitted = emit_layer(found, out=out, command=_command(sys.argv[1:]), **given)
+    emitted = emit_layer(found, out=out, command=command_of(context), **given)
     if as_json:
         print_json(_document(emitted))
         return
@@ -129,8 +129,21 @@ def _names(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(one.strip() for one in text.split(",") if one.strip())
 
 
-def _command(arguments: list[str]) -> str:
-    return shlex.join(["kernels-hub", *arguments])
+def command_of(context: typer.Context) -> str:
+    """The command line, by which the layer is made again."""
+    words = ["kernels-hub", "compile"]
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if parameter.name == "as_json" or value in (None, False, [], ()) or value == parameter.default:
+            continue
+        if parameter.param_type_name == "argument":
+            words.append(str(value))
+        elif value is True:
+            words.append(parameter.opts[0])
+        else:
+            for one in value if isinstance(value, (list, tuple)) else [value]:
+                words += [parameter.opts[0], str(one)]
+    return shlex.join(words)
 
 
 def _show(emitted: Emitted) -> None:

@@ -179,8 +179,7 @@ def _target(
         arguments += ["--submodule", submodule]
     for one in dim:
         arguments += ["--dim", one]
-    command = shlex.join(["kernels-hub", "compile", *arguments])
-    return _Target(_options(arguments), out, command)
+    return _Target(_options(arguments), out, shlex.join(["kernels-hub", "compile", *arguments]))
 
 
 def _name_of(source: str) -> str:
