@@ -15,7 +15,7 @@ from kernels_hub.compiler.codegen.cpp_epilogue import print_epilogue
 from kernels_hub.compiler.codegen.cpp_loops import turns
 from kernels_hub.compiler.codegen.cpp_packed import PackedOperands, is_weight
 from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
-from kernels_hub.compiler.codegen.scalar import Cpp
+from kernels_hub.compiler.codegen.scalar import Cpp, storage_type
 from kernels_hub.compiler.ir.dims import Dim, product
 from kernels_hub.compiler.schedule.index import Loop, Ranges
 from kernels_hub.compiler.schedule.kernel import Load, Nest, Product, View
@@ -54,7 +54,7 @@ def print_product(
         elif weight:
             with lines.block(f"for (int64_t batch = 0; batch < {index(turns(batch))}; ++batch)"):
                 a_at, b_at = _offsets(root, batch, scalars, packed=True)
-                size = f"kh::right_size({k}, {index(n.extent)})"
+                size = f"kh::right_size<{_element(root.b)}>({k}, {index(n.extent)})"
                 second = right if b_at == "0" else f"{right} + ({b_at}) * {size}"
                 sizes = f"{index(m.extent)}, {index(n.extent)}, {k}"
                 lines.add(f"kh::multiply(batch, {sizes}, {left}{_plus(a_at)}, {strides}, {second},")
@@ -93,6 +93,10 @@ def _print_batched(
     print_epilogue(lines, names, nest, counted, round_ops=round_ops, tail="});")
 
 
+def _element(view: View) -> str:
+    return storage_type(view.buffer.dtype)
+
+
 def _loads(nest: Nest, view: View) -> bool:
     """Whether the rest of the nest reads the buffer of an operand too."""
     return any(isinstance(one, Load) and one.buffer is view.buffer for one in nest.body)
@@ -106,7 +110,7 @@ def _packed(view: View, packed: PackedOperands, names: Names) -> str:
         (extent, stride) for extent, stride in zip(batch, strides, strict=True) if extent != 1 and stride != 0
     ]
     count = product(extent for extent, _ in own)
-    size = f"kh::right_size({k}, {n})"
+    size = f"kh::right_size<{_element(view)}>({k}, {n})"
     source = names.buffers[view.buffer] + (f" + {view.offset}" if view.offset != 0 else "")
     if not own:
         return packed.add(view, size, f"kh::pack_right({source}, {k}, {n}, {stride_k}, {stride_n}, $to);")

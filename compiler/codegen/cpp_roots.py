@@ -45,4 +45,8 @@ def runtime_of(nest: Nest) -> str | None:
         Convolution: "linked_convolution.cpp",
         Attention: "linked_attention.cpp",
     }
-    return None if nest.root is None else files[type(nest.root)]
+    if nest.root is None:
+        return None
+    if isinstance(nest.root, Product) and nest.root.a.buffer.dtype in ROOT_DTYPES - {FLOAT32}:
+        return "linked_product_narrow.cpp"
+    return files[type(nest.root)]

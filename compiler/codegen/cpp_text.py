@@ -185,7 +185,9 @@ class Body:
         if isinstance(one, Constant):
             return
         if isinstance(one, Store):
-            self.lines.add(f"{self.names.buffers[one.buffer]}[{self.index(one.place)}] = {self.use(one.arg)};")
+            self.lines.add(
+                f"{self.names.buffers[one.buffer]}[{self.index(one.place)}] = {self.use(one.arg)};"
+            )
             return
         origin = one.origin if isinstance(one, Compute) and one.origin != self._origin else ""
         if isinstance(one, Compute):

@@ -55,6 +55,7 @@ KH_INLINE void zero_lines(int64_t count, int64_t rows, float* to) {
 
 // The left operand of product(): a row is an output pixel's patch, k is (kd, kh, kw, channel of the group).
 struct Patches {
+  using Elements = Floats;
   const ConvShape& shape;
   Pixels x;
 

@@ -40,8 +40,13 @@ inline constexpr int64_t kAlone = 64 * 1024;       // multiplications that do no
 
 // -- the kernel -------------------------------------------------------------------------------------------
 
+// What a kernel does with an element of a and a vector of b.
+struct Floats {
+  KH_INLINE static void add(vfloat& sum, const float& a, vfloat b) { sum += a * b; }
+};
+
 // tile = [tile +] a (Rows, depth) @ b (depth, Vectors * kLanes); the tile's rows are `stride` floats apart.
-template <int Rows, int Vectors>
+template <class Elements, int Rows, int Vectors>
 [[gnu::noinline]] void kernel(int64_t depth, const float* a, const float* b, float* tile, int64_t stride,
                               bool accumulate) {
   constexpr int64_t width = Vectors * kLanes;
@@ -57,9 +62,8 @@ template <int Rows, int Vectors>
     for (int v = 0; v < Vectors; ++v) right[v] = load(b_k + v * kLanes);
     KH_UNROLL(16)
     for (int r = 0; r < Rows; ++r) {
-      const float left = a_k[r * kLine];
       KH_UNROLL(2)
-      for (int v = 0; v < Vectors; ++v) c[r][v] += left * right[v];
+      for (int v = 0; v < Vectors; ++v) Elements::add(c[r][v], a_k[r * kLine], right[v]);
     }
   };
   for (; depth >= kLine; depth -= kLine) {
@@ -82,15 +86,17 @@ template <int Rows, int Vectors>
 
 using Kernel = void (*)(int64_t, const float*, const float*, float*, int64_t, bool);
 
-template <int Vectors, int... Rows>
+template <class Elements, int Vectors, int... Rows>
 constexpr std::array<Kernel, sizeof...(Rows)> kernels(std::integer_sequence<int, Rows...>) {
-  return {&kernel<Rows + 1, Vectors>...};
+  return {&kernel<Elements, Rows + 1, Vectors>...};
 }
-// kKernels[vectors - 1][rows - 1]
-inline constexpr std::array<Kernel, kRows> kKernels[2] = {
-    kernels<1>(std::make_integer_sequence<int, kRows>{}),
-    kernels<2>(std::make_integer_sequence<int, kRows>{}),
+// kKernelsOf<Elements>[vectors - 1][rows - 1]
+template <class Elements>
+inline constexpr std::array<Kernel, kRows> kKernelsOf[2] = {
+    kernels<Elements, 1>(std::make_integer_sequence<int, kRows>{}),
+    kernels<Elements, 2>(std::make_integer_sequence<int, kRows>{}),
 };
+inline constexpr auto& kKernels = kKernelsOf<Floats>;
 
 // -- packing ----------------------------------------------------------------------------------------------
 
@@ -166,6 +172,7 @@ KH_INLINE void copy_lines(const T* from, int64_t count, int64_t rows, float* to)
 // The left operand as a matrix in memory. fill() is what product() needs of any left operand.
 template <class T>
 struct Matrix {
+  using Elements = Floats;
   const T* data;
   int64_t stride_m, stride_k;
 
@@ -254,7 +261,7 @@ void product(int64_t m, int64_t n, int64_t k, const Left& left, Epilogue& epilog
             for (int p = 0; p < kProducts; ++p) {
               for (int64_t x = 0; x < columns; x += kPanel) {
                 const int64_t width = panel_width(n, j + x);
-                kKernels[width / kLanes - 1][high - 1](count, lines + row * deep + from * high,
+                kKernelsOf<typename Left::Elements>[width / kLanes - 1][high - 1](count, lines + row * deep + from * high,
                                                        rights[p] + (j + x) * k + from * width,
                                                        sums + p * sums_floats + x, kGroup, from > 0);
               }

@@ -35,7 +35,8 @@ void give_rows(const void* state, int64_t batch, int64_t i, int64_t rows, int64_
 
 // -- products -----------------------------------------------------------------------------------------------
 
-// Floats of b (k, n), packed; and the packing, from any strides.
+// Floats of b (k, n) of T, packed; and the packing, from any strides.
+template <class T>
 int64_t right_size(int64_t k, int64_t n);
 template <class T>
 void pack_right(const T* b, int64_t k, int64_t n, int64_t stride_k, int64_t stride_n, float* packed);

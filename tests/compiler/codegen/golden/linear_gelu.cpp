@@ -56,7 +56,7 @@ extern "C" int kh_prepare(void* const* buffers, const int64_t* sizes) {
 
 extern "C" int64_t kh_packed_bytes(int64_t which) {
   switch (which) {
-    case 0: return 4 * (kh::right_size(20, 33));
+    case 0: return 4 * (kh::right_size<float>(20, 33));
   }
   return 0;
 }
