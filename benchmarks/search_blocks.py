@@ -130,7 +130,7 @@ def _graph() -> Block:
 
 
 BLOCKS: Mapping[str, Callable[[], Block]] = {
-    "adapted": lambda: (Adapted(), (torch.randn(4, 64, 768),)),
+    "adapted": lambda: (Adapted(), (torch.randn(1, 16, 768),)),
     "low_rank": lambda: (LowRank(), (torch.randn(64, 1024),)),
     "graph_convolution": _graph,
     "factorised_embedding": lambda: (FactorisedEmbedding(), (torch.randint(0, 30000, (8, 128)),)),

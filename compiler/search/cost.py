@@ -6,7 +6,7 @@ conversion were a kernel and pointwise work half hidden in one; a schedule is pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kernels_hub.compiler.ir.cost import Costs
@@ -14,7 +14,17 @@ from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.schedule.cost import kernel_cost
-from kernels_hub.compiler.schedule.kernel import Attention, Kernel, Nest, Product, Reduce, Schedule
+from kernels_hub.compiler.schedule.index import Loop
+from kernels_hub.compiler.schedule.kernel import (
+    Attention,
+    Buffer,
+    Kernel,
+    Load,
+    Nest,
+    Product,
+    Reduce,
+    Schedule,
+)
 from kernels_hub.compiler.schedule.memory import number
 
 
@@ -99,7 +109,23 @@ def _kernel(kernel: Kernel, sizes: Mapping[str, int], rates: Rates) -> float:
                 dims = (root.a.shape[-2], root.a.shape[-1], root.b.shape[-1])
                 rate *= _efficiency([number(dim, sizes) for dim in dims], rates.half)
     moved = rates.bytes * (1 + threads) / (1 + rates.threads)
-    return rates.launch + max(cost.flops / max(rate, 1.0), cost.bytes / moved)
+    return rates.launch + max(cost.flops / max(rate, 1.0), _moved(kernel, sizes) / moved)
+
+
+def _moved(kernel: Kernel, sizes: Mapping[str, int]) -> int:
+    """Bytes: each buffer whole, or, of a table of which less is looked up, as much as there are turns."""
+    whole = {
+        *kernel.writes(),
+        *(view.buffer for nest in kernel.nests if nest.root for view in nest.root.views),
+    }
+    loaded: dict[Buffer, int] = {}
+    for nest in kernel.nests:
+        turns = _turns((*nest.outer, *nest.inner), sizes)
+        for one in nest.body:
+            if isinstance(one, Load) and one.buffer not in whole:
+                loaded[one.buffer] = loaded.get(one.buffer, 0) + turns * max(one.dtype.bits // 8, 1)
+    total = sum(number(one.bytes, sizes) for one in whole)
+    return total + sum(min(number(one.bytes, sizes), most) for one, most in loaded.items())
 
 
 def _rows(nest: Nest, sizes: Mapping[str, int]) -> int:
@@ -108,6 +134,10 @@ def _rows(nest: Nest, sizes: Mapping[str, int]) -> int:
         loops = nest.outer
     else:
         loops = (*nest.outer, *nest.inner)
+    return _turns(loops, sizes)
+
+
+def _turns(loops: Iterable[Loop], sizes: Mapping[str, int]) -> int:
     turns = 1
     for loop in loops:
         turns *= max(number(loop.extent, sizes), 1)

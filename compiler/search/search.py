@@ -17,6 +17,7 @@ graph, device and seed; a winner is kept in the tuning database and chosen again
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -57,6 +58,7 @@ AT_LEAST = 3
 BEAM = 2
 """Candidates whose neighbours are tried, in each round."""
 FINALISTS = 4
+FINAL_ROUNDS = 3
 TOGETHER = 8
 """Candidates that are timed in turn at once."""
 TIE = 0.03
@@ -210,7 +212,7 @@ class _Driver:
             if self._ranked()[:1] == before and all(one.digest in around for one in self._ranked()[:BEAM]):
                 break
         if self._is_here and self._left > 0:
-            self._time([self.tried[one.digest].candidate for one in self._ranked()[:FINALISTS]], "final")
+            self._final()
 
     # -- candidates
 
@@ -291,7 +293,7 @@ class _Driver:
         if not self._is_here:
             return
         for start in range(0, len(right), TOGETHER):
-            if self._left <= 0 and self.base_seconds is not None:
+            if start and self._left <= 0:
                 return
             self._time(right[start : start + TOGETHER], "timed")
 
@@ -342,6 +344,16 @@ class _Driver:
                 self.shares[candidate.digest] = row.seconds / base.seconds
             if row is not None:
                 self._note(candidate, row, stage)
+
+    def _final(self) -> None:
+        """Those who are left, in turn, several times: what only one round says does not count."""
+        left = self._ranked()[:FINALISTS]
+        found: dict[str, list[float]] = {one.digest: [] for one in left}
+        for _ in range(FINAL_ROUNDS):
+            self._time(left, "final")
+            for one in left:
+                found[one.digest].append(self.shares[one.digest])
+        self.shares.update({digest: statistics.median(shares) for digest, shares in found.items()})
 
     def _note(self, candidate: Candidate, measured: Measured, stage: str = "built") -> None:
         self.tried[candidate.digest] = row = Row(candidate, measured)
