@@ -42,8 +42,8 @@ _CONDITIONS = frozenset({"ge", "le", "gt", "lt", "eq", "ne", "and_", "or_", "not
 
 
 def name_of(target: Any) -> str:
-    """ "add.Tensor" of an ATen overload, the plain name of anything else."""
-    if target.__class__.__name__ == "OpOverload" and target.namespace == "aten":
+    """ "add.Tensor" of an ATen overload, "library.op.default" of another's, the plain name of anything else."""
+    if target.__class__.__name__ == "OpOverload":
         return str(target).removeprefix("aten.")
     return str(getattr(target, "__name__", target))
 

@@ -195,6 +195,29 @@ def test_matmul_of_mixed_dtypes():
         run(lambda a, b: a.matmul(b, to="float32"), x, y)
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, "int8"])
+@pytest.mark.parametrize("ends", [[2, 2, 7], [0, 7, 7], [0, 0, 5], [7, 7, 7]])
+def test_grouped_matmul(ends, dtype):
+    x, w = array(7, 5, dtype=dtype), array(3, 5, 4, dtype=dtype, seed=1)
+    starts = [0, *ends]
+    expected = np.zeros((7, 4), x.dtype)
+    for group, end in enumerate(ends):
+        expected[starts[group] : end] = run(lambda a, b: a @ b, x[starts[group] : end], w[group])
+    found = run(lambda a, b, c: a.graph.apply("grouped_matmul", a, b, c), x, w, np.array(ends, np.int32))
+    assert_same(found, expected)
+
+
+def test_grouped_matmul_refuses():
+    x, w, ends = array(7, 5), array(3, 5, 4, seed=1), np.array([2, 2, 7])
+    apply = lambda a, b, c: a.graph.apply("grouped_matmul", a, b, c)  # noqa: E731
+    with pytest.raises(ShapeError, match="number of groups"):
+        run(apply, x, w, ends[:2])
+    with pytest.raises(ShapeError, match="dim 1 of operand 0"):
+        run(apply, x[:, :4], w, ends)
+    with pytest.raises(TypeRuleError, match="are integers, not float64"):
+        run(apply, x, w, ends.astype(np.float64))
+
+
 CONVS = [
     # spatial, kernel, channels (in, out), groups, strides, dilations, padding
     ((7,), (3,), (2, 4), 1, (1,), (1,), ((0, 0),)),

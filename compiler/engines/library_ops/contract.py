@@ -36,7 +36,7 @@ _EXACT_BITS = 53
 
 def _terms(site: Site) -> int:
     """How many products a sum has."""
-    if site.node.op.name == "matmul":
+    if site.node.op.name in {"matmul", "grouped_matmul"}:
         return int(site.operand_shape(0)[-1])
     kernel = site.operand_shape(1)
     return math.prod(kernel[1:]) if site.node.op.name == "conv" else math.prod((kernel[0], *kernel[2:]))
@@ -95,6 +95,21 @@ def _make_matmul(site: Site) -> Run:
     if site.rank == 2:
         return _typed(site, torch.mm)
     return _typed(site, torch.matmul)
+
+
+def _make_grouped(site: Site) -> Run:
+    dtype, finish, row = _compute_dtype(site), _finisher(site), site.dtype
+
+    def run(x: Tensor, w: Tensor, ends: Tensor) -> Tensor:
+        x, w = x.to(dtype), w.to(dtype)
+        total, start = x.new_zeros((x.shape[0], w.shape[2])), 0
+        for matrix, end in zip(w.unbind(), ends.tolist(), strict=True):
+            if end > start:
+                torch.mm(x[start:end], matrix, out=total[start:end])
+                start = end
+        return total if dtype is row else finish(total)
+
+    return run
 
 
 def _make_conv(site: Site) -> Run:
@@ -245,6 +260,7 @@ def _declines(node: Node, device: str) -> Reason:
 
 KERNELS = {
     "matmul": Kernel(_make_matmul, FLOATS | INTS | COMPLEX, _declines),
+    "grouped_matmul": Kernel(_make_grouped, FLOATS | INTS | COMPLEX, _declines),
     "conv": Kernel(_make_conv, FLOATS | INTS | COMPLEX, _declines),
     "conv_transpose": Kernel(_make_conv_transpose, FLOATS | INTS | COMPLEX, _declines),
 }

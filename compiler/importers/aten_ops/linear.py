@@ -7,15 +7,33 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from kernels_hub.compiler.importers.aten_ops.call import Call, Scalar, aten, spread
+from kernels_hub.compiler.importers.aten_ops.call import Call, Scalar, Unsupported, aten, spread
 from kernels_hub.compiler.ir.dims import Expr
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.proofs import proves_equal
+from kernels_hub.compiler.ir.types import DType
 
 
 @aten("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")
 def matmul(_: Call, a: Value, b: Value) -> Value:
     return a @ b
+
+
+@aten("transformers.grouped_mm_fallback.default")
+def grouped_matmul(_: Call, x: Value, weight: Value, ends: Value) -> Value:
+    return x.graph.apply("grouped_matmul", x, weight, ends)
+
+
+@aten("_grouped_mm.default")
+def grouped_mm(
+    call: Call, x: Value, weight: Value, ends: Value | None, bias: Value | None, dtype: DType | None
+) -> Value:
+    if ends is None or x.rank != 2 or weight.rank != 3 or bias is not None:
+        raise Unsupported(
+            "takes rows (S, K) and a matrix (G, K, N) for each group, with their ends, and no bias"
+        )
+    del dtype  # that of the result
+    return x.graph.apply("grouped_matmul", x, weight, ends, dtype=call.dtype)
 
 
 @aten("linear.default")

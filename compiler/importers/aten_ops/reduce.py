@@ -170,3 +170,14 @@ def argsort(_: Call, x: Value, axis: int, descending: bool) -> Value:
 @aten("topk.default")
 def topk(_: Call, x: Value, k: Dim, axis: int, largest: bool, __: bool) -> Sequence[Value]:
     return x.topk(k, axis, largest=largest)
+
+
+@aten("histc.default")
+def histc(call: Call, x: Value, bins: int, low: Scalar, high: Scalar) -> Value:
+    call.refuse_unless(high > low, "a histogram between the least and the largest element")
+    rows = x.reshape(x.type.size, 1).cast(types.FLOAT64)
+    places = (
+        ((rows - float(low)) / float(high - low) * float(bins)).cast(types.INT64).binary("minimum", bins - 1)
+    )
+    seen = ((rows >= float(low)) & (rows <= float(high))) & places.eq(call.graph.iota(bins).reshape(1, bins))
+    return seen.cast(call.dtype).sum(0)

@@ -64,6 +64,23 @@ def _matmul(operands: Operands, _: Attrs) -> Shape:
     return (*a.shape[:-1], b.shape[-1])
 
 
+def _grouped(operands: Operands, _: Attrs) -> Shape:
+    x, w, ends = operands
+    require_rank(x, 2, "the rows (operand 0)")
+    require_rank(w, 3, "the matrices (operand 1)")
+    require_rank(ends, 1, "the ends of the groups (operand 2)")
+    if not ends.dtype.is_integer:
+        raise TypeRuleError(f"the ends of the groups (operand 2) are integers, not {ends.dtype}")
+    require_equal(
+        w.shape[0], ends.shape[0], f"dim 0 of operand 1 {show(w.shape)}",
+        f"the number of groups {show(ends.shape)}",
+    )  # fmt: skip
+    require_equal(
+        x.shape[1], w.shape[1], f"dim 1 of operand 0 {show(x.shape)}", f"dim 1 of operand 1 {show(w.shape)}"
+    )
+    return (x.shape[0], w.shape[2])
+
+
 def _finish(step: Step, total: Array) -> Array:
     result = step.results[0].dtype
     middle = step.attrs["accumulate"]
@@ -73,6 +90,16 @@ def _finish(step: Step, total: Array) -> Array:
 def _run_matmul(step: Step) -> Array:
     a, b = (_wide(operand) for operand in step.operands)
     return _finish(step, np.matmul(a, b))
+
+
+def _run_grouped(step: Step) -> Array:
+    x, w = (_wide(operand) for operand in step.operands[:2])
+    total, start = np.zeros((x.shape[0], w.shape[2]), np.result_type(x, w)), 0
+    for matrix, end in zip(w, step.operands[2].tolist(), strict=True):
+        if end > start:
+            total[start:end] = x[start:end] @ matrix
+            start = end
+    return _finish(step, total)
 
 
 def _wide(array: Array) -> Array:
@@ -230,6 +257,9 @@ _SPATIAL = (
 ROWS = (
     Op("matmul", "(…, M, K) by (…, K, N): the sum over K. Batch dims are equal.", 2, _run_matmul, product_dtype,
        _matmul, attrs=_DTYPES, traits=Trait.CONTRACTION, source="numpy.matmul; ONNX MatMul, MatMulInteger"),
+    Op("grouped_matmul", "Rows (S, K), sorted by group, by matrices (G, K, N): group g has the rows from the "
+       "end of the one before it up to ends[g], which never fall. Rows behind the last end are 0.", 3, _run_grouped,
+       product_dtype, _grouped, attrs=_DTYPES, source="torch.nn.functional.grouped_mm; the experts of a mixture"),
     Op("conv", "x (N, C, …) with w (O, C / groups, …): cross-correlation over any number of spatial dims.", 2,
        _run_conv, product_dtype, _conv, attrs=(*_SPATIAL, *_DTYPES), traits=Trait.CONTRACTION,
        source="torch.nn.functional.conv*d; ONNX Conv, ConvInteger"),

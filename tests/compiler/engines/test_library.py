@@ -315,6 +315,12 @@ def test_matmul(dtype):
         assert_agrees(ENGINE, graph_of("matmul", arrays), arrays)
 
 
+@pytest.mark.parametrize("dtype", REALS)
+def test_grouped_matmul(dtype):
+    arrays = [array((7, 5), dtype), array((3, 5, 4), dtype, seed=1), np.array([2, 2, 6], np.int32)]
+    assert_agrees(ENGINE, graph_of("grouped_matmul", arrays), arrays)
+
+
 MIXED = [
     ("int8", "uint8", "int32", None), ("uint8", "uint8", "int32", None), ("bfloat16", "bfloat16", "float32", None),
     ("float16", "bfloat16", "float32", None), ("float8_e4m3fn", "float8_e5m2", "bfloat16", "float32"),

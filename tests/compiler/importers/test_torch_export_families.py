@@ -123,10 +123,11 @@ def test_llama_with_cache_dynamic():
     )
 
 
-def test_mixtral():
+@pytest.mark.parametrize("experts", ["grouped_mm", "batched_mm"])
+def test_mixtral(experts):
     config = transformers.MixtralConfig(**SIZES, num_key_value_heads=2, num_local_experts=4, use_cache=False)
     model = transformers.MixtralForCausalLM(config).eval()
-    model.set_experts_implementation("batched_mm")
+    model.set_experts_implementation(experts)
     check(model, (ids(2, 5),))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers.integrations.moe  # noqa: F401  (registers grouped_mm_fallback)
 
 from tests.compiler.importers.torch_programs import check_function
 
@@ -100,6 +101,10 @@ CASES = {
                                   torch.einsum("bij,bjk->bki", a, b), F.linear(a, b[0].T), torch.outer(v, v),
                                   torch.baddbmm(a @ b, a, b, beta=2, alpha=0.5), a[0] @ b],
                  rand(2, 3, 5), rand(2, 5, 4, seed=1), rand(5)),
+    "groups": (lambda x, w, e: [
+        torch.ops.transformers.grouped_mm_fallback(x, w, torch.cumsum(torch.histc(e, 3, 0, 2), 0, dtype=torch.int32)),
+        torch.histc(x, 5, -1, 1.5)],
+        rand(7, 5), rand(3, 5, 4, seed=1), torch.tensor([0.0, 0, 1, 1, 1, 2, 2])),
     "convolutions": (lambda x, r, v, w, k, t, g, b: [
         F.conv2d(x, w, b), F.conv2d(x, w, None, 2, 1), F.conv2d(x, g, b, padding="same", groups=4),
         F.conv2d(x, w, b, dilation=2), F.conv1d(r, k), F.conv3d(v, v[:, :, :2, :2, :2]), F.conv2d(x[0], w, b),
