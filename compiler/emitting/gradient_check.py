@@ -181,7 +181,7 @@ def training_section(checked: CheckedGradients, machine: str) -> str:
         ]
     lines = [head, ["---"] * len(head), *rows]
     text = (
-        "## In training\n\nWhere a gradient is asked for, two programs of their own run: `cpu/program_training*.cpp`, "
+        "## In training\n\nIn training, where a gradient is asked for, two programs of their own run: `cpu/program_training*.cpp`, "
         "which keeps what the other needs, and `cpu/program_backward*.cpp`. Gradients are those of all parameters and "
         f"of {inputs}; another one that is asked for, or one of a gradient, is left to the original forward, or "
         "refused by autograd. Errors are against the original module in training, in units of each gradient's largest "

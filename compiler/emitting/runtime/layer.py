@@ -112,14 +112,17 @@ class Layer(ABC, Generic[S, B]):
         return result_of(self.table.result, outputs)
 
     def _outputs(self, module: nn.Module, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        if torch.is_grad_enabled() and self.gradient is not None:
+        if self.gradient is not None and module.training and torch.is_grad_enabled():
             outputs = self.gradient.outputs(module, inputs)
             if outputs is not None:
                 return outputs
         binding = self._binding(tuple([tuple(one.shape) for one in inputs]))
         state = self.state(module)
         if torch.is_grad_enabled() and (state.needs_grad() or any(one.requires_grad for one in inputs)):
-            raise Misfit("gradient", "a gradient is asked for; use torch.no_grad() or torch.inference_mode()")
+            trains = ", or train() to have it computed" if self.gradient is not None else ""
+            raise Misfit(
+                "gradient", f"a gradient is asked for; use torch.no_grad() or torch.inference_mode(){trains}"
+            )
         return self.run(state, binding, inputs)
 
     def prepare(self, module: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +25,8 @@ CPP = {
     "softmax_head": None, "embedded": None, "conv_block": None,
 }  # fmt: skip
 """Engines that take both graphs; None: all of them together, since what is scattered is left to the library."""
+STEPS = {"llama": (1e-3, 3e-4), "llama_grouped": (1e-3, 3e-4)}
+"""Steps of finite differences, and tolerances, where a module computes a part in float32 whatever its dtype."""
 FACTOR = 4.0
 """Gradients are sums of sums of rounded values."""
 
@@ -122,3 +125,28 @@ def test_a_rewritten_forward_gives_the_same():
     assert all(one.rank < 4 or one.shape[-1] == 16 for one in kept), (
         "nothing of the size of the scores is kept"
     )
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_against_finite_differences_in_float64(name):
+    """Along random directions of each input and parameter, by the oracle alone."""
+    _, args, cotangents, both = _prepared(name, torch.float64)
+    step, tolerance = STEPS.get(name, (1e-6, 1e-7))
+    arrays = {one: given.detach().numpy() for one, given in args.items()}
+    given = dict(zip(both.outputs, (one.numpy() for one in cotangents), strict=True))
+    found = gradients(both, arrays, given)
+    random = np.random.default_rng(12)
+    for one, gradient in found.items():
+        held = arrays if one in arrays else {one: np.asarray(both.forward.weight(one))}
+        direction = random.standard_normal(gradient.shape)
+
+        def loss(by, one=one, held=held, direction=direction):
+            changed = {one: held[one] + by * direction}
+            outputs = evaluate(
+                both.forward, {**arrays, **changed} if one in arrays else arrays, weights=changed
+            )
+            return sum(float(np.sum(outputs[name] * g)) for name, g in given.items())
+
+        expected = (loss(step) - loss(-step)) / (2 * step)
+        scale = max(1.0, float(np.abs(gradient * direction).sum()))
+        assert abs(float(np.sum(gradient * direction)) - expected) <= tolerance * scale, one

@@ -146,6 +146,55 @@ def test_a_training_run_is_the_same(mlp: Emitted):
     assert runs[1] == pytest.approx(runs[0], rel=1e-4)
 
 
+def test_out_of_training_the_original_runs(mlp: Emitted):
+    """Nobody waits for programs to be built who has only forgotten torch.no_grad()."""
+    module = gated_mlp().module
+    with trained(module, mlp) as program:
+        module.eval()
+        assert module(torch.randn(2, 5, 64)).requires_grad
+        assert "or train() to have it computed" in program.fallbacks.pop("gradient")
+        module.train()
+        compare(module, program, torch.randn(2, 5, 64))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+        self.shift = nn.Parameter(torch.randn(8, 4).T)
+        self.register_buffer("scale", torch.rand(4, 8))
+
+    def forward(self, x: torch.Tensor, more: dict[str, torch.Tensor]) -> dict[str, Any]:
+        hidden = self.second(self.first(x).tanh() * self.scale)
+        return {"out": hidden + self.shift, "greatest": hidden.argmax(-1), "more": more["of"] * 2}
+
+
+replace_kernel_forward_from_hub(Tied, "Tied")
+
+
+def test_tied_weights_buffers_and_several_results(emitted_folder: Any):
+    """A weight of two uses, one that is not contiguous, arguments and results in dicts, one of integers."""
+    torch.manual_seed(5)
+    module = Tied()
+    args = (torch.randn(2, 4, 8), {"of": torch.randn(3).requires_grad_()})
+    emitted = emit_layer(
+        (module, args), layer_name="Tied", out=emitted_folder / "Tied", triton=False, benchmark=False
+    )  # fmt: skip
+    assert emitted.gradients is not None and emitted.gradients.asked == ("more.of",)
+    with trained(module, emitted) as program:
+        found = []
+        for forward in (module, lambda *args: Tied.forward(module, *args)):
+            more = args[1]["of"].detach().clone().requires_grad_()
+            result = forward(args[0], {"of": more})
+            assert not result["greatest"].requires_grad
+            loss = (result["out"] ** 2).sum() + (result["more"] ** 3).sum()
+            found.append(torch.autograd.grad(loss, [more, *module.parameters()]))
+        for one, other in zip(*found, strict=True):
+            assert_close(one, other, factor=FACTOR)
+        assert not program.fallbacks
+
+
 def test_what_is_frozen_is_not_computed(mlp: Emitted):
     """Gradients of frozen weights are not there, and their kernels do not run."""
     module = gated_mlp().module
