@@ -27,7 +27,7 @@ from kernels_hub.compiler.importers import onnx_node, onnx_ops
 from kernels_hub.compiler.ir.ops import OPS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = ("compiler.md", "extending_the_compiler.md", "running_graphs.md")
+PAGES = ("compiler.md", "extending_the_compiler.md", "running_graphs.md", "searching.md")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
