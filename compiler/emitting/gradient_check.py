@@ -181,11 +181,11 @@ def training_section(checked: CheckedGradients, machine: str) -> str:
         ]
     lines = [head, ["---"] * len(head), *rows]
     text = (
-        "## In training\n\nIn training, where a gradient is asked for, two programs of their own run: `cpu/program_training*.cpp`, "
-        "which keeps what the other needs, and `cpu/program_backward*.cpp`. Gradients are those of all parameters and "
-        f"of {inputs}; another one that is asked for, or one of a gradient, is left to the original forward, or "
-        "refused by autograd. Errors are against the original module in training, in units of each gradient's largest "
-        "magnitude"
+        "## In training\n\nIn training, where a gradient is asked for, two programs of their own run: "
+        "`cpu/program_training*.cpp`, which keeps what the other needs, and `cpu/program_backward*.cpp`. Gradients are "
+        f"those of all parameters and of {inputs}; another one that is asked for is left to the original forward, and "
+        "one of a gradient raises. Errors are against the original module in training, in units of each gradient's "
+        "largest magnitude"
     )
     text += f"; times are of a call and its backward, on {machine}.\n\n" if timed else ".\n\n"
     return text + "\n".join("| " + " | ".join(line) + " |" for line in lines)
