@@ -135,6 +135,12 @@ def exclude(weight: Parameter) -> None:
         _ENTRIES[id(weight)] = entry
 
 
+def is_excluded(weight: Tensor) -> bool:
+    """Whether `exclude` holds for a weight."""
+    entry = _ENTRIES.get(id(weight))
+    return entry is not None and entry.excluded and entry.reference() is weight
+
+
 def readmit(weight: Tensor) -> None:
     """Undo `exclude`."""
     entry = _ENTRIES.get(id(weight))

@@ -1,0 +1,108 @@
+"""Packed copies of weights that are multiplied with the same input, side by side in one copy.
+
+A copy lives as long as each of its weights, and is used as long as all of them are what was packed; see
+`packed/cache.py` for how that is noticed. The functions from `prepare` on are what `kernelize` asks of a
+kernel that keeps packed weights; see kernels_hub/layer/bind.py.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from . import weights as single
+from .blocks import is_plain_linear
+from .packing import cache
+
+_NAMES = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
+"""Under which attention blocks keep what is joined."""
+
+# Smaller weights are packed at the first call with so many rows that it pays, if there is one.
+_LEAST_NUMEL = 65_536
+
+_LOCK = threading.RLock()
+_JOINED: dict[tuple[int, ...], _Joined] = {}
+
+
+class _Joined:
+    """One copy, and the states of the weights that it was made from."""
+
+    __slots__ = ("entries", "nbytes", "packed", "references")
+
+    def __init__(self, weights: Sequence[Tensor], key: tuple[int, ...]) -> None:
+        self.entries = [
+            cache.Entry(weight) for weight in weights
+        ]  # first: an edit while we pack is noticed later
+        self.references = [weakref.ref(weight, lambda _: _JOINED.pop(key, None)) for weight in weights]
+        self.packed: Tensor = cache.reorder(torch.cat([weight.detach() for weight in weights]))
+        self.nbytes: int = cache.packed_nbytes(self.packed)
+
+    def matches(self, weights: Sequence[Tensor]) -> bool:
+        return all(entry.matches(weight) for entry, weight in zip(self.entries, weights, strict=True))
+
+
+def packed_copy(weights: Sequence[Tensor]) -> Tensor | None:
+    """The joined copy of weights (N1, K), (N2, K), …; None where one cannot, or must not, be packed."""
+    key = tuple(map(id, weights))
+    joined = _JOINED.get(key)
+    if any(map(cache.is_excluded, weights)):
+        return None
+    if joined is not None and joined.matches(weights):
+        return joined.packed
+    if not all(map(cache.can_pack, weights)):
+        return None
+    with _LOCK, torch.inference_mode(False), torch.no_grad():
+        joined = _JOINED.get(key)
+        if joined is None or not joined.matches(weights):
+            _JOINED.pop(key, None)  # both at once would be the peak of memory for nothing
+            joined = _JOINED[key] = _Joined(weights, key)
+        return joined.packed
+
+
+def prepare(module: nn.Module) -> None:
+    """Pack a block's weights now, so that the first call does not take longer."""
+    joined = _joined_linears(module)
+    if joined and sum(linear.weight.numel() for linear in joined) >= _LEAST_NUMEL:
+        packed_copy([linear.weight for linear in joined])
+    for child in module.children():
+        if is_plain_linear(child) and child not in joined:
+            single.prepare(child)
+
+
+def packed_nbytes(module: nn.Module) -> int:
+    """Bytes held for a block's packed weights beyond its own weights'."""
+    copy = _JOINED.get(_key(module))
+    return (0 if copy is None else copy.nbytes) + single.packed_nbytes(module)
+
+
+def free_originals(module: nn.Module) -> None:
+    """Let go of a block's dense weights: each is packed for itself then, and the joined copy goes."""
+    _JOINED.pop(_key(module), None)
+    single.free_originals(module)
+
+
+def restore_originals(module: nn.Module) -> None:
+    """Put dense parameters back, the very bits, with the `requires_grad` that they had."""
+    single.restore_originals(module)
+
+
+def release(module: nn.Module) -> None:
+    """Drop the packed copies of a block's weights, for a model that goes back to its original forwards."""
+    _JOINED.pop(_key(module), None)
+    single.release(module)
+
+
+def _joined_linears(module: nn.Module) -> list[nn.Linear]:
+    for names in _NAMES:
+        found = [module._modules.get(name) for name in names]
+        if all(map(is_plain_linear, found)):
+            return [child for child in found if isinstance(child, nn.Linear)]
+    return []
+
+
+def _key(module: nn.Module) -> tuple[int, ...]:
+    return tuple(id(linear.weight) for linear in _joined_linears(module))

@@ -1,0 +1,27 @@
+"""The CPU backend: attention in C++, projections on weights that are packed for oneDNN once."""
+
+from __future__ import annotations
+
+from . import joined_weights as weights
+from .attention_kernels import backward, forward
+from .operands import applies, dense, operand
+from .packing import products
+
+__all__ = [
+    "DISPATCH_KEYS",
+    "LINEAR",
+    "applies",
+    "backward",
+    "dense",
+    "forward",
+    "linear_with_gradient",
+    "operand",
+    "weights",
+]
+
+DISPATCH_KEYS = ("CPU",)
+
+LINEAR = {"CPU": products.linear}
+
+linear_with_gradient = None
+"""Training changes the weights at every step: packing them would be work for nothing."""

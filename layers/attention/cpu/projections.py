@@ -1,0 +1,65 @@
+"""Several linear layers of one input as one product, on a joined packed copy of their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Parameter
+
+from . import joined_weights
+from .fused_linear import linear
+from .packing import products
+from .registration import define
+
+
+def project(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
+    """F.linear(x, weight, bias) of each pair, without gradients.
+
+    The outputs are parts of one tensor, side by side, where that pays. Weights that were freed, and
+    whatever does not join, are multiplied one by one.
+    """
+    if len(weights) > 1 and _joins(x, weights, biases):
+        return list(_joined_linear(x, weights, biases).split([weight.shape[0] for weight in weights], dim=-1))
+    return [linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+
+
+def _joins(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
+    return (
+        all(type(weight) is Parameter and weight.dim() == 2 and weight.dtype is x.dtype for weight in weights)
+        and all(bias is None or (type(bias) is Parameter and bias.dtype is x.dtype) for bias in biases)
+        and x.device.type == "cpu"
+        and (torch.compiler.is_compiling() or products.pays(x, max(weights, key=Tensor.numel)))
+    )
+
+
+def _reference(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor:
+    return torch.cat([F.linear(x, *pair) for pair in zip(weights, biases, strict=True)], dim=-1)
+
+
+def _kernel(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor:
+    packed = joined_weights.packed_copy(weights) if products.pays(x, max(weights, key=Tensor.numel)) else None
+    if packed is None:
+        return _reference(x, weights, biases)
+    bias = None
+    if any(one is not None for one in biases):
+        parts = [
+            weight.new_zeros(weight.shape[0]) if one is None else one
+            for weight, one in zip(weights, biases, strict=True)
+        ]
+        bias = torch.cat(parts)
+    result: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
+    return result
+
+
+def _fake(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor:
+    return x.new_empty((*x.shape[:-1], sum(weight.shape[0] for weight in weights)))
+
+
+_joined_linear = define(
+    "joined_linear(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor",
+    {"CPU": _kernel, "CompositeExplicitAutograd": _reference},
+    _fake,
+)

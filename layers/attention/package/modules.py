@@ -1,0 +1,89 @@
+"""What an attention block of transformers computes, on this repository's kernels.
+
+A block's forward is replaced as a whole, so its children are not called. That is right only while each
+is what it was, and the block calls PyTorch's scaled_dot_product_attention through transformers' own
+function, with nothing that only the original knows of: a paged cache, a bias by positions, dropout.
+Everything else is left to the forward of the block's class.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .blocks import is_plain_linear, needs_gradient
+from .functional import attention
+from .projections import project
+
+# Arguments of a block that change what transformers' function for "sdpa" computes.
+_OTHERS = ("is_causal", "position_bias", "cache", "softcap")
+
+_SDPA = "transformers.integrations.sdpa_attention"
+
+
+def original(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """What the forward of the block's class gives."""
+    return type(block).forward(block, *args, **kwargs)
+
+
+def applies(
+    block: Any,
+    hidden: Tensor,
+    linears: Sequence[Any],
+    dropout: float,
+    mask: Tensor | None,
+    kwargs: dict[str, Any],
+) -> bool:
+    """Whether the kernels compute what the block would."""
+    return (
+        type(hidden) is Tensor
+        and hidden.dim() == 3
+        and hidden.dtype == linears[0].weight.dtype
+        and not (block.training and dropout > 0)
+        and (mask is None or mask.dim() == 4)
+        and all(kwargs.get(name) is None for name in _OTHERS)
+        and not kwargs.get("output_attentions")
+        and all(map(is_plain_linear, linears))
+        and _calls_sdpa(block.config)
+        and not torch.is_autocast_enabled(hidden.device.type)
+        and not torch.jit.is_tracing()
+    )
+
+
+def output(x: Tensor, linear: nn.Linear) -> Tensor:
+    """linear(x)."""
+    if needs_gradient(x, linear.weight, linear.bias):
+        result: Tensor = linear(x)
+        return result
+    return project(x, [linear.weight], [linear.bias])[0]
+
+
+def heads(hidden: Tensor, linears: Sequence[nn.Linear], width: int) -> list[Tensor]:
+    """Each linear layer's output as (batch, heads, length, width)."""
+    if needs_gradient(hidden, *(p for linear in linears for p in (linear.weight, linear.bias))):
+        outputs = [linear(hidden) for linear in linears]
+    else:
+        outputs = project(hidden, [linear.weight for linear in linears], [linear.bias for linear in linears])
+    return [output.unflatten(-1, (-1, width)).transpose(1, 2) for output in outputs]
+
+
+def attend(block: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """As transformers' function for "sdpa": (batch, length, heads x width)."""
+    causal = bool(query.shape[2] > 1 and mask is None and getattr(block, "is_causal", True))
+    result = attention(query, key, value, mask, causal=causal, scale=block.scaling)
+    return result.transpose(1, 2).flatten(2)
+
+
+def _calls_sdpa(config: Any) -> bool:
+    if config._attn_implementation != "sdpa":
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    # Somebody may have put another function in its place.
+    functions = sys.modules["transformers.modeling_utils"].ALL_ATTENTION_FUNCTIONS
+    function = functions["sdpa"]
+    return bool(function.__module__ == _SDPA and function.__name__ == "sdpa_attention_forward")
