@@ -7,7 +7,7 @@ laid into a file for workers of this machine, which is gone when the sender is.
 from __future__ import annotations
 
 import hashlib
-import os
+import inspect
 import pickle
 import tempfile
 import threading
@@ -50,13 +50,11 @@ class Sender:
 
     def sent(self, evaluate: Callable[[Any], Any]) -> Sent:
         """Of an object, a bound method of one, or a partial of these with keywords. Raises where it is not pickled."""
-        more: Mapping[str, Any] = {}
+        plain, more = evaluate, {}
         if isinstance(evaluate, partial) and not evaluate.args:
-            evaluate, more = evaluate.func, evaluate.keywords
-        target: Any = getattr(evaluate, "__self__", None)
-        method = getattr(evaluate, "__name__", "")
-        if target is None or not method or isinstance(target, type(os)):
-            target, method = evaluate, ""
+            plain, more = evaluate.func, evaluate.keywords
+        bound = inspect.ismethod(plain)
+        target, method = (plain.__self__, plain.__name__) if bound else (plain, "")
         _, digest, data, path = self._packed(target)
         return Sent(digest, data, path, method, dict(more))
 
