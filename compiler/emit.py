@@ -253,6 +253,9 @@ def _sources(
 
 
 def _check_out(folder: Path) -> None:
+    parent = next(one for one in folder.absolute().parents if one.exists())
+    if not parent.is_dir():
+        raise CompilerError(f"{folder} cannot be made: {parent} is no folder")
     if not folder.exists():
         return
     manifest = folder / "kernel.toml"

@@ -34,11 +34,11 @@ def read_onnx(source: OnnxSource) -> OnnxFile:
     Raises ImportFailure for what is no ONNX model, truncated, or of an opset that is unknown; FileNotFoundError.
     """
     if isinstance(source, ModelProto):
-        return _described(source, "model", None)
+        return _described(source, "model", None, "the model")
     if isinstance(source, bytes):
-        return _described(_parse(source, "the bytes given"), "model", None)
+        return _described(_parse(source, "the bytes given"), "model", None, "the bytes given")
     path = Path(source)
-    return _described(_parse(path.read_bytes(), str(path)), path.stem, path.parent)
+    return _described(_parse(path.read_bytes(), str(path)), path.stem, path.parent, str(path))
 
 
 def _parse(data: bytes, what: str) -> ModelProto:
@@ -52,8 +52,7 @@ def _parse(data: bytes, what: str) -> ModelProto:
     return model
 
 
-def _described(model: ModelProto, name: str, folder: Path | None) -> OnnxFile:
-    what = name if folder is None else str(folder / name)
+def _described(model: ModelProto, name: str, folder: Path | None, what: str) -> OnnxFile:
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise ImportFailure(f"{what} is no ONNX model: it holds no graph")
     for graph in (model.graph, *model.functions):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
 TRACEBACK = "KERNELS_HUB_TRACEBACK"
 """Environment variable: set to 1, errors come with Python's traceback."""
@@ -20,7 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     from kernels_hub.errors import KernelsHubError
 
     try:
-        app(None if arguments is None else list(arguments), prog_name="kernels-hub")
+        with _one_line_of_torch_export():
+            app(None if arguments is None else list(arguments), prog_name="kernels-hub")
     except Exception as error:
         if os.environ.get(TRACEBACK, "0") not in ("", "0"):
             raise
@@ -30,3 +33,38 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             message = f"{type(error).__name__}: {error} ({TRACEBACK}=1 shows where)"
         print(f"kernels-hub: {message}", file=sys.stderr)
     sys.exit(1)
+
+
+_TOLD_BY_THE_ERROR = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
+"""Loggers that write of what torch.export cannot trace, before it raises."""
+
+
+@contextlib.contextmanager
+def _one_line_of_torch_export() -> Iterator[None]:
+    """What torch.export prints and logs of a module that it cannot trace is left out: the error is enough."""
+    loggers = [logging.getLogger(name) for name in _TOLD_BY_THE_ERROR]
+    before = [one.disabled for one in loggers]
+    try:
+        for one in loggers:
+            one.disabled = True
+        with contextlib.redirect_stderr(_WithoutGraphs(sys.stderr)):
+            yield
+    finally:
+        for one, was in zip(loggers, before, strict=True):
+            one.disabled = was
+
+
+class _WithoutGraphs:
+    """A stream that drops what is the code of a graph."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """As the stream's."""
+        if text.lstrip().startswith("def forward(self, arg"):
+            return len(text)
+        return int(self._stream.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -55,10 +55,11 @@ def compile(  # noqa: A001  (the command's name)
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compile a layer: C++ for the CPU, Triton for GPUs, which are built where they run, or come along.
+    """Compile a layer: C++ for the CPU, Triton for GPUs.
 
-    Writes kernel.toml, the Python package, the generated programs and a card. The result is compared with the module
-    and with the oracle before the command ends. Go on with kernels-hub build and kernels-hub publish.
+    They are built where they run, or come along. Writes kernel.toml, the Python package, the generated programs and
+    a card. The result is compared with the module and with the oracle before the command ends. Go on with
+    kernels-hub build and kernels-hub publish.
     """
     options = dict(locals())
     from kernels_hub.compiler.emit import emit_layer

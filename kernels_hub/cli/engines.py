@@ -111,6 +111,9 @@ def check(
 def _registry(plugin: list[Path] | None) -> Any:
     from kernels_hub.compiler.engines import registry
 
+    for one in plugin or ():
+        if not one.exists():
+            raise typer.BadParameter(f"there is no file or folder {one}", param_hint="--plugin")
     if plugin:
         registry.set_plugin_paths(plugin)
     return registry
@@ -130,8 +133,10 @@ def _devices(engine: Engine) -> list[str]:
 
 def _device(text: str) -> Device:
     from kernels_hub.compiler.engines.engine import Device
+    from kernels_hub.layer.device import DEVICE_TYPES
 
     kind, _, index = text.partition(":")
-    if not kind.isalpha() or (index and not index.isdecimal()):
-        raise typer.BadParameter(f"expected a device as cpu or cuda:1, got {text!r}", param_hint="--device")
+    if kind not in DEVICE_TYPES or (index and not index.isdecimal()):
+        known = f"{', '.join(DEVICE_TYPES)}, and perhaps a number, as in cuda:1"
+        raise typer.BadParameter(f"expected a device: {known}; got {text!r}", param_hint="--device")
     return Device(kind, int(index or 0))

@@ -96,7 +96,10 @@ def _read(file: Path) -> Graph:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ParseError(f"{file} is no UTF-8 text, as printed graphs are: {error}") from error
-    return parse_graph(text)
+    try:
+        return parse_graph(text)
+    except ParseError as error:
+        raise ParseError(f"{file}: {error}") from error
 
 
 def _rewritten(graph: Graph) -> Graph:
