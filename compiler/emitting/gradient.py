@@ -347,6 +347,8 @@ def asked_inputs(example: Example, submodule: str | None) -> tuple[str, ...] | N
     try:
         with torch.enable_grad():
             example.module(*example.args, **example.kwargs)
+    except Exception:  # noqa: BLE001  (a model that runs without gradients alone is compiled for all floats)
+        return None
     finally:
         hook.remove()
     return found[0] if found else None
