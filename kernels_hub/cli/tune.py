@@ -85,10 +85,11 @@ def tune(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Search for the fastest way to run a layer: graphs that compute the same, and other loops.
+    """Search for the fastest way to run a layer.
 
-    Every candidate is compared with the oracle before it is timed. What is found is kept, and written into the
-    repository where SOURCE is one, or where -o names one. Ctrl-C keeps what is known; run it again to go on.
+    Graphs that compute the same, and other loops, are tried; each is compared with the oracle before it is timed. What
+    is found is kept, and written into the repository where SOURCE is one, or where -o names one. Ctrl-C keeps what is
+    known; run it again to go on.
     """
     target = _target(source, out, layer, submodule, dim or [])
     if resume and afresh:
