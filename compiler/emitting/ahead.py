@@ -193,7 +193,7 @@ class _Notes(Launcher):
 
 
 def _general(kind: str) -> str:
-    return "i32" if kind == "=1" else kind.removesuffix("/16")
+    return kind.removesuffix("/16")
 
 
 def _compiled(one: Launched, arch: str) -> tuple[Resources, Any]:
@@ -212,12 +212,9 @@ def _compiled(one: Launched, arch: str) -> tuple[Resources, Any]:
     names = one.kernel.arg_names
     kinds, attributes = {}, {}
     for place, (name, kind) in enumerate(zip(names, one.parameters, strict=False)):
-        if kind == "=1":
-            given[name] = 1
-        else:
-            kinds[name] = kind.partition("/")[0]
-            if kind.startswith("*") or kind.endswith("/16"):
-                attributes[place,] = [["tt.divisibility", 16]]
+        kinds[name] = kind.partition("/")[0]
+        if kind.startswith("*") or kind.endswith("/16"):
+            attributes[place,] = [["tt.divisibility", 16]]
     types = {name: kinds.get(name, "constexpr") for name in names}
     source = ASTSource(one.kernel, types, constexprs=given, attrs=attributes)
     try:
@@ -272,8 +269,7 @@ def _row(
         name: value if isinstance(value, (int, float, bool, str)) else str(value)
         for name, value in one.constants.items()
     }
-    passed = sum(kind != "=1" for kind in one.parameters)
-    trailing = taken.parameters - passed
+    trailing = taken.parameters - len(one.parameters)
     if not problem and (
         meta.global_scratch_size or meta.profile_scratch_size or meta.num_ctas != 1 or trailing < 0
     ):

@@ -1,9 +1,8 @@
 """GPU binaries that came along: which of them serves a launch, and its start through the driver.
 
 binaries/binaries.json lists for each program and architecture the kernels that were compiled: their constants, what
-each parameter is ("*fp32" an address that is a multiple of 16, "i32", "i64", a "/16" behind it a multiple of 16, "=1"
-a number that is 1 and not passed), shared memory, warps, and the file with its digest. What none serves, Triton
-compiles where it runs; that is said once.
+each parameter is ("*fp32" an address that is a multiple of 16, "i32", "i64", a "/16" behind it a multiple of 16),
+shared memory, warps, and the file with its digest. What none serves, Triton compiles where it runs; that is said once.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Binary:
         for kind, one in zip(self.parameters, arguments, strict=True):
             if kind.startswith("*"):
                 found.append(ctypes.c_uint64(one.data_ptr()))
-            elif kind != "=1":
+            else:
                 found.append(ctypes.c_int64(one) if kind.startswith("i64") else ctypes.c_int32(one))
         return found + [ctypes.c_uint64(0) for _ in range(self.trailing)]
 
@@ -85,7 +84,7 @@ class Binaries:
         for one in rows:
             self._rows.setdefault(one.kernel, []).append(one)
         for of_kernel in self._rows.values():
-            of_kernel.sort(key=lambda one: -sum("/" in kind or kind == "=1" for kind in one.parameters))
+            of_kernel.sort(key=lambda one: -sum("/" in kind for kind in one.parameters))
         self._functions: dict[tuple[int, str], ctypes.c_void_p] = {}
         self._said: set[str] = set()
 
@@ -168,8 +167,6 @@ def parameter(one: Any) -> str:
     """What an argument of a launch is, as a binary is compiled for it at its most special."""
     if isinstance(one, torch.Tensor):
         return _POINTERS[one.dtype]
-    if one == 1:
-        return "=1"
     return ("i32" if -(1 << 31) <= one < 1 << 31 else "i64") + ("/16" if one % 16 == 0 else "")
 
 
@@ -181,8 +178,6 @@ def _plain(constant: Any) -> Any:
 def _fits(kind: str, one: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return kind == _POINTERS.get(one.dtype) and one.data_ptr() % 16 == 0
-    if kind == "=1":
-        return bool(one == 1)
     bits = 31 if kind.startswith("i32") else 63
     return (
         kind.startswith("i")

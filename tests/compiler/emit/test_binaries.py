@@ -69,12 +69,12 @@ def of(folder: Path, driver: Driver, *rows: Binary) -> Binaries:
 
 
 def test_arguments_are_packed(driver: Driver, tmp_path: Path):
-    """Addresses, numbers of both widths, a number that was compiled in, and two null addresses of scratch memory."""
-    row = binary(tmp_path, "848888", ("*fp32", "i32", "i64", "=1", "*i64"))
+    """Addresses, numbers of both widths, and two null addresses of scratch memory."""
+    row = binary(tmp_path, "848888", ("*fp32", "i32", "i64", "*i64"))
     x, y = torch.zeros(4), torch.zeros(4, dtype=torch.int64)
     found = of(tmp_path, driver, row)
-    assert found.launch("k0_kernel", (7, 2), (x, -5, 1 << 40, 1, y), TILE)
-    assert found.launch("k0_kernel", (1,), (x, 0, -1, 1, y), TILE)
+    assert found.launch("k0_kernel", (7, 2), (x, -5, 1 << 40, y), TILE)
+    assert found.launch("k0_kernel", (1,), (x, 0, -1, y), TILE)
     start = "launch 20 grid {} block 128 1 1 shared 1024 stream abc extra 0 : "
     assert calls() == [
         "load",
@@ -190,7 +190,13 @@ def test_a_tile_that_was_compiled_replaces_another(
 
 def test_what_a_launch_is_compiled_for():
     assert parameter(torch.zeros(1, dtype=torch.bfloat16)) == "*bf16"
-    assert [parameter(one) for one in (1, 5, 48, 1 << 31, -16)] == ["=1", "i32", "i32/16", "i64/16", "i32/16"]
+    assert [parameter(one) for one in (1, 5, 48, 1 << 31, -16)] == [
+        "i32",
+        "i32",
+        "i32/16",
+        "i64/16",
+        "i32/16",
+    ]
 
 
 def test_an_architecture_without_binaries(mlp_dtypes: Emitted, caplog: pytest.LogCaptureFixture):
