@@ -205,8 +205,8 @@ def emit(folder: str) -> None:
     module, args = built(MODEL)
     for name, submodule in (("Llama", None), ("LlamaLayer", "model.layers.0")):
         emit_layer(
-            (module, args), layer_name=name, out=Path(folder) / name.lower(), submodule=submodule, benchmark=False,
-            name=name.lower(),
+            (module, args), layer_name=name, out=Path(folder) / name.lower(), submodule=submodule, name=name.lower(),
+            prebuilt=True, triton=False, training=False, benchmark=False,
         )  # fmt: skip
 
 
@@ -262,12 +262,14 @@ def _round(
     environment = {variable: str(kept / cache) for cache, variable in CACHES.items()}
     for cache in contender.empty:
         environment[CACHES[cache]] = str(folder / "empty" / f"{number}-{contender.start}" / cache)
+    # What is installed has its bytecode beside it: so shall what runs from a checkout.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = f"m.child({contender.start!r}, {str(folder)!r}, {threads}, {seconds})"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", f"import benchmarks.cold_start as m; {command}"],
         cwd=ROOT, capture_output=True, text=True, check=False,
         env={
-            **os.environ, **hub, **environment, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads),
+            **inherited, **hub, **environment, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads),
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         },
     )  # fmt: skip

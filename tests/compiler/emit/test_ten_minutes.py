@@ -1,0 +1,28 @@
+"""docs/ten_minutes.md does what it says, with a Hub that serves the folder that the page makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernels_hub.compiler.codegen.toolchain import find_compiler
+from tests.compiler.test_docs import DOCS, run_page
+from tests.running_hub import start_hub
+
+NAME = "ten_minutes.md"
+SERVED = "In a second terminal, `kernels-hub serve"
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    before, mark, after = (DOCS / NAME).read_text(encoding="utf-8").partition(SERVED)
+    assert mark
+    assert run_page(NAME, before) == 6
+    with start_hub(tmp_path / "hub") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_TOKEN", hub.token("ada"))
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+        assert run_page(NAME, "\n" * before.count("\n") + after) == 5
