@@ -1,7 +1,8 @@
-"""Reductions of few long rows in two phases, so that there are programs enough to fill a GPU.
+"""Reductions of few long rows, and products of few tiles, in two phases, so that there are programs enough for a GPU.
 
 The first nest reduces parts of each row to scratch memory, the second these to the result, with all that follows from
-it. Only rows of one pass are split, whose length is known and has a divisor that is fit.
+it. Only rows of one pass are split, whose length is known and has a divisor that is fit. A product is split along the
+dim that it sums over (split-K): its parts are one more dim of its batch, and its epilogue follows on their sum.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ from dataclasses import dataclass, replace
 
 from kernels_hub.compiler.codegen.cpp_contexts import lane_of
 from kernels_hub.compiler.codegen.cpp_loops import is_empty, simplified, turns, with_dims
-from kernels_hub.compiler.codegen.triton_options import PROGRAMS
+from kernels_hub.compiler.codegen.triton_options import PROGRAMS, product_tile
 from kernels_hub.compiler.ir.dims import Dim, substitute
+from kernels_hub.compiler.ir.types import FLOAT32
 from kernels_hub.compiler.schedule.index import Loop, flatten, row_major
 from kernels_hub.compiler.schedule.kernel import (
     Buffer,
     Kernel,
     Load,
     Nest,
+    Product,
     Reduce,
     Role,
     Schedule,
     Statement,
     Store,
+    View,
     arguments,
     variables,
 )
@@ -31,6 +35,12 @@ from kernels_hub.compiler.schedule.kernel import (
 KINDS = frozenset({"sum", "prod", "max", "min", "any", "all"})
 LEAST = 2048
 """Elements of a part, at least."""
+
+LEAST_DEPTH = 512
+"""Of a part of a product, at least."""
+
+MOST_PARTS = 16
+"""Of a product: each is written and read once more."""
 
 LANES = 64
 """Rows of a program where they lie side by side."""
@@ -44,7 +54,7 @@ def split_reductions(schedule: Schedule) -> Schedule:
     for kernel in schedule.kernels:
         nests: list[Nest] = []
         for nest in kernel.nests:
-            plan = _plan(nest)
+            plan = _plan(nest) or _plan_of_product(nest)
             if plan is None:
                 nests.append(nest)
                 continue
@@ -101,6 +111,55 @@ class _Plan:
                 body.append(one)
         stores = [one for one in body if isinstance(one, Store)]
         return (*_needed(body, [name for one in stores for name in arguments(one)]), *stores)
+
+
+@dataclass(frozen=True)
+class _ProductPlan:
+    """A nest with a product for its root, and into how many parts its depth is cut."""
+
+    nest: Nest
+    parts: int
+
+    def nests(self, name: str) -> tuple[tuple[Nest, Nest], list[Buffer]]:
+        """Both nests, and the buffer between them."""
+        nest, root = self.nest, self.nest.root
+        assert isinstance(root, Product)
+        part = Loop(f"{nest.outer[-1].name}_part", self.parts)
+        shape = (self.parts, *(one.extent for one in nest.outer))
+        buffer = Buffer(f"{name}_{root.name}", Role.SCRATCH, FLOAT32, shape, row_major(shape))
+        where = flatten((part.index, *(one.index for one in nest.outer)), shape)
+        cut = replace(
+            root, a=_cut(root.a, len(root.a.shape) - 1, self.parts), b=_cut(root.b, len(root.b.shape) - 2, self.parts),
+            dtype=FLOAT32,
+        )  # fmt: skip
+        first = Nest((part, *nest.outer), (), (Store(buffer, where, root.name),), cut)
+        one = f"{root.name}_part"
+        body = (Load(one, FLOAT32, buffer, where), Reduce(root.name, FLOAT32, "sum", one, root.origin))
+        return (first, Nest(nest.outer, (part,), (*body, *nest.body))), [buffer]
+
+
+def _cut(view: View, axis: int, parts: int) -> View:
+    """A view with one dim cut into parts, which become its first dim."""
+    extent, stride = view.shape[axis] // parts, view.strides[axis]
+    shape = (parts, *view.shape[:axis], extent, *view.shape[axis + 1 :])
+    return replace(view, shape=shape, strides=(stride * extent, *view.strides))
+
+
+def _plan_of_product(nest: Nest) -> _ProductPlan | None:
+    root = nest.root
+    if not isinstance(root, Product) or nest.inner or is_empty(nest.outer):
+        return None
+    *batch, rows, columns = nest.outer
+    sizes = (rows.extent, columns.extent, root.a.shape[-1], turns(batch))
+    if not all(isinstance(one, int) for one in sizes):
+        return None
+    m, n, depth, many = (int(one) for one in sizes)  # type: ignore[arg-type]
+    bits = root.a.buffer.dtype.bits
+    tile = product_tile(m, n, depth, many, 33 if bits == 32 else bits, 3, None)
+    programs = many * -(-m // tile["ROWS"]) * -(-n // tile["COLUMNS"])
+    most = min(PROGRAMS // programs, depth // LEAST_DEPTH, MOST_PARTS)
+    parts = max((one for one in range(1, most + 1) if depth % (one * 16) == 0), default=1)
+    return _ProductPlan(nest, parts) if parts > 1 else None
 
 
 def _plan(nest: Nest) -> _Plan | None:

@@ -50,6 +50,34 @@ def test_split_schedules_compute_the_same(shape, axes, split):
         assert_same(found[name], expected[name], 2e-5)
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "parts"),
+    [
+        ((3, 2048), (2048, 50), 4),
+        ((2, 3, 5, 1536), (2, 3, 1536, 7), 3),
+        ((2, 5, 4096), (4096, 40), 8),
+        ((1, 12288), (12288, 24), 16),
+        ((3, 900), (900, 50), 1),  # too short
+        ((3, 1046), (1046, 50), 1),  # no divisor that is fit
+        ((900, 2048), (2048, 900), 1),  # tiles enough
+        ((0, 2048), (2048, 50), 1),
+    ],
+)
+def test_products_of_few_tiles_are_split_along_their_depth(left, right, parts):
+    graph = Graph("deep")
+    x, w = graph.input("x", left, "float32"), graph.input("w", right, "float32")
+    w = w.broadcast_to((*left[:-2], *right)) if len(right) < len(left) else w
+    bias = graph.input("b", right[-1:], "float32")
+    graph.output("y", ((x @ w) + bias).binary("maximum", 0.0))
+    before = schedule(graph)
+    after = split_reductions(before)
+    added = [one for one in after.buffers if one not in before.buffers]
+    assert [one.shape[0] for one in added] == ([parts] if parts > 1 else [])
+    given = {"x": array(*left), "w": array(*right, seed=1), "b": array(*right[-1:], seed=2)}
+    if 0 not in left:
+        assert_same(run_schedule(after, graph, given, {})["y"], evaluate(graph, given)["y"], 2e-4)
+
+
 def test_rows_that_are_needed_again_stay_whole():
     before = schedule(build((20, 16384), [1], softmax=True))
     assert split_reductions(before) is before

@@ -64,6 +64,15 @@ def test_every_tile_gives_the_same(tile, device):
     assert_agrees(graph, device, knobs={"tile": tile})
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_deep_products_of_few_tiles(dtype, device):
+    """They are multiplied in parts, and these are summed."""
+    graph = Graph("deep")
+    x, w = graph.input("x", (3, 2048), dtype), graph.input("w", (2048, 50), dtype)
+    graph.output("y", (x @ w * 0.125).unary("tanh"))
+    assert_agrees(graph, device)
+
+
 CONVOLUTIONS = {
     "strided": (2, 3, (9, 10), 20, (3, 3), (2, 2), (1, 1), ((1, 1), (1, 0)), 1),
     "pointwise": (1, 32, (5, 6), 48, (1, 1), (1, 1), (1, 1), ((0, 0), (0, 0)), 1),
