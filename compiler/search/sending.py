@@ -50,7 +50,8 @@ class Sender:
 
     def sent(self, evaluate: Callable[[Any], Any]) -> Sent:
         """Of an object, a bound method of one, or a partial of these with keywords. Raises where it is not pickled."""
-        plain, more = evaluate, {}
+        plain: Any = evaluate
+        more: Mapping[str, Any] = {}
         if isinstance(evaluate, partial) and not evaluate.args:
             plain, more = evaluate.func, evaluate.keywords
         bound = inspect.ismethod(plain)

@@ -113,6 +113,9 @@ def _answer(document: Mapping[str, Any], winner: Mapping[str, Any] | None) -> st
         return '<p class="answer none">No candidate ran.</p>'
     if winner["baseline"]:
         return '<p class="answer none">Nothing that was tried is faster than what the compiler does by default.</p>'
+    if winner["times_faster"] is None:
+        text = f"An earlier search found {escape(winner['origin'])}; it was not measured again."
+        return f'<p class="answer">{text}</p>'
     return (
         f'<p class="answer"><b>{winner["times_faster"]:.2f} times</b> as fast as the default: '
         f"{amount(winner['seconds'])} instead of {amount(document['baseline_seconds'])}, by {escape(winner['origin'])}"

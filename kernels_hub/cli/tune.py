@@ -243,12 +243,11 @@ def _search_all(target: _Target, settings: _Settings, found: list[_Found]) -> No
     from kernels_hub.compiler.emitting.source import evaluating
 
     source, given = emit_arguments(target.made)
-    names = ("args", "kwargs", "dynamic_shapes", "submodule", "dims", "dtypes")
+    names = ("args", "kwargs", "dynamic_shapes", "submodule", "dims", "dtypes", "layer_name")
     place = find_device(settings.device)
     module = source if isinstance(source, nn.Module) else nn.Module()
     with evaluating(module):
-        asked: list[Any] = [given.get(name) for name in names]
-        sources, *_ = _sources(source, *asked, given["layer_name"])
+        sources, *_ = _sources(source, *[given.get(name) for name in names])
     with _executor(settings, place) as executor:
         for dtype, one in sources.items():
             found.append(_search(dtype, one, place, settings, settings.budget / len(sources), executor))
