@@ -5,7 +5,7 @@ Formulas are computed in float32 at least and rounded once, as PyTorch has it. W
     abs, x at 0                     0
     maximum(x, number), relu at 0   0: the gradient flows where x is greater, not where it is equal (relu, hardtanh)
     maximum(x, y), both varying     half each where they are equal
-    a select, a masked-out part     nothing of it is computed with: no NaN comes from where nothing was chosen
+    what a select does not choose   gets 0, and goes on with it: 0 times an infinity is NaN there, too
 """
 
 from __future__ import annotations

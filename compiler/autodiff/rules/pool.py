@@ -1,29 +1,40 @@
-"""Derivatives of pooling: each window's gradient goes to its greatest element, or to all of its elements."""
+"""Derivatives of pooling: each window's gradient goes to its first greatest element, or to all of its elements.
+
+What windows see at one place of the kernel is a strided slice of the operand, so that gradients are slices put back:
+nothing is scattered, and every engine that pools computes them.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from kernels_hub.compiler.autodiff.rule import Derivative, Gradients, Site, zeros
-from kernels_hub.compiler.ir.dims import product
+from kernels_hub.compiler.autodiff.rule import Derivative, Gradients, Site, apart, zeros
+from kernels_hub.compiler.ir.dims import Dim, dim_max
 from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.op import Shape
+from kernels_hub.compiler.ir.proofs import proves_le
 
 
 def _max_pool(site: Site) -> Gradients:
-    x, graph = site.x, site.graph
-    places = graph.apply("argmax_pool", x, **site.attrs)
-    rows = (*x.shape[:2], product(x.shape[2:]))
-    outs = (*x.shape[:2], product(places.shape[2:]))
-    flat = zeros(graph, x).reshape(rows)
-    added = graph.apply(
-        "scatter_elements", flat, places.reshape(outs), site.gradient.reshape(outs), axis=2, reduction="add"
-    )
-    return [added.reshape(x.shape)]
+    """The greatest of a window is found again, and each place of the kernel takes the gradients that are its own."""
+    x, g, attrs = site.x, site.gradient, site.attrs
+    margins = _margins(attrs, x.shape[2:], g.shape[2:])
+    padded = x.pad([(0, 0), (0, 0), *margins], -float("inf"))
+    taps = list(itertools.product(*map(range, attrs["kernel"])))
+    seen = [_seen(padded, tap, attrs, g.shape[2:]).unsqueeze(g.rank) for tap in taps]
+    first = x.apply("concat", *seen, axis=g.rank).along("argmax", g.rank)
+    total: Value | None = None
+    for number, tap in enumerate(taps):
+        mine = _put_back(first.eq(number).select(g, zeros(site.graph, g)), tap, attrs, padded.shape[2:])
+        total = mine if total is None else total + mine
+    assert total is not None
+    return [_inside(total, margins, x.shape)]
 
 
 def _sum_pool(site: Site) -> Gradients:
-    return [_added(site, site.gradient)]
+    return [_spread_over(site, site.gradient)]
 
 
 def _avg_pool(site: Site) -> Gradients:
@@ -36,38 +47,62 @@ def _avg_pool(site: Site) -> Gradients:
         ones = ones.pad([(0, 0), (0, 0), *attrs["padding"]], 1)
         attrs["padding"] = [(0, 0)] * len(attrs["padding"])
     counts = graph.apply("sum_pool", ones, **attrs)
-    return [_added(site, (site.gradient.cast(wide) / counts).cast(x.dtype))]
+    return [_spread_over(site, (site.gradient.cast(wide) / counts).cast(x.dtype))]
 
 
-def _added(site: Site, g: Value) -> Value:
-    """Each window's number added to all elements that the window sees."""
-    x, graph, attrs = site.x, site.graph, site.attrs
-    spatial = x.shape[2:]
-    flat = zeros(graph, x).reshape((*x.shape[:2], product(spatial)))
-    rows = (*x.shape[:2], product(g.shape[2:]))
-    for tap in itertools.product(*map(range, attrs["kernel"])):
-        inside, places = _seen(site, g, tap)
-        update = inside.broadcast(g.shape, range(2, g.rank)).select(g, zeros(graph, g)).reshape(rows)
-        at = places.broadcast(g.shape, range(2, g.rank)).reshape(rows)
-        flat = graph.apply("scatter_elements", flat, at, update, axis=2, reduction="add")
-    return flat.reshape(x.shape)
+def _spread_over(site: Site, g: Value) -> Value:
+    """Each window's number added to all elements that it sees: the sum over windows that see an element.
+
+    That is a pool of step 1 over the numbers, as far apart as windows are.
+    """
+    x, attrs = site.x, site.attrs
+    margins = _margins(attrs, x.shape[2:], g.shape[2:])
+    padding: list[tuple[Dim, Dim]] = [(0, 0), (0, 0)]
+    for axis, (size, stride, dilation, (low, high)) in enumerate(
+        zip(attrs["kernel"], attrs["strides"], attrs["dilations"], margins, strict=True), 2
+    ):
+        g = apart(g, axis, stride)
+        reach = dilation * (size - 1)
+        padding.append((reach, low + x.shape[axis] + high - g.shape[axis]))
+    plain = {"strides": [1] * len(margins), "padding": [(0, 0)] * len(margins)}
+    kernel = {"kernel": attrs["kernel"], "dilations": attrs["dilations"]}
+    return _inside(site.graph.apply("sum_pool", g.pad(padding), **plain, **kernel), margins, x.shape)
 
 
-def _seen(site: Site, g: Value, tap: Sequence[int]) -> tuple[Value, Value]:
-    """For each window whether what it sees at a tap is inside of the operand, and its row-major place there, or 0."""
-    x, graph, attrs = site.x, site.graph, site.attrs
-    shape = g.shape[2:]
-    inside = graph.full(shape, True, "bool")
-    places = graph.full(shape, 0, "int64")
-    for axis, (place, dim) in enumerate(zip(tap, x.shape[2:], strict=True)):
-        low, _ = attrs["padding"][axis]
-        first = graph.size(place * attrs["dilations"][axis] - low).broadcast_to((shape[axis],))
-        at = graph.iota(shape[axis]) * attrs["strides"][axis] + first
-        size = graph.size(dim).broadcast_to((shape[axis],))
-        held = graph.full((shape[axis],), 0, "int64").binary("le", at) & at.binary("lt", size)
-        inside = inside & held.broadcast(shape, (axis,))
-        places = places * graph.size(dim).broadcast_to(shape) + at.broadcast(shape, (axis,))
-    return inside, inside.select(places, graph.full(shape, 0, "int64"))
+def _margins(attrs: Mapping[str, Any], dims: Sequence[Dim], counts: Sequence[Dim]) -> list[tuple[Dim, Dim]]:
+    """What windows reach before and behind each spatial dim."""
+    found: list[tuple[Dim, Dim]] = []
+    for dim, count, size, stride, dilation, (low, _) in zip(
+        dims, counts, attrs["kernel"], attrs["strides"], attrs["dilations"], attrs["padding"], strict=True
+    ):
+        behind = (count - 1) * stride + dilation * (size - 1) + 1 - low - dim
+        found.append((low, behind if proves_le(0, behind) else dim_max(behind, 0)))
+    return found
+
+
+def _seen(padded: Value, tap: Sequence[int], attrs: Mapping[str, Any], counts: Sequence[Dim]) -> Value:
+    """What all windows see at one place of the kernel."""
+    for axis, (place, count) in enumerate(zip(tap, counts, strict=True), 2):
+        step, first = attrs["strides"][axis - 2], place * attrs["dilations"][axis - 2]
+        padded = padded.slice(axis, first, first + (count - 1) * step + 1, step)
+    return padded
+
+
+def _put_back(g: Value, tap: Sequence[int], attrs: Mapping[str, Any], dims: Sequence[Dim]) -> Value:
+    """The same the other way: zeros but for what windows see there."""
+    padding: list[tuple[Dim, Dim]] = [(0, 0), (0, 0)]
+    for axis, (place, dim) in enumerate(zip(tap, dims, strict=True), 2):
+        g = apart(g, axis, attrs["strides"][axis - 2])
+        first = place * attrs["dilations"][axis - 2]
+        padding.append((first, dim - first - g.shape[axis]))
+    return g.pad(padding)
+
+
+def _inside(value: Value, margins: Sequence[tuple[Dim, Dim]], shape: Shape) -> Value:
+    """Without the margins."""
+    for axis, (low, _) in enumerate(margins, 2):
+        value = value.slice(axis, low, low + shape[axis])
+    return value
 
 
 ROWS: Sequence[Derivative] = (

@@ -224,6 +224,19 @@ for _note, _x, _w, _attrs in (
 ):  # fmt: skip
     case("conv_transpose", _op("conv_transpose", **_attrs), floats(*_x), floats(*_w, seed=1), note=_note)
 
+case(
+    "max_pool",
+    _op("max_pool", kernel=(2, 2), strides=(2, 2), dilations=(1, 1), padding=[(0, 0), (0, 0)]),
+    floats(1, 2, 5, 4),
+    note="apart",
+)
+case(
+    "max_pool",
+    _op("max_pool", kernel=(2,), strides=(2,), dilations=(1,), padding=[(1, 0)]),
+    floats(1, 1, 7),
+    note="symbolic",
+    a=("n", 1, "2*m + 1"),
+)
 _POOL = {"kernel": (2, 3), "strides": (1, 2), "dilations": (1, 1), "padding": [(1, 0), (1, 1)]}
 for _name in ("max_pool", "sum_pool", "avg_pool"):
     case(_name, _op(_name, **_POOL), floats(2, 2, 4, 5))

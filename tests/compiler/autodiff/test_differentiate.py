@@ -257,3 +257,30 @@ def test_no_size_at_all():
     assert found["x"].shape == (0, 4) and not found["w"].any()
     outputs = evaluate(both.forward, inputs, weights=weights)
     assert outputs["y"].shape == (0, 2)
+
+
+JUMPS = {
+    "relu at 0": (lambda x: x.relu(), [0.0, -0.0, 1.0], [0, 0, 1]),
+    "abs at 0": (lambda x: abs(x), [0.0, -2.0], [0, -1]),
+    "bounds": (lambda x: x.clamp(0, 6), [0.0, 3.0, 6.0], [0, 1, 0]),
+    "equal greatest elements": (lambda x: x.max(), [2.0, 1.0, 2.0], [0.5, 0, 0.5]),
+    "equal values": (lambda x: x.maximum(x * 1.0), [2.0], [1]),
+    "a pool of equal elements": (
+        lambda x: x.reshape(1, 1, 4).apply("max_pool", x.reshape(1, 1, 4), kernel=(4,), strides=(4,), dilations=(1,),
+                                           padding=[(0, 0)]),
+        [0.0, 0.0, -1.0, 0.0], [1, 0, 0, 0],
+    ),
+    "a power of 0": (lambda x: x**2 + x**1, [0.0], [1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JUMPS)
+def test_where_a_derivative_jumps(name: str):
+    """As PyTorch has it."""
+    build, values, expected = JUMPS[name]
+    graph = Graph("jump")
+    graph.output("y", build(graph.input("x", (len(values),), "float64")))
+    both = differentiate(graph)
+    inputs = {"x": np.array(values)}
+    ones = {"y": np.ones(evaluate(graph, inputs)["y"].shape)}
+    assert gradients(both, inputs, ones)["x"].tolist() == expected

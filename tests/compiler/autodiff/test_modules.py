@@ -22,7 +22,7 @@ from tests.tolerances import assert_close, errors
 
 CPP = {
     "gated_mlp": ("cpp",), "layer_norm_block": ("cpp",), "llama": ("cpp",), "llama_grouped": ("cpp",), "bert": ("cpp",),
-    "softmax_head": None, "embedded": None, "conv_block": None,
+    "softmax_head": ("cpp",), "embedded": None, "conv_block": ("cpp",),
 }  # fmt: skip
 """Engines that take both graphs; None: all of them together, since what is scattered is left to the library."""
 STEPS = {"llama": (1e-3, 3e-4), "llama_grouped": (1e-3, 3e-4)}
