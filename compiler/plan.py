@@ -31,6 +31,7 @@ from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.program import Program, torch_device
 
 if TYPE_CHECKING:
+    from kernels_hub.compiler.captured import CapturedPlan
     from kernels_hub.compiler.profiling import Profile, Rates
 
 _MOST_SHAPES = 32
@@ -157,6 +158,15 @@ class Plan:
         """The steps of all segments, each profiled by its engine on what the segments before it give."""
         tensors, call = self._check(inputs)
         return call.profile(tensors, repeats)
+
+    def capture(self, *inputs: Any) -> CapturedPlan:
+        """A call of these shapes as one CUDA graph, to be replayed: see `captured`. inputs: tensors on the GPU.
+
+        Raises PlanError for a plan on the CPU, EngineError where an engine's work cannot be captured.
+        """
+        from kernels_hub.compiler.captured import capture
+
+        return capture(self, inputs)
 
     def serialize(self) -> bytes:
         """The plan as bytes, with weights and without pickle. Raises EngineError where an engine cannot do that."""
