@@ -18,4 +18,4 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "block", None)
     del sys.modules["block"]
     name = "compile_and_publish.md"
-    assert run_page(name, (DOCS / name).read_text(encoding="utf-8")) == 10
+    assert run_page(name, (DOCS / name).read_text(encoding="utf-8")) == 12
