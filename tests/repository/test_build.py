@@ -14,7 +14,7 @@ from kernels._rust import Digest as PeerDigest
 from kernels._rust import DigestAlgorithm
 from kernels._rust import Metadata as PeerMetadata
 
-from kernels_hub.errors import MetadataError, NoVariantError, RepositoryNotFoundError
+from kernels_hub.errors import BuildError, MetadataError, NoVariantError, RepositoryNotFoundError
 from kernels_hub.repository.build import build_repository
 from kernels_hub.repository.bundled import bundled_folder, bundled_names, bundled_repository
 from kernels_hub.repository.digest import list_files
@@ -283,3 +283,60 @@ def test_hugging_face_loads_the_bundled_repositories(tmp_path: Path) -> None:
     assert found["SiluAndMul"] is True
     assert False not in found.values()
     assert found.keys() == {layer for name in bundled_names() for layer in bundled_repository(name).layers}
+
+
+# -- variants with compiled code ------------------------------------------------------------------------------
+
+ARCH = "torch-stable-abi211-cpu-x86_64-linux"
+NATIVE = '[backends.cpu]\nvariants = {{ "{}" = ["{}"] }}'
+
+
+def with_variants(source: Path, name: str = ARCH, folder: str = "native") -> None:
+    (source / "native").mkdir(exist_ok=True)
+    (source / "native" / "tables.bin").write_bytes(b"\1\2\3")
+    manifest = source / "kernel.toml"
+    manifest.write_text(manifest.read_text().replace("[backends.cpu]", NATIVE.format(name, folder)))
+
+
+def test_a_variant_with_compiled_code_is_built_beside(
+    source: Path, tmp_path: Path, linux_cpu: System
+) -> None:
+    """Of all of the backend's files and more, with a name of its own; it is the one that is taken."""
+    with_variants(source)
+    folders = build_repository(source, tmp_path / "out", check=True)
+    assert [one.name for one in folders] == ["torch-cpu", ARCH, "torch-cuda"]
+    plain, native = (_tree(one) for one in folders[:2])
+    assert native.keys() - plain.keys() == {"tables.bin"}
+    names = [read_metadata(one) for one in folders[:2]]
+    assert names[0].id != names[1].id and names[1].backend == "cpu"
+    assert local_variant(tmp_path / "out", linux_cpu).variant == ARCH
+    assert local_variant(source, linux_cpu).variant == "torch-cpu"
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "expected"),
+    [
+        ("torch-cpu", "native", "'variants' names torch-cpu; expected one for a CPU and an OS"),
+        ("torch213-cu130-x86_64-linux", "native", "of the backend cpu, such as torch-stable-abi211-cpu"),
+        ("nonsense", "native", "'nonsense' does not name a variant"),
+        (ARCH, "elsewhere", "source folder .*elsewhere does not exist"),
+        (ARCH, "cpu", r"lays .*kernels\.py over .*kernels\.py"),
+    ],
+)
+def test_variants_that_cannot_be(source: Path, tmp_path: Path, name: str, folder: str, expected: str) -> None:
+    with_variants(source, name, folder)
+    with pytest.raises(MetadataError, match=expected):
+        build_repository(source, tmp_path / "out")
+    assert not any((tmp_path / "out").rglob("*.py"))
+
+
+def test_gpu_binaries_may_lie_in_noarch_variants(source: Path, tmp_path: Path) -> None:
+    """They run on no CPU; code for a CPU may not."""
+    elf = b"\x7fELF\2\1\1" + bytes(9) + b"\2\0"
+    for place, machine in enumerate((190, 224)):
+        (source / "triton" / f"k{place}.bin").write_bytes(elf + machine.to_bytes(2, "little"))
+    build_repository(source, tmp_path / "out", ["cuda"], check=False)
+    (source / "triton" / "host.bin").write_bytes(elf + (62).to_bytes(2, "little"))
+    with pytest.raises(BuildError, match=r"host\.bin: is compiled code, and torch-cuda promises") as caught:
+        build_repository(source, tmp_path / "out", ["cuda"], check=True)
+    assert "k0.bin" not in str(caught.value)

@@ -22,7 +22,7 @@ pytest.importorskip("triton", reason="needs Triton")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fixture", ["normed_layer", "bert_layer", "llama_layer", "onnx_layer"])
+@pytest.mark.parametrize("fixture", ["bert_layer", "onnx_layer"])
 def test_every_kernel_of_a_layer(fixture: str, request: pytest.FixtureRequest):
     """For all architectures, without spills, in the shared memory that there is, with no other knobs."""
     emitted: Emitted = request.getfixturevalue(fixture)
