@@ -70,18 +70,17 @@ def _eager(module: Any, args: Any, _: Path) -> Call:
     return lambda: module(*args)
 
 
-def _torch_compile(module: Any, args: Any, _: Path) -> Call:
+def _torch_compile(module: Any, args: Any, folder: Path) -> Call:
     import torch
 
-    compiled = torch.compile(module)
-    return lambda: compiled(*args)
+    return _eager(torch.compile(module), args, folder)
 
 
 def _aotinductor(_: Any, args: Any, folder: Path) -> Call:
     import torch
 
-    run = torch._inductor.aoti_load_package(str(folder / "model.pt2"))
-    return lambda: run(*args)
+    load: Any = torch._inductor.aoti_load_package
+    return _eager(load(str(folder / "model.pt2")), args, folder)
 
 
 def _compiled(module: Any, args: Any, _: Path) -> Call:

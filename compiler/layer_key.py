@@ -120,7 +120,7 @@ def _arguments(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     from kernels_hub.compiler.importers.torch_trace import paths_of
 
     leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
-    rows = []
+    rows: list[Any] = []
     for path, leaf in zip(paths_of(module, args, kwargs), leaves, strict=True):
         if isinstance(leaf, torch.Tensor):
             names = free.get(path) or [None] * leaf.dim()

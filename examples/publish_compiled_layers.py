@@ -56,10 +56,10 @@ def main(arguments: Sequence[str] = ()) -> Figures:
             said(f"compiled {what}", started)
 
         with demo_published.served(folder) as environment:
-            for layer in layers:
+            for one in layers:
                 started = time.perf_counter()
-                demo_published.publish(layer, environment)
-                said(f"published {layer.repository} {demo_published.VERSION}", started)
+                demo_published.publish(one, environment)
+                said(f"published {one.repository} {demo_published.VERSION}", started)
 
             # Who uses them, elsewhere: a version specifier is all there is to know.
             used = demo_published.use(layers, environment, folder / "ours")

@@ -169,7 +169,7 @@ class PendingLayer:
 
     def forward_for(self, cls: type[nn.Module]) -> CompileOnCall:
         """The forward of a class's modules; the same for the same class."""
-        return _forward_of(self.layer, self.backend, cls)
+        return _forward_of(self.layer, self.backend, cls)  # type: ignore[arg-type]  # a class can be hashed
 
 
 @functools.lru_cache(maxsize=1024)
@@ -228,7 +228,7 @@ def _is_plain_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     import torch
     from torch.utils import _pytree as pytree
 
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False

@@ -66,10 +66,9 @@ class CompiledLayer:
                 f"got {dynamic!r}"
             )
         object.__setattr__(self, "layer_name", layer_name)
-        if isinstance(dynamic, bool):
-            frozen, names = dynamic, set[str]()
-        else:
-            names = set()
+        names: set[str] = set()
+        frozen: bool | Frozen = dynamic if isinstance(dynamic, bool) else None
+        if not isinstance(dynamic, bool):
             frozen = _fields(dynamic, f"CompiledLayer({layer_name!r}): dynamic", names)
         object.__setattr__(self, "dynamic", frozen)
         object.__setattr__(self, "ranges", _ranges(ranges or {}, names, layer_name))
