@@ -244,7 +244,7 @@ class _Fan:
         try:
             result = future.result()
         except BusyError as error:
-            self._say(note=f"{task.name} waits: {error}")
+            _LOGGER.info("%s waits: %s", task.name, error)
             self.waiting.append(task)
         except (WorkerLostError, BrokenExecutor, CancelledError) as error:
             self._lost(flight, error)

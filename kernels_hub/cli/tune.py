@@ -61,7 +61,9 @@ def tune(
             help="Be fast for this size of a dim that may change. Default: the example's.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda:N, rocm:N, or best.")] = "best",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda:N, rocm:N, best; sm_90 …: compile, time nothing.")
+    ] = "best",
     budget: Annotated[str, typer.Option(metavar="TIME", help="Search so long: 60s, 5m, 1h.")] = "60s",
     seed: Annotated[
         int, typer.Option(min=0, help="Of inputs, and of the order in which things are tried.")
@@ -238,13 +240,12 @@ def _search_all(target: _Target, settings: _Settings, found: list[_Found]) -> No
     from torch import nn
 
     from kernels_hub.cli.compile import emit_arguments
-    from kernels_hub.compiler.devices import find_device
     from kernels_hub.compiler.emit import _sources
     from kernels_hub.compiler.emitting.source import evaluating
 
     source, given = emit_arguments(target.made)
     names = ("args", "kwargs", "dynamic_shapes", "submodule", "dims", "dtypes", "layer_name")
-    place = find_device(settings.device)
+    place = _device(settings.device)
     module = source if isinstance(source, nn.Module) else nn.Module()
     with evaluating(module):
         sources, *_ = _sources(source, *[given.get(name) for name in names])
@@ -255,12 +256,33 @@ def _search_all(target: _Target, settings: _Settings, found: list[_Found]) -> No
                 break
 
 
+def _device(text: str) -> Device:
+    """A device, or the architecture of a GPU that is not here."""
+    from kernels_hub.compiler.devices import find_device
+    from kernels_hub.compiler.engines.engine import Device
+
+    if re.fullmatch(r"sm_\d+[a-z]?|gfx[0-9a-f]+", text) is None:
+        return find_device(text)
+    best = find_device("best")
+    if best.arch == text:
+        return best
+    if best.type != "cpu":
+        raise typer.BadParameter(
+            f"this machine has a GPU of {best.arch}; candidates for {text} are compiled where none is",
+            param_hint="--device",
+        )
+    return Device("cuda" if text.startswith("sm_") else "rocm", 0, text)
+
+
 @contextlib.contextmanager
 def _executor(settings: _Settings, device: Device) -> Iterator[Executor]:
     if settings.ray is not None:
+        import torch
+
         from kernels_hub.compiler.search.ray_executor import RayExecutor
 
-        with RayExecutor(settings.ray, settings.jobs, gpus=0 if device.type == "cpu" else 1) as cluster:
+        gpus = int(device.type != "cpu" and torch.cuda.is_available())
+        with RayExecutor(settings.ray, settings.jobs, gpus=gpus) as cluster:
             yield cluster
         return
     from kernels_hub.compiler.search.workers import Workers

@@ -243,30 +243,27 @@ def test_many_build_and_one_measures(monkeypatch: pytest.MonkeyPatch):
         pass
 
 
-def test_a_driver_waits_while_another_measures(fake: Fake, workers: Workers, monkeypatch: pytest.MonkeyPatch):
+def test_a_driver_waits_while_another_measures(
+    fake: Fake, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    caplog.set_level("INFO", logger="kernels_hub")
     monkeypatch.setattr("kernels_hub.compiler.search.quiet.PATIENCE_S", 0.05)
-    notes: list[str] = []
-    held, free = threading.Event(), threading.Event()
+    held = threading.Event()
 
     def other() -> None:
         with measuring():
             held.set()
-            free.wait(20)
+            until(lambda: "waits: another process measures or builds" in caplog.text, 20)
 
     thread = threading.Thread(target=other)
     thread.start()
     assert held.wait(20)
 
-    def listen(step: Progress) -> None:
-        if step.note:
-            notes.append(step.note)
-            free.set()
-
     with ThreadPoolExecutor(1) as executor:
-        (found,) = fan_out([candidate("x")], fake, executor, on_progress=listen, retries=0)
+        (found,) = fan_out([candidate("x")], fake, executor, retries=0)
     thread.join()
-    assert found.status == "slower"
-    assert "waits: another process measures or builds" in notes[0]
+    assert found.status == "slower" and fake.calls(candidate("x")) == ["time"]
+    assert "waits: another process measures or builds" in caplog.text
 
 
 # -- the journal ------------------------------------------------------------------------------------
