@@ -90,6 +90,15 @@ EQUATIONS = (
         f" {_CUT}"),
     _eq("concat_associates", "[[A B] C] = [A [B C]]",
         "(= s (Concat (Concat a b axis) c axis)) => (union s (Concat a (Concat b c axis) axis))", exact=True),
+    _eq("concat_of_products", "[X U  X V] = X [U V];  X W over Y W = (X over Y) W",
+        "(= s (Concat (Matmul a u) (Matmul a v) axis)) (= n (vec-length (shape s))) (= axis (- n 1))"
+        " => (union s (Matmul a (Concat u v axis)))",
+        "(= s (Concat (Matmul a w) (Matmul b w) axis)) (= n (vec-length (shape s))) (= axis (- n 2))"
+        " => (union s (Matmul (Concat a b axis) w))"),
+    _eq("product_of_concat", "[X Y] W = X (rows of W) + Y (the others), W weights",
+        f"(= s (Matmul (Concat a b axis) w)) {_WIDE} (static w) (= x (shape a)) (= y (shape b)) (= n (vec-length x))"
+        " (= axis (- n 1)) (= i (vec-get x axis)) (= j (vec-get y axis)) (> i 0) (> j 0)"
+        ' => (union s (Bin "add" (Matmul a (Slice w (- n 2) 0 i)) (Matmul b (Slice w (- n 2) i (+ i j)))))'),
     _eq("slice_product", "rows of A B: (rows of A) B;  columns: A (columns of B)",
         *(f"(= s ({one.replace('$', '(Matmul a b)')})) (= n (vec-length (shape a))) (= axis (- n 2))"
           f" => (union s (Matmul ({one.replace('$', 'a')}) b))" for one in ("Slice $ axis i j", "Part $ axis k size")),
@@ -104,7 +113,9 @@ EQUATIONS = (
             (f"(= s ({one.replace('$', '(Row a x)')})) (= y (shape s)) (= n (vec-length y)) (!= axis (- n 1))"
              " => (union s (Row a y))"),
             (f"(= s ({one.replace('$', '(Batch a x)')})) (= y (shape s)) (= n (vec-length y)) (< axis (- n 2))"
-             " => (union s (Batch a y))"))), exact=True),
+             " => (union s (Batch a y))"))),
+        "(= s (Slice (Batch a x) axis i j)) (= y (shape s)) (= n (vec-length y)) (>= axis (- n 2))"
+        " => (union s (Batch (Slice a (- axis (- n 2)) i j) y))", exact=True),
     _eq("slice_twice", "parts of parts",
         "(= s (Slice (Slice a axis i j) axis k l)) => (union s (Slice a axis (+ i k) (+ i l)))", exact=True),
     _eq("reduce_product", "the sum (mean) of the rows of X W = (the sum of the rows of X) W",

@@ -105,6 +105,19 @@ def biased(graph: Graph) -> Value:
     return graph.apply("concat", *(one.unary("tanh") for one in parts), axis=1)
 
 
+def joined(graph: Graph) -> Value:
+    x, y = graph.input("x", ("n", 4)), graph.input("y", (5, 4))
+    u, v = weight(graph, "u", 4, 2), weight(graph, "vv", 4, 3)
+    wide = graph.apply("concat", x @ u, x @ v, axis=1)
+    return graph.apply("concat", wide, y @ graph.apply("concat", u, v, axis=1), axis=0)
+
+
+def joined_first(graph: Graph) -> Value:
+    x, y = graph.input("x", ("n", 2, 4)), graph.input("y", ("n", 2, 3))
+    both = graph.apply("concat", x, y, axis=2)
+    return both @ spread(weight(graph, "u", 7, 5), "n", 7, 5)
+
+
 def sliced(graph: Graph) -> Value:
     x = graph.input("x", (6, 4))
     y = x @ weight(graph, "u", 4, 5)
@@ -153,7 +166,7 @@ CASES = {
     "factor_scales": (weighted,), "scale_out_of_product": (scaled,), "scale_into_weight": (scaled,),
     "transpose_twice": (twice_transposed,), "transpose_product": (transposed,), "transpose_pointwise": (transposed,),
     "batch_last": (batch,), "row_last": (rows,), "siblings": (siblings,), "siblings_with_bias": (biased,),
-    "concat_associates": (siblings, biased), "slice_product": (sliced, last_rows),
+    "concat_associates": (siblings, biased), "concat_of_products": (joined,), "product_of_concat": (joined_first,), "slice_product": (sliced, last_rows),
     "slice_pointwise": (sliced, last_rows), "slice_twice": (sliced,),
     "reduce_product": (pooled("reduce_sum"), pooled("reduce_mean")), "reduce_shift": (pooled("reduce_mean"),),
     "table_times_weight": (looked_up,), "table_pointwise": (looked_up,), "unit": (unit,), "commute": (grouped,),
