@@ -4,7 +4,7 @@ Peers: eager PyTorch, torch.compile (default, and with frozen weights), ONNX Run
 `kernels_hub.compiler.compile`. Each is a process of its own with the same threads; caches of compiled code begin empty.
 Beside the latency: seconds from the built model to its first output (cold, and again with warm caches), peak memory,
 and the largest difference from eager; `--write` also draws a plot. ONNX Runtime and OpenVINO read a file that
-torch.onnx exported before.
+torch.onnx exported before. With --dtype bfloat16 or float16 the peers are those of PyTorch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,23 +25,54 @@ from benchmarks.harness import Worker, arguments, compare, table, write
 
 PEERS = ("eager", "inductor", "inductor_freezing", "onnxruntime", "openvino", "kernels_hub")
 CASES = ("bert", "resnet50", "resnet50_8", "llama", "llama_decode", "unet_block", "mlp")
+TORCH_PEERS = ("eager", "inductor", "kernels_hub")
 KERNELS = ("layer_norm", "softmax", "gelu_add")
 
 
-def run(model: str, peer: str, folder: str, threads: int) -> Any:
+def run(model: str, peer: str, folder: str, threads: int, dtype: str = "float32") -> Any:
     """A step that runs a model once, and how far its first output is from the one that eager wrote to the folder."""
     import torch
 
-    from benchmarks.compiler_models import model as built
-
-    module, args = built(model)
+    module, args = _built(model, dtype)
     with torch.inference_mode():
+        began = time.perf_counter()
         step = MAKE[peer](module, args, Path(folder) / f"{model}.onnx", threads)
+        made = time.perf_counter() - began
         found = step()
     first = found[0] if isinstance(found, (tuple, list)) else found
     expected = torch.load(Path(folder) / f"{model}.pt")
     difference = (torch.as_tensor(first) - expected).abs().max()
-    return step, {"max_difference": float(difference), "max_magnitude": float(expected.abs().max())}
+    info = {
+        "max_difference": float(difference),
+        "max_magnitude": float(expected.abs().max()),
+        "made_s": round(made, 3),
+    }
+    return step, info
+
+
+def _built(model: str, dtype: str) -> tuple[Any, Any]:
+    """A model of compiler_models.py, and its arguments, with floats of a dtype."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    from benchmarks.compiler_models import model as built
+
+    module, args = built(model)
+    row = getattr(torch, dtype)
+    return module.to(row), tree_map(
+        lambda one: one.to(row) if isinstance(one, torch.Tensor) and one.is_floating_point() else one, args
+    )
+
+
+def compile_graph(model: str) -> float:
+    """Seconds of `compile` of a model's graph alone, which was imported before."""
+    from benchmarks.compiler_models import model as built
+    from kernels_hub import compiler
+
+    graph = compiler.import_torch(*built(model))
+    began = time.perf_counter()
+    compiler.compile(graph, "cpu")
+    return time.perf_counter() - began
 
 
 def _eager(module: Any, args: Any, _: Path, __: int) -> Callable[[], Any]:
@@ -112,23 +144,32 @@ MAKE: dict[str, Callable[[Any, Any, Path, int], Callable[[], Any]]] = {
 }
 
 
-def export(model: str, folder: str) -> None:
-    """Write a model's ONNX file and eager's first output into the folder."""
+def export(model: str, folder: str, dtype: str) -> None:
+    """Write eager's first output into the folder, and the ONNX file of a model in float32."""
     import torch
 
-    from benchmarks.compiler_models import model as built
-
-    module, args = built(model)
+    module, args = _built(model, dtype)
     with torch.inference_mode():
         found = module(*args)
         torch.save(found[0] if isinstance(found, tuple) else found, Path(folder) / f"{model}.pt")
         path = str(Path(folder) / f"{model}.onnx")
-        torch.onnx.export(module, args, path, dynamo=True, external_data=False, verbose=False)
+        if dtype == "float32":
+            torch.onnx.export(module, args, path, dynamo=True, external_data=False, verbose=False)
 
 
 def _apart(*args: str) -> None:
     code = f"import json, benchmarks.compiler as m; m.export(*json.loads({json.dumps(json.dumps(args))}))"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def _seconds_of_graph(model: str, caches: Path) -> float:
+    """`compile_graph` in a process of its own."""
+    code = f"import benchmarks.compiler as m; print(m.compile_graph({model!r}))"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True, text=True,
+        env={**os.environ, **_environment(caches)},
+    )  # fmt: skip
+    return round(float(done.stdout.split()[-1]), 3)
 
 
 def _environment(caches: Path) -> dict[str, str]:
@@ -139,22 +180,28 @@ def _environment(caches: Path) -> dict[str, str]:
     }
 
 
-def _workers(case: str, peers: list[str], folder: Path, threads: int) -> list[Worker]:
+def _workers(case: str, peers: list[str], folder: Path, threads: int, dtype: str) -> list[Worker]:
+    given = {"model": case, "folder": str(folder), "threads": threads, "dtype": dtype}
     return [
         Worker(
-            peer, "benchmarks.compiler:run", {"model": case, "peer": peer, "folder": str(folder), "threads": threads},
-            threads, _environment(folder / "caches" / case / peer),
+            peer, "benchmarks.compiler:run", {**given, "peer": peer}, threads,
+            _environment(folder / "caches" / case / peer),
         )
         for peer in peers
     ]  # fmt: skip
 
 
-def measure(case: str, peers: list[str], folder: Path, threads: int, rounds: int) -> dict[str, Any]:
-    """One case: times, ratios, first outputs with cold and with warm caches, memory, differences."""
-    _apart(case, str(folder))
+def measure(
+    case: str, peers: list[str], folder: Path, threads: int, rounds: int, dtype: str
+) -> dict[str, Any]:
+    """One case: times, ratios, first outputs with cold and with warm caches, memory, differences.
+
+    compile_graph_s: of `compile` of the imported graph, with empty caches and with full ones.
+    """
+    _apart(case, str(folder), dtype)
     warm: dict[str, float] = {}
-    found = compare(_workers(case, peers, folder, threads), rounds=rounds)
-    for worker in _workers(case, peers, folder, threads):
+    found = compare(_workers(case, peers, folder, threads, dtype), rounds=rounds)
+    for worker in _workers(case, peers, folder, threads, dtype):
         worker.start()
         warm[worker.name] = worker.info["first_result_s"]
         worker.stop()
@@ -162,6 +209,9 @@ def measure(case: str, peers: list[str], folder: Path, threads: int, rounds: int
     result = found.to_dict()
     result["cold_s"] = {peer: found.info[peer]["first_result_s"] for peer in peers}
     result["warm_s"] = warm
+    if "kernels_hub" in peers and dtype == "float32":
+        caches = folder / "caches" / case / "graph"
+        result["compile_graph_s"] = [_seconds_of_graph(case, caches) for _ in ("cold", "warm")]
     if "kernels_hub" in peers:
         result["speedup_over"] = {peer: round(found.speedup("kernels_hub", peer), 3) for peer in others}
         result["speedup_over_best"] = min(result["speedup_over"].values())
@@ -171,13 +221,15 @@ def measure(case: str, peers: list[str], folder: Path, threads: int, rounds: int
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--models", nargs="*", default=[*CASES, *KERNELS], choices=[*CASES, *KERNELS])
-    parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS)
+    parser.add_argument("--peers", nargs="*", choices=PEERS, help="all by default")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     options = parser.parse_args()
+    options.peers = options.peers or list(PEERS if options.dtype == "float32" else TORCH_PEERS)
     results: dict[str, Any] = {}
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for case in options.models:
-            found = measure(case, options.peers, Path(folder), options.threads, options.rounds)
+            found = measure(case, options.peers, Path(folder), options.threads, options.rounds, options.dtype)
             results[case] = found
             row = [case, *(f"{found['median_ms'][peer]:.3f}" for peer in options.peers)]
             row.append(f"{found.get('speedup_over_best', math.nan):.2f}")
@@ -203,12 +255,13 @@ def main() -> None:
         summary = {"over_best": _mean(over), "least_over_best": min(over), "over_eager": _mean(eager)}
         print(json.dumps(summary))
     if options.write:
-        path = write("compiler", {"threads": options.threads, "summary": summary, "models": results})
+        name = "compiler" if options.dtype == "float32" else f"compiler-{options.dtype}"
+        path = write(name, {"threads": options.threads, "summary": summary, "models": results})
         faster: dict[str, dict[str, float]] = {}
         for case, found in results.items():
             if "eager" in (row_ms := found["median_ms"]):
                 faster[case] = {peer: row_ms["eager"] / row_ms[peer] for peer in options.peers}
-        title = f"Times faster than eager PyTorch, {options.threads} threads, float32"
+        title = f"Times faster than eager PyTorch, {options.threads} threads, {options.dtype}"
         path.with_suffix(".svg").write_text(bars(title, faster, options.peers), encoding="utf-8")
         print(os.fspath(path))
 
