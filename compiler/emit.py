@@ -34,6 +34,7 @@ from kernels_hub.compiler.emitting.card import GRAPH, Card, write_card
 from kernels_hub.compiler.emitting.check import Checked, check_emitted
 from kernels_hub.compiler.emitting.gradient import asked_inputs, with_training, write_training
 from kernels_hub.compiler.emitting.gradient_check import CheckedGradients, check_gradients
+from kernels_hub.compiler.emitting.interpreted import Interpreted, check_interpreted
 from kernels_hub.compiler.emitting.prebuilding import SOURCES, Prebuilt, variant_name, write_prebuilt
 from kernels_hub.compiler.emitting.programs import Programs, compile_programs, dtype_name, examples_of
 from kernels_hub.compiler.emitting.runtime.knobs import FILE as KNOBS
@@ -60,7 +61,7 @@ class Emitted:
     """What was written, and how it compares. `files`: relative to `path`.
 
     programs: of each dtype. graph, program: of the first, after rewriting. ahead: GPU binaries. prebuilt: native ones.
-    gradients: how those compare, or why there are none.
+    gradients: how those compare, or why there are none. interpreted: how the GPU programs compare.
     """
 
     path: Path
@@ -74,6 +75,7 @@ class Emitted:
     ahead: tuple[Compiled, ...] = ()
     prebuilt: tuple[Prebuilt, ...] = ()
     gradients: CheckedGradients | None = None
+    interpreted: tuple[Interpreted, ...] = ()
 
 
 def emit_layer(
@@ -91,6 +93,7 @@ def emit_layer(
     training: bool = True,
     aot: Sequence[str] = (),
     prebuilt: bool = False,
+    interpret: bool = False,
     tuned: Sequence[Tuned] = (),
     name: str | None = None,
     version: str = "0.1.0",
@@ -107,9 +110,10 @@ def emit_layer(
     graph can be differentiated, write programs that compute gradients, too, for the inputs that require one in the
     example (for all floats, where none does). aot: architectures
     ("sm_80", "sm_90", "sm_100", "gfx942") for which these are compiled now, without a GPU. prebuilt: ship the C++
-    compiled for each instruction set level of this kind of CPU, too. tuned: what a search found, to be made instead of
-    the usual (`emitting.tuned`). name: of the kernel, by default made of layer_name. benchmark: time it against the
-    original. command: how to make it again, for the card.
+    compiled for each instruction set level of this kind of CPU, too. interpret: run the GPU programs in Triton's
+    interpreter, too, where that takes seconds, and compare them with the oracle. tuned: what a search found, to be
+    made instead of the usual (`emitting.tuned`). name: of the kernel, by default made of layer_name. benchmark: time
+    it against the original. command: how to make it again, for the card.
 
     Every case of the card's table is checked against the module and the oracle before this returns. Raises
     ImportFailure for what cannot be imported and EngineError for ops that no kernel computes, each with all of
@@ -160,10 +164,12 @@ def emit_layer(
             folder, layer_name, [one.found for one in programs], built, benchmark=benchmark
         )
         gradients = check_gradients(folder, layer_name, trained, benchmark=benchmark)
+        sizes = [case.sizes for case in checked.cases]
+        interpreted = check_interpreted(folder, layer_name, programs, sizes) if interpret else ()
         ahead: list[Compiled] = []
         if aot:
             cases = {
-                one.triton.program_file: sizes_of(one.graph, [case.sizes for case in checked.cases])
+                one.triton.program_file: sizes_of(one.graph, sizes)
                 for one in programs
                 if one.triton is not None
             }
@@ -171,7 +177,7 @@ def emit_layer(
             _write_knobs(folder, knobs)
         (folder / GRAPH).write_text(to_svg(first.graph), encoding="utf-8", newline="\n")
         (folder / "README.md").write_text(
-            write_card(card, programs, checked, ahead, built, gradients), encoding="utf-8"
+            write_card(card, programs, checked, ahead, built, gradients, interpreted), encoding="utf-8"
         )
         files = tuple(sorted(str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()))
     return Emitted(
@@ -186,6 +192,7 @@ def emit_layer(
         tuple(ahead),
         built,
         gradients,
+        interpreted,
     )
 
 

@@ -210,7 +210,8 @@ def _compiled(one: Launched, arch: str) -> tuple[Resources, Any]:
     given = dict(one.constants)
     options = {name: given.pop(name) for name in ("num_warps", "num_stages") if name in given}
     names = one.kernel.arg_names
-    kinds, attributes = {}, {}
+    kinds: dict[str, str] = {}
+    attributes: dict[tuple[int], list[list[Any]]] = {}
     for place, (name, kind) in enumerate(zip(names, one.parameters, strict=False)):
         kinds[name] = kind.partition("/")[0]
         if kind.startswith("*") or kind.endswith("/16"):

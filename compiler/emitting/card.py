@@ -11,6 +11,7 @@ from kernels_hub.compiler.codegen.scalar import identifier
 from kernels_hub.compiler.emitting.ahead import Compiled
 from kernels_hub.compiler.emitting.check import Case, Checked, first_sizes
 from kernels_hub.compiler.emitting.gradient_check import CheckedGradients, training_section
+from kernels_hub.compiler.emitting.interpreted import Interpreted
 from kernels_hub.compiler.emitting.prebuilding import Prebuilt, variant_name
 from kernels_hub.compiler.emitting.programs import Programs
 from kernels_hub.compiler.emitting.source import Source
@@ -44,6 +45,7 @@ def write_card(
     ahead: Sequence[Compiled],
     built: Sequence[Prebuilt],
     gradients: CheckedGradients,
+    interpreted: Sequence[Interpreted] = (),
 ) -> str:
     """The text of README.md."""
     first = programs[0]
@@ -59,7 +61,7 @@ def write_card(
         _graph(first),
         _tuned(card.tuned),
         _prebuilt(built, checked),
-        _gpu(programs, ahead),
+        _gpu(programs, ahead, interpreted),
         _again(card.command, checked),
     ]
     return "\n\n".join(one for one in sections if one) + "\n"
@@ -174,7 +176,7 @@ def _prebuilt(built: Sequence[Prebuilt], checked: Checked) -> str:
     )
 
 
-def _gpu(programs: Sequence[Programs], ahead: Sequence[Compiled]) -> str:
+def _gpu(programs: Sequence[Programs], ahead: Sequence[Compiled], interpreted: Sequence[Interpreted]) -> str:
     lacking = [one for one in programs if one.triton is None]
     of = {one.dtype: f" of {one.dtype}" if len(programs) > 1 else "" for one in programs}
     reasons = [f"There are no GPU kernels{of[one.dtype]}: {one.without_triton}." for one in lacking]
@@ -182,8 +184,9 @@ def _gpu(programs: Sequence[Programs], ahead: Sequence[Compiled]) -> str:
     if files:
         reasons.insert(0, (
             f"{' and '.join(f'`triton/{one}`' for one in files)}: Triton for CUDA and ROCm, with the knobs of "
-            f"`call/knobs.json`. It was compared with nothing on a GPU when this was written."
+            f"`call/knobs.json`. It ran on no GPU when this was written."
         ))  # fmt: skip
+    reasons += [_interpreted(one) for one in interpreted]
     text = "## On GPUs\n\n" + " ".join(reasons)
     if not ahead:
         return text
@@ -211,6 +214,13 @@ def _gpu(programs: Sequence[Programs], ahead: Sequence[Compiled]) -> str:
     head = [*(["program"] if len(files) > 1 else []), "for", "kernel", "constants", "registers", "spills", "shared",
             "moved", "bytes of files"]  # fmt: skip
     return text + _table(head, rows)
+
+
+def _interpreted(one: Interpreted) -> str:
+    sizes = ", ".join(f"{name} = {size}" for name, size in one.sizes.items()) or "its sizes"
+    if one.error is None:
+        return f"`{one.program}` was not run in Triton's interpreter: {one.reason}."
+    return f"In Triton's interpreter, `{one.program}` is off from the oracle by {one.error:.1e}, for {sizes}."
 
 
 def _moved(programs: Sequence[Programs]) -> dict[tuple[str, str], str]:

@@ -13,7 +13,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,9 +130,11 @@ def _checked(kernel: Any, layer: str, source: Source, *, benchmark: bool, severa
             started = time.monotonic()
             oracle = _compared(result, _judged(source, example), layer, sizes, "the oracle")
             patient = time.monotonic() - started < _ORACLE_S
-        timed = _timed(example.run, compiled) if benchmark and original is not None else (None, None, None)
+        eager_ms, compiled_ms, ratio = (
+            _timed(example.run, compiled) if benchmark and original is not None else (None, None, None)
+        )
         dtype = dtype_name(source.example) if several and source.example is not None else ""
-        cases.append(Case(sizes, original, oracle, *timed, dtype, seed))
+        cases.append(Case(sizes, original, oracle, eager_ms, compiled_ms, ratio, dtype, seed))
     return cases
 
 
@@ -232,12 +234,30 @@ def _tensor(array: Array) -> torch.Tensor:
     return to_tensor(np.array(array, order="C"))
 
 
-def _judged(source: Source, example: Example) -> list[torch.Tensor]:
+def oracle_case(
+    source: Source, sizes: Mapping[str, int]
+) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """Seeded inputs of these sizes, by name, and what the oracle gives."""
+    example = _example(source, nn.Module(), sizes, 0)
+    named = _named(source, example)
+    return {name: named[name].contiguous() for name in source.graph.inputs}, _judged(source, example)
+
+
+def weights_of(source: Source, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """The weights that the source was compiled with."""
+    held = {name: source.arrays[name] for name in names}
+    return {name: _tensor(one() if callable(one) else one) for name, one in held.items()}
+
+
+def _named(source: Source, example: Example) -> dict[str, torch.Tensor]:
     leaves = pytree.tree_leaves((example.args, dict(example.kwargs)))
     if source.example is None:
-        named = dict(zip(source.graph.inputs, leaves, strict=True))
-    else:
-        named = dict(zip(paths_of(example.module, example.args, example.kwargs), leaves, strict=True))
+        return dict(zip(source.graph.inputs, leaves, strict=True))
+    return dict(zip(paths_of(source.example.module, example.args, example.kwargs), leaves, strict=True))
+
+
+def _judged(source: Source, example: Example) -> list[torch.Tensor]:
+    named = _named(source, example)
     inputs = {name: array_of(named[name]) for name in source.graph.inputs}
     weights = {name: held() if callable(held) else held for name, held in source.arrays.items()}
     return [_tensor(one) for one in evaluate(source.graph, inputs, weights=weights).values()]

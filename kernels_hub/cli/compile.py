@@ -49,6 +49,9 @@ def compile(  # noqa: A001  (the command's name)
         bool, typer.Option("--prebuilt", help="Ship the C++ compiled for this kind of CPU, too.")
     ] = False,
     no_triton: Annotated[bool, typer.Option("--no-triton", help="Write no GPU kernels.")] = False,
+    interpret: Annotated[
+        bool, typer.Option("--interpret", help="Compare the GPU kernels, too, in Triton's interpreter.")
+    ] = False,
     no_benchmark: Annotated[bool, typer.Option("--no-benchmark", help="Do not time it.")] = False,
     no_training: Annotated[
         bool, typer.Option("--no-training", help="No programs for gradients, even where there could be.")
@@ -75,7 +78,7 @@ def compile(  # noqa: A001  (the command's name)
 def emit_arguments(options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The source, and what `emit_layer` takes of this command's options, but for the folder and the command."""
     source, dim = options["source"], options["dim"] or []
-    given = {name: options[name] for name in ("submodule", "name", "version", "prebuilt")}
+    given = {name: options[name] for name in ("submodule", "name", "version", "prebuilt", "interpret")}
     given |= {
         "layer_name": options["layer"],
         "benchmark": not options["no_benchmark"],
@@ -172,12 +175,18 @@ def _on_gpus(emitted: Emitted) -> str:
     lacking = dict.fromkeys(one.without_triton for one in emitted.programs if one.triton is None)
     if lacking:
         return f"no GPU kernels: {'; '.join(lacking)}"
+    errors = [one.error for one in emitted.interpreted if one.error is not None]
+    off = f", off by {max(errors):.1e} at most in the interpreter" if errors else ""
     if not emitted.ahead:
-        return "GPU kernels: Triton, compiled where they run"
+        return f"GPU kernels: Triton, compiled where they run{off}"
     binaries = [one for one in emitted.ahead if one.binary is not None]
     archs = ", ".join(dict.fromkeys(one.arch for one in emitted.ahead))
     left = len(emitted.ahead) - len(binaries)
-    return f"GPU kernels: {len(binaries)} binaries for {archs}" + (f", {left} left to Triton" if left else "")
+    return (
+        f"GPU kernels: {len(binaries)} binaries for {archs}"
+        + (f", {left} left to Triton" if left else "")
+        + off
+    )
 
 
 def _document(emitted: Emitted) -> dict[str, Any]:
@@ -192,6 +201,15 @@ def _document(emitted: Emitted) -> dict[str, Any]:
             dict.fromkeys(one.without_triton for one in emitted.programs if one.triton is None)
         ),
         "prebuilt": [{"file": one.file, "isa": one.isa, "bytes": one.nbytes} for one in emitted.prebuilt],
+        "interpreted": [
+            {
+                "program": one.program,
+                "sizes": dict(one.sizes),
+                "error": one.error,
+                "reason": one.reason or None,
+            }
+            for one in emitted.interpreted
+        ],
         "ahead": [_ahead(one) for one in emitted.ahead],
         "cases": [
             {

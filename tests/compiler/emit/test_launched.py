@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kernels_hub.compiler.emit import Emitted
+from kernels_hub.compiler.emit import Emitted, emit_layer
+from kernels_hub.compiler.emitting import programs
+from kernels_hub.compiler.emitting.triton_program import triton_program
+from kernels_hub.compiler.errors import EngineError
+from tests.compiler.emit.emitted_layers import gated_mlp
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -37,3 +43,46 @@ def test_under_the_interpreter(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == list(folders)
+
+
+def test_what_the_interpreter_says_is_in_the_card(mlp_dtypes: Emitted):
+    assert [one.program for one in mlp_dtypes.interpreted] == ["kernels_float32.py", "kernels_bfloat16.py"]
+    card = (mlp_dtypes.path / "README.md").read_text()
+    for one, limit in zip(mlp_dtypes.interpreted, (1e-5, 1e-2), strict=True):
+        assert one.error is not None and one.error < limit
+        assert (
+            f"`{one.program}` is off from the oracle by {one.error:.1e}, for batch = 3, length = 17." in card
+        )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "tl.sigmoid(v0)",
+            "1.01 * tl.sigmoid(v0)",
+            "kernels.py, in Triton's interpreter, differs from the oracle by",
+        ),
+        ("tl.sigmoid(v0)", "tl.nothing(v0)", "kernels.py does not run in Triton's interpreter: "),
+    ],
+)
+def test_wrong_gpu_kernels_are_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, message: str
+):
+    def wrong(scheduled: Any) -> Any:
+        program = triton_program(scheduled)
+        assert old in program.source
+        return replace(program, source=program.source.replace(old, new))
+
+    monkeypatch.setattr(programs, "triton_program", wrong)
+    case = gated_mlp()
+    with pytest.raises(EngineError, match=message):
+        emit_layer(
+            (case.module, case.args),
+            layer_name="Wrong",
+            out=tmp_path / "wrong",
+            interpret=True,
+            training=False,
+            benchmark=False,
+        )
+    assert not (tmp_path / "wrong").exists()
