@@ -7,7 +7,7 @@ the table and want a case for each.
 from __future__ import annotations
 
 from kernels_hub.compiler.autodiff.rule import Derivative
-from kernels_hub.compiler.autodiff.rules import contract, indexing, pointwise, pool, reduce, views
+from kernels_hub.compiler.autodiff.rules import contract, indexing, pointwise, pool, reduce, resize, views
 from kernels_hub.compiler.errors import TypeRuleError
 from kernels_hub.compiler.ir.ops import op
 
@@ -22,7 +22,7 @@ def add_derivative(row: Derivative) -> Derivative:
     return row
 
 
-for family in (pointwise, views, reduce, contract, pool, indexing):
+for family in (pointwise, views, reduce, contract, pool, resize, indexing):
     for row_ in family.ROWS:
         add_derivative(row_)
 

@@ -30,6 +30,8 @@ from .state import State
 
 _MOST_BINDINGS = 64
 """Sets of shapes for which the places of buffers are kept."""
+_MOST_KEPT = 1 << 28
+"""Bytes of an arena that a thread keeps for its next call; scores of long sequences take more, and are given back."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +248,8 @@ class _Program:
             for place, (shape, dtype, _) in enumerate(binding.outputs)
         ]
         addresses = pointers([0] * (table.buffers + table.packed))
-        base, empty = self._arena(binding.arena), self._empty.data_ptr()
+        arena = self._arena(binding.arena)
+        base, empty = arena.data_ptr(), self._empty.data_ptr()
         for buffer, offset in binding.offsets:
             addresses[buffer] = base + offset
         for buffer, address in self._fixed(native):
@@ -274,11 +277,14 @@ class _Program:
                     self._bindings.popitem(last=False)
         return found
 
-    def _arena(self, size: int) -> int:
+    def _arena(self, size: int) -> torch.Tensor:
+        """Room for scratch buffers: the thread's own, or for this call alone."""
+        if size > _MOST_KEPT:
+            return torch.empty(size, dtype=torch.uint8)
         local = self._local
         if local.arena is None or local.arena.numel() < size:
             local.arena = torch.empty(max(size, ALIGNMENT), dtype=torch.uint8)
-        return int(local.arena.data_ptr())
+        return local.arena
 
     def _fixed(self, native: Native) -> list[tuple[int, int]]:
         """(buffer, address) of constants, and of what is made of them alone."""

@@ -255,6 +255,26 @@ case(
     a=("n", 2, "m + 3"),
 )
 
+_CROP = {"coordinates": "crop", "roi": (0.0, 0.0, 0.1, 0.2, 1.0, 1.0, 0.8, 1.4), "extrapolation": 3.0}
+for _note, _shape, _attrs in (
+    ("nearest", (2, 1, 6, 8), {}),
+    ("nearest, fewer", (2, 1, 2, 3), {"coordinates": "asymmetric", "nearest": "floor"}),
+    ("linear", (2, 1, 5, 7), {"mode": "linear"}),
+    ("linear, corners", (2, 1, 5, 7), {"mode": "linear", "coordinates": "align_corners"}),
+    ("cubic", (2, 1, 4, 9), {"mode": "cubic", "exclude_outside": True}),
+    ("antialias", (2, 1, 2, 2), {"mode": "linear", "antialias": True}),
+    ("scales", (2, 1, 4, 6), {"mode": "linear", "scales": (1.0, 1.0, 1.5, 1.7)}),
+    ("crop", (2, 1, 4, 5), {"mode": "linear", **_CROP}),
+):  # fmt: skip
+    case("resize", _op("resize", shape=_shape, **_attrs), floats(2, 1, 3, 4), note=_note)
+case(
+    "resize",
+    lambda a: a.apply("resize", a, shape=a.graph.dims(("n", 1, 6)), mode="linear"),
+    floats(2, 1, 3),
+    note="symbolic",
+    a=("n", 1, 3),
+)
+
 case("gather", lambda a, i: a.gather(i, 0).exp(), floats(4, 2), whole(2, 3, below=4))
 case("gather", lambda a, i: a.gather(i, 1).exp(), floats(2, 4, 2), whole(3, below=4) - 4, note="from the end")
 case("gather", lambda a, i: a.gather(i, 1), floats(2, 4), np.asarray(-2), note="a scalar")

@@ -219,18 +219,21 @@ def test_cheap_chains_are_computed_again():
 def test_all_that_has_no_derivative_is_listed():
     graph = Graph("stuck")
     x = graph.input("x", (2, 4, 4, 4), "float64")
-    with graph.origin("model.up"):
-        wide = graph.apply("resize", x, shape=(2, 4, 8, 8), mode="linear")
-    with graph.origin("model.scatter"):
-        i = graph.input("i", (2, 4, 8, 8), "int64")
-        y = graph.apply("scatter_elements", wide, i, wide, axis=1, reduction="max")
+    regions, images = graph.input("regions", (3, 4), "float64"), graph.input("images", (3,), "int64")
+    with graph.origin("model.align"):
+        aligned = graph.apply("roi_align", x, regions, images, height=2, width=2)
+    with graph.origin("model.bits"):
+        bits = x.bitcast("complex64").unary("real").sum().cast("float64")
     with graph.origin("model.unused"):
-        graph.output("flat", graph.apply("resize", x, shape=(2, 4, 2, 2)).eq(1.0))
-    graph.output("y", y)
+        graph.output("flat", graph.apply("roi_align", x, regions, images, height=1, width=1).eq(1.0))
+    graph.output("y", aligned + bits)
     with pytest.raises(DerivativeError) as error:
         differentiate(graph)
-    assert "resize(float64[2, 4, 4, 4]): resize has no derivative; from model.up" in str(error.value)
-    assert "model.unused" not in str(error.value)
+    text = str(error.value)
+    assert "float64[3, 4], int64[3]): roi_align has no derivative; from model.align" in text
+    assert "real(complex64[2, 4, 4, 4]): real has no derivative; from model.bits" in text
+    assert "bitcast(float64[2, 4, 4, 4]): bitcast has no derivative; from model.bits" in text
+    assert "model.unused" not in text
     other = Graph("stuck")
     z = other.input("z", (4,), "float64")
     at = other.input("at", (4,), "int64")

@@ -6,18 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from kernels_hub.compiler import evaluate, rewrite, verify
+from kernels_hub.compiler import differentiate, evaluate, import_torch, rewrite, verify
 from kernels_hub.compiler.codegen.toolchain import find_compiler
 from kernels_hub.compiler.engines.tensors import to_array, to_tensor
+from kernels_hub.compiler.schedule.units import refused
 from tests.compiler.autodiff.gradcheck import gradients
 from tests.compiler.autodiff.modules import (
     SAMPLES,
+    UNFOLDED,
     compiled_gradients,
     cotangents_of,
     derived,
     torch_gradients,
     traced,
 )
+from tests.compiler.rewrite.models import MODELS
 from tests.tolerances import assert_close, errors
 
 CPP = {
@@ -150,3 +153,34 @@ def test_against_finite_differences_in_float64(name):
         expected = (loss(step) - loss(-step)) / (2 * step)
         scale = max(1.0, float(np.abs(gradient * direction).sum()))
         assert abs(float(np.sum(gradient * direction)) - expected) <= tolerance * scale, one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_a_whole_model(name):
+    """BERT, Llama, ResNet-50, a UNet's block: gradients of all parameters, by the oracle; C++ takes both graphs, but
+    for what is added to embeddings."""
+    model = MODELS[name]()
+    module, args = model.module.eval(), model.args
+    graph = rewrite(import_torch(module, args), UNFOLDED).graph
+    learned = {one: given for one, given in module.named_parameters() if one in graph.parameters}
+    both = differentiate(graph, learned)
+    for one in (both.forward, both.backward):
+        assert {value.op_name for value in refused(rewrite(one, UNFOLDED).graph)} <= {"scatter_nd"}
+    result = module(*args)
+    result = result if isinstance(result, torch.Tensor) else result[0]
+    weights = torch.randn(result.shape, generator=torch.Generator().manual_seed(9))
+    expected = torch.autograd.grad((result * weights).sum(), list(learned.values()), allow_unused=True)
+    tensors = [one for one in args if isinstance(one, torch.Tensor)]
+    arrays = {
+        one: to_array(t.detach(), graph.inputs[one].dtype)
+        for one, t in zip(graph.inputs, tensors, strict=True)
+    }
+    outputs = evaluate(both.forward, arrays)
+    first, *others = both.given
+    given = {first: weights.numpy()} | {one: np.zeros_like(outputs[one]) for one in others}
+    found = evaluate(both.backward, both.backward_inputs(arrays, outputs, given))
+    assert_gradients(
+        {one: to_tensor(found[both.gradients[one]]) for one in both.gradients},
+        {one: gradient for one, gradient in zip(learned, expected, strict=True) if gradient is not None},
+    )
