@@ -42,18 +42,16 @@ def main(arguments: Sequence[str] = ()) -> Figures:
             print(f"{what}: {time.perf_counter() - started:.1f} s", flush=True)
 
         # Who owns the models: `kernels-hub compile` does the same from the command line.
-        layers = []
-        for what, compiled in (
-            ("a Llama MLP, from a module", lambda: demo_published.llama_mlp(folder, hidden=options.hidden)),
-            ("a BERT layer, from a module", lambda: demo_published.bert_layer(folder, hidden=options.hidden)),
-            (
-                "MiniLM, from an ONNX file",
-                lambda: demo_published.minilm_encoder(folder, layers=options.layers),
-            ),
-        ):
-            started = time.perf_counter()
-            layers.append(compiled())
-            said(f"compiled {what}", started)
+        started = time.perf_counter()
+        mlp = demo_published.llama_mlp(folder, hidden=options.hidden)
+        said("compiled a Llama MLP, from a module", started)
+        started = time.perf_counter()
+        layer = demo_published.bert_layer(folder, hidden=options.hidden)
+        said("compiled a BERT layer, from a module", started)
+        started = time.perf_counter()
+        encoder = demo_published.minilm_encoder(folder, layers=options.layers)
+        said("compiled MiniLM, from an ONNX file", started)
+        layers = (mlp, layer, encoder)
 
         with demo_published.served(folder) as environment:
             for one in layers:

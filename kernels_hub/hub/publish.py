@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kernels_hub.errors import (
     HubError,
@@ -333,22 +333,13 @@ def _commit(step: Commit, release: Release, look: _Look) -> None:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
     from huggingface_hub.errors import HfHubHTTPError
 
-    contents = Counter(file.sha256 for file in step.add)
     with ExitStack() as stack:
         try:
-            # File objects, not paths: with them huggingface_hub uploads and commits in one go even where
-            # the Hub offers no Xet storage. Of equal large files it sends one object from several threads:
-            # those are paths, which each opens for itself.
             found = look.api.create_commit(
                 release.repo_id,
                 [
                     *(CommitOperationDelete(path, is_folder=False) for path in step.delete),
-                    *(
-                        CommitOperationAdd(
-                            file.path, str(file.local) if contents[file.sha256] > 1 else file.open(stack)
-                        )
-                        for file in step.add
-                    ),
+                    *(CommitOperationAdd(path, content) for path, content in _additions(step, stack)),
                 ],
                 commit_message=step.title,
                 revision=step.branch,
@@ -363,6 +354,21 @@ def _commit(step: Commit, release: Release, look: _Look) -> None:
             ) from error
     if step.branch != MAIN:
         _check_commit(found.oid, step, release, look)
+
+
+def _additions(step: Commit, stack: ExitStack) -> Iterator[tuple[str, BinaryIO | str]]:
+    """Where each file goes, and its content.
+
+    File objects, not paths: with them huggingface_hub uploads and commits in one go even where the Hub offers no Xet
+    storage. Of equal large files it sends the last, once for each, from several threads: that one is a path, which
+    every thread opens for itself.
+    """
+    left = Counter(file.sha256 for file in step.add)
+    several = {sha256 for sha256, count in left.items() if count > 1}
+    for file in step.add:
+        left[file.sha256] -= 1
+        is_last = file.sha256 in several and left[file.sha256] == 0
+        yield file.path, str(file.local) if is_last else file.open(stack)
 
 
 def _check_commit(commit: str, step: Commit, release: Release, look: _Look) -> None:

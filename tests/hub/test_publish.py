@@ -251,6 +251,7 @@ def test_a_large_native_file(at: Place, source: Path, tmp_path: Path):
     assert Path(fetched).read_bytes() == (folder / "libbig.so").read_bytes()
 
 
+@pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")  # huggingface_hub's own
 def test_equal_large_files_in_several_variants(at: Place, source: Path):
     """One content under several paths, sent from several threads: each thread reads all of it."""
     repo = at.repo("scale")
