@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kernels_hub.compiler import traced
 from kernels_hub.compiler.arguments import array_of, is_array
 from kernels_hub.compiler.binding import bind_shapes
 from kernels_hub.compiler.container import read_container, write_container
@@ -168,6 +169,7 @@ class Executable:
         """Those for one set of shapes each."""
         self._last: Plan | None = None
         self._lock = threading.RLock()
+        self._number = traced.enter(self)
 
     @classmethod
     def of(cls, graph: Graph, settings: Settings, module: ModuleCall | None = None) -> Executable:
@@ -203,6 +205,9 @@ class Executable:
         return module.result(self._run(module.inputs(inputs, named)))
 
     def _run(self, inputs: tuple[Any, ...]) -> Any:
+        if torch.compiler.is_compiling():
+            results = traced.run(self._number, inputs)
+            return results[0] if len(results) == 1 else tuple(results)
         plan = self._plan
         if plan is None:
             plan = self._plan_for(inputs)
