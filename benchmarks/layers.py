@@ -68,7 +68,10 @@ def run(repository: str, label: str, device: str, dtype: str, peer: str, backwar
             synchronize()
 
         return step, info
-    arguments_ = tuple(x.detach().clone().requires_grad_() if x.is_floating_point() else x for x in inputs)
+    arguments_ = tuple(
+        x.detach().clone().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        for x in inputs
+    )
     outputs = call(*arguments_)
     gradient = [torch.randn_like(out) for out in (outputs if isinstance(outputs, tuple) else (outputs,))]
 
