@@ -117,8 +117,7 @@ class _Unit:
 
     def _runtime(self) -> tuple[str, ...]:
         kernels = (*self.schedule.prepare, *self.schedule.kernels)
-        found = {runtime_of(nest) for kernel in kernels for nest in kernel.nests}
-        return tuple(sorted(one for one in found if one is not None))
+        return tuple(sorted({one for kernel in kernels for nest in kernel.nests for one in runtime_of(nest)}))
 
     def _kernel(self, kernel: Kernel, lines: Lines) -> _Call:
         """Write the functions of a kernel, unless there are some with the same text but for names."""

@@ -11,7 +11,7 @@ from kernels_hub.compiler.codegen.cpp_product import print_product
 from kernels_hub.compiler.codegen.cpp_root_loops import as_loops
 from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
 from kernels_hub.compiler.ir.types import FLOAT32
-from kernels_hub.compiler.schedule.kernel import Attention, Convolution, Nest, Product
+from kernels_hub.compiler.schedule.kernel import Attention, Convolution, Nest, Product, Root
 from kernels_hub.compiler.schedule.scores import ROOT_DTYPES
 
 
@@ -38,15 +38,17 @@ def _is_known(root: Product | Convolution, *, round_ops: bool) -> bool:
     return root.dtype is FLOAT32 or (root.dtype is first and not round_ops)
 
 
-def runtime_of(nest: Nest) -> str | None:
-    """The source file of the runtime that the text of a nest needs."""
-    files = {
-        Product: "linked_product.cpp",
-        Convolution: "linked_convolution.cpp",
-        Attention: "linked_attention.cpp",
-    }
-    if nest.root is None:
-        return None
-    if isinstance(nest.root, Product) and nest.root.a.buffer.dtype in ROOT_DTYPES - {FLOAT32}:
-        return "linked_product_narrow.cpp"
-    return files[type(nest.root)]
+def runtime_of(nest: Nest) -> tuple[str, ...]:
+    """The source files of the runtime that the text of a nest needs."""
+    root = nest.root
+    if isinstance(root, Product) and root.a.buffer.dtype in ROOT_DTYPES - {FLOAT32}:
+        return ("linked_product_narrow.cpp",)
+    return () if root is None else FILES[type(root)]
+
+
+FILES: dict[type[Root], tuple[str, ...]] = {
+    Product: ("linked_product.cpp",),
+    Convolution: ("linked_convolution.cpp", "linked_grouped.cpp"),
+    Attention: ("linked_attention.cpp",),
+}
+"""What the runtime computes -> its source files for that, where products are of float32."""

@@ -178,7 +178,7 @@ def _cached(source: str, stem: str, runtime: Sequence[str], folder: Path, compil
     parts = [RUNTIME / one for one in runtime]
     with tempfile.TemporaryDirectory(dir=folder, prefix=f"{stem}-", suffix=".tmp") as private:
         own, linked = Path(private) / "unit.o", Path(private) / "unit.so"
-        with ThreadPoolExecutor(max_workers=max(1, min(len(parts) + 1, os.cpu_count() or 1))) as pool:
+        with ThreadPoolExecutor(max_workers=len(parts) + 1) as pool:  # some wait for what `begin` began
             shared = [pool.submit(_runtime_object, one, folder, compiler, level) for one in parts]
             pool.submit(_compile, code, own, compiler, level).result()
             objects = [own, *(one.result() for one in shared)]

@@ -21,6 +21,7 @@ from torch import nn
 
 from kernels_hub.compiler.codegen.cpp import Program, generate
 from kernels_hub.compiler.codegen.cpp_library import Library, numbers, pointers
+from kernels_hub.compiler.codegen.cpp_roots import FILES
 from kernels_hub.compiler.codegen.toolchain import begin, find_compiler
 from kernels_hub.compiler.engines.cpp_weights import place_weights
 from kernels_hub.compiler.engines.engine import (
@@ -47,7 +48,7 @@ from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.schedule.choices import CHOICES, Choices
 from kernels_hub.compiler.schedule.cost import kernel_cost
-from kernels_hub.compiler.schedule.kernel import Schedule
+from kernels_hub.compiler.schedule.kernel import Attention, Convolution, Product, Root, Schedule
 from kernels_hub.compiler.schedule.memory import ALIGNMENT, place
 from kernels_hub.compiler.schedule.partial import may_be_long
 from kernels_hub.compiler.schedule.schedule import schedule
@@ -275,18 +276,18 @@ class CppEngine:
         return self.compile(found.graph, device, found.knobs)
 
 
-_RUNTIME: dict[str, Callable[[nn.Module], bool]] = {
-    "linked_convolution.cpp": lambda one: isinstance(one, (nn.Conv1d, nn.Conv2d, nn.Conv3d)),
-    "linked_attention.cpp": lambda one: "Attention" in type(one).__name__,
-    "linked_product.cpp": lambda one: isinstance(one, nn.Linear),
+_RUNTIME: dict[type[Root], Callable[[nn.Module], bool]] = {
+    Convolution: lambda one: isinstance(one, (nn.Conv1d, nn.Conv2d, nn.Conv3d)),
+    Attention: lambda one: "Attention" in type(one).__name__,
+    Product: lambda one: isinstance(one, nn.Linear),
 }
-"""Source file of the runtime -> whether a part of a module calls it, as far as its class tells."""
+"""What the runtime computes -> whether a part of a module wants it, as far as its class tells."""
 
 
 def begin_for(module: nn.Module) -> None:
     """Have those parts of the runtime compiled, while a module is traced, that its graph is likely to call."""
     parts = tuple(module.modules())
-    begin([file for file, is_used in _RUNTIME.items() if any(map(is_used, parts))])
+    begin([file for root, wants in _RUNTIME.items() if any(map(wants, parts)) for file in FILES[root]])
 
 
 ENGINE = CppEngine()

@@ -5,6 +5,12 @@
 
 KH_NAMESPACE {
 
+// In linked_grouped.cpp, which is compiled at the same time.
+extern template void conv_narrow<1>(const ConvShape&, const Pixels&, const float*, const Tile&);
+extern template void conv_narrow<2>(const ConvShape&, const Pixels&, const float*, const Tile&);
+extern template void conv_narrow<4>(const ConvShape&, const Pixels&, const float*, const Tile&);
+extern template void conv_narrow<8>(const ConvShape&, const Pixels&, const float*, const Tile&);
+
 namespace {
 
 ConvShape shape_of(const Convolution& from) {

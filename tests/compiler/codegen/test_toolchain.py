@@ -237,8 +237,7 @@ def test_levels_by_the_flags_of_a_cpu(flags, expected, monkeypatch, tmp_path):
 
 def test_the_runtime_is_compiled_ahead_once(runs, cache):
     begin(("linked_product.cpp",), PLAIN)
-    source = '#include "linked.h"\nextern "C" int answer() { return kh::right_size(1, 1) > 0 ? 42 : 0; }\n'
-    assert answer(build(source, "product", PLAIN, runtime=("linked_product.cpp",))) == 42
+    assert answer(build(SOURCE, "product", PLAIN, runtime=("linked_product.cpp",))) == 42
     compiled = [one for one in runs if any(part.endswith("linked_product.cpp") for part in one)]
     assert len(compiled) == 1, "the build waited for it"
     assert not list(cache.glob("*.tmp"))
