@@ -107,7 +107,10 @@ def training_programs(found: Source, native: Parts, asked: Sequence[str] | None 
     inputs = [name for name, one in found.graph.inputs.items() if one.dtype.is_float]
     wrt = [one for one in inputs if asked is None or one in asked]
     try:
-        both = differentiate(graph, [*wrt, *(given for name, given in weights.items() if name in learned)])
+        weighed = [
+            given for name, given in weights.items() if name in learned and graph.inputs[given].dtype.is_float
+        ]
+        both = differentiate(graph, [*wrt, *weighed])
         backward, added = _without_sums(both)
         forward, backward = (rewrite(one, _PASSES).graph for one in (both.forward, backward))
         for one in (forward, backward):
@@ -220,9 +223,13 @@ def _without_sums(both: Differentiated) -> tuple[Graph, dict[str, tuple[str, str
 
 
 def _terms(value: Value) -> list[Value]:
-    if value.op_name == "add":
-        return [term for one in value.operands for term in _terms(one)]
-    return [value]
+    """What a value is the sum of, through sums that nothing else uses."""
+    if value.op_name != "add":
+        return [value]
+    found = []
+    for one in value.operands:
+        found += _terms(one) if value.graph.uses(one) == 1 else [one]
+    return found
 
 
 def _is_sum(value: Value) -> bool:
