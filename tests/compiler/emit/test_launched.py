@@ -48,7 +48,7 @@ def test_under_the_interpreter(
 def test_what_the_interpreter_says_is_in_the_card(mlp_dtypes: Emitted):
     assert [one.program for one in mlp_dtypes.interpreted] == ["kernels_float32.py", "kernels_bfloat16.py"]
     card = (mlp_dtypes.path / "README.md").read_text()
-    for one, limit in zip(mlp_dtypes.interpreted, (1e-5, 1e-2), strict=True):
+    for one, limit in zip(mlp_dtypes.interpreted, (1e-5, 4e-2), strict=True):
         assert one.error is not None and one.error < limit
         assert (
             f"`{one.program}` is off from the oracle by {one.error:.1e}, for batch = 3, length = 17." in card
