@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from kernels_hub.compiler.engines.engine import Device
-from kernels_hub.compiler.errors import CompilerError
+from kernels_hub.compiler.errors import CompilerError, EngineError
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.types import Array
@@ -35,7 +35,10 @@ def neighbours(
             for name, value in _knobs_of_gpu(candidate.choices)
         ]
     now = Choices.of(candidate.choices)
-    usual = schedule(graph, choices=now)
+    try:
+        usual = schedule(graph, choices=now)
+    except EngineError:
+        return []  # some of it runs on another engine, which has no such choices
     tried = [*_settings(graph, usual), *_places(usual, sizes)]
     found: dict[str, Candidate] = {}
     for name, value in tried:

@@ -232,7 +232,11 @@ class _Driver:
             self.budget * _FOR_BLOCKS,
             "block: ",
         )
-        inner._begin()
+        try:
+            inner._begin()
+        except SearchError as error:
+            self.log.append(f"the block cannot be searched alone: {error}")
+            return self._graphs()
         inner._explore()
         self.log += [f"  {line}" for line in inner.log]
         found: dict[str, Candidate] = {}

@@ -194,6 +194,28 @@ def test_a_default_that_is_wrong_is_an_error(database):
     assert not list(database.folder.glob("*"))
 
 
+@pytest.mark.parametrize(
+    ("candidate", "reason"),
+    [
+        (Candidate("no graph"), "ParseError"),
+        (Candidate(str(graph_convolution()), {"split": 0}), "from 1 to 4096"),
+        (Candidate(str(graph_convolution()), {"nix": 1}), "no choice 'nix'"),
+        (Candidate(str(graph_convolution()).replace('name="w"', 'name="u"')), "parameters 'u'"),
+    ],
+    ids=["text", "value", "name", "weights"],
+)
+def test_a_candidate_that_cannot_be_built_has_failed(candidate, reason):
+    evaluator = GraphEvaluator.of(graph_convolution(), Device("cpu"), {}, 0)
+    for one in (
+        evaluator(candidate),
+        evaluator(candidate, build_only=True),
+        *evaluator.measure_many([candidate]),
+    ):
+        assert one.status == "failed"
+        assert one.seconds is None
+        assert reason in one.reason
+
+
 def test_repeated_blocks_are_searched_once(database):
     pytest.importorskip("egglog", reason="needs egglog")
     graph = layers(3)
@@ -274,6 +296,18 @@ def test_egglog_is_named_where_it_is_missing(database, monkeypatch):
         searched(graph_convolution(), database)
     found = searched(graph_convolution(), database, equations=())
     assert found.winner.measured.ran, "other loops need none"
+
+
+def test_what_another_engine_runs_is_searched_as_well(database):
+    """A sort has no loop form: the graph is divided, and there are no choices for its loops."""
+    graph = Graph("sorted")
+    x = graph.input("x", (8, 16))
+    order = graph.apply("argsort", x, axis=1)
+    graph.output("y", graph.apply("gather_elements", x, order, axis=1) * 1.5)
+    found = search(graph, "cpu", budget=5, database=database, equations=())
+    assert found.winner == found.default
+    assert found.winner.measured.ran
+    check_numbers(found, graph)
 
 
 def test_real_times(database):
