@@ -20,11 +20,14 @@ PACKAGE: ModuleType = import_kernel(source_variant(bundled_folder() / "attention
 KERNELS = sys.modules[f"{PACKAGE.__name__}.kernels"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SIZES = ("heads", "group", "lq", "lk", "width", "values", "offset", "shared_heads")
-LARGEST_SHARED = {"sm_80": 163, "sm_90": 227, "sm_100": 227, "gfx942": 64}  # KiB
+LARGEST_SHARED = {"sm_80": 99, "sm_90": 99, "sm_100": 99, "gfx942": 64}  # KiB; of small GPUs of the family
 
-# name of the kernel, its mask, causal, width
-CASES = [("attention_kernel", 0, True), ("attention_kernel", 1, False)] + [
-    (name, mask, mask == 0) for name in ("query_gradient_kernel", "key_gradient_kernel") for mask in (0, 2)
+# name of the kernel, its mask, causal
+CASES = [
+    ("attention_kernel", 2, True),
+    ("attention_kernel", 1, False),
+    ("query_gradient_kernel", 2, True),
+    ("key_gradient_kernel", 2, True),
 ]
 
 
@@ -46,14 +49,14 @@ def signature(kernel: Any, dtype: str, mask: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize(
+    ("dtype", "width"), [("bf16", 64), ("bf16", 128), ("bf16", 256), ("fp32", 64), ("fp32", 128)]
+)
 @pytest.mark.parametrize(("name", "mask", "causal"), CASES)
 def test_no_spills(arch: str, dtype: str, width: int, name: str, mask: int, causal: bool) -> None:
     kernel = getattr(KERNELS, name)
-    tile = (KERNELS.forward_tile if name == "attention_kernel" else KERNELS.gradient_tile)(
-        width, DTYPES[dtype]
-    )
+    kind = {"attention_kernel": "forward"}.get(name, name.removesuffix("_kernel").replace("_", " "))
+    tile = KERNELS.tile_for(kind, width, DTYPES[dtype], hip=arch.startswith("gfx"))
     constants = {
         "CAUSAL": causal, "MASK": mask, "SOFTCAP": False, "SAVE": True, "PRECISION": "ieee", "UPCAST": False,
         "EVEN": True, "ROWS": tile.rows, "COLUMNS": tile.columns, "WIDTH": width, "VALUES": width,

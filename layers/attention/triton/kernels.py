@@ -20,6 +20,8 @@ DISPATCH_KEYS = ("CUDA", "CPU") if triton.knobs.runtime.interpret else ("CUDA",)
 weights = None
 """Nothing is packed on this backend."""
 
+_HIP = torch.version.hip is not None
+
 _WIDEST = 256
 """Wider heads do not fit the registers."""
 
@@ -34,22 +36,27 @@ class Tile:
     stages: int
 
 
-def forward_tile(widest: int, dtype: torch.dtype) -> Tile:
-    """For heads that are so wide, a power of two: the largest tile that no architecture spills."""
-    if dtype is torch.float32:
-        return Tile(32, 32, 4, 1) if widest <= 128 else Tile(16, 16, 4, 1)
-    if widest <= 64:
-        return Tile(128, 64, 4, 2)
-    return Tile(64, 64, 4, 2) if widest <= 128 else Tile(64, 32, 8, 1)
+# Per kernel: tiles for heads up to 64, 128 and 256 wide, the largest tried that neither NVIDIA's architectures nor
+# AMD's spill: what a tile needs does not grow evenly, as the compilers keep other things in registers.
+_NARROW = {
+    "forward": (Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(32, 32, 8, 1)),
+    "query gradient": (Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(32, 32, 8, 1)),
+    "key gradient": (Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(32, 32, 8, 1)),
+}
+_FLOAT32 = {
+    "forward": (Tile(32, 32, 4, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
+    "query gradient": (Tile(16, 16, 8, 1), Tile(16, 16, 4, 1), Tile(16, 16, 8, 1)),
+    "key gradient": (Tile(32, 32, 4, 1), Tile(16, 32, 8, 1), Tile(16, 16, 8, 1)),
+}
 
 
-def gradient_tile(widest: int, dtype: torch.dtype) -> Tile:
-    """As `forward_tile`, for both gradient kernels."""
-    if dtype is torch.float32:
-        return Tile(32, 32, 8, 1) if widest <= 64 else Tile(16, 16, 4, 1)
-    if widest <= 64:
-        return Tile(64, 64, 8, 1)
-    return Tile(32, 32, 8, 1)
+def tile_for(kernel: str, widest: int, dtype: torch.dtype, *, hip: bool = False) -> Tile:
+    """The tile of "forward", "query gradient" or "key gradient"; widest: of the padded widths."""
+    if hip:
+        side = 32 if kernel == "forward" and dtype is not torch.float32 else 16
+        return Tile(side, side, 4, 1)
+    table = _FLOAT32 if dtype is torch.float32 else _NARROW
+    return table[kernel][0 if widest <= 64 else 1 if widest <= 128 else 2]
 
 
 def padded(width: int) -> int:
@@ -68,7 +75,7 @@ def forward(
     query, key, value, mask = *map(_rows, (query, key, value)), broadcast(mask, query, key)
     result = result_like(query, value)
     statistics = query.new_empty((2, batch, heads, lq), dtype=torch.float32) if save else None
-    tile = forward_tile(max(padded(width), padded(values)), query.dtype)
+    tile = tile_for("forward", max(padded(width), padded(values)), query.dtype, hip=_HIP)
     if result.numel():
         attention_kernel[(triton.cdiv(lq, tile.rows), batch * heads)](
             *(query, key, value, _bytes(mask), result, statistics),
@@ -100,18 +107,33 @@ def backward(
     dquery, dkey, dvalue = written = [_rows(x) for x in gradients]
     delta = (grad.float() * result.float()).sum(-1).contiguous()
     grad, query, key, value, mask = *map(_rows, (grad, query, key, value)), broadcast(mask, query, key)
-    tile = gradient_tile(max(padded(width), padded(values)), query.dtype)
+    widest = max(padded(width), padded(values))
     inputs = (grad, query, key, value, _bytes(mask), statistics.contiguous(), delta)
     numbers = (heads // shared, lq, lk, width, values, form.offset, form.scale, form.softcap)
     strides = (*_strides(grad), *_strides(query), *_strides(key), *_strides(value), *_mask_strides(mask))
-    constants = _constants(query, mask, form, width, values, tile)
     if dquery.numel():
+        tile = tile_for("query gradient", widest, query.dtype, hip=_HIP)
         query_gradient_kernel[(triton.cdiv(lq, tile.rows), batch * heads)](
-            *inputs, dquery, heads, *numbers, *strides, *_strides(dquery), **constants
+            *inputs,
+            dquery,
+            heads,
+            *numbers,
+            *strides,
+            *_strides(dquery),
+            **_constants(query, mask, form, width, values, tile),
         )
     if dkey.numel():
+        tile = tile_for("key gradient", widest, query.dtype, hip=_HIP)
         key_gradient_kernel[(triton.cdiv(lk, tile.columns), batch * shared)](
-            *inputs, dkey, dvalue, shared, *numbers, *strides, *_strides(dkey), *_strides(dvalue), **constants
+            *inputs,
+            dkey,
+            dvalue,
+            shared,
+            *numbers,
+            *strides,
+            *_strides(dkey),
+            *_strides(dvalue),
+            **_constants(query, mask, form, width, values, tile),
         )
     for gradient, found in zip(gradients, written, strict=True):
         if gradient is not found:
@@ -153,7 +175,7 @@ def _constants(
         "CAUSAL": form.causal,
         "MASK": 0 if mask is None else 1 if mask.dtype == torch.bool else 2,
         "SOFTCAP": form.softcap != 0.0,
-        "PRECISION": "tf32" if tf32 and torch.version.hip is None else "ieee",
+        "PRECISION": "tf32" if tf32 and not _HIP else "ieee",
         "UPCAST": triton.knobs.runtime.interpret and query.dtype is not torch.float32,
         "EVEN": width == padded(width) and values == padded(values),
         "ROWS": tile.rows,
