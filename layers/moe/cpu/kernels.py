@@ -1,0 +1,103 @@
+"""The CPU backend: `moe.cpp` through ctypes, on the memory of the tensors themselves.
+
+Where the C++ cannot be built, or for dtypes that it does not take, PyTorch runs: the reference, and,
+for many tokens an expert, grouped products on torch.mm, whose blocking wins once each weight is used
+often enough.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from . import reference
+from .blocks import FORMULAS
+from .native import load
+from .reference import grouped_outer, grouped_product
+from .routing import route
+
+__all__ = ["DISPATCH_KEYS", "gated_experts", "grouped_outer", "grouped_product", "top_k_softmax"]
+
+DISPATCH_KEYS = ("CPU",)
+
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_ACTIVATIONS = {
+    name: number for number, name in enumerate(("none", "relu", "silu", "gelu", "gelu_tanh", "quick_gelu"))
+}
+
+# Tokens an expert above which torch.mm is faster than dot products.
+_MOST_TOKENS = {torch.float32: 64, torch.bfloat16: 32, torch.float16: 64}
+
+# The records of moe.cpp, field for field.
+_EXPERTS = struct.Struct("=6Q 8q")
+_ROUTER = struct.Struct("=3Q 6q")
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL | None:
+    library = load(Path(__file__).with_name("moe.cpp"))
+    if library is not None:
+        library.moe_experts.argtypes, library.moe_experts.restype = (ctypes.c_char_p,), ctypes.c_int64
+        library.moe_route.argtypes, library.moe_route.restype = (ctypes.c_char_p,), None
+    return library
+
+
+def gated_experts(
+    x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weight: Tensor, activation: str
+) -> Tensor:
+    """See `functional.gated_experts`."""
+    library = _library()
+    experts, width, inner = down.shape
+    fits = (
+        library is not None
+        and x.dtype in _TYPES
+        and weight.dtype in _TYPES
+        and min(x.numel(), index.numel(), down.numel()) > 0
+    )
+    if not fits:
+        return reference.gated_experts(x, gate_up, down, index, weight, activation)
+    if index.numel() > _MOST_TOKENS[x.dtype] * experts:
+        routing = route(index, experts)
+        gate, up = grouped_product(routing.gather(x), gate_up, routing.ends).chunk(2, dim=-1)
+        y = grouped_product(FORMULAS[activation](gate) * up, down, routing.ends)
+        return routing.sum((y * weight.flatten()[routing.order][:, None]).to(x.dtype))
+    x, gate_up, down, index, weight = (t.contiguous() for t in (x, gate_up, down, index, weight))
+    out = torch.empty_like(x)
+    assert library is not None
+    wrong = library.moe_experts(
+        _EXPERTS.pack(
+            *(t.data_ptr() for t in (x, gate_up, down, index, weight, out)),
+            *(x.shape[0], index.shape[1], experts, width, inner),
+            *(_TYPES[x.dtype], _TYPES[weight.dtype], _ACTIVATIONS[activation]),
+        )
+    )
+    if wrong >= 0:
+        raise IndexError(
+            f"gated_experts: expected experts in [0, {experts}], got {int(index.flatten()[wrong])}"
+        )
+    return out
+
+
+def top_k_softmax(logits: Tensor, k: int, renormalise: bool, rounded: bool) -> tuple[Tensor, Tensor]:
+    """See `functional.top_k_softmax`."""
+    library = _library()
+    if library is None or logits.dtype not in _TYPES or not logits.numel() or k > 64:
+        return reference.top_k_softmax(logits, k, renormalise, rounded)
+    logits = logits.contiguous()
+    shape = (*logits.shape[:-1], k)
+    score = logits.new_empty(shape, dtype=logits.dtype if rounded else torch.float32)
+    index = logits.new_empty(shape, dtype=torch.int64)
+    experts = logits.shape[-1]
+    library.moe_route(
+        _ROUTER.pack(
+            *(t.data_ptr() for t in (logits, score, index)),
+            *(logits.numel() // experts, experts, k),
+            *(_TYPES[logits.dtype], _TYPES[score.dtype], renormalise),
+        )
+    )
+    return score, index
