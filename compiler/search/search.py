@@ -93,9 +93,10 @@ def search(
 
     sizes: of its symbols, those that it is to be fast for; middling ones by default. executor: where candidates are
     built and timed, by default here, one after the other. journal: what is known of candidates, for a search that goes
-    on where another ended. database: where winners are kept; again: search also where one is known. limits: of
-    equality saturation; no equations: other loops only, without egglog. evaluator: makes that of a graph, from
-    (graph, device, sizes, seed). A KeyboardInterrupt ends the search with what it has.
+    on where another ended. database: where winners are kept; one is chosen again, unless `again`, or its search ran
+    out of a smaller budget: then it is a candidate like others. limits: of equality saturation; no equations: other
+    loops only, without egglog. evaluator: makes that of a graph, from (graph, device, sizes, seed). A KeyboardInterrupt
+    ends the search with what it has.
 
     Raises MissingDependencyError where egglog is not installed, SearchError where what the default pipeline makes does
     not run, or does not give the oracle's numbers.
@@ -162,13 +163,15 @@ class _Driver:
     def run(self, database: TuningDatabase, *, again: bool = False) -> SearchResult:
         """See `search`."""
         key = self._key()
-        if not again and (kept := database.get(key)) is not None:
-            found = self._remembered(kept)
+        kept = database.get(key)
+        former = _candidate_of(kept, self.graph.name) if kept is not None else None
+        if former is not None and kept is not None and not again and self._settles(kept):
+            found = self._remembered(former, kept.seconds)
             if found is not None:
                 return found
         interrupted = ""
         try:
-            self._begin()
+            self._begin(former)
             self._explore()
         except KeyboardInterrupt:
             if self.first.digest not in self.shares and self._is_here:
@@ -181,12 +184,17 @@ class _Driver:
         result = self._result(interrupted)
         if interrupted != "it was interrupted" and (row := result.winner).measured.status != "pruned":
             seconds = row.measured.seconds or row.candidate.predicted
-            database.put(key, Winner("search", {"candidate": row.candidate.to_dict()}, seconds))
+            known = former is not None and kept is not None and row.candidate.digest == former.digest
+            done = {
+                "complete": not interrupted or (known and bool(kept and kept.knobs.get("complete"))),
+                "budget": self.budget,
+            }
+            database.put(key, Winner("search", {"candidate": row.candidate.to_dict(), **done}, seconds))
         return result
 
-    def _begin(self) -> None:
-        """Candidate 0: what everything else is measured against."""
-        self._evaluate([self.first])
+    def _begin(self, former: Candidate | None = None) -> None:
+        """Candidate 0, what everything else is measured against, and what won before."""
+        self._evaluate([self.first] if former is None else [self.first, former])
         row = self.tried[self.first.digest]
         if row.measured.status in {"wrong", "failed"}:
             raise SearchError(
@@ -431,15 +439,13 @@ class _Driver:
             "equations": [one.name for one in self.equations],
         }
 
-    def _remembered(self, kept: Winner) -> SearchResult | None:
+    def _settles(self, kept: Winner) -> bool:
+        """Whether the search that found a winner came to its end, or had as much time as this one has."""
+        spent = kept.knobs.get("budget")
+        return bool(kept.knobs.get("complete")) or (isinstance(spent, (int, float)) and self.budget <= spent)
+
+    def _remembered(self, candidate: Candidate, seconds: float) -> SearchResult | None:
         """The winner of an earlier search, if it still is right; None where it is not to be had any more."""
-        try:
-            candidate = Candidate.from_dict(kept.knobs["candidate"])
-        except (KeyError, CompilerError) as error:
-            LOGGER.warning(
-                "graph %s: what won before cannot be read (%s), it is searched again", self.graph.name, error
-            )
-            return None
         measured = self.evaluator(candidate, build_only=True)
         if measured.status != "slower":
             LOGGER.warning(
@@ -449,7 +455,7 @@ class _Driver:
             return None
         reason = "fastest when it was measured before"
         self.tried[candidate.digest] = Row(
-            candidate, Measured(candidate.digest, "fastest", kept.seconds, reason, measured.facts)
+            candidate, Measured(candidate.digest, "fastest", seconds, reason, measured.facts)
         )
         self.tried.setdefault(
             self.first.digest,
@@ -468,6 +474,15 @@ class _Driver:
             remembered=True,
             log=tuple(self.log),
         )
+
+
+def _candidate_of(kept: Winner, graph: str) -> Candidate | None:
+    """The candidate that won before; None where what was kept makes no sense."""
+    try:
+        return Candidate.from_dict(kept.knobs["candidate"])
+    except (KeyError, CompilerError) as error:
+        LOGGER.warning("graph %s: what won before cannot be read (%s), it is searched again", graph, error)
+        return None
 
 
 _OF_PLACES = frozenset({"apart", "again", "loops"})

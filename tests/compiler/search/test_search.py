@@ -140,6 +140,21 @@ def test_a_winner_is_remembered(database):
     assert not searched(graph, database, sizes={"n": 2}, seed=1).remembered, "another seed is another search"
 
 
+def test_a_winner_of_half_a_search_is_a_candidate_of_the_next(database):
+    graph = Graph("total")
+    x = graph.input("x", (512, 1024))
+    graph.output("y", (x * x).sum((0, 1)))
+    first = searched(graph, database, budget=1e-3, equations=())
+    assert first.winner == first.default
+    assert searched(graph, database, budget=1e-3, equations=()).remembered
+    second = searched(graph, database, budget=60, equations=())
+    assert not second.remembered
+    assert second.speedup > 1
+    third = searched(graph, database, budget=1e-3, equations=(), again=True)
+    assert third.winner.candidate.digest == second.winner.candidate.digest, "it is not lost"
+    assert searched(graph, database, budget=90, equations=()).remembered
+
+
 def test_a_remembered_winner_that_is_wrong_is_searched_again(database, caplog):
     graph = graph_convolution()
     found = searched(graph, database, equations=())
