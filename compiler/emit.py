@@ -310,6 +310,7 @@ def _write(
             has_backward="LAYER.has_backward" if gpu and has_backward else str(has_backward),
         ),
         "cpu/program.py": package.program_file("native_layer:NativeLayer", labels, standalone=standalone),
+        "call/arena.py": package.arena_file(),
         "cpu/toolchain.py": package.toolchain_file(),
         **({"package/model.py": package.model_file(layer, source)} if standalone else {}),
         **{

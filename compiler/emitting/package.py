@@ -10,11 +10,12 @@ from pathlib import Path
 from kernels_hub.compiler.codegen import toolchain
 from kernels_hub.compiler.emitting.source import Source
 from kernels_hub.compiler.ir.op import show
+from kernels_hub.compiler.schedule import intervals
 
 RUNTIME = Path(__file__).parent / "runtime"
 """The Python that is copied."""
 COPIED = {
-    "call": ("arena.py", "arguments.py", "arrays.py", "errors.py", "knobs.py", "layer.py", "modules.py", "parts.py",
+    "call": ("arguments.py", "arrays.py", "errors.py", "knobs.py", "layer.py", "modules.py", "parts.py",
              "state.py", "weights.py"),
     "cpu": ("native.py", "native_layer.py", "prebuilt.py"),
     "triton": ("binaries.py", "driver.py", "launched_layer.py", "launcher.py"),
@@ -241,6 +242,13 @@ def toolchain_file() -> str:
         "toolchain.py imports its errors in another way than what is emitted expects"
     )
     return text.replace(_OWN_ERRORS, "from .errors import BuildError")
+
+
+def arena_file() -> str:
+    """The compiler's interval packing, which needs nothing of it."""
+    text = Path(intervals.__file__).read_text(encoding="utf-8")
+    assert "kernels_hub" not in text, "intervals.py imports what is not emitted"
+    return text
 
 
 def kernel_name(layer: str) -> str:

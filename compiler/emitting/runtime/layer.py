@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from .arena import place
+from .arena import Interval, pack
 from .arguments import Place, dtype_of, inputs_of, result_of
 from .arrays import read_tensors
 from .errors import Misfit, NoOriginalError
@@ -38,7 +38,8 @@ class Binding:
 
     def __init__(self, table: Table, shapes: tuple[Shape, ...]) -> None:
         sizes = table.bind(shapes)
-        offsets, self.arena = place(table.scratch, table.scratch_bytes(sizes))
+        lengths = zip(table.scratch, table.scratch_bytes(sizes), strict=True)
+        offsets, self.arena = pack([Interval(size, one.first, one.last) for one, size in lengths])
         self.offsets = [
             (buffer, offset)
             for one, offset in zip(table.scratch, offsets, strict=True)
