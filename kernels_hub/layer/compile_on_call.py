@@ -72,6 +72,10 @@ class CompileOnCall:
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """The result of a call: of the compiled layer where there is one, or can be one."""
+        import torch
+
+        if torch.compiler.is_compiling():
+            return self.cls.forward(module, *args, **kwargs)
         known = self._modules.get(module)
         if known is None and _is_plain_call(args, kwargs):
             known = self._decide(module, args, kwargs)
@@ -228,7 +232,7 @@ def _is_plain_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     import torch
     from torch.utils import _pytree as pytree
 
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    if torch._C._get_tracing_state() is not None:
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False

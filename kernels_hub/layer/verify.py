@@ -8,6 +8,7 @@ the same random state. Nothing is swapped yet, and buffers are put back afterwar
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -141,7 +142,7 @@ def _checking(steps: list[Step], problems: dict[int, str], reached: set[int]) ->
         for step in steps:
             if step.forward is not None:
                 step.module.__dict__["forward"] = KernelForward(
-                    _unbound(_both(step, problems, reached)), step.module
+                    _unbound(_both(step, problems, reached), type(step.module)), step.module
                 )
         yield
     finally:
@@ -152,9 +153,14 @@ def _checking(steps: list[Step], problems: dict[int, str], reached: set[int]) ->
                 module.__dict__["forward"] = forward
 
 
-def _unbound(run: Callable[..., Any]) -> Callable[..., Any]:
+def _unbound(run: Callable[..., Any], cls: type[nn.Module]) -> Callable[..., Any]:
     """Called with the module first: what is compiled meanwhile takes this for the kernel that it stands for."""
-    return lambda _, *args, **kwargs: run(*args, **kwargs)
+
+    def forward(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return run(*args, **kwargs)
+
+    forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
+    return forward
 
 
 def _both(step: Step, problems: dict[int, str], reached: set[int]) -> Callable[..., Any]:

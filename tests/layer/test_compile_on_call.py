@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import inspect
 import logging
 import pickle
 import threading
@@ -58,13 +59,16 @@ class Compiler:
         self.make_repository = make_repository
         self.added = "100"
         self.asked: list[Wanted] = []
+        self.keys: list[str] = []
         self.fails: str | None = None
         self.inside: Callable[[Wanted], None] = lambda wanted: None
 
     def key(
         self, layer: CompiledLayer, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> str:
-        return f"{layer} {tuple(module.weight.shape)} {module.weight.dtype} {module.number}"
+        named = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        self.keys.append(f"{layer} {module.weight.dtype} {module.number} {[*named]}")
+        return self.keys[-1]
 
     def repository(self, wanted: Wanted, key: str) -> Path:
         self.asked.append(wanted)
@@ -184,6 +188,7 @@ def test_verify_compiles_and_keeps_the_original_where_it_disagrees(compiler: Com
     row = report(model).rows[1]
     assert row.swapped and row.revision is not None, "compiled before kernelize returned"
     asked = len(compiler.asked)
+    assert compiler.keys[-1] == compiler.key(CompiledLayer("Scaled"), model[0], (X,), {})
     model(X)
     assert len(compiler.asked) == asked
     compiler.fails = "no"
@@ -314,6 +319,9 @@ def test_where_it_does_not_belong(compiler: Compiler) -> None:
     assert torch.equal(traced, 2 * torch.stack([X, X])) and compiler.asked == [], (
         "not while it is transformed"
     )
+    torch._dynamo.reset()
+    traced = torch.compile(model, backend="eager", fullgraph=True)(X)
+    assert torch.equal(traced, 2 * X) and compiler.asked == [], "not while it is traced"
 
     @use_kernel_forward_from_hub("Scaled")
     def function(x: torch.Tensor) -> torch.Tensor:
