@@ -208,7 +208,8 @@ def _compiled(one: Launched, arch: str) -> tuple[Resources, Any]:
         else GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
     )
     given = dict(one.constants)
-    options = {name: given.pop(name) for name in ("num_warps", "num_stages") if name in given}
+    options: dict[str, Any] = {"enable_fp_fusion": True}
+    options.update({name: given.pop(name) for name in ("num_warps", "num_stages") if name in given})
     names = one.kernel.arg_names
     kinds: dict[str, str] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}
@@ -219,7 +220,7 @@ def _compiled(one: Launched, arch: str) -> tuple[Resources, Any]:
     types = {name: kinds.get(name, "constexpr") for name in names}
     source = ASTSource(one.kernel, types, constexprs=given, attrs=attributes)
     try:
-        made = triton.compile(source, target=target, options={"enable_fp_fusion": True, **options})
+        made = triton.compile(source, target=target, options=options)
     except Exception as error:
         lines = str(error).strip().splitlines()
         raise BuildError(
