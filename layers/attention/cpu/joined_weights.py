@@ -14,9 +14,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from . import weights as single
 from .blocks import is_plain_linear
 from .packing import cache
+from .weights import free_originals as free_each
+from .weights import packed_nbytes as nbytes_of_each
+from .weights import prepare as prepare_one
+from .weights import release as release_each
+from .weights import restore_originals as restore_each
 
 _NAMES = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
 """Under which attention blocks keep what is joined."""
@@ -70,30 +74,30 @@ def prepare(module: nn.Module) -> None:
         packed_copy([linear.weight for linear in joined])
     for child in module.children():
         if is_plain_linear(child) and child not in joined:
-            single.prepare(child)
+            prepare_one(child)
 
 
 def packed_nbytes(module: nn.Module) -> int:
     """Bytes held for a block's packed weights beyond its own weights'."""
     copy = _JOINED.get(_key(module))
-    return (0 if copy is None else copy.nbytes) + single.packed_nbytes(module)
+    return (0 if copy is None else copy.nbytes) + nbytes_of_each(module)
 
 
 def free_originals(module: nn.Module) -> None:
     """Let go of a block's dense weights: each is packed for itself then, and the joined copy goes."""
     _JOINED.pop(_key(module), None)
-    single.free_originals(module)
+    free_each(module)
 
 
 def restore_originals(module: nn.Module) -> None:
     """Put dense parameters back, the very bits, with the `requires_grad` that they had."""
-    single.restore_originals(module)
+    restore_each(module)
 
 
 def release(module: nn.Module) -> None:
     """Drop the packed copies of a block's weights, for a model that goes back to its original forwards."""
     _JOINED.pop(_key(module), None)
-    single.release(module)
+    release_each(module)
 
 
 def _joined_linears(module: nn.Module) -> list[nn.Linear]:

@@ -50,7 +50,6 @@ def applies(
         and all(map(is_plain_linear, linears))
         and _calls_sdpa(block.config)
         and not torch.is_autocast_enabled(hidden.device.type)
-        and not torch.jit.is_tracing()
     )
 
 
