@@ -248,7 +248,8 @@ def _search_all(target: _Target, settings: _Settings, found: list[_Found]) -> No
     place = _device(settings.device)
     module = source if isinstance(source, nn.Module) else nn.Module()
     with evaluating(module):
-        sources, *_ = _sources(source, *[given.get(name) for name in names])
+        asked: list[Any] = [given.get(name) for name in names]
+        sources, *_ = _sources(source, *asked)
     with _executor(settings, place) as executor:
         for dtype, one in sources.items():
             found.append(_search(dtype, one, place, settings, settings.budget / len(sources), executor))
