@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -14,9 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from kernels_hub import get_local_kernel
 from kernels_hub.compiler.codegen.toolchain import find_compiler
 from kernels_hub.compiler.emit import Emitted
 from kernels_hub.compiler.emitting.runtime import binaries as module
+from kernels_hub.compiler.emitting.runtime import knobs
 from kernels_hub.compiler.emitting.runtime.binaries import (
     Binaries,
     Binary,
@@ -240,6 +243,32 @@ KNOWN = ("sm_80", "sm_90", "sm_100", "gfx942", "avx512")
 )  # fmt: skip
 def test_the_nearest_architecture(arch: str, expected: str | None):
     assert nearest(arch, KNOWN) == expected
+
+
+def test_an_architecture_without_a_row(mlp: Emitted, caplog: pytest.LogCaptureFixture):
+    """The nearest one's is used, which is said once; the C++ is built with the row of this machine's."""
+    package = get_local_kernel(mlp.path, backend="cpu").__name__
+    table = importlib.import_module(f"{package}.knobs")
+    with caplog.at_level(logging.WARNING, "kernels_hub"):
+        rows = [table.knobs_for(arch) for arch in ("sm_90", "gfx942", "sm_120", "sm_120", "apple")]
+    assert [row.get("stages") for row in rows] == [3, 2, 3, 3, None]
+    said = [record.getMessage().partition(" has ")[2] for record in caplog.records]
+    assert said == [
+        "no knobs for sm_120: those of sm_100 are used",
+        "no knobs for apple: they follow from sizes",
+    ]
+    level = importlib.import_module(f"{package}.native")._level()
+    assert (
+        list(level.flags) == json.loads((mlp.path / "call" / "knobs.json").read_text())[level.name]["flags"]
+    )
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"sm_90": 3}'])
+def test_a_table_that_cannot_be_read(text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / "knobs.json").write_text(text)
+    with caplog.at_level(logging.WARNING, "kernels_hub"):
+        assert knobs._read(tmp_path / "knobs.json") == {}
+    assert "does not say what it should" in caplog.text
 
 
 class Named:
