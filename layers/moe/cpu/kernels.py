@@ -64,8 +64,8 @@ def gated_experts(
     if index.numel() > _MOST_TOKENS[x.dtype] * experts:
         routing = route(index, experts)
         gate, up = grouped_product(routing.gather(x), gate_up, routing.ends).chunk(2, dim=-1)
-        y = grouped_product(FORMULAS[activation](gate) * up, down, routing.ends)
-        return routing.sum((y * weight.flatten()[routing.order][:, None]).to(x.dtype))
+        y = grouped_product(FORMULAS[activation](gate).mul(up), down, routing.ends)
+        return routing.sum(y.mul_(weight.flatten()[routing.order][:, None]))
     x, gate_up, down, index, weight = (t.contiguous() for t in (x, gate_up, down, index, weight))
     out = torch.empty_like(x)
     assert library is not None
