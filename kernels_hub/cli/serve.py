@@ -46,15 +46,6 @@ def serve(
     for path in (tls_cert, tls_key):
         if path is not None and not path.is_file():
             raise KernelsHubError(f"{path} is not a file; --tls-cert and --tls-key take PEM files")
-    if tls_cert is not None:
-        import ssl
-
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls_cert, tls_key, password="")
-        except (ssl.SSLError, OSError) as error:
-            raise KernelsHubError(
-                f"{tls_cert} and {tls_key} are no certificate and its key, as PEM files without a password: {error}"
-            ) from error
     try:
         from kernels_hub.server.limits import Limits
         from kernels_hub.server.process import Serve

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import ssl
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -58,12 +59,28 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
+def _check_certificate(settings: Serve) -> None:
+    """Raise KernelsHubError where certificate and key are none, before a folder is made."""
+    if settings.tls_cert is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            settings.tls_cert, settings.tls_key, password=""
+        )
+    except (ssl.SSLError, OSError) as error:
+        raise KernelsHubError(
+            f"{settings.tls_cert} and {settings.tls_key} are no certificate and its key, "
+            f"as PEM files without a password: {error}"
+        ) from error
+
+
 def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
     """Serve until the process is told to end (SIGINT, SIGTERM).
 
     announce: is told the address, once it takes connections.
-    Raises KernelsHubError for a folder that is not a Hub's root.
+    Raises KernelsHubError for a folder that is not a Hub's root, and for a certificate that is none.
     """
+    _check_certificate(settings)
     import uvicorn
     from uvicorn.supervisors import Multiprocess
 
