@@ -91,11 +91,9 @@ def _free(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     from kernels_hub.compiler.importers.torch_trace import arguments_of
 
     def free(leaf: Any) -> Any:
-        return (
-            dict.fromkeys(range(leaf.dim()), torch.export.Dim.AUTO)
-            if isinstance(leaf, torch.Tensor)
-            else None
-        )
+        if not isinstance(leaf, torch.Tensor):
+            return None
+        return {axis: torch.export.Dim.AUTO for axis, size in enumerate(leaf.shape) if size >= _LEAST}
 
     return {name: pytree.tree_map(free, value) for name, value in arguments_of(module, args, kwargs)}
 

@@ -118,6 +118,11 @@ def test_named_dims() -> None:
     check(model, torch.randn(7, 8))
     (reason,) = fallbacks(model[0]).values()
     assert "batch" in reason
+    one = compiled(Scaled())
+    check(one, torch.randn(1, 8))
+    assert fallbacks(one[0]) == {}
+    check(one, torch.randn(2, 8))
+    assert len(fallbacks(one[0])) == 1, "a size of 1 in the first call stays"
     fixed = compiled(Scaled(), dynamic=False)
     check(fixed, torch.randn(3, 8))
     assert fallbacks(fixed[0]) == {}
