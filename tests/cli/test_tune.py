@@ -52,13 +52,19 @@ def block():
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runtime of the generated C++ is compiled once for all tests."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tunable.py").write_text(textwrap.dedent(FACTORIES))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, "tunable", raising=False)
-    monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("KERNELS_HUB_CACHE", str(cache))
     return tmp_path
 
 
@@ -262,7 +268,7 @@ def test_without_ray(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch):
 
 @needs_compiler
 @pytest.mark.slow
-def test_a_search_that_is_interrupted_goes_on(here: Path):
+def test_a_search_that_is_interrupted_goes_on(here: Path, cache: Path):
     """A real one: Ctrl-C in the middle, then again; nothing that was known is built again."""
     pytest.importorskip("egglog", reason="needs egglog: pip install 'kernels-hub[search]'")
     command = [sys.executable, "-m", "kernels_hub", "tune", "tunable:block", "--jobs", "1", "--json"]
@@ -275,7 +281,7 @@ def test_a_search_that_is_interrupted_goes_on(here: Path):
         env=environment,
     )
     end = time.monotonic() + 120
-    while sum(row.get("stage") == "built" for row in rows(here)) < 2:
+    while sum(row.get("stage") == "built" for row in rows(cache)) < 2:
         assert time.monotonic() < end and first.poll() is None, first.communicate()
         time.sleep(0.05)
     first.send_signal(signal.SIGINT)
@@ -284,7 +290,7 @@ def test_a_search_that_is_interrupted_goes_on(here: Path):
     assert "interrupted; what is known is kept, go on with: kernels-hub tune tunable:block" in err
     (found,) = json.loads(out)["searches"]
     assert found["interrupted"] and found["candidates"]
-    known = len(rows(here))
+    known = len(rows(cache))
     second = subprocess.run(
         [*command, "--budget", "4s"],
         capture_output=True,
@@ -297,14 +303,14 @@ def test_a_search_that_is_interrupted_goes_on(here: Path):
     (again,) = json.loads(second.stdout)["searches"]
     assert again["candidates"][0]["winner"] and again["candidates"][0]["seconds"] > 0
     assert {row["digest"] for row in found["candidates"]} <= {row["digest"] for row in again["candidates"]}
-    built = [row["measured"]["digest"] for row in rows(here) if row.get("stage") == "built"]
+    built = [row["measured"]["digest"] for row in rows(cache) if row.get("stage") == "built"]
     assert len(built) == len(set(built)), "a candidate was built twice"
-    assert len(rows(here)) >= known
+    assert len(rows(cache)) >= known
 
 
-def rows(here: Path) -> list[dict[str, Any]]:
+def rows(cache: Path) -> list[dict[str, Any]]:
     """What is in the journal."""
-    files = list((here / "cache" / "compiled" / "tuning" / "journals").glob("*.jsonl"))
+    files = list((cache / "compiled" / "tuning" / "journals").glob("*.jsonl"))
     return [
         json.loads(line.partition(" ")[2])
         for one in files
