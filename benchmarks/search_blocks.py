@@ -135,7 +135,7 @@ BLOCKS: Mapping[str, Callable[[], Block]] = {
     "graph_convolution": _graph,
     "factorised_embedding": lambda: (FactorisedEmbedding(), (torch.randint(0, 30000, (8, 128)),)),
     "linear_attention": _attention,
-    "mse": lambda: (MeanSquaredError(), (torch.randn(1024, 1024), torch.randn(1024, 1024))),
+    "mse": lambda: (MeanSquaredError(), (torch.randn(2048, 4096), torch.randn(2048, 4096))),
     "sampling": lambda: (Sampling(), (torch.randn(1, 151936),)),
     "last_token": lambda: (LastToken(), (torch.randn(2, 64, 512),)),
     "pooled": lambda: (Pooled(), (torch.randn(8, 128, 768),)),
