@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from kernels_hub import Mode, kernelize, load_kernel_mapping, report, use_kernel_mapping
 
@@ -81,7 +81,7 @@ def peak_mib(function: Callable[[], Any]) -> float:
     activity = torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[activity], profile_memory=True) as profile:
         function()
-    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = profile.profiler.kineto_results.events()
     now = most = 0
     for _, size in sorted(
         (event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"
@@ -91,11 +91,11 @@ def peak_mib(function: Callable[[], Any]) -> float:
     return most / 2**20
 
 
-def build(options: argparse.Namespace) -> nn.Module:
+def build(options: argparse.Namespace) -> PreTrainedModel:
     """The model to train: real weights, or a small Llama with random ones."""
     if options.weights:
-        model: nn.Module = AutoModelForCausalLM.from_pretrained(options.weights)
-        return model.train()
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(options.weights)
+        return model
     config = LlamaConfig(
         vocab_size=options.vocabulary,
         hidden_size=options.width,
@@ -105,7 +105,7 @@ def build(options: argparse.Namespace) -> nn.Module:
         num_key_value_heads=max(1, options.width // 64),
         use_cache=False,
     )
-    return LlamaForCausalLM(config).train()
+    return LlamaForCausalLM(config)
 
 
 def main(arguments: list[str] | None = None) -> Figures:
@@ -125,6 +125,7 @@ def main(arguments: list[str] | None = None) -> Figures:
 
     torch.manual_seed(0)
     model = build(options)
+    model.train()
     other = copy.deepcopy(model)
     with use_kernel_mapping(load_kernel_mapping("fused_loss"), inherit_mapping=False):
         kernelize(other, mode=Mode.TRAINING)
@@ -135,7 +136,7 @@ def main(arguments: list[str] | None = None) -> Figures:
     eager, fused = (Run(one, torch.optim.AdamW(one.parameters(), lr=1e-3)) for one in (model, other))
 
     # Sequences that count upwards: something to learn.
-    size = model.config.vocab_size
+    size: int = model.config.vocab_size
     starts = torch.randint(0, size, (options.steps, options.sequences, 1))
     batches = (starts + torch.arange(options.tokens)) % min(size, 512)
     for run in (eager, fused):

@@ -106,7 +106,7 @@ struct Loss {
   const int64_t* target;
   const float* grad;  // of each row's loss; null for 1
   void* gradient;     // of the logits, may be the logits themselves; null where it is not wanted
-  float *loss, *lse;  // null where they are not wanted
+  float *loss, *lse;  // null where they are not wanted; the log-sum-exp is read where the loss is not
   int64_t rows, width, type, ignore_index;
   double label_smoothing, z_loss, softcap;
 };
@@ -121,7 +121,7 @@ template <class T> void one_row(const Loss& p, int64_t row, float* buffer, float
   T* gradient = p.gradient ? static_cast<T*>(p.gradient) + row * n : nullptr;
   if (target == p.ignore_index) {
     if (p.loss) p.loss[row] = 0;
-    if (p.lse) p.lse[row] = 0;
+    if (p.loss && p.lse) p.lse[row] = 0;
     if (gradient) zero(gradient, n);
     return;
   }
@@ -136,12 +136,19 @@ template <class T> void one_row(const Loss& p, int64_t row, float* buffer, float
     for (int64_t i = 0; i < n; ++i) buffer[i] = load(x[i]);
   }
   const float* y = buffer;
-  float most = y[0];
+  float lse, total = 1.0f;
+  if (!p.loss) {  // a gradient of what was computed before
+    lse = p.lse[row];
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) e[i] = exponential(y[i] - lse);
+  } else {
+    float most = y[0];
 #pragma omp simd reduction(max : most)
-  for (int64_t i = 0; i < n; ++i) most = y[i] > most ? y[i] : most;
-  const float total = sum(n, [=](int64_t i) { return e[i] = exponential(y[i] - most); });
-  const float lse = most + std::log(total);
-  if (p.lse) p.lse[row] = lse;
+    for (int64_t i = 0; i < n; ++i) most = y[i] > most ? y[i] : most;
+    total = sum(n, [=](int64_t i) { return e[i] = exponential(y[i] - most); });
+    lse = most + std::log(total);
+    if (p.lse) p.lse[row] = lse;
+  }
   if (p.loss) {
     float loss = (1.0f - smoothing) * (lse - y[target]);
     if (smoothing > 0) loss += smoothing * (lse - sum(n, [=](int64_t i) { return y[i]; }) / static_cast<float>(n));

@@ -50,7 +50,8 @@ def backward(grad: Tensor, logits: Tensor, target: Tensor, lse: Tensor, form: Lo
         return reference.backward(grad, logits, target, form)
     logits = logits.contiguous()
     gradient = torch.empty_like(logits)
-    _run(library, logits, target, form, grad=grad.to(torch.float32).contiguous(), gradient=gradient)
+    grad = grad.to(torch.float32).contiguous()
+    _run(library, logits, target, form, grad=grad, gradient=gradient, lse=lse)
     return gradient
 
 
