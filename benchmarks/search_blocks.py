@@ -21,8 +21,8 @@ class Adapted(nn.Module):
         self.down, self.up = nn.Linear(size, rank, bias=False), nn.Linear(rank, size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        base: torch.Tensor = self.base(x)
-        return base + 2.0 * self.up(self.down(x))
+        found: torch.Tensor = self.base(x) + 2.0 * self.up(self.down(x))
+        return found
 
 
 class LowRank(nn.Module):
