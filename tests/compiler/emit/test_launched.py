@@ -55,27 +55,15 @@ def test_what_the_interpreter_says_is_in_the_card(mlp_dtypes: Emitted):
         )
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (
-            "tl.sigmoid(v0)",
-            "1.01 * tl.sigmoid(v0)",
-            "kernels.py, in Triton's interpreter, differs from the oracle by",
-        ),
-        ("tl.sigmoid(v0)", "tl.nothing(v0)", "kernels.py does not run in Triton's interpreter: "),
-    ],
-)
-def test_wrong_gpu_kernels_are_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, message: str
-):
+def test_wrong_gpu_kernels_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def wrong(scheduled: Any) -> Any:
         program = triton_program(scheduled)
-        assert old in program.source
-        return replace(program, source=program.source.replace(old, new))
+        assert "tl.sigmoid(v0)" in program.source
+        return replace(program, source=program.source.replace("tl.sigmoid(v0)", "1.01 * tl.sigmoid(v0)"))
 
     monkeypatch.setattr(programs, "triton_program", wrong)
     case = gated_mlp()
+    message = "kernels.py, in Triton's interpreter, differs from the oracle by"
     with pytest.raises(EngineError, match=message):
         emit_layer(
             (case.module, case.args),
