@@ -25,6 +25,7 @@ from kernels_hub.compiler.errors import (
     DimError,
     EngineError,
     EvaluateError,
+    ImportFailure,
     PlanError,
     ShapeError,
 )
@@ -335,3 +336,26 @@ def test_weights_are_those_of_the_module():
         for batch in (5, 2, 7):
             x = torch.randn(batch, 8)
             torch.testing.assert_close(run(x), module(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "begun"),
+    [
+        ({}, ["linked_convolution.cpp", "linked_grouped.cpp", "linked_product.cpp"]),
+        ({"engines": ("cpp",)}, ["linked_convolution.cpp", "linked_grouped.cpp", "linked_product.cpp"]),
+        ({"engines": ("library",)}, []),
+        ({"exclude_notes": (Note.NEEDS_COMPILER,)}, []),
+    ],
+)
+def test_the_runtime_that_a_module_needs_is_begun_while_it_is_traced(options, begun, monkeypatch):
+    found = []
+    monkeypatch.setattr("kernels_hub.compiler.engines.cpp.begin", found.extend)
+    module = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1), torch.nn.Flatten(), torch.nn.Linear(4, 2)).eval()
+
+    def trace(*_):
+        raise ImportFailure("not to be traced")
+
+    monkeypatch.setattr("kernels_hub.compiler.pipeline._imported", trace)
+    with pytest.raises(ImportFailure):
+        compile((module, (torch.ones(1, 1, 2, 2),)), "cpu", **options)
+    assert found == begun
