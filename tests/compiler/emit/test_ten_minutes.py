@@ -14,6 +14,7 @@ NAME = "ten_minutes.md"
 SERVED = "In a second terminal, `kernels-hub serve"
 
 
+@pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")  # huggingface_hub's own
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
