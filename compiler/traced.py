@@ -75,7 +75,8 @@ def _size(dim: Dim, sizes: Mapping[Symbol, Any]) -> Any:
         term: Any = factor
         for one, power in monomial:
             for _ in range(power):
-                term = term * sizes[one]  # type: ignore[index]  (all are symbols)
+                assert isinstance(one, Symbol)
+                term = term * sizes[one]
         total = total + term
     return total
 

@@ -6,6 +6,6 @@
 One rule an op, in tables by family (`rules/`), as the op table has it; this package imports neither torch nor triton.
 """
 
-from kernels_hub.compiler.autodiff.differentiate import Differentiated, Kept, differentiate
+from kernels_hub.compiler.autodiff.derive import Differentiated, Kept, differentiate
 
 __all__ = ["Differentiated", "Kept", "differentiate"]

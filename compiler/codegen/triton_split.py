@@ -153,7 +153,7 @@ def _plan_of_product(nest: Nest) -> _ProductPlan | None:
     sizes = (rows.extent, columns.extent, root.a.shape[-1], turns(batch))
     if not all(isinstance(one, int) for one in sizes):
         return None
-    m, n, depth, many = (int(one) for one in sizes)  # type: ignore[arg-type]
+    m, n, depth, many = (int(one) for one in sizes)
     bits = root.a.buffer.dtype.bits
     tile = product_tile(m, n, depth, many, 33 if bits == 32 else bits, 3, None)
     programs = many * -(-m // tile["ROWS"]) * -(-n // tile["COLUMNS"])
