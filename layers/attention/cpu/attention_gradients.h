@@ -43,7 +43,12 @@ class HeadGradients {
     for (int64_t j = 0; j < shape_.lk; j += kKeys) key_block(j, std::min(kKeys, shape_.lk - j));
     for (int64_t r = 0; r < rows_; ++r) {
       float* const to = dq_.at(b_, head_of(r), r % shape_.lq);
-      for (int64_t e = 0; e < d_; ++e) to[e * dq_.stride[3]] = scale_ * query_gradients_[r * wide_ + e];
+      const float* const from = query_gradients_ + r * wide_;
+      if (dq_.stride[3] == 1) {
+        for (int64_t e = 0; e < d_; ++e) to[e] = scale_ * from[e];
+      } else {
+        for (int64_t e = 0; e < d_; ++e) to[e * dq_.stride[3]] = scale_ * from[e];
+      }
     }
   }
 
@@ -82,15 +87,24 @@ class HeadGradients {
         put_across(q, q_.stride[3], scale_, d_, i, queries_across_ + band * kBandLines * d_);
         put_across(g, grad_.stride[3], 1.0f, dv_width_, i, grads_across_ + band * kBandLines * dv_width_);
         float sum = 0.0f;
+        if (grad_.stride[3] == 1 && out_.stride[3] == 1) {
 #pragma omp simd reduction(+ : sum)
-        for (int64_t e = 0; e < dv_width_; ++e) sum += g[e * grad_.stride[3]] * o[e * out_.stride[3]];
+          for (int64_t e = 0; e < dv_width_; ++e) sum += g[e] * o[e];
+        } else {
+          for (int64_t e = 0; e < dv_width_; ++e) sum += g[e * grad_.stride[3]] * o[e * out_.stride[3]];
+        }
         delta_[r] = sum;
       }
     }
   }
 
   static void put_row(const float* from, int64_t step, float factor, int64_t width, float* to, int64_t height) {
-    for (int64_t e = 0; e < width; ++e) to[e / kLine * kLine * height + e % kLine] = from[e * step] * factor;
+    int64_t e = 0;
+    if (step == 1) {
+      for (; e + kLanes <= width; e += kLanes)
+        store(to + e / kLine * kLine * height + e % kLine, load(from + e) * factor);
+    }
+    for (; e < width; ++e) to[e / kLine * kLine * height + e % kLine] = from[e * step] * factor;
   }
 
   // Query i of a band: its features are rows, in blocks of kRows.
@@ -98,7 +112,12 @@ class HeadGradients {
     for (int64_t e0 = 0; e0 < width; e0 += kRows) {
       const int64_t height = std::min(kRows, width - e0);
       float* const block = to + e0 * kBandLines + i / kLine * kLine * height + i % kLine;
-      for (int64_t e = 0; e < height; ++e) block[e * kLine] = from[(e0 + e) * step] * factor;
+      if (height == kRows) {
+        KH_UNROLL(16)
+        for (int64_t e = 0; e < kRows; ++e) block[e * kLine] = from[(e0 + e) * step] * factor;
+      } else {
+        for (int64_t e = 0; e < height; ++e) block[e * kLine] = from[(e0 + e) * step] * factor;
+      }
     }
   }
 
@@ -116,10 +135,18 @@ class HeadGradients {
     std::fill_n(key_gradients_, d_ * kKeys, 0.0f);
     std::fill_n(value_gradients_, dv_width_ * kKeys, 0.0f);
     for (int64_t first = 0; first < rows_; first += kBand) band(first, j, count, padded);
+    write_across(key_gradients_, d_, count, dk_.at(b_, kv_, j), dk_.stride[2], dk_.stride[3]);
+    write_across(value_gradients_, dv_width_, count, dv_.at(b_, kv_, j), dv_.stride[2], dv_.stride[3]);
+  }
+
+  // to (count, width) = the transpose of sums (width, kKeys)
+  static void write_across(const float* sums, int64_t width, int64_t count, float* to, int64_t row, int64_t step) {
+    const int64_t whole_e = step == 1 ? width / kLanes * kLanes : 0, whole_x = count / kLanes * kLanes;
+    for (int64_t e = 0; e < whole_e; e += kLanes) {
+      for (int64_t x = 0; x < whole_x; x += kLanes) transpose(sums + e * kKeys + x, kKeys, to + x * row + e, row);
+    }
     for (int64_t x = 0; x < count; ++x) {
-      float *const to_k = dk_.at(b_, kv_, j + x), *const to_v = dv_.at(b_, kv_, j + x);
-      for (int64_t e = 0; e < d_; ++e) to_k[e * dk_.stride[3]] = key_gradients_[e * kKeys + x];
-      for (int64_t e = 0; e < dv_width_; ++e) to_v[e * dv_.stride[3]] = value_gradients_[e * kKeys + x];
+      for (int64_t e = x < whole_x ? whole_e : 0; e < width; ++e) to[x * row + e * step] = sums[e * kKeys + x];
     }
   }
 
