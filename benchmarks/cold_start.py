@@ -4,7 +4,7 @@ A 4-layer Llama (512 wide, 1 x 128 tokens, float32). Contenders: published layer
 an empty cache and again from a full one (one layer for the whole model, and one for each decoder layer);
 `torch.compile` with an empty and with a warm cache; an AOTInductor package that is there; `compile()` with an empty and
 with a warm cache; eager. What a contender imports is part of its time; torch, transformers and the model are not. The
-median of the rounds counts; then each runs on for its steady speed.
+median of the rounds counts. Then one process of each runs on, in turn, for the steady speed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import bars
-from benchmarks.harness import arguments, measure, table, write
+from benchmarks.harness import Comparison, Worker, arguments, compare, table, write
 
 ROOT = Path(__file__).parents[1]
 MODEL = "llama"
@@ -52,6 +52,8 @@ CONTENDERS = {
     "compile(), empty cache": Contender("compiled", ("compiled",)),
     "compile(), warm cache": Contender("compiled"),
 }
+OWN = "compile(), warm cache"
+"""Whose steady speed is asked of what is published."""
 CACHES = {"hub": "HF_HUB_CACHE", "compiled": "KERNELS_HUB_CACHE", "inductor": "TORCHINDUCTOR_CACHE_DIR"}
 """Name -> the variable that says where it is."""
 
@@ -124,8 +126,25 @@ START: dict[str, Callable[[Any, Any, Path], Call]] = {
 }
 
 
-def child(start: str, folder: str, threads: int, seconds: float) -> None:
-    """Print the seconds to the first output, its error, and the median seconds of a call."""
+def steady(start: str, folder: str) -> Call:
+    """A step that calls a contender's model once, for `benchmarks.worker`."""
+    import torch
+
+    from benchmarks.compiler_models import model as built
+
+    module, args = built(MODEL)
+    with torch.inference_mode():
+        call = START[start](module, args, Path(folder))
+
+    def step() -> Any:
+        with torch.inference_mode():
+            return call()
+
+    return step
+
+
+def child(start: str, folder: str, threads: int) -> None:
+    """Print the seconds to the first output, and its error."""
     import torch
 
     from benchmarks.compiler_models import model as built
@@ -142,8 +161,7 @@ def child(start: str, folder: str, threads: int, seconds: float) -> None:
         error = float((found - expected).abs().max())
         if not error <= TOLERANCE:
             raise SystemExit(f"{start}: the first output is off by {error}")
-        steady = measure(call, seconds)
-    print("@@" + json.dumps({"first_s": first, "error": error, "steady_s": steady}))
+    print("@@" + json.dumps({"first_s": first, "error": error}))
 
 
 # -- what is there before ---------------------------------------------------------------------------
@@ -252,24 +270,27 @@ def served(root: Path) -> Iterator[dict[str, str]]:
 # -- rounds -----------------------------------------------------------------------------------------
 
 
-def _round(
-    name: str, folder: Path, hub: dict[str, str], number: int, threads: int, seconds: float
-) -> dict[str, float]:
-    """One process of a contender."""
+def _environment(name: str, folder: Path, hub: dict[str, str], number: int) -> dict[str, str]:
+    """Where a contender's caches are in a round: kept ones, and those that begin empty."""
     contender = CONTENDERS[name]
-    kept = folder / "caches" / name.partition(",")[0].replace(" ", "-")
+    kept = folder / "caches" / contender.start
     environment = {variable: str(kept / cache) for cache, variable in CACHES.items()}
     for cache in contender.empty:
         environment[CACHES[cache]] = str(folder / "empty" / f"{number}-{contender.start}" / cache)
+    return {**hub, **environment, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def _round(name: str, folder: Path, hub: dict[str, str], number: int, threads: int) -> dict[str, float]:
+    """One process of a contender."""
     # What is installed has its bytecode beside it: so shall what runs from a checkout.
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    command = f"m.child({contender.start!r}, {str(folder)!r}, {threads}, {seconds})"
+    inherited = {one: value for one, value in os.environ.items() if one != "PYTHONDONTWRITEBYTECODE"}
+    command = f"m.child({CONTENDERS[name].start!r}, {str(folder)!r}, {threads})"
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", f"import benchmarks.cold_start as m; {command}"],
+        [sys.executable, "-c", f"import benchmarks.cold_start as m; {command}"],
         cwd=ROOT, capture_output=True, text=True, check=False,
         env={
-            **inherited, **hub, **environment, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads),
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            **inherited, **_environment(name, folder, hub, number), "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
         },
     )  # fmt: skip
     lines = [line for line in done.stdout.splitlines() if line.startswith("@@")]
@@ -280,72 +301,62 @@ def _round(
 
 
 def measured(
-    names: list[str], rounds: int, threads: int, seconds: float
-) -> dict[str, list[dict[str, float]]]:
-    """Every round of every contender; those with kept caches run once before, uncounted."""
+    names: list[str], rounds: int, turns: int, threads: int
+) -> tuple[dict[str, list[dict[str, float]]], Comparison]:
+    """Every round of every contender, and their steady speeds, in turn; kept caches are filled once before."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    kept = [name for name in names if not CONTENDERS[name].empty]
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root)
         with served(folder / "hub") as hub:
             print("preparing: an AOTInductor package, two published layers …", flush=True)
             prepare(folder, hub, {CONTENDERS[name].start for name in names})
-            for name in names:
-                if not CONTENDERS[name].empty:
-                    _round(name, folder, hub, -1, threads, 0.0)
+            for name in kept:
+                _round(name, folder, hub, -1, threads)
             for number in range(rounds):
                 for name in names if number % 2 == 0 else reversed(names):
-                    one = _round(name, folder, hub, number, threads, seconds)
-                    found[name].append(one)
-                    print(
-                        f"{number + 1}: {name}: {one['first_s']:.2f} s, {one['steady_s'] * 1e3:.2f} ms",
-                        flush=True,
-                    )
-    return found
+                    found[name].append(_round(name, folder, hub, number, threads))
+                    print(f"{number + 1}: {name}: {found[name][-1]['first_s']:.2f} s", flush=True)
+            workers = [
+                Worker(
+                    name, "benchmarks.cold_start:steady", {"start": CONTENDERS[name].start, "folder": root}, threads,
+                    _environment(name, folder, hub, -1),
+                )
+                for name in kept
+            ]  # fmt: skip
+            return found, compare(workers, rounds=turns)
 
 
-def summary(first: dict[str, float], steady: dict[str, float]) -> list[dict[str, Any]]:
+def summary(first: dict[str, float], calls: Comparison) -> list[dict[str, Any]]:
     """Each bar: what was measured, what is asked for, whether it is met."""
     rows = []
     for name in ("published, empty cache", "published"):
         for other, most in BARS:
             if name in first and other in first:
-                ratio = first[name] / first[other]
-                rows.append(
-                    {
-                        "what": f"first output: {name} / {other}",
-                        "ratio": ratio,
-                        "most": most,
-                        "met": ratio <= most,
-                    }
-                )
-        if name in steady and "compile(), warm cache" in steady:
-            ratio = steady[name] / steady["compile(), warm cache"]
-            rows.append(
-                {"what": f"a call: {name} / compile()", "ratio": ratio, "most": 1.0, "met": ratio <= 1.0}
-            )
-    return rows
+                rows.append((f"first output: {name} / {other}", first[name] / first[other], most))
+    if {"published", OWN} <= calls.times.keys():
+        rows.append(("a call: published / compile()", 1 / calls.speedup("published", OWN), 1.0))
+    return [{"what": what, "ratio": ratio, "most": most, "met": ratio <= most} for what, ratio, most in rows]
 
 
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.set_defaults(rounds=3)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of steady calls in each process")
+    parser.add_argument("--turns", type=int, default=9, help="of steady calls of every contender")
     parser.add_argument("--contenders", nargs="*", default=list(CONTENDERS), choices=list(CONTENDERS))
     options = parser.parse_args()
-    found = measured(options.contenders, options.rounds, options.threads, options.seconds)
+    found, calls = measured(options.contenders, options.rounds, options.turns, options.threads)
     first = {name: statistics.median(one["first_s"] for one in rows) for name, rows in found.items()}
-    steady = {name: statistics.median(one["steady_s"] for one in rows) for name, rows in found.items()}
     error = {name: max(one["error"] for one in rows) for name, rows in found.items()}
-    print(
-        table(
-            ("contender", "first output s", "a call ms", "error"),
-            [
-                (name, f"{first[name]:.3f}", f"{steady[name] * 1e3:.3f}", f"{error[name]:.1e}")
-                for name in found
-            ],
+    rows = [
+        (
+            name, f"{first[name]:.3f}", f"{calls.median(name) * 1e3:.3f}" if name in calls.times else "",
+            f"{error[name]:.1e}",
         )
-    )
-    judged = summary(first, steady)
+        for name in found
+    ]  # fmt: skip
+    print(table(("contender", "first output s", "a call ms", "error"), rows))
+    judged = summary(first, calls)
     for one in judged:
         met = "met" if one["met"] else "MISSED"
         print(f"{one['what']}: {one['ratio']:.3f}, asked for at most {one['most']:.3f}: {met}")
@@ -353,14 +364,12 @@ def main() -> None:
         result = {
             "model": "Llama, 4 layers, 512 wide, 1 x 128 tokens, float32",
             "threads": options.threads,
-            "first_s": first, "steady_ms": {name: one * 1e3 for name, one in steady.items()}, "error": error,
-            "bars": judged, "rounds": found,
+            "first_s": first, "error": error, "bars": judged, "rounds": found, "steady": calls.to_dict(),
         }  # fmt: skip
         path = write("cold-start", result)
         title = f"Seconds from the built model to the first right output, {options.threads} threads"
-        path.with_suffix(".svg").write_text(
-            bars(title, {name: {"s": one} for name, one in first.items()}, ("s",))
-        )
+        drawn = bars(title, {name: {"s": one} for name, one in first.items()}, ("s",))
+        path.with_suffix(".svg").write_text(drawn, encoding="utf-8")
         print(os.fspath(path))
 
 
