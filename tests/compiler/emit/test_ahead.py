@@ -110,6 +110,7 @@ def test_the_card_shows_the_graph(mlp: Emitted):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("aot", [True, False], ids=["binaries", "jit"])
 def test_on_a_gpu(tmp_path: Path, aot: bool):
     """Against the module in float64; with binaries, nothing is compiled where it runs."""
