@@ -22,6 +22,7 @@ from .parts import Table, Weight
 
 _GUARD = os.environ.get("KERNELS_HUB_PACKED_GUARD", "1") != "0"
 _SAMPLES = 64
+_NEIGHBOURS = 4
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -144,15 +145,21 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _views(weights: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Windows on up to 64 elements of each weight, as integers, by their size: NaN equals nothing, bits do."""
-    found: dict[torch.dtype, list[torch.Tensor]] = {}
+    """Windows on up to 64 elements of each weight, as integers, by their size: NaN equals nothing, bits do.
+
+    Four neighbours each: one line of the cache is read for them, where it takes most of the time.
+    """
+    found: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
     for weight in weights:
         flat = weight.detach().view(_WORDS[weight.element_size()]) if weight.is_contiguous() else None
         if flat is None:
             continue
         count, columns = flat.numel(), flat.shape[-1] if flat.dim() else 1
-        step = max(1, count // _SAMPLES)
+        wide = _NEIGHBOURS if count >= _SAMPLES else 1
+        places = min(_SAMPLES, count) // wide
+        step = max(1, (count - wide) // places)
         while step > 1 and math.gcd(step, columns) > 1:
             step -= 1  # so that they lie in many columns
-        found.setdefault(flat.dtype, []).append(flat.as_strided((min(_SAMPLES, count),), (step,)))
+        window = flat.as_strided((places, wide), (step, 1))
+        found.setdefault((flat.dtype, wide), []).append(window)
     return list(found.values())
