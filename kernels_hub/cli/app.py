@@ -68,7 +68,7 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Models before and after kernelize; an ONNX file rewritten; layers compiled, published and used by version."""
+    """Models before and after; layers compiled and published."""
     from kernels_hub.cli.demo import demo as run
 
     run(pairs, folder)

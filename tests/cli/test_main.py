@@ -13,7 +13,7 @@ from tests.cli.conftest import Run
 
 COMMANDS = (
     "demo", "explain", "info", "variants", "versions", "diff", "lock", "download", "bundle", "init", "build", "publish",
-    "yank", "verify", "trust", "key", "serve", "hub", "view", "onnx",
+    "yank", "verify", "trust", "key", "serve", "hub", "view", "onnx", "compile", "tune", "engines",
 )  # fmt: skip
 
 
