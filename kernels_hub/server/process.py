@@ -87,7 +87,13 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
     from kernels_hub.server.app import SETTINGS
     from kernels_hub.server.metrics import MULTIPROCESS
 
-    with Hub(settings.root, limits=settings.limits, create=True) as hub:
+    try:
+        hub = Hub(settings.root, limits=settings.limits, create=True)
+    except OSError as error:
+        raise KernelsHubError(
+            f"cannot keep a Hub in {settings.root}: {error.strerror or error}; choose another --root"
+        ) from error
+    with hub:
         root = hub.layout.root
         for line in sweep(hub):
             announce(f"kernels-hub serve: removed {line}")
