@@ -125,7 +125,9 @@ def emit_layer(
     _check_out(folder)
     kernel = name or package.kernel_name(layer_name)
     if KERNEL_NAME.fullmatch(kernel) is None:
-        raise CompilerError(f"{kernel!r} cannot be a kernel's name, give another (name=, or --name): {NAME_RULE}")
+        raise CompilerError(
+            f"{kernel!r} cannot be a kernel's name, give another (name=, or --name): {NAME_RULE}"
+        )
     if toolchain.find_compiler() is None:
         raise BuildError(
             "no C++ compiler found to check what is emitted with; set KERNELS_HUB_CXX or install g++"
