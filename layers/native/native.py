@@ -49,7 +49,7 @@ _BUILD_TIMEOUT_S = 300
 def load(source: Path, headers: Path | None = None) -> ctypes.CDLL | None:
     """The shared object built from one C++ file, or None where it cannot be built here.
 
-    headers: a folder of headers that the file includes; each of them counts as part of the source.
+    headers: a folder of headers that the file includes, beside those that lie here; each counts as part of the source.
     Safe under concurrent threads and processes: each builds to a private file and renames it into
     place, so a reader sees either nothing or a whole object.
     """
@@ -107,11 +107,17 @@ def _machine(compiler: str) -> str:
 
 def _digest(source: Path, headers: Path | None, compiler: str) -> str:
     digest = hashlib.sha256()
-    included = [] if headers is None else [path.read_bytes() for path in sorted(headers.glob("*.h"))]
+    included = [path.read_bytes() for folder in _folders(headers) for path in sorted(folder.glob("*.h"))]
     for part in (source.read_bytes(), *included, _machine(compiler).encode(), " ".join(_FLAGS).encode()):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()[:32]
+
+
+def _folders(headers: Path | None) -> list[Path]:
+    """Where the headers of a source file lie."""
+    own = Path(__file__).parent
+    return [own] if headers is None or headers == own else [own, headers]
 
 
 def _build(source: Path, headers: Path | None, target: Path, compiler: str) -> None:
@@ -119,7 +125,7 @@ def _build(source: Path, headers: Path | None, target: Path, compiler: str) -> N
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=target.stem, suffix=".tmp")
     os.close(descriptor)
     partial = Path(name)
-    include = [] if headers is None else [f"-I{headers}"]
+    include = [f"-I{folder}" for folder in _folders(headers)]
     try:
         done = subprocess.run(
             [compiler, *_FLAGS, *include, str(source), "-o", str(partial)],
