@@ -35,7 +35,7 @@ _PUBLIC = {
     "Outcome": "engines.engine",
     "Plan": "plan",
     "Profile": "profiling",
-    "Rates": "profiling",
+    "Rates": "rates",
     "Support": "engines.engine",
     "Value": "ir.graph",
     "bind": "ir.transform",
@@ -119,7 +119,7 @@ if TYPE_CHECKING:
     from kernels_hub.compiler.pipeline import load_executable as load_executable
     from kernels_hub.compiler.plan import Plan as Plan
     from kernels_hub.compiler.profiling import Profile as Profile
-    from kernels_hub.compiler.profiling import Rates as Rates
+    from kernels_hub.compiler.rates import Rates as Rates
     from kernels_hub.compiler.rewrite.explain import explain_rule as explain_rule
     from kernels_hub.compiler.rewrite.pipeline import rewrite as rewrite
     from kernels_hub.compiler.selection import Candidate as Candidate

@@ -54,7 +54,8 @@ from kernels_hub.compiler.tuning import benchmark, tune
 from kernels_hub.compiler.tuning_database import TuningDatabase
 
 if TYPE_CHECKING:
-    from kernels_hub.compiler.profiling import Profile, Rates
+    from kernels_hub.compiler.profiling import Profile
+    from kernels_hub.compiler.rates import Rates
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ from kernels_hub.compiler.program import Program, torch_device
 
 if TYPE_CHECKING:
     from kernels_hub.compiler.captured import CapturedPlan
-    from kernels_hub.compiler.profiling import Profile, Rates
+    from kernels_hub.compiler.profiling import Profile
+    from kernels_hub.compiler.rates import Rates
 
 _MOST_SHAPES = 32
 """Sets of input shapes whose checks are kept."""

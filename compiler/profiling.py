@@ -5,38 +5,23 @@
     profile.to_chrome_trace("trace.json")           for chrome://tracing and Perfetto
 
 The share of the roofline is the least time that the step's bytes or FLOPs take at the machine's rates, over the time
-that it took. The rates are those given, or measured once in a process: a copy of large tensors, a matrix product.
+that it took. The rates are those given, or measured once in a process (`rates`).
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from kernels_hub.compiler.engines.engine import StepProfile
+from kernels_hub.compiler.rates import Rates, measured_rates, median_seconds
 
 if TYPE_CHECKING:
     from kernels_hub.compiler.plan import Plan
-
-_COPY_BYTES = 1 << 28
-_PRODUCT = {"cpu": 1024, "cuda": 8192}
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What a device can do: bytes a second read and written, float32 operations a second."""
-
-    bandwidth: float
-    flops: float
 
 
 @dataclass(frozen=True)
@@ -105,34 +90,3 @@ def profile_plan(plan: Plan, inputs: Sequence[Any], repeats: int, rates: Rates |
     seconds = median_seconds(lambda: plan.run(inputs), device, repeats)
     steps = tuple(plan.steps(inputs, repeats))
     return Profile(plan.name, str(plan.device), steps, seconds, rates or measured_rates(device))
-
-
-def median_seconds(call: Any, device: torch.device, repeats: int) -> float:
-    """The median of as many calls, each waited for."""
-    times = []
-    for _ in range(max(1, repeats)):
-        wait(device)
-        start = time.perf_counter()
-        call()
-        wait(device)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def wait(device: torch.device) -> None:
-    """Until all that was started on a device is done."""
-    if device.type != "cpu":
-        torch.cuda.synchronize(device)
-
-
-@cache
-def measured_rates(device: torch.device) -> Rates:
-    """Of a device, measured: a copy of 256 MB (read and written), a product of square matrices in float32."""
-    source = torch.ones(_COPY_BYTES, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    target.copy_(source)
-    seconds = median_seconds(lambda: target.copy_(source), device, 5)
-    side = _PRODUCT["cpu" if device.type == "cpu" else "cuda"]
-    a = torch.ones(side, side, device=device)
-    torch.mm(a, a)
-    return Rates(2 * _COPY_BYTES / seconds, 2 * side**3 / median_seconds(lambda: torch.mm(a, a), device, 5))

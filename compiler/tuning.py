@@ -35,8 +35,8 @@ from kernels_hub.compiler.ir.printer import print_graph
 from kernels_hub.compiler.ir.types import Array
 from kernels_hub.compiler.plan import Plan
 from kernels_hub.compiler.plan_file import versions
-from kernels_hub.compiler.profiling import wait
 from kernels_hub.compiler.program import SegmentError
+from kernels_hub.compiler.rates import wait
 from kernels_hub.compiler.selection import LOGGER, Candidate, Filter, choose, digest_of, survey
 from kernels_hub.compiler.tuning_database import TuningDatabase, Winner
 

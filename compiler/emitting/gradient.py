@@ -21,11 +21,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from kernels_hub.compiler.autodiff import Differentiated, differentiate
-from kernels_hub.compiler.codegen.cpp import generate
 from kernels_hub.compiler.emitting.arrays import write_tensors
 from kernels_hub.compiler.emitting.package import RUNTIME
-from kernels_hub.compiler.emitting.programs import Programs
-from kernels_hub.compiler.emitting.programs import _without_folders as without_folders
+from kernels_hub.compiler.emitting.programs import Programs, native_program
 from kernels_hub.compiler.emitting.recorded import recorded
 from kernels_hub.compiler.emitting.runtime.parts import Module
 from kernels_hub.compiler.emitting.source import Example, Source, from_module
@@ -132,7 +130,7 @@ def _parts(native: Parts, graph: Graph, label: str) -> Parts:
     source = replace(
         native.source, graph=graph, signature=inspect.Signature(), arguments={}, result=None, aliases={}
     )
-    return Parts(native.layer, source, scheduled, without_folders(generate(scheduled)), (), label)
+    return Parts(native.layer, source, scheduled, native_program(scheduled), (), label)
 
 
 def _in_training(found: Source, layer: str) -> tuple[Module, ...] | str:

@@ -16,7 +16,7 @@ RUNTIME = Path(__file__).parent / "runtime"
 """The Python that is copied."""
 COPIED = {
     "call": ("arguments.py", "arrays.py", "errors.py", "knobs.py", "layer.py", "modules.py", "parts.py",
-             "state.py", "weights.py"),
+             "samples.py", "state.py", "weights.py"),
     "cpu": ("native.py", "native_layer.py", "prebuilt.py"),
     "triton": ("binaries.py", "driver.py", "launched_layer.py", "launcher.py"),
 }  # fmt: skip

@@ -27,6 +27,7 @@ from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.rewrite.fold import FoldParameters
 from kernels_hub.compiler.rewrite.pipeline import PIPELINE, rewrite
 from kernels_hub.compiler.schedule.choices import Choices
+from kernels_hub.compiler.schedule.kernel import Schedule
 from kernels_hub.compiler.schedule.schedule import schedule
 from kernels_hub.compiler.schedule.units import refused
 
@@ -63,7 +64,7 @@ def compile_programs(
         with evaluating(found.example.module):
             modules = recorded(found.example)
     scheduled = schedule(graph, choices=Choices.of(for_cpu.choices if for_cpu is not None else {}))
-    native = Parts(layer, lowered, scheduled, _without_folders(generate(scheduled)), modules, label)
+    native = Parts(layer, lowered, scheduled, native_program(scheduled), modules, label)
     if not triton:
         return Programs(dtype, found, native, None, "it was not asked for")
     for_triton = for_gpu.graph_for(usual) if for_gpu is not None else usual
@@ -115,6 +116,16 @@ P = TypeVar("P", CppProgram, TritonProgram)
 def _without_folders(program: P) -> P:
     """Comments that name lines of a model's source say its file, not where that lies on this machine."""
     return replace(program, source=re.sub(r"(?<=[ ,])/[^\s,:]*/(?=[^\s/,:]+\.py:\d)", "", program.source))
+
+
+def native_program(scheduled: Schedule) -> CppProgram:
+    """The C++ of a schedule, with the function that layers ask before each call whether weights are what they were."""
+    program = _without_folders(generate(scheduled))
+    source = program.source.replace(_FIRST_INCLUDE, f'{_FIRST_INCLUDE}#include "samples.h"\n', 1)
+    return replace(program, source=source)
+
+
+_FIRST_INCLUDE = '#include "scalar.h"\n'
 
 
 def _check_ops(graph: Graph) -> None:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from kernels_hub.compiler import Graph, compile, profiling
+from kernels_hub.compiler import Graph, compile, rates
 from kernels_hub.compiler.engines.engine import StepProfile
 from kernels_hub.compiler.errors import EngineError, PlanError
-from kernels_hub.compiler.profiling import Profile, Rates, measured_rates
+from kernels_hub.compiler.profiling import Profile
+from kernels_hub.compiler.rates import Rates, measured_rates
 from kernels_hub.compiler.selection import create_plans
 from tests.compiler.plan_engines import PartEngine, only_engines
 
@@ -70,8 +71,8 @@ def test_an_executable_profiles_by_position_and_name():
 
 
 def test_rates_are_measured_once(monkeypatch):
-    monkeypatch.setattr(profiling, "_COPY_BYTES", 1 << 16)
-    monkeypatch.setattr(profiling, "_PRODUCT", {"cpu": 32, "cuda": 32})
+    monkeypatch.setattr(rates, "COPIED_BYTES", 1 << 16)
+    monkeypatch.setattr(rates, "ROUNDS", 1 << 10)
     measured_rates.cache_clear()
     try:
         run = compile(product(), "cpu", engines=("reference",))
@@ -80,6 +81,31 @@ def test_rates_are_measured_once(monkeypatch):
         assert run.profile(torch.ones(2, 16), repeats=1).rates is first
     finally:
         measured_rates.cache_clear()
+
+
+def test_operations_are_counted_in_registers_and_without_a_compiler_by_a_product(monkeypatch):
+    monkeypatch.setattr(rates, "COPIED_BYTES", 1 << 16)
+    monkeypatch.setattr(rates, "ROUNDS", 1 << 10)
+    products = []
+    monkeypatch.setattr(rates, "_product", lambda device: products.append(device) or 1.0)
+    cpu = torch.device("cpu")
+    measured_rates.cache_clear()
+    try:
+        assert measured_rates(cpu).flops > 1e6 and not products
+        monkeypatch.setattr(rates.toolchain, "find_compiler", lambda: None)
+        measured_rates.cache_clear()
+        assert measured_rates(cpu).flops == 1.0 and products == [cpu]
+    finally:
+        measured_rates.cache_clear()
+
+
+def test_of_a_table_that_is_gathered_from_the_rows_are_counted():
+    graph = Graph("rows")
+    table = graph.parameter("table", (1000, 32), data=np.ones((1000, 32), np.float32))
+    graph.output("rows", table.gather(graph.input("places", (4,), "int64")).tanh())
+    run = compile(graph, "cpu", engines=("cpp",))
+    (step,) = run.profile(torch.arange(4), rates=RATES).steps
+    assert step.bytes == 4 * 8 + 2 * (4 * 32 * 4)
 
 
 def test_an_engine_that_fails_to_profile_is_named():

@@ -8,7 +8,7 @@ import inspect
 import textwrap
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,30 +20,22 @@ from .parts import Module
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
-class Watched(NamedTuple):
-    """A module inside of the one that was compiled, as it was when it was looked at as a whole."""
-
-    holder: dict[str, nn.Module | None]
-    name: str
-    module: nn.Module
-    kind: type
-    forward: Any
-
-
-class Read(NamedTuple):
-    """An attribute that a forward reads, and the very object that it held."""
+class Held(NamedTuple):
+    """What a table of a module holds under a name: a module inside of it, a weight, what a forward reads."""
 
     holder: dict[str, Any]
     name: str
     value: Any
+    """The very object; None where it holds nothing there."""
 
 
-def check_module(module: nn.Module, modules: Sequence[Module]) -> tuple[list[Watched], list[Read]]:
-    """The modules inside of one that is as the compiled one was, and what their forwards read.
+def check_module(module: nn.Module, modules: Sequence[Module]) -> tuple[list[nn.Module], list[Held]]:
+    """The modules inside of one that is as the compiled one was, and what these hold that their forwards depend on.
 
     Raises Misfit with the first difference.
     """
-    found, reads = [], []
+    found: list[nn.Module] = []
+    held: list[Held] = []
     for one in modules:
         holder, name, part = _find(module, one)
         where = f"its {one.path} " if one.path else "it "
@@ -55,36 +47,23 @@ def check_module(module: nn.Module, modules: Sequence[Module]) -> tuple[list[Wat
                     f"fact {one.path}.{path}",
                     f"{where}has {path} = {given!r}, it was compiled with {expected!r}",
                 )
-            reads.append(_read(part, path))
+            held += _read(part, path)
         if one.path:
-            found.append(Watched(holder, name, part, type(part), part.__dict__.get("forward")))
-    for watched in found:
-        if not is_untouched(watched):
-            raise Misfit("hooks", f"its {watched.name} has hooks, which the program would not run")
-        if watched.forward is not None and type(watched.forward).__name__ != "KernelForward":
-            raise Misfit(
-                "hooks", f"its {watched.name} has a forward of its own, which the program would not run"
-            )
-    return found, [one for one in reads if one is not None]
+            found.append(part)
+            held += (Held(holder, name, part), Held(part.__dict__, "forward", part.__dict__.get("forward")))
+            if part._forward_hooks or part._forward_pre_hooks:
+                raise Misfit("hooks", f"its {name} has hooks, which the program would not run")
+            if type(part.__dict__.get("forward")).__name__ not in {"NoneType", "KernelForward"}:
+                raise Misfit("hooks", f"its {name} has a forward of its own, which the program would not run")
+    return found, held
 
 
-def _read(part: Any, path: str) -> Read | None:
-    *parents, name = path.split(".")
-    for parent in parents:
-        part = getattr(part, parent)
-    return Read(part.__dict__, name, part.__dict__[name]) if name in part.__dict__ else None
-
-
-def is_untouched(part: Watched) -> bool:
-    """Whether a module is still the one that was looked at, and nothing stands before or behind its forward."""
-    module = part.module
-    return (
-        part.holder.get(part.name) is module
-        and type(module) is part.kind
-        and module.__dict__.get("forward") is part.forward
-        and not module._forward_hooks
-        and not module._forward_pre_hooks
-    )
+def _read(part: Any, path: str) -> Iterator[Held]:
+    for name in path.split("."):
+        table = getattr(part, "__dict__", {})
+        if name in table:
+            yield Held(table, name, table[name])
+        part = getattr(part, name, None)
 
 
 def fact_at(module: Any, path: str) -> Any:

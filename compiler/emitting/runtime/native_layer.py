@@ -14,7 +14,7 @@ from torch import nn
 from .arena import ALIGNMENT
 from .arguments import Place
 from .layer import Binding, Layer
-from .native import Builder, Native, numbers, pointers
+from .native import Builder, Native, NativeSamples, numbers, pointers
 from .parts import Shape, Table
 from .state import State
 
@@ -33,6 +33,7 @@ class NativeState(State):
         native: Native,
         constants: dict[int, torch.Tensor],
     ) -> None:
+        self._native = native
         super().__init__(module, table, place)
         self.addresses = [0] * (table.buffers + table.packed)
         for buffer, tensor in (*self.plain.items(), *constants.items()):
@@ -44,6 +45,10 @@ class NativeState(State):
             self.addresses[buffer] = self._memory(size)
             self.nbytes += size
         native.prepare(self.addresses, len(table.symbols))
+
+    def samples(self, windows: list[torch.Tensor]) -> NativeSamples:
+        """See `State`."""
+        return NativeSamples(self._native, windows)
 
     def _memory(self, size: int) -> int:
         """The address of so many bytes, which PyTorch aligns to 64."""

@@ -9,10 +9,12 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +36,9 @@ from kernels_hub.compiler.codegen.cpp import generate
 from kernels_hub.compiler.emit import Emitted
 from kernels_hub.compiler.emitting import programs
 from kernels_hub.compiler.emitting.check import difference
+from kernels_hub.compiler.emitting.runtime.errors import Misfit
+from kernels_hub.compiler.emitting.runtime.modules import check_module
+from kernels_hub.compiler.emitting.runtime.parts import Module
 from kernels_hub.compiler.errors import CompilerError, EngineError
 from kernels_hub.repository.build import build_repository
 from tests.compiler.emit.emitted_layers import GatedMLP, Normed, bert, gated_mlp, llama, normed, token_ids
@@ -287,6 +292,11 @@ def hook_inside(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def other_hooks(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    module.gate_proj._forward_pre_hooks = OrderedDict({0: lambda *_: None})
+    return x
+
+
 def adapter(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     class Adapter(nn.Linear):
         def forward(self, x):
@@ -316,6 +326,7 @@ def activation(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
         (wants_gradient, "a gradient is asked for"),
         (autocast, "torch.autocast is on"),
         (hook_inside, "its up_proj has hooks"),
+        (other_hooks, "its gate_proj has hooks"),
         (adapter, "its down_proj is a tests.compiler.emit.test_emitted.adapter.<locals>.Adapter"),
         (parametrized, "its up_proj is a torch.nn.utils.parametrize.ParametrizedLinear"),
         (activation, "its act_fn is a torch.nn.modules.activation.GELU"),
@@ -385,6 +396,21 @@ def test_what_the_result_depends_on(normed_layer: Emitted, change: Any, reason: 
         if change is not nn.Module.train:  # which moves the running statistics at every call
             assert torch.equal(actual, expected)
         assert any(reason in one for one in program.fallbacks.values()), program.fallbacks
+
+
+def test_what_a_forward_reads_of_an_object_is_held_with_the_object():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = SimpleNamespace(scale=2.0)
+
+    module, facts = Scaled(), {"config.scale": 2.0}
+    _, held = check_module(module, [Module("", "", "", facts)])
+    assert [one.holder.get(one.name) is one.value for one in held] == [True, True]
+    module.config = SimpleNamespace(scale=3.0)
+    assert [one.holder.get(one.name) is one.value for one in held] == [False, True]
+    with pytest.raises(Misfit, match=r"config\.scale = 3\.0, it was compiled with 2\.0"):
+        check_module(module, [Module("", "", "", facts)])
 
 
 @pytest.mark.parametrize(
