@@ -1,8 +1,9 @@
 """Whole models against eager PyTorch in the same run: `python -m benchmarks.models`.
 
 Each model runs eager, kernelized, and (with --compile) through torch.compile, each in a process of
-its own. Beside the speed: the largest difference from eager, the memory of packed weights, and the
-peak memory with and without `free_weights`.
+its own. Beside the speed: the most that any kernels could gain in this dtype (all operations at the
+processor's peak, nothing else taking time), the largest difference from eager, the memory of packed
+weights, and the peak memory with and without `free_weights`.
 """
 
 from __future__ import annotations
@@ -92,6 +93,21 @@ def memory(model: str, free_weights: bool) -> dict[str, float]:
     }
 
 
+def roof(model: str, threads: int) -> dict[str, float]:
+    """The operations of a model's products, convolutions and attention, and how many a second the processor can do."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from kernels_hub.cli.demo_models import MODELS
+    from kernels_hub.compiler.rates import measured_rates
+
+    torch.set_num_threads(threads)
+    built, inputs = MODELS[model]()
+    with torch.inference_mode(), FlopCounterMode(display=False) as counted:
+        built(**inputs)
+    return {"flops": counted.get_total_flops(), "flops_per_second": measured_rates(torch.device("cpu")).flops}
+
+
 def _resident_mib() -> float:
     return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * 4096 / 2**20
 
@@ -123,9 +139,12 @@ def main() -> None:
         speedups = {peer: round(found.speedup(peer, "eager"), 3) for peer in peers[1:]}
         errors = _apart("accuracy", model)
         kept, freed = _apart("memory", model, False), _apart("memory", model, True)
+        bound = _apart("roof", model, options.threads)
+        most = found.median("eager") * bound["flops_per_second"] / bound["flops"]
         results[model] = {
             **found.to_dict(),
             "speedup_over_eager": speedups,
+            "roof": {**bound, "speedup_over_eager": round(most, 3)},
             "errors": errors,
             "memory": {"both_kept": kept, "originals_freed": freed},
         }
@@ -135,6 +154,7 @@ def main() -> None:
                 f"{found.median('eager') * 1e3:.1f}",
                 f"{found.median('kernels_hub') * 1e3:.1f}",
                 *(f"{speedups[peer]:.2f}" for peer in peers[1:]),
+                f"{most:.2f}",
                 f"{errors['max_difference']:.1e}",
                 f"{errors['max_magnitude']:.2g}",
                 f"{kept['resident_growth_mib']:+.0f} / {freed['resident_growth_mib']:+.0f}",
@@ -142,7 +162,7 @@ def main() -> None:
         )
         print("  ".join(rows[-1]), flush=True)
     header = ("model", "eager ms", "kernels_hub ms", "ratio", *(["compile"] if options.compile else []))
-    print(table((*header, "max difference", "of", "memory MiB kept / freed"), rows))
+    print(table((*header, "at most", "max difference", "of", "memory MiB kept / freed"), rows))
     if options.write:
         print(write("models", {"threads": options.threads, "models": results}))
 

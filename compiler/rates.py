@@ -21,7 +21,8 @@ from kernels_hub.compiler.errors import BuildError
 
 COPIED_BYTES = 1 << 28
 SIDE = {"cpu": 1024, "cuda": 8192}
-ROUNDS = 1 << 20
+ROUNDS = 1 << 18
+REPEATS = 20
 
 _MULTIPLY_ADDS = """\
 #include "simd.h"
@@ -97,8 +98,12 @@ def _multiply_adds() -> float | None:
     count = library.kh_multiply_adds
     count.argtypes, count.restype = (ctypes.c_int64, ctypes.c_void_p), ctypes.c_double
     seed = torch.full((64,), 0.5)
-    done = count(ROUNDS, seed.data_ptr())
-    return float(done) / median_seconds(lambda: count(ROUNDS, seed.data_ptr()), torch.device("cpu"), 5)
+    found = []
+    for _ in range(REPEATS):  # the best of them: it is a roof
+        start = time.perf_counter()
+        done = float(count(ROUNDS, seed.data_ptr()))
+        found.append(done / (time.perf_counter() - start))
+    return max(found)
 
 
 def _product(device: torch.device) -> float:
