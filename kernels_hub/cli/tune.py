@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kernels_hub.cli.interrupts import interrupts
 from kernels_hub.cli.onnx import Dims
 from kernels_hub.cli.output import AsJson, print_columns
 
@@ -366,10 +367,12 @@ def _shown(name: str, budget: float) -> Iterator[Any]:
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with bar, interrupts() as check:
         task = bar.add_task(f"{escape(name)}: begins", total=budget)
 
         def tell(step: Step) -> None:
+            check()
             latest = step.latest.candidate.origin if step.latest is not None else ""
             best = f", best {amount(step.best)}" if step.best is not None else ""
             text = escape(f"{name}: {step.tried} tried{best}; {step.stage}: {latest}")

@@ -29,6 +29,8 @@ class Mode(Flag):
     def _missing_(cls, value: object) -> Any:
         # Every set that is not a single flag is born here, whatever the operator (|, ^, ~, Mode(n)).
         if isinstance(value, int):
+            if not -16 <= value < 16:
+                raise ModeError(f"{value} is no set of modes: these are numbers up to 15")
             if value & 6 == 6:
                 raise ModeError(
                     "Mode.INFERENCE and Mode.TRAINING exclude each other: "

@@ -266,6 +266,32 @@ def test_without_ray(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch):
     assert result.code == 1 and "pip install 'kernels-hub[distributed]'" in result.err
 
 
+def test_a_ctrl_c_that_python_forgets_ends_the_search(
+    here: Path, run: Run, searched: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """One that is raised in a finalizer is printed and forgotten there."""
+
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    stub, steps, forgotten = searched({}), [], []
+
+    def search(graph: Graph, device: Device, **asked: Any) -> SearchResult:
+        Finalized()
+        steps.append("went on")
+        asked["progress"](Step("timed", 1))
+        steps.append("and on")
+        return stub(graph, device, **asked)
+
+    monkeypatch.setattr(searching, "search", search)
+    monkeypatch.setattr(sys, "unraisablehook", lambda one: forgotten.append(one.exc_type))
+    result = run("tune", "tunable:block")
+    assert forgotten == [KeyboardInterrupt] and steps == ["went on"]
+    assert result.code == 130 and "interrupted; what is known is kept" in result.err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 @needs_compiler
 @pytest.mark.slow
 def test_a_search_that_is_interrupted_goes_on(here: Path, cache: Path):
