@@ -26,15 +26,18 @@ KH_NAMESPACE {
 
 inline constexpr int64_t kPanel = 2 * kLanes;  // columns of a panel of b; the last may have half of that
 #if defined(__AVX512F__)
-inline constexpr int64_t kRows = 14;  // 28 of 32 registers accumulate
+inline constexpr int64_t kRows = 14;     // 28 of 32 registers accumulate
+inline constexpr int64_t kFewBlocks = 6;  // of so many rows has a tile at least, however large k is
 #elif defined(__aarch64__)
 inline constexpr int64_t kRows = 12;
+inline constexpr int64_t kFewBlocks = 7;
 #else
 inline constexpr int64_t kRows = 6;  // 12 of 16
+inline constexpr int64_t kFewBlocks = 10;
 #endif
 inline constexpr int64_t kGroup = 4 * kPanel;  // columns that go to the epilogue at once, at most
 inline constexpr int64_t kLine = 16;           // a is kept in lines of so many k
-inline constexpr int64_t kDepth = 512;            // k of a pass: the part of a panel that is reused
+inline constexpr int64_t kDepth = 768;            // k of a pass: the part of a panel that is reused
 inline constexpr int64_t kTileFloats = 96 * 1024;  // of a, in L2 where k is not large
 inline constexpr int64_t kAlone = 64 * 1024;       // multiplications that do not repay waking the threads
 
@@ -204,26 +207,28 @@ KH_INLINE void finish(int64_t i, int64_t rows, int64_t j, int64_t count, int64_t
   }
 }
 
-// How a product is cut: tiles of rows (so many that b is read seldom, whatever k), chunks of columns (a task is
-// one of each: so many that the threads finish together), and passes over k so short that the columns of a
-// group stay near.
+// How a product is cut: tiles of rows (so many that b is read seldom, whatever k), chunks of columns (a task is one of
+// each: as many as let the threads finish together), and passes over k so short that the columns of a group stay near.
 struct Cut {
-  int64_t height, tiles, chunks, depth;
+  int64_t m, n, tiles, chunks, step, height, depth;
 
-  Cut(int64_t m, int64_t n, int64_t k, int64_t team) {
-    const int64_t blocks = ceil_div(m, kRows), deep = round_up(std::max<int64_t>(k, 1), kLine);
-    const int64_t most = std::clamp<int64_t>(kTileFloats / (deep * kRows), 10, 16);
-    height = ceil_div(blocks, ceil_div(blocks, most)) * ceil_div(m, blocks);
-    tiles = ceil_div(m, height);
-    chunks = team == 1 ? 1 : std::clamp<int64_t>(ceil_div(4 * team, tiles), 1, ceil_div(n, kPanel));
+  Cut(int64_t m, int64_t n, int64_t k, int64_t team) : m(m), n(n) {
+    const int64_t deep = round_up(std::max<int64_t>(k, 1), kLine), few = kFewBlocks * kRows;
+    const int64_t tasks = team == 1 ? 1 : 4 * team, panels = ceil_div(n, kPanel), groups = ceil_div(n, kGroup);
+    tiles = ceil_div(m, std::clamp<int64_t>(kTileFloats / deep, few, 16 * kRows));
+    if (tiles < tasks) tiles = std::max(tiles, std::min(tasks, m / few));
+    if (const int64_t even = round_up(tiles, team); m >= even * few / 2) tiles = even;
+    // Threads that share a tile copy it each: columns are cut where there are too few tiles.
+    chunks = tiles >= 2 * team ? 1 : std::min(ceil_div(tasks, tiles), panels);
+    while (chunks < panels && tiles * chunks % team != 0 && tiles * chunks < 4 * tasks) ++chunks;
+    step = ceil_div(groups, chunks) * chunks * 10 <= groups * 11 ? kGroup : kPanel;
+    height = ceil_div(m, tiles);
     const int64_t passes = m <= kRows ? 1 : std::max<int64_t>(1, ceil_div(k, kDepth));
     depth = passes == 1 ? k : round_up(ceil_div(k, passes), kLine);
   }
-  // The first column of a chunk: of a group where there are enough of them.
-  int64_t column(int64_t chunk, int64_t n) const {
-    const int64_t step = n >= chunks * kGroup ? kGroup : kPanel;
-    return std::min(n, ceil_div(n, step) * chunk / chunks * step);
-  }
+  // The first row of a tile, the first column of a chunk.
+  int64_t row(int64_t tile) const { return m * tile / tiles; }
+  int64_t column(int64_t chunk) const { return std::min(n, ceil_div(n, step) * chunk / chunks * step); }
 };
 
 template <class Left, class Epilogue, class... Packed>
@@ -242,15 +247,15 @@ void product(int64_t m, int64_t n, int64_t k, const Left& left, Epilogue& epilog
     int64_t filled = -1;
     for (int64_t task; (task = tickets.next()) >= 0;) {
       const int64_t tile = task / cut.chunks, chunk = task % cut.chunks;
-      const int64_t first = tile * cut.height, rows = std::min(cut.height, m - first);
+      const int64_t first = cut.row(tile), rows = cut.row(tile + 1) - first;
       const Blocks split(rows);
       if (filled != tile) {
         for (int64_t row = 0; row < rows; row += split.height)
           left.fill(first + row, std::min(split.height, rows - row), k, lines + row * deep);
         filled = tile;
       }
-      const int64_t end = cut.column(chunk + 1, n);
-      for (int64_t j = cut.column(chunk, n); j < end; j += kGroup) {
+      const int64_t end = cut.column(chunk + 1);
+      for (int64_t j = cut.column(chunk); j < end; j += kGroup) {
         const int64_t columns = std::min(kGroup, end - j);
         int64_t from = 0;
         do {
