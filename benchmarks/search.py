@@ -11,10 +11,12 @@ import os
 import statistics
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import arguments, table, write
 
+ROOT = Path(__file__).parents[1]
 _LEAST = 0.9
 """A winner that is slower than this, of the default, is called a loss."""
 
@@ -60,7 +62,7 @@ def run(name: str, budget: float, seed: int, rounds: int) -> dict[str, Any]:
         "ratios": [min(ratios), max(ratios)],
         "origin": found.winner.candidate.origin,
         "choices": dict(found.choices),
-        "graph": str(found.graph),
+        "graph": str(found.graph).replace(f"{ROOT}/", ""),
         "tried": len(found.rows),
         "seconds": found.elapsed,
         "chosen_again": again.winner.candidate.digest == found.winner.candidate.digest,
