@@ -19,6 +19,16 @@ def print_root(
     name: str, nest: Nest, lines: Lines, names: Names, packed: PackedOperands, *, round_ops: bool = False
 ) -> Parameters:
     """Write the function of a nest with a root; returns what it is given."""
+    start = len(lines.lines)
+    parameters = _print(name, nest, lines, names, packed, round_ops=round_ops)
+    if parameters.fails:  # what reads by index in an epilogue reports there
+        lines.lines[start:] = [one.replace("[=](", "[=, &failure](") for one in lines.lines[start:]]
+    return parameters
+
+
+def _print(
+    name: str, nest: Nest, lines: Lines, names: Names, packed: PackedOperands, *, round_ops: bool
+) -> Parameters:
     root = nest.root
     assert root is not None
     if isinstance(root, Attention):

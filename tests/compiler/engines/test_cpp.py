@@ -161,6 +161,43 @@ def test_an_index_out_of_range_is_an_error(block):
         plan.compute([x, torch.tensor([0, 4])])
 
 
+@pytest.mark.parametrize("root", ["product", "convolution", "attention"])
+def test_what_a_root_is_joined_with_may_be_read_by_index(root):
+    """Rows of a table added where a product, a convolution or scores are finished: good indices, then a bad one."""
+    graph = Graph(root)
+    random = np.random.default_rng(0)
+
+    def weight(name, *shape):
+        return graph.parameter(name, shape, data=random.standard_normal(shape).astype(np.float32))
+
+    if root == "product":
+        places = graph.input("places", (6,), "int64")
+        rows = weight("table", 20, 16).gather(places)
+        graph.output("y", graph.input("x", (6, 16)) @ weight("w", 16, 16) + rows)
+    elif root == "convolution":
+        places = graph.input("places", (1, 16, 8), "int64")
+        rows = weight("table", 20, 8).gather(places)
+        x, w = graph.input("x", (1, 4, 8, 8)), weight("w", 16, 4, 3, 3)
+        graph.output(
+            "y", graph.apply("conv", x, w, strides=(1, 1), dilations=(1, 1), padding=((1, 1), (1, 1))) + rows
+        )
+    else:
+        places = graph.input("places", (12, 12), "int64")
+        bias = weight("table", 20).gather(places)
+        q, k, v = (graph.input(name, (2, 12, 16)) for name in "qkv")
+        scores = q @ k.permute(0, 2, 1) + graph.apply("broadcast", bias, shape=(2, 12, 12), axes=(1, 2))
+        graph.output("y", graph.apply("softmax", scores, axis=2) @ v)
+    plan = ENGINE.compile(graph, CPU, {})
+    assert "&failure](" in plan.program.source
+    inputs = graph.dummy_inputs(0, {})
+    inputs["places"] = random.integers(-20, 20, inputs["places"].shape)
+    found = plan.compute([torch.from_numpy(inputs[name]) for name in graph.inputs])
+    assert_same_outputs({"y": found[0].numpy()}, evaluate(graph, inputs), 1e-4)
+    inputs["places"].flat[3] = 20
+    with pytest.raises(EvaluateError, match="out of range"):
+        plan.compute([torch.from_numpy(inputs[name]) for name in graph.inputs])
+
+
 def test_it_says_which_values_it_cannot_make():
     graph = Graph("sort")
     x = graph.input("x", (4,))
