@@ -2,8 +2,9 @@
 
 Each model runs eager, kernelized, and (with --compile) through torch.compile, each in a process of
 its own. Beside the speed: the most that any kernels could gain in this dtype (all operations at the
-processor's peak, nothing else taking time), the largest difference from eager, the memory of packed
-weights, and the peak memory with and without `free_weights`.
+processor's peak, nothing else taking time; PyTorch's counter leaves out the experts of a mixture), the
+largest difference from eager, the memory of packed weights, and the peak memory with and without
+`free_weights`.
 """
 
 from __future__ import annotations
