@@ -9,10 +9,12 @@
 #   make test PYTHON=python3.12     with another Python
 #   make test BIN=/path/to/env/bin  in an environment that has everything; nothing is installed
 #   make unit ARGS="-k mapping"     a part of the tests
+#   make unit PROCESSES=0           in one process; by default one a CPU, four at most
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+PROCESSES ?= auto
 BENCHMARKS ?= import_time kernelize layers models hub server compiler_front compiler cold_start
 
 ifdef BIN
@@ -45,7 +47,7 @@ types: $(call environment,test)
 	$(BIN)/python tools/check_types.py
 
 unit: $(call environment,test)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(PROCESSES) --maxprocesses 4 --dist loadfile $(ARGS)
 
 bench: $(call environment,bench)
 	@for name in $(BENCHMARKS); do \

@@ -26,10 +26,13 @@ def interrupts() -> Iterator[Callable[[], None]]:
         if pressed.is_set():
             raise KeyboardInterrupt
 
-    is_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, note) if is_main else None
+    before = signal.getsignal(signal.SIGINT)
+    # Whoever runs this in the background (nohup, &) may have it ignored, and so it stays.
+    noted = before is not signal.SIG_IGN and threading.current_thread() is threading.main_thread()
+    if noted:
+        signal.signal(signal.SIGINT, note)
     try:
         yield check
     finally:
-        if is_main:
+        if noted:
             signal.signal(signal.SIGINT, before)
