@@ -120,15 +120,15 @@ def minilm_encoder(folder: Path, *, layers: int = 6) -> Layer:
 def compiled_published_and_used(console: Any, folder: Path, **minilm: int) -> list[tuple[str, ...]]:
     """All of it, small, with what goes on in `console`'s status line. The table's rows, which are printed, too.
 
-    Without a C++ compiler, and without what a Hub is served with, says so and gives none.
+    Without a C++ compiler, and without what a Hub is served or compiled files are checked with, says so; gives none.
     """
     from importlib.util import find_spec
 
     from kernels_hub.compiler.codegen.toolchain import find_compiler
 
-    lacking = [name for name in ("starlette", "uvicorn", "dulwich") if find_spec(name) is None]
+    lacking = [name for name in ("starlette", "uvicorn", "dulwich", "elftools") if find_spec(name) is None]
     if find_compiler() is None or lacking:
-        what = "the extra 'serve'" if lacking else "a C++ compiler"
+        what = "the extra 'demo'" if lacking else "a C++ compiler"
         console.print(f"{what} is not here: no layer is compiled and published")
         return []
     layers = []
