@@ -314,6 +314,7 @@ def _write(
         "cpu/program.py": package.program_file("native_layer:NativeLayer", labels, standalone=standalone),
         "call/arena.py": package.arena_file(),
         "cpu/toolchain.py": package.toolchain_file(),
+        "cpu/private_folder.py": package.private_folder_file(),
         **({"package/model.py": package.model_file(layer, source)} if standalone else {}),
         **{
             f"{inside}/{one}": (package.RUNTIME / one).read_text(encoding="utf-8")

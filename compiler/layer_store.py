@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kernels_hub.compiler.codegen import toolchain
+from kernels_hub.compiler.private_folder import PrivateFolder
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.repository.local import local_variant
 from kernels_hub.repository.system import System
@@ -28,6 +29,7 @@ from kernels_hub.repository.system import System
 _LOGGER = logging.getLogger("kernels_hub")
 _NAME = re.compile(r"[0-9a-f]{64}")
 _STALE_S = 24 * 3600
+_OWN = PrivateFolder("layers")
 
 
 def store_folder() -> Path:
@@ -37,7 +39,7 @@ def store_folder() -> Path:
 
 def of_call(key: str) -> Path | None:
     """The whole folder that a call of this digest was found to need, if there is one."""
-    for root in (store_folder(), _own_folder()):
+    for root in (store_folder(), *_OWN.made()):
         try:
             name = (root / "calls" / key).read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
@@ -49,7 +51,7 @@ def of_call(key: str) -> Path | None:
 
 def of_graph(name: str) -> Path | None:
     """The whole folder of a graph's digest, if there is one. A damaged one is removed."""
-    for root in (store_folder(), _own_folder()):
+    for root in (store_folder(), *_OWN.made()):
         folder = root / name
         if not folder.is_dir():
             continue
@@ -79,8 +81,8 @@ def made(name: str, make: Callable[[Path], None]) -> Path:
 
     Raises what `make` raises, and leaves nothing of it.
     """
-    root = next(filter(_is_writable, (store_folder(), _own_folder())), None)
-    if root is None:
+    root = store_folder()
+    if not _is_writable(root) and not _is_writable(root := _OWN.get()):
         raise OSError("no folder to keep compiled layers in can be written to; set KERNELS_HUB_CACHE")
     with _one_process(root, name):
         return of_graph(name) or _made(root, name, make)
@@ -119,12 +121,6 @@ def _one_process(root: Path, name: str) -> Iterator[None]:
 
     with FileLock(root / ".locks" / f"{name}.lock"):
         yield
-
-
-@functools.cache
-def _own_folder() -> Path:
-    """A folder of this process, for where the cache cannot be written to."""
-    return Path(tempfile.mkdtemp(prefix="kernels_hub-layers-"))
 
 
 @functools.cache

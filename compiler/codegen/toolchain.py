@@ -26,14 +26,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernels_hub.compiler.errors import BuildError
+from kernels_hub.compiler.private_folder import PrivateFolder
 
 _LOGGER = logging.getLogger("kernels_hub")
+_OWN = PrivateFolder("compiled")
 
 RUNTIME = Path(__file__).parent / "runtime"
 """The folder of the headers that generated code includes."""
@@ -129,13 +131,20 @@ def build(
     key = _key(f"{' '.join(runtime)}\n{source}", compiler, level)
     stem = f"{re.sub(r'[^A-Za-z0-9_]+', '_', name)[:40] or 'graph'}-{key}"
     with _LOCKS[key]:
-        for folder in (cache_folder(), _own_folder()):
+        for folder in _folders():
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 return _cached(source, stem, runtime, folder, compiler, level)
             except OSError as error:
                 _say_once(str(folder), str(error))
         raise BuildError(f"graph {name}: no folder to build in can be written to; set KERNELS_HUB_CACHE")
+
+
+def _folders() -> Iterator[Path]:
+    """Where a library may be kept, the best first."""
+    yield cache_folder()
+    with contextlib.suppress(OSError):
+        yield _OWN.get()
 
 
 def begin(runtime: Sequence[str], level: Isa | None = None) -> None:
@@ -307,12 +316,6 @@ def _version(compiler: str) -> str:
             f"{compiler} --version failed: {error}; set KERNELS_HUB_CXX to a C++ compiler"
         ) from error
     return done.stdout
-
-
-@functools.cache
-def _own_folder() -> Path:
-    """A folder of this process, for where the cache cannot be written to."""
-    return Path(tempfile.mkdtemp(prefix="kernels_hub-"))
 
 
 @functools.cache

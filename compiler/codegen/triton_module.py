@@ -11,17 +11,17 @@ import importlib.util
 import logging
 import os
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from types import ModuleType
 
 from kernels_hub.compiler.codegen.scalar import identifier
 from kernels_hub.compiler.codegen.toolchain import cache_folder
+from kernels_hub.compiler.private_folder import PrivateFolder
 
 _LOGGER = logging.getLogger("kernels_hub")
 _LOCK = threading.Lock()
-_PRIVATE: list[tempfile.TemporaryDirectory[str]] = []
+_OWN = PrivateFolder("triton")
 
 
 def load_module(source: str, name: str) -> ModuleType:
@@ -50,12 +50,11 @@ def _written(source: str, name: str) -> Path:
     try:
         return _write(source, folder, name)
     except OSError as error:
-        if not _PRIVATE:
+        if not _OWN.made():
             _LOGGER.warning(
                 "the cache of Triton sources %s cannot be used (%s); this process has its own", folder, error
             )
-            _PRIVATE.append(tempfile.TemporaryDirectory(prefix="kernels_hub_triton_"))
-        return _write(source, Path(_PRIVATE[0].name), name)
+        return _write(source, _OWN.get(), name)
 
 
 def _write(source: str, folder: Path, name: str) -> Path:

@@ -6,7 +6,9 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
+from kernels_hub.compiler import private_folder
 from kernels_hub.compiler.codegen import toolchain
 from kernels_hub.compiler.emitting.source import Source
 from kernels_hub.compiler.ir.op import show
@@ -22,7 +24,8 @@ COPIED = {
 }  # fmt: skip
 """Folder of what is emitted -> what is copied there."""
 MARK = "# Emitted by kernels-hub compile"
-_OWN_ERRORS = "from kernels_hub.compiler.errors import BuildError"
+_BESIDE = r"^from kernels_hub\.compiler\.(\w+) import"
+"""What a copied file imports from the compiler's own folder."""
 
 
 def manifest(
@@ -238,16 +241,26 @@ def shipped(device: str = "cpu") -> Model:
 def toolchain_file() -> str:
     """The compiler's toolchain, without the compiler."""
     text = Path(toolchain.__file__).read_text(encoding="utf-8")
-    assert text.count(_OWN_ERRORS) == 1, (
-        "toolchain.py imports its errors in another way than what is emitted expects"
+    beside = re.findall(_BESIDE, text, re.MULTILINE)
+    assert beside == ["errors", "private_folder"], (
+        f"toolchain.py imports {beside}, not all of which is emitted"
     )
-    return text.replace(_OWN_ERRORS, "from .errors import BuildError")
+    return re.sub(_BESIDE, r"from .\1 import", text, flags=re.MULTILINE)
+
+
+def private_folder_file() -> str:
+    """The compiler's folder of a process, which needs nothing of it."""
+    return _alone(private_folder)
 
 
 def arena_file() -> str:
     """The compiler's interval packing, which needs nothing of it."""
-    text = Path(intervals.__file__).read_text(encoding="utf-8")
-    assert "kernels_hub" not in text, "intervals.py imports what is not emitted"
+    return _alone(intervals)
+
+
+def _alone(module: ModuleType) -> str:
+    text = Path(str(module.__file__)).read_text(encoding="utf-8")
+    assert "from kernels_hub" not in text, f"{module.__name__} imports what is not emitted"
     return text
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import ssl
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -126,7 +128,7 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
         timeout_graceful_shutdown=30,
         backlog=_BACKLOG,
     )
-    try:
+    with _removed_at_the_end(metrics):
         listening = _listen(settings.host, settings.port)
         scheme = "https" if settings.tls_cert else "http"
         address = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -135,5 +137,23 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
             Multiprocess(config, sockets=[listening]).run()
         else:
             uvicorn.Server(config).run(sockets=[listening])
+
+
+@contextlib.contextmanager
+def _removed_at_the_end(folder: str) -> Iterator[None]:
+    """A folder that SIGTERM does not leave: uvicorn sends itself the signal again once it has stopped."""
+    told = False
+
+    def end(number: int, frame: object) -> None:
+        nonlocal told
+        told = True
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
     finally:
-        shutil.rmtree(metrics, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        signal.signal(signal.SIGTERM, before)
+        if told:
+            signal.raise_signal(signal.SIGTERM)

@@ -59,6 +59,18 @@ def serving(root: Path, *options: str) -> Iterator[str]:
         process.stdout.close()
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_server_that_is_ended_leaves_nothing_temporary(
+    workers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with serving(tmp_path / "root", "--workers", workers):
+        assert list(temporary.iterdir()), "workers count in a folder"
+    assert list(temporary.iterdir()) == []
+
+
 def test_accounts(hub: Callable[..., tuple[int, str, str]]):
     assert hub("user", "list")[0] == 1, "there is no root yet"
     assert hub("user", "add", "ada") == (0, "added user ada\n", "")

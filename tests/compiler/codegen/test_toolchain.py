@@ -160,6 +160,30 @@ def test_a_folder_that_cannot_be_written_to(cache, caplog):
     assert [str(cache) in record.getMessage() for record in caplog.records] == [True]
 
 
+BUILDS = f"""
+from kernels_hub.compiler.codegen.toolchain import Isa, build, load
+path = build({SOURCE!r}, "g", Isa("plain", ("-O0",), frozenset()))
+print(path.parent, load(path).answer())
+"""
+
+
+@pytest.mark.parametrize("usable", [True, False], ids=["cache", "no_cache"])
+def test_a_process_leaves_no_folder_of_its_own(usable: bool, tmp_path: Path, cache: Path):
+    if not usable:
+        cache.parent.mkdir(parents=True)
+        cache.write_text("a file where the folder should be")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", BUILDS],
+        capture_output=True, text=True, check=True, env={**os.environ, "TMPDIR": str(temporary)},
+    )  # fmt: skip
+    folder, found = done.stdout.split()
+    assert found == "42"
+    assert (Path(folder) == cache) is usable and (temporary in Path(folder).parents) is not usable
+    assert list(temporary.iterdir()) == []
+
+
 def test_a_full_disk_is_not_the_sources_fault(monkeypatch, cache):
     run = subprocess.run
 
