@@ -44,13 +44,13 @@ class Program:
     runtime: tuple[str, ...]
 
 
-def generate(schedule: Schedule, *, round_ops: bool = False) -> Program:
+def generate(schedule: Schedule, *, round_ops: bool = False, headers: Sequence[str] = ()) -> Program:
     """The C++ of a schedule. Raises EngineError for a dtype or an op that C++ kernels cannot express.
 
     round_ops: float16 and bfloat16 values are rounded after every op, as the oracle does it, and not only where
-    they are stored.
+    they are stored. headers: of the runtime, included as well.
     """
-    return _Unit(schedule, round_ops=round_ops).program()
+    return _Unit(schedule, round_ops=round_ops, headers=headers).program()
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ _NAMES = re.compile(r"\b(?:(?:in|w|c|out|t|p)_\w+|packed\d+|i\d+_\w+|k\d+_\w+|ke
 class _Unit:
     """One translation unit while it is written."""
 
-    def __init__(self, schedule: Schedule, *, round_ops: bool) -> None:
-        self.schedule, self.round_ops = schedule, round_ops
+    def __init__(self, schedule: Schedule, *, round_ops: bool, headers: Sequence[str]) -> None:
+        self.schedule, self.round_ops, self.headers = schedule, round_ops, headers
         self.names = Names(schedule.buffers, schedule.choices)
         self.packed = PackedOperands()
         self.taken: set[str] = set()
@@ -99,8 +99,7 @@ class _Unit:
         runtime = self._runtime()
         head = [
             f"// {self.schedule.name}: generated from a schedule of {len(called)} kernels.",
-            '#include "scalar.h"',
-            *(['#include "linked.h"'] if runtime else []),
+            *(f'#include "{one}"' for one in ("scalar.h", *self.headers, *(["linked.h"] if runtime else []))),
             "",
             "",
         ]

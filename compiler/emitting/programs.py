@@ -120,12 +120,7 @@ def _without_folders(program: P) -> P:
 
 def native_program(scheduled: Schedule) -> CppProgram:
     """The C++ of a schedule, with the function that layers ask before each call whether weights are what they were."""
-    program = _without_folders(generate(scheduled))
-    source = program.source.replace(_FIRST_INCLUDE, f'{_FIRST_INCLUDE}#include "samples.h"\n', 1)
-    return replace(program, source=source)
-
-
-_FIRST_INCLUDE = '#include "scalar.h"\n'
+    return _without_folders(generate(scheduled, headers=("samples.h",)))
 
 
 def _check_ops(graph: Graph) -> None:

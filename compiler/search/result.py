@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
+class Tried:
     """A candidate and what became of it."""
 
     candidate: Candidate
@@ -25,12 +25,12 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Step:
+class Standing:
     """How far a search is, for whoever shows it. best: seconds of the fastest so far; elapsed: of the search."""
 
     stage: str
     tried: int
-    latest: Row | None = None
+    latest: Tried | None = None
     best: float | None = None
     elapsed: float = 0.0
 
@@ -44,8 +44,8 @@ class SearchResult:
     interrupted: why it ended before it was done, "" where it was not. log: what was done, line by line.
     """
 
-    rows: tuple[Row, ...]
-    default: Row
+    rows: tuple[Tried, ...]
+    default: Tried
     weights: Mapping[str, Array]
     device: Device
     elapsed: float
@@ -54,7 +54,7 @@ class SearchResult:
     log: tuple[str, ...] = ()
 
     @property
-    def winner(self) -> Row:
+    def winner(self) -> Tried:
         """The fastest."""
         return self.rows[0]
 

@@ -41,7 +41,7 @@ from kernels_hub.compiler.search.equations import EQUATIONS, Equation
 from kernels_hub.compiler.search.evaluator import GraphEvaluator
 from kernels_hub.compiler.search.extract import best
 from kernels_hub.compiler.search.neighbours import neighbours, predicted
-from kernels_hub.compiler.search.result import Row, SearchResult, Step
+from kernels_hub.compiler.search.result import SearchResult, Standing, Tried
 from kernels_hub.compiler.search.saturate import Limits, saturate
 from kernels_hub.compiler.tuning_database import TuningDatabase, Winner
 
@@ -70,7 +70,7 @@ COVERED = 0.5
 _FOR_BLOCKS = 0.6
 """Of the budget."""
 
-Progress = Callable[[Step], object]
+Progress = Callable[[Standing], object]
 
 
 def search(
@@ -150,7 +150,7 @@ class _Driver:
         self.sizes = self.evaluator.sizes
         self.started = time.monotonic()
         self.log: list[str] = []
-        self.tried: dict[str, Row] = {}
+        self.tried: dict[str, Tried] = {}
         self.shares: dict[str, float] = {}
         text = print_graph(graph, data=True)
         self.first = Candidate(
@@ -368,7 +368,7 @@ class _Driver:
         self.shares.update({digest: statistics.median(shares) for digest, shares in found.items()})
 
     def _note(self, candidate: Candidate, measured: Measured, stage: str = "built") -> None:
-        self.tried[candidate.digest] = row = Row(candidate, measured)
+        self.tried[candidate.digest] = row = Tried(candidate, measured)
         took = f", {measured.seconds * 1e6:.1f} us" if measured.seconds is not None else ""
         self.log.append(f"{stage}: {candidate.origin}: {measured.status}{took}: {measured.reason}")
         if self.settings.progress is not None:
@@ -376,7 +376,7 @@ class _Driver:
             share = self.shares.get(ranked[0].digest) if ranked else None
             fastest = share * self.base_seconds if share is not None and self.base_seconds else None
             elapsed = time.monotonic() - self.started
-            self.settings.progress(Step(self.stage + stage, len(self.tried), row, fastest, elapsed))
+            self.settings.progress(Standing(self.stage + stage, len(self.tried), row, fastest, elapsed))
 
     def _ranked(self) -> list[Candidate]:
         """Who ran, the fastest first; within the noise of the fastest, the one that was found first."""
@@ -408,7 +408,7 @@ class _Driver:
                 status = "fastest" if place == 0 else "slower"
                 seconds = self.shares[digest] * base
                 reason = row.measured.reason
-                row = Row(
+                row = Tried(
                     row.candidate,
                     Measured(digest, status, seconds, reason, row.measured.facts),  # type: ignore[arg-type]
                 )
@@ -454,12 +454,12 @@ class _Driver:
             )  # fmt: skip
             return None
         reason = "fastest when it was measured before"
-        self.tried[candidate.digest] = Row(
+        self.tried[candidate.digest] = Tried(
             candidate, Measured(candidate.digest, "fastest", seconds, reason, measured.facts)
         )
         self.tried.setdefault(
             self.first.digest,
-            Row(self.first, Measured(self.first.digest, "slower", None, "not measured again")),
+            Tried(self.first, Measured(self.first.digest, "slower", None, "not measured again")),
         )
         self.log.append(reason)
         rows = tuple(self.tried.values())

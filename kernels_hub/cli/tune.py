@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kernels_hub.cli.interrupts import interrupts
 from kernels_hub.cli.onnx import Dims
 from kernels_hub.cli.output import AsJson, print_columns
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from kernels_hub.compiler.emitting.source import Source
     from kernels_hub.compiler.engines.engine import Device
-    from kernels_hub.compiler.search.result import SearchResult, Step
+    from kernels_hub.compiler.search.result import SearchResult, Standing
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _SHOWN = 8
@@ -367,12 +366,10 @@ def _shown(name: str, budget: float) -> Iterator[Any]:
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with bar, interrupts() as check:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(f"{escape(name)}: begins", total=budget)
 
-        def tell(step: Step) -> None:
-            check()
+        def tell(step: Standing) -> None:
             latest = step.latest.candidate.origin if step.latest is not None else ""
             best = f", best {amount(step.best)}" if step.best is not None else ""
             text = escape(f"{name}: {step.tried} tried{best}; {step.stage}: {latest}")

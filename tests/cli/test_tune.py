@@ -24,7 +24,7 @@ from kernels_hub.compiler.ir.printer import print_graph
 from kernels_hub.compiler.rewrite.pipeline import PIPELINE, rewrite
 from kernels_hub.compiler.search import search as searching
 from kernels_hub.compiler.search.candidate import Candidate, Measured
-from kernels_hub.compiler.search.result import Row, SearchResult, Step
+from kernels_hub.compiler.search.result import SearchResult, Standing, Tried
 from tests.cli.conftest import Run
 
 ROOT = Path(__file__).parents[2]
@@ -80,21 +80,21 @@ class Searched:
         first = Candidate(
             print_graph(rewrite(graph, PIPELINE[:-1]).graph, data=True), {}, "the default", 3e-5
         )
-        base = Row(first, Measured(first.digest, "slower", None if self.remembered else 2e-5, "timed"))
+        base = Tried(first, Measured(first.digest, "slower", None if self.remembered else 2e-5, "timed"))
         off = replace(first, choices={"tile": 8}, origin="the default; tile 8 <b>&")
-        wrong = Row(off, Measured(off.digest, "wrong", None, "output 'y' differs from the oracle's by 0.5"))
-        rows: tuple[Row, ...] = (base, wrong)
+        wrong = Tried(off, Measured(off.digest, "wrong", None, "output 'y' differs from the oracle's by 0.5"))
+        rows: tuple[Tried, ...] = (base, wrong)
         if self.choices:
             best = replace(first, choices=self.choices, origin="the default; better loops", predicted=2e-5)
             rows = (
-                Row(best, Measured(best.digest, "fastest", 1e-5, "timed in turn", {"kernels": 2})),
+                Tried(best, Measured(best.digest, "fastest", 1e-5, "timed in turn", {"kernels": 2})),
                 base,
                 wrong,
             )
         else:
-            rows = (Row(first, replace(base.measured, status="fastest")), wrong)
+            rows = (Tried(first, replace(base.measured, status="fastest")), wrong)
             base = rows[0]
-        asked["progress"](Step("timed", 2, rows[0], 1e-5, 0.5))
+        asked["progress"](Standing("timed", 2, rows[0], 1e-5, 0.5))
         return SearchResult(
             rows, base, graph.weights, device, elapsed=0.5, remembered=self.remembered, interrupted=self.interrupted,
             log=("saturated", "timed"),
@@ -264,39 +264,6 @@ def test_without_ray(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "environ", {**os.environ})
     result = run("tune", "tunable:block", "--ray", "local")
     assert result.code == 1 and "pip install 'kernels-hub[distributed]'" in result.err
-
-
-def test_a_ctrl_c_that_python_forgets_ends_the_search(
-    here: Path, run: Run, searched: Any, monkeypatch: pytest.MonkeyPatch
-):
-    """One that is raised in a finalizer is printed and forgotten there."""
-
-    class Finalized:
-        def __del__(self) -> None:
-            signal.raise_signal(signal.SIGINT)
-
-    stub, steps, forgotten = searched({}), [], []
-
-    def search(graph: Graph, device: Device, **asked: Any) -> SearchResult:
-        Finalized()
-        steps.append("went on")
-        asked["progress"](Step("timed", 1))
-        steps.append("and on")
-        return stub(graph, device, **asked)
-
-    monkeypatch.setattr(searching, "search", search)
-    monkeypatch.setattr(sys, "unraisablehook", lambda one: forgotten.append(one.exc_type))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run where it is ignored
-    try:
-        result = run("tune", "tunable:block")
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        assert forgotten == [KeyboardInterrupt] and steps == ["went on"]
-        assert result.code == 130 and "interrupted; what is known is kept" in result.err
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        assert run("tune", "tunable:block").code == 0 and steps[1:] == ["went on", "and on"]
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @needs_compiler

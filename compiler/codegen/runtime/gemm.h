@@ -26,7 +26,7 @@ KH_NAMESPACE {
 
 inline constexpr int64_t kPanel = 2 * kLanes;  // columns of a panel of b; the last may have half of that
 #if defined(__AVX512F__)
-inline constexpr int64_t kRows = 14;     // 28 of 32 registers accumulate
+inline constexpr int64_t kRows = 14;      // 28 of 32 registers accumulate
 inline constexpr int64_t kFewBlocks = 6;  // of so many rows has a tile at least, however large k is
 #elif defined(__aarch64__)
 inline constexpr int64_t kRows = 12;
@@ -35,9 +35,9 @@ inline constexpr int64_t kFewBlocks = 7;
 inline constexpr int64_t kRows = 6;  // 12 of 16
 inline constexpr int64_t kFewBlocks = 10;
 #endif
-inline constexpr int64_t kGroup = 4 * kPanel;  // columns that go to the epilogue at once, at most
-inline constexpr int64_t kLine = 16;           // a is kept in lines of so many k
-inline constexpr int64_t kDepth = 768;            // k of a pass: the part of a panel that is reused
+inline constexpr int64_t kGroup = 4 * kPanel;      // columns that go to the epilogue at once, at most
+inline constexpr int64_t kLine = 16;               // a is kept in lines of so many k
+inline constexpr int64_t kDepth = 768;             // k of a pass: the part of a panel that is reused
 inline constexpr int64_t kTileFloats = 96 * 1024;  // of a, in L2 where k is not large
 inline constexpr int64_t kAlone = 64 * 1024;       // multiplications that do not repay waking the threads
 

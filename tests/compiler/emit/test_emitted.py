@@ -480,8 +480,8 @@ with torch.no_grad():
 
 
 def test_a_wrong_program_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def wrong(scheduled: Any) -> Any:
-        program = generate(scheduled)
+    def wrong(scheduled: Any, **more: Any) -> Any:
+        program = generate(scheduled, **more)
         assert "kh::sigmoid(" in program.source
         return replace(program, source=program.source.replace("kh::sigmoid(", "1.001f * kh::sigmoid("))
 

@@ -56,8 +56,8 @@ def test_what_the_interpreter_says_is_in_the_card(mlp_dtypes: Emitted):
 
 
 def test_wrong_gpu_kernels_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def wrong(scheduled: Any) -> Any:
-        program = triton_program(scheduled)
+    def wrong(scheduled: Any, **more: Any) -> Any:
+        program = triton_program(scheduled, **more)
         assert "tl.sigmoid(v0)" in program.source
         return replace(program, source=program.source.replace("tl.sigmoid(v0)", "1.01 * tl.sigmoid(v0)"))
 

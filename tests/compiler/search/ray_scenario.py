@@ -45,12 +45,12 @@ def killed_workers(folder: Path) -> dict[str, Any]:
 
 def killed_node(folder: Path) -> dict[str, Any]:
     """A cluster of two machines, one of which is lost."""
+    home = tempfile.mkdtemp(prefix="kh-", dir="/tmp")
+    os.environ["RAY_TMPDIR"] = home
     import ray
     from ray.cluster_utils import Cluster
 
-    home = tempfile.mkdtemp(prefix="kh-", dir="/tmp")
-    args = {"num_cpus": 1, "include_dashboard": False, "temp_dir": home}
-    cluster = Cluster(initialize_head=True, head_node_args=args)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     node = cluster.add_node(num_cpus=1)
     fake = Fake(str(folder))
     candidates = [candidate(f"w{place}", "wait") for place in range(2)]

@@ -21,7 +21,7 @@ from kernels_hub.compiler.search.candidate import Candidate, Measured, SearchErr
 from kernels_hub.compiler.search.equations import EQUATIONS, Equation
 from kernels_hub.compiler.search.evaluator import GraphEvaluator, materialise
 from kernels_hub.compiler.search.journal import Journal
-from kernels_hub.compiler.search.result import SearchResult, Step
+from kernels_hub.compiler.search.result import SearchResult, Standing
 from kernels_hub.compiler.search.search import search
 from kernels_hub.compiler.tuning import difference
 from kernels_hub.compiler.tuning_database import TuningDatabase
@@ -79,7 +79,7 @@ def check_numbers(found: SearchResult, graph: Graph) -> None:
 def test_it_finds_the_better_form(database):
     pytest.importorskip("egglog", reason="needs egglog")
     graph = graph_convolution()
-    steps: list[Step] = []
+    steps: list[Standing] = []
     found = searched(graph, database, progress=steps.append)
     assert found.speedup > 1.5
     assert found.winner.measured.status == "fastest"
