@@ -18,8 +18,8 @@ RUNTIME = Path(__file__).parent / "runtime"
 """The Python that is copied."""
 COPIED = {
     "call": ("arguments.py", "arrays.py", "errors.py", "knobs.py", "layer.py", "modules.py", "parts.py",
-             "samples.py", "state.py", "weights.py"),
-    "cpu": ("native.py", "native_layer.py", "prebuilt.py"),
+             "state.py", "watched.py", "weights.py"),
+    "cpu": ("native.py", "native_layer.py", "native_watched.py", "prebuilt.py"),
     "triton": ("binaries.py", "driver.py", "launched_layer.py", "launcher.py"),
 }  # fmt: skip
 """Folder of what is emitted -> what is copied there."""

@@ -120,7 +120,7 @@ def _without_folders(program: P) -> P:
 
 def native_program(scheduled: Schedule) -> CppProgram:
     """The C++ of a schedule, with the function that layers ask before each call whether weights are what they were."""
-    return _without_folders(generate(scheduled, headers=("samples.h",)))
+    return _without_folders(generate(scheduled, headers=("unchanged.h",)))
 
 
 def _check_ops(graph: Graph) -> None:

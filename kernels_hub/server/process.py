@@ -144,7 +144,7 @@ def _removed_at_the_end(folder: str) -> Iterator[None]:
     """A folder that SIGTERM does not leave: uvicorn sends itself the signal again once it has stopped."""
     told = False
 
-    def end(number: int, frame: object) -> None:
+    def end(number: int, _: object) -> None:
         nonlocal told
         told = True
         raise SystemExit(128 + number)

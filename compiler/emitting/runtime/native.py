@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from .errors import BuildError, Misfit
 from .knobs import knobs_for
 from .parts import Table
@@ -20,17 +18,6 @@ from .toolchain import Isa, build, load, machine_isas
 _LOGGER = logging.getLogger("kernels_hub")
 _POINTERS = ctypes.POINTER(ctypes.c_void_p)
 _SIZES = ctypes.POINTER(ctypes.c_int64)
-
-
-class _Windows(ctypes.Structure):
-    """One row of kh_same's: where windows begin, bytes from one to the next, how many, and the bytes of each."""
-
-    _fields_ = (
-        ("start", ctypes.c_void_p),
-        ("step", ctypes.c_int64),
-        ("places", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-    )
 
 
 class Native:
@@ -48,10 +35,8 @@ class Native:
         self.step = library.kh_step
         """The same of one kernel, by its number."""
         self.step.argtypes, self.step.restype = (ctypes.c_int64, _POINTERS, _SIZES), ctypes.c_int
-        self.same = library.kh_same
-        """1 where windows on weights hold what they held."""
-        self.same.argtypes = (ctypes.POINTER(_Windows), ctypes.c_int64, ctypes.c_void_p)
-        self.same.restype = ctypes.c_int
+        self.unchanged: int = ctypes.cast(library.kh_unchanged, ctypes.c_void_p).value or 0
+        """The address of what looks at a module before a call."""
         self._library = library
 
     def packed_bytes(self, count: int) -> list[int]:
@@ -62,24 +47,6 @@ class Native:
         """Fill what is made of weights alone."""
         if self._library.kh_prepare(pointers(addresses), numbers([1] * sizes)):
             raise Misfit("weights", "its weights hold an index that is out of range")
-
-
-class NativeSamples:
-    """What windows on weights held. See `Samples`, which asks PyTorch, at many times the price."""
-
-    def __init__(self, native: Native, windows: Sequence[torch.Tensor]) -> None:
-        self._same = native.same
-        self._kept = torch.cat([one.contiguous().view(-1).view(torch.uint8) for one in windows])
-        self._windows = windows  # what is looked at must live
-        rows = [
-            _Windows(one.data_ptr(), one.stride(0) * size, len(one), one.shape[1] * size)
-            for one, size in ((one, one.element_size()) for one in windows)
-        ]
-        self._arguments = ((_Windows * len(rows))(*rows), len(rows), self._kept.data_ptr())
-
-    def hold(self) -> bool:
-        """Whether they hold it still."""
-        return bool(self._same(*self._arguments))
 
 
 class Builder:

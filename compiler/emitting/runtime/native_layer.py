@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from torch import nn
 from .arena import ALIGNMENT
 from .arguments import Place
 from .layer import Binding, Layer
-from .native import Builder, Native, NativeSamples, numbers, pointers
+from .native import Builder, Native, numbers, pointers
+from .native_watched import NativeWatched
 from .parts import Shape, Table
 from .state import State
 
@@ -33,8 +35,7 @@ class NativeState(State):
         native: Native,
         constants: dict[int, torch.Tensor],
     ) -> None:
-        self._native = native
-        super().__init__(module, table, place)
+        super().__init__(module, table, place, partial(NativeWatched, native))
         self.addresses = [0] * (table.buffers + table.packed)
         for buffer, tensor in (*self.plain.items(), *constants.items()):
             self.addresses[buffer] = tensor.data_ptr() or self._memory(0)
@@ -45,10 +46,6 @@ class NativeState(State):
             self.addresses[buffer] = self._memory(size)
             self.nbytes += size
         native.prepare(self.addresses, len(table.symbols))
-
-    def samples(self, windows: list[torch.Tensor]) -> NativeSamples:
-        """See `State`."""
-        return NativeSamples(self._native, windows)
 
     def _memory(self, size: int) -> int:
         """The address of so many bytes, which PyTorch aligns to 64."""

@@ -1,14 +1,11 @@
 """A module's weights as a program takes them, and whether they are still those.
 
-What is made of them is made once, and again when a weight is another tensor, lies elsewhere or has another version.
-Edits through `weight.data` count as no version: up to 64 elements of each copied weight are compared before every
-call, too (KERNELS_HUB_PACKED_GUARD=0 leaves that out, in programs that never write through `.data`).
+What is made of them is made once, and again when the module is no longer what `watched` took down.
 """
 
 from __future__ import annotations
 
-import os
-from operator import attrgetter, is_
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,18 +16,18 @@ from .arguments import Place, dtype_of
 from .errors import Misfit
 from .modules import Held, check_module
 from .parts import Table, Weight
-from .samples import Sampled, Samples, windows_of
-
-_GUARD = os.environ.get("KERNELS_HUB_PACKED_GUARD", "1") != "0"
-_ADDRESS = torch.Tensor.data_ptr
-_VERSION = attrgetter("_version")
-_HOOKS, _PRE_HOOKS = attrgetter("_forward_hooks"), attrgetter("_forward_pre_hooks")
+from .watched import Watched
 
 
 class State:
-    """What was made of a module. Raises Misfit where the program was not built for it."""
+    """What was made of a module. watch: takes down what it was made of.
 
-    def __init__(self, module: nn.Module, table: Table, place: Place) -> None:
+    Raises Misfit where the program was not built for the module.
+    """
+
+    def __init__(
+        self, module: nn.Module, table: Table, place: Place, watch: Callable[..., Watched] = Watched
+    ) -> None:
         self.place = place
         self.kept: list[Any] = []
         """What must live as long as this does."""
@@ -40,48 +37,25 @@ class State:
         """The weights as the module holds them."""
         self.nbytes = 0
         """Bytes beyond the module's own."""
-        self._modules, held = check_module(module, table.modules)
+        modules, held = check_module(module, table.modules)
         if not table.modules:
             held += _inside(module)
-        self._kinds = [type(one) for one in self._modules]
-        self._placed: list[torch.Tensor] = [one.value for one in held if isinstance(one.value, torch.Tensor)]
-        self._counted: list[torch.Tensor] = [one for one in self._placed if not one.is_inference()]
-        copied: list[torch.Tensor] = []
+        placed: list[torch.Tensor] = [one.value for one in held if isinstance(one.value, torch.Tensor)]
+        counted, copied = list(placed), []
         for one in table.weights:
             found = self._weights(module, one)
             held += found
-            self._placed += (one.value for one in found)
+            placed += (each.value for each in found)
             weight: torch.Tensor = found[0].value
             if one.packed or not weight.is_contiguous():
-                copied += [weight] if weight.numel() else []
-                self._counted += [] if weight.is_inference() else [weight]
-        held = list({(id(one.holder), one.name): one for one in held}.values())
-        self._holders, self._names, self._values = (
-            map(list, zip(*held, strict=True)) if held else ([], [], [])
-        )
-        self._addresses = list(map(_ADDRESS, self._placed))
-        self._versions = list(map(_VERSION, self._counted))
-        windows = windows_of(copied) if _GUARD else []
-        self._samples = self.samples(windows) if windows else None
-
-    def samples(self, windows: list[torch.Tensor]) -> Sampled:
-        """What these windows on weights hold now."""
-        return Samples(windows)
+                counted.append(weight)
+                copied.append(weight)
+        counted = [one for one in counted if not one.is_inference()]  # the others count no versions
+        self._watched = watch(held, modules, placed, counted, copied)
 
     def is_current(self) -> bool:
-        """Whether module and weights are still what this was made of.
-
-        Every call asks it, with none of what it looks at in the cache: loops that run in C, and nothing twice.
-        """
-        return (
-            all(map(is_, map(dict.get, self._holders, self._names), self._values))
-            and all(map(is_, map(type, self._modules), self._kinds))
-            and not any(map(_HOOKS, self._modules))
-            and not any(map(_PRE_HOOKS, self._modules))
-            and list(map(_ADDRESS, self._placed)) == self._addresses
-            and list(map(_VERSION, self._counted)) == self._versions
-            and (self._samples is None or self._samples.hold())
-        )
+        """Whether module and weights are still what this was made of."""
+        return self._watched.holds()
 
     def needs_grad(self) -> bool:
         """Whether a weight requires a gradient."""

@@ -1,0 +1,107 @@
+"""What a state was made of, looked at by native code: a tenth of what Python takes with cold caches."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .native import Native
+from .watched import Watched
+
+_PYTHON = ("PyDict_GetItemWithError", "PyDict_Size", "PyObject_Type", "Py_DecRef")
+_IS_CPYTHON = sys.implementation.name == "cpython"
+_LINE = 64
+
+
+class _Held(ctypes.Structure):
+    _fields_ = (("table", ctypes.c_void_p), ("name", ctypes.c_void_p), ("value", ctypes.c_void_p))
+
+
+class _Typed(ctypes.Structure):
+    _fields_ = (("object", ctypes.c_void_p), ("type", ctypes.c_void_p))
+
+
+class _Windows(ctypes.Structure):
+    _fields_ = (
+        ("start", ctypes.c_void_p),
+        ("step", ctypes.c_int64),
+        ("places", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+    )
+
+
+class _Span(ctypes.Structure):
+    _fields_ = (("first", ctypes.c_void_p), ("count", ctypes.c_int64))
+
+
+class _Watched(ctypes.Structure):
+    """KhWatched of unchanged.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _PYTHON),
+        *((name, _Span) for name in ("held", "typed", "empty", "next", "windows")),
+        ("kept", ctypes.c_void_p),
+    )
+
+
+class NativeWatched(Watched):
+    """See `Watched`. Objects are known by their addresses, which are theirs while this holds them."""
+
+    def __init__(self, native: Native, *what: Any) -> None:
+        self._native = native
+        super().__init__(*what)
+
+    def begin(self) -> None:
+        """See `Watched`. Other Pythons than CPython have no address of an object: there, all is looked at in Python."""
+        if not _IS_CPYTHON:
+            super().begin()
+            return
+        held = [
+            _Held(id(one.holder), id(one.name), id(one.value) if one.name in one.holder else None)
+            for one in self.held
+        ]
+        typed = [_Typed(id(one), id(kind)) for one, kind in zip(self.modules, self.kinds, strict=True)]
+        empty = [ctypes.c_void_p(id(one)) for one in self.empty]
+        ahead = [ctypes.c_void_p(place) for one in self.placed for place in _lines(one)]
+        windows = [
+            _Windows(one.data_ptr(), one.stride(0) * size, len(one), one.shape[1] * size)
+            for one, size in ((one, one.element_size()) for one in self.windows)
+        ]
+        kept = [one.contiguous().view(-1).view(torch.uint8) for one in self.windows]
+        self._kept = torch.cat(kept) if kept else torch.empty(0, dtype=torch.uint8)
+        self._arrays = [
+            _array(_Held, held),
+            _array(_Typed, typed),
+            _array(ctypes.c_void_p, empty),
+            _array(ctypes.c_void_p, ahead),
+            _array(_Windows, windows),
+        ]
+        functions = (ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p) for name in _PYTHON)
+        self._all = _Watched(
+            *functions,
+            *(_Span(ctypes.addressof(one), len(one)) for one in self._arrays),
+            self._kept.data_ptr(),
+        )
+        function = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._native.unchanged)
+        self._unchanged, self._argument = function, ctypes.addressof(self._all)
+
+    def looks_the_same(self) -> bool:
+        """See `Watched`."""
+        if not _IS_CPYTHON:
+            return super().looks_the_same()
+        return bool(self._unchanged(self._argument))
+
+
+def _array(kind: Any, rows: Sequence[Any]) -> ctypes.Array[Any]:
+    array: ctypes.Array[Any] = (kind * len(rows))(*rows)
+    return array
+
+
+def _lines(tensor: torch.Tensor) -> Sequence[int]:
+    """Where PyTorch is going to look for a tensor's address and version; only asked for ahead, never read here."""
+    begin, storage = tensor._cdata, tensor.untyped_storage()._cdata
+    return [id(tensor), *range(begin, begin + 3 * _LINE, _LINE), storage, storage + _LINE]
