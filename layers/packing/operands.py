@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .packing import held, products
+from .few_or_many import pays
+from .packing import held
 
 PackedWeight = held.PackedWeight
 
@@ -21,7 +22,7 @@ def applies(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None,
     first = weights[0]
     compiling = torch.compiler.is_compiling()
     # What is too small for a kernel is too small for many questions: this one is asked first.
-    if not compiling and type(first) is not PackedWeight and not products.pays(x, first):
+    if not compiling and type(first) is not PackedWeight and not pays(x, first):
         return False
     if not _is_plain(x) or x.dim() == 0 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
@@ -34,7 +35,7 @@ def applies(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None,
     for bias in biases:
         if bias is not None and not _is_plain(bias):
             return False
-    return is_packed or compiling or products.pays(x, first)
+    return is_packed or compiling or pays(x, first)
 
 
 def operand(weight: Tensor) -> Tensor:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from . import few_or_many
 from . import joined_weights as weights
 from .attention_kernels import backward, forward
 from .operands import applies, dense, operand
-from .packing import products
 
 __all__ = [
     "DISPATCH_KEYS",
@@ -21,7 +21,7 @@ __all__ = [
 
 DISPATCH_KEYS = ("CPU",)
 
-LINEAR = {"CPU": products.linear}
+LINEAR = {"CPU": few_or_many.linear}
 
 linear_with_gradient = None
 """Training changes the weights at every step: packing them would be work for nothing."""

@@ -1,4 +1,4 @@
-"""Several linear layers of one input as one product, on a joined packed copy of their weights."""
+"""Several linear layers of one input as one product: of many rows on a joined packed copy of their weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
-from . import joined_weights
+from . import few_or_many, joined_weights
 from .fused_linear import linear
 from .packing import products
 from .registration import define
@@ -31,7 +31,7 @@ def _joins(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
         all(type(weight) is Parameter and weight.dim() == 2 and weight.dtype is x.dtype for weight in weights)
         and all(bias is None or (type(bias) is Parameter and bias.dtype is x.dtype) for bias in biases)
         and x.device.type == "cpu"
-        and (torch.compiler.is_compiling() or products.pays(x, max(weights, key=Tensor.numel)))
+        and (torch.compiler.is_compiling() or few_or_many.pays(x, max(weights, key=Tensor.numel)))
     )
 
 
@@ -40,6 +40,9 @@ def _reference(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | N
 
 
 def _kernel(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor:
+    few = few_or_many.joined_linear(x, weights, biases)
+    if few is not None:
+        return few
     packed = joined_weights.packed_copy(weights) if products.pays(x, max(weights, key=Tensor.numel)) else None
     if packed is None:
         return _reference(x, weights, biases)

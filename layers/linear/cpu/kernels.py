@@ -1,14 +1,13 @@
-"""Linear layers on weights that are packed for oneDNN once, and multiplied from then on."""
+"""Linear layers: many rows on weights that are packed for oneDNN once, a few on weights as they are."""
 
 from __future__ import annotations
 
-from . import weights
+from . import few_or_many, weights
 from .operands import applies, dense, operand
-from .packing import products
 
 __all__ = ["LINEAR", "applies", "dense", "linear_with_gradient", "operand", "weights"]
 
-LINEAR = {"CPU": products.linear}
+LINEAR = {"CPU": few_or_many.linear}
 
 linear_with_gradient = None
 """Training changes the weights at every step: packing them would be work for nothing."""

@@ -1,13 +1,18 @@
-"""Feed-forward blocks on weights that are packed for oneDNN once, and multiplied from then on."""
+"""Feed-forward blocks: many rows on weights that are packed for oneDNN once, a few on weights as they are."""
 
 from __future__ import annotations
 
-from . import weights
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from . import few_or_many, weights
 from .operands import applies, dense, operand
 from .packing import products
 
 __all__ = [
     "GATED_LINEAR",
+    "GATED_MLP",
     "LINEAR",
     "PROJECTS",
     "applies",
@@ -18,8 +23,10 @@ __all__ = [
     "weights",
 ]
 
-LINEAR = {"CPU": products.linear}
+LINEAR = {"CPU": few_or_many.linear}
 GATED_LINEAR = {"CPU": products.gated}
+GATED_MLP: Mapping[str, Callable[..., Tensor]] | None = {"CPU": few_or_many.gated_mlp}
+"""The whole block in one operator; None on a backend that leaves its last product to PyTorch."""
 
 PROJECTS = True
 """Whether a product without activation is better off on this backend than on torch.nn.functional.linear."""

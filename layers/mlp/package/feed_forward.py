@@ -1,4 +1,4 @@
-"""Feed-forward blocks as functions, and the operator of their gated half."""
+"""Feed-forward blocks as functions, and the operators of the gated one and of its first half."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from torch import Tensor
 
 from .blocks import FORMULAS, needs_gradient
 from .fused_linear import linear
-from .kernels import GATED_LINEAR, PROJECTS, applies, dense, gated_linear_with_gradient, operand
+from .kernels import (
+    GATED_LINEAR,
+    GATED_MLP,
+    PROJECTS,
+    applies,
+    dense,
+    gated_linear_with_gradient,
+    operand,
+)
 from .registration import define
 
 
@@ -26,6 +34,17 @@ def gated_mlp(
     x: (..., K). gate, up: (N, K). down: (M, N). Returns (..., M). activation: as for `linear`.
     Source: SwiGLU and GEGLU, arXiv 2002.05202.
     """
+    operands = (x, gate, up, down, gate_bias, up_bias, down_bias)
+    _check(activation)
+    if (
+        _whole is not None
+        and applies(x, (gate, up, down), (gate_bias, up_bias, down_bias))
+        and not needs_gradient(*operands)
+    ):
+        output: Tensor = _whole(
+            x, operand(gate), operand(up), operand(down), gate_bias, up_bias, down_bias, activation
+        )
+        return output
     return _project(_gated_linear(x, gate, up, gate_bias, up_bias, activation), down, down_bias)
 
 
@@ -44,6 +63,11 @@ def mlp(
     return _project(linear(x, first, first_bias, activation), second, second_bias)
 
 
+def _check(activation: str) -> None:
+    if activation not in FORMULAS:
+        raise ValueError(f"gated_mlp: unknown activation {activation!r}; known: {', '.join(FORMULAS)}")
+
+
 def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return linear(hidden, weight, bias) if PROJECTS else F.linear(hidden, weight, bias)
 
@@ -51,8 +75,6 @@ def _project(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _gated_linear(
     x: Tensor, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None, activation: str
 ) -> Tensor:
-    if activation not in FORMULAS:
-        raise ValueError(f"gated_mlp: unknown activation {activation!r}; known: {', '.join(FORMULAS)}")
     if applies(x, (gate, up), (gate_bias, up_bias)):
         if not needs_gradient(x, gate, up, gate_bias, up_bias):
             output: Tensor = _gated(x, operand(gate), operand(up), gate_bias, up_bias, activation)
@@ -79,4 +101,42 @@ _gated = define(
     "gated_linear(Tensor x, Tensor gate, Tensor up, Tensor? gate_bias, Tensor? up_bias, str activation) -> Tensor",
     {**GATED_LINEAR, "CompositeExplicitAutograd": reference},
     _fake,
+)
+
+
+def _whole_reference(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    gate_bias: Tensor | None,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    activation: str,
+) -> Tensor:
+    return F.linear(reference(x, gate, up, gate_bias, up_bias, activation), down, down_bias)
+
+
+def _whole_fake(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    gate_bias: Tensor | None,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    activation: str,
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], down.shape[0]))
+
+
+_whole = (
+    None
+    if GATED_MLP is None
+    else define(
+        "gated_mlp(Tensor x, Tensor gate, Tensor up, Tensor down, Tensor? gate_bias, Tensor? up_bias, "
+        "Tensor? down_bias, str activation) -> Tensor",
+        {**GATED_MLP, "CompositeExplicitAutograd": _whole_reference},
+        _whole_fake,
+    )
 )

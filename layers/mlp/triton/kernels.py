@@ -30,6 +30,7 @@ from .registration import define
 
 __all__ = [
     "GATED_LINEAR",
+    "GATED_MLP",
     "LINEAR",
     "PROJECTS",
     "applies",
@@ -43,6 +44,7 @@ __all__ = [
 weights = None
 """Nothing is packed on this backend."""
 
+GATED_MLP = None
 PROJECTS = False
 """A product without activation has no epilogue to fuse: cuBLAS and hipBLASLt are left to it."""
 

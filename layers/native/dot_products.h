@@ -1,0 +1,190 @@
+// Products of a few rows with weights as PyTorch has them, (out, in): every element is the dot product of two rows, so
+// nothing is packed or transposed. A tile of 4 operands and 6 rows of weights keeps 24 sums in registers and multiplies
+// each loaded vector 4 or 6 times. Sums are float32.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#include "element_types.h"
+
+namespace {
+
+constexpr int64_t kParallelWork = 32768;  // multiplications that repay waking the threads
+constexpr int64_t kOperands = 4, kRows = 6;  // of a tile
+constexpr int64_t kColumns = 48;             // of a task
+
+// exp(x): Cephes' polynomial after range reduction by ln 2 in two parts; at most 2 units in the last
+// place where the result is normal, inf above 88.72, 0 below -104, NaN for NaN.
+inline float exponential(float x) {
+  x = x > 89.0f ? 89.0f : x;
+  x = x < -104.0f ? -104.0f : x;
+  const float n = std::rint(x * 1.44269504088896341f);
+  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = (p * r) * r + r + 1.0f;
+  // 2^n in two factors: n reaches 128 and -150, beyond one exponent field.
+  const int32_t exponent = static_cast<int32_t>(n), half = exponent >> 1;
+  const float scale = float_of(static_cast<uint32_t>(half + 127) << 23);
+  return p * scale * float_of(static_cast<uint32_t>(exponent - half + 127) << 23);
+}
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+enum Activation : int64_t { kNone, kRelu, kSilu, kGelu, kGeluTanh, kQuickGelu };
+
+void activate(float* x, int64_t n, int64_t kind) {
+  if (kind == kRelu) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) x[i] = x[i] < 0.0f ? 0.0f : x[i];
+  } else if (kind == kSilu) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) x[i] = x[i] * sigmoid(x[i]);
+  } else if (kind == kGelu) {
+    for (int64_t i = 0; i < n; ++i) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678118654752f));
+  } else if (kind == kGeluTanh) {  // (1 + tanh(u)) / 2 is sigmoid(2 u)
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i)
+      x[i] = x[i] * sigmoid(1.5957691216057308f * (x[i] + 0.044715f * x[i] * x[i] * x[i]));
+  } else if (kind == kQuickGelu) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) x[i] = x[i] * sigmoid(1.702f * x[i]);
+  }
+}
+
+// ---------------------------------------------------------------------------- dot products
+
+// A Lane<W> multiplies vectors of weights W with vectors of operands X, `step` elements at a time.
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+inline float total(__m512 v) { return _mm512_reduce_add_ps(v); }
+struct Wide {
+  using Vector = __m512;
+  using Operand = float;
+  static constexpr int64_t step = 16;
+  static Vector zero() { return _mm512_setzero_ps(); }
+  static __m512 operand(const float* p) { return _mm512_loadu_ps(p); }
+  static Vector add(Vector sum, __m512 a, __m512 b) { return _mm512_fmadd_ps(a, b, sum); }
+};
+template <class W> struct Lane;
+template <> struct Lane<float> : Wide {
+  static __m512 weight(const float* p) { return _mm512_loadu_ps(p); }
+};
+template <> struct Lane<f16> : Wide {
+  static __m512 weight(const f16* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+};
+#if defined(__AVX512BF16__)
+template <> struct Lane<bf16> {
+  using Vector = __m512;
+  using Operand = bf16;
+  static constexpr int64_t step = 32;
+  static Vector zero() { return _mm512_setzero_ps(); }
+  static __m512bh operand(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
+  static __m512bh weight(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
+  static Vector add(Vector sum, __m512bh a, __m512bh b) { return _mm512_dpbf16_ps(sum, a, b); }
+};
+#else
+template <> struct Lane<bf16> : Wide {
+  static __m512 weight(const bf16* p) {
+    const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
+  }
+};
+#endif
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+inline float total(__m256 v) {
+  __m128 sum = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+  return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+}
+struct Wide {
+  using Vector = __m256;
+  using Operand = float;
+  static constexpr int64_t step = 8;
+  static Vector zero() { return _mm256_setzero_ps(); }
+  static __m256 operand(const float* p) { return _mm256_loadu_ps(p); }
+  static Vector add(Vector sum, __m256 a, __m256 b) { return _mm256_fmadd_ps(a, b, sum); }
+};
+template <class W> struct Lane;
+template <> struct Lane<float> : Wide {
+  static __m256 weight(const float* p) { return _mm256_loadu_ps(p); }
+};
+template <> struct Lane<f16> : Wide {
+  static __m256 weight(const f16* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+};
+template <> struct Lane<bf16> : Wide {
+  static __m256 weight(const bf16* p) {
+    const __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16));
+  }
+};
+#else
+inline float total(float v) { return v; }
+template <class W> struct Lane {
+  using Vector = float;
+  using Operand = float;
+  static constexpr int64_t step = 1;
+  static Vector zero() { return 0; }
+  static float operand(const float* p) { return *p; }
+  static float weight(const W* p) { return load(*p); }
+  static Vector add(Vector sum, float a, float b) { return sum + a * b; }
+};
+#endif
+
+template <class W> using OperandOf = typename Lane<W>::Operand;
+
+// out[t * stride + r] = x[t] · w[r] for M operands and N rows of weights of length n.
+template <class W, int M, int N>
+__attribute__((noinline)) void tile(const OperandOf<W>* const* x, const W* const* w, int64_t n, float* out, int64_t stride) {
+  using L = Lane<W>;
+  typename L::Vector sums[M][N];
+  for (int t = 0; t < M; ++t)
+    for (int r = 0; r < N; ++r) sums[t][r] = L::zero();
+  const int64_t whole = n - n % L::step;
+  for (int64_t k = 0; k < whole; k += L::step) {
+    for (int r = 0; r < N; ++r) {
+      const auto weight = L::weight(w[r] + k);
+      for (int t = 0; t < M; ++t) sums[t][r] = L::add(sums[t][r], L::operand(x[t] + k), weight);
+    }
+  }
+  for (int t = 0; t < M; ++t)
+    for (int r = 0; r < N; ++r) {
+      float value = total(sums[t][r]);
+      for (int64_t k = whole; k < n; ++k) value += load(x[t][k]) * load(w[r][k]);
+      out[t * stride + r] = value;
+    }
+}
+
+// out (count, columns) = x w^T, for up to kOperands operands and a block of consecutive rows of weights.
+template <class W>
+inline void product(const OperandOf<W>* const* x, int64_t count, const W* w, int64_t columns, int64_t n, float* out,
+                    int64_t stride) {
+  const W* at[kRows];
+  int64_t c = 0;
+  for (; c + kRows <= columns; c += kRows) {
+    for (int64_t r = 0; r < kRows; ++r) at[r] = w + (c + r) * n;
+    switch (count) {
+      case 1: tile<W, 1, kRows>(x, at, n, out + c, stride); break;
+      case 2: tile<W, 2, kRows>(x, at, n, out + c, stride); break;
+      case 3: tile<W, 3, kRows>(x, at, n, out + c, stride); break;
+      default: tile<W, kOperands, kRows>(x, at, n, out + c, stride); break;
+    }
+  }
+  for (; c < columns; ++c) {
+    at[0] = w + c * n;
+    for (int64_t t = 0; t < count; ++t) tile<W, 1, 1>(x + t, at, n, out + t * stride + c, stride);
+  }
+}
+
+}  // namespace
