@@ -1,10 +1,10 @@
 """Whole models against eager PyTorch in the same run: `python -m benchmarks.models`.
 
-Each model runs eager, kernelized, and (with --compile) through torch.compile, each in a process of
-its own. Beside the speed: the most that any kernels could gain in this dtype (all operations at the
-processor's peak, nothing else taking time; PyTorch's counter leaves out the experts of a mixture), the
-largest difference from eager, the memory of packed weights, and the peak memory with and without
-`free_weights`.
+Each model runs eager, kernelized, and (with --compile) through torch.compile, each in a process of its own. Beside the
+speed: the most that any kernels could gain in this dtype (all operations at the processor's peak, or all weights read
+once at the memory's speed, whichever takes longer, and nothing else taking time; PyTorch's counter leaves out the
+experts of a mixture), the largest difference from eager, the memory of packed weights, and the peak memory with and
+without `free_weights`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,20 @@ from typing import Any
 
 from benchmarks.harness import Worker, arguments, compare, table, write
 
-CASES = ("minilm", "llama", "vit", "resnet", "bert", "mixtral")
+CASES = ("minilm", "llama", "llama_decode", "vit", "resnet", "bert", "mixtral")
+
+
+def _model(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """A model with the arguments of a call: one of the demo's, or llama_decode, one token of it with a cache of 128."""
+    if name == "llama_decode":
+        from benchmarks.compiler_models import model
+
+        built, args = model(name)
+        return built, tuple(args), {}
+    from kernels_hub.cli.demo_models import MODELS
+
+    built, inputs = MODELS[name]()
+    return built, (), inputs
 
 
 def run(model: str, peer: str, free_weights: bool = False) -> Any:
@@ -25,9 +38,8 @@ def run(model: str, peer: str, free_weights: bool = False) -> Any:
     import torch
 
     from kernels_hub import Mode, kernelize, report
-    from kernels_hub.cli.demo_models import MODELS
 
-    built, inputs = MODELS[model]()
+    built, args, inputs = _model(model)
     info: dict[str, Any] = {}
     if peer == "kernels_hub":
         kernelize(built, mode=Mode.INFERENCE, free_weights=free_weights)
@@ -38,7 +50,7 @@ def run(model: str, peer: str, free_weights: bool = False) -> Any:
 
     def step() -> None:
         with torch.inference_mode():
-            built(**inputs)
+            built(*args, **inputs)
 
     return step, info
 
@@ -50,19 +62,20 @@ def accuracy(model: str) -> dict[str, float]:
     import torch
 
     from kernels_hub import Mode, kernelize
-    from kernels_hub.cli.demo_models import MODELS
 
-    built, inputs = MODELS[model]()
+    built, args, inputs = _model(model)
     exact = copy.deepcopy(built).double()
     with torch.inference_mode():
-        eager = built(**inputs)[0]
-        ours = kernelize(built, mode=Mode.INFERENCE)(**inputs)[0]
+        eager = built(*args, **inputs)[0]
+        ours = kernelize(built, mode=Mode.INFERENCE)(*args, **inputs)[0]
         errors = {
             "max_difference": float((ours - eager).abs().max()),
             "max_magnitude": float(eager.abs().max()),
         }
+        precise = [one.double() if one.is_floating_point() else one for one in args]
+        named = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
         try:
-            reference = exact(**{k: v.double() if v.is_floating_point() else v for k, v in inputs.items()})[0]
+            reference = exact(*precise, **named)[0]
         except RuntimeError:  # an operator without float64, such as the grouped product of experts
             return errors
     errors["max_error_eager"] = float((eager - reference).abs().max())
@@ -77,11 +90,10 @@ def memory(model: str, free_weights: bool) -> dict[str, float]:
     import torch
 
     from kernels_hub import Mode, kernelize, report
-    from kernels_hub.cli.demo_models import MODELS
 
-    built, inputs = MODELS[model]()
+    built, args, inputs = _model(model)
     with torch.inference_mode():
-        built(**inputs)
+        built(*args, **inputs)
         gc.collect()
         before = _resident_mib()
         kernelize(built, mode=Mode.INFERENCE, free_weights=free_weights)
@@ -95,18 +107,25 @@ def memory(model: str, free_weights: bool) -> dict[str, float]:
 
 
 def roof(model: str, threads: int) -> dict[str, float]:
-    """The operations of a model's products, convolutions and attention, and how many a second the processor can do."""
+    """The operations of a model's products, convolutions and attention, the bytes of its weights but for tables that
+    it looks rows up in, and how many of both the processor manages in a second."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from kernels_hub.cli.demo_models import MODELS
     from kernels_hub.compiler.rates import measured_rates
 
     torch.set_num_threads(threads)
-    built, inputs = MODELS[model]()
+    built, args, inputs = _model(model)
     with torch.inference_mode(), FlopCounterMode(display=False) as counted:
-        built(**inputs)
-    return {"flops": counted.get_total_flops(), "flops_per_second": measured_rates(torch.device("cpu")).flops}
+        built(*args, **inputs)
+    tables = {id(one.weight) for one in built.modules() if isinstance(one, torch.nn.Embedding)}
+    rates = measured_rates(torch.device("cpu"))
+    return {
+        "flops": counted.get_total_flops(),
+        "flops_per_second": rates.flops,
+        "weight_bytes": sum(one.nbytes for one in built.parameters() if id(one) not in tables),
+        "bytes_per_second": rates.bandwidth,
+    }
 
 
 def _resident_mib() -> float:
@@ -141,7 +160,10 @@ def main() -> None:
         errors = _apart("accuracy", model)
         kept, freed = _apart("memory", model, False), _apart("memory", model, True)
         bound = _apart("roof", model, options.threads)
-        most = found.median("eager") * bound["flops_per_second"] / bound["flops"]
+        least = max(
+            bound["flops"] / bound["flops_per_second"], bound["weight_bytes"] / bound["bytes_per_second"]
+        )
+        most = found.median("eager") / least
         results[model] = {
             **found.to_dict(),
             "speedup_over_eager": speedups,
