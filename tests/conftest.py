@@ -1,9 +1,12 @@
-"""No test reaches a Hub but one of its own: whatever asks without naming one finds a closed door."""
+"""What holds for all tests: none reaches a Hub but one of its own (whatever asks without naming one finds a closed
+door), and each process sees the same ones in the same order.
+"""
 
 from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import settings
 
 # Before huggingface_hub is imported, which reads them once. Subprocesses inherit them.
@@ -19,3 +22,12 @@ os.environ["KERNELS_HUB_BACKEND"] = "cpu"
 # HYPOTHESIS_PROFILE=default python -m pytest …
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Refuse parameters in a set: processes that share the tests out would have them in different orders."""
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        if isinstance(mark.args[1], (set, frozenset)):
+            raise pytest.UsageError(
+                f"{metafunc.definition.nodeid}: parametrized by a set, which has no order"
+            )

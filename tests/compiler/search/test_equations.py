@@ -205,7 +205,9 @@ def test_an_equation_fires_and_what_it_calls_equal_is(name, build):
 
 
 @pytest.mark.parametrize(
-    "build", {build for builds in CASES.values() for build in builds}, ids=lambda one: one.__qualname__
+    "build",
+    dict.fromkeys(build for builds in CASES.values() for build in builds),
+    ids=lambda one: one.__qualname__,
 )
 def test_without_rounding_every_bit_stays(build):
     graph = graph_of(build)
