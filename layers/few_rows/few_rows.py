@@ -93,7 +93,7 @@ def gated_mlp(
 ) -> Tensor:
     """(activation(x gate^T) * (x up^T)) down^T of weights gate, up and down, with their biases.
 
-    For a gate and an up that `takes` says yes to, and a down (M, N) that is like them.
+    For a gate and an up of one shape (N, K) that `takes` says yes to, and a down (M, N) that is like them.
     """
     out = x.new_empty((*x.shape[:-1], weights[2].shape[0]))
     _run("few_rows_gated", x, out, [_row(*pair) for pair in zip(weights, biases, strict=True)], activation)

@@ -35,6 +35,7 @@ def gated_mlp(
     """(activation(x gate^T) * (x up^T)) down^T; x (..., K), gate and up (N, K), down (M, N), as in `linear`."""
     if (
         few_rows.pays(x, gate)
+        and gate.shape == up.shape
         and few_rows.takes(x, (gate, up), (gate_bias, up_bias))
         and few_rows.are_like(x.dtype, gate.shape[0], (down,), (down_bias,))
     ):

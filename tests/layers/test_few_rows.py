@@ -202,6 +202,15 @@ def test_gradients_and_freed_weights_run_elsewhere(name: str, calls: list[str]):
     assert calls == []
 
 
+@pytest.mark.parametrize("name", ["gate_proj", "up_proj", "down_proj"])
+def test_weights_that_do_not_fit_get_pytorchs_error(name: str, calls: list[str]):
+    block = Gated()
+    setattr(block, name, nn.Linear(384, 500, bias=False))
+    with torch.no_grad(), pytest.raises(RuntimeError, match="size|shape"):
+        MLP.layers.GatedMLP.forward(block, torch.randn(1, 384))
+    assert "few_rows_gated" not in calls
+
+
 def test_projections_of_attention_are_one_call(calls: list[str]):
     project = sys.modules[ATTENTION.__name__ + ".projections"].project
     weights = [nn.Parameter(torch.randn(columns, 512)) for columns in (512, 128, 128)]

@@ -359,6 +359,12 @@ def test_opcheck() -> None:
     torch.library.opcheck(
         operators.gated_linear.default, (random(2, 3), random(4, 3), random(4, 3), None, None, "relu")
     )
+    down = nn.Parameter(random(128, 512, seed=3), requires_grad=False)
+    for rows in (1, 64):
+        torch.library.opcheck(
+            operators.gated_mlp.default,
+            (random(rows, 256), gate, up, down, None, random(512), random(128), "silu"),
+        )
 
 
 def test_functional_transforms() -> None:
