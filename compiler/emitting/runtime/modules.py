@@ -61,7 +61,7 @@ def check_module(module: nn.Module, modules: Sequence[Module]) -> tuple[list[nn.
 def _read(part: Any, path: str) -> Iterator[Held]:
     for name in path.split("."):
         table = getattr(part, "__dict__", {})
-        if name in table:
+        if isinstance(table, dict) and name in table:  # a class has another kind of table
             yield Held(table, name, table[name])
         part = getattr(part, name, None)
 

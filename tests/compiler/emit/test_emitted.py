@@ -39,6 +39,7 @@ from kernels_hub.compiler.emitting.check import difference
 from kernels_hub.compiler.emitting.runtime.errors import Misfit
 from kernels_hub.compiler.emitting.runtime.modules import check_module
 from kernels_hub.compiler.emitting.runtime.parts import Module
+from kernels_hub.compiler.emitting.runtime.watched import Watched
 from kernels_hub.compiler.errors import CompilerError, EngineError
 from kernels_hub.repository.build import build_repository
 from tests.compiler.emit.emitted_layers import GatedMLP, Normed, bert, gated_mlp, llama, normed, token_ids
@@ -396,6 +397,20 @@ def test_what_the_result_depends_on(normed_layer: Emitted, change: Any, reason: 
         if change is not nn.Module.train:  # which moves the running statistics at every call
             assert torch.equal(actual, expected)
         assert any(reason in one for one in program.fallbacks.values()), program.fallbacks
+
+
+def test_what_a_forward_reads_of_a_class_is_held_with_what_names_the_class():
+    class Settings:
+        scale = 2.0
+
+    class Scaled(nn.Module):
+        kind = Settings
+
+    module = Scaled()
+    module.own = Settings
+    _, held = check_module(module, [Module("", "", "", {"kind.scale": 2.0, "own.scale": 2.0})])
+    assert [(one.holder is module.__dict__, one.name) for one in held] == [(True, "own")]
+    assert Watched(held, [], [], [], []).holds()
 
 
 def test_what_a_forward_reads_of_an_object_is_held_with_the_object():
