@@ -1,6 +1,7 @@
 """Whole models against eager PyTorch in the same run: `python -m benchmarks.models`.
 
-Each model runs eager, kernelized, and (with --compile) through torch.compile, each in a process of its own. Beside the
+Each model runs eager, kernelized with the default mapping and with `compiled`, and (with --compile) through
+torch.compile, each in a process of its own. Beside the
 speed: the most that any kernels could gain in this dtype (all operations at the processor's peak, or all weights read
 once at the memory's speed, whichever takes longer, and nothing else taking time; PyTorch's counter leaves out the
 experts of a mixture), the largest difference from eager, the memory of packed weights, and the peak memory with and
@@ -34,10 +35,10 @@ def _model(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 
 
 def run(model: str, peer: str, free_weights: bool = False) -> Any:
-    """A step that runs a model once: `peer` is "eager", "kernels_hub" or "compile"."""
+    """A step that runs a model once: `peer` is "eager", "kernels_hub", "compiled" (the mapping) or "compile"."""
     import torch
 
-    from kernels_hub import Mode, kernelize, report
+    from kernels_hub import Mode, kernelize, load_kernel_mapping, report, use_kernel_mapping
 
     built, args, inputs = _model(model)
     info: dict[str, Any] = {}
@@ -45,6 +46,12 @@ def run(model: str, peer: str, free_weights: bool = False) -> Any:
         kernelize(built, mode=Mode.INFERENCE, free_weights=free_weights)
         rows = report(built)
         info = {"swapped": len(rows.swapped), "packed_mib": round(rows.packed_nbytes / 2**20, 1)}
+    elif peer == "compiled":
+        with use_kernel_mapping(load_kernel_mapping("compiled"), inherit_mapping=False):
+            kernelize(built, mode=Mode.INFERENCE)
+        with torch.inference_mode():
+            built(*args, **inputs)
+        info = {"compiled": [row.path or "(model)" for row in report(built).rows if _is_compiled(row)]}
     elif peer == "compile":
         built = torch.compile(built)
 
@@ -53,6 +60,10 @@ def run(model: str, peer: str, free_weights: bool = False) -> Any:
             built(*args, **inputs)
 
     return step, info
+
+
+def _is_compiled(row: Any) -> bool:
+    return row.layer_name == "CompiledModel" and row.swapped
 
 
 def accuracy(model: str) -> dict[str, float]:
@@ -150,7 +161,7 @@ def main() -> None:
     options = parser.parse_args()
     rows, results = [], {}
     for model in options.models:
-        peers = ["eager", "kernels_hub", *(["compile"] if options.compile else [])]
+        peers = ["eager", "kernels_hub", "compiled", *(["compile"] if options.compile else [])]
         workers = [
             Worker(peer, "benchmarks.models:run", {"model": model, "peer": peer}, options.threads)
             for peer in peers
@@ -184,7 +195,14 @@ def main() -> None:
             )
         )
         print("  ".join(rows[-1]), flush=True)
-    header = ("model", "eager ms", "kernels_hub ms", "ratio", *(["compile"] if options.compile else []))
+    header = (
+        "model",
+        "eager ms",
+        "kernels_hub ms",
+        "ratio",
+        "compiled",
+        *(["compile"] if options.compile else []),
+    )
     print(table((*header, "at most", "max difference", "of", "memory MiB kept / freed"), rows))
     if options.write:
         print(write("models", {"threads": options.threads, "models": results}))

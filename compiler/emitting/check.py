@@ -190,6 +190,7 @@ def first_sizes(source: Source) -> dict[str, int]:
 def _sizes(source: Source) -> list[dict[str, int]]:
     inputs = source.graph.inputs
     symbols = sorted(dim_symbols(dim for one in inputs.values() for dim in one.shape))
+    odd = {one.name: _ODD[place % len(_ODD)] for place, one in enumerate(symbols)}
     if source.example is None:
         base = {one.name: _within(one, 2 if not place else 16) for place, one in enumerate(symbols)}
     else:
@@ -198,12 +199,22 @@ def _sizes(source: Source) -> list[dict[str, int]]:
                           pytree.tree_leaves((example.args, dict(example.kwargs))), strict=True))  # fmt: skip
         types = {name: one.type for name, one in inputs.items()}
         base = bind_shapes(types, [tuple(leaves[name].shape) for name in inputs])
+        if _is_free(source.example):
+            # Nobody said which sizes may differ, and not every module says so where they must not: a mask as long as
+            # the tokens. What was equal stays equal.
+            first = {size: name for name, size in reversed(base.items())}
+            odd = {name: odd[first[size]] for name, size in base.items()}
     cases = [
         base,
         {one.name: _within(one, 1) for one in symbols},
-        {one.name: _within(one, _ODD[place % len(_ODD)]) for place, one in enumerate(symbols)},
+        {one.name: _within(one, odd[one.name]) for one in symbols},
     ]
     return [one for place, one in enumerate(cases) if one not in cases[:place]]
+
+
+def _is_free(example: Example) -> bool:
+    leaves = pytree.tree_leaves(example.dynamic_shapes, is_leaf=lambda one: one is None)
+    return any(one is torch.export.Dim.AUTO for one in leaves)
 
 
 def _within(one: Symbol, size: int) -> int:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from kernels_hub.compiler.emitting.results import result_tree
 from kernels_hub.compiler.emitting.runtime.parts import Tensor
 from kernels_hub.compiler.errors import CompilerError, ImportFailure
 from kernels_hub.compiler.importers.onnx import import_onnx_program
@@ -325,23 +326,7 @@ def _tree(value: Any, path: str, places: Mapping[str, Tensor]) -> Any:
 def _result(program: TorchProgram) -> Any:
     places = {name: Tensor(number) for number, name in enumerate(program.graph.outputs)}
     leaves = [places[one] if kind == "output" else one for kind, one in program.outputs]
-    tree = pytree.tree_unflatten(leaves, program.out_spec)
-    _check_result(tree)
-    return tree
-
-
-def _check_result(tree: Any) -> None:
-    if type(tree) in (tuple, list):
-        for one in tree:
-            _check_result(one)
-    elif type(tree) is dict:
-        for one in tree.values():
-            _check_result(one)
-    elif not isinstance(tree, (Tensor, *_LITERALS)):
-        raise ImportFailure(
-            f"the module returns a {type(tree).__name__}; a layer returns tensors, literals, tuples, lists and dicts. "
-            "Compile one of its layers, or return_dict=False where it takes that"
-        )
+    return result_tree(pytree.tree_unflatten(leaves, program.out_spec))
 
 
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -127,7 +127,7 @@ def write_table(parts: Parts) -> str:
     used = sorted(
         {
             one
-            for one in ("Input", "Module", "Output", "Scratch", "Table", "Tensor", "Weight")
+            for one in ("Input", "Module", "Output", "Record", "Scratch", "Table", "Tensor", "Weight")
             if f"{one}(" in body + "Table("
         }
     )

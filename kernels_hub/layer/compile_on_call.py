@@ -42,6 +42,9 @@ logger = logging.getLogger("kernels_hub")
 AT_FIRST_CALL = "compiled at its first call"
 """Variant of an outcome that is still to come."""
 
+_TOLD = 4
+"""Lines of a message that a reason has at most."""
+
 _ENOUGH = 2
 """Modules of a class that fail for one reason before the others are believed to fail for it, too."""
 
@@ -125,7 +128,7 @@ class CompileOnCall:
                 found = self._known[key] = self._made(compiler, key, module, args, kwargs)
             return found if found.forward is None else self._prepared(found, module)
         except Exception as error:  # noqa: BLE001 - any of them is a reason to keep the original
-            return self._failed(key, " ".join(str(error).split()) or type(error).__name__)
+            return self._failed(key, _short(str(error)) or type(error).__name__)
 
     def _made(
         self,
@@ -187,6 +190,13 @@ def _no_forward() -> Any:
     from torch import nn
 
     return nn.Module.forward
+
+
+def _short(message: str) -> str:
+    """A message in a line: of one that lists much, the first of it."""
+    lines = [" ".join(line.split()) for line in message.splitlines() if line.strip()]
+    more = [f"and {len(lines) - _TOLD} more"] if len(lines) > _TOLD else []
+    return " ".join(lines[:_TOLD] + more)
 
 
 def _outcome(known: _Known, own: Outcome) -> Outcome:

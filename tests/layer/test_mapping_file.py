@@ -298,7 +298,7 @@ def test_an_include_that_is_not_there(write_mapping: WriteMapping) -> None:
     path = write_mapping('include = ["defualt"]\n')
     with pytest.raises(
         MappingNotFoundError,
-        match=r"mapping\.toml, line 2: include\[0\]: no mapping at .*Shipped mappings are attention, default",
+        match=r"mapping\.toml, line 2: include\[0\]: no mapping at .*Shipped mappings are attention, compiled",
     ):
         load_kernel_mapping(path)
 
@@ -322,7 +322,7 @@ def test_shipped_names_and_paths_are_told_apart(
 def test_what_is_not_there(name: str) -> None:
     with pytest.raises(
         MappingNotFoundError,
-        match="Shipped mappings are attention, default, fused_loss, mixtures, torch, transformers",
+        match="Shipped mappings are attention, compiled, default, fused_loss, mixtures, torch, transformers",
     ) as caught:
         load_kernel_mapping(name)
     assert isinstance(caught.value, FileNotFoundError)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +12,7 @@ import torch
 from torch.nn import Parameter
 
 from .errors import Misfit
-from .parts import Input, Table, Tensor
+from .parts import Input, Record, Table, Tensor
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,12 @@ def inputs_of(table: Table, values: tuple[Any, ...], place: Place) -> list[torch
 
 
 def result_of(tree: Any, outputs: list[torch.Tensor]) -> Any:
-    """The result, with the outputs in their places."""
+    """The result, with the outputs in their places. Raises Misfit where a class of it is not here."""
     if type(tree) is Tensor:
         return outputs[tree.place]
+    if type(tree) is Record:
+        fields = {name: result_of(one, outputs) for name, one in tree.fields.items()}
+        return _class(tree.kind)(**fields)
     if isinstance(tree, tuple):
         return tuple(result_of(one, outputs) for one in tree)
     if isinstance(tree, list):
@@ -80,6 +85,15 @@ def _tensor(one: Input, given: Any, place: Place) -> None:
     if not place.holds(given) or given.layout is not torch.strided:
         where = given.device if given.layout is torch.strided else given.layout
         raise Misfit(f"device {where}", f"{one.name} is on {where}, it was compiled for {place.name}")
+
+
+@functools.cache
+def _class(kind: str) -> Any:
+    module, _, name = kind.partition(":")
+    try:
+        return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise Misfit("result", f"its result was a {kind}, which is not here: {error}") from error
 
 
 class _Dtypes(dict[str, torch.dtype]):

@@ -5,6 +5,8 @@ A fallback is said once for each reason, on the logger "kernels_hub".
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import threading
 import weakref
@@ -108,9 +110,9 @@ class Layer(ABC, Generic[S, B]):
         try:
             _check_surroundings(self.place.device)
             outputs = self._outputs(module, inputs_of(self.table, values, self.place))
+            return result_of(self.table.result, outputs)
         except Misfit as reason:
             return self.instead(module, values, reason)
-        return result_of(self.table.result, outputs)
 
     def _outputs(self, module: nn.Module, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         if self.gradient is not None and module.training and torch.is_grad_enabled():
@@ -201,9 +203,22 @@ class Layer(ABC, Generic[S, B]):
         """What the module's class computes."""
         named = dict(zip(self.table.arguments, values, strict=True))
         args = [named.pop(name) for name in self.table.positional]
-        args += named.pop(self.table.starred, ())
+        starred = named.pop(self.table.starred, ())
         named |= named.pop(self.table.named, {})
-        return type(module).forward(module, *args, **named)
+        keywords = _keywords(type(module))  # type: ignore[arg-type]  # a class can be hashed
+        if len(keywords) == len(args) and not starred:
+            named |= dict(zip(keywords, args, strict=True))
+            args = []
+        return type(module).forward(module, *args, *starred, **named)
+
+
+@functools.lru_cache(maxsize=1024)
+def _keywords(kind: type[nn.Module]) -> tuple[str, ...]:
+    """Names of a forward's arguments, if each may be given by its name: wrappers around it look for some by theirs."""
+    parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
+    if any(one.kind in {one.POSITIONAL_ONLY, one.VAR_POSITIONAL} for one in parameters):
+        return ()
+    return tuple(one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD)
 
 
 def _check_surroundings(device: str) -> None:

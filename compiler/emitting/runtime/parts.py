@@ -17,6 +17,14 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class Record:
+    """In a tree of results: an instance of a class that is made of named fields. kind: "module:class"."""
+
+    kind: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Input:
     """A tensor that a call brings. buffer: its place among the program's buffers. form: its shape, for messages."""
 

@@ -1,0 +1,129 @@
+"""The shipped mapping `compiled`: whole models of transformers as compiled graphs, with the results that they had."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels_hub import Mode, explain, kernelize, load_kernel_mapping, report, restore, use_kernel_mapping
+from kernels_hub.compiler import layer_store
+from kernels_hub.layer import compile_on_call
+
+transformers = pytest.importorskip("transformers", reason="needs the package transformers")
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+TEXT = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+}  # fmt: skip
+IMAGE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store of the test's own; compiled C++ is shared with all tests."""
+    monkeypatch.setattr(layer_store, "store_folder", lambda: tmp_path / "layers")
+    compile_on_call._forward_of.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def compiled() -> Iterator[None]:
+    with use_kernel_mapping(load_kernel_mapping("compiled"), inherit_mapping=False), torch.no_grad():
+        yield
+
+
+def model(name: str, config: Any) -> Any:
+    torch.manual_seed(0)
+    return getattr(transformers, name)(config).eval()
+
+
+def ids(batch: int, length: int) -> Tensor:
+    return torch.randint(0, 64, (batch, length), generator=torch.Generator().manual_seed(batch))
+
+
+def check(module: Any, **inputs: Any) -> Any:
+    """The kernelized model's result is the original's, of the same class. The result."""
+    ours = module(**inputs)
+    theirs = type(module).forward(module, **inputs)
+    assert type(ours) is type(theirs) and list(ours.keys()) == list(theirs.keys())
+    for one, other in zip(ours.to_tuple(), theirs.to_tuple(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
+    return ours
+
+
+def swapped(module: Any) -> Any:
+    (row,) = [one for one in report(module).rows if one.path == ""]
+    return row
+
+
+def test_bert():
+    module = model("BertModel", transformers.BertConfig(**TEXT))
+    assert any(
+        row.layer_name == "CompiledModel" for row in explain(module, mode=Mode.INFERENCE, device="cpu").rows
+    )
+    kernelize(module, mode=Mode.INFERENCE)
+    mask = torch.ones(2, 7, dtype=torch.int64)
+    mask[1, 4:] = 0
+    result = check(module, input_ids=ids(2, 7), attention_mask=mask)
+    assert swapped(module).swapped and str(swapped(module).repository).startswith("compiled")
+    assert result.pooler_output is result[1] and result.hidden_states is None
+    check(module, input_ids=ids(3, 11), attention_mask=torch.ones(3, 11, dtype=torch.int64))
+    restore(module)
+    assert "forward" not in vars(module)
+
+
+def test_llama_and_what_it_is_not_for(caplog: pytest.LogCaptureFixture):
+    """Calls with a cache, and for all hidden states, run the model's own forward on bundled layers."""
+    module = model("LlamaModel", transformers.LlamaConfig(**TEXT, num_key_value_heads=1, use_cache=False))
+    kernelize(module, mode=Mode.INFERENCE)
+    inputs = {"input_ids": ids(2, 9), "attention_mask": torch.ones(2, 9, dtype=torch.int64)}
+    check(module, **inputs)
+    assert swapped(module).swapped
+    with caplog.at_level(logging.WARNING, "kernels_hub"):
+        check(module, **inputs, output_hidden_states=True)
+        found = module(**inputs, use_cache=True)
+    assert found.past_key_values.get_seq_length() == 9
+    assert "runs the original forward" in caplog.text
+
+
+def test_images():
+    module = model("ResNetModel", transformers.ResNetConfig(**RESNET))
+    kernelize(module, mode=Mode.INFERENCE)
+    check(module, pixel_values=torch.randn(2, 3, 32, 32))
+    assert swapped(module).swapped
+
+
+def test_a_model_inside_of_a_model():
+    config = transformers.BertConfig(**TEXT, num_labels=3)
+    module = model("BertForSequenceClassification", config)
+    kernelize(module, mode=Mode.INFERENCE)
+    check(module, input_ids=ids(2, 5))
+    rows = {row.path: row for row in report(module).rows}
+    assert rows["bert"].swapped and rows["classifier"].layer_name == "Linear"
+
+
+def test_what_cannot_be_compiled_runs_on_the_other_layers(caplog: pytest.LogCaptureFixture):
+    config = transformers.MixtralConfig(
+        **TEXT, num_key_value_heads=1, num_local_experts=2, num_experts_per_tok=1, use_cache=False
+    )
+    module = model("MixtralModel", config)
+    kernelize(module, mode=Mode.INFERENCE)
+    with caplog.at_level(logging.WARNING, "kernels_hub"):
+        check(module, input_ids=ids(2, 6))
+    assert not swapped(module).swapped
+    assert "it cannot be compiled: graph CompiledModel has" in swapped(module).reason
+    assert swapped(module).reason.endswith(" more") and len(swapped(module).reason) < 900
+    assert any(row.swapped and row.layer_name == "RMSNorm" for row in report(module).rows)
+
+
+def test_training_is_the_default_mappings():
+    module = model("BertModel", transformers.BertConfig(**TEXT)).train()
+    kernelize(module, mode=Mode.TRAINING)
+    assert not swapped(module).swapped
