@@ -1,11 +1,10 @@
 """Whole models against eager PyTorch in the same run: `python -m benchmarks.models`.
 
 Each model runs eager, kernelized with the default mapping and with `compiled`, and (with --compile) through
-torch.compile, each in a process of its own. Beside the
-speed: the most that any kernels could gain in this dtype (all operations at the processor's peak, or all weights read
-once at the memory's speed, whichever takes longer, and nothing else taking time; PyTorch's counter leaves out the
-experts of a mixture), the largest difference from eager, the memory of packed weights, and the peak memory with and
-without `free_weights`.
+torch.compile, each in a process of its own. Beside the speed: the most that any kernels could gain in this dtype (all
+operations at the processor's peak, or all weights read once at the memory's speed, whichever takes longer, and nothing
+else taking time; PyTorch's counter leaves out the experts of a mixture), the largest difference from eager, the memory
+of packed weights, and the peak memory with and without `free_weights`.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def run(model: str, peer: str, free_weights: bool = False) -> Any:
 
 
 def _is_compiled(row: Any) -> bool:
-    return row.layer_name == "CompiledModel" and row.swapped
+    return bool(row.swapped) and row.layer_name == "CompiledModel"
 
 
 def accuracy(model: str) -> dict[str, float]:
