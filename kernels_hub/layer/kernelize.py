@@ -147,7 +147,16 @@ def settle(module: nn.Module, pending: Forward, forward: Forward | None, outcome
             del state["forward"]
         else:
             state["forward"] = KernelForward(forward, module)
+            _release_inside(module)
         state[RECORD_ATTRIBUTE] = replace(record, own=outcome)
+
+
+def _release_inside(module: nn.Module) -> None:
+    """Drop the packed weights of kernels that another one runs in place of; a call that needs them packs them again."""
+    for one in module.modules():
+        bound = one.__dict__.get("forward")
+        if one is not module and type(bound) is KernelForward and (weights := weights_protocol(bound.func)):
+            weights.release(one)
 
 
 def explain(model: nn.Module, *, mode: Mode, device: str | torch.device | Device | None = None) -> Report:

@@ -100,6 +100,21 @@ def test_images():
     assert swapped(module).swapped
 
 
+def test_weights_are_packed_once():
+    """The layers inside had theirs packed until the whole was compiled; a call that they run packs them again."""
+    sizes = TEXT | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+    module = model("BertModel", transformers.BertConfig(**sizes))
+    kernelize(module, mode=Mode.INFERENCE)
+    inside = [row for row in report(module).rows if row.path and row.packed_nbytes]
+    assert inside
+    inputs = {"input_ids": ids(2, 70), "attention_mask": torch.ones(2, 70, dtype=torch.int64)}
+    module(**inputs)
+    assert swapped(module).swapped
+    assert [row.path for row in report(module).rows if row.packed_nbytes] == [""]
+    check(module, **inputs, output_attentions=True)
+    assert any(row.path and row.packed_nbytes for row in report(module).rows)
+
+
 def test_a_model_inside_of_a_model():
     config = transformers.BertConfig(**TEXT, num_labels=3)
     module = model("BertForSequenceClassification", config)
