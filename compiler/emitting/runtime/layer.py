@@ -5,7 +5,6 @@ A fallback is said once for each reason, on the logger "kernels_hub".
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import threading
@@ -85,6 +84,7 @@ class Layer(ABC, Generic[S, B]):
         self._states: weakref.WeakKeyDictionary[nn.Module, S] = weakref.WeakKeyDictionary()
         self._bindings: OrderedDict[tuple[Shape, ...], B] = OrderedDict()
         self._constants: dict[int, torch.Tensor] | None = None
+        self._names: dict[type[nn.Module], tuple[str, ...]] = {}
         self._lock = threading.RLock()
         self.gradient: WithGradient | None = None
         """What runs where a gradient is asked for; None where the original does."""
@@ -130,6 +130,7 @@ class Layer(ABC, Generic[S, B]):
 
     def prepare(self, module: nn.Module) -> None:
         """Do now what the first call of a module would take long for. Raises Misfit."""
+        self._keywords(type(module))
         if module.training and self.gradient is not None:
             self.gradient.prepare(module)
         else:
@@ -192,6 +193,16 @@ class Layer(ABC, Generic[S, B]):
             self._constants = {buffer: arrays[name] for buffer, name in names.items()}
         return self._constants
 
+    def _keywords(self, kind: type[nn.Module]) -> tuple[str, ...]:
+        """Names of a forward's arguments, if each may be given by its name: wrappers around it look for some by theirs.
+
+        While torch.compile traces, those that are known; `prepare` makes them so.
+        """
+        found = self._names.get(kind)
+        if found is None and not torch.compiler.is_compiling():
+            found = self._names[kind] = _keywords_of(kind)
+        return found or ()
+
     def _without_original(self, module: nn.Module) -> str | None:
         """Why a module has no forward to fall back on; None where it has."""
         owner = next((one for one in type(module).__mro__ if "forward" in one.__dict__), nn.Module)
@@ -205,16 +216,14 @@ class Layer(ABC, Generic[S, B]):
         args = [named.pop(name) for name in self.table.positional]
         starred = named.pop(self.table.starred, ())
         named |= named.pop(self.table.named, {})
-        keywords = _keywords(type(module))  # type: ignore[arg-type]  # a class can be hashed
+        keywords = self._keywords(type(module))
         if len(keywords) == len(args) and not starred:
             named |= dict(zip(keywords, args, strict=True))
             args = []
         return type(module).forward(module, *args, *starred, **named)
 
 
-@functools.lru_cache(maxsize=1024)
-def _keywords(kind: type[nn.Module]) -> tuple[str, ...]:
-    """Names of a forward's arguments, if each may be given by its name: wrappers around it look for some by theirs."""
+def _keywords_of(kind: type[nn.Module]) -> tuple[str, ...]:
     parameters = list(inspect.signature(kind.forward).parameters.values())[1:]
     if any(one.kind in {one.POSITIONAL_ONLY, one.VAR_POSITIONAL} for one in parameters):
         return ()

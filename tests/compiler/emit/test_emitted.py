@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import os
 import pickle
@@ -460,6 +461,25 @@ def test_torch_compile_and_export_run_the_original(mlp: Emitted):
         expected = GatedMLP.forward(module, x)
         torch.testing.assert_close(torch.compile(module, backend="eager", fullgraph=True)(x), expected)
         torch.testing.assert_close(torch.func.vmap(module)(x[None])[0], expected)
+
+
+def test_the_original_is_called_by_the_names_of_its_arguments(mlp: Emitted, monkeypatch: pytest.MonkeyPatch):
+    """Wrappers around forwards, as transformers has them, look for some there; under torch.compile, too."""
+    forward = GatedMLP.forward
+    seen: list[tuple[int, list[str]]] = []
+
+    @functools.wraps(forward)
+    def wrapped(self: GatedMLP, *args: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append((len(args), list(kwargs)))
+        return forward(self, *args, **kwargs)
+
+    module, x = gated_mlp().module, torch.randn(1, 2, 64)
+    with swapped(module, mlp), torch.no_grad():
+        monkeypatch.setattr(GatedMLP, "forward", wrapped)
+        expected = forward(module, x)
+        torch.testing.assert_close(torch.func.vmap(module)(x[None])[0], expected)
+        torch.testing.assert_close(torch.compile(module, backend="eager", fullgraph=True)(x), expected)
+    assert seen == [(0, ["x"]), (0, ["x"])]
 
 
 def test_without_a_compiler(mlp: Emitted, tmp_path: Any):
