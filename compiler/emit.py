@@ -30,6 +30,7 @@ from kernels_hub.compiler.codegen.cpp import Program
 from kernels_hub.compiler.emitting import package
 from kernels_hub.compiler.emitting.ahead import Compiled, check_architectures, compile_ahead, sizes_of
 from kernels_hub.compiler.emitting.arrays import write_tensors
+from kernels_hub.compiler.emitting.caches import caches_as_trees
 from kernels_hub.compiler.emitting.card import GRAPH, Card, write_card
 from kernels_hub.compiler.emitting.check import Checked, check_emitted
 from kernels_hub.compiler.emitting.gradient import asked_inputs, with_training, write_training
@@ -78,6 +79,7 @@ class Emitted:
     interpreted: tuple[Interpreted, ...] = ()
 
 
+@caches_as_trees()
 def emit_layer(
     source: Any,
     *,
@@ -146,7 +148,10 @@ def emit_layer(
         raise CompilerError(
             f"there are no Triton kernels to compile for {', '.join(aot)}: {programs[0].without_triton}"
         )
-    trained = with_training(programs, asked) if training else "it was not asked for"
+    trained: Any = "it was not asked for"
+    if training:
+        cached = any(one.found.takes_caches for one in programs)
+        trained = "a cache is among the arguments" if cached else with_training(programs, asked)
     if not isinstance(trained, str):
         programs = trained.programs
     first = programs[0]

@@ -10,6 +10,8 @@ Found through the entry point "kernels_hub.layer_compilers" of the name "cpu".
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import shutil
 import time
@@ -17,7 +19,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from kernels_hub.compiler import layer_store
+from kernels_hub.compiler.emitting.caches import LENGTH_AXIS, caches_as_trees, length_hint
+from kernels_hub.compiler.emitting.runtime.caches import is_cache, pairs_of
 from kernels_hub.compiler.layer_key import call_key, compiler_digest, digest
 
 if TYPE_CHECKING:
@@ -38,17 +44,40 @@ class CpuCompiler:
         self, layer: CompiledLayer, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> str:
         """See `kernels_hub.repository.compiled.LayerCompiler`."""
-        return digest(layer.layer_name, layer.ranges, call_key(module, args, kwargs, layer.dims()))
+        with caches_as_trees():
+            return digest(layer.layer_name, layer.ranges, call_key(module, args, kwargs, layer.dims()))
+
+    def has_forms(self, cls: type[nn.Module]) -> bool:
+        """See `kernels_hub.repository.compiled.LayerCompiler`: whether it takes a cache, as transformers calls it."""
+        return "past_key_values" in inspect.signature(cls.forward).parameters
+
+    def form(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...] | None:
+        """See `kernels_hub.repository.compiled.LayerCompiler`.
+
+        With caches: how many layers hold something in each, and which sizes of tensors are 1, as they then are in the
+        program, too. None where a cache holds one token: torch.export would take its length for fixed.
+        """
+        values = (*args, *kwargs.values())
+        caches = [pairs_of(one) or () for one in values if is_cache(one)]
+        if any(keys.shape[LENGTH_AXIS] < _LEAST for pairs in caches for keys, _ in pairs[:1]):
+            return None
+        ones = [
+            sum(1 << axis for axis, size in enumerate(one.shape) if size == 1)
+            for one in values
+            if caches and isinstance(one, torch.Tensor)
+        ]
+        return (*map(len, caches), *ones)
 
     def repository(self, wanted: Wanted, key: str) -> Path:
         """See `kernels_hub.repository.compiled.LayerCompiler`. Raises as `emit_layer` does."""
         if (known := layer_store.of_call(key)) is not None:
             return known
-        example = _example(wanted)
-        name = _graph_key(wanted.layer, example)
-        folder = layer_store.of_graph(name) or layer_store.made(
-            name, lambda out: _emit(wanted.layer, example, out)
-        )
+        with caches_as_trees():
+            example = _example(wanted)
+            name = _graph_key(wanted.layer, example)
+            folder = layer_store.of_graph(name) or layer_store.made(
+                name, lambda out: _emit(wanted.layer, example, out)
+            )
         layer_store.note_call(key, folder)
         return folder
 
@@ -58,10 +87,13 @@ COMPILER = CpuCompiler()
 
 def _example(wanted: Wanted) -> Example:
     """The call as torch.export is to see it."""
+    from torch.utils import _pytree as pytree
+
     from kernels_hub.compiler.emitting.source import Example, resized
     from kernels_hub.compiler.importers.torch_sizes import input_symbols
 
-    dims, module, args, kwargs = wanted.layer.dims(), wanted.module, wanted.args, wanted.kwargs
+    dims, module = wanted.layer.dims(), wanted.module
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _plain, (wanted.args, dict(wanted.kwargs)))
     if isinstance(dims, bool):
         return Example(module, args, kwargs, _free(module, args, kwargs) if dims else None)
     example = Example(module, args, kwargs, _with_dims(dims, wanted.layer))
@@ -75,6 +107,11 @@ def _example(wanted: Wanted) -> Example:
     return resized(example, small) if small else example
 
 
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """What a cache holds was made in inference mode, often."""
+    return tensor.detach().clone() if tensor.is_inference() else tensor
+
+
 def _leaves(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
     from torch.utils import _pytree as pytree
 
@@ -85,23 +122,26 @@ def _leaves(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 def _free(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Every size left to torch.export, which finds out which of them are fixed."""
-    import torch
     from torch.utils import _pytree as pytree
 
     from kernels_hub.compiler.importers.torch_trace import arguments_of
 
-    def free(leaf: Any) -> Any:
+    length = length_hint()
+
+    def free(leaf: Any, *, cached: bool) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return None
-        return {axis: torch.export.Dim.AUTO for axis, size in enumerate(leaf.shape) if size >= _LEAST}
+        sizes = {axis: torch.export.Dim.AUTO for axis, size in enumerate(leaf.shape) if size >= _LEAST}
+        return sizes | {axis: length for axis in sizes if cached and axis == LENGTH_AXIS}
 
-    return {name: pytree.tree_map(free, value) for name, value in arguments_of(module, args, kwargs)}
+    return {
+        name: pytree.tree_map(functools.partial(free, cached=is_cache(value)), value)
+        for name, value in arguments_of(module, args, kwargs)
+    }
 
 
 def _with_dims(spec: Any, layer: CompiledLayer) -> Any:
     """`CompiledLayer.dims()` with torch's dims in the places of names."""
-    import torch
-
     ranges = {name: (low, high) for name, low, high in layer.ranges}
     dims: dict[str, Any] = {}
 
@@ -120,8 +160,6 @@ def _with_dims(spec: Any, layer: CompiledLayer) -> Any:
 
 def _graph_key(layer: CompiledLayer, example: Example) -> str:
     """Of the graph's text, how calls map to it, what it depends on in the module, and this compiler."""
-    import torch
-
     from kernels_hub import __version__
     from kernels_hub.compiler.emitting.recorded import recorded
     from kernels_hub.compiler.emitting.source import evaluating, from_module
@@ -132,7 +170,7 @@ def _graph_key(layer: CompiledLayer, example: Example) -> str:
         modules = recorded(example)
     return digest(
         layer.layer_name, layer.ranges, print_graph(source.graph, data=True), modules, str(source.signature),
-        source.arguments, source.result, sorted(source.aliases.items()), sorted(source.constants),
+        source.arguments, source.result, source.changed, sorted(source.aliases.items()), sorted(source.constants),
         sorted((name, str(source.arrays[name])) for name in source.constants),
         __version__, compiler_digest(), torch.__version__,
     )  # fmt: skip

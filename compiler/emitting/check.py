@@ -28,6 +28,8 @@ from kernels_hub.compiler.binding import bind_shapes
 from kernels_hub.compiler.codegen.toolchain import machine_isas
 from kernels_hub.compiler.emitting.prebuilding import Prebuilt, copy_alone
 from kernels_hub.compiler.emitting.programs import dtype_name
+from kernels_hub.compiler.emitting.runtime.caches import pairs_of
+from kernels_hub.compiler.emitting.runtime.parts import Cache, Record, Tensor
 from kernels_hub.compiler.emitting.source import Example, Source, evaluating, resized
 from kernels_hub.compiler.errors import BuildError, CompilerError, EngineError
 from kernels_hub.compiler.importers.torch_export import array_of
@@ -110,25 +112,28 @@ def _checked(kernel: Any, layer: str, source: Source, *, benchmark: bool, severa
         example = _example(source, module, sizes, seed)
 
         def compiled(example: Example = example) -> Any:
+            args, kwargs = example.call()
             with torch.no_grad():
-                return forward(module, *example.args, **example.kwargs)
+                return forward(module, *args, **kwargs), args, kwargs
 
-        result = compiled()
+        found = compiled()
         _require(program, layer)
         original = None
         if source.example is not None:
             try:
-                expected = example.run()
+                args, kwargs = example.call()
+                with torch.no_grad():
+                    expected = module(*args, **kwargs), args, kwargs
             except Exception as error:
                 raise CompilerError(
                     f"{layer}: the original raised {type(error).__name__} for {_shown(sizes)}, which the declared "
                     f"dims allow: {error}; give the dims the range that it takes"
                 ) from error
-            original = _compared(result, expected, layer, sizes, "the original module")
+            original = _compared(found, expected, layer, sizes, "the original module")
         oracle = None
         if patient:
             started = time.monotonic()
-            oracle = _compared(result, _judged(source, example), layer, sizes, "the oracle")
+            oracle = _compared(_outputs(source, *found), _judged(source, example), layer, sizes, "the oracle")
             patient = time.monotonic() - started < _ORACLE_S
         eager_ms, compiled_ms, ratio = (
             _timed(example.run, compiled) if benchmark and original is not None else (None, None, None)
@@ -148,7 +153,8 @@ def _check_prebuilt(
         module = source.example.module if source.example is not None else kernel.load()
         sizes = _sizes(source)[0]
         example = _example(source, module, sizes, 0)
-        bound = inspect.signature(forward).bind(module, *example.args, **example.kwargs)
+        args, kwargs = example.call()
+        bound = inspect.signature(forward).bind(module, *args, **kwargs)
         bound.apply_defaults()
         (row,) = (found for found in built if found.program == one.table.source)
         with tempfile.TemporaryDirectory() as alone, torch.no_grad():
@@ -158,7 +164,8 @@ def _check_prebuilt(
             other = type(one)(one.table, Path(alone), one.shipped)
             result = other.call(*bound.arguments.values())
             _require(other, layer)
-            expected = pytree.tree_leaves(forward(module, *example.args, **example.kwargs))
+            args, kwargs = example.call()
+            expected = pytree.tree_leaves(forward(module, *args, **kwargs))
         _compared(result, expected, layer, sizes, f"what is built here, in its {row.isa} code")
 
 
@@ -272,6 +279,36 @@ def _judged(source: Source, example: Example) -> list[torch.Tensor]:
     inputs = {name: array_of(named[name]) for name in source.graph.inputs}
     weights = {name: held() if callable(held) else held for name, held in source.arrays.items()}
     return [_tensor(one) for one in evaluate(source.graph, inputs, weights=weights).values()]
+
+
+def _outputs(
+    source: Source, result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """The outputs of the graph, of a call's result and of what it left in the caches among its arguments."""
+    found: dict[int, torch.Tensor] = {}
+    _collect(source.result, result, found)
+    if source.changed:
+        bound = source.signature.bind(*args, **kwargs).arguments
+        for name, of in source.changed.items():
+            pairs = pairs_of(bound[name]) or []
+            _collect(list(of.values()), [pairs[place] for place in of], found)
+    return [found[place] for place in sorted(found)]
+
+
+def _collect(tree: Any, value: Any, found: dict[int, torch.Tensor]) -> None:
+    if isinstance(tree, Tensor):
+        found[tree.place] = value
+    elif isinstance(tree, Record):
+        for name, one in tree.fields.items():
+            _collect(one, getattr(value, name), found)
+    elif isinstance(tree, Cache):
+        _collect(list(tree.pairs), pairs_of(value), found)
+    elif isinstance(tree, dict):
+        for name, one in tree.items():
+            _collect(one, value[name], found)
+    elif isinstance(tree, (tuple, list)):
+        for one, inner in zip(tree, value, strict=True):
+            _collect(one, inner, found)
 
 
 def _compared(result: Any, expected: Any, layer: str, sizes: Mapping[str, int], what: str) -> float:

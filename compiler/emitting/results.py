@@ -7,7 +7,7 @@ import functools
 import sys
 from typing import Any
 
-from kernels_hub.compiler.emitting.runtime.parts import Record, Tensor
+from kernels_hub.compiler.emitting.runtime.parts import Argument, Cache, Record, Tensor
 from kernels_hub.compiler.errors import ImportFailure
 
 
@@ -20,7 +20,7 @@ def result_tree(tree: Any) -> Any:
         return type(tree)(result_tree(one) for one in tree)
     if type(tree) is dict:
         return {name: result_tree(one) for name, one in tree.items()}
-    if isinstance(tree, (Tensor, bool, int, float, str, type(None))):
+    if isinstance(tree, (Tensor, Argument, Cache, bool, int, float, str, type(None))):
         return tree
     if (fields := _fields(tree)) is not None:
         kind = type(tree)

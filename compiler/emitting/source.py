@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,11 +19,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from kernels_hub.compiler.emitting.results import result_tree
-from kernels_hub.compiler.emitting.runtime.parts import Tensor
+from kernels_hub.compiler.emitting.caches import fresh
+from kernels_hub.compiler.emitting.runtime.caches import is_cache, pairs_of
+from kernels_hub.compiler.emitting.runtime.parts import Cache, Tensor
+from kernels_hub.compiler.emitting.traced_forward import traced_forward
 from kernels_hub.compiler.errors import CompilerError, ImportFailure
 from kernels_hub.compiler.importers.onnx import import_onnx_program
-from kernels_hub.compiler.importers.torch_export import TorchProgram, import_torch_program
+from kernels_hub.compiler.importers.torch_export import import_torch_program
 from kernels_hub.compiler.importers.torch_sizes import input_symbols
 from kernels_hub.compiler.importers.torch_trace import arguments_of, paths_of
 from kernels_hub.compiler.ir.graph import Graph
@@ -41,8 +44,14 @@ class Example:
 
     def run(self) -> Any:
         """The module's result."""
+        args, kwargs = self.call()
         with torch.no_grad():
-            return self.module(*self.args, **self.kwargs)
+            return self.module(*args, **kwargs)
+
+    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of one call, which may change caches among them."""
+        args, kwargs = fresh((self.args, dict(self.kwargs)))
+        return args, kwargs
 
 
 @dataclass(frozen=True)
@@ -50,18 +59,24 @@ class Source:
     """A graph, and how a call of the layer maps to it. `example`: None of an ONNX file, which has `arrays` instead.
 
     graph: its parameters have no arrays. arguments, result: trees with a Tensor for each input, or output, of the
-    graph. aliases: parameter -> other names of the same tensor.
+    graph. changed: see `Table`. aliases: parameter -> other names of the same tensor.
     """
 
     graph: Graph
     signature: inspect.Signature
     arguments: Mapping[str, Any]
     result: Any
+    changed: Mapping[str, Mapping[int, tuple[Tensor, Tensor]]] = field(default_factory=dict)
     example: Example | None = None
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     arrays: Mapping[str, Any] = field(default_factory=dict)
     constants: frozenset[str] = frozenset()
     """Parameters of the graph that no other module has: tensors that tracing found in the code."""
+
+    @property
+    def takes_caches(self) -> bool:
+        """Whether arguments are key-value caches, which a call changes."""
+        return any(isinstance(one, Cache) for one in self.arguments.values())
 
     def arguments_of(self, *kinds: inspect._ParameterKind) -> tuple[str, ...]:
         """Names of the arguments of some kinds."""
@@ -71,19 +86,24 @@ class Source:
 def from_module(example: Example, name: str) -> Source:
     """Trace a module. Raises ImportFailure with all that cannot be imported."""
     module = example.module
+    signature = _signature(module)
+    _arguments(
+        example, signature, defaultdict(lambda: Tensor(0))
+    )  # before any is traced with, which may change it
     given, shapes = _exposed(example)
-    with _forward_of(module, given, example), warnings.catch_warnings():
+    with traced_forward(module, given, example.args, example.kwargs) as outcome, warnings.catch_warnings():
         # torch.export, of its own copies.
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         program = import_torch_program(module, (), given, dynamic_shapes=shapes, name=name)
     graph = program.graph
     names, constants = _aliases(module, graph), _constants(module, graph)
-    signature = _signature(module)
-    arguments = _arguments(example, signature, graph)
-    result = _result(program)
+    arguments = _arguments(
+        example, signature, {path: Tensor(place) for place, path in enumerate(graph.inputs)}
+    )
+    result, changed = outcome.of(program)
     arrays = dict(graph.weights)
     graph.weights.clear()
-    return Source(graph, signature, arguments, result, example, names, arrays, constants)
+    return Source(graph, signature, arguments, result, changed, example, names, arrays, constants)
 
 
 def from_onnx(path: Path, name: str, dims: Mapping[str, Any] | None = None) -> Source:
@@ -246,33 +266,6 @@ def _exposed(example: Example) -> tuple[dict[str, Any], dict[str, Any] | None]:
     return given, {name: flat.get(name) for name in given}
 
 
-@contextmanager
-def _forward_of(module: nn.Module, given: Mapping[str, Any], example: Example) -> Iterator[None]:
-    """While it is open, the module's forward takes these arguments alone; all others are what they are in the example.
-
-    torch.export does not take dynamic shapes for a forward with **kwargs whose arguments are no tensors.
-    """
-    bound = [name for name, _ in arguments_of(module, example.args, example.kwargs)]
-    count = len(example.args)
-    if "forward" in vars(module):
-        raise CompilerError(
-            f"the forward of this {type(module).__name__} was replaced; restore the model first"
-        )
-
-    def forward(**tensors: Any) -> Any:
-        values = {**dict(zip(bound, (*example.args, *example.kwargs.values()), strict=True)), **tensors}
-        args = [values[name] for name in bound[:count]]
-        return type(module).forward(module, *args, **{name: values[name] for name in bound[count:]})
-
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in given])  # type: ignore[attr-defined]
-    object.__setattr__(module, "forward", forward)
-    try:
-        yield
-    finally:
-        object.__delattr__(module, "forward")
-
-
 def _signature(module: nn.Module) -> inspect.Signature:
     """Of its class's forward, without self and annotations. Raises ImportFailure for defaults that are no literals."""
     signature = inspect.signature(type(module).forward)
@@ -292,14 +285,18 @@ def _is_literal(value: Any) -> bool:
     return type(value) in _LITERALS
 
 
-def _arguments(example: Example, signature: inspect.Signature, graph: Graph) -> dict[str, Any]:
+def _arguments(
+    example: Example, signature: inspect.Signature, places: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """Raises ImportFailure for arguments that tables cannot state."""
     bound = signature.bind(*example.args, **example.kwargs)
     bound.apply_defaults()
-    places = {path: Tensor(number) for number, path in enumerate(graph.inputs)}
     found: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         kind = signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_POSITIONAL:
+        if is_cache(value):
+            found[name] = _cache(value, name, places)
+        elif kind is inspect.Parameter.VAR_POSITIONAL:
             found[name] = tuple(_tree(one, f"{name}_{place}", places) for place, one in enumerate(value))
         elif kind is inspect.Parameter.VAR_KEYWORD:
             found[name] = {key: _tree(one, key, places) for key, one in value.items()}
@@ -319,14 +316,14 @@ def _tree(value: Any, path: str, places: Mapping[str, Tensor]) -> Any:
         return value
     raise ImportFailure(
         f"argument {path} is a {type(value).__name__}; "
-        "a layer is compiled for tensors, literals, tuples, lists and dicts"
+        "a layer is compiled for tensors, literals, tuples, lists and dicts, and for arguments that are a DynamicCache "
+        "of transformers"
     )
 
 
-def _result(program: TorchProgram) -> Any:
-    places = {name: Tensor(number) for number, name in enumerate(program.graph.outputs)}
-    leaves = [places[one] if kind == "output" else one for kind, one in program.outputs]
-    return result_tree(pytree.tree_unflatten(leaves, program.out_spec))
+def _cache(value: Any, path: str, places: Mapping[str, Tensor]) -> Cache:
+    count = len(pairs_of(value) or ())
+    return Cache(tuple((places[f"{path}.{one}.0"], places[f"{path}.{one}.1"]) for one in range(count)))
 
 
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -21,7 +21,9 @@ from kernels_hub.compiler.ir.op import show
 from kernels_hub.compiler.schedule.kernel import Buffer, Load, Role, Schedule, statements
 from kernels_hub.compiler.schedule.memory import spans as spans_of
 
-_WIDTH = 108
+_PARTS = (
+    "Argument", "Cache", "Input", "Module", "Output", "Record", "Scratch", "Table", "Tensor", "Weight",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ def write_table(parts: Parts) -> str:
         "starred": _literal(starred),
         "named": _literal(named),
         "result": _literal(source.result),
+        "changed": _literal(source.changed),
         "inputs": _lines("()", (
             f"Input({_literal(name)}, {_literal(one.dtype.name)}, {_literal(show(one.shape))}, {places[one]})"
             for name, one in inputs
@@ -124,13 +127,7 @@ def write_table(parts: Parts) -> str:
         "scratch_bytes": "scratch_bytes",
     }  # fmt: skip
     body = "".join(f"    {name}={text},\n" for name, text in fields.items())
-    used = sorted(
-        {
-            one
-            for one in ("Input", "Module", "Output", "Record", "Scratch", "Table", "Tensor", "Weight")
-            if f"{one}(" in body + "Table("
-        }
-    )
+    used = sorted({one for one in _PARTS if f"{one}(" in body + "Table("})
     sizes, count = names.unpacked, len(parts.program.steps)
     return "\n".join([
         f'"""How {parts.program_file} is called: {len(places)} buffers, {count} kernels. Generated."""',

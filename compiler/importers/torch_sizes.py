@@ -104,9 +104,19 @@ def _collect(value: Any, spec: Any, path: str, found: dict[str, list[Any]]) -> N
     elif isinstance(value, Mapping) and isinstance(spec, Mapping):
         for key, item in value.items():
             _collect(item, spec.get(key), f"{path}.{key}", found)
-    elif isinstance(value, (list, tuple)) and isinstance(spec, (list, tuple)):
-        for place, (item, inner) in enumerate(zip(value, spec, strict=False)):
+    elif isinstance(spec, (list, tuple)):
+        for place, (item, inner) in enumerate(zip(_children(value), spec, strict=False)):
             _collect(item, inner, f"{path}.{place}", found)
+
+
+def _children(value: Any) -> Sequence[Any]:
+    """Of a tree: of a list or a tuple, or of what torch's pytree takes for one."""
+    from torch.utils import _pytree as pytree
+
+    if isinstance(value, (list, tuple)):
+        return value
+    children: list[Any] = pytree.tree_leaves(value, is_leaf=lambda one: one is not value)
+    return children
 
 
 def _name_of(dim: Any) -> str | None:

@@ -276,8 +276,11 @@ def weights_protocol(forward: Forward) -> Any | None:
 
     A kernel that keeps packed copies of weights exports a module `weights` with the functions
     `prepare(module)`, `packed_nbytes(module)`, `free_originals(module)`, `restore_originals(module)`
-    and `release(module)`, which restores and drops the copies.
+    and `release(module)`, which restores and drops the copies. A forward that stands for several kernels has them in
+    `kernel_weights`.
     """
+    if (own := getattr(forward, "kernel_weights", None)) is not None:
+        return own
     package = sys.modules.get(getattr(forward, "__module__", "").partition(".")[0])
     weights = getattr(package, "weights", None)
     return weights if hasattr(weights, "packed_nbytes") else None

@@ -3,6 +3,9 @@
     bound by kernelize -> first call: its key -> known, or compiled of a copy -> load -> bind in its place
                                               -> else the original forward, and the reason in the record
 
+Where calls come in several forms (a cache of keys and values is empty, then full), each is compiled at its first call,
+and all stay behind this forward.
+
 One thread compiles; calls that come meanwhile run the original forward. Nothing of this model's, or of another's, is
 changed by it but the forward and the record of the module that was called.
 """
@@ -48,8 +51,15 @@ _TOLD = 4
 _ENOUGH = 2
 """Modules of a class that fail for one reason before the others are believed to fail for it, too."""
 
+_MOST_FORMS = 4
+"""Forms of calls of a module that are compiled; others run the original forward."""
+
 _ONE = threading.Lock()
 """Held while something is compiled: torch.export is not for several threads."""
+
+
+Form = tuple[int, ...]
+"""See `LayerCompiler.form`."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +77,11 @@ class CompileOnCall:
 
     def __init__(self, layer: CompiledLayer, backend: str, cls: type[nn.Module]) -> None:
         self.layer, self.backend, self.cls = layer, backend, cls
+        self.kernel_weights = _Weights(self)
+        """See `weights_protocol`."""
         self._known: dict[str, _Known] = {}
         self._failures: list[str] = []
-        self._modules: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
+        self._modules: weakref.WeakKeyDictionary[nn.Module, dict[Form, _Known]] = weakref.WeakKeyDictionary()
         self._strict: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.__signature__ = inspect.signature(cls.forward)
 
@@ -79,14 +91,17 @@ class CompileOnCall:
 
         if torch.compiler.is_compiling():
             return self.cls.forward(module, *args, **kwargs)
-        known = self._modules.get(module)
-        if known is None and _is_plain_call(args, kwargs):
-            known = self._decide(module, args, kwargs)
+        form = self._form(args, kwargs) if self._has_forms else ()
+        forms = self._modules.get(module, {})
+        known = forms.get(form) if form is not None else None
+        if known is None and form is not None and len(forms) < _MOST_FORMS and _is_plain_call(args, kwargs):
+            known = self._decide(module, form, args, kwargs)
         forward = self.cls.forward if known is None or known.forward is None else known.forward
         return forward(module, *args, **kwargs)
 
     def begin(self, module: nn.Module, *, strict: bool) -> None:
         """Decide anew at the module's next call. strict: raise there, where it cannot be compiled."""
+        self.kernel_weights.release(module)
         self._modules.pop(module, None)
         self._known = {key: one for key, one in self._known.items() if one.forward is not None}
         self._failures = []
@@ -94,10 +109,30 @@ class CompileOnCall:
 
     def decided(self, module: nn.Module, own: Outcome) -> tuple[Forward | None, Outcome] | None:
         """The forward of a module that was called, and its outcome; None where none was."""
-        known = self._modules.get(module)
-        return None if known is None else (known.forward, _outcome(known, own))
+        forms = self._modules.get(module)
+        if not forms:
+            return None
+        known = next((one for one in forms.values() if one.forward is not None), [*forms.values()][-1])
+        return (self if self._has_forms and known.forward else known.forward), _outcome(known, own)
 
-    def _decide(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Known | None:
+    def forwards(self, module: nn.Module) -> list[Forward]:
+        """The compiled layers that a module's calls run on."""
+        return [one.forward for one in self._modules.get(module, {}).values() if one.forward is not None]
+
+    @functools.cached_property
+    def _form(self) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Form | None]:
+        compiler = layer_compiler(self.backend)
+        assert compiler is not None  # asked of classes that have forms, which a compiler says
+        return compiler.form
+
+    @functools.cached_property
+    def _has_forms(self) -> bool:
+        compiler = layer_compiler(self.backend)
+        return compiler is not None and compiler.has_forms(self.cls)
+
+    def _decide(
+        self, module: nn.Module, form: Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> _Known | None:
         if not _ONE.acquire(blocking=False):
             return None
         known = _in_a_thread(lambda: self._find(module, args, kwargs), _ONE)
@@ -105,12 +140,14 @@ class CompileOnCall:
             raise KernelImportError(
                 f"{object_name(self.cls)}: {self.layer} cannot be compiled: {known.reason}"
             )
-        self._modules[module] = known
+        others = self.forwards(module)
+        self._modules.setdefault(module, {})[form] = known
         record = record_of(module)
-        if record is not None and record.own is not None:
+        if record is not None and record.own is not None and (known.forward is not None or not others):
             from kernels_hub.layer.kernelize import settle
 
-            settle(module, self, known.forward, _outcome(known, record.own))
+            forward = self if self._has_forms and known.forward is not None else known.forward
+            settle(module, self, forward, _outcome(known, record.own))
         return known
 
     def _find(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Known:
@@ -163,6 +200,35 @@ class CompileOnCall:
             logger.warning("%s keeps its original forward: %s", object_name(self.cls), known.reason)
         self._failures.append(reason)
         return known
+
+
+class _Weights:
+    """The weights protocol over all compiled layers that a module's calls run on."""
+
+    def __init__(self, of: CompileOnCall) -> None:
+        self._of = of
+
+    def prepare(self, module: nn.Module) -> None:
+        """Nothing: a layer packs a module's weights when it is compiled."""
+
+    def packed_nbytes(self, module: nn.Module) -> int:
+        """Bytes held for a module beyond its own weights."""
+        return sum(one.packed_nbytes(module) for one in self._each(module))
+
+    def free_originals(self, module: nn.Module) -> None:
+        """Nothing: calls of other forms need them."""
+
+    def restore_originals(self, module: nn.Module) -> None:
+        """Nothing: none was freed."""
+
+    def release(self, module: nn.Module) -> None:
+        """Drop the copies."""
+        for one in self._each(module):
+            one.release(module)
+
+    def _each(self, module: nn.Module) -> list[Any]:
+        found = [weights_protocol(one) for one in self._of.forwards(module)]
+        return [one for one in found if one is not None]
 
 
 @dataclass(frozen=True)
@@ -228,10 +294,15 @@ def _wanted(
 _NO_KERNEL = object()
 
 
+def program_of(forward: Forward) -> Any | None:
+    """The object that runs a compiled layer's calls, and says what it fell back for; None where its kind has none."""
+    package = sys.modules.get(getattr(forward, "__module__", "").partition(".")[0])
+    return getattr(getattr(package, "program", None), "LAYER", None)
+
+
 def _refusal(forward: Forward, module: nn.Module) -> str | None:
     """Why a compiled layer took none of a module's weights; None where it did, or where its kind does not say."""
-    package = sys.modules.get(getattr(forward, "__module__", "").partition(".")[0])
-    layer = getattr(getattr(package, "program", None), "LAYER", None)
+    layer = program_of(forward)
     if layer is None or layer.known(module) is not None:
         return None
     return "; ".join(layer.fallbacks.values()) or "its program does not take this module"

@@ -1,7 +1,7 @@
 """A layer that is compiled where it runs: what is to be done, and who does it.
 
 `CompiledLayer` is a value like every reference. The compiler is found among the entry points of the group
-"kernels_hub.layer_compilers": the name is a device type, the value an object with the two methods of `LayerCompiler`.
+"kernels_hub.layer_compilers": the name is a device type, the value an object with the methods of `LayerCompiler`.
 """
 
 from __future__ import annotations
@@ -112,6 +112,15 @@ class LayerCompiler(Protocol):
         self, layer: CompiledLayer, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> str:
         """A digest of all that decides what the layer is compiled to. Takes milliseconds, changes nothing."""
+
+    def has_forms(self, cls: type[nn.Module]) -> bool:
+        """Whether calls of a class's modules may come in several forms, each of which wants a layer of its own."""
+
+    def form(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...] | None:
+        """The form of a call, () of most; None of one that is not to be compiled, but does not decide anything.
+
+        Asked at every call of a class that has forms: takes microseconds.
+        """
 
     def repository(self, wanted: Wanted, key: str) -> Path:
         """A folder of a layer repository that has the layer; compiled now where it is not known yet.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import Parameter
 
+from .caches import is_cache, leave, new_cache, pairs_of
 from .errors import Misfit
-from .parts import Input, Record, Table, Tensor
+from .parts import Argument, Cache, Input, Record, Table, Tensor
 
 
 @dataclass(frozen=True)
@@ -42,26 +43,53 @@ def inputs_of(table: Table, values: tuple[Any, ...], place: Place) -> list[torch
     ]
 
 
-def result_of(tree: Any, outputs: list[torch.Tensor]) -> Any:
-    """The result, with the outputs in their places. Raises Misfit where a class of it is not here."""
+def returned(table: Table, values: Sequence[Any], outputs: list[torch.Tensor]) -> Any:
+    """What a call returns; the caches among its values hold the outputs that are theirs.
+
+    Raises Misfit where a class of it is not here; caches are as they were, then.
+    """
+    if not table.changed:
+        return result_of(table.result, outputs)
+    named = dict(zip(table.arguments, values, strict=True))
+    result = result_of(table.result, outputs, named)
+    for name, pairs in table.changed.items():
+        leave(named[name], _filled(pairs, outputs))
+    return result
+
+
+def result_of(tree: Any, outputs: list[torch.Tensor], values: Mapping[str, Any] | None = None) -> Any:
+    """A tree with the outputs, and the values of arguments, in their places. Raises Misfit as `returned`."""
     if type(tree) is Tensor:
         return outputs[tree.place]
     if type(tree) is Record:
-        fields = {name: result_of(one, outputs) for name, one in tree.fields.items()}
+        fields = {name: result_of(one, outputs, values) for name, one in tree.fields.items()}
         return _class(tree.kind)(**fields)
+    if type(tree) is Argument:
+        return (values or {})[tree.name]
+    if type(tree) is Cache:
+        return new_cache(_filled(dict(enumerate(tree.pairs)), outputs))
     if isinstance(tree, tuple):
-        return tuple(result_of(one, outputs) for one in tree)
+        return tuple(result_of(one, outputs, values) for one in tree)
     if isinstance(tree, list):
-        return [result_of(one, outputs) for one in tree]
+        return [result_of(one, outputs, values) for one in tree]
     if isinstance(tree, dict):
-        return {name: result_of(one, outputs) for name, one in tree.items()}
+        return {name: result_of(one, outputs, values) for name, one in tree.items()}
     return tree
+
+
+def _filled(
+    pairs: Mapping[int, tuple[Tensor, Tensor]], outputs: list[torch.Tensor]
+) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    return {one: (outputs[keys.place], outputs[values.place]) for one, (keys, values) in pairs.items()}
 
 
 def _match(path: str, expected: Any, given: Any, table: Table, found: list[Any], place: Place) -> None:
     if type(expected) is Tensor:
         _tensor(table.inputs[expected.place], given, place)
         found[expected.place] = given
+        return
+    if type(expected) is Cache:
+        _cache(path, expected, given, table, found, place)
         return
     same = type(given) is type(expected)
     if isinstance(expected, (tuple, list)) and same and len(given) == len(expected):
@@ -74,6 +102,19 @@ def _match(path: str, expected: Any, given: Any, table: Table, found: list[Any],
         raise Misfit(
             f"argument {path}", f"{path} is {_shown(given)}, it was compiled with {_shown(expected)}"
         )
+
+
+def _cache(path: str, expected: Cache, given: Any, table: Table, found: list[Any], place: Place) -> None:
+    pairs = pairs_of(given) if is_cache(given) else None
+    if pairs is None or len(pairs) != len(expected.pairs):
+        held = "another kind of cache" if pairs is None else f"a cache of {len(pairs)} layers"
+        held = held if is_cache(given) else _shown(given)
+        wanted = f"a cache of {len(expected.pairs)} layers" if expected.pairs else "an empty cache"
+        raise Misfit(f"argument {path}", f"{path} is {held}, it was compiled with {wanted}")
+    for two, ours in zip(expected.pairs, pairs, strict=True):
+        for one, tensor in zip(two, ours, strict=True):
+            _tensor(table.inputs[one.place], tensor, place)
+            found[one.place] = tensor
 
 
 def _tensor(one: Input, given: Any, place: Place) -> None:

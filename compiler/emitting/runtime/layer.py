@@ -20,7 +20,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from .arena import Interval, pack
-from .arguments import Place, dtype_of, inputs_of, result_of
+from .arguments import Place, dtype_of, inputs_of, returned
 from .arrays import read_tensors
 from .errors import Misfit, NoOriginalError
 from .parts import Shape, Table
@@ -110,7 +110,7 @@ class Layer(ABC, Generic[S, B]):
         try:
             _check_surroundings(self.place.device)
             outputs = self._outputs(module, inputs_of(self.table, values, self.place))
-            return result_of(self.table.result, outputs)
+            return returned(self.table, values, outputs)
         except Misfit as reason:
             return self.instead(module, values, reason)
 

@@ -25,6 +25,20 @@ class Record:
 
 
 @dataclass(frozen=True)
+class Cache:
+    """A key-value cache. pairs: of each layer that holds something, its keys and values."""
+
+    pairs: tuple[tuple[Tensor, Tensor], ...]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """In a tree of results: the very object that the argument of that name is."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class Input:
     """A tensor that a call brings. buffer: its place among the program's buffers. form: its shape, for messages."""
 
@@ -89,7 +103,7 @@ class Table:
     source: str
     """The program's file."""
     arguments: Mapping[str, Any]
-    """Argument -> what it was in the example: a Tensor, a literal, or tuples, lists and dicts of those."""
+    """Argument -> what it was in the example: a Tensor, a literal, a Cache, or tuples, lists and dicts of those."""
     positional: tuple[str, ...]
     """Arguments that the original forward takes by position, in order."""
     starred: str
@@ -97,6 +111,9 @@ class Table:
     named: str
     """The name of **kwargs."""
     result: Any
+    """A tree with a Tensor for each output, or part of it."""
+    changed: Mapping[str, Mapping[int, tuple[Tensor, Tensor]]]
+    """Argument -> layer of the cache that it is -> outputs that it holds after a call: keys and values."""
     inputs: tuple[Input, ...]
     weights: tuple[Weight, ...]
     constants: Mapping[int, str]

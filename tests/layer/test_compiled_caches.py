@@ -1,0 +1,186 @@
+"""Models with a cache of keys and values through the mapping `compiled`: the tokens, and the cache, of the original."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from kernels_hub import Mode, kernelize, load_kernel_mapping, report, restore, use_kernel_mapping
+from kernels_hub.compiler import layer_store
+from kernels_hub.layer import compile_on_call
+
+transformers = pytest.importorskip("transformers", reason="needs the package transformers")
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store of the test's own; compiled C++ is shared with all tests."""
+    monkeypatch.setattr(layer_store, "store_folder", lambda: tmp_path / "layers")
+    compile_on_call._forward_of.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def compiled() -> Iterator[None]:
+    with use_kernel_mapping(load_kernel_mapping("compiled"), inherit_mapping=False), torch.no_grad():
+        yield
+
+
+def llama(**more: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SIZES, num_key_value_heads=1, **more)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def ids(batch: int, length: int) -> Tensor:
+    return torch.randint(0, 64, (batch, length), generator=torch.Generator().manual_seed(length))
+
+
+def generated(model: Any, tokens: Tensor, **options: Any) -> Tensor:
+    found: Tensor = model.generate(
+        tokens, max_new_tokens=7, min_new_tokens=7, do_sample=False, pad_token_id=0, **options
+    )
+    return found
+
+
+def programs(model: Any) -> list[Any]:
+    """The layers that the inner model's calls run on, and what they fell back for."""
+    forward = model.model.__dict__["forward"].func
+    return [compile_on_call.program_of(one) for one in forward.forwards(model.model)]
+
+
+def contents(cache: Any) -> list[Tensor]:
+    return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_generate(batch: int):
+    """The first step fills the cache, the others add to it: two programs, and no call falls back."""
+    model, original = llama(), llama()
+    kernelize(model, mode=Mode.INFERENCE)
+    mask = torch.ones(batch, 9, dtype=torch.int64)
+    mask[0, :2] = batch == 1
+    assert generated(model, ids(batch, 9), attention_mask=mask).equal(
+        generated(original, ids(batch, 9), attention_mask=mask)
+    )
+    assert generated(model, ids(batch, 13)).equal(generated(original, ids(batch, 13)))
+    assert [one.fallbacks for one in programs(model)] == [{}] * len(programs(model))
+    (row,) = [one for one in report(model).rows if one.path == "model"]
+    assert row.swapped and row.packed_nbytes > 0
+
+
+def test_a_cache_is_changed_in_place():
+    model, original = llama(), llama()
+    kernelize(model, mode=Mode.INFERENCE)
+    ours, theirs = (transformers.DynamicCache(config=model.config) for _ in range(2))
+    for tokens in (ids(1, 6), ids(1, 1), ids(1, 1), ids(1, 3), ids(1, 1)):
+        found = model(tokens, past_key_values=ours)
+        expected = original(tokens, past_key_values=theirs)
+        assert found.past_key_values is ours
+        torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=2e-5)
+        for one, other in zip(contents(ours), contents(theirs), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
+    assert len(programs(model)) == 3  # empty; full, for one token; full, for several
+    assert ours.get_seq_length() == 12 and [type(one).__name__ for one in ours.layers] == ["DynamicLayer"] * 2
+    before = [one.clone() for one in contents(ours)]
+    kept = copy.deepcopy(ours)
+    model(ids(1, 1), past_key_values=kept)
+    assert all(one.equal(other) for one, other in zip(contents(ours), before, strict=True))
+
+
+def test_a_cache_that_the_model_makes():
+    model, original = llama().model, llama().model
+    kernelize(model, mode=Mode.INFERENCE)
+    found, expected = model(ids(2, 5), use_cache=True), original(ids(2, 5), use_cache=True)
+    assert [row.swapped for row in report(model).rows if row.path == ""] == [True]
+    assert type(found.past_key_values) is type(expected.past_key_values)
+    for one, other in zip(contents(found.past_key_values), contents(expected.past_key_values), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
+    again = [
+        one(ids(2, 1), past_key_values=of.past_key_values)
+        for one, of in ((model, found), (original, expected))
+    ]
+    torch.testing.assert_close(again[0].last_hidden_state, again[1].last_hidden_state, rtol=1e-4, atol=2e-5)
+
+
+def test_a_prompt_of_one_token():
+    """The first steps run the original: a program for a cache of one token would serve no other."""
+    model, original = llama(), llama()
+    kernelize(model, mode=Mode.INFERENCE)
+    assert generated(model, ids(1, 1)).equal(generated(original, ids(1, 1)))
+    assert all(one.fallbacks == {} for one in programs(model))
+
+
+def test_beams():
+    model, original = llama(), llama()
+    kernelize(model, mode=Mode.INFERENCE)
+    assert generated(model, ids(2, 6), num_beams=3).equal(generated(original, ids(2, 6), num_beams=3))
+
+
+def test_other_kinds_of_caches_run_the_original(caplog: pytest.LogCaptureFixture):
+    model, original = llama(), llama()
+    kernelize(model, mode=Mode.INFERENCE)
+    with caplog.at_level(logging.WARNING, "kernels_hub"):
+        found = generated(model, ids(1, 6), cache_implementation="static")
+    assert found.equal(generated(original, ids(1, 6), cache_implementation="static"))
+    assert "keeps its original forward" in caplog.text
+
+
+def test_a_sliding_window(caplog: pytest.LogCaptureFixture):
+    config = transformers.MistralConfig(**SIZES, num_key_value_heads=1, sliding_window=4)
+    torch.manual_seed(0)
+    model = transformers.MistralForCausalLM(config).eval()
+    expected = generated(model, ids(1, 6))
+    kernelize(model, mode=Mode.INFERENCE)
+    with caplog.at_level(logging.WARNING, "kernels_hub"):
+        assert generated(model, ids(1, 6)).equal(expected)
+    assert "a cache of DynamicSlidingWindowLayer is among the arguments" in caplog.text
+
+
+def test_weights_follow_the_module_in_every_form():
+    model, original = llama(), llama()
+    kernelize(model, mode=Mode.INFERENCE)
+    generated(model, ids(1, 6))
+    for one in (model, original):
+        one.model.layers[1].mlp.up_proj.weight.mul_(-1.5)
+    assert generated(model, ids(1, 6)).equal(generated(original, ids(1, 6)))
+
+
+def test_restored():
+    model = llama()
+    kernelize(model, mode=Mode.INFERENCE)
+    generated(model, ids(1, 6))
+    forward, inner = model.model.__dict__["forward"].func, model.model
+    assert forward.kernel_weights.packed_nbytes(inner) > 0
+    restore(model)
+    assert "forward" not in vars(inner) and forward.kernel_weights.packed_nbytes(inner) == 0
+
+
+def test_torch_knows_nothing_of_it_afterwards():
+    model = llama()
+    kernelize(model, mode=Mode.INFERENCE)
+    generated(model, ids(1, 6))
+    assert transformers.DynamicCache not in pytree.SUPPORTED_NODES
+
+
+def test_another_registration_comes_back(monkeypatch: pytest.MonkeyPatch):
+    theirs = object()
+    monkeypatch.setitem(pytree.SUPPORTED_NODES, transformers.DynamicCache, theirs)
+    from kernels_hub.compiler.emitting.caches import caches_as_trees
+
+    with caches_as_trees(), caches_as_trees():
+        assert pytree.SUPPORTED_NODES[transformers.DynamicCache] is not theirs
+    assert pytree.SUPPORTED_NODES[transformers.DynamicCache] is theirs
