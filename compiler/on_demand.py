@@ -47,26 +47,29 @@ class CpuCompiler:
         with caches_as_trees():
             return digest(layer.layer_name, layer.ranges, call_key(module, args, kwargs, layer.dims()))
 
-    def has_forms(self, cls: type[nn.Module]) -> bool:
-        """See `kernels_hub.repository.compiled.LayerCompiler`: whether it takes a cache, as transformers calls it."""
-        return "past_key_values" in inspect.signature(cls.forward).parameters
+    def has_forms(self, layer: CompiledLayer, cls: type[nn.Module]) -> bool:
+        """See `kernels_hub.repository.compiled.LayerCompiler`: where sizes of 1 are fixed, or a cache may be empty."""
+        return layer.dims() is True or "past_key_values" in inspect.signature(cls.forward).parameters
 
     def form(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...] | None:
         """See `kernels_hub.repository.compiled.LayerCompiler`.
 
-        With caches: how many layers hold something in each, and which sizes of tensors are 1, as they then are in the
-        program, too. None where a cache holds one token: torch.export would take its length for fixed.
+        How many layers hold something in each cache, and which sizes of tensors are 1, as they then are in the program,
+        too. None where a cache holds one token: its length would be fixed.
         """
-        values = (*args, *kwargs.values())
-        caches = [pairs_of(one) or () for one in values if is_cache(one)]
-        if any(keys.shape[LENGTH_AXIS] < _LEAST for pairs in caches for keys, _ in pairs[:1]):
-            return None
-        ones = [
-            sum(1 << axis for axis, size in enumerate(one.shape) if size == 1)
-            for one in values
-            if caches and isinstance(one, torch.Tensor)
-        ]
-        return (*map(len, caches), *ones)
+        found = []
+        for one in (*args, *kwargs.values()):
+            if isinstance(one, torch.Tensor):
+                shape = one.shape
+                found.append(
+                    sum([1 << axis for axis, size in enumerate(shape) if size == 1]) if 1 in shape else 0
+                )
+            elif is_cache(one):
+                pairs = pairs_of(one) or ()
+                if pairs and pairs[0][0].shape[LENGTH_AXIS] < _LEAST:
+                    return None
+                found.append(len(pairs))
+        return tuple(found)
 
     def repository(self, wanted: Wanted, key: str) -> Path:
         """See `kernels_hub.repository.compiled.LayerCompiler`. Raises as `emit_layer` does."""

@@ -196,7 +196,7 @@ def _wrapped(tensor: torch.Tensor, shape: Sequence[int], random: torch.Generator
 def _captured(example: Example, layer: nn.Module, path: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     hook = layer.register_forward_pre_hook(
-        lambda _, args, kwargs: calls.append((args, dict(kwargs))), with_kwargs=True
+        lambda _, args, kwargs: calls.append(fresh((args, dict(kwargs)))), with_kwargs=True
     )
     try:
         example.run()

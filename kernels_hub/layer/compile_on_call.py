@@ -128,7 +128,7 @@ class CompileOnCall:
     @functools.cached_property
     def _has_forms(self) -> bool:
         compiler = layer_compiler(self.backend)
-        return compiler is not None and compiler.has_forms(self.cls)
+        return compiler is not None and compiler.has_forms(self.layer, self.cls)
 
     def _decide(
         self, module: nn.Module, form: Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -188,9 +188,18 @@ class CompileOnCall:
         weights = weights_protocol(found.forward)
         if weights is None:
             return found
+        self._lay_beside(found.forward, module)
         weights.prepare(module)
         reason = _refusal(found.forward, module)
         return found if reason is None else self._failed(None, reason)
+
+    def _lay_beside(self, forward: Forward, module: nn.Module) -> None:
+        """Let the programs of a module's forms hold packed weights that are equal once."""
+        found = map(program_of, (forward, *self.forwards(module)))
+        programs = dict.fromkeys(one for one in found if hasattr(one, "beside"))
+        for one in programs:
+            others = (other for other in programs if other is not one)
+            one.beside = tuple(dict.fromkeys((*one.beside, *others)))
 
     def _failed(self, key: str | None, reason: str) -> _Known:
         known = _Known(None, reason=f"it cannot be compiled: {reason}")
@@ -294,7 +303,7 @@ def _wanted(
 _NO_KERNEL = object()
 
 
-def program_of(forward: Forward) -> Any | None:
+def program_of(forward: Forward) -> Any:
     """The object that runs a compiled layer's calls, and says what it fell back for; None where its kind has none."""
     package = sys.modules.get(getattr(forward, "__module__", "").partition(".")[0])
     return getattr(getattr(package, "program", None), "LAYER", None)

@@ -29,10 +29,10 @@ class CompiledLayer:
     """A layer that is compiled from the very module that it replaces, at that module's first call.
 
     layer_name: what the compiled layer is called, an identifier; usually the name that it is mapped for.
-    dynamic: which sizes may change from call to call. True: all that the module leaves free, but those that are 1 in
-        the first call. False: none. Or names for the dims of the forward's arguments, as in
-        `{"x": {0: "batch", 1: "length"}}` or `{"x": ["batch", "length", None]}`; dims of one name are equal. Arguments
-        that are lists, tuples or dicts of tensors have lists or dicts of these.
+    dynamic: which sizes may change from call to call. True: all that the module leaves free; a call with other sizes
+        of 1 than those before has a program of its own, up to four. False: none. Or names for the dims of the
+        forward's arguments, as in `{"x": {0: "batch", 1: "length"}}` or `{"x": ["batch", "length", None]}`; dims of
+        one name are equal. Arguments that are lists, tuples or dicts of tensors have lists or dicts of these.
     ranges: name -> (smallest, largest) size of named dims.
 
     What comes out is kept on this machine and found again by its content, by later processes too; the first call of a
@@ -113,11 +113,11 @@ class LayerCompiler(Protocol):
     ) -> str:
         """A digest of all that decides what the layer is compiled to. Takes milliseconds, changes nothing."""
 
-    def has_forms(self, cls: type[nn.Module]) -> bool:
-        """Whether calls of a class's modules may come in several forms, each of which wants a layer of its own."""
+    def has_forms(self, layer: CompiledLayer, cls: type[nn.Module]) -> bool:
+        """Whether calls of a class's modules may come in several forms, each of which wants a program of its own."""
 
     def form(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...] | None:
-        """The form of a call, () of most; None of one that is not to be compiled, but does not decide anything.
+        """The form of a call; None of one that is not to be compiled, but does not decide anything.
 
         Asked at every call of a class that has forms: takes microseconds.
         """

@@ -159,6 +159,17 @@ def test_weights_follow_the_module_in_every_form():
     assert generated(model, ids(1, 6)).equal(generated(original, ids(1, 6)))
 
 
+def test_packed_weights_are_held_once():
+    model = llama()
+    kernelize(model, mode=Mode.INFERENCE)
+    generated(model, ids(1, 6))
+    inner = model.model
+    first, second = ({one.data_ptr() for one in program.known(inner).packed} for program in programs(model))
+    assert first == second
+    (row,) = [one for one in report(model).rows if one.path == "model"]
+    assert row.packed_nbytes < 1.5 * programs(model)[0].known(inner).nbytes
+
+
 def test_restored():
     model = llama()
     kernelize(model, mode=Mode.INFERENCE)

@@ -18,6 +18,7 @@ from .toolchain import Isa, build, load, machine_isas
 _LOGGER = logging.getLogger("kernels_hub")
 _POINTERS = ctypes.POINTER(ctypes.c_void_p)
 _SIZES = ctypes.POINTER(ctypes.c_int64)
+_OUT_OF_RANGE = "its weights hold an index that is out of range"
 
 
 class Native:
@@ -30,6 +31,7 @@ class Native:
             function.argtypes, function.restype = (_POINTERS, _SIZES), ctypes.c_int
         library.kh_packed_bytes.argtypes = (ctypes.c_int64,)
         library.kh_packed_bytes.restype = ctypes.c_int64
+        library.kh_pack.argtypes, library.kh_pack.restype = (ctypes.c_int64, _POINTERS, _SIZES), ctypes.c_int
         self.run = library.kh_run
         """0, or the number of a message: an index that is out of range."""
         self.step = library.kh_step
@@ -43,10 +45,15 @@ class Native:
         """The sizes of the packed operands, which depend on the instruction set."""
         return [self._library.kh_packed_bytes(place) for place in range(count)]
 
+    def pack(self, which: int, addresses: Sequence[int], sizes: int) -> None:
+        """Fill one packed operand."""
+        if self._library.kh_pack(which, pointers(addresses), numbers([1] * sizes)):
+            raise Misfit("weights", _OUT_OF_RANGE)
+
     def prepare(self, addresses: Sequence[int], sizes: int) -> None:
-        """Fill what is made of weights alone."""
+        """Fill what is made of weights alone; packed operands where they have an address."""
         if self._library.kh_prepare(pointers(addresses), numbers([1] * sizes)):
-            raise Misfit("weights", "its weights hold an index that is out of range")
+            raise Misfit("weights", _OUT_OF_RANGE)
 
 
 class Builder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -25,7 +25,10 @@ _MOST_ADDRESSES = 1024
 
 
 class NativeState(State):
-    """The addresses of weights, and packed copies of those that the program multiplies by."""
+    """The addresses of weights, and packed copies of those that the program multiplies by.
+
+    others: packed copies that are there, of other programs of the module; equal ones are held once.
+    """
 
     def __init__(
         self,
@@ -34,18 +37,41 @@ class NativeState(State):
         place: Place,
         native: Native,
         constants: dict[int, torch.Tensor],
+        others: Sequence[torch.Tensor] = (),
     ) -> None:
         super().__init__(module, table, place, partial(NativeWatched, native))
+        self._table, self._native = table, native
         self.addresses = [0] * (table.buffers + table.packed)
         for buffer, tensor in (*self.plain.items(), *constants.items()):
             self.addresses[buffer] = tensor.data_ptr() or self._memory(0)
-        for buffer, size in (
-            *table.prepared.items(),
-            *enumerate(native.packed_bytes(table.packed), table.buffers),
-        ):
+        for buffer, size in table.prepared.items():
             self.addresses[buffer] = self._memory(size)
             self.nbytes += size
+        self.packed: list[torch.Tensor] = []
+        sizes = native.packed_bytes(table.packed)
+        if not others:
+            for which, size in enumerate(sizes):
+                self._hold(which, torch.empty(size, dtype=torch.uint8))
+                self.nbytes += size
         native.prepare(self.addresses, len(table.symbols))
+        if others:
+            for which, size in enumerate(sizes):
+                self._pack(which, size, others)
+
+    def _pack(self, which: int, size: int, others: Sequence[torch.Tensor]) -> None:
+        own = torch.empty(size, dtype=torch.uint8)
+        self._hold(which, own)
+        self._native.pack(which, self.addresses, len(self._table.symbols))
+        equal = next((one for one in others if one.numel() == size and one.equal(own)), None)
+        if equal is None:
+            self.nbytes += size
+        else:
+            self.packed.pop()
+            self._hold(which, equal)
+
+    def _hold(self, which: int, operand: torch.Tensor) -> None:
+        self.packed.append(operand)
+        self.addresses[self._table.buffers + which] = operand.data_ptr() or self._memory(0)
 
     def _memory(self, size: int) -> int:
         """The address of so many bytes, which PyTorch aligns to 64."""
@@ -84,11 +110,15 @@ class NativeLayer(Layer[NativeState, NativeBinding]):
         self._local = _Local()
         self._empty = torch.zeros(ALIGNMENT, dtype=torch.uint8)
         """Where tensors without elements point to, which have no address."""
+        self.beside: tuple[NativeLayer, ...] = ()
+        """Other programs of the same modules: packed weights that are equal are held once."""
 
     def make_state(self, module: nn.Module) -> NativeState:
         """See `Layer`."""
         native = self._builder.native()
-        return NativeState(module, self.table, self.place, native, self.constants())
+        others = [state for one in self.beside if (state := one.known(module)) is not None]
+        packed = [operand for state in others for operand in state.packed]
+        return NativeState(module, self.table, self.place, native, self.constants(), packed)
 
     def make_binding(self, shapes: tuple[Shape, ...]) -> NativeBinding:
         """See `Layer`."""
