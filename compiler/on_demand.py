@@ -48,11 +48,11 @@ class CpuCompiler:
             return digest(layer.layer_name, layer.ranges, call_key(module, args, kwargs, layer.dims()))
 
     def has_forms(self, layer: CompiledLayer, cls: type[nn.Module]) -> bool:
-        """See `kernels_hub.repository.compiled.LayerCompiler`: where sizes of 1 are fixed, or a cache may be empty."""
+        """See `kernels_hub.repository.compiled.HasForms`: where sizes of 1 are fixed, or a cache may be empty."""
         return layer.dims() is True or "past_key_values" in inspect.signature(cls.forward).parameters
 
     def form(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...] | None:
-        """See `kernels_hub.repository.compiled.LayerCompiler`.
+        """See `kernels_hub.repository.compiled.HasForms`.
 
         How many layers hold something in each cache, and which sizes of tensors are 1, as they then are in the program,
         too. None where a cache holds one token: its length would be fixed.

@@ -34,7 +34,7 @@ from kernels_hub.layer.bind import (
     weights_protocol,
 )
 from kernels_hub.layer.outcome import RECORD_ATTRIBUTE, Outcome, record_of
-from kernels_hub.repository.compiled import CompiledLayer, LayerCompiler, Wanted, layer_compiler
+from kernels_hub.repository.compiled import CompiledLayer, HasForms, LayerCompiler, Wanted, layer_compiler
 from kernels_hub.repository.refs import LocalLayerRepository
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ _ONE = threading.Lock()
 
 
 Form = tuple[int, ...]
-"""See `LayerCompiler.form`."""
+"""See `HasForms.form`."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class CompileOnCall:
 
         if torch.compiler.is_compiling():
             return self.cls.forward(module, *args, **kwargs)
-        form = self._form(args, kwargs) if self._has_forms else ()
+        form = self._forms.form(args, kwargs) if self._forms is not None else ()
         forms = self._modules.get(module, {})
         known = forms.get(form) if form is not None else None
         if known is None and form is not None and len(forms) < _MOST_FORMS and _is_plain_call(args, kwargs):
@@ -113,22 +113,22 @@ class CompileOnCall:
         if not forms:
             return None
         known = next((one for one in forms.values() if one.forward is not None), [*forms.values()][-1])
-        return (self if self._has_forms and known.forward else known.forward), _outcome(known, own)
+        return (self if self._forms and known.forward else known.forward), _outcome(known, own)
 
     def forwards(self, module: nn.Module) -> list[Forward]:
         """The compiled layers that a module's calls run on."""
         return [one.forward for one in self._modules.get(module, {}).values() if one.forward is not None]
 
     @functools.cached_property
-    def _form(self) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Form | None]:
-        compiler = layer_compiler(self.backend)
-        assert compiler is not None  # asked of classes that have forms, which a compiler says
-        return compiler.form
-
-    @functools.cached_property
-    def _has_forms(self) -> bool:
-        compiler = layer_compiler(self.backend)
-        return compiler is not None and compiler.has_forms(self.layer, self.cls)
+    def _forms(self) -> HasForms | None:
+        """Who tells the forms of this class's calls from each other; None where all are one."""
+        try:
+            compiler = layer_compiler(self.backend)
+        except Exception:  # noqa: BLE001 - whoever compiles will tell it
+            return None
+        if isinstance(compiler, HasForms) and compiler.has_forms(self.layer, self.cls):
+            return compiler
+        return None
 
     def _decide(
         self, module: nn.Module, form: Form, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -146,7 +146,7 @@ class CompileOnCall:
         if record is not None and record.own is not None and (known.forward is not None or not others):
             from kernels_hub.layer.kernelize import settle
 
-            forward = self if self._has_forms and known.forward is not None else known.forward
+            forward = self if self._forms and known.forward is not None else known.forward
             settle(module, self, forward, _outcome(known, record.own))
         return known
 

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FunctionType
@@ -69,12 +69,17 @@ class Group:
 class Plan:
     """Everything that one `kernelize` call will do."""
 
-    groups: list[Group]
+    groups: dict[type, Group]
+    """By the class of their modules."""
     steps: list[Step]
+    order: list[nn.Module] = field(default_factory=list)
+    """The modules of all groups as the model has them, which is how they lie in memory."""
+    bound: list[nn.Module] = field(default_factory=list)
+    """Modules with a record of before."""
 
     def all_steps(self) -> list[Step]:
         """Groups and steps alike, one step a module."""
-        return [*(step for group in self.groups for step in group.steps()), *self.steps]
+        return [*(step for group in self.groups.values() for step in group.steps()), *self.steps]
 
 
 def kernelize(
@@ -118,7 +123,7 @@ def kernelize(
     _begin_to_compile(plan, strict=fallback is KernelizeFallback.NONE)
     if verify is not None:
         verified = verify_steps(model, plan.all_steps(), verify, mode, fallback)
-        plan = Plan([], [_as_compiled(step) for step in verified])
+        plan = Plan({}, [_as_compiled(step) for step in verified], bound=plan.bound)
     with _CHANGING:
         _apply(plan, prepare=Mode.INFERENCE in mode, free=free_weights)
     _log(plan)
@@ -194,37 +199,44 @@ def _plan(model: nn.Module, resolver: ClassResolver) -> Plan:
     """What to do with every module that has, or had, something to do. Nothing changes."""
     from torch import nn
 
-    groups: dict[type, Group] = {}
-    steps: list[Step] = []
+    found = Plan({}, [])
+    groups, steps, order = found.groups, found.steps, found.order
+    plans: dict[type, ClassPlan] = {}
     covered: dict[int, Outcome] = {}
     parameter, bare = nn.Parameter, len(nn.Module().__dict__)
     seen: set[int] = set()
     stack = [model]
     while stack:  # every module once, parents before children
         module = stack.pop()
-        if id(module) in seen:
+        if (number := id(module)) in seen:
             continue
-        seen.add(id(module))
+        seen.add(number)
+        cls, state = type(module), module.__dict__
         if children := module._modules:
             stack.extend(child for child in reversed(children.values()) if child is not None)
-        cls, state = type(module), module.__dict__
-        plan = resolver.plan(cls)
+        plan = plans.get(cls)
+        if plan is None:
+            plan = plans[cls] = resolver.plan(cls)
+        if RECORD_ATTRIBUTE in state:
+            found.bound.append(module)
         attributes = _attribute_plans(state, resolver) if len(state) > bare else ()
         if plan.idle and not attributes:
             if RECORD_ATTRIBUTE in state:
                 steps.append(Step(module, NOTHING, None))
             continue
-        reason = _obstacle(module, state, plan, parameter)
+        asks = plan.checks or plan.covers or state.get("_parameters", True) or "forward" in state
+        reason = _obstacle(module, state, plan, parameter) if asks else None
         if (
             reason is None
             and plan.forward is not None
             and not attributes
-            and not (covered and id(module) in covered)
+            and not (covered and number in covered)
         ):
             group = groups.get(cls)
             if group is None:
                 group = groups[cls] = Group(Record(plan.own, _outcomes(plan.functions)), plan.forward)
             group.modules.append(module)
+            order.append(module)
             if plan.covers:
                 covered.update(_covered(module, plan))
         else:
@@ -232,7 +244,7 @@ def _plan(model: nn.Module, resolver: ClassResolver) -> Plan:
             steps.append(step)
             if plan.covers and step.record.own is not None and step.record.own.swapped:
                 covered.update(_covered(module, plan))
-    return Plan(list(groups.values()), steps)
+    return found
 
 
 NOTHING = Record(None)
@@ -339,9 +351,14 @@ def _attribute_plans(state: dict[str, Any], resolver: ClassResolver) -> tuple[Fu
 
 
 def _begin_to_compile(plan: Plan, *, strict: bool) -> None:
-    for step in plan.all_steps():
-        if isinstance(step.forward, CompileOnCall):
-            step.forward.begin(step.module, strict=strict)
+    work: list[tuple[Forward | None, Sequence[nn.Module]]] = [
+        *((group.forward, group.modules) for group in plan.groups.values()),
+        *((step.forward, (step.module,)) for step in plan.steps),
+    ]
+    for forward, modules in work:
+        if isinstance(forward, CompileOnCall):
+            for module in modules:
+                forward.begin(module, strict=strict)
 
 
 def _as_compiled(step: Step) -> Step:
@@ -360,24 +377,18 @@ def _as_compiled(step: Step) -> Step:
 
 def _apply(plan: Plan, *, prepare: bool, free: bool) -> None:
     """Bind every kernel; on any error unbind what was bound and put back what was there before."""
-    modules = [
-        *(module for group in plan.groups for module in group.modules),
-        *(step.module for step in plan.steps),
-    ]
     before = [
         (module, {name: module.__dict__.get(name) for name in ("forward", RECORD_ATTRIBUTE)})
-        for module in modules
-        if RECORD_ATTRIBUTE in module.__dict__
+        for module in plan.bound
     ]
     try:
         with _collector_paused():
-            for group in plan.groups:
-                _bind_group(group)
+            _bind_groups(plan)
         for step in plan.steps:
             _bind(step)
         _prepare_weights(plan, prepare=prepare, free=free)
     except BaseException:
-        for module in modules:
+        for module in (*plan.order, *(step.module for step in plan.steps)):
             _unbind(module)
         for module, state in before:
             module.__dict__.update((name, value) for name, value in state.items() if value is not None)
@@ -400,9 +411,10 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _bind_group(group: Group) -> None:
-    forward, record = group.forward, group.record
-    for module in group.modules:
+def _bind_groups(plan: Plan) -> None:
+    groups = {cls: (group.forward, group.record) for cls, group in plan.groups.items()}
+    for module in plan.order:
+        forward, record = groups[type(module)]
         state = module.__dict__
         current = state.get("forward")
         if current is not None and current.func is not forward:  # another kernel of ours
@@ -415,7 +427,7 @@ def _bind_group(group: Group) -> None:
 
 def _prepare_weights(plan: Plan, *, prepare: bool, free: bool) -> None:
     """Let kernels that pack weights pack them now, so that time and memory are spent where it shows."""
-    work = [(group.forward, group.modules) for group in plan.groups]
+    work = [(group.forward, group.modules) for group in plan.groups.values()]
     work += [(step.forward, [step.module]) for step in plan.steps if step.forward is not None]
     for forward, modules in work:
         weights = weights_protocol(forward)
@@ -467,7 +479,7 @@ def _log(plan: Plan) -> None:
     """One INFO line a layer name, however many modules it serves."""
     used: Counter[Outcome] = Counter()
     for record, count in (
-        *((group.record, len(group.modules)) for group in plan.groups),
+        *((group.record, len(group.modules)) for group in plan.groups.values()),
         *((step.record, 1) for step in plan.steps),
     ):
         for outcome in (record.own, *(outcome for _, outcome in (*record.functions, *record.attributes))):

@@ -177,7 +177,7 @@ class ClassResolver:
         return Named(tag.layer_name, what, checks=(_condition_check(tag.condition),) if tag.condition else ())
 
     def _called_functions(self, cls: type[nn.Module]) -> tuple[FunctionPlan, ...]:
-        forward = cls.forward
+        forward = getattr(cls, "forward", None)  # a class of TorchScript has none
         if not isinstance(forward, FunctionType):
             return ()
         globals_ = forward.__globals__

@@ -11,7 +11,7 @@ import keyword
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
 from kernels_hub.errors import KernelImportError, MappingError
 
@@ -113,6 +113,17 @@ class LayerCompiler(Protocol):
     ) -> str:
         """A digest of all that decides what the layer is compiled to. Takes milliseconds, changes nothing."""
 
+    def repository(self, wanted: Wanted, key: str) -> Path:
+        """A folder of a layer repository that has the layer; compiled now where it is not known yet.
+
+        Raises any exception, with a message for people, where it cannot be.
+        """
+
+
+@runtime_checkable
+class HasForms(Protocol):
+    """A layer compiler some of whose layers have a program for each form of call."""
+
     def has_forms(self, layer: CompiledLayer, cls: type[nn.Module]) -> bool:
         """Whether calls of a class's modules may come in several forms, each of which wants a program of its own."""
 
@@ -120,12 +131,6 @@ class LayerCompiler(Protocol):
         """The form of a call; None of one that is not to be compiled, but does not decide anything.
 
         Asked at every call of a class that has forms: takes microseconds.
-        """
-
-    def repository(self, wanted: Wanted, key: str) -> Path:
-        """A folder of a layer repository that has the layer; compiled now where it is not known yet.
-
-        Raises any exception, with a message for people, where it cannot be.
         """
 
 

@@ -527,3 +527,15 @@ def test_classes_tagged_by_the_peer_are_recognised(double: LocalLayerRepository)
     ):
         kernelize(restore(model), mode=I, device="cpu")
     assert torch.equal(model(X), 2 * X), "the peer's own repository objects work as mapping values"
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_scripted_modules_are_left_alone(double: LocalLayerRepository) -> None:
+    """Their classes have no forward, and no table of parameters."""
+    scripted = torch.jit.trace(nn.Linear(4, 4), X)
+    model = nn.Sequential(scripted, same_class()(), scripted)
+    with use_kernel_mapping({"Double": {"cpu": double}}, inherit_mapping=False):
+        kernelize(model, mode=I, device="cpu")
+    assert [row.path for row in report(model).swapped] == ["1"]
+    assert model(X).shape == X.shape
+    restore(model)
