@@ -51,7 +51,7 @@ _TOLD = 4
 _ENOUGH = 2
 """Modules of a class that fail for one reason before the others are believed to fail for it, too."""
 
-_MOST_FORMS = 4
+_MOST_FORMS = 8
 """Forms of calls of a module that are compiled; others run the original forward."""
 
 _ONE = threading.Lock()

@@ -30,7 +30,7 @@ class CompiledLayer:
 
     layer_name: what the compiled layer is called, an identifier; usually the name that it is mapped for.
     dynamic: which sizes may change from call to call. True: all that the module leaves free; a call with other sizes
-        of 1 than those before has a program of its own, up to four. False: none. Or names for the dims of the
+        of 1 than those before has a program of its own, up to eight. False: none. Or names for the dims of the
         forward's arguments, as in `{"x": {0: "batch", 1: "length"}}` or `{"x": ["batch", "length", None]}`; dims of
         one name are equal. Arguments that are lists, tuples or dicts of tensors have lists or dicts of these.
     ranges: name -> (smallest, largest) size of named dims.

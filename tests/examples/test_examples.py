@@ -78,9 +78,9 @@ def check_a_hub_of_ones_own(result: Any) -> None:
 
 def check_generate_text_with_llama(result: Any) -> None:
     tokens = {name: one.tokens for name, one in result.greedy.items()}
-    assert set(tokens) == {"eager", "kernelized", "compiled"}
+    assert set(tokens) == {"eager", "kernelized", "kernelized whole", "compiled"}
     assert len(set(tokens["eager"])) > 1, "a model that says one thing only could not tell them apart"
-    assert tokens["kernelized"] == tokens["compiled"] == tokens["eager"]
+    assert all(one == tokens["eager"] for one in tokens.values())
     assert result.sampled["compiled"] == result.sampled["eager"] != tokens["eager"]
     assert all(one.step_seconds > 0 < one.prefill_seconds for one in result.greedy.values())
     assert len(result.step.plan.engines) == len(result.prefill.plan.engines) == 1, "one plan for all lengths"

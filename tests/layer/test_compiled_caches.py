@@ -72,12 +72,12 @@ def test_generate(batch: int):
     model, original = llama(), llama()
     kernelize(model, mode=Mode.INFERENCE)
     mask = torch.ones(batch, 9, dtype=torch.int64)
-    mask[0, :2] = batch == 1
+    mask[1:, :2] = 0
     assert generated(model, ids(batch, 9), attention_mask=mask).equal(
         generated(original, ids(batch, 9), attention_mask=mask)
     )
     assert generated(model, ids(batch, 13)).equal(generated(original, ids(batch, 13)))
-    assert [one.fallbacks for one in programs(model)] == [{}] * len(programs(model))
+    assert [one.fallbacks for one in programs(model)] == [{}] * 2 * batch  # a mask of ones is none
     (row,) = [one for one in report(model).rows if one.path == "model"]
     assert row.swapped and row.packed_nbytes > 0
 

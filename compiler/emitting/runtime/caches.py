@@ -27,11 +27,13 @@ def is_cache(value: Any) -> bool:
 
 def pairs_of(cache: Any) -> list[Pair] | None:
     """What each layer holds, but those that hold nothing yet; None of a cache that does more than grow."""
-    layers = cache.layers
-    kinds = {(type(one).__module__, type(one).__name__) for one in layers}
-    if not kinds <= {(_MODULE, "DynamicLayer")} or cache.offloading:
+    layers = getattr(cache, "layers", None)
+    if layers is None or getattr(cache, "offloading", False):
         return None
-    filled = [one for one in layers if one.is_initialized]
+    kinds = {(type(one).__module__, type(one).__name__) for one in layers}
+    if not kinds <= {(_MODULE, "DynamicLayer")}:
+        return None
+    filled = [one for one in layers if one.keys is not None]
     if any(one is not other for one, other in zip(filled, layers, strict=False)):
         return None
     return [(one.keys, one.values) for one in filled]
@@ -43,7 +45,7 @@ def leave(cache: Any, pairs: Mapping[int, Pair]) -> None:
         while len(cache.layers) <= place:
             cache.layers.append(cache.layer_class_to_replicate())
         layer = cache.layers[place]
-        if not layer.is_initialized:
+        if layer.keys is None:
             layer.lazy_initialization(keys, values)
         layer.keys, layer.values = keys, values
 
