@@ -82,6 +82,25 @@ def test_generate(batch: int):
     assert row.swapped and row.packed_nbytes > 0
 
 
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("GPT2LMHeadModel", {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32}),
+        ("Qwen3ForCausalLM", {**SIZES, "num_key_value_heads": 1, "head_dim": 16}),
+    ],
+)
+def test_other_families(name: str, config: dict[str, Any]):
+    kind = getattr(transformers, name)
+    torch.manual_seed(0)
+    original = kind(kind.config_class(**config)).eval()
+    model = copy.deepcopy(original)
+    kernelize(model, mode=Mode.INFERENCE)
+    assert generated(model, ids(1, 6)).equal(generated(original, ids(1, 6)))
+    assert any(
+        row.swapped and row.revision for row in report(model).rows if row.layer_name == "CompiledModel"
+    )
+
+
 def test_a_cache_is_changed_in_place():
     model, original = llama(), llama()
     kernelize(model, mode=Mode.INFERENCE)
