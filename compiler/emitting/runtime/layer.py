@@ -31,6 +31,13 @@ _LOGGER = logging.getLogger("kernels_hub")
 _MOST_BINDINGS = 64
 """Sets of shapes for which the places of buffers are kept."""
 
+# Asked at every call, with nothing of it in a cache: names of this module are found sooner than those of torch's.
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_is_autocast_enabled = torch.is_autocast_enabled
+_tracing_state = torch._C._get_tracing_state
+_transforms = torch._C._functorch.peek_interpreter_stack
+
 
 class Binding:
     """What is fixed once the sizes are known."""
@@ -105,7 +112,7 @@ class Layer(ABC, Generic[S, B]):
 
     def call(self, module: nn.Module, *values: Any) -> Any:
         """The result of a call. values: of the forward's arguments in order, *args as a tuple, **kwargs as a dict."""
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             return self._original(module, values)
         try:
             _check_surroundings(self.place.device)
@@ -115,13 +122,13 @@ class Layer(ABC, Generic[S, B]):
             return self.instead(module, values, reason)
 
     def _outputs(self, module: nn.Module, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        if self.gradient is not None and module.training and torch.is_grad_enabled():
+        if self.gradient is not None and module.training and _is_grad_enabled():
             outputs = self.gradient.outputs(module, inputs)
             if outputs is not None:
                 return outputs
         binding = self._binding(tuple([tuple(one.shape) for one in inputs]))
         state = self.state(module)
-        if torch.is_grad_enabled() and (state.needs_grad() or any(one.requires_grad for one in inputs)):
+        if _is_grad_enabled() and (state.needs_grad() or any(one.requires_grad for one in inputs)):
             trains = ", or train() to have it computed" if self.gradient is not None else ""
             raise Misfit(
                 "gradient", f"a gradient is asked for; use torch.no_grad() or torch.inference_mode(){trains}"
@@ -232,9 +239,9 @@ def _keywords_of(kind: type[nn.Module]) -> tuple[str, ...]:
 
 def _check_surroundings(device: str) -> None:
     """Raise Misfit where tensors are not what they seem, or an autocast changes what the original would compute."""
-    if torch.is_autocast_enabled(device):
+    if _is_autocast_enabled(device):
         raise Misfit("autocast", "torch.autocast is on, which the program does not follow")
-    if torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None:
+    if _tracing_state() is not None or _transforms() is not None:
         raise Misfit("tracing", "it is traced, or transformed by torch.func")
     if forward_ad._current_level >= 0:
         raise Misfit("forward gradient", "forward-mode gradients are on")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,8 +19,10 @@ from .native_watched import NativeWatched
 from .parts import Shape, Table
 from .state import State
 
-_MOST_ADDRESSES = 1024
-"""Calls (a module, a set of shapes) whose addresses a thread keeps."""
+_MOST_FRAMES = 1024
+"""Kinds of calls (a module, a set of shapes) for which a thread keeps a frame."""
+_SMALL = 1 << 20
+"""Bytes of an output up to which one is kept to make others like it."""
 
 
 class NativeState(State):
@@ -89,14 +90,38 @@ class NativeBinding(Binding):
         self.numbers = numbers(self.sizes)
 
 
+class _Frame:
+    """What calls of one kind have in common, on one thread: addresses to be filled in again, outputs to make more like.
+
+    `empty_like` takes half as long as `empty`, so small outputs have something to be like.
+    """
+
+    __slots__ = ("addresses", "binding", "like", "state")
+
+    def __init__(self, state: NativeState, binding: NativeBinding, arena: torch.Tensor) -> None:
+        self.state, self.binding = state, binding
+        self.addresses = pointers(state.addresses)
+        base = arena.data_ptr()
+        for buffer, offset in binding.offsets:
+            self.addresses[buffer] = base + offset
+        made = _made(binding)
+        self.like = made if all(one.nbytes <= _SMALL for one in made) else None
+
+    def outputs(self) -> list[torch.Tensor]:
+        """New ones."""
+        return _made(self.binding) if self.like is None else list(map(torch.empty_like, self.like))
+
+
+def _made(binding: NativeBinding) -> list[torch.Tensor]:
+    return [torch.empty(shape, dtype=dtype) for shape, dtype, _ in binding.outputs]
+
+
 class _Local(threading.local):
-    """A thread's arena, and the addresses that it called with."""
+    """A thread's arena, and its frames."""
 
     def __init__(self) -> None:
-        self.arena: torch.Tensor | None = None
-        self.addresses: dict[
-            tuple[int, int], tuple[NativeState, NativeBinding, ctypes.Array[ctypes.c_void_p]]
-        ] = {}
+        self.arena = torch.empty(0, dtype=torch.uint8)
+        self.frames: dict[tuple[int, int], _Frame] = {}
 
 
 class NativeLayer(Layer[NativeState, NativeBinding]):
@@ -109,6 +134,7 @@ class NativeLayer(Layer[NativeState, NativeBinding]):
         self._builder = Builder(table, folder)
         self._local = _Local()
         self._empty = torch.zeros(ALIGNMENT, dtype=torch.uint8)
+        self._nowhere = self._empty.data_ptr()
         """Where tensors without elements point to, which have no address."""
         self.beside: tuple[NativeLayer, ...] = ()
         """Other programs of the same modules: packed weights that are equal are held once."""
@@ -128,9 +154,8 @@ class NativeLayer(Layer[NativeState, NativeBinding]):
         self, state: NativeState, binding: NativeBinding, inputs: list[torch.Tensor]
     ) -> list[torch.Tensor]:
         """See `Layer`."""
-        outputs = [torch.empty(shape, dtype=dtype) for shape, dtype, _ in binding.outputs]
-        addresses = self._addresses(state, binding)
-        empty = self._empty.data_ptr()
+        frame = self._frame(state, binding)
+        addresses, outputs, empty = frame.addresses, frame.outputs(), self._nowhere
         for one, tensor in zip(self.table.inputs, inputs, strict=True):
             addresses[one.buffer] = tensor.data_ptr() or empty
         for (_, _, buffer), tensor in zip(binding.outputs, outputs, strict=True):
@@ -139,20 +164,16 @@ class NativeLayer(Layer[NativeState, NativeBinding]):
             raise IndexError(f"{self.table.layer}: {self.table.messages[code - 1]}")
         return outputs
 
-    def _addresses(self, state: NativeState, binding: NativeBinding) -> ctypes.Array[ctypes.c_void_p]:
-        """Those of a thread's last call of the same kind, to be filled in again."""
+    def _frame(self, state: NativeState, binding: NativeBinding) -> _Frame:
+        """That of a thread's last call of the same kind."""
         local = self._local
         key = (id(state), id(binding))
-        found = local.addresses.get(key)
-        if found is None or found[0] is not state or found[1] is not binding:
-            if local.arena is None or local.arena.numel() < binding.arena:
+        found = local.frames.get(key)
+        if found is None or found.state is not state or found.binding is not binding:
+            if local.arena.numel() < binding.arena or not local.arena.numel():
                 local.arena = torch.empty(max(binding.arena, ALIGNMENT), dtype=torch.uint8)
-                local.addresses.clear()
-            if len(local.addresses) >= _MOST_ADDRESSES:
-                local.addresses.clear()
-            addresses = pointers(state.addresses)
-            base = local.arena.data_ptr()
-            for buffer, offset in binding.offsets:
-                addresses[buffer] = base + offset
-            found = local.addresses[key] = (state, binding, addresses)
-        return found[2]
+                local.frames.clear()
+            if len(local.frames) >= _MOST_FRAMES:
+                local.frames.clear()
+            found = local.frames[key] = _Frame(state, binding, local.arena)
+        return found
