@@ -117,15 +117,20 @@ class RunningHub:
 
     # -- what it did
 
-    def output(self) -> str:
-        """The log of this process so far."""
-        with self.log.open("rb") as file:
-            file.seek(self._start_of_log)
-            return file.read().decode("utf-8", "replace")
+    def output(self, until: str = "", seconds: float = 20.0) -> str:
+        """The log of this process so far, once it holds `until`: a line is written just after its answer was sent."""
+        end = time.monotonic() + seconds
+        while True:
+            with self.log.open("rb") as file:
+                file.seek(self._start_of_log)
+                found = file.read().decode("utf-8", "replace")
+            if until in found or time.monotonic() > end:
+                return found
+            time.sleep(0.02)
 
     def requests(self) -> list[Request]:
         """Every request that was answered, except for the checks of health."""
-        # A line is written just after its answer was sent.
+        # Lines are written after their answers: until none comes any more.
         seen, before = self.output(), ""
         while seen != before:
             time.sleep(0.03)
