@@ -91,7 +91,7 @@ def from_module(example: Example, name: str) -> Source:
         example, signature, defaultdict(lambda: Tensor(0))
     )  # before any is traced with, which may change it
     given, shapes = _exposed(example)
-    with traced_forward(module, given, example.args, example.kwargs) as outcome, warnings.catch_warnings():
+    with traced_forward(module, given, example.args, example.kwargs) as call, warnings.catch_warnings():
         # torch.export, of its own copies.
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         program = import_torch_program(module, (), given, dynamic_shapes=shapes, name=name)
@@ -100,7 +100,7 @@ def from_module(example: Example, name: str) -> Source:
     arguments = _arguments(
         example, signature, {path: Tensor(place) for place, path in enumerate(graph.inputs)}
     )
-    result, changed = outcome.of(program)
+    result, changed = call.of(program)
     arrays = dict(graph.weights)
     graph.weights.clear()
     return Source(graph, signature, arguments, result, changed, example, names, arrays, constants)

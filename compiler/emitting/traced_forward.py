@@ -21,7 +21,7 @@ from kernels_hub.compiler.importers.torch_trace import arguments_of, path_text
 Changed = dict[str, dict[int, tuple[Tensor, Tensor]]]
 
 
-class Outcome:
+class TracedCall:
     """What a call came to, noted while it was traced: its result, and the caches among its arguments.
 
     Where no cache takes part, the results of the program are the result. Else they are a dict: the leaves of the
@@ -90,7 +90,7 @@ def _pair(pair: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 @contextmanager
 def traced_forward(
     module: nn.Module, given: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[Outcome]:
+) -> Iterator[TracedCall]:
     """While it is open, the module's forward takes these arguments alone; all others are what they are in `args` and
     `kwargs`.
 
@@ -101,7 +101,7 @@ def traced_forward(
         raise CompilerError(
             f"the forward of this {type(module).__name__} was replaced; restore the model first"
         )
-    outcome = Outcome()
+    call = TracedCall()
 
     def forward(**tensors: Any) -> Any:
         own_args, own_kwargs = fresh((args, dict(kwargs)))
@@ -112,12 +112,12 @@ def traced_forward(
         result = type(module).forward(
             module, *positional, **{name: values[name] for name in bound[len(args) :]}
         )
-        return outcome.noted(result, caches, before)
+        return call.noted(result, caches, before)
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in given])  # type: ignore[attr-defined]
     object.__setattr__(module, "forward", forward)
     try:
-        yield outcome
+        yield call
     finally:
         object.__delattr__(module, "forward")

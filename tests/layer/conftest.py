@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from kernels_hub import LocalLayerRepository
+from kernels_hub import LocalLayerRepository, load_kernel_mapping, use_kernel_mapping
+from kernels_hub.compiler import layer_store
+from kernels_hub.layer import compile_on_call
 from kernels_hub.layer import mapping as mapping_module
 
 RepositoryMaker = Callable[..., Path]
@@ -96,3 +98,12 @@ def same_class(name: str = "Same", layer_name: str = "Double") -> type[nn.Module
 
     Same.__name__ = Same.__qualname__ = name
     return Same
+
+
+@pytest.fixture
+def mapping_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The shipped mapping `compiled`, with a store of the test's own; compiled C++ is shared with all tests."""
+    monkeypatch.setattr(layer_store, "store_folder", lambda: tmp_path / "layers")
+    compile_on_call._forward_of.cache_clear()
+    with use_kernel_mapping(load_kernel_mapping("compiled"), inherit_mapping=False), torch.no_grad():
+        yield

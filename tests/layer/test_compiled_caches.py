@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,29 +12,18 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from kernels_hub import Mode, kernelize, load_kernel_mapping, report, restore, use_kernel_mapping
-from kernels_hub.compiler import layer_store
+from kernels_hub import Mode, kernelize, report, restore
 from kernels_hub.layer import compile_on_call
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers")
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+    pytest.mark.usefixtures("mapping_compiled"),
+]
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store of the test's own; compiled C++ is shared with all tests."""
-    monkeypatch.setattr(layer_store, "store_folder", lambda: tmp_path / "layers")
-    compile_on_call._forward_of.cache_clear()
-
-
-@pytest.fixture(autouse=True)
-def compiled() -> Iterator[None]:
-    with use_kernel_mapping(load_kernel_mapping("compiled"), inherit_mapping=False), torch.no_grad():
-        yield
 
 
 def llama(**more: Any) -> Any:

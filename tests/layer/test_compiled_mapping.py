@@ -4,39 +4,25 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from kernels_hub import Mode, explain, kernelize, load_kernel_mapping, report, restore, use_kernel_mapping
-from kernels_hub.compiler import layer_store
-from kernels_hub.layer import compile_on_call
+from kernels_hub import Mode, explain, kernelize, report, restore
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers")
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+    pytest.mark.usefixtures("mapping_compiled"),
+]
 
 TEXT = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
 }  # fmt: skip
 IMAGE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}
-
-
-@pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store of the test's own; compiled C++ is shared with all tests."""
-    monkeypatch.setattr(layer_store, "store_folder", lambda: tmp_path / "layers")
-    compile_on_call._forward_of.cache_clear()
-
-
-@pytest.fixture(autouse=True)
-def compiled() -> Iterator[None]:
-    with use_kernel_mapping(load_kernel_mapping("compiled"), inherit_mapping=False), torch.no_grad():
-        yield
 
 
 def model(name: str, config: Any) -> Any:
