@@ -22,6 +22,11 @@ struct KhTyped {
   void *object, *type;
 };
 
+struct KhVersion {
+  const uint64_t* now;  // another number whenever a dict changes
+  uint64_t seen;        // what it was when all was looked up and found unchanged
+};
+
 struct KhWindows {
   const char* start;  // windows of `width` bytes, one every `step` bytes
   int64_t step, places, width;
@@ -29,32 +34,48 @@ struct KhWindows {
 
 template <class T>
 struct KhSpan {
-  const T* first;
+  T* first;
   int64_t count;
-  const T* begin() const { return first; }
-  const T* end() const { return first + count; }
+  T* begin() const { return first; }
+  T* end() const { return first + count; }
 };
 
 struct KhWatched {
   KhPython python;
-  KhSpan<KhHeld> held;
-  KhSpan<KhTyped> typed;
-  KhSpan<void*> empty;       // dicts that hold nothing
-  KhSpan<const char*> next;  // where the caller looks itself, afterwards
-  KhSpan<KhWindows> windows;
+  KhSpan<const KhHeld> held;
+  KhSpan<KhVersion> versions;  // of the dicts of `held`; none where this Python counts none
+  KhSpan<const KhTyped> typed;
+  KhSpan<void* const> empty;       // dicts that hold nothing
+  KhSpan<const char* const> next;  // where the caller looks itself, afterwards
+  KhSpan<const KhWindows> windows;
   const char* kept;  // the bytes of all windows, one after the other
 };
 
+// A look into a dict costs three lines of the cache that depend on one another, its version one that depends on none.
+static bool kh_versions_hold(const KhWatched* all) {
+  uint64_t differences = all->versions.count == 0;
+  for (const KhVersion& one : all->versions) differences |= *one.now ^ one.seen;
+  return differences == 0;
+}
+
+static bool kh_held(const KhWatched* all) {
+  if (kh_versions_hold(all)) return true;
+  for (const KhHeld& one : all->held) __builtin_prefetch(one.table);
+  for (const KhHeld& one : all->held)
+    if (all->python.get(one.table, one.name) != one.value) return false;
+  for (KhVersion& one : all->versions) one.seen = *one.now;
+  return true;
+}
+
 extern "C" int kh_unchanged(const KhWatched* all) {
   const KhPython& python = all->python;
-  for (const KhHeld& one : all->held) __builtin_prefetch(one.table);
+  for (const KhVersion& one : all->versions) __builtin_prefetch(one.now);
   for (const KhTyped& one : all->typed) __builtin_prefetch(one.object);
   for (void* one : all->empty) __builtin_prefetch(one);
   for (const char* one : all->next) __builtin_prefetch(one);
   for (const KhWindows& one : all->windows)
     for (int64_t place = 0; place < one.places; ++place) __builtin_prefetch(one.start + place * one.step);
-  for (const KhHeld& one : all->held)
-    if (python.get(one.table, one.name) != one.value) return 0;
+  if (!kh_held(all)) return 0;
   for (const KhTyped& one : all->typed) {
     void* type = python.type(one.object);
     python.release(type);

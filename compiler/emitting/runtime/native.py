@@ -26,14 +26,14 @@ class Native:
 
     def __init__(self, path: Path) -> None:
         library = load(path)
-        for name in ("kh_prepare", "kh_run"):
-            function = getattr(library, name)
-            function.argtypes, function.restype = (_POINTERS, _SIZES), ctypes.c_int
+        library.kh_prepare.argtypes, library.kh_prepare.restype = (_POINTERS, _SIZES), ctypes.c_int
         library.kh_packed_bytes.argtypes = (ctypes.c_int64,)
         library.kh_packed_bytes.restype = ctypes.c_int64
         library.kh_pack.argtypes, library.kh_pack.restype = (ctypes.c_int64, _POINTERS, _SIZES), ctypes.c_int
-        self.run = library.kh_run
-        """0, or the number of a message: an index that is out of range."""
+        self.run = library["kh_run"]
+        """0, or the number of a message: an index that is out of range. Takes the addresses of what `pointers` and
+        `numbers` make: ctypes converts numbers in half the time."""
+        self.run.argtypes, self.run.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int
         self.step = library.kh_step
         """The same of one kernel, by its number."""
         self.step.argtypes, self.step.restype = (ctypes.c_int64, _POINTERS, _SIZES), ctypes.c_int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -83,11 +84,12 @@ class NativeState(State):
 class NativeBinding(Binding):
     """Sizes as kh_run takes them, too."""
 
-    __slots__ = ("numbers",)
+    __slots__ = ("numbers", "place")
 
     def __init__(self, table: Table, shapes: tuple[Shape, ...]) -> None:
         super().__init__(table, shapes)
         self.numbers = numbers(self.sizes)
+        self.place = ctypes.addressof(self.numbers)
 
 
 class _Frame:
@@ -96,11 +98,12 @@ class _Frame:
     `empty_like` takes half as long as `empty`, so small outputs have something to be like.
     """
 
-    __slots__ = ("addresses", "binding", "like", "state")
+    __slots__ = ("addresses", "binding", "like", "place", "state")
 
     def __init__(self, state: NativeState, binding: NativeBinding, arena: torch.Tensor) -> None:
         self.state, self.binding = state, binding
         self.addresses = pointers(state.addresses)
+        self.place = ctypes.addressof(self.addresses)
         base = arena.data_ptr()
         for buffer, offset in binding.offsets:
             self.addresses[buffer] = base + offset
@@ -160,7 +163,7 @@ class NativeLayer(Layer[NativeState, NativeBinding]):
             addresses[one.buffer] = tensor.data_ptr() or empty
         for (_, _, buffer), tensor in zip(binding.outputs, outputs, strict=True):
             addresses[buffer] = tensor.data_ptr() or empty
-        if code := self._builder.native().run(addresses, binding.numbers):
+        if code := self._builder.native().run(frame.place, binding.place):
             raise IndexError(f"{self.table.layer}: {self.table.messages[code - 1]}")
         return outputs
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import shutil
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from kernels_hub.compiler.codegen.toolchain import build, load
+from kernels_hub.compiler.emitting.runtime import native_watched
 from kernels_hub.compiler.emitting.runtime.modules import Held
 from kernels_hub.compiler.emitting.runtime.native_watched import NativeWatched
 from kernels_hub.compiler.emitting.runtime.watched import Watched
@@ -33,12 +35,14 @@ class Block(nn.Module):
 Watch = Callable[..., Watched]
 
 
-@pytest.fixture(params=["python", "native"])
-def watch(request: pytest.FixtureRequest) -> Watch:
+@pytest.fixture(params=["python", "native", "native without versions of dicts"])
+def watch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Watch:
     if request.param == "python":
         return Watched
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
+    if "without" in request.param:
+        monkeypatch.setattr(native_watched, "_VERSION_AT", 0)
     library = load(build('#include "unchanged.h"\n', "unchanged"))
     address = ctypes.cast(library.kh_unchanged, ctypes.c_void_p).value
     return partial(NativeWatched, SimpleNamespace(unchanged=address, library=library))
@@ -154,6 +158,25 @@ def test_what_is_not_watched_may_change(watch: Watch):
     hook_of_another = Block()
     hook(hook_of_another)
     assert one.holds()
+
+
+def test_a_change_is_seen_after_one_that_does_not_matter(watch: Watch):
+    block = Block()
+    one = watched(block, watch)
+    assert one.holds()
+    block.norm.note = "not watched, in a table that is"
+    assert one.holds() and one.holds()
+    eps, block.norm.eps = block.norm.eps, 2e-3
+    assert not one.holds() and not one.holds()
+    block.norm.eps = eps
+    assert one.holds()
+
+
+@pytest.mark.skipif(
+    sys.implementation.name != "cpython" or sys.version_info >= (3, 13), reason="dicts have no versions here"
+)
+def test_versions_of_dicts_are_found():
+    assert native_watched._VERSION_AT
 
 
 def test_nothing_to_watch(watch: Watch):
