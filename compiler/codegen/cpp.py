@@ -89,8 +89,8 @@ class _Unit:
 
     def program(self) -> Program:
         kernels = Lines()
-        prepared = [self._kernel(one, kernels) for one in self.schedule.prepare]
-        called = [self._kernel(one, kernels) for one in self.schedule.kernels]
+        prepared = [self._kernel(one, kernels, PackedOperands(closed=True)) for one in self.schedule.prepare]
+        called = [self._kernel(one, kernels, self.packed) for one in self.schedule.kernels]
         symbols = dim_symbols(dim for one in self.schedule.buffers for dim in (*one.shape, *one.strides))
         names = {one.name for one in symbols if not is_variable(one)} | set(self.used)
         sizes = tuple(sorted(names))
@@ -118,7 +118,7 @@ class _Unit:
         kernels = (*self.schedule.prepare, *self.schedule.kernels)
         return tuple(sorted({one for kernel in kernels for nest in kernel.nests for one in runtime_of(nest)}))
 
-    def _kernel(self, kernel: Kernel, lines: Lines) -> _Call:
+    def _kernel(self, kernel: Kernel, lines: Lines, packed: PackedOperands) -> _Call:
         """Write the functions of a kernel, unless there are some with the same text but for names."""
         wanted = identifier(kernel.name)
         if not re.match(r"k\d+_", wanted):  # no word of C++, no function of its libraries
@@ -128,7 +128,7 @@ class _Unit:
             name = f"{wanted}_{len(self.taken)}"
         self.taken.add(name)
         mine = Lines()
-        parameters = self._functions(name, kernel, mine)
+        parameters = self._functions(name, kernel, mine, packed)
         self.used.update(parameters.sizes)
         origin = origins(kernel.origins)
         known = self.functions.setdefault(_pattern(mine.text()), name)
@@ -138,7 +138,7 @@ class _Unit:
             lines.lines += [*mine.lines, ""]
         return _Call(known, parameters, origin)
 
-    def _functions(self, name: str, kernel: Kernel, lines: Lines) -> Parameters:
+    def _functions(self, name: str, kernel: Kernel, lines: Lines, packed: PackedOperands) -> Parameters:
         if share_rows(kernel.nests):
             return print_rows(name, kernel.nests, lines, self.names, round_ops=self.round_ops)
         parts: list[tuple[str, Parameters]] = []
@@ -149,7 +149,7 @@ class _Unit:
             if nest.root is None:
                 parameters = print_nest(part, nest, lines, self.names, round_ops=self.round_ops)
             else:
-                parameters = print_root(part, nest, lines, self.names, self.packed, round_ops=self.round_ops)
+                parameters = print_root(part, nest, lines, self.names, packed, round_ops=self.round_ops)
             parts.append((part, parameters))
         together = Parameters()
         for _, parameters in parts:

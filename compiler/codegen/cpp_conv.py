@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kernels_hub.compiler.codegen.cpp_epilogue import print_epilogue
-from kernels_hub.compiler.codegen.cpp_packed import PackedOperands, is_weight
+from kernels_hub.compiler.codegen.cpp_packed import PackedOperands
 from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
 from kernels_hub.compiler.codegen.scalar import Cpp
 from kernels_hub.compiler.ir.dims import Dim
@@ -22,7 +22,7 @@ def print_convolution(
     scalars = Cpp(Ranges(nest.outer))
     index = scalars.index
     parameters = Parameters.of(nest, [dim for pair in root.padding for dim in pair])
-    weight = is_weight(root.w)
+    weight = packed.takes(root.w)
     source = names.buffers[root.w.buffer] + _plus(index(root.w.offset))
     w_strides = _list([index(one) for one in _five(root.w.strides, 0)])
     if weight:

@@ -23,13 +23,21 @@ class Packed:
 
 
 class PackedOperands:
-    """Those of a translation unit, each once."""
+    """Those of a translation unit, each once. closed: takes none, for kernels that run before anything is packed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, closed: bool = False) -> None:
+        self._closed = closed
         self._known: dict[tuple[object, ...], Packed] = {}
 
     def __iter__(self) -> Iterator[Packed]:
         return iter(self._known.values())
+
+    def takes(self, view: View) -> bool:
+        """Whether an operand is packed once: the same in every call, of a size that is known."""
+        roles = {Role.PARAMETER, Role.CONSTANT, Role.PREPARED}
+        own = [dim for dim, stride in zip(view.shape, view.strides, strict=True) if stride != 0]
+        dims: tuple[Dim, ...] = (view.offset, *own, *view.shape[-2:], *view.strides)
+        return not self._closed and view.buffer.role in roles and all(isinstance(dim, int) for dim in dims)
 
     def add(self, view: View, size: str, fill: str) -> str:
         """The name of an operand's memory."""
@@ -37,11 +45,3 @@ class PackedOperands:
         if key not in self._known:
             self._known[key] = Packed(f"packed{len(self._known)}", view.buffer, size, fill)
         return self._known[key].name
-
-
-def is_weight(view: View) -> bool:
-    """Whether an operand is the same in every call, of a size that is known."""
-    roles = {Role.PARAMETER, Role.CONSTANT, Role.PREPARED}
-    own = [dim for dim, stride in zip(view.shape, view.strides, strict=True) if stride != 0]
-    dims: tuple[Dim, ...] = (view.offset, *own, *view.shape[-2:], *view.strides)
-    return view.buffer.role in roles and all(isinstance(dim, int) for dim in dims)

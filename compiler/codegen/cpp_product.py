@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from kernels_hub.compiler.codegen.cpp_epilogue import print_epilogue
 from kernels_hub.compiler.codegen.cpp_loops import turns
-from kernels_hub.compiler.codegen.cpp_packed import PackedOperands, is_weight
+from kernels_hub.compiler.codegen.cpp_packed import PackedOperands
 from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
 from kernels_hub.compiler.codegen.scalar import Cpp, storage_type
 from kernels_hub.compiler.ir.dims import Dim, product
@@ -33,7 +33,7 @@ def print_product(
     scalars = Cpp(Ranges(nest.outer))
     index = scalars.index
     parameters = Parameters.of(nest)
-    weight = is_weight(root.b)
+    weight = packed.takes(root.b)
     flat = _is_flat(root, batch)
     if weight:
         if root.a.buffer is not root.b.buffer and not _loads(nest, root.b):

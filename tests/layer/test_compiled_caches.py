@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from kernels_hub import Mode, kernelize, report, restore
+from kernels_hub import (
+    CompiledLayer,
+    Mode,
+    kernelize,
+    replace_kernel_forward_from_hub,
+    report,
+    restore,
+    use_kernel_mapping,
+)
 from kernels_hub.layer import compile_on_call
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers")
@@ -174,6 +182,31 @@ def test_packed_weights_are_held_once():
     assert first == second
     (row,) = [one for one in report(model).rows if one.path == "model"]
     assert row.packed_nbytes < 1.5 * programs(model)[0].known(inner).nbytes
+
+
+def test_packed_products_of_weights_are_held_once():
+    """The program of the second form makes its own, and holds those of the first."""
+
+    class Adapted(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(8, 48, bias=False), torch.nn.Linear(40, 8, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.nn.functional.linear(x, self.up.weight @ self.down.weight).relu()
+
+    torch.manual_seed(0)
+    model = Adapted().eval()
+    original = copy.deepcopy(model)
+    replace_kernel_forward_from_hub(Adapted, "Adapted")
+    with use_kernel_mapping({"Adapted": {"cpu": CompiledLayer("Adapted")}}, inherit_mapping=False):
+        kernelize(model, mode=Mode.INFERENCE)
+        for rows in (5, 1, 5, 1):
+            x = torch.randn(rows, 40)
+            torch.testing.assert_close(model(x), original(x))
+    forward = model.__dict__["forward"].func
+    first, second = (compile_on_call.program_of(one).known(model).packed for one in forward.forwards(model))
+    assert [one.data_ptr() for one in first] == [one.data_ptr() for one in second]
 
 
 def test_restored():

@@ -97,6 +97,34 @@ def test_mlp(mlp: Emitted, shape: tuple[int, ...]):
         compare(module, program, torch.randn(shape[1], shape[0], 64).transpose(0, 1))
 
 
+class Adapted(nn.Module):
+    """A linear layer whose weight is made of others at every call, by a product of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(48, 40))
+        self.down, self.up = nn.Parameter(torch.randn(8, 40)), nn.Parameter(torch.randn(48, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight + 0.5 * (self.up @ self.down))
+
+
+replace_kernel_forward_from_hub(Adapted, "Adapted")
+
+
+def test_products_of_weights(tmp_path: Path):
+    """They are made once, before what calls multiply by is packed, and again when a weight changes."""
+    torch.manual_seed(0)
+    module, x = Adapted().eval(), torch.randn(5, 40)
+    emitted = emit.emit_layer(
+        (module, (x,)), layer_name="Adapted", out=tmp_path / "out", benchmark=False, training=False
+    )
+    with swapped(module, emitted) as program, torch.no_grad():
+        compare(module, program, x)
+        module.down.mul_(-2)
+        compare(module, program, x)
+
+
 def test_everything_else_of_a_module(normed_layer: Emitted):
     """A folded norm, tied weights, a buffer, keyword arguments, nested arguments and results."""
     case = normed()
