@@ -47,13 +47,13 @@ def total_start(one: Reduce, body: Body) -> str:
         return "0" if one.kind == "sum" else "1"
     if one.kind in {"any", "all"}:
         return "0" if one.kind == "any" else "1"
-    return _extreme(one.kind, one.dtype, body)
+    return extreme(one.kind, one.dtype, body)
 
 
 def best_start(one: Reduce, body: Body) -> tuple[str, str]:
     """The type of the value that a place is searched for, and what it starts from."""
     dtype = body.dtypes[one.arg]
-    return value_type(dtype), _extreme(PLACES[one.kind], dtype, body)
+    return value_type(dtype), extreme(PLACES[one.kind], dtype, body)
 
 
 def start_along(one: Reduce, body: Body) -> None:
@@ -159,7 +159,7 @@ def _has_nan(one: Reduce) -> bool:
     return one.kind in {"max", "min"} and one.dtype.is_float
 
 
-def _extreme(kind: str, dtype: DType, body: Body) -> str:
+def extreme(kind: str, dtype: DType, body: Body) -> str:
     """What is beaten by everything."""
     if dtype.is_float:
         return body.scalars.literal(float("-inf" if kind == "max" else "inf"), dtype)

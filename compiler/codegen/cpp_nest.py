@@ -1,7 +1,7 @@
 """A nest without a root as C++: loops over rows by threads, the innermost by vector instructions.
 
 A nest without inner loops is a loop nest whose last loop is vectorised, each statement as far outside as it can be.
-For nests with inner loops see `cpp_reduce`.
+For nests with inner loops see `cpp_reduce` and `cpp_scan`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from kernels_hub.compiler.codegen.cpp_function import Function
 from kernels_hub.compiler.codegen.cpp_loops import estimate, is_empty, levels, simplified, stride, turns
 from kernels_hub.compiler.codegen.cpp_reduce import print_reduction
+from kernels_hub.compiler.codegen.cpp_scan import print_scan
 from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
 from kernels_hub.compiler.codegen.scalar import variable_name
 from kernels_hub.compiler.ir.dims import Dim, ceildiv
 from kernels_hub.compiler.schedule.index import Loop
-from kernels_hub.compiler.schedule.kernel import Load, Nest, Reduce, Store
+from kernels_hub.compiler.schedule.kernel import Load, Nest, Store
 
 MANY_ROWS = 256
 """Turns that threads share; loops beyond that stay loops."""
@@ -32,8 +33,10 @@ def print_nest(name: str, nest: Nest, lines: Lines, names: Names, *, round_ops: 
     if is_empty(nest.outer):
         with lines.block(f"static void {name}({', '.join(parameters.declared(names))})"):
             lines.add("// Nothing to do: a loop has no turns.")
-    elif _reduces(nest):
+    elif nest.reduces:
         print_reduction(function)
+    elif nest.scans:
+        print_scan(function)
     else:
         _print_pointwise(function)
     return parameters
@@ -68,7 +71,7 @@ def print_rows(
 
 def share_rows(nests: Sequence[Nest]) -> bool:
     """Whether nests are pointwise over the same rows, and none reads what another writes."""
-    if len(nests) < 2 or any(nest.root is not None or _reduces(nest) for nest in nests):
+    if len(nests) < 2 or any(nest.root is not None or nest.reduces or nest.scans for nest in nests):
         return False
     made = [_simplified(nest) for nest in nests]
     if any(is_empty(nest.outer) for nest in made) or not _common(made):
@@ -78,13 +81,9 @@ def share_rows(nests: Sequence[Nest]) -> bool:
 
 
 def _simplified(nest: Nest) -> Nest:
-    if not _reduces(nest):  # nothing to add up: inner loops are loops
+    if not nest.reduces and not nest.scans:  # nothing to add up: inner loops are loops
         nest = Nest((*nest.outer, *nest.inner), (), nest.body)
     return simplified(nest)
-
-
-def _reduces(nest: Nest) -> bool:
-    return any(isinstance(one, Reduce) for one in nest.body)
 
 
 def _common(nests: Sequence[Nest]) -> tuple[Loop, ...]:

@@ -181,7 +181,7 @@ class Body:
                 self.emit(one)
 
     def emit(self, one: Statement) -> None:
-        """One statement that is no Reduce as a line."""
+        """One statement that is neither Reduce nor Scan as a line."""
         if isinstance(one, Constant):
             return
         if isinstance(one, Store):
@@ -195,7 +195,7 @@ class Body:
         self.lines.add(f"const {value_type(one.dtype)} {one.name} = {self.value(one)};", origin)
 
     def value(self, one: Statement) -> str:
-        """The expression of a statement that is neither Reduce nor Store."""
+        """The expression of a statement that is neither Reduce, Scan nor Store."""
         if isinstance(one, Load):
             element = f"{self.names.buffers[one.buffer]}[{self.index(one.place)}]"
             test = self.scalars.test(one.guards)

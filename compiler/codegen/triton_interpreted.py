@@ -45,6 +45,16 @@ def reduction(function: np.ufunc) -> Callable[[Any], Any]:
     return reduce
 
 
+def scan(function: np.ufunc) -> Callable[[Any], Any]:
+    """A running reduction along axis 1."""
+
+    def run(x: Any) -> Any:
+        data = x.handle.data
+        return _tensor(function.accumulate(data, axis=1, dtype=data.dtype), x)
+
+    return run
+
+
 def dot(a: Any, b: Any, total: Any, precision: str = "ieee") -> Any:  # noqa: ARG001  (that of NumPy)
     """total + a @ b, of operands widened before: the interpreter would multiply the bits of bfloat16."""
     return tl.dot(a.to(tl.float32), b.to(tl.float32), total)

@@ -1,4 +1,4 @@
-"""Nests without a root as Triton kernels: pointwise ones here, those with reductions in `triton_reduce`.
+"""Nests without a root as Triton kernels: pointwise ones here, others in `triton_reduce` and `triton_scan`.
 
 A pointwise nest is a block of consecutive positions of its merged loops for each program.
 """
@@ -10,20 +10,22 @@ from kernels_hub.compiler.codegen.cpp_text import Names
 from kernels_hub.compiler.codegen.triton_kernel import HOST, KernelText, Launch
 from kernels_hub.compiler.codegen.triton_options import Options, Tile, block_tile, chosen
 from kernels_hub.compiler.codegen.triton_reduce import print_reduction
+from kernels_hub.compiler.codegen.triton_scan import print_scan
 from kernels_hub.compiler.codegen.triton_text import Axis, Body, Lines
-from kernels_hub.compiler.schedule.kernel import Nest, Reduce
+from kernels_hub.compiler.schedule.kernel import Nest
 
 
 def print_nest(name: str, nest: Nest, lines: Lines, names: Names, options: Options) -> Launch | None:
     """Write the kernel of a nest without a root; None where there is nothing to do."""
-    reduces = any(isinstance(one, Reduce) for one in nest.body)
-    if not reduces:
+    if not nest.reduces and not nest.scans:
         nest = Nest((*nest.outer, *nest.inner), (), nest.body)
     nest = simplified(nest)
     if is_empty(nest.outer):
         return None
-    if reduces:
+    if nest.reduces:
         return print_reduction(name, nest, lines, names, options)
+    if nest.scans:
+        return print_scan(name, nest, lines, names, options)
     return print_pointwise(name, nest, lines, names, options)
 
 

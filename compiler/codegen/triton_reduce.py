@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from kernels_hub.compiler.codegen.cpp_contexts import lane_of
 from kernels_hub.compiler.codegen.cpp_loops import turns
 from kernels_hub.compiler.codegen.cpp_text import Names
-from kernels_hub.compiler.codegen.triton_kernel import HOST, KernelText, Launch
+from kernels_hub.compiler.codegen.triton_kernel import HOST, Launch
 from kernels_hub.compiler.codegen.triton_options import (
     MOST_COLUMNS,
     Options,
-    Tile,
     chosen,
     looped_tile,
     whole_tile,
 )
-from kernels_hub.compiler.codegen.triton_text import Axis, Body, Lines
+from kernels_hub.compiler.codegen.triton_text import Lines
+from kernels_hub.compiler.codegen.triton_tiles import Tiles
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.types import DType
 from kernels_hub.compiler.schedule.index import flatten
@@ -43,27 +43,20 @@ def print_reduction(name: str, nest: Nest, lines: Lines, names: Names, options: 
     return _Reduction(f"{name}_whole", nest, lines, names, options).persistent(condition, looped)
 
 
-class _Reduction:
+class _Reduction(Tiles):
     """One kernel."""
 
     def __init__(self, name: str, nest: Nest, lines: Lines, names: Names, options: Options) -> None:
-        self.nest, self.lines, self.late = nest, lines, options.late
-        self.kernel = KernelText(name, nest, lines, names)
-        rows = Axis("rows", "row", "row_live") if nest.outer else None
-        columns = Axis("columns", "column", "column_live")
-        axis_of = {one.name: "rows" for one in nest.outer} | {one.name: "columns" for one in nest.inner}
-        loops = (*nest.outer, *nest.inner)
-        self.body = Body(lines, names, loops, [columns, *([rows] if rows else [])], axis_of)
-        if rows is None:
-            self.body.axes["rows"] = Axis("rows", "row")
+        super().__init__(name, nest, lines, names)
+        self.late = options.late
         self.inner = nest.is_inner()
         self.flat = flatten(tuple(one.index for one in nest.inner), tuple(one.extent for one in nest.inner))
 
     def persistent(self, condition: str = "", otherwise: Launch | None = None) -> Launch:
         """All columns at once."""
         with self.kernel.define(["ROWS", "COLUMNS"]):
-            self._rows()
-            self._columns("tl.arange(0, COLUMNS)")
+            self.rows()
+            self.columns("tl.arange(0, COLUMNS)")
             for one in self.nest.body:
                 if isinstance(one, Reduce):
                     self._reduce(one)
@@ -71,7 +64,7 @@ class _Reduction:
                     self.body.emit(one)
         outer, inner = turns(self.nest.outer), turns(self.nest.inner)
         tile = chosen(whole_tile, (outer, inner), (HOST.index(outer), HOST.index(inner)), late=self.late)
-        return self._launch(tile, condition, otherwise)
+        return self.launch(tile, condition, otherwise)
 
     def looped(self, *, across: bool) -> Launch:
         """Columns by columns, in as many passes as it takes."""
@@ -84,41 +77,16 @@ class _Reduction:
             }
         )
         with self.kernel.define(["ROWS", "COLUMNS"]):
-            self._rows()
+            self.rows()
             self._segment(0, level)
             for number in range(max(passes, default=-1) + 1):
                 if number in passes:
                     self._pass(number, level)
                 self._segment(number + 1, level)
         outer = turns(self.nest.outer)
-        return self._launch(chosen(looped_tile, (outer,), (HOST.index(outer),), across, late=self.late))
+        return self.launch(chosen(looped_tile, (outer,), (HOST.index(outer),), across, late=self.late))
 
     # -- both --------------------------------------------------------------------------------------
-
-    def _rows(self) -> None:
-        if not self.nest.outer:
-            self.lines.add("row = tl.zeros([ROWS, 1], tl.int32)")
-            return
-        total = self.body.index(turns(self.nest.outer))
-        self.lines.add(f"row = {self.kernel.program()} * ROWS + tl.arange(0, ROWS)[:, None]")
-        self.lines.add(f"row_live = row < {total}")
-        self.kernel.unravel("row", self.nest.outer, self.body.scalars)
-
-    def _columns(self, positions: str) -> None:
-        wide = "" if self.kernel.index == "tl.int32" else f".to({self.kernel.index})"
-        self.lines.add(f"column = ({positions})[None, :]{wide}")
-        self.lines.add(f"column_live = column < {self.body.index(turns(self.nest.inner))}")
-        self.kernel.unravel("column", self.nest.inner, self.body.scalars)
-
-    def _launch(self, tile: Tile, condition: str = "", otherwise: Launch | None = None) -> Launch:
-        outer = turns(self.nest.outer)
-        count = HOST.index(outer)
-        tests = [condition] if condition else []
-        if not isinstance(outer, int):
-            tests.append(f"{HOST.factor(outer)} > 0")
-        return self.kernel.launch(
-            " and ".join(tests), [f"kh.cdiv({count}, {tile.of('ROWS')})"], tile, otherwise
-        )
 
     def _reduce(self, one: Reduce) -> None:
         """A reduction of what is in registers."""
@@ -221,7 +189,7 @@ class _Reduction:
         for total in fed:
             self._start(total)
         with self.lines.block(f"for start in range(0, {self.body.index(turns(self.nest.inner))}, COLUMNS)"):
-            self._columns("start + tl.arange(0, COLUMNS)")
+            self.columns("start + tl.arange(0, COLUMNS)")
             for one in self.nest.body:
                 if isinstance(one, Reduce):
                     if one in fed:

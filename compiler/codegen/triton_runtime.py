@@ -45,6 +45,11 @@ def _min(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 
 @_jit
+def _sum(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    return a + b
+
+
+@_jit
 def _prod(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     return a * b
 
@@ -71,6 +76,30 @@ def row_min(x: tl.tensor) -> tl.tensor:
 def row_prod(x: tl.tensor) -> tl.tensor:
     """The product."""
     return tl.reduce(x, 1, _prod, keep_dims=True)
+
+
+@_jit
+def running_sum(x: tl.tensor) -> tl.tensor:
+    """Of each element and all before it in its row, of the dtype of x."""
+    return tl.associative_scan(x, 1, _sum)
+
+
+@_jit
+def running_prod(x: tl.tensor) -> tl.tensor:
+    """As `running_sum`, multiplied."""
+    return tl.associative_scan(x, 1, _prod)
+
+
+@_jit
+def running_max(x: tl.tensor) -> tl.tensor:
+    """As `running_sum`, the greatest; NaN from the first NaN on."""
+    return tl.associative_scan(x, 1, _max)
+
+
+@_jit
+def running_min(x: tl.tensor) -> tl.tensor:
+    """As `running_max`, the least."""
+    return tl.associative_scan(x, 1, _min)
 
 
 @_jit
@@ -136,6 +165,10 @@ if INTERPRETED:
     row_max = _interpreted.reduction(np.maximum)  # type: ignore[assignment]
     row_min = _interpreted.reduction(np.minimum)  # type: ignore[assignment]
     row_prod = _interpreted.reduction(np.multiply)  # type: ignore[assignment]
+    running_sum = _interpreted.scan(np.add)  # type: ignore[assignment]
+    running_prod = _interpreted.scan(np.multiply)  # type: ignore[assignment]
+    running_max = _interpreted.scan(np.maximum)  # type: ignore[assignment]
+    running_min = _interpreted.scan(np.minimum)  # type: ignore[assignment]
 else:
     from triton.language.extra import libdevice  # type: ignore[no-redef]
 

@@ -28,6 +28,7 @@ from kernels_hub.compiler.schedule.kernel import (
     Nest,
     Position,
     Reduce,
+    Scan,
     Statement,
     Store,
     Test,
@@ -177,12 +178,12 @@ class Body:
         return frozenset(found)
 
     def emit(self, one: Statement) -> None:
-        """One statement that is no Reduce as a line, or a few."""
+        """One statement that is neither Reduce nor Scan as a line, or a few."""
         axes = self.axes_of(one)
         if isinstance(one, Store):
             self._store(one, axes)
             return
-        assert not isinstance(one, Reduce)
+        assert not isinstance(one, (Reduce, Scan))
         self.know(one.name, one.dtype, axes)
         origin = one.origin if isinstance(one, Compute) else ""
         if isinstance(one, Bound):
@@ -191,7 +192,7 @@ class Body:
         self.lines.add(f"{one.name} = {self.value(one, axes)}", origin)
 
     def value(self, one: Statement, axes: frozenset[str]) -> str:
-        """The expression of a statement that is neither Bound, Reduce nor Store."""
+        """The expression of a statement that is neither Bound, Reduce, Scan nor Store."""
         if isinstance(one, Load):
             text = self._load(one, axes)
             return text if one.dtype.compute is one.dtype else f"{text}.to({one.dtype.compute.triton})"

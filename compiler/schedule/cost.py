@@ -16,6 +16,7 @@ from kernels_hub.compiler.schedule.kernel import (
     Nest,
     Product,
     Reduce,
+    Scan,
     Schedule,
     statements,
 )
@@ -68,7 +69,7 @@ def _flops(nest: Nest, sizes: Mapping[str, int]) -> int:
     inner = nest.is_inner()
     total = 0
     for one in nest.body:
-        if isinstance(one, Reduce):
+        if isinstance(one, (Reduce, Scan)):
             total += whole
         elif isinstance(one, Compute):
             total += whole if inner[one.name] else outer

@@ -5,7 +5,8 @@ that leaves no cycle among nests and if all that it reads of that nest is read a
 then it is in a register. Else it begins a nest of its own. Joining is tried by lowering the unit into a copy of the
 nest's body (`Body.at` raises `NotHere` where the place is another), so that what is accepted is what is run.
 
-A nest begins with the loops of its first unit; a reduction that joins makes the loops that it sums over inner ones.
+A nest begins with the loops of its first unit; a reduction that joins makes the loops that it sums over inner ones. A
+running sum is the first of its nest, and only pointwise units join it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from kernels_hub.compiler.schedule.lower import (
     pool_along,
     reduce_along,
     reduction_axes,
+    scan_along,
 )
 from kernels_hub.compiler.schedule.units import ROOTS, Kind, Units
 from kernels_hub.compiler.schedule.views import Index
@@ -141,6 +143,8 @@ class Fusion:
         shape, inner = value.shape, frozenset[int]()
         if kind is Kind.REDUCTION:
             shape, inner = value.operands[0].shape, frozenset(reduction_axes(value))
+        elif kind is Kind.SCAN:
+            inner = frozenset({value.attrs["axis"]})
         loops = tuple(Loop(f"$i{number}_{axis}", dim) for axis, dim in enumerate(shape))
         extra: tuple[Loop, ...] = ()
         if kind in {Kind.POOL, Kind.CONTRACTION}:
@@ -153,9 +157,11 @@ class Fusion:
             group.root = self.make_root(value, loops, name)
             body.define_at(value, group.index, name)
             return group
-        index = group.kept[1]
+        index = group.index if kind is Kind.SCAN else group.kept[1]
         if kind is Kind.POINTWISE:
             name = body.make(value, index)
+        elif kind is Kind.SCAN:
+            name = scan_along(body, value, index)
         else:
             inner_index = tuple(loop.index for loop in (*(loops[axis] for axis in sorted(inner)), *extra))
             make = {Kind.REDUCTION: reduce_along, Kind.POOL: pool_along, Kind.CONTRACTION: contract_along}[
@@ -199,7 +205,7 @@ class Fusion:
         axes = frozenset(reduction_axes(value))
         if value.operands[0].shape != group.domain or group.root is not None or group.extra:
             return False
-        if group.inner and group.inner != axes:
+        if group.inner and (group.inner != axes or self.units.kinds[group.units[0]] is Kind.SCAN):
             return False
         before, group.inner = group.inner, axes
         kept, outer = group.kept

@@ -4,6 +4,7 @@ A nest runs its statements for every turn of its `outer` loops, in any order and
 loops, these run in order inside, and a `Reduce` sums (or …) its argument over all their turns. A statement that
 depends on an inner variable is computed inside, any other once a turn of the outer loops; what depends on the
 result of a `Reduce` comes after all inner turns, and if it depends on inner variables too, in a second pass over them.
+A `Scan` sums over the turns so far, so that what depends on it is inner; no nest has both.
 
 A nest may have a root: a product, a convolution, an attention. Then the outer loops run over the result of the root,
 `root.name` is its element there, and the statements are the epilogue.
@@ -165,6 +166,17 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Scan:
+    """name = sum, prod, max or min of `arg` over this turn of the inner loop and all before it."""
+
+    name: str
+    dtype: DType
+    kind: str
+    arg: str
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
     """buffer[place] = arg."""
 
@@ -173,7 +185,7 @@ class Store:
     arg: str
 
 
-Statement = Load | Constant | Position | Test | Bound | Compute | Reduce | Store
+Statement = Load | Constant | Position | Test | Bound | Compute | Reduce | Scan | Store
 
 
 @dataclass(frozen=True)
@@ -251,13 +263,23 @@ class Nest:
     body: tuple[Statement, ...]
     root: Root | None = None
 
+    @property
+    def reduces(self) -> bool:
+        """Whether it has a `Reduce`."""
+        return any(isinstance(one, Reduce) for one in self.body)
+
+    @property
+    def scans(self) -> bool:
+        """Whether it has a `Scan`."""
+        return any(isinstance(one, Scan) for one in self.body)
+
     def is_inner(self) -> dict[str, bool]:
         """Name -> whether it depends on inner variables (the result of a Reduce does not)."""
         mine = {one.name for one in self.inner}
         known: dict[str, bool] = {self.root.name: False} if self.root is not None else {}
         for one in self.body:
-            if isinstance(one, Reduce):
-                known[one.name] = False
+            if isinstance(one, (Reduce, Scan)):
+                known[one.name] = isinstance(one, Scan)
             elif not isinstance(one, Store):
                 known[one.name] = any(known[arg] for arg in arguments(one)) or bool(mine & variables(one))
         return known
@@ -329,7 +351,7 @@ def arguments(one: Statement) -> tuple[str, ...]:
     direct: tuple[str, ...] = ()
     if isinstance(one, Compute):
         direct = one.args
-    elif isinstance(one, (Bound, Reduce, Store)):
+    elif isinstance(one, (Bound, Reduce, Scan, Store)):
         direct = (one.arg,)
     return direct + tuple(name[1:] for name in sorted(variables(one)) if name.startswith("$v"))
 

@@ -26,6 +26,7 @@ from kernels_hub.compiler.schedule.kernel import (
     Load,
     Position,
     Reduce,
+    Scan,
     Statement,
     Test,
 )
@@ -303,6 +304,7 @@ REDUCTIONS = {f"reduce_{kind}": kind for kind in ("sum", "prod", "max", "min", "
     "argmax": "argmax",
     "argmin": "argmin",
 }
+SCANS = {f"cum{kind}": kind for kind in ("sum", "prod", "max", "min")}
 POOLS = {"max_pool": "max", "sum_pool": "sum", "avg_pool": "sum"}
 
 
@@ -317,6 +319,13 @@ def reduce_along(body: Body, value: Value, outer: Index, inner: Index) -> str:
     kept, dropped = iter(outer), iter(inner)
     index = tuple(next(dropped) if axis in axes else next(kept) for axis in range(operand.rank))
     return _reduced(body, value, REDUCTIONS[value.op_name], body.at(operand, index))
+
+
+def scan_along(body: Body, value: Value, index: Index) -> str:
+    """An element of a running sum (or …), in a nest whose inner loop is along its axis."""
+    argument, name, dtype = body.at(value.operands[0], index), body.fresh(), value.dtype.compute
+    body.statements.append(Scan(name, dtype, SCANS[value.op_name], argument, value.node.origin))
+    return body.cast(name, dtype, value.dtype)
 
 
 def _reduced(body: Body, value: Value, kind: str, arg: str) -> str:

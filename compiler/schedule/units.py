@@ -19,7 +19,7 @@ from kernels_hub.compiler.ir.types import DType
 from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.expand import is_laid_out
 from kernels_hub.compiler.schedule.index import Ranges, linear, permuted, row_major
-from kernels_hub.compiler.schedule.lower import INLINE, POOLS, REDUCTIONS, repeats
+from kernels_hub.compiler.schedule.lower import INLINE, POOLS, REDUCTIONS, SCANS, repeats
 from kernels_hub.compiler.schedule.scores import ROOT_DTYPES, attention_parts
 from kernels_hub.compiler.schedule.views import Index, loops_of, walk
 
@@ -51,6 +51,7 @@ class Kind(enum.Enum):
 
     POINTWISE = enum.auto()
     REDUCTION = enum.auto()
+    SCAN = enum.auto()
     POOL = enum.auto()
     CONTRACTION = enum.auto()  # multiplied out by loops
     PRODUCT = enum.auto()
@@ -70,6 +71,8 @@ def kind_of(value: Value, dtypes: frozenset[DType] = ROOT_DTYPES) -> Kind | None
         return Kind.POINTWISE
     if name in REDUCTIONS:
         return Kind.REDUCTION
+    if name in SCANS:
+        return Kind.SCAN
     if name in POOLS:
         return Kind.POOL
     if name in {"matmul", "conv"}:

@@ -22,7 +22,6 @@ from kernels_hub.compiler.schedule.kernel import (
     Load,
     Nest,
     Product,
-    Reduce,
     Schedule,
 )
 from kernels_hub.compiler.schedule.memory import number
@@ -130,11 +129,8 @@ def _moved(kernel: Kernel, sizes: Mapping[str, int]) -> int:
 
 def _rows(nest: Nest, sizes: Mapping[str, int]) -> int:
     """Turns that threads may share."""
-    if isinstance(nest.root, Attention) or any(isinstance(one, Reduce) for one in nest.body):
-        loops = nest.outer
-    else:
-        loops = (*nest.outer, *nest.inner)
-    return _turns(loops, sizes)
+    in_order = isinstance(nest.root, Attention) or nest.reduces or nest.scans
+    return _turns(nest.outer if in_order else (*nest.outer, *nest.inner), sizes)
 
 
 def _turns(loops: Iterable[Loop], sizes: Mapping[str, int]) -> int:

@@ -88,6 +88,35 @@ def test_reductions(dtype):
             raise AssertionError(f"{name} of {dtype}: {error}") from error
 
 
+def running(dtype: str) -> Graph:
+    """Every running reduction of a dtype, along each axis, with what comes before and after in the same nest."""
+    graph = Graph(f"running_{dtype}")
+    n = graph.symbol("n")
+    x = graph.input("x", (n, 37, 5), dtype)
+    for kind in ("sum", "prod", "max", "min"):
+        for axis in range(3):
+            y = (x + x).cumulate(kind, axis, exclusive=False, reverse=axis == 1)
+            graph.output(f"{kind}{axis}", y)
+            graph.output(f"{kind}{axis}_after", y * x)
+    ones = graph.constant(np.ones((), x.dtype.numpy)).broadcast_to((n, 1, 7))
+    for axis in range(3):  # of 1, too
+        graph.output(f"ones{axis}", ones.cumulate("sum", axis, exclusive=axis == 2))
+    graph.output("last", x.cumulate("sum", 1).reduce("max", [1]))
+    return graph
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int8", "int64"])
+@pytest.mark.parametrize("size", [0, 1, 5])
+def test_running_reductions(dtype, size):
+    graph, x = running(dtype), array(size, 37, 5, dtype=dtype)
+    if "float" in dtype and size > 3:
+        x[3, 5, 4] = np.nan
+    expected = evaluate(graph, {"x": x})
+    got = run_schedule(schedule(graph), {"x": x}, sizes={"n": size}, level=QUICK)
+    tolerance = 4e-2 if dtype == "bfloat16" else 1e-5
+    assert_same_outputs({name: got[name] for name in expected}, expected, tolerance)
+
+
 def test_sums_of_float32_are_as_accurate_as_pairwise_ones():
     graph = Graph("sums")
     n = graph.symbol("n")

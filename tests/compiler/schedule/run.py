@@ -136,6 +136,8 @@ def run_body(body, values, variables, whole, inner_axes, memory, sizes, inner=No
             result = np.asarray(one.op.numpy(step)).reshape(shape)
         elif isinstance(one, k.Reduce):
             result = _reduce(one, np.broadcast_to(values[one.arg], whole), inner_axes)
+        elif isinstance(one, k.Scan):
+            result = _scan(one, np.broadcast_to(values[one.arg], whole), inner_axes)
         else:
             place = full(_number(one.place, sizes, variables))
             target = memory[one.buffer]
@@ -168,6 +170,16 @@ def _reduce(one, array, axes):
         ufunc.reduce(wide, axis=axes, keepdims=True, initial=wide.dtype.type(identity), dtype=wide.dtype)
     )
     return convert(total, dtype) if dtype.is_float else total.astype(dtype.numpy)
+
+
+def _scan(one, array, axes):
+    """Along the one inner axis; nothing changes where there is none."""
+    ufunc = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}[one.kind]
+    wide = array.astype(np.float64) if one.dtype.is_float else array.astype(one.dtype.numpy)
+    for axis in axes:
+        wide = ufunc.accumulate(wide, axis=axis, dtype=wide.dtype)
+    assert len(axes) <= 1
+    return convert(wide, one.dtype) if one.dtype.is_float else wide
 
 
 def _moves(store, variables, inner_axes):

@@ -102,6 +102,23 @@ def test_reductions(length, dtype, device):
     assert_agrees(graph, device, arrays=[given])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8", "int32", "int64", "uint8"])
+@pytest.mark.parametrize("length", [0, 1, 37, 1500])
+def test_running_reductions(length, dtype, device):
+    graph = Graph("running")
+    x = graph.input("x", (3, length), dtype)
+    for kind in ("sum", "prod", "max", "min"):
+        y = x.cumulate(kind, 1, reverse=kind == "min")
+        graph.output(kind, y)
+        graph.output(f"{kind}_after", y * x)
+        graph.output(f"{kind}_down", x.cumulate(kind, 0, exclusive=kind in {"sum", "prod"}))
+    given = array(3, length, dtype=dtype)
+    if types.dtype(dtype).is_float and length > 3:
+        given = (1 + np.sign(given) * 0.01 / length).astype(given.dtype)
+        given[0, 3] = np.nan
+    assert_agrees(graph, device, arrays=[given])
+
+
 @pytest.mark.parametrize("n", [0, 1, 6, 40])
 def test_norms_and_softmax_of_symbolic_rows(n, device):
     graph = Graph("norms")

@@ -1,0 +1,74 @@
+"""Nests with running sums as Triton kernels: a row goes on, block of columns by block, from what the last came to."""
+
+from __future__ import annotations
+
+import math
+
+from kernels_hub.compiler.codegen.cpp_loops import turns
+from kernels_hub.compiler.codegen.cpp_text import Names
+from kernels_hub.compiler.codegen.triton_kernel import HOST, Launch
+from kernels_hub.compiler.codegen.triton_options import Options, chosen, looped_tile
+from kernels_hub.compiler.codegen.triton_text import Lines
+from kernels_hub.compiler.codegen.triton_tiles import Tiles
+from kernels_hub.compiler.schedule.kernel import Nest, Scan, Store, arguments, variables
+
+_JOINED = {"sum": "{} + {}", "prod": "{} * {}", "max": "kh.max_of({}, {})", "min": "kh.min_of({}, {})"}
+
+
+def print_scan(name: str, nest: Nest, lines: Lines, names: Names, options: Options) -> Launch:
+    """Write the kernel."""
+    return _Scan(name, nest, lines, names).made(late=options.late)
+
+
+class _Scan(Tiles):
+    """One kernel."""
+
+    def made(self, *, late: bool) -> Launch:
+        """Its text, and how it is launched."""
+        nest, inner = self.nest, self.nest.is_inner()
+        mine = {one.name for one in nest.inner}
+        turning = [
+            one
+            for one in nest.body
+            if (isinstance(one, Store) and (mine & variables(one) or any(map(inner.get, arguments(one)))))
+            or (not isinstance(one, Store) and inner[one.name])
+        ]
+        with self.kernel.define(["ROWS", "COLUMNS"]):
+            self.rows()
+            for one in nest.body:
+                if not any(one is other for other in turning):
+                    assert not isinstance(one, Scan)
+                    self.body.emit(one)
+            for one in turning:
+                if isinstance(one, Scan):
+                    number = self.body.scalars.literal(_identity(one), one.dtype)
+                    self.lines.add(f"{one.name}_so_far = tl.full([ROWS, 1], {number}, {one.dtype.triton})")
+            with self.lines.block(f"for start in range(0, {self.body.index(turns(nest.inner))}, COLUMNS)"):
+                self.columns("start + tl.arange(0, COLUMNS)")
+                for one in turning:
+                    if isinstance(one, Scan):
+                        self._turn(one)
+                    else:
+                        self.body.emit(one)
+        outer = turns(nest.outer)
+        return self.launch(chosen(looped_tile, (outer,), (HOST.index(outer),), False, late=late))
+
+    def _turn(self, one: Scan) -> None:
+        """A block of columns."""
+        name, dtype = one.name, one.dtype
+        source, number = self.body.dtypes[one.arg].compute, self.body.scalars.literal(_identity(one), dtype)
+        value = one.arg if source is dtype else f"{one.arg}.to({dtype.triton})"
+        if len(self.body.shape[one.arg]) < 2:
+            value = f"tl.broadcast_to({value}, [ROWS, COLUMNS])"
+        self.lines.add(f"{name}_all = tl.where(column_live, {value}, {number})", one.origin)
+        join = _JOINED[one.kind].format
+        before, block = f"{name}_so_far", f"{name}_all"
+        self.lines.add(f"{name} = ({join(before, f'kh.running_{one.kind}({block})')}).to({dtype.triton})")
+        self.lines.add(f"{before} = ({join(before, f'kh.row_{one.kind}({block})')}).to({dtype.triton})")
+        self.body.know(name, dtype, ["rows", "columns"])
+
+
+def _identity(one: Scan) -> float:
+    """What changes nothing."""
+    low, high = (-math.inf, math.inf) if one.dtype.is_float else one.dtype.limits
+    return {"sum": 0, "prod": 1, "max": low, "min": high}[one.kind]
