@@ -65,6 +65,26 @@ def test_bert():
     assert "forward" not in vars(module)
 
 
+def test_roberta_counts_positions():
+    """By a running sum of what is no padding."""
+    module = model("RobertaModel", transformers.RobertaConfig(**TEXT))
+    kernelize(module, mode=Mode.INFERENCE)
+    tokens = ids(2, 7).clamp(min=2)
+    tokens[1, 4:] = module.config.pad_token_id
+    check(module, input_ids=tokens, attention_mask=(tokens != module.config.pad_token_id).long())
+    assert swapped(module).swapped
+
+
+def test_opt():
+    """OPT's is its decoder, which OPTForCausalLM calls itself: whichever is called is compiled."""
+    module = model(
+        "OPTModel", transformers.OPTConfig(**TEXT, ffn_dim=48, word_embed_proj_dim=32, use_cache=False)
+    )
+    kernelize(module, mode=Mode.INFERENCE)
+    check(module, input_ids=ids(2, 7), attention_mask=torch.ones(2, 7, dtype=torch.int64))
+    assert swapped(module).swapped
+
+
 def test_llama_and_what_it_is_not_for(caplog: pytest.LogCaptureFixture):
     """Calls with a cache, and for all hidden states, run the model's own forward on bundled layers."""
     module = model("LlamaModel", transformers.LlamaConfig(**TEXT, num_key_value_heads=1, use_cache=False))
