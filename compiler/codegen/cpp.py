@@ -24,7 +24,7 @@ from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters, orig
 from kernels_hub.compiler.codegen.scalar import identifier, size_name, storage_type
 from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.schedule.index import is_variable
-from kernels_hub.compiler.schedule.kernel import Buffer, Kernel, Schedule
+from kernels_hub.compiler.schedule.kernel import Buffer, Kernel, Order, Schedule
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class _Unit:
         runtime = self._runtime()
         head = [
             f"// {self.schedule.name}: generated from a schedule of {len(called)} kernels.",
-            *(f'#include "{one}"' for one in ("scalar.h", *self.headers, *(["linked.h"] if runtime else []))),
+            *(f'#include "{one}"' for one in ("scalar.h", *self.headers, *self._included(runtime))),
             "",
             "",
         ]
@@ -117,6 +117,11 @@ class _Unit:
     def _runtime(self) -> tuple[str, ...]:
         kernels = (*self.schedule.prepare, *self.schedule.kernels)
         return tuple(sorted({one for kernel in kernels for nest in kernel.nests for one in runtime_of(nest)}))
+
+    def _included(self, runtime: Sequence[str]) -> list[str]:
+        kernels = (*self.schedule.prepare, *self.schedule.kernels)
+        orders = any(isinstance(nest.root, Order) for kernel in kernels for nest in kernel.nests)
+        return [*(["order.h"] if orders else []), *(["linked.h"] if runtime else [])]
 
     def _kernel(self, kernel: Kernel, lines: Lines, packed: PackedOperands) -> _Call:
         """Write the functions of a kernel, unless there are some with the same text but for names."""

@@ -36,9 +36,9 @@ def print_product(
     weight = packed.takes(root.b)
     flat = _is_flat(root, batch)
     if weight:
-        if root.a.buffer is not root.b.buffer and not _loads(nest, root.b):
+        if root.a.buffer is not root.b.buffer and not loads_of(nest, root.b):
             del parameters.reads[root.b.buffer]
-        right = _packed(root.b, packed, names)
+        right = packed_right(root.b, packed, names)
         parameters.packed[right] = None
     k = index(root.a.shape[-1])
     strides = f"{index(root.a.strides[-2])}, {index(root.a.strides[-1])}"
@@ -54,7 +54,7 @@ def print_product(
         elif weight:
             with lines.block(f"for (int64_t batch = 0; batch < {index(turns(batch))}; ++batch)"):
                 a_at, b_at = _offsets(root, batch, scalars, packed=True)
-                size = f"kh::right_size<{_element(root.b)}>({k}, {index(n.extent)})"
+                size = f"kh::right_size<{element_of(root.b)}>({k}, {index(n.extent)})"
                 second = right if b_at == "0" else f"{right} + ({b_at}) * {size}"
                 sizes = f"{index(m.extent)}, {index(n.extent)}, {k}"
                 lines.add(f"kh::multiply(batch, {sizes}, {left}{_plus(a_at)}, {strides}, {second},")
@@ -93,16 +93,17 @@ def _print_batched(
     print_epilogue(lines, names, nest, counted, round_ops=round_ops, tail="});")
 
 
-def _element(view: View) -> str:
+def element_of(view: View) -> str:
+    """The type of an operand's elements in memory."""
     return storage_type(view.buffer.dtype)
 
 
-def _loads(nest: Nest, view: View) -> bool:
+def loads_of(nest: Nest, view: View) -> bool:
     """Whether the rest of the nest reads the buffer of an operand too."""
     return any(isinstance(one, Load) and one.buffer is view.buffer for one in nest.body)
 
 
-def _packed(view: View, packed: PackedOperands, names: Names) -> str:
+def packed_right(view: View, packed: PackedOperands, names: Names) -> str:
     """The memory of a weight, packed: one matrix for each step of its batch."""
     *batch, k, n = view.shape
     *strides, stride_k, stride_n = view.strides
@@ -110,7 +111,7 @@ def _packed(view: View, packed: PackedOperands, names: Names) -> str:
         (extent, stride) for extent, stride in zip(batch, strides, strict=True) if extent != 1 and stride != 0
     ]
     count = product(extent for extent, _ in own)
-    size = f"kh::right_size<{_element(view)}>({k}, {n})"
+    size = f"kh::right_size<{element_of(view)}>({k}, {n})"
     source = names.buffers[view.buffer] + (f" + {view.offset}" if view.offset != 0 else "")
     if not own:
         return packed.add(view, size, f"kh::pack_right({source}, {k}, {n}, {stride_k}, {stride_n}, $to);")

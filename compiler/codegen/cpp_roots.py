@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from kernels_hub.compiler.codegen.cpp_attention import print_attention
 from kernels_hub.compiler.codegen.cpp_conv import print_convolution
+from kernels_hub.compiler.codegen.cpp_grouped import print_grouped
 from kernels_hub.compiler.codegen.cpp_loops import is_empty
 from kernels_hub.compiler.codegen.cpp_nest import print_nest
+from kernels_hub.compiler.codegen.cpp_order import print_order
 from kernels_hub.compiler.codegen.cpp_packed import PackedOperands
 from kernels_hub.compiler.codegen.cpp_product import print_product
 from kernels_hub.compiler.codegen.cpp_root_loops import as_loops
 from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
 from kernels_hub.compiler.ir.types import FLOAT32
-from kernels_hub.compiler.schedule.kernel import Attention, Convolution, Nest, Product, Root
+from kernels_hub.compiler.schedule.kernel import (
+    Attention,
+    Convolution,
+    GroupedProduct,
+    Nest,
+    Order,
+    Product,
+    Root,
+)
 from kernels_hub.compiler.schedule.scores import ROOT_DTYPES
 
 
@@ -33,6 +43,10 @@ def _print(
     assert root is not None
     if isinstance(root, Attention):
         return print_attention(name, nest, lines, names, round_ops=round_ops)
+    if isinstance(root, Order):
+        return print_order(name, nest, lines, names, round_ops=round_ops)
+    if isinstance(root, GroupedProduct):
+        return print_grouped(name, nest, lines, names, packed, round_ops=round_ops)
     if not _is_known(root, round_ops=round_ops) or nest.inner or is_empty(nest.outer):
         return print_nest(name, as_loops(nest), lines, names, round_ops=round_ops)
     if isinstance(root, Product):
@@ -51,13 +65,15 @@ def _is_known(root: Product | Convolution, *, round_ops: bool) -> bool:
 def runtime_of(nest: Nest) -> tuple[str, ...]:
     """The source files of the runtime that the text of a nest needs."""
     root = nest.root
-    if isinstance(root, Product) and root.a.buffer.dtype in ROOT_DTYPES - {FLOAT32}:
+    if isinstance(root, (Product, GroupedProduct)) and root.a.buffer.dtype in ROOT_DTYPES - {FLOAT32}:
         return ("linked_product_narrow.cpp",)
     return () if root is None else FILES[type(root)]
 
 
 FILES: dict[type[Root], tuple[str, ...]] = {
     Product: ("linked_product.cpp",),
+    GroupedProduct: ("linked_product.cpp",),
+    Order: (),
     Convolution: ("linked_convolution.cpp", "linked_grouped.cpp"),
     Attention: ("linked_attention.cpp",),
 }

@@ -375,6 +375,8 @@ def _unspelled(graph: Graph) -> dict[Value, str]:
 def _why_not(node: Node) -> str | None:
     if Trait.POINTWISE in node.op.traits and node.operands:
         return check_spelled(node, [one.dtype for one in node.operands])
+    if node.op.name in {"argsort", "argtopk", "grouped_matmul"}:
+        return f"{node.op.name} has no form in Triton"
     if node.op.name != "call":
         return None
     parts = attention_parts(node.results[0], ROOTS)

@@ -1,4 +1,4 @@
-"""Gathers that take every element, in order: they are views.
+"""Gathers that take every element, in order: they are views. Scatters that invert an order.
 
 Masks are often written so: mask[rows, columns] with all rows and all columns, as torch.vmap and its exporters do,
 with columns and rows spelled as constants, or, where dims are symbols, as iotas.
@@ -13,7 +13,7 @@ import numpy as np
 
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.proofs import proves_equal
-from kernels_hub.compiler.ir.types import Array
+from kernels_hub.compiler.ir.types import INT64, Array
 from kernels_hub.compiler.rewrite.pattern import Any, Bind, Op, Scalar
 from kernels_hub.compiler.rewrite.regroup import places
 from kernels_hub.compiler.rewrite.rule import Match, Rule
@@ -91,6 +91,22 @@ def _at_most_zero(match: Match) -> str | None:
     return None if number <= 0 else f"{number} is more than 0"
 
 
+def _inverse(match: Match) -> str | None:
+    order, count = match["order"], match["numbers"]
+    if order.rank != 1 or match["places"].rank != 2:
+        return f"{order} is no order of one row"
+    if not proves_equal(count.node.attrs["size"], order.shape[0]) or match.root.shape != order.shape:
+        return f"{count} does not number all of {order}"
+    return None if match.root.dtype is INT64 else f"{match.root} is no int64"
+
+
+def _one(match: Match) -> str | None:
+    shapes = {one: match[one].shape for one in ("x", "order", "updates")}
+    if any(shape != (1,) for shape in shapes.values()) or match["places"].shape != (1, 1):
+        return f"{match['order']} is no order of one element"
+    return None
+
+
 def _reshaped(match: Match) -> Value:
     return match["x"].reshape(match.root.shape)
 
@@ -102,6 +118,14 @@ EVERYTHING = (
          doc="x[(0, 0), (0, 1), … (m - 1, n - 1)] -> x, in the shape of the indices"),
     Rule("gather_grid", Op("gather_nd", Any("x"), Op("concat", axis=Bind("axis"), name="indices"), batch_dims=0),
          _spread, _grid, doc="x[rows, columns] -> x, broadcast, for iotas that are broadcast"),
+    Rule("scatter_order", Op("scatter_nd", Any("x"),
+                             Op("reshape", Op("argsort", axis=0, name="order"), name="places"),
+                             Op("iota", name="numbers"), reduction="none"),
+         lambda match: match["order"].along("argsort", 0, descending=False), _inverse,
+         doc="0, 1, … written where an order says -> the order of that order, its inverse"),
+    Rule("scatter_one", Op("scatter_nd", Any("x"), Op("reshape", Op("argsort", name="order"), name="places"),
+                           Any("updates"), reduction="none"),
+         lambda match: match["updates"], _one, doc="written at the order of one -> what is written"),
     Rule("iota_is_not_negative", Op("le", Scalar("c"), Op("iota")),
          lambda match: match.graph.full(match.root.shape, True, match.root.dtype), _at_most_zero,
          doc="0 <= iota -> true"),

@@ -11,6 +11,7 @@ from kernels_hub.compiler.schedule.kernel import (
     Buffer,
     Compute,
     Convolution,
+    GroupedProduct,
     Kernel,
     Load,
     Nest,
@@ -74,7 +75,7 @@ def _flops(nest: Nest, sizes: Mapping[str, int]) -> int:
         elif isinstance(one, Compute):
             total += whole if inner[one.name] else outer
     root = nest.root
-    if isinstance(root, Product):
+    if isinstance(root, (Product, GroupedProduct)):
         total += 2 * outer * number(root.a.shape[-1], sizes)
     elif isinstance(root, Convolution):
         total += 2 * outer * _count(list(root.w.shape[1:]), sizes)

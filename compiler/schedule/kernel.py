@@ -6,8 +6,8 @@ depends on an inner variable is computed inside, any other once a turn of the ou
 result of a `Reduce` comes after all inner turns, and if it depends on inner variables too, in a second pass over them.
 A `Scan` sums over the turns so far, so that what depends on it is inner; no nest has both.
 
-A nest may have a root: a product, a convolution, an attention. Then the outer loops run over the result of the root,
-`root.name` is its element there, and the statements are the epilogue.
+A nest may have a root: a product, a convolution, an attention, an order. Then the outer loops run over the result of
+the root, `root.name` is its element there, and the statements are the epilogue.
 
 Statements are in SSA order; names are "v0", "v1", …; places are row-major or strided positions in buffers, as
 expressions of variables ("$…") and sizes. A loaded integer may stand in a place as the variable "$" + its name.
@@ -251,7 +251,46 @@ class Attention:
         return self.q, self.k, self.v
 
 
-Root = Product | Convolution | Attention
+@dataclass(frozen=True)
+class GroupedProduct:
+    """A matrix product for each group of rows. Outer loops: (m, n). a: (m, k), b: (groups, k, n).
+
+    ends: (groups), integers: where the rows of each group end. Rows behind the last end are 0.
+    """
+
+    name: str
+    a: View
+    b: View
+    ends: View
+    dtype: DType
+    origin: str = ""
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """What it reads."""
+        return self.a, self.b, self.ends
+
+
+@dataclass(frozen=True)
+class Order:
+    """Where the elements of x stand along an axis, in order; equal ones as they stand, NaN the greatest.
+
+    Outer loops: (the other dims of x…, places), of which there may be fewer than elements.
+    """
+
+    name: str
+    x: View
+    axis: int
+    descending: bool
+    origin: str = ""
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """What it reads."""
+        return (self.x,)
+
+
+Root = Product | Convolution | Attention | GroupedProduct | Order
 
 
 @dataclass(frozen=True)

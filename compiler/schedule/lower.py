@@ -305,6 +305,7 @@ REDUCTIONS = {f"reduce_{kind}": kind for kind in ("sum", "prod", "max", "min", "
     "argmin": "argmin",
 }
 SCANS = {f"cum{kind}": kind for kind in ("sum", "prod", "max", "min")}
+ORDERS = frozenset({"argsort", "argtopk"})
 POOLS = {"max_pool": "max", "sum_pool": "sum", "avg_pool": "sum"}
 
 

@@ -1,4 +1,4 @@
-"""Roots of nests: products, convolutions and attentions, with their operands as strided views of memory."""
+"""Roots of nests: products, convolutions, attentions and orders, with their operands as strided views of memory."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ from collections.abc import Callable
 
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.schedule.index import Loop, Ranges, linear
-from kernels_hub.compiler.schedule.kernel import Attention, Buffer, Convolution, Product, Root, View
-from kernels_hub.compiler.schedule.lower import Body
+from kernels_hub.compiler.schedule.kernel import (
+    Attention,
+    Buffer,
+    Convolution,
+    GroupedProduct,
+    Order,
+    Product,
+    Root,
+    View,
+)
+from kernels_hub.compiler.schedule.lower import ORDERS, Body
 from kernels_hub.compiler.schedule.scores import ROOT_DTYPES, attention_parts
 from kernels_hub.compiler.schedule.views import loops_of, step
 
@@ -46,6 +55,12 @@ def make_root(value: Value, loops: tuple[Loop, ...], name: str, buffer_of: Buffe
     if value.op_name == "matmul":
         a, b = (view_of(one, buffer_of) for one in value.operands)
         return Product(name, a, b, value.dtype, origin)
+    if value.op_name == "grouped_matmul":
+        a, b, ends = (view_of(one, buffer_of) for one in value.operands)
+        return GroupedProduct(name, a, b, ends, value.dtype, origin)
+    if value.op_name in ORDERS:
+        descending = value.attrs["descending" if value.op_name == "argsort" else "largest"]
+        return Order(name, view_of(value.operands[0], buffer_of), value.attrs["axis"], descending, origin)
     if value.op_name == "conv":
         x, w = (view_of(one, buffer_of) for one in value.operands)
         attrs = value.attrs

@@ -15,6 +15,7 @@ from kernels_hub.compiler.schedule.kernel import (
     Kernel,
     Load,
     Nest,
+    Order,
     Role,
     Root,
     Schedule,
@@ -154,6 +155,8 @@ class _Builder:
             outer = [loop for axis, loop in enumerate(loops) if axis not in group.inner]
             if isinstance(group.root, Convolution):
                 outer = [outer[0], *outer[2:], outer[1]]
+            if isinstance(group.root, Order):
+                outer.append(outer.pop(group.root.axis))
             inner = (*(loops[axis] for axis in sorted(group.inner)), *group.extra)
             nests.append(Nest(tuple(outer), inner, _needed(body.statements, stores), group.root))
         name = f"k{group.number}_{_hint(group)}"

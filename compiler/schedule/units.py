@@ -19,7 +19,7 @@ from kernels_hub.compiler.ir.types import DType
 from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.expand import is_laid_out
 from kernels_hub.compiler.schedule.index import Ranges, linear, permuted, row_major
-from kernels_hub.compiler.schedule.lower import INLINE, POOLS, REDUCTIONS, SCANS, repeats
+from kernels_hub.compiler.schedule.lower import INLINE, ORDERS, POOLS, REDUCTIONS, SCANS, repeats
 from kernels_hub.compiler.schedule.scores import ROOT_DTYPES, attention_parts
 from kernels_hub.compiler.schedule.views import Index, loops_of, walk
 
@@ -57,9 +57,11 @@ class Kind(enum.Enum):
     PRODUCT = enum.auto()
     CONVOLUTION = enum.auto()
     ATTENTION = enum.auto()
+    GROUPED = enum.auto()
+    ORDER = enum.auto()
 
 
-ROOTS = frozenset({Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION})
+ROOTS = frozenset({Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.GROUPED, Kind.ORDER})
 
 
 def kind_of(value: Value, dtypes: frozenset[DType] = ROOT_DTYPES) -> Kind | None:
@@ -84,6 +86,12 @@ def kind_of(value: Value, dtypes: frozenset[DType] = ROOT_DTYPES) -> Kind | None
         return Kind.CONTRACTION
     if name == "call" and attention_parts(value, dtypes) is not None:
         return Kind.ATTENTION
+    if name in ORDERS:
+        return Kind.ORDER
+    if name == "grouped_matmul":
+        first = value.operands[0].dtype
+        plain = first in dtypes and first is value.operands[1].dtype and value.dtype in {first, types.FLOAT32}
+        return Kind.GROUPED if plain and value.attrs["accumulate"] in {None, types.FLOAT32} else None
     return None
 
 
@@ -245,6 +253,9 @@ class Units:
                     self._once((operand,), 1)
                 else:
                     self.strided(operand)
+        elif name in ORDERS or name == "grouped_matmul":
+            for operand in node.operands:
+                self.strided(operand)
         elif name == "call":
             parts = attention_parts(value, self.dtypes)
             if parts is not None:

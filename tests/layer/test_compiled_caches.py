@@ -83,6 +83,17 @@ def test_generate(batch: int):
         ("GPT2LMHeadModel", {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32}),
         ("Qwen3ForCausalLM", {**SIZES, "num_key_value_heads": 1, "head_dim": 16}),
         ("BloomForCausalLM", {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 2}),
+        (
+            "Qwen3MoeForCausalLM",
+            {
+                **SIZES,
+                "num_key_value_heads": 1,
+                "head_dim": 16,
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24,
+            },
+        ),
         ("OPTForCausalLM", {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32}),
     ],
 )

@@ -130,11 +130,25 @@ def test_a_model_inside_of_a_model():
     assert rows["bert"].swapped and rows["classifier"].layer_name == "Linear"
 
 
-def test_what_cannot_be_compiled_runs_on_the_other_layers(caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize("experts", [1, 2])
+def test_a_mixture(experts: int):
+    """Of which the first experts get nothing to do, or all of it."""
     config = transformers.MixtralConfig(
-        **TEXT, num_key_value_heads=1, num_local_experts=2, num_experts_per_tok=1, use_cache=False
+        **TEXT, num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=experts, use_cache=False
     )
     module = model("MixtralModel", config)
+    kernelize(module, mode=Mode.INFERENCE)
+    check(module, input_ids=ids(2, 6))
+    assert swapped(module).swapped
+    check(module, input_ids=ids(3, 9))
+    check(module, input_ids=torch.zeros(2, 5, dtype=torch.int64))
+
+
+def test_what_cannot_be_compiled_runs_on_the_other_layers(caplog: pytest.LogCaptureFixture):
+    config = transformers.PhimoeConfig(
+        **{**TEXT, "num_hidden_layers": 5}, num_key_value_heads=1, num_local_experts=4, use_cache=False
+    )
+    module = model("PhimoeModel", config)
     kernelize(module, mode=Mode.INFERENCE)
     with caplog.at_level(logging.WARNING, "kernels_hub"):
         check(module, input_ids=ids(2, 6))

@@ -68,6 +68,16 @@ KH_INLINE void multiply(int64_t batch, int64_t m, int64_t n, int64_t k, const T*
   multiply_tiles(m, n, k, a, stride_m, stride_k, packed, {give_rows<Epilogue>, &e, batch, 0});
 }
 
+// The same where there is nothing to add up: acc[0..count) are 0 for m rows of n columns.
+template <class Epilogue>
+KH_INLINE void give_zeros(int64_t m, int64_t n, const Epilogue& e) {
+  constexpr int64_t piece = 8 * kLanes;
+  alignas(64) static constexpr float zeros[piece] = {};
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; j += piece) e(0, i, j, n - j < piece ? n - j : piece, zeros);
+  }
+}
+
 // The same for `batch` pairs of operands(batch), of which the second are packed when their turn comes.
 template <class Where, class Epilogue>
 KH_INLINE void multiply_batched(int64_t batch, int64_t m, int64_t n, int64_t k, const Where& operands,

@@ -117,6 +117,63 @@ def test_running_reductions(dtype, size):
     assert_same_outputs({name: got[name] for name in expected}, expected, tolerance)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "int8", "int64", "bool"])
+@pytest.mark.parametrize("size", [0, 1, 4])
+def test_orders(dtype, size):
+    """Of many equal elements, and of NaN; what is read where they say, in the same nest."""
+    graph = Graph("orders")
+    n = graph.symbol("n")
+    x = graph.input("x", (n, 7, 5), dtype)
+    for axis in range(3):
+        for down in (False, True):
+            order = x.along("argsort", axis, descending=down)
+            graph.output(f"order{axis}{down}", order)
+            graph.output(f"sorted{axis}{down}", x.gather_elements(order, axis))
+            if axis and dtype != "bool":
+                best = x.along("argtopk", axis, k=axis * 2, largest=down)
+                graph.output(f"best{axis}{down}", best + 1)
+    data = array(size, 7, 5, dtype=dtype)
+    if "float" in dtype:
+        data = np.round(data.astype(np.float32)).astype(data.dtype)
+        data[:, 3:5, 2] = np.nan
+    expected = evaluate(graph, {"x": data})
+    got = run_schedule(schedule(graph), {"x": data}, sizes={"n": size}, level=QUICK)
+    assert_same_outputs({name: got[name] for name in expected}, expected)
+
+
+ENDS = {
+    "some": (0, 3, 3, 9),
+    "all": (2, 5, 7, 10),
+    "one": (10, 10, 10, 10),
+    "none": (0, 0, 0, 0),
+    "more": (1, 4, 9, 30),
+}
+
+
+@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_products_in_groups(dtype, ends):
+    """By weights, which are packed, and by what a call brings; rows behind the last group are 0."""
+    graph = Graph("groups")
+    x, last = graph.input("x", ("n", 37), dtype), graph.input("ends", (4,), "int32")
+    weights = array(4, 37, 150, dtype=dtype, seed=1)
+    for name, w in (
+        ("packed", graph.parameter("w", weights.shape, dtype, data=weights)),
+        (
+            "turned",
+            graph.parameter("v", (4, 150, 37), dtype, data=weights.swapaxes(1, 2).copy()).permute(0, 2, 1),
+        ),
+        ("given", graph.input("u", weights.shape, dtype)),
+    ):
+        y = x.apply("grouped_matmul", x, w, last, dtype="float32")
+        graph.output(name, y + graph.iota(150, "float32").broadcast(y.shape, (1,)))
+    made = schedule(graph)
+    inputs = {"x": array(10, 37, dtype=dtype), "ends": np.array(ENDS[ends], np.int32), "u": weights}
+    expected = evaluate(graph, inputs)
+    got = run_schedule(made, inputs, weights_of(graph, made), {"n": 10}, QUICK)
+    assert_same_outputs({name: got[name] for name in expected}, expected, 1e-5)
+
+
 def test_sums_of_float32_are_as_accurate_as_pairwise_ones():
     graph = Graph("sums")
     n = graph.symbol("n")

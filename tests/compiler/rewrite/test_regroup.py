@@ -52,10 +52,38 @@ def grid_of(x, *sizes):
     return x.graph.apply("concat", *parts, axis=len(sizes))
 
 
+def order_of(keys, descending=False):
+    return keys.along("argsort", 0, descending=descending)
+
+
+def scattered(base, order, updates):
+    """updates, written to base where an order says."""
+    return base.apply("scatter_nd", base, order.reshape((*order.shape, 1)), updates)
+
+
+def inverse(keys, size, count=None, descending=False):
+    """The inverse of the order of some keys, as transformers takes back that of its experts."""
+    graph, order = keys.graph, order_of(keys, descending)
+    base = graph.constant(0).broadcast((size,), ())
+    if count is not None:
+        order = order.slice(0, 0, count)
+    return scattered(base, order, graph.iota(size if count is None else count))
+
+
 FIRES = {
     "gather_grid": [
         lambda x: grid(x, x.shape, (0, 1, 2)), lambda x: grid(x, ("n", 1, 4, 5, 6), (0, 2, 4)),
         lambda x: grid(x.slice(1, 0, 1).squeeze(1), ("n", 2, 1, 6), (0, 3)),
+    ],
+    "scatter_order": [
+        lambda x: inverse(x.slice(1, 0, 1).slice(2, 0, 1).reshape(("n",)), "n"),
+        lambda x: inverse(x.sum(0).reshape((24,)), 24, descending=True),
+    ],
+    "scatter_one": [
+        lambda x: inverse(x.sum(0).reshape((24,)).slice(0, 0, 1), 1),
+        lambda x: x.graph.constant(np.array([7])).apply(
+            "scatter_nd", x.graph.constant(np.array([7])), order_of(x.sum(0).reshape((24,)).slice(0, 3, 4)).reshape((1, 1)),
+            x.graph.input("u", (1,), "int64")),
     ],
     "iota_is_not_negative": [
         lambda x: x.graph.constant(0).broadcast(("n",), ()).binary("le", x.graph.iota("n")).broadcast(x.shape, (0,)).select(x, 1.0),
@@ -99,6 +127,18 @@ MISSES = {
         (lambda x: grid(x.slice(2, 0, 4), ("n", 4), (0, 1, 1)), "along a dim of its own"),
         (lambda x: x.apply("gather_nd", x, grid_of(x, "n", 4, 3)), "not known to be 0, 1"),
         (lambda x: x.apply("gather_nd", x.permute(1, 2, 0), grid_of(x, 4, 6)), "an index for each dim"),
+    ],
+    "scatter_order": [
+        (lambda x: inverse(x.sum(0).reshape((24,)), 24, count=20), "is made by slice, not by argsort"),
+        (lambda x: scattered(x.graph.constant(np.zeros(30, np.int64)), order_of(x.sum(0).reshape((24,))), x.graph.iota(24)),
+         "does not number all"),
+        (lambda x: scattered(x.graph.constant(np.zeros(24, np.int32)), order_of(x.sum(0).reshape((24,))),
+                             x.graph.iota(24, "int32")), "is no int64"),
+    ],
+    "scatter_one": [
+        (lambda x: inverse(x.sum(0).reshape((24,)), 24), "is no order of one element"),
+        (lambda x: scattered(x.graph.constant(np.zeros(3, np.int64)), order_of(x.sum(0).reshape((24,)).slice(0, 0, 1)),
+                             x.graph.iota(1)), "is no order of one element"),
     ],
     "iota_is_not_negative": [
         (lambda x: x.graph.constant(1).broadcast(("n",), ()).binary("le", x.graph.iota("n")), "1 is more than 0"),

@@ -205,6 +205,19 @@ def _root(nest: k.Nest, memory, sizes):
     if isinstance(root, k.Product):
         a, b = (_window(view, memory, sizes).astype(np.float64) for view in root.views)
         return np.matmul(a, b).astype(np.float32)
+    if isinstance(root, k.GroupedProduct):
+        a, b, ends = (_window(view, memory, sizes) for view in root.views)
+        result = np.zeros((len(a), b.shape[2]), np.float64)
+        groups = np.searchsorted(np.maximum.accumulate(ends), np.arange(len(a)), side="right")
+        for row, group in enumerate(groups):
+            if group < len(b):
+                result[row] = a[row].astype(np.float64) @ b[group].astype(np.float64)
+        return result.astype(np.float32)
+    if isinstance(root, k.Order):
+        x = np.moveaxis(_window(root.x, memory, sizes), root.axis, -1)
+        order = np.argsort(x[..., ::-1] if root.descending else x, -1, kind="stable")
+        order = x.shape[-1] - 1 - order[..., ::-1] if root.descending else order
+        return order[..., : int(_number(nest.outer[-1].extent, sizes, {}))].astype(np.int64)
     if isinstance(root, k.Convolution):
         graph = Graph("conv")
         x, w = (_window(view, memory, sizes) for view in root.views)

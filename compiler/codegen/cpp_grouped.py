@@ -1,0 +1,82 @@
+"""Products of rows in groups: one after the other on the runtime's microkernels, each shared by all threads."""
+
+from __future__ import annotations
+
+from kernels_hub.compiler.codegen.cpp_epilogue import print_epilogue
+from kernels_hub.compiler.codegen.cpp_loops import is_empty
+from kernels_hub.compiler.codegen.cpp_packed import PackedOperands
+from kernels_hub.compiler.codegen.cpp_product import element_of, loads_of, packed_right
+from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
+from kernels_hub.compiler.codegen.scalar import Cpp
+from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.schedule.index import Ranges
+from kernels_hub.compiler.schedule.kernel import GroupedProduct, Nest
+
+_PIECE = "int64_t row_of, int64_t j, int64_t count, const float* acc) {"
+
+
+def print_grouped(
+    name: str, nest: Nest, lines: Lines, names: Names, packed: PackedOperands, *, round_ops: bool
+) -> Parameters:
+    """Write the function of a nest whose root is a product in groups."""
+    root = nest.root
+    assert isinstance(root, GroupedProduct)
+    parameters = Parameters.of(nest)
+    rows, columns = nest.outer
+    groups, k, n = root.b.shape
+    index = Cpp(Ranges(nest.outer)).index
+
+    def at(view_offset: Dim, buffer: str) -> str:
+        return buffer if view_offset == 0 else f"{buffer} + {index(view_offset)}"
+
+    left, right, ends = (at(view.offset, names.buffers[view.buffer]) for view in root.views)
+    a_strides, (step, *b_strides) = map(index, root.a.strides), map(index, root.b.strides)
+    row_stride, k_stride = a_strides
+    sizes = f"end - done, {index(columns.extent)}, {index(k)}"
+    weight = packed.takes(root.b)
+    if weight:
+        if not any(view.buffer is root.b.buffer for view in (root.a, root.ends)) and not loads_of(
+            nest, root.b
+        ):
+            del parameters.reads[root.b.buffer]
+        memory = packed_right(root.b, packed, names)
+        parameters.packed[memory] = None
+        size = f"kh::right_size<{element_of(root.b)}>({k}, {n})"
+        many = not isinstance(groups, int) or groups != 1
+        own = f"{memory} + group * {size}" if many and root.b.strides[0] != 0 else memory
+
+    def epilogue() -> None:
+        lines.depth += 1
+        lines.add("const int64_t row = done + row_of;")
+        lines.depth -= 1
+        print_epilogue(lines, names, nest, [("row", 1)], round_ops=round_ops, tail="});")
+
+    with lines.block(f"static void {name}({', '.join(parameters.declared(names))})"):
+        if is_empty(nest.outer):
+            lines.add("// Nothing to do: a loop has no turns.")
+            return parameters
+        count = index(rows.extent)
+        lines.add("int64_t done = 0;")
+        with lines.block(f"for (int64_t group = 0; group < {index(groups)}; ++group)"):
+            stride = index(root.ends.strides[0])
+            lines.add(
+                f"const int64_t end = std::clamp<int64_t>({ends}[group * {stride}], done, {count});"
+                if ends.isidentifier()
+                else f"const int64_t end = std::clamp<int64_t>(({ends})[group * {stride}], done, {count});"
+            )
+            lines.add("if (end == done) continue;")
+            if weight:
+                lines.add(
+                    f"kh::multiply(0, {sizes}, {left} + done * {row_stride}, {row_stride}, {k_stride}, {own},"
+                )
+                lines.add(f"             [=](int64_t, {_PIECE}")
+            else:
+                operands = f"kh::Operands{{{left} + done * {row_stride}, {right} + group * {step}}}"
+                lines.add(f"kh::multiply_batched(1, {sizes}, [=](int64_t) {{ return {operands}; }},")
+                lines.add(f"                     {row_stride}, {k_stride}, {', '.join(b_strides)},")
+                lines.add(f"                     [=](int64_t, {_PIECE}")
+            epilogue()
+            lines.add("done = end;")
+        lines.add(f"kh::give_zeros({count} - done, {index(columns.extent)}, [=](int64_t, {_PIECE}")
+        epilogue()
+    return parameters
