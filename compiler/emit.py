@@ -104,7 +104,8 @@ def emit_layer(
 ) -> Emitted:
     """Compile a layer and write it as a repository in source form: C++ for the CPU, Triton for GPUs.
 
-    source: an nn.Module with `args`, (module, args) or (module, args, kwargs); or the path of an ONNX file.
+    source: an nn.Module with `args`, (module, args) or (module, args, kwargs); the path of an ONNX file; or a module
+    that was traced before (`emitting.source.from_module`).
     out: a folder that is new, empty, or was emitted before. dynamic_shapes: as torch.export takes them. submodule:
     compile this layer of the module, with the arguments that it gets when the module runs. dims: sizes of an ONNX
     file's named axes. dtypes: "float32", "bfloat16" …: a program for each, chosen by the weights' dtype; by default
@@ -243,6 +244,11 @@ def _sources(
     """The source in each dtype, what it is in words, and which of its inputs require a gradient (None: none does)."""
     if isinstance(source, tuple) and source and isinstance(source[0], nn.Module):
         source, args, kwargs = (*source, *(None, None))[:3] if args is None else (source[0], args, kwargs)
+    if isinstance(source, Source) and source.example is not None:
+        traced = source.example
+        with evaluating(traced.module):
+            what = type(traced.module).__qualname__
+            return {dtype_name(traced): source}, what, asked_inputs(traced, None)
     if isinstance(source, nn.Module):
         if args is None and kwargs is None:
             raise CompilerError(f"{type(source).__name__} needs example arguments: give (module, args)")

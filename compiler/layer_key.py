@@ -1,9 +1,10 @@
 """What decides the graph of a call, as a digest: made in milliseconds, without tracing.
 
-Of the module and all inside of it: classes, the code of their methods and of all that these name (functions, constants,
-by their bytecode and values), attributes, names, shapes and dtypes of weights, which of them are one tensor. Of the
-arguments: structure, dtypes, sizes that are no dynamic dims, literals. And the releases of all packages that take part.
-Equal digests mean equal graphs; weights' values do not count.
+Of the module and all inside of it: classes, the code of their forwards and of all that is named from there (methods,
+also by a string; functions, constants, by their bytecode and values), attributes, names, shapes and dtypes of weights,
+which of them are one tensor. Of the arguments: structure, dtypes, sizes that are no dynamic dims, literals. And the
+releases of all packages that take part. Equal digests mean equal graphs; weights' values do not count. Other processes
+find the same digest.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import functools
 import hashlib
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ def call_key(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         (path, kind_of(type(one)), _attributes(one), code.of_class(type(one)))
         for path, one in module.named_modules(remove_duplicate=False)
     ]
+    code.finish()
     return digest(
         rows, _weights(module), _arguments(module, args, kwargs, dims), sorted(code.rows.items()), code.releases(),
         compiler_stamp(), torch.__version__, sys.version,
@@ -134,33 +136,57 @@ def _arguments(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 
 class _Code:
-    """The code that methods and functions come to, each once."""
+    """The code that forwards come to, each function once: methods of all classes that are met count by their names."""
 
     def __init__(self) -> None:
         self.rows: dict[str, Any] = {}
         self._packages: set[str] = set()
         self._seen: set[int] = set()
+        self._named = {"forward", "__call__"}
+        self._members: dict[str, list[tuple[str, Any]]] = {}
+        """Name -> members of classes, with where they are, that nothing has named yet."""
+        self._waiting: list[tuple[types.FunctionType, str]] = []
 
     def of_class(self, kind: type) -> str:
-        """Note the methods of a class and of its bases; the names of those bases."""
+        """Note what is named of a class and of its bases, now and later; the names of those bases."""
         for base in kind.__mro__:
             if id(base) in self._seen or self._is_known(base.__module__):
                 continue
             self._seen.add(id(base))
-            for name, value in sorted(vars(base).items()):
-                if not name.startswith("__") or name == "__call__":
-                    for function in _functions(value):
-                        self.of_function(function, f"{kind_of(base)}.{name}")
-                    if not callable(value) and not isinstance(value, (property, staticmethod, classmethod)):
-                        self.rows[f"{kind_of(base)}.{name}"] = fact(value)
+            for name, value in vars(base).items():
+                where = f"{kind_of(base)}.{name}"
+                if name in self._named:
+                    self._of_member(where, value)
+                else:
+                    self._members.setdefault(name, []).append((where, value))
         return " ".join(kind_of(base) for base in kind.__mro__)
 
-    def of_function(self, function: types.FunctionType, where: str) -> None:
-        """Note a function, and all that its names mean."""
+    def _of_member(self, where: str, value: Any) -> None:
+        for function in _functions(value):
+            self._meet(function, where)
+        if not callable(value) and not isinstance(value, (property, staticmethod, classmethod)):
+            self.rows[where] = fact(value)
+
+    def _name(self, names: Iterable[str]) -> None:
+        """Note what is a member's name."""
+        for name in names:
+            self._named.add(name)
+            for where, value in self._members.pop(name, ()):
+                self._of_member(where, value)
+
+    def finish(self) -> None:
+        """Note the functions that were met, and all that they come to."""
+        while self._waiting:
+            self._of_function(*self._waiting.pop())
+
+    def _meet(self, function: types.FunctionType, where: str) -> None:
         function = _unwrapped(function)
-        if id(function) in self._seen or self._is_known(function.__module__ or ""):
-            return
-        self._seen.add(id(function))
+        if id(function) not in self._seen and not self._is_known(function.__module__ or ""):
+            self._seen.add(id(function))
+            self._waiting.append((function, where))
+
+    def _of_function(self, function: types.FunctionType, where: str) -> None:
+        """Note a function, and all that its names mean."""
         cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
         self.rows[where] = (
             _text(function.__code__),
@@ -170,6 +196,7 @@ class _Code:
         for place, value in enumerate(cells):
             self._of_value(value, f"{where}[{place}]")
         names = dict.fromkeys(_names(function.__code__))
+        self._name((*names, *_strings(function.__code__)))
         for name in names:
             if name not in function.__globals__:
                 continue
@@ -199,7 +226,7 @@ class _Code:
                 self.of_class(value)
         elif functions := list(_functions(value)):
             for function in functions:
-                self.of_function(function, where)
+                self._meet(function, where)
         elif not isinstance(value, types.ModuleType):
             self.rows[where] = fact(value)
 
@@ -243,6 +270,25 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
+def _strings(code: types.CodeType) -> Iterator[str]:
+    """What getattr may be given."""
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _strings(constant)
+        else:
+            several = constant if isinstance(constant, tuple) else (constant,)
+            yield from (one for one in several if isinstance(one, str) and one.isidentifier())
+
+
 def _text(code: types.CodeType) -> tuple[Any, ...]:
-    constants = tuple(_text(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts)
+    constants = tuple(map(_constant, code.co_consts))
     return code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, constants
+
+
+def _constant(value: Any) -> Any:
+    """As text that every process writes alike: the order of a set is that of its hashes, which differ."""
+    if isinstance(value, types.CodeType):
+        return _text(value)
+    if isinstance(value, tuple):
+        return tuple(map(_constant, value))
+    return ("set", *sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)

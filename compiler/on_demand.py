@@ -29,7 +29,7 @@ from kernels_hub.compiler.layer_key import call_key, compiler_digest, digest
 if TYPE_CHECKING:
     from torch import nn
 
-    from kernels_hub.compiler.emitting.source import Example
+    from kernels_hub.compiler.emitting.source import Example, Source
     from kernels_hub.repository.compiled import CompiledLayer, Wanted
 
 _LOGGER = logging.getLogger("kernels_hub")
@@ -76,16 +76,25 @@ class CpuCompiler:
         if (known := layer_store.of_call(key)) is not None:
             return known
         with caches_as_trees():
-            example = _example(wanted)
-            name = _graph_key(wanted.layer, example)
+            source = _traced(wanted)
+            name = _graph_key(wanted.layer, source)
             folder = layer_store.of_graph(name) or layer_store.made(
-                name, lambda out: _emit(wanted.layer, example, out)
+                name, lambda out: _emit(wanted.layer, source, out)
             )
         layer_store.note_call(key, folder)
         return folder
 
 
 COMPILER = CpuCompiler()
+
+
+def _traced(wanted: Wanted) -> Source:
+    """The graph of the call, and how calls map to it."""
+    from kernels_hub.compiler.emitting.source import evaluating, from_module
+
+    example = _example(wanted)
+    with evaluating(example.module):
+        return from_module(example, wanted.layer.layer_name)
 
 
 def _example(wanted: Wanted) -> Example:
@@ -161,16 +170,16 @@ def _with_dims(spec: Any, layer: CompiledLayer) -> Any:
     return made(spec)
 
 
-def _graph_key(layer: CompiledLayer, example: Example) -> str:
+def _graph_key(layer: CompiledLayer, source: Source) -> str:
     """Of the graph's text, how calls map to it, what it depends on in the module, and this compiler."""
     from kernels_hub import __version__
     from kernels_hub.compiler.emitting.recorded import recorded
-    from kernels_hub.compiler.emitting.source import evaluating, from_module
+    from kernels_hub.compiler.emitting.source import evaluating
     from kernels_hub.compiler.ir.printer import print_graph
 
-    with evaluating(example.module):
-        source = from_module(example, layer.layer_name)
-        modules = recorded(example)
+    assert source.example is not None
+    with evaluating(source.example.module):
+        modules = recorded(source.example)
     return digest(
         layer.layer_name, layer.ranges, print_graph(source.graph, data=True), modules, str(source.signature),
         source.arguments, source.result, source.changed, sorted(source.aliases.items()), sorted(source.constants),
@@ -179,7 +188,7 @@ def _graph_key(layer: CompiledLayer, example: Example) -> str:
     )  # fmt: skip
 
 
-def _emit(layer: CompiledLayer, example: Example, out: Path) -> None:
+def _emit(layer: CompiledLayer, traced: Source, out: Path) -> None:
     """Fill a folder with a built repository."""
     from kernels_hub.compiler.emit import emit_layer
     from kernels_hub.compiler.emitting.package import kernel_name
@@ -188,10 +197,9 @@ def _emit(layer: CompiledLayer, example: Example, out: Path) -> None:
     started = time.perf_counter()
     source = out / "source"
     emit_layer(
-        (example.module, example.args, example.kwargs),
+        traced,
         layer_name=layer.layer_name,
         out=source,
-        dynamic_shapes=example.dynamic_shapes,
         name=f"compiled-{kernel_name(layer.layer_name)}".rstrip("-"),
         triton=False,
         benchmark=False,

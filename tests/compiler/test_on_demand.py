@@ -336,6 +336,78 @@ def test_a_key_sees_code_that_a_forward_runs(monkeypatch: pytest.MonkeyPatch) ->
     assert key(Called()) == before
 
 
+class Lazy(dict[str, Any]):
+    """As transformers' tables of classes: asked for what it holds, it imports all of that."""
+
+    def items(self) -> Any:
+        raise AssertionError("nobody is to ask")
+
+
+TABLE = Lazy()
+WORDS = {"one", "two", "three", "four"}
+
+
+class Indirect(nn.Module):
+    """Reads a set and a lazy table, and calls a method that only a string names."""
+
+    def fast(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def unused(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = getattr(self, "fast")(x)  # noqa: B009
+        return found if "one" in WORDS and not TABLE and len(WORDS) not in {7, 8} else x
+
+
+def test_a_key_sees_what_a_string_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key(Indirect())
+    with monkeypatch.context() as patch:
+        patch.setattr(Indirect, "fast", lambda self, x: x * 4)
+        assert key(Indirect()) != before
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "WORDS", {"one"})
+        assert key(Indirect()) != before
+    with monkeypatch.context() as patch:
+        patch.setattr(Indirect, "unused", lambda self, x: x * 4)
+        assert key(Indirect()) == before
+
+
+KEYS = """
+import sys, torch, transformers
+from kernels_hub.compiler.layer_key import call_key
+from tests.compiler.test_on_demand import Indirect
+
+sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+ids = torch.zeros(2, 5, dtype=torch.int64)
+for name in ("Bert", "Mixtral"):
+    model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**sizes, num_key_value_heads=2))
+    before = len(sys.modules)
+    print(call_key(model, (), {"input_ids": ids}, True))
+    assert len(sys.modules) - before < 100, "models that have no part in it were imported"
+print(call_key(Indirect(), (torch.zeros(3),), {}, True))
+"""
+
+
+def test_other_processes_make_the_same_keys() -> None:
+    """With other hashes, and so with other orders of sets."""
+    pytest.importorskip("transformers", reason="needs the package transformers")
+    found = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", KEYS],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout.split())
+    assert found[0] == found[1] and len(set(found[0])) == 3
+
+
 def test_a_key_sees_arguments() -> None:
     module = Called()
     x = torch.randn(2, 8)

@@ -79,8 +79,12 @@ def fact(value: Any) -> Any:
         return value
     if isinstance(value, (tuple, list)):
         return tuple(fact(one) for one in value)
-    if isinstance(value, dict):
-        return {str(name): fact(one) for name, one in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return ("set", *sorted(repr(fact(one)) for one in value))
+    if isinstance(
+        value, dict
+    ):  # what it holds itself: a class may import the rest when it is asked for items
+        return {str(name): fact(one) for name, one in dict.items(value)}
     if isinstance(value, torch.Tensor):
         plain = value.detach().cpu().contiguous()
         data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
