@@ -1,4 +1,5 @@
-"""Gathers that take every element, in order: they are views. Scatters that invert an order.
+"""Gathers that take every element, in order: they are views. Scatters that invert an order, or mark
+what was chosen, as mixtures of experts do.
 
 Masks are often written so: mask[rows, columns] with all rows and all columns, as torch.vmap and its exporters do,
 with columns and rows spelled as constants, or, where dims are symbols, as iotas.
@@ -107,6 +108,34 @@ def _one(match: Match) -> str | None:
     return None
 
 
+def _marks(match: Match) -> str | None:
+    x, places, axis = match["x"], match["places"], match.fact("axis")
+    beside = [other for other in range(x.rank) if other != axis]
+    if any(not proves_equal(places.shape[one], x.shape[one]) for one in beside):
+        return f"{places} does not reach all of {x}"
+    chosen = places
+    while chosen.op_name == "reshape":
+        chosen = chosen.operands[0]
+    if chosen.op_name not in _CHOICES:
+        return f"{places} may count from the end, or be out of range"
+    if not proves_equal(chosen.operands[0].shape[chosen.attrs["axis"]], x.shape[axis]):
+        return f"{chosen} chooses among others than dim {axis} of {x}"
+    return None
+
+
+_CHOICES = frozenset({"argsort", "argtopk", "argmax", "argmin"})
+
+
+def _marked(match: Match) -> Value:
+    """For each element, whether one of the places is its own; the places run along a dim in front of it."""
+    x, places, axis = match["x"], match["places"], match.fact("axis")
+    shape = (*places.shape[: axis + 1], *x.shape[axis:])
+    around = [one for one in range(x.rank + 1) if one != axis + 1]
+    own = match.graph.iota(x.shape[axis]).broadcast(shape, (axis + 1,))
+    hit = places.broadcast(shape, around).binary("eq", own).reduce("any", [axis])
+    return hit.select(match.graph.full(x.shape, match["c"].scalar, x.dtype), x)
+
+
 def _reshaped(match: Match) -> Value:
     return match["x"].reshape(match.root.shape)
 
@@ -123,6 +152,9 @@ EVERYTHING = (
                              Op("iota", name="numbers"), reduction="none"),
          lambda match: match["order"].along("argsort", 0, descending=False), _inverse,
          doc="0, 1, … written where an order says -> the order of that order, its inverse"),
+    Rule("scatter_number", Op("scatter_elements", Any("x"), Any("places"), Scalar("c"), axis=Bind("axis"),
+                              reduction="none"), _marked, _marks,
+         doc="a number written at places that were chosen among x -> a number where one of them is this, else x"),
     Rule("scatter_one", Op("scatter_nd", Any("x"), Op("reshape", Op("argsort", name="order"), name="places"),
                            Any("updates"), reduction="none"),
          lambda match: match["updates"], _one, doc="written at the order of one -> what is written"),

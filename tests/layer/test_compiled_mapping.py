@@ -130,6 +130,15 @@ def test_a_model_inside_of_a_model():
     assert rows["bert"].swapped and rows["classifier"].layer_name == "Linear"
 
 
+def test_a_mixture_that_marks_what_it_chose():
+    """Phi-MoE hides its first expert before it chooses the second."""
+    config = transformers.PhimoeConfig(**TEXT, num_key_value_heads=1, num_local_experts=4, use_cache=False)
+    module = model("PhimoeModel", config)
+    kernelize(module, mode=Mode.INFERENCE)
+    check(module, input_ids=ids(2, 6))
+    assert swapped(module).swapped
+
+
 @pytest.mark.parametrize("experts", [1, 2])
 def test_a_mixture(experts: int):
     """Of which the first experts get nothing to do, or all of it."""
@@ -145,15 +154,14 @@ def test_a_mixture(experts: int):
 
 
 def test_what_cannot_be_compiled_runs_on_the_other_layers(caplog: pytest.LogCaptureFixture):
-    config = transformers.PhimoeConfig(
-        **{**TEXT, "num_hidden_layers": 5}, num_key_value_heads=1, num_local_experts=4, use_cache=False
-    )
-    module = model("PhimoeModel", config)
+    """A Fourier transform in each layer; the reason names some."""
+    sizes = {name: size for name, size in TEXT.items() if name != "num_attention_heads"}
+    module = model("FNetModel", transformers.FNetConfig(**{**sizes, "num_hidden_layers": 5}))
     kernelize(module, mode=Mode.INFERENCE)
     with caplog.at_level(logging.WARNING, "kernels_hub"):
         check(module, input_ids=ids(2, 6))
     assert not swapped(module).swapped
-    assert "it cannot be compiled: graph CompiledModel has" in swapped(module).reason
+    assert "it cannot be compiled: CompiledModel cannot be imported" in swapped(module).reason
     assert swapped(module).reason.endswith(" more") and len(swapped(module).reason) < 900
     assert any(row.swapped and row.path for row in report(module).rows)
 

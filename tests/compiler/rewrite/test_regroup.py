@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -61,6 +63,13 @@ def scattered(base, order, updates):
     return base.apply("scatter_nd", base, order.reshape((*order.shape, 1)), updates)
 
 
+def marked(x, places, axis, number=1.0, start=None):
+    """A number at places, as DeepSeek marks the groups of experts that were chosen."""
+    x = x if start is None else start
+    updates = x.graph.constant(np.float32(number)).broadcast(places.shape, ())
+    return x.apply("scatter_elements", x, places, updates, axis=axis)
+
+
 def inverse(keys, size, count=None, descending=False):
     """The inverse of the order of some keys, as transformers takes back that of its experts."""
     graph, order = keys.graph, order_of(keys, descending)
@@ -78,6 +87,11 @@ FIRES = {
     "scatter_order": [
         lambda x: inverse(x.slice(1, 0, 1).slice(2, 0, 1).reshape(("n",)), "n"),
         lambda x: inverse(x.sum(0).reshape((24,)), 24, descending=True),
+    ],
+    "scatter_number": [
+        lambda x: marked(x, x.along("argtopk", 2, k=3, largest=True), 2),
+        lambda x: marked(x, x.along("argsort", 1, descending=True).slice(1, 0, 4), 1, number=-7.0),
+        lambda x: marked(x, x.apply("argmax", x, axis=2).reshape(("n", 4, 1)), 2, number=-math.inf),
     ],
     "scatter_one": [
         lambda x: inverse(x.sum(0).reshape((24,)).slice(0, 0, 1), 1),
@@ -134,6 +148,14 @@ MISSES = {
          "does not number all"),
         (lambda x: scattered(x.graph.constant(np.zeros(24, np.int32)), order_of(x.sum(0).reshape((24,))),
                              x.graph.iota(24, "int32")), "is no int64"),
+    ],
+    "scatter_number": [
+        (lambda x: marked(x, x.along("argtopk", 2, k=3, largest=True).slice(1, 0, 2), 2), "does not reach all"),
+        (lambda x: marked(x, x.along("argtopk", 1, k=3, largest=True).permute(0, 1, 2), 1, start=x.slice(1, 0, 3)),
+         "chooses among others"),
+        (lambda x: marked(x, x.graph.input("i", ("n", 4, 2), "int64"), 2), "may count from the end"),
+        (lambda x: x.apply("scatter_elements", x, x.along("argtopk", 2, k=6, largest=True), x.exp(), axis=2),
+         "is no known number"),
     ],
     "scatter_one": [
         (lambda x: inverse(x.sum(0).reshape((24,)), 24), "is no order of one element"),
