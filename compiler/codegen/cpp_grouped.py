@@ -8,9 +8,8 @@ from kernels_hub.compiler.codegen.cpp_packed import PackedOperands
 from kernels_hub.compiler.codegen.cpp_product import element_of, loads_of, packed_right
 from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
 from kernels_hub.compiler.codegen.scalar import Cpp
-from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.schedule.index import Ranges
-from kernels_hub.compiler.schedule.kernel import GroupedProduct, Nest
+from kernels_hub.compiler.schedule.kernel import GroupedProduct, Nest, View
 
 _PIECE = "int64_t row_of, int64_t j, int64_t count, const float* acc) {"
 
@@ -26,10 +25,10 @@ def print_grouped(
     groups, k, n = root.b.shape
     index = Cpp(Ranges(nest.outer)).index
 
-    def at(view_offset: Dim, buffer: str) -> str:
-        return buffer if view_offset == 0 else f"{buffer} + {index(view_offset)}"
+    def at(view: View) -> str:
+        return names.buffers[view.buffer] + ("" if view.offset == 0 else f" + {index(view.offset)}")
 
-    left, right, ends = (at(view.offset, names.buffers[view.buffer]) for view in root.views)
+    left, right = at(root.a), at(root.b)
     a_strides, (step, *b_strides) = map(index, root.a.strides), map(index, root.b.strides)
     row_stride, k_stride = a_strides
     sizes = f"end - done, {index(columns.extent)}, {index(k)}"
@@ -60,9 +59,7 @@ def print_grouped(
         with lines.block(f"for (int64_t group = 0; group < {index(groups)}; ++group)"):
             stride = index(root.ends.strides[0])
             lines.add(
-                f"const int64_t end = std::clamp<int64_t>({ends}[group * {stride}], done, {count});"
-                if ends.isidentifier()
-                else f"const int64_t end = std::clamp<int64_t>(({ends})[group * {stride}], done, {count});"
+                f"const int64_t end = std::clamp<int64_t>(*({at(root.ends)} + group * {stride}), done, {count});"
             )
             lines.add("if (end == done) continue;")
             if weight:

@@ -1,11 +1,11 @@
-"""Orders as C++: rows by threads, the places of each in a buffer of the thread's own, then the rest of the nest."""
+"""Orders as C++: rows by threads, the places of each in memory of the thread's own, then the rest of the nest."""
 
 from __future__ import annotations
 
 from kernels_hub.compiler.codegen.cpp_function import Function
 from kernels_hub.compiler.codegen.cpp_loops import is_empty, levels, turns
 from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
-from kernels_hub.compiler.codegen.scalar import variable_name
+from kernels_hub.compiler.codegen.scalar import storage_type, variable_name
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.types import INT64
 from kernels_hub.compiler.schedule.kernel import Nest, Order
@@ -37,10 +37,10 @@ def print_order(name: str, nest: Nest, lines: Lines, names: Names, *, round_ops:
     def row() -> None:
         for level in range(len(nest.outer)):
             body.emit_at(nest.body, at, level)
-        order = f"kh::order<{'true' if root.descending else 'false'}>"
+        source, stride = names.buffers[x.buffer], body.index(x.strides[root.axis])
         lines.add(
-            f"{order}({names.buffers[x.buffer]} + {body.index(first)}, {body.index(length)}, "
-            f"{body.index(x.strides[root.axis])}, {body.index(places.extent)}, &{root.name}_places[0]);",
+            f"{root.name}_places.order<{'true' if root.descending else 'false'}>"
+            f"({source} + {body.index(first)}, {stride}, {body.index(places.extent)});",
             root.origin,
         )
         with lines.block(function.loop(places)):
@@ -48,7 +48,8 @@ def print_order(name: str, nest: Nest, lines: Lines, names: Names, *, round_ops:
             body.emit_at(nest.body, at, len(nest.outer))
 
     def inside() -> None:
-        lines.add(f"const kh::Row<int64_t> {root.name}_places({body.index(length)});")
+        kind = storage_type(x.buffer.dtype)
+        lines.add(f"kh::Places<{kind}> {root.name}_places({body.index(length)});")
         if not rows:
             row()
             return

@@ -1,35 +1,71 @@
 // Where the elements of a row stand in order.
+//
+// An element and its place become one number, or two, that sort as plain integers do: comparing those takes no jump
+// into the row, and equal elements stay as they stand.
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
-#include <numeric>
+#include <limits>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "simd.h"
 #include "types.h"
 
 KH_NAMESPACE {
 
-// places[0 .. first): where the first of `count` elements, `stride` apart, are in order: least first, or greatest first.
-// Equal ones stay as they stand, and NaN is the greatest. There is room for `count` places.
-template <bool kDescending, class T>
-void order(const T* x, int64_t count, int64_t stride, int64_t first, int64_t* places) {
-  const auto value = [=](int64_t at) {
-    if constexpr (std::is_arithmetic_v<T>) return x[at * stride];
-    else return static_cast<float>(x[at * stride]);
-  };
-  const auto before = [=](int64_t a, int64_t b) {
-    const auto p = value(kDescending ? b : a), q = value(kDescending ? a : b);
-    if (p < q || (q != q && p == p)) return true;
-    return !(q < p || (p != p && q == q)) && a < b;
-  };
-  std::iota(places, places + count, int64_t{0});
-  if (first < count) {
-    std::partial_sort(places, places + first, places + count, before);
+// An unsigned number that is greater where the element is; NaN is the greatest, and -0 equals 0.
+template <class T>
+KH_INLINE auto rank_of(T x) {
+  if constexpr (!std::is_arithmetic_v<T>) {
+    return rank_of(static_cast<float>(x));
+  } else if constexpr (std::is_floating_point_v<T>) {
+    using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+    constexpr Bits sign = Bits{1} << (8 * sizeof(T) - 1);
+    if (x != x) return std::numeric_limits<Bits>::max();
+    const Bits bits = std::bit_cast<Bits>(x == 0 ? T{0} : x);
+    return bits & sign ? static_cast<Bits>(~bits) : static_cast<Bits>(bits | sign);
+  } else if constexpr (sizeof(T) == 8) {
+    return static_cast<uint64_t>(x) ^ (std::is_signed_v<T> ? uint64_t{1} << 63 : 0);
   } else {
-    std::sort(places, places + count, before);
+    return static_cast<uint32_t>(static_cast<int64_t>(x) - (std::is_signed_v<T> ? int64_t{INT32_MIN} : 0));
   }
 }
+
+// Rows of `count` elements, one after the other in the same memory: after order(), [i] is where the i-th element stands.
+template <class T>
+class Places {
+ public:
+  explicit Places(int64_t count) : entries_(count) {}
+
+  // The `first` of a row in order, least or greatest first; its elements are `stride` apart.
+  template <bool kDescending>
+  void order(const T* x, int64_t stride, int64_t first) {
+    const int64_t count = static_cast<int64_t>(entries_.size());
+    for (int64_t i = 0; i < count; ++i) {
+      const Rank rank = kDescending ? static_cast<Rank>(~rank_of(x[i * stride])) : rank_of(x[i * stride]);
+      if constexpr (kPacked) entries_[i] = uint64_t{rank} << 32 | static_cast<uint32_t>(i);
+      else entries_[i] = {rank, i};
+    }
+    if (first < count) {
+      std::partial_sort(entries_.begin(), entries_.begin() + first, entries_.end());
+    } else {
+      std::sort(entries_.begin(), entries_.end());
+    }
+  }
+
+  KH_INLINE int64_t operator[](int64_t i) const {
+    if constexpr (kPacked) return static_cast<int64_t>(entries_[i] & 0xffffffffu);
+    else return entries_[i].second;
+  }
+
+ private:
+  using Rank = decltype(rank_of(T{}));
+  static constexpr bool kPacked = sizeof(Rank) == 4;  // rows are shorter than 2^32
+  std::vector<std::conditional_t<kPacked, uint64_t, std::pair<uint64_t, int64_t>>> entries_;
+};
 
 }  // namespace kh
