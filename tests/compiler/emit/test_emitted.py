@@ -13,7 +13,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,15 +32,11 @@ from kernels_hub import (
     use_kernel_mapping,
 )
 from kernels_hub.compiler import emit
-from kernels_hub.compiler.codegen.cpp import generate
 from kernels_hub.compiler.emit import Emitted
-from kernels_hub.compiler.emitting import programs
-from kernels_hub.compiler.emitting.check import difference
 from kernels_hub.compiler.emitting.runtime.errors import Misfit
 from kernels_hub.compiler.emitting.runtime.modules import check_module
 from kernels_hub.compiler.emitting.runtime.parts import Module
 from kernels_hub.compiler.emitting.runtime.watched import Watched
-from kernels_hub.compiler.errors import CompilerError, EngineError
 from kernels_hub.repository.build import build_repository
 from tests.compiler.emit.emitted_layers import GatedMLP, Normed, bert, gated_mlp, llama, normed, token_ids
 from tests.tolerances import assert_close
@@ -537,65 +532,6 @@ with torch.no_grad():
         "GatedMLP runs the original forward: " in line
         and "no C++ compiler found; set KERNELS_HUB_CXX" in line
     )
-
-
-# -- what is checked before a layer is written ---------------------------------------------------------------
-
-
-def test_a_wrong_program_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def wrong(scheduled: Any, **more: Any) -> Any:
-        program = generate(scheduled, **more)
-        assert "kh::sigmoid(" in program.source
-        return replace(program, source=program.source.replace("kh::sigmoid(", "1.001f * kh::sigmoid("))
-
-    monkeypatch.setattr(programs, "generate", wrong)
-    case = gated_mlp()
-    with pytest.raises(
-        EngineError, match="differs from the original module by .*, for batch = 2, length = 5"
-    ):
-        emit.emit_layer(
-            (case.module, case.args),
-            layer_name="Wrong",
-            out=tmp_path / "wrong",
-            dynamic_shapes=case.dynamic_shapes,
-        )
-    assert not (tmp_path / "wrong").exists()
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "expected"),
-    [
-        ([1.0, 2.0], [1.0, 2.0], 0.0),
-        ([1.0, 2.5], [1.0, 2.0], 0.25),
-        ([1.0, float("nan")], [1.0, float("nan")], 0.0),
-        ([1.0, float("nan")], [1.0, 2.0], float("inf")),
-        ([1.0, 2.0], [1.0, float("nan")], float("inf")),
-        ([1.0, float("inf")], [1.0, -float("inf")], float("inf")),
-        ([0.5], [0.0], 0.5),
-        ([], [], 0.0),
-    ],
-)
-def test_difference(one: list[float], other: list[float], expected: float):
-    assert difference(torch.tensor(one), torch.tensor(other)) == expected
-
-
-def test_a_module_is_left_as_it_was(tmp_path: Path):
-    """Mode, class and forward, also where compiling fails."""
-    case = normed()
-    case.module.train()
-    case.module.dropout.eval()
-    state = {name: one.clone() for name, one in case.module.state_dict().items()}
-    for shapes in (case.dynamic_shapes, {"nothing": None}):
-        with pytest.raises(CompilerError):
-            emit.emit_layer(
-                (case.module, (torch.zeros(4, 47), *case.args[1:]), case.kwargs),
-                layer_name="Normed",
-                out=tmp_path / "out",
-                dynamic_shapes=shapes,
-            )
-        assert type(case.module) is Normed and "forward" not in vars(case.module)
-        assert case.module.training and not case.module.dropout.training and case.module.norm.training
-        assert all(torch.equal(one, state[name]) for name, one in case.module.state_dict().items())
 
 
 def test_dtypes_of_16_bits(tmp_path: Path):
