@@ -116,6 +116,19 @@ def test_kernels_of_symbolic_sizes(arch, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
+def test_running_reductions(dtype, arch, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path))
+    graph = Graph("running")
+    x = graph.input("x", (64, 3000), dtype)
+    for kind in ("sum", "prod", "max", "min"):
+        for axis in (0, 1):
+            graph.output(f"{kind}{axis}", x.cumulate(kind, axis))
+    assert check(graph, Options(arch=arch), arch) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("width", [64, 128, 256])
 def test_attention_of_every_width(width, dtype, arch, tmp_path, monkeypatch):
