@@ -19,12 +19,12 @@ from dataclasses import dataclass
 
 from kernels_hub.compiler.codegen.cpp_nest import print_nest, print_rows, share_rows
 from kernels_hub.compiler.codegen.cpp_packed import Packed, PackedOperands
-from kernels_hub.compiler.codegen.cpp_roots import print_root, runtime_of
+from kernels_hub.compiler.codegen.cpp_roots import header_of, print_root, runtime_of
 from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters, origins
 from kernels_hub.compiler.codegen.scalar import identifier, size_name, storage_type
 from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.schedule.index import is_variable
-from kernels_hub.compiler.schedule.kernel import Buffer, Kernel, Order, Schedule
+from kernels_hub.compiler.schedule.kernel import Buffer, Kernel, Schedule
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,12 @@ class _Unit:
         sizes = tuple(sorted(names))
         host = Lines()
         self._host(host, prepared, called, sizes)
-        runtime = self._runtime()
+        nests = [nest for one in (*self.schedule.prepare, *self.schedule.kernels) for nest in one.nests]
+        runtime = tuple(sorted({file for nest in nests for file in runtime_of(nest)}))
+        included = sorted({header for nest in nests if (header := header_of(nest)) is not None})
         head = [
             f"// {self.schedule.name}: generated from a schedule of {len(called)} kernels.",
-            *(f'#include "{one}"' for one in ("scalar.h", *self.headers, *self._included(runtime))),
+            *(f'#include "{one}"' for one in ("scalar.h", *self.headers, *included)),
             "",
             "",
         ]
@@ -113,15 +115,6 @@ class _Unit:
             frozenset(buffer for call in called for buffer in call.parameters.reads),
             runtime,
         )
-
-    def _runtime(self) -> tuple[str, ...]:
-        kernels = (*self.schedule.prepare, *self.schedule.kernels)
-        return tuple(sorted({one for kernel in kernels for nest in kernel.nests for one in runtime_of(nest)}))
-
-    def _included(self, runtime: Sequence[str]) -> list[str]:
-        kernels = (*self.schedule.prepare, *self.schedule.kernels)
-        orders = any(isinstance(nest.root, Order) for kernel in kernels for nest in kernel.nests)
-        return [*(["order.h"] if orders else []), *(["linked.h"] if runtime else [])]
 
     def _kernel(self, kernel: Kernel, lines: Lines, packed: PackedOperands) -> _Call:
         """Write the functions of a kernel, unless there are some with the same text but for names."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from kernels_hub.compiler.codegen.cpp_epilogue import print_epilogue
 from kernels_hub.compiler.codegen.cpp_loops import is_empty
 from kernels_hub.compiler.codegen.cpp_packed import PackedOperands
-from kernels_hub.compiler.codegen.cpp_product import element_of, loads_of, packed_right
-from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
+from kernels_hub.compiler.codegen.cpp_product import element_of, packed_weight
+from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters, print_nothing
 from kernels_hub.compiler.codegen.scalar import Cpp
 from kernels_hub.compiler.schedule.index import Ranges
 from kernels_hub.compiler.schedule.kernel import GroupedProduct, Nest, View
@@ -32,17 +32,10 @@ def print_grouped(
     a_strides, (step, *b_strides) = map(index, root.a.strides), map(index, root.b.strides)
     row_stride, k_stride = a_strides
     sizes = f"end - done, {index(columns.extent)}, {index(k)}"
-    weight = packed.takes(root.b)
-    if weight:
-        if not any(view.buffer is root.b.buffer for view in (root.a, root.ends)) and not loads_of(
-            nest, root.b
-        ):
-            del parameters.reads[root.b.buffer]
-        memory = packed_right(root.b, packed, names)
-        parameters.packed[memory] = None
-        size = f"kh::right_size<{element_of(root.b)}>({k}, {n})"
-        many = not isinstance(groups, int) or groups != 1
-        own = f"{memory} + group * {size}" if many and root.b.strides[0] != 0 else memory
+    memory = packed_weight(nest, root, parameters, packed, names)
+    own = f"{memory} + group * kh::right_size<{element_of(root.b)}>({k}, {n})"
+    if groups == 1 or root.b.strides[0] == 0:  # there is one packed matrix
+        own = str(memory)
 
     def epilogue() -> None:
         lines.depth += 1
@@ -50,10 +43,10 @@ def print_grouped(
         lines.depth -= 1
         print_epilogue(lines, names, nest, [("row", 1)], round_ops=round_ops, tail="});")
 
+    if is_empty(nest.outer):
+        print_nothing(name, parameters, lines, names)
+        return parameters
     with lines.block(f"static void {name}({', '.join(parameters.declared(names))})"):
-        if is_empty(nest.outer):
-            lines.add("// Nothing to do: a loop has no turns.")
-            return parameters
         count = index(rows.extent)
         lines.add("int64_t done = 0;")
         with lines.block(f"for (int64_t group = 0; group < {index(groups)}; ++group)"):
@@ -62,7 +55,7 @@ def print_grouped(
                 f"const int64_t end = std::clamp<int64_t>(*({at(root.ends)} + group * {stride}), done, {count});"
             )
             lines.add("if (end == done) continue;")
-            if weight:
+            if memory:
                 lines.add(
                     f"kh::multiply(0, {sizes}, {left} + done * {row_stride}, {row_stride}, {k_stride}, {own},"
                 )

@@ -12,7 +12,7 @@ from kernels_hub.compiler.codegen.cpp_function import Function
 from kernels_hub.compiler.codegen.cpp_loops import estimate, is_empty, levels, simplified, stride, turns
 from kernels_hub.compiler.codegen.cpp_reduce import print_reduction
 from kernels_hub.compiler.codegen.cpp_scan import print_scan
-from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
+from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters, print_nothing
 from kernels_hub.compiler.codegen.scalar import variable_name
 from kernels_hub.compiler.ir.dims import Dim, ceildiv
 from kernels_hub.compiler.schedule.index import Loop
@@ -31,8 +31,7 @@ def print_nest(name: str, nest: Nest, lines: Lines, names: Names, *, round_ops: 
     parameters = Parameters.of(nest)
     function = Function(name, nest, parameters, lines, names, round_ops=round_ops)
     if is_empty(nest.outer):
-        with lines.block(f"static void {name}({', '.join(parameters.declared(names))})"):
-            lines.add("// Nothing to do: a loop has no turns.")
+        print_nothing(name, parameters, lines, names)
     elif nest.reduces:
         print_reduction(function)
     elif nest.scans:
@@ -71,7 +70,7 @@ def print_rows(
 
 def share_rows(nests: Sequence[Nest]) -> bool:
     """Whether nests are pointwise over the same rows, and none reads what another writes."""
-    if len(nests) < 2 or any(nest.root is not None or nest.reduces or nest.scans for nest in nests):
+    if len(nests) < 2 or any(nest.root is not None or nest.accumulates for nest in nests):
         return False
     made = [_simplified(nest) for nest in nests]
     if any(is_empty(nest.outer) for nest in made) or not _common(made):
@@ -81,7 +80,7 @@ def share_rows(nests: Sequence[Nest]) -> bool:
 
 
 def _simplified(nest: Nest) -> Nest:
-    if not nest.reduces and not nest.scans:  # nothing to add up: inner loops are loops
+    if not nest.accumulates:  # nothing to add up: inner loops are loops
         nest = Nest((*nest.outer, *nest.inner), (), nest.body)
     return simplified(nest)
 

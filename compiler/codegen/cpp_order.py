@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernels_hub.compiler.codegen.cpp_function import Function
 from kernels_hub.compiler.codegen.cpp_loops import is_empty, levels, turns
-from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
+from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters, print_nothing
 from kernels_hub.compiler.codegen.scalar import storage_type, variable_name
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.types import INT64
@@ -26,8 +26,7 @@ def print_order(name: str, nest: Nest, lines: Lines, names: Names, *, round_ops:
     body = function.body
     body.dtypes[root.name] = INT64
     if is_empty(nest.outer):
-        with lines.block(f"static void {name}({', '.join(parameters.declared(names))})"):
-            lines.add("// Nothing to do: a loop has no turns.")
+        print_nothing(name, parameters, lines, names)
         return parameters
     at = levels(nest.body, nest.outer, own={root.name: len(nest.outer)})
     first: Dim = x.offset

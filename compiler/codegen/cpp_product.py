@@ -18,7 +18,7 @@ from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
 from kernels_hub.compiler.codegen.scalar import Cpp, storage_type
 from kernels_hub.compiler.ir.dims import Dim, product
 from kernels_hub.compiler.schedule.index import Loop, Ranges
-from kernels_hub.compiler.schedule.kernel import Load, Nest, Product, View
+from kernels_hub.compiler.schedule.kernel import GroupedProduct, Load, Nest, Product, View
 
 _PIECE = "int64_t j, int64_t count, const float* acc) {"
 
@@ -33,25 +33,20 @@ def print_product(
     scalars = Cpp(Ranges(nest.outer))
     index = scalars.index
     parameters = Parameters.of(nest)
-    weight = packed.takes(root.b)
+    right = packed_weight(nest, root, parameters, packed, names)
     flat = _is_flat(root, batch)
-    if weight:
-        if root.a.buffer is not root.b.buffer and not loads_of(nest, root.b):
-            del parameters.reads[root.b.buffer]
-        right = packed_right(root.b, packed, names)
-        parameters.packed[right] = None
     k = index(root.a.shape[-1])
     strides = f"{index(root.a.strides[-2])}, {index(root.a.strides[-1])}"
     left = _at(names.buffers[root.a.buffer], scalars, root.a.offset)
 
     with lines.block(f"static void {name}({', '.join(parameters.declared(names))})"):
-        if flat and weight:
+        if flat and right:
             rows = turns((*batch, m))
             stride = _row_stride(root, batch, scalars)
             lines.add(f"kh::multiply(0, {index(rows)}, {index(n.extent)}, {k}, {left}, {stride}, {right},")
             lines.add(f"             [=](int64_t, int64_t row, {_PIECE}")
             print_epilogue(lines, names, nest, [("row", len(batch) + 1)], round_ops=round_ops, tail="});")
-        elif weight:
+        elif right:
             with lines.block(f"for (int64_t batch = 0; batch < {index(turns(batch))}; ++batch)"):
                 a_at, b_at = _offsets(root, batch, scalars, packed=True)
                 size = f"kh::right_size<{element_of(root.b)}>({k}, {index(n.extent)})"
@@ -98,12 +93,22 @@ def element_of(view: View) -> str:
     return storage_type(view.buffer.dtype)
 
 
-def loads_of(nest: Nest, view: View) -> bool:
-    """Whether the rest of the nest reads the buffer of an operand too."""
-    return any(isinstance(one, Load) and one.buffer is view.buffer for one in nest.body)
+def packed_weight(
+    nest: Nest, root: Product | GroupedProduct, parameters: Parameters, packed: PackedOperands, names: Names
+) -> str | None:
+    """The memory of a second operand that is packed, which the function is given instead of it; None of others."""
+    if not packed.takes(root.b):
+        return None
+    others = [view.buffer for view in root.views if view is not root.b]
+    others += [one.buffer for one in nest.body if isinstance(one, Load)]
+    if not any(one is root.b.buffer for one in others):
+        del parameters.reads[root.b.buffer]
+    name = _packed(root.b, packed, names)
+    parameters.packed[name] = None
+    return name
 
 
-def packed_right(view: View, packed: PackedOperands, names: Names) -> str:
+def _packed(view: View, packed: PackedOperands, names: Names) -> str:
     """The memory of a weight, packed: one matrix for each step of its batch."""
     *batch, k, n = view.shape
     *strides, stride_k, stride_n = view.strides

@@ -70,6 +70,13 @@ def runtime_of(nest: Nest) -> tuple[str, ...]:
     return () if root is None else FILES[type(root)]
 
 
+def header_of(nest: Nest) -> str | None:
+    """The header of the runtime that the text of a nest needs."""
+    if nest.root is None:
+        return None
+    return "order.h" if isinstance(nest.root, Order) else "linked.h"
+
+
 FILES: dict[type[Root], tuple[str, ...]] = {
     Product: ("linked_product.cpp",),
     GroupedProduct: ("linked_product.cpp",),

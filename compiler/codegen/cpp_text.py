@@ -218,6 +218,12 @@ class Body:
         )
 
 
+def print_nothing(name: str, parameters: Parameters, lines: Lines, names: Names) -> None:
+    """The function of a nest that has no turns."""
+    with lines.block(f"static void {name}({', '.join(parameters.declared(names))})"):
+        lines.add("// Nothing to do: a loop has no turns.")
+
+
 def origins(names: Iterable[str]) -> str:
     """Where a kernel comes from, in a few words."""
     shown = list(dict.fromkeys(short_origin(name) for name in names if name))

@@ -17,7 +17,7 @@ from kernels_hub.compiler.schedule.kernel import Nest
 
 def print_nest(name: str, nest: Nest, lines: Lines, names: Names, options: Options) -> Launch | None:
     """Write the kernel of a nest without a root; None where there is nothing to do."""
-    if not nest.reduces and not nest.scans:
+    if not nest.accumulates:
         nest = Nest((*nest.outer, *nest.inner), (), nest.body)
     nest = simplified(nest)
     if is_empty(nest.outer):

@@ -26,7 +26,7 @@ from kernels_hub.compiler.codegen.triton_tiles import Tiles
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.types import DType
 from kernels_hub.compiler.schedule.index import flatten
-from kernels_hub.compiler.schedule.kernel import Nest, Reduce, Statement, Store, arguments, variables
+from kernels_hub.compiler.schedule.kernel import Nest, Reduce, Statement, Store, arguments
 
 PLACES = {"argmax": "max", "argmin": "min"}
 
@@ -49,7 +49,6 @@ class _Reduction(Tiles):
     def __init__(self, name: str, nest: Nest, lines: Lines, names: Names, options: Options) -> None:
         super().__init__(name, nest, lines, names)
         self.late = options.late
-        self.inner = nest.is_inner()
         self.flat = flatten(tuple(one.index for one in nest.inner), tuple(one.extent for one in nest.inner))
 
     def persistent(self, condition: str = "", otherwise: Launch | None = None) -> Launch:
@@ -73,7 +72,7 @@ class _Reduction(Tiles):
             {
                 level[one.arg] if isinstance(one, Reduce) else self._store_level(one, level)
                 for one in self.nest.body
-                if isinstance(one, Reduce) or (isinstance(one, Store) and self._is_inner(one))
+                if isinstance(one, Reduce) or (isinstance(one, Store) and self.has_columns(one))
             }
         )
         with self.kernel.define(["ROWS", "COLUMNS"]):
@@ -161,17 +160,13 @@ class _Reduction(Tiles):
     def _store_level(self, one: Store, level: dict[str, int]) -> int:
         return max(level[arg] for arg in arguments(one))
 
-    def _is_inner(self, one: Store) -> bool:
-        mine = {loop.name for loop in self.nest.inner}
-        return any(self.inner[arg] for arg in arguments(one)) or bool(mine & variables(one))
-
     def _segment(self, number: int, level: dict[str, int]) -> None:
         """What is computed once a row, after pass `number` - 1."""
         for one in self.nest.body:
             if isinstance(one, Reduce):
                 continue
             if isinstance(one, Store):
-                if not self._is_inner(one) and self._store_level(one, level) == number:
+                if not self.has_columns(one) and self._store_level(one, level) == number:
                     self.body.emit(one)
             elif not self.inner[one.name] and level[one.name] == number:
                 self.body.emit(one)
@@ -182,7 +177,7 @@ class _Reduction(Tiles):
         stores = [
             one
             for one in self.nest.body
-            if isinstance(one, Store) and self._is_inner(one) and self._store_level(one, level) == number
+            if isinstance(one, Store) and self.has_columns(one) and self._store_level(one, level) == number
         ]
         needed = self._needed([one.arg for one in fed] + [arg for one in stores for arg in arguments(one)])
         self.body.dtypes.update({one.name: one.dtype for one in self.nest.body if not isinstance(one, Store)})

@@ -10,7 +10,7 @@ from kernels_hub.compiler.codegen.triton_kernel import HOST, Launch
 from kernels_hub.compiler.codegen.triton_options import Options, chosen, looped_tile
 from kernels_hub.compiler.codegen.triton_text import Lines
 from kernels_hub.compiler.codegen.triton_tiles import Tiles
-from kernels_hub.compiler.schedule.kernel import Nest, Scan, Store, arguments, variables
+from kernels_hub.compiler.schedule.kernel import Nest, Scan
 
 _JOINED = {"sum": "{} + {}", "prod": "{} * {}", "max": "kh.max_of({}, {})", "min": "kh.min_of({}, {})"}
 
@@ -25,19 +25,12 @@ class _Scan(Tiles):
 
     def made(self, *, late: bool) -> Launch:
         """Its text, and how it is launched."""
-        nest, inner = self.nest, self.nest.is_inner()
-        mine = {one.name for one in nest.inner}
-        turning = [
-            one
-            for one in nest.body
-            if (isinstance(one, Store) and (mine & variables(one) or any(map(inner.get, arguments(one)))))
-            or (not isinstance(one, Store) and inner[one.name])
-        ]
+        nest = self.nest
+        turning = [one for one in nest.body if self.has_columns(one)]
         with self.kernel.define(["ROWS", "COLUMNS"]):
             self.rows()
             for one in nest.body:
-                if not any(one is other for other in turning):
-                    assert not isinstance(one, Scan)
+                if not self.has_columns(one):
                     self.body.emit(one)
             for one in turning:
                 if isinstance(one, Scan):

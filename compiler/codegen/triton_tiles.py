@@ -7,7 +7,7 @@ from kernels_hub.compiler.codegen.cpp_text import Names
 from kernels_hub.compiler.codegen.triton_kernel import HOST, KernelText, Launch
 from kernels_hub.compiler.codegen.triton_options import Tile
 from kernels_hub.compiler.codegen.triton_text import Axis, Body, Lines
-from kernels_hub.compiler.schedule.kernel import Nest
+from kernels_hub.compiler.schedule.kernel import Nest, Statement, Store, arguments, variables
 
 
 class Tiles:
@@ -23,6 +23,15 @@ class Tiles:
         self.body = Body(lines, names, loops, [columns, *([rows] if rows else [])], axis_of)
         if rows is None:
             self.body.axes["rows"] = Axis("rows", "row")
+        self.inner = nest.is_inner()
+        """Name of a value -> whether it has columns."""
+
+    def has_columns(self, one: Statement) -> bool:
+        """Whether a statement is one of the inner turns."""
+        if not isinstance(one, Store):
+            return self.inner[one.name]
+        mine = {loop.name for loop in self.nest.inner}
+        return any(self.inner[arg] for arg in arguments(one)) or bool(mine & variables(one))
 
     def rows(self) -> None:
         """Declare the rows of a program."""

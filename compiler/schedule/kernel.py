@@ -312,6 +312,11 @@ class Nest:
         """Whether it has a `Scan`."""
         return any(isinstance(one, Scan) for one in self.body)
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether turns of its inner loops depend on one another."""
+        return self.reduces or self.scans
+
     def is_inner(self) -> dict[str, bool]:
         """Name -> whether it depends on inner variables (the result of a Reduce does not)."""
         mine = {one.name for one in self.inner}

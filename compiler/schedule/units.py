@@ -78,10 +78,7 @@ def kind_of(value: Value, dtypes: frozenset[DType] = ROOT_DTYPES) -> Kind | None
     if name in POOLS:
         return Kind.POOL
     if name in {"matmul", "conv"}:
-        first = value.operands[0].dtype
-        same = all(one.dtype is first for one in value.operands)
-        plain = first in dtypes and same and value.dtype in {first, types.FLOAT32}
-        if plain and value.attrs["accumulate"] in {None, types.FLOAT32}:
+        if _is_plain(value, dtypes):
             return Kind.PRODUCT if name == "matmul" else _convolution(value)
         return Kind.CONTRACTION
     if name == "call" and attention_parts(value, dtypes) is not None:
@@ -89,10 +86,16 @@ def kind_of(value: Value, dtypes: frozenset[DType] = ROOT_DTYPES) -> Kind | None
     if name in ORDERS:
         return Kind.ORDER
     if name == "grouped_matmul":
-        first = value.operands[0].dtype
-        plain = first in dtypes and first is value.operands[1].dtype and value.dtype in {first, types.FLOAT32}
-        return Kind.GROUPED if plain and value.attrs["accumulate"] in {None, types.FLOAT32} else None
+        return Kind.GROUPED if _is_plain(value, dtypes) else None
     return None
+
+
+def _is_plain(value: Value, dtypes: frozenset[DType]) -> bool:
+    """Whether a product is of one dtype that roots take, and summed in float32."""
+    first = value.operands[0].dtype
+    same = all(one.dtype is first for one in value.operands[:2])
+    result = value.dtype in {first, types.FLOAT32} and value.attrs["accumulate"] in {None, types.FLOAT32}
+    return first in dtypes and same and result
 
 
 def _convolution(value: Value) -> Kind:

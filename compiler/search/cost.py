@@ -129,7 +129,7 @@ def _moved(kernel: Kernel, sizes: Mapping[str, int]) -> int:
 
 def _rows(nest: Nest, sizes: Mapping[str, int]) -> int:
     """Turns that threads may share."""
-    in_order = isinstance(nest.root, Attention) or nest.reduces or nest.scans
+    in_order = isinstance(nest.root, Attention) or nest.accumulates
     return _turns(nest.outer if in_order else (*nest.outer, *nest.inner), sizes)
 
 

@@ -81,9 +81,8 @@ def fact(value: Any) -> Any:
         return tuple(fact(one) for one in value)
     if isinstance(value, (set, frozenset)):
         return ("set", *sorted(repr(fact(one)) for one in value))
-    if isinstance(
-        value, dict
-    ):  # what it holds itself: a class may import the rest when it is asked for items
+    if isinstance(value, dict):
+        # What it holds itself: a class may import the rest when it is asked for items.
         return {str(name): fact(one) for name, one in dict.items(value)}
     if isinstance(value, torch.Tensor):
         plain = value.detach().cpu().contiguous()
