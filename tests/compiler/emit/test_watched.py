@@ -173,7 +173,8 @@ def test_a_change_is_seen_after_one_that_does_not_matter(watch: Watch):
 
 
 @pytest.mark.skipif(
-    sys.implementation.name != "cpython" or sys.version_info >= (3, 13), reason="dicts have no versions here"
+    sys.implementation.name != "cpython" or sys.version_info >= (3, 13),
+    reason="needs CPython before 3.13, whose dicts have versions",
 )
 def test_versions_of_dicts_are_found():
     assert native_watched._VERSION_AT
