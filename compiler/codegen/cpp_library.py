@@ -29,6 +29,8 @@ class Library:
     _loaded: ctypes.CDLL
     _run_at: Callable[[int, int], int]
     """kh_run, of addresses as numbers: ctypes converts these in half the time."""
+    _step_at: Callable[[int, int, int], int]
+    """kh_step, likewise."""
 
     @classmethod
     def built(cls, program: Program, name: str, level: Isa | None = None) -> Library:
@@ -42,13 +44,12 @@ class Library:
         for name in ("kh_prepare", "kh_run"):
             function = getattr(loaded, name)
             function.argtypes, function.restype = (_POINTERS, _SIZES), ctypes.c_int
-        for name in ("kh_step", "kh_pack"):
-            function = getattr(loaded, name)
-            function.argtypes, function.restype = (ctypes.c_int64, _POINTERS, _SIZES), ctypes.c_int
+        loaded.kh_pack.argtypes, loaded.kh_pack.restype = (ctypes.c_int64, _POINTERS, _SIZES), ctypes.c_int
         loaded.kh_packed_bytes.argtypes, loaded.kh_packed_bytes.restype = (ctypes.c_int64,), ctypes.c_int64
-        run_at = loaded["kh_run"]
+        run_at, step_at = loaded["kh_run"], loaded["kh_step"]
         run_at.argtypes, run_at.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int
-        return cls(path, messages, loaded, run_at)
+        step_at.argtypes, step_at.restype = (ctypes.c_int64, *run_at.argtypes), ctypes.c_int
+        return cls(path, messages, loaded, run_at, step_at)
 
     def packed_bytes(self, program: Program) -> tuple[int, ...]:
         """The bytes of each of `program.packed`: they depend on the instruction set."""
@@ -71,9 +72,9 @@ class Library:
         if code := self._run_at(buffers, sizes):
             self._check(code)
 
-    def step(self, number: int, buffers: Sequence[int], sizes: Sequence[int]) -> None:
-        """One kernel of a call, of `program.steps`."""
-        self._check(self._loaded.kh_step(number, pointers(buffers), numbers(sizes)))
+    def step(self, number: int, buffers: int, sizes: int) -> None:
+        """One kernel of a call, of `program.steps`; the addresses are those of `call`."""
+        self._check(self._step_at(number, buffers, sizes))
 
     def _check(self, code: int) -> None:
         if code:

@@ -158,15 +158,13 @@ class CppPlan:
         held = [one.contiguous() for one in inputs]
         addresses = self._addresses(binding, None)
         self._fill(addresses, held, outputs)
-        plain = [int(one or 0) for one in addresses.array]
-        sizes = list(binding.sizes)
         rows: list[StepProfile] = []
         known = self._calls.sizes(inputs)
         times: list[list[float]] = [[] for _ in self.schedule.kernels]
         for _ in range(max(1, repeats)):
             for step in range(len(self.schedule.kernels)):
                 started = time.perf_counter()
-                self.library.step(step, plain, sizes)
+                self.library.step(step, addresses.place, binding.sizes_at)
                 times[step].append(time.perf_counter() - started)
         for kernel, seconds in zip(self.schedule.kernels, times, strict=True):
             cost = kernel_cost(kernel, known)

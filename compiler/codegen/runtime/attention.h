@@ -56,7 +56,10 @@ struct NoMask {
 
 inline constexpr int64_t kKeys = 128;       // of a block
 inline constexpr int64_t kTaskRows = 448;   // at most
+inline constexpr int64_t kRowLanes = round_up(kRows, kLanes);  // of a block's rows, a row a lane
 inline constexpr int64_t kFewRows = 4;      // up to so many read k and v in place
+
+inline constexpr float kLog2E = 1.44269504f;  // powers of 2 take fewer operations than those of e
 
 // Where either is NaN: b.
 KH_INLINE vfloat larger(vfloat a, vfloat b) { return a > b ? a : b; }
@@ -92,12 +95,13 @@ class RowsAttention {
 
   void run(int64_t b, int64_t kv, int64_t first, int64_t rows) {
     b_ = b, kv_ = kv, count_ = rows;
-    float* next = workspace<Use::kAttention>().floats(rows * (deep_ + wide_ + 1 + kLanes) +
+    const int64_t lanes = place(round_up(rows, kRows));
+    float* next = workspace<Use::kAttention>().floats(rows * (deep_ + wide_ + kLanes) + lanes +
                                                       kKeys * (deep_ + wide_ + 2 * kRows) + 9 * kLanes);
     const auto take = [&next](int64_t count) { return std::exchange(next, next + round_up(count, kLanes)); };
     queries_ = take(rows * deep_), outputs_ = take(rows * wide_), sums_ = take(rows * kLanes);
     keys_ = take(kKeys * deep_), values_ = take(kKeys * wide_);
-    scores_ = take(kKeys * kRows), weights_ = take(kKeys * kRows), maxima_ = take(rows);
+    scores_ = take(kKeys * kRows), weights_ = take(kKeys * kRows), maxima_ = take(lanes);
     rows_.clear();
     int64_t head = kv * shape_.group() + first / shape_.lq, query = first % shape_.lq, seen = 0;
     for (int64_t r = 0; r < rows; ++r) {
@@ -138,7 +142,7 @@ class RowsAttention {
       }
     }
     std::fill_n(sums_, count_ * kLanes, 0.0f);
-    std::fill_n(maxima_, count_, -kInfinity);
+    std::fill_n(maxima_, place(round_up(count_, kRows)), -kInfinity);
   }
 
   void load_keys(int64_t j, int64_t count) {
@@ -163,7 +167,7 @@ class RowsAttention {
       kKernels[width / kLanes - 1][height - 1](shape_.d, queries_ + r0 * deep_, keys_ + i * shape_.d,
                                                scores_ + i, kKeys, false);
     }
-    for (int64_t r = 0; r < height; ++r) softmax(r0 + r, r, height, j, needed);
+    softmax(r0, height, j, needed);
     for (int64_t i = 0; i < shape_.dv; i += kPanel) {
       const int64_t width = panel_width(shape_.dv, i);
       kKernels[width / kLanes - 1][height - 1](needed, weights_, values_ + i * count,
@@ -171,58 +175,82 @@ class RowsAttention {
     }
   }
 
-  // The weights of one row for this block from its scores; sum and output are made relative to a new maximum.
-  void softmax(int64_t row, int64_t r, int64_t height, int64_t j, int64_t needed) {
-    const Row& of = rows_[row];
-    const int64_t seen = std::min(of.seen - j, needed);
-    float* const scores = scores_ + r * kKeys;
-    mask_(b_, of.head, of.query, j, needed, scores);
-    const int64_t padded = round_up(needed, kPanel);
-    for (int64_t i = std::max<int64_t>(seen, 0); i < padded; ++i) scores[i] = -kInfinity;
-    vfloat high = splat(maxima_[row]);
-    for (int64_t i = 0; i < padded; i += kPanel)
-      high = larger(high, larger(load(scores + i), load(scores + i + kLanes)));
-    const float maximum = largest_of(high), base = finite_or_zero(maximum);
-    float* const sums = sums_ + row * kLanes;
-    const float before = std::exchange(maxima_[row], maximum);
-    if (maximum > before && before != -kInfinity) {
-      const float factor = exp_falling(before - maximum);
-      store(sums, load(sums) * factor);
-      float* const output = outputs_ + row * wide_;
-      for (int64_t i = 0; i < wide_; i += kLanes) store(output + i, load(output + i) * factor);
+  // The weights of a block's rows from their scores; sums and outputs are made relative to new maxima. What a row needs
+  // once is computed for all rows together, a row a lane.
+  void softmax(int64_t r0, int64_t height, int64_t j, int64_t needed) {
+    const int64_t padded = round_up(needed, kLine);
+    alignas(64) float tops[kRowLanes * kLanes], bases[kRowLanes], factors[kRowLanes];
+    for (int64_t r = 0; r < height; ++r) {
+      const Row& of = rows_[r0 + r];
+      float* const scores = scores_ + r * kKeys;
+      mask_(b_, of.head, of.query, j, needed, scores);
+      for (int64_t i = std::clamp<int64_t>(of.seen - j, 0, needed); i < padded; ++i) scores[i] = -kInfinity;
+      vfloat high = load(scores);
+      for (int64_t i = kLanes; i < padded; i += kLanes) high = larger(high, load(scores + i));
+      store(tops + r * kLanes, high);
     }
-    vfloat sum = load(sums);
-    for (int64_t i = 0; i < padded; i += kPanel) {
-      alignas(64) float weights[kPanel];
+    std::fill_n(tops + height * kLanes, (kRowLanes - height) * kLanes, -kInfinity);
+    float* const maxima = maxima_ + place(r0);
+    for (int64_t r = 0; r < kRowLanes; r += kLanes) {
+      const vfloat before = load(maxima + r), maximum = larger(before, reduced_rows(tops + r * kLanes, larger));
+      store(maxima + r, maximum);
+      store(tops + r, before);
+    }
 #pragma omp simd
-      for (int64_t x = 0; x < kPanel; ++x) weights[x] = exp_falling(scores[i + x] - base);
-      sum += load(weights) + load(weights + kLanes);
-      float* const to = weights_ + i / kLine * height * kLine + r * kLine + i % kLine;
-      for (int64_t x = 0; x < kPanel; x += kLanes)
-        store(to + x / kLine * height * kLine + x % kLine, load(weights + x));
+    for (int64_t r = 0; r < kRowLanes; ++r) {
+      bases[r] = finite_or_zero(maxima[r]);
+      factors[r] = tops[r] == -kInfinity ? 1.0f : exp2_falling((tops[r] - bases[r]) * kLog2E);
     }
-    store(sums, sum);
+    for (int64_t r = 0; r < height; ++r) {
+      const float base = bases[r], factor = factors[r];
+      float* const sums = sums_ + (r0 + r) * kLanes;
+      if (factor != 1.0f) {
+        float* const output = outputs_ + (r0 + r) * wide_;
+        store(sums, load(sums) * factor);
+        for (int64_t i = 0; i < wide_; i += kLanes) store(output + i, load(output + i) * factor);
+      }
+      const float* const scores = scores_ + r * kKeys;
+      vfloat sum = load(sums);
+      for (int64_t i = 0; i < padded; i += kLine) {
+        float* const to = weights_ + i * height + r * kLine;
+#pragma omp simd
+        for (int64_t x = 0; x < kLine; ++x) to[x] = exp2_falling((scores[i + x] - base) * kLog2E);
+        for (int64_t x = 0; x < kLine; x += kLanes) sum += load(to + x);
+      }
+      store(sums, sum);
+    }
   }
 
   void write() const {
+    alignas(64) float all[kRowLanes * kLanes], sums[kRowLanes], shares[kRowLanes];
     for (int64_t r0 = 0; r0 < count_; r0 += kRows) {
       const int64_t height = std::min(kRows, count_ - r0);
+      std::copy_n(sums_ + r0 * kLanes, height * kLanes, all);
+      std::fill_n(all + height * kLanes, (kRowLanes - height) * kLanes, 1.0f);
+      for (int64_t r = 0; r < kRowLanes; r += kLanes) {
+        const vfloat sum = reduced_rows(all + r * kLanes, [](vfloat a, vfloat b) { return a + b; });
+        store(sums + r, sum);
+        store(shares + r, 1.0f / sum);
+      }
       for (int64_t r = 0; r < height; ++r) {
         const Row& of = rows_[r0 + r];
-        const float sum = sum_of(load(sums_ + (r0 + r) * kLanes));
-        shape_.note(b_, of.head, of.query, maxima_[r0 + r], sum);
+        const float sum = sums[r], share = shares[r];
+        shape_.note(b_, of.head, of.query, maxima_[place(r0) + r], sum);
         float* const to = out_.at(b_, of.head, of.query);
         const float* const from = outputs_ + (r0 + r) * wide_;
         if (sum == 0.0f) {  // no key was seen, so there may be no output either
           for (int64_t i = 0; i < shape_.dv; ++i) to[i * out_.stride[3]] = shape_.blank ? 0.0f : kNaN;
         } else if (out_.stride[3] == 1) {
-          for (int64_t i = 0; i < shape_.dv; ++i) to[i] = from[i] / sum;
+          for (int64_t i = 0; i < shape_.dv; ++i) to[i] = from[i] * share;
         } else {
-          for (int64_t i = 0; i < shape_.dv; ++i) to[i * out_.stride[3]] = from[i] / sum;
+          for (int64_t i = 0; i < shape_.dv; ++i) to[i * out_.stride[3]] = from[i] * share;
         }
       }
     }
   }
+
+  // Where the lanes of the block from row r0 on lie, of what has a lane a row.
+  static int64_t place(int64_t r0) { return r0 / kRows * kRowLanes; }
 
   const AttentionShape& shape_;
   Heads<const float> q_, k_, v_;

@@ -73,6 +73,28 @@ KH_INLINE float sum_of(vfloat x) {
   return x[0];
 }
 
+// Lane i is what `op` makes of the lanes of row i, for kLanes rows of so many floats: each step halves them all at once.
+template <class Op>
+KH_INLINE vfloat reduced_rows(const float* rows, Op&& op) {
+  constexpr std::make_integer_sequence<int, static_cast<int>(kLanes)> order;
+  vfloat left[kLanes];
+  KH_UNROLL(16)
+  for (int64_t i = 0; i < kLanes; ++i) {
+    int64_t mirrored = 0;  // the bits of i, in which the steps leave the rows
+    KH_UNROLL(4)
+    for (int64_t bit = 1; bit < kLanes; bit *= 2) mirrored = 2 * mirrored + (i / bit & 1);
+    left[i] = load(rows + mirrored * kLanes);
+  }
+  KH_UNROLL(4)
+  for (int64_t count = kLanes / 2; count > 0; count /= 2) {
+    KH_UNROLL(8)
+    for (int64_t i = 0; i < count; ++i)
+      left[i] = op(interleave<false>(left[2 * i], left[2 * i + 1], order),
+                   interleave<true>(left[2 * i], left[2 * i + 1], order));
+  }
+  return left[0];
+}
+
 // to[column * to_stride + row] = from[row * from_stride + column] for kLanes rows and columns.
 KH_INLINE void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
   constexpr std::make_integer_sequence<int, static_cast<int>(kLanes)> order;

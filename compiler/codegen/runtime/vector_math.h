@@ -66,12 +66,13 @@ KH_INLINE float exp(float x) {
   return scale(reduced_expm1(inside, n.value) + 1.0f, n.integer);
 }
 
+inline constexpr float kExponent = 0x1.8p23f + 127.0f;  // the lowest bits of n + this are n + 127: the exponent of 2^n
+
 // 1.05 ulp for x <= 0, as softmax has it; below 2^-126 become 0.
 KH_INLINE float exp_falling(float x) {
   const float inside = at_least(x, -88.0f);
-  constexpr float bias = 0x1.8p23f + 127.0f;  // so the sum's lowest bits are n + 127: the exponent of 2^n
-  const float shifted = inside * 1.44269504f + bias;
-  const float p = reduced_expm1(inside, shifted - bias) + 1.0f;
+  const float shifted = inside * 1.44269504f + kExponent;
+  const float p = reduced_expm1(inside, shifted - kExponent) + 1.0f;
   return p * std::bit_cast<float>(std::bit_cast<uint32_t>(shifted) << 23);
 }
 
@@ -85,18 +86,29 @@ KH_INLINE float expm1(float x) {
   return x == 0.0f ? x : n.integer == 0 ? p : result;
 }
 
-// 1 ulp
-KH_INLINE float exp2(float x) {
-  const float inside = at_least(at_most(x, 129.0f), -151.0f);
-  const Whole n = nearest(inside);
-  const float r = inside - n.value;
+// 2^r for |r| <= 1 / 2
+KH_INLINE float reduced_exp2(float r) {
   float p = 1.535336188319500e-4f;
   p = p * r + 1.339887440266574e-3f;
   p = p * r + 9.618437357674640e-3f;
   p = p * r + 5.550332471162809e-2f;
   p = p * r + 2.402264791363012e-1f;
   p = p * r + 6.931472028550421e-1f;
-  return scale(p * r + 1.0f, n.integer);
+  return p * r + 1.0f;
+}
+
+// 1 ulp
+KH_INLINE float exp2(float x) {
+  const float inside = at_least(at_most(x, 129.0f), -151.0f);
+  const Whole n = nearest(inside);
+  return scale(reduced_exp2(inside - n.value), n.integer);
+}
+
+// 1 ulp for x < 128; below 2^-126 become 0.
+KH_INLINE float exp2_falling(float x) {
+  const float inside = at_least(x, -127.0f);
+  const float shifted = inside + kExponent;
+  return reduced_exp2(inside - (shifted - kExponent)) * std::bit_cast<float>(std::bit_cast<uint32_t>(shifted) << 23);
 }
 
 // 2.5 ulp

@@ -57,7 +57,7 @@ FUNCTIONS
 CONVERT(f16) CONVERT(bf16)
 extern "C" void t_pow(int64_t n, const float* x, const float* y, float* z) {
   _Pragma("omp simd") for (int64_t i = 0; i < n; ++i) z[i] = kh::pow(x[i], y[i]); }
-""".replace("FUNCTIONS", " ".join(f"UNARY({name})" for name in FUNCTIONS))
+""".replace("FUNCTIONS", " ".join(f"UNARY({name})" for name in (*FUNCTIONS, "exp2_falling")))
 
 
 @pytest.fixture(scope="module", params=targets())
@@ -93,6 +93,18 @@ def call(function, *arrays: np.ndarray) -> np.ndarray:
 def every_float(stride: int) -> np.ndarray:
     bits = np.arange(0, 2**32, stride, np.uint64).astype(np.uint32)
     return np.concatenate([bits.view(np.float32), SPECIAL])
+
+
+def test_error_of_powers_of_2_that_fall_to_0(library):
+    target, functions = library
+    x = every_float(8191)
+    x = np.concatenate([x[~(x >= 127.5)], np.linspace(-130, 127, 100_000, dtype=np.float32)])
+    expected = torch.exp2(torch.from_numpy(x).double()).numpy()
+    actual = call(functions.t_exp2_falling, x)
+    tiny = expected < 2.0**-126
+    assert (actual[expected < 2.0**-127] == 0).all()
+    assert (actual[tiny] <= 2.0**-126).all()
+    assert error_in_ulp(actual[~tiny], expected[~tiny]) <= 1.0 + (target == "x86-64") * WITHOUT_FMA
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
