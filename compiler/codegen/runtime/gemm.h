@@ -14,8 +14,13 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <type_traits>
 #include <utility>
+
+#if __has_include(<unistd.h>)
+#include <unistd.h>
+#endif
 
 #include "parallel.h"
 #include "simd.h"
@@ -35,11 +40,10 @@ inline constexpr int64_t kFewBlocks = 7;
 inline constexpr int64_t kRows = 6;  // 12 of 16
 inline constexpr int64_t kFewBlocks = 10;
 #endif
-inline constexpr int64_t kGroup = 4 * kPanel;      // columns that go to the epilogue at once, at most
-inline constexpr int64_t kLine = 16;               // a is kept in lines of so many k
-inline constexpr int64_t kDepth = 768;             // k of a pass: the part of a panel that is reused
-inline constexpr int64_t kTileFloats = 96 * 1024;  // of a, in L2 where k is not large
-inline constexpr int64_t kAlone = 64 * 1024;       // multiplications that do not repay waking the threads
+inline constexpr int64_t kGroup = 4 * kPanel;  // columns that go to the epilogue at once, at most
+inline constexpr int64_t kLine = 16;           // a is kept in lines of so many k
+inline constexpr int64_t kDepth = 768;         // k of a pass: the part of a panel that is reused
+inline constexpr int64_t kAlone = 64 * 1024;  // multiplications that do not repay waking the threads
 
 // -- the kernel -------------------------------------------------------------------------------------------
 
@@ -207,28 +211,53 @@ KH_INLINE void finish(int64_t i, int64_t rows, int64_t j, int64_t count, int64_t
   }
 }
 
-// How a product is cut: tiles of rows (so many that b is read seldom, whatever k), chunks of columns (a task is one of
-// each: as many as let the threads finish together), and passes over k so short that the columns of a group stay near.
-struct Cut {
-  int64_t m, n, tiles, chunks, step, height, depth;
+// Floats of a that stay in L2 beside a panel of b: four fifths of it, of 512 KiB where its size is not known.
+inline int64_t near_floats() {
+  static const int64_t found = [] {
+    long bytes = 0;
+#ifdef _SC_LEVEL2_CACHE_SIZE
+    bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    return std::clamp<int64_t>(bytes > 0 ? bytes : 512 * 1024, 256 * 1024, 2048 * 1024) / 5;
+  }();
+  return found;
+}
 
-  Cut(int64_t m, int64_t n, int64_t k, int64_t team) : m(m), n(n) {
-    const int64_t deep = round_up(std::max<int64_t>(k, 1), kLine), few = kFewBlocks * kRows;
-    const int64_t tasks = team == 1 ? 1 : 4 * team, panels = ceil_div(n, kPanel), groups = ceil_div(n, kGroup);
-    tiles = ceil_div(m, std::clamp<int64_t>(kTileFloats / deep, few, 16 * kRows));
-    if (tiles < tasks) tiles = std::max(tiles, std::min(tasks, m / few));
-    if (const int64_t even = round_up(tiles, team); m >= even * few / 2) tiles = even;
-    // Threads that share a tile copy it each: columns are cut where there are too few tiles.
-    chunks = tiles >= 2 * team ? 1 : std::min(ceil_div(tasks, tiles), panels);
-    while (chunks < panels && tiles * chunks % team != 0 && tiles * chunks < 4 * tasks) ++chunks;
-    step = ceil_div(groups, chunks) * chunks * 10 <= groups * 11 ? kGroup : kPanel;
+// How a product is cut: tiles of rows (each stays in L2, whatever k), chunks of panels (a task is one of each), and
+// passes over k so short that the columns of a group stay near. Of the ways to cut it, that in which the thread with
+// most to do has least: it multiplies, reads each panel once a tile, and copies each tile that it comes to.
+struct Cut {
+  int64_t m, n, panels, tiles, chunks = 1, height, depth;
+
+  Cut(int64_t m, int64_t n, int64_t k, int64_t team) : m(m), n(n), panels(ceil_div(n, kPanel)) {
+    const int64_t deep = round_up(std::max<int64_t>(k, 1), kLine);
+    const int64_t fewest = ceil_div(m, std::clamp<int64_t>(near_floats() / deep, kFewBlocks * kRows, 32 * kRows));
+    tiles = fewest;
+    if (team > 1) {
+      int64_t least = -1;
+      const auto consider = [&](int64_t t, int64_t c) {
+        const int64_t cost = work(t, c, ceil_div(t * c, team));
+        if (least < 0 || cost < least) least = cost, tiles = t, chunks = c;
+      };
+      for (int64_t t = fewest; t <= std::max(fewest, std::min(fewest + team, m / kRows)); ++t) {
+        consider(t, 1);
+        const int64_t even = team / std::gcd(t, team);  // chunks with which all threads have equally many tasks
+        for (int64_t c = even; c <= std::min(panels, 4 * even); c += even) consider(t, c);
+      }
+    }
     height = ceil_div(m, tiles);
     const int64_t passes = m <= kRows ? 1 : std::max<int64_t>(1, ceil_div(k, kDepth));
     depth = passes == 1 ? k : round_up(ceil_div(k, passes), kLine);
   }
+  // Of a thread that does so many tasks, of t tiles times c chunks: four times the rows times panels that it takes as
+  // long as to multiply.
+  int64_t work(int64_t t, int64_t c, int64_t tasks) const {
+    const int64_t rows = ceil_div(m, t);
+    return 4 * tasks * (rows + 4) * ceil_div(panels, c) + std::min(tasks, t) * rows;
+  }
   // The first row of a tile, the first column of a chunk.
   int64_t row(int64_t tile) const { return m * tile / tiles; }
-  int64_t column(int64_t chunk) const { return std::min(n, ceil_div(n, step) * chunk / chunks * step); }
+  int64_t column(int64_t chunk) const { return std::min(n, panels * chunk / chunks * kPanel); }
 };
 
 template <class Left, class Epilogue, class... Packed>
