@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kernels_hub.compiler.codegen.cpp_causal import causal_scores
+from kernels_hub.compiler.codegen.cpp_causal import causal_scores, mask_of
 from kernels_hub.compiler.codegen.cpp_loops import levels
 from kernels_hub.compiler.codegen.cpp_nest import print_nest
 from kernels_hub.compiler.codegen.cpp_text import Body, Lines, Names, Parameters
 from kernels_hub.compiler.codegen.scalar import Cpp, variable_name
-from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.ir.dims import Dim, product
 from kernels_hub.compiler.ir.types import FLOAT32
 from kernels_hub.compiler.schedule.index import Ranges, linear, row_major
 from kernels_hub.compiler.schedule.kernel import (
@@ -71,7 +71,8 @@ def print_attention(name: str, nest: Nest, lines: Lines, names: Names, *, round_
             lines.add(f"const int64_t {word}_strides[] = {{{', '.join(map(index, values))}}};")
         scale, scores, score = _scaled(root, *(masked[1:] if masked else (root.scores, root.score)))
         seen = f"true, {index(masked[0])}" if masked else "false, 0"
-        lines.add(f"const kh::Attention shape{{{_shape(root, shape, scalars, seen)}}};")
+        reaches = _print_reaches(root, scores, score, lines, names, round_ops=round_ops)
+        lines.add(f"const kh::Attention shape{{{_shape(root, shape, scalars, seen)}{reaches}}};")
         q, k, v, out = (
             names.buffers[view.buffer] + (f" + {index(view.offset)}" if view.offset != 0 else "")
             for view in (root.q, root.k, root.v, direct)
@@ -137,6 +138,35 @@ def _renamed(one: Statement, name: str) -> Statement:
     if isinstance(one, Compute) and name in one.args:
         return replace(one, args=tuple("score" if arg == name else arg for arg in one.args))
     return one
+
+
+def _print_reaches(
+    root: Attention, scores: Sequence[Statement], score: str, lines: Lines, names: Names, *, round_ops: bool
+) -> str:
+    """Look at the mask, if there is one; the rest of the shape, which says where what was found lies."""
+    found = mask_of(scores, score)
+    if found is None:
+        return ""
+    statements, condition, plain = found
+    *loops, keys = root.score_loops
+    body = Body(lines, names, root.score_loops, round_ops=round_ops)
+    body.know(statements)
+    at = levels(statements, root.score_loops)
+    used = frozenset[str]().union(*(variables(one) for one in statements))
+    sizes: list[Dim] = [loop.extent if loop.name in used else 1 for loop in loops]
+    steps = [product(sizes[place + 1 :]) if loop.name in used else 0 for place, loop in enumerate(loops)]
+    given = [f"int64_t {variable_name(loop.name)}" if loop.name in used else "int64_t" for loop in loops]
+    count = body.index(keys.extent)
+    lines.add(f"const kh::Row<kh::Reach> reaches({body.index(product(sizes))});")
+    head = f"kh::find_reaches({', '.join(map(body.index, sizes))}, {count}, &reaches[0],"
+    with lines.block(f"{head} [=]({', '.join(given)})", "});"):
+        for level in range(len(root.score_loops)):
+            body.emit_at(statements, at, level)
+        key = f"int64_t {variable_name(keys.name)}" if keys.name in used else "int64_t"
+        with lines.block(f"return kh::reach_of({count}, [=]({key})", "});"):
+            body.emit_at(statements, at, len(root.score_loops))
+            lines.add(f"return {body.use(condition)};")
+    return f", {{&reaches[0], {{{', '.join(map(body.index, steps))}}}, {str(plain).lower()}}}"
 
 
 def _print_scores(

@@ -1,4 +1,8 @@
-"""Masks of scores that are causal: query i sees keys 0 to i + offset, and a kernel need not look at the others."""
+"""Masks of scores, of which a kernel need not look at what they hide.
+
+1. A mask that is known to be causal: query i sees keys 0 to i + offset.
+2. Any other one that chooses between a score and -inf: it is looked at before attention begins.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from kernels_hub.compiler.ir.dims import Dim, Expr
 from kernels_hub.compiler.schedule.index import Loop, linear, row_major
 from kernels_hub.compiler.schedule.kernel import (
     Attention,
+    Bound,
     Compute,
     Constant,
     Load,
@@ -29,6 +34,32 @@ def causal_scores(
 ) -> tuple[Dim, tuple[Statement, ...], str] | None:
     """(offset, the statements without the mask, their result), where the last thing done is a causal mask."""
     made = {one.name: one for one in scores if not isinstance(one, Store)}
+    masked = _masked(made, score)
+    if masked is None:
+        return None
+    condition, kept = masked
+    offset = _offset(made[condition], root.score_loops[2], root.score_loops[3], made)
+    if offset is None:
+        return None
+    return offset, _needed(scores, kept), kept
+
+
+def mask_of(scores: Sequence[Statement], score: str) -> tuple[tuple[Statement, ...], str, bool] | None:
+    """(statements, the name of the condition that they compute, whether that is all that happens to a score), where the
+    last thing done is a mask that does not depend on the score: what it hides need not be looked at."""
+    masked = _masked({one.name: one for one in scores if not isinstance(one, Store)}, score)
+    if masked is None:
+        return None
+    condition, kept = masked
+    needed = _needed(scores, condition)
+    read = {arg for one in needed for arg in arguments(one)}
+    if "score" in read or any(isinstance(one, Bound) for one in needed):
+        return None
+    return needed, condition, kept == "score"
+
+
+def _masked(made: Mapping[str, Statement], score: str) -> tuple[str, str] | None:
+    """(the condition, the score that it shows), where what it hides is -inf."""
     last = made.get(score)
     if not isinstance(last, Compute) or last.op.name != "select":
         return None
@@ -36,10 +67,7 @@ def causal_scores(
     blank = made.get(fill)
     if not isinstance(blank, Constant) or float(blank.value) != -np.inf or condition not in made:
         return None
-    offset = _offset(made[condition], root.score_loops[2], root.score_loops[3], made)
-    if offset is None:
-        return None
-    return offset, _needed(scores, kept), kept
+    return condition, kept
 
 
 def _offset(one: Statement, query: Loop, key: Loop, made: Mapping[str, Statement]) -> Dim | None:

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "gemm.h"
+#include "reach.h"
 #include "vector_math.h"
 
 KH_NAMESPACE {
@@ -27,11 +28,19 @@ struct AttentionShape {
   int64_t causal_offset;
   bool blank = false;  // a row that has nothing but -inf gives 0, not NaN
   float* statistics = nullptr;  // (2, batch, heads, lq): each row's maximum, and 1 / its sum; 0, 0 of a blank one
+  Reaches reaches{};            // of the mask, where it was looked at
 
   int64_t group() const { return heads / kv_heads; }
   // How many of the keys query i sees.
   int64_t visible(int64_t i) const {
     return causal ? std::clamp<int64_t>(i + causal_offset + 1, 0, lk) : lk;
+  }
+  // The keys that query i of head h may see; `all`: its scores need no mask.
+  Reach reach(int64_t b, int64_t h, int64_t i) const {
+    const int32_t last = static_cast<int32_t>(visible(i));
+    if (reaches.of == nullptr) return {0, last, false};
+    const Reach& of = reaches.at(b, h, i);
+    return {std::min(of.first, last), std::min(of.last, last), of.all && reaches.plain};
   }
   // For a backward pass: the weights of row i are exp(score - maximum) / sum.
   void note(int64_t b, int64_t h, int64_t i, float maximum, float sum) const {
@@ -102,16 +111,20 @@ class RowsAttention {
     queries_ = take(rows * deep_), outputs_ = take(rows * wide_), sums_ = take(rows * kLanes);
     keys_ = take(kKeys * deep_), values_ = take(kKeys * wide_);
     scores_ = take(kKeys * kRows), weights_ = take(kKeys * kRows), maxima_ = take(lanes);
-    rows_.clear();
-    int64_t head = kv * shape_.group() + first / shape_.lq, query = first % shape_.lq, seen = 0;
+    rows_.clear(), blocks_.clear();
+    int64_t head = kv * shape_.group() + first / shape_.lq, query = first % shape_.lq;
     for (int64_t r = 0; r < rows; ++r) {
-      rows_.push_back({head, query, shape_.visible(query)});
-      seen = std::max(seen, rows_.back().seen);
+      rows_.push_back({head, query, shape_.reach(b, head, query)});
       if (++query == shape_.lq) query = 0, ++head;
     }
+    int64_t from = shape_.lk, to = 0;
+    for (int64_t r = 0; r < rows; r += kRows) {
+      blocks_.push_back(seen(r, std::min(kRows, rows - r)));
+      from = std::min(from, blocks_.back().from), to = std::max(to, blocks_.back().to);
+    }
     start();
-    for (int64_t j = 0; j < seen; j += kKeys) {
-      const int64_t count = std::min(kKeys, seen - j);
+    for (int64_t j = from; j < to; j += kKeys) {
+      const int64_t count = std::min(kKeys, to - j);
       load_keys(j, count);
       for (int64_t r = 0; r < rows; r += kRows) block(r, std::min(kRows, rows - r), j, count);
     }
@@ -121,8 +134,22 @@ class RowsAttention {
  private:
   struct Row {
     int64_t head, query;
-    int64_t seen;  // keys
+    Reach keys;
   };
+  // Rows that are multiplied together.
+  struct Block {
+    int64_t from, to;    // the keys that any of them sees lie between
+    bool begun = false;  // whether they have outputs
+  };
+
+  Block seen(int64_t r0, int64_t rows) const {
+    Block all{shape_.lk, 0};
+    for (int64_t r = r0; r < r0 + rows; ++r) {
+      const Reach& of = rows_[r].keys;
+      if (of.first < of.last) all = {std::min<int64_t>(all.from, of.first), std::max<int64_t>(all.to, of.last)};
+    }
+    return all;
+  }
 
   // Scaled queries in lines, as the kernels read a left operand; nothing seen yet.
   void start() {
@@ -156,37 +183,40 @@ class RowsAttention {
     }
   }
 
-  // Rows r0 .. r0 + height against keys j .. j + count. Their first block is one that any of them sees.
+  // Rows r0 .. r0 + height against keys j .. j + count: those panels that any of the rows sees.
   void block(int64_t r0, int64_t height, int64_t j, int64_t count) {
-    int64_t seen = 0;
-    for (int64_t r = r0; r < r0 + height; ++r) seen = std::max(seen, rows_[r].seen - j);
-    if (seen <= 0) return;
-    const int64_t needed = std::min(seen, count);
-    for (int64_t i = 0; i < needed; i += kPanel) {
+    Block& of = blocks_[r0 / kRows];
+    if (of.to <= j || of.from >= j + count) return;
+    constexpr int64_t whole = std::max(kPanel, kLine);  // of keys and of weights
+    const int64_t lead = std::max<int64_t>(of.from - j, 0) / whole * whole, needed = std::min(of.to - j, count);
+    for (int64_t i = lead; i < needed; i += kPanel) {
       const int64_t width = panel_width(count, i);
       kKernels[width / kLanes - 1][height - 1](shape_.d, queries_ + r0 * deep_, keys_ + i * shape_.d,
                                                scores_ + i, kKeys, false);
     }
-    softmax(r0, height, j, needed);
+    softmax(r0, height, j, lead, needed);
+    const bool begun = std::exchange(of.begun, true);
     for (int64_t i = 0; i < shape_.dv; i += kPanel) {
       const int64_t width = panel_width(shape_.dv, i);
-      kKernels[width / kLanes - 1][height - 1](needed, weights_, values_ + i * count,
-                                               outputs_ + r0 * wide_ + i, wide_, j > 0);
+      kKernels[width / kLanes - 1][height - 1](needed - lead, weights_ + lead * height,
+                                               values_ + i * count + lead * width, outputs_ + r0 * wide_ + i, wide_,
+                                               begun);
     }
   }
 
   // The weights of a block's rows from their scores; sums and outputs are made relative to new maxima. What a row needs
   // once is computed for all rows together, a row a lane.
-  void softmax(int64_t r0, int64_t height, int64_t j, int64_t needed) {
+  void softmax(int64_t r0, int64_t height, int64_t j, int64_t lead, int64_t needed) {
     const int64_t padded = round_up(needed, kLine);
     alignas(64) float tops[kRowLanes * kLanes], bases[kRowLanes], factors[kRowLanes];
     for (int64_t r = 0; r < height; ++r) {
       const Row& of = rows_[r0 + r];
       float* const scores = scores_ + r * kKeys;
-      mask_(b_, of.head, of.query, j, needed, scores);
-      for (int64_t i = std::clamp<int64_t>(of.seen - j, 0, needed); i < padded; ++i) scores[i] = -kInfinity;
-      vfloat high = load(scores);
-      for (int64_t i = kLanes; i < padded; i += kLanes) high = larger(high, load(scores + i));
+      if (!of.keys.all) mask_(b_, of.head, of.query, j + lead, needed - lead, scores + lead);
+      for (int64_t i = lead; i < std::min(of.keys.first - j, padded); ++i) scores[i] = -kInfinity;
+      for (int64_t i = std::clamp(of.keys.last - j, lead, needed); i < padded; ++i) scores[i] = -kInfinity;
+      vfloat high = load(scores + lead);
+      for (int64_t i = lead + kLanes; i < padded; i += kLanes) high = larger(high, load(scores + i));
       store(tops + r * kLanes, high);
     }
     std::fill_n(tops + height * kLanes, (kRowLanes - height) * kLanes, -kInfinity);
@@ -211,7 +241,7 @@ class RowsAttention {
       }
       const float* const scores = scores_ + r * kKeys;
       vfloat sum = load(sums);
-      for (int64_t i = 0; i < padded; i += kLine) {
+      for (int64_t i = lead; i < padded; i += kLine) {
         float* const to = weights_ + i * height + r * kLine;
 #pragma omp simd
         for (int64_t x = 0; x < kLine; ++x) to[x] = exp2_falling((scores[i + x] - base) * kLog2E);
@@ -260,6 +290,7 @@ class RowsAttention {
   int64_t deep_, wide_;
   int64_t b_ = 0, kv_ = 0, count_ = 0;
   std::vector<Row> rows_;
+  std::vector<Block> blocks_;
   float *queries_, *outputs_, *sums_, *keys_, *values_, *scores_, *weights_, *maxima_;
 };
 
@@ -284,25 +315,26 @@ KH_INLINE void dot(const float* query, const float* const* key, int64_t d, float
   }
 }
 
-// Keys begin .. end of one row; k and v have adjacent elements.
+// Some keys of one row; k and v have adjacent elements.
 template <class Mask>
 Partial attend_in_place(const AttentionShape& shape, Heads<const float> q, Heads<const float> k,
                         Heads<const float> v, float scale, Mask& mask, int64_t b, int64_t h, int64_t i,
-                        int64_t begin, int64_t end, float* output) {
+                        const Reach& keys, float* output) {
   const int64_t kv = h / shape.group(), dv = shape.dv;
   float* const query = workspace<Use::kRow>().floats(shape.d);
   for (int64_t e = 0; e < shape.d; ++e) query[e] = q.at(b, h, i)[e * q.stride[3]] * scale;
   Partial result{-kInfinity, 0.0f};
   std::fill_n(output, dv, 0.0f);
   alignas(64) float scores[kKeys];
-  for (int64_t j = begin; j < end; j += kKeys) {
-    const int64_t count = std::min(kKeys, end - j);
+  for (int64_t j = keys.first; j < keys.last; j += kKeys) {
+    const int64_t count = std::min(kKeys, keys.last - j);
     for (int64_t x = 0; x < count; x += 4) {
       const float* key[4];
       for (int64_t p = 0; p < 4; ++p) key[p] = k.at(b, kv, j + std::min(x + p, count - 1));
       dot<4>(query, key, shape.d, scores + x);
     }
-    for (int64_t x = 0; x < count; x += kPanel) mask(b, h, i, j + x, std::min(kPanel, count - x), scores + x);
+    for (int64_t x = 0; x < count && !keys.all; x += kPanel)
+      mask(b, h, i, j + x, std::min(kPanel, count - x), scores + x);
     const float maximum = largest(scores, count, result.maximum), base = finite_or_zero(maximum);
     const float factor = maximum == result.maximum ? 1.0f : exp_falling(result.maximum - maximum);
     float sum = 0.0f;
@@ -343,10 +375,11 @@ void attend_few(const AttentionShape& shape, Heads<const float> q, Heads<const f
   const auto part = [&](int64_t task) {
     const int64_t row = task / splits, split = task % splits;
     const int64_t i = row % shape.lq, h = row / shape.lq % shape.heads, b = row / (shape.lq * shape.heads);
-    const int64_t end = std::min((split + 1) * share, shape.visible(i));
+    Reach keys = shape.reach(b, h, i);
+    keys.last = static_cast<int32_t>(std::min<int64_t>((split + 1) * share, keys.last));
+    keys.first = static_cast<int32_t>(std::clamp<int64_t>(split * share, keys.first, std::max(keys.first, keys.last)));
     float* const to = partials + task * (dv + 2);
-    const Partial done =
-        attend_in_place(shape, q, k, v, scale, mask, b, h, i, std::min(split * share, end), end, to + 2);
+    const Partial done = attend_in_place(shape, q, k, v, scale, mask, b, h, i, keys, to + 2);
     to[0] = done.maximum, to[1] = done.sum;
   };
   const auto combine = [&](int64_t row) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "reach.h"
 #include "simd.h"
 #include "types.h"
 
@@ -121,6 +122,7 @@ struct Attention {
   bool causal;
   int64_t causal_offset;
   bool blank;
+  Reaches reaches{};
 };
 
 using Mask = void (*)(const void* state, int64_t b, int64_t h, int64_t i, int64_t j, int64_t count, float* scores);

@@ -30,7 +30,7 @@ void attend_floats(const Attention& from, const float* q, const int64_t q_stride
                    const int64_t k_strides[4], const float* v, const int64_t v_strides[4], float scale, Mask mask,
                    const void* mask_state, float* out, const int64_t out_strides[4]) {
   const AttentionShape shape{from.batch, from.heads, from.kv_heads, from.lq, from.lk, from.d, from.dv,
-                             from.causal, from.causal_offset, from.blank};
+                             from.causal, from.causal_offset, from.blank, nullptr, from.reaches};
   const auto masked = [=](int64_t b, int64_t h, int64_t i, int64_t j, int64_t count, float* scores) {
     if (mask != nullptr) mask(mask_state, b, h, i, j, count, scores);
   };

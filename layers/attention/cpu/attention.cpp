@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <vector>
 
 #include "attention_gradients.h"
 
@@ -92,11 +93,35 @@ struct Scores {
   }
 };
 
+// What each query sees of a mask of bool, looked at once for what it is broadcast along.
+std::vector<kh::Reach> reaches_of(const Arguments& a, kh::Reaches& reaches) {
+  if (a.mask_kind != MaskKind::kBool) return {};
+  const int64_t* const stride = a.mask.stride;
+  int64_t sizes[] = {a.batch, a.heads, a.lq}, count = 1;
+  for (int dim = 2; dim >= 0; --dim) {
+    if (stride[dim] == 0) sizes[dim] = 1;
+    reaches.stride[dim] = stride[dim] == 0 ? 0 : count;
+    count *= sizes[dim];
+  }
+  std::vector<kh::Reach> found(static_cast<size_t>(count));
+  const uint8_t* const mask = reinterpret_cast<const uint8_t*>(a.mask.data);
+  kh::find_reaches(sizes[0], sizes[1], sizes[2], a.lk, found.data(), [=](int64_t b, int64_t h, int64_t i) {
+    const uint8_t* const seen = mask + b * stride[0] + h * stride[1] + i * stride[2];
+    if (stride[3] == 1) return kh::reach_of(a.lk, [=](int64_t key) { return seen[key]; });
+    return kh::reach_of(a.lk, [=](int64_t key) { return seen[key * stride[3]]; });
+  });
+  reaches.of = found.data();
+  reaches.plain = a.softcap == 0.0;
+  return found;
+}
+
 }  // namespace
 
 // Writes out and, where it is given, statistics (2, batch, heads, lq). A query that sees no key gives 0.
 extern "C" void attention_forward(const Arguments* a) {
-  kh::attention(a->shape(), a->q.data, a->q.stride, a->k.data, a->k.stride, a->v.data, a->v.stride,
+  kh::AttentionShape shape = a->shape();
+  const std::vector<kh::Reach> reaches = reaches_of(*a, shape.reaches);
+  kh::attention(shape, a->q.data, a->q.stride, a->k.data, a->k.stride, a->v.data, a->v.stride,
                 static_cast<float>(a->scale), Scores{*a}, a->out.data, a->out.stride);
 }
 

@@ -18,7 +18,7 @@ import torch
 
 from kernels_hub.compiler import Graph
 from kernels_hub.compiler.codegen.cpp import generate
-from kernels_hub.compiler.codegen.cpp_causal import causal_scores
+from kernels_hub.compiler.codegen.cpp_causal import causal_scores, mask_of
 from kernels_hub.compiler.codegen.toolchain import machine_isas
 from kernels_hub.compiler.errors import EngineError, EvaluateError
 from kernels_hub.compiler.ir.dims import symbol
@@ -372,6 +372,38 @@ def test_constant_masks_are_understood():
         found = causal_scores(root, root.scores, root.score)
         assert (found and found[0]) == expected, mask
         assert found is None or found[1:] == ((), "score")
+
+
+@pytest.mark.parametrize("kind", ["mask", "of the score", "not the last", "another fill", "behind a softcap"])
+def test_masks_that_hide_are_found(kind):
+    i, j = loops(i=5, j=7)
+    buffer = Buffer("mask", Role.INPUT, BOOL, (5, 7), (7, 1))
+    q = Buffer("q", Role.INPUT, FLOAT32, (1, 1, 5, 4), (20, 20, 4, 1))
+    condition = [load("s0", buffer, i.index, j.index)]
+    if kind == "of the score":
+        condition += [Constant("c", FLOAT32, 0.0), compute("s0", "bool", "lt", "c", "score")]
+    soft = [compute("t", "float32", "tanh", "score")] if kind == "behind a softcap" else []
+    kept = "t" if soft else "score"
+    scores = [*condition[-2:], *soft, Constant("s1", FLOAT32, 0.0 if kind == "another fill" else -np.inf)]
+    scores.append(compute("s2", "float32", "select", "s0", kept, "s1"))
+    if kind == "not the last":
+        scores.append(compute("s3", "float32", "add", "s2", "score"))
+    root = Attention(
+        "root",
+        whole(q),
+        whole(q),
+        whole(q),
+        1.0,
+        (*loops(b=1, h=1), i, j),
+        tuple(scores),
+        scores[-1].name,
+        FLOAT32,
+    )
+    found = mask_of(root.scores, root.score)
+    if kind not in {"mask", "behind a softcap"}:
+        assert found is None
+    else:
+        assert found == ((condition[0],), "s0", kind == "mask")
 
 
 def test_a_dtype_without_c_type_is_refused():

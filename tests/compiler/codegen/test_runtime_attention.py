@@ -15,6 +15,7 @@ pytestmark = needs_compiler
 
 SOURCE = """
 #include "attention.h"
+#include <vector>
 extern "C" {
 // bias (batch, heads, lq, lk), or null
 void attention(const int64_t* s, const float* q, const int64_t* qs, const float* k, const int64_t* ks,
@@ -25,6 +26,24 @@ void attention(const int64_t* s, const float* q, const int64_t* qs, const float*
                 [=](int64_t b, int64_t h, int64_t i, int64_t j, int64_t count, float* scores) {
     const float* const row = bias + ((b * shape.heads + h) * shape.lq + i) * shape.lk + j;
     for (int64_t x = 0; x < count; ++x) scores[x] += row[x];
+  }, out, os);
+}
+// seen (batch, queries, lk): a mask that is looked at before; `more` is added to what it shows
+void attention_seen(const int64_t* s, const float* q, const int64_t* qs, const float* k, const int64_t* ks,
+                    const float* v, const int64_t* vs, float scale, const bool* seen, float more, float* out,
+                    const int64_t* os, int32_t* found) {
+  kh::AttentionShape shape{s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7] != 0, s[8], true};
+  const auto row = [=](int64_t b, int64_t i) { return seen + (b * shape.lq + i) * shape.lk; };
+  std::vector<kh::Reach> reaches(shape.batch * shape.lq);
+  kh::find_reaches(shape.batch, 1, shape.lq, shape.lk, reaches.data(), [=](int64_t b, int64_t, int64_t i) {
+    return kh::reach_of(shape.lk, [=](int64_t key) { return row(b, i)[key]; });
+  });
+  for (const kh::Reach& one : reaches) *found++ = one.first, *found++ = one.last, *found++ = one.all;
+  shape.reaches = {reaches.data(), {shape.lq, 0, 1}, more == 0.0f};
+  kh::attention(shape, q, qs, k, ks, v, vs, scale,
+                [=](int64_t b, int64_t, int64_t i, int64_t j, int64_t count, float* scores) {
+    for (int64_t x = 0; x < count; ++x)
+      scores[x] = row(b, i)[j + x] ? scores[x] + more * float((j + x) % 7) : -kh::kInfinity;
   }, out, os);
 }
 void set_threads(int64_t n) { omp_set_num_threads(static_cast<int>(n)); }
@@ -71,6 +90,16 @@ def attend(library, q, k, v, *, causal=None, bias=None, scale=None, order="bhld"
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         expected = weights / weights.sum(-1, keepdims=True) @ wide[1]
     return out, expected
+
+
+def in_float64(q, k, v, scale, shown, more=0.0):
+    """shown: (batch, heads, lq, lk), what is not -inf. A row that sees nothing gives 0."""
+    wide = [np.repeat(x.astype(np.float64), q.shape[1] // k.shape[1], axis=1) for x in (k, v)]
+    scores = q.astype(np.float64) @ wide[0].swapaxes(2, 3) * np.float32(scale) + more
+    scores = np.where(shown, scores, -np.inf)
+    top = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isinf(top), 0, top))
+    return weights / np.maximum(weights.sum(-1, keepdims=True), 1e-300) @ wide[1]
 
 
 def assert_close(actual, expected, tolerance=4e-6):
@@ -133,6 +162,60 @@ def test_any_attention(library, data):
     scale = draw(st.sampled_from([1.0, 0.125, 3.0]))
     # Scores of some tens: the error of a weight is that of its score, relative.
     assert_close(*attend(library, q, k, v, causal=causal, bias=bias, scale=scale, order=order), 1e-4)
+
+
+@st.composite
+def masks(draw, b, lq, lk):
+    """(b, lq, lk): causal, windows, padding before or behind, anything, and all of these together."""
+    random = np.random.default_rng(draw(st.integers(0, 99)))
+    i, j = np.arange(lq)[:, None], np.arange(lk)
+    seen = np.ones((b, lq, lk), bool)
+    kinds = draw(st.sets(st.sampled_from(["causal", "window", "left", "right", "any", "nothing"])))
+    shift = draw(st.integers(-5, max(lk - lq, 0) + 5))
+    if "causal" in kinds:
+        seen &= j <= i + shift
+    if "window" in kinds:
+        seen &= j > i + shift - draw(st.integers(1, 200))
+    for side in kinds & {"left", "right"}:
+        kept = random.integers(0, lk + 1, (b, 1, 1))
+        seen &= (j >= kept) if side == "left" else (j < kept)
+    if "any" in kinds:
+        seen &= random.random(seen.shape) < draw(st.sampled_from([0.02, 0.9]))
+    if "nothing" in kinds:
+        seen &= random.random((b, lq, 1)) < 0.7
+    return seen
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_what_a_mask_hides_is_not_looked_at(library, data):
+    draw = data.draw
+    kv_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    b, lk, d = (draw(st.integers(1, most)) for most in (2, 500, 20))
+    lq = draw(st.sampled_from([1, 2, 31, 150]))
+    random = np.random.default_rng(draw(st.integers(0, 99)))
+    library.set_threads(*arguments(draw(st.integers(1, 2))))
+    q = tensor(random, b, kv_heads * group, lq, d)
+    k, v = (tensor(random, b, kv_heads, lk, d) for _ in range(2))
+    seen, causal = draw(masks(b, lq, lk)), draw(st.sampled_from([None, 0, lk - lq]))
+    shown = seen[:, None] & (causal is None or np.arange(lk) <= np.arange(lq)[:, None] + (causal or 0))
+    hidden = ~shown.any((1, 2))
+    k[np.repeat(hidden[:, None], kv_heads, 1)] = np.nan  # whatever it is
+    more = draw(st.sampled_from([0.0, 0.5]))
+    out, found = np.empty_like(q), np.empty((b, lq, 3), np.int32)
+    shape = np.array([b, kv_heads * group, kv_heads, lq, lk, d, d, causal is not None, causal or 0], np.int64)
+    library.attention_seen(
+        *arguments(
+            shape, q, strides(q), k, strides(k), v, strides(v), d**-0.5, seen, more, out, strides(out), found
+        )
+    )
+    for keys, (first, last, all_seen) in zip(seen.reshape(-1, lk), found.reshape(-1, 3), strict=True):
+        places = np.flatnonzero(keys)
+        assert (first, last) == ((places[0], places[-1] + 1) if places.size else (0, 0))
+        assert all_seen == (places.size == last - first)
+    k[np.isnan(k)] = 0
+    expected = in_float64(q, k, v, d**-0.5, shown, more * (np.arange(lk) % 7))
+    assert_close(out, expected, 1e-5)
 
 
 @pytest.mark.parametrize("lq", [1, 40])

@@ -8,7 +8,14 @@ static void kernel_plain(const bool* in_mask, const float* in_q, const float* in
   const int64_t k_strides[] = {224, 112, 16, 1};
   const int64_t v_strides[] = {112, 56, 8, 1};
   const int64_t out_strides[] = {n_queries * 32, n_queries * 8, 8, 1};
-  const kh::Attention shape{2, 4, 2, n_queries, 7, 16, 8, false, 0, true};
+  const kh::Row<kh::Reach> reaches(2);
+  kh::find_reaches(2, 1, 1, 7, &reaches[0], [=](int64_t b, int64_t, int64_t) {
+    return kh::reach_of(7, [=](int64_t j_) {
+      const bool s2 = in_mask[b * 7 + j_];
+      return s2;
+    });
+  });
+  const kh::Attention shape{2, 4, 2, n_queries, 7, 16, 8, false, 0, true, {&reaches[0], {1, 0, 0}, true}};
   kh::attend(shape, in_q, q_strides, in_k, k_strides, in_v, v_strides, 0.25f,
   [=](int64_t b, int64_t, int64_t, int64_t j, int64_t count, float* scores) {
     #pragma omp simd
@@ -46,7 +53,14 @@ static void kernel_doubled(const bool* in_mask, const float* in_q, const float* 
   const int64_t k_strides[] = {224, 112, 16, 1};
   const int64_t v_strides[] = {112, 56, 8, 1};
   const int64_t out_strides[] = {n_queries * 32, n_queries * 8, 8, 1};
-  const kh::Attention shape{2, 4, 2, n_queries, 7, 16, 8, false, 0, true};
+  const kh::Row<kh::Reach> reaches(2);
+  kh::find_reaches(2, 1, 1, 7, &reaches[0], [=](int64_t b, int64_t, int64_t) {
+    return kh::reach_of(7, [=](int64_t j_) {
+      const bool s2 = in_mask[b * 7 + j_];
+      return s2;
+    });
+  });
+  const kh::Attention shape{2, 4, 2, n_queries, 7, 16, 8, false, 0, true, {&reaches[0], {1, 0, 0}, true}};
   kh::attend(shape, in_q, q_strides, in_k, k_strides, in_v, v_strides, 0.25f,
   [=](int64_t b, int64_t, int64_t, int64_t j, int64_t count, float* scores) {
     #pragma omp simd
