@@ -23,7 +23,7 @@ import torch
 
 from kernels_hub.compiler import layer_store
 from kernels_hub.compiler.emitting.caches import LENGTH_AXIS, caches_as_trees, length_hint
-from kernels_hub.compiler.emitting.runtime.caches import is_cache, pairs_of
+from kernels_hub.compiler.emitting.runtime.caches import has_forgotten, is_cache, pairs_of
 from kernels_hub.compiler.layer_key import call_key, compiler_digest, digest
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class CpuCompiler:
         """See `kernels_hub.repository.compiled.HasForms`.
 
         How many layers hold something in each cache, and which sizes of tensors are 1, as they then are in the program,
-        too. None where a cache holds one token: its length would be fixed.
+        too. None where a cache holds one token, as its length would be fixed, or less than it was given.
         """
         found = []
         for one in (*args, *kwargs.values()):
@@ -65,10 +65,12 @@ class CpuCompiler:
                     sum([1 << axis for axis, size in enumerate(shape) if size == 1]) if 1 in shape else 0
                 )
             elif is_cache(one):
-                pairs = pairs_of(one) or ()
+                pairs = pairs_of(one)
+                if pairs is None and has_forgotten(one):
+                    return None
                 if pairs and pairs[0][0].shape[LENGTH_AXIS] < _LEAST:
                     return None
-                found.append(len(pairs))
+                found.append(len(pairs or ()))
         return tuple(found)
 
     def repository(self, wanted: Wanted, key: str) -> Path:

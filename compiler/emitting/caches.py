@@ -82,7 +82,7 @@ def _flatten(cache: Any) -> tuple[list[list[torch.Tensor]], None]:
     if pairs is None:
         kinds = ", ".join(sorted({type(one).__name__ for one in cache.layers}))
         raise ImportFailure(
-            f"a cache of {kinds} is among the arguments; only one whose layers just grow is taken"
+            f"a cache of {kinds} is among the arguments; only one whose layers have just grown is taken"
         )
     return [list(one) for one in pairs], None
 

@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 
 from kernels_hub.compiler.emitting.caches import fresh
 from kernels_hub.compiler.emitting.results import result_tree
-from kernels_hub.compiler.emitting.runtime.caches import is_cache, pairs_of
+from kernels_hub.compiler.emitting.runtime.caches import is_cache, is_plain, pairs_of
 from kernels_hub.compiler.emitting.runtime.parts import Argument, Cache, Tensor
-from kernels_hub.compiler.errors import CompilerError
+from kernels_hub.compiler.errors import CompilerError, ImportFailure
 from kernels_hub.compiler.importers.torch_export import TorchProgram
 from kernels_hub.compiler.importers.torch_trace import arguments_of, path_text
 
@@ -49,6 +49,8 @@ class TracedCall:
                 self._leaves.append(Argument(argument))
                 continue
             name = path_text(path) or "result"
+            if is_cache(leaf) and not all(map(is_plain, leaf.layers)):
+                raise ImportFailure("it makes a cache with a sliding window; one that it is given is taken")
             self._leaves.append(name)
             results[name] = leaf
         for argument, cache in caches.items():

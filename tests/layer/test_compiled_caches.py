@@ -166,15 +166,80 @@ def test_other_kinds_of_caches_run_the_original(caplog: pytest.LogCaptureFixture
     assert "keeps its original forward" in caplog.text
 
 
-def test_a_sliding_window(caplog: pytest.LogCaptureFixture):
-    config = transformers.MistralConfig(**SIZES, num_key_value_heads=1, sliding_window=4)
+def windowed(kind: str, window: int, **more: Any) -> Any:
+    cls = getattr(transformers, kind)
     torch.manual_seed(0)
-    model = transformers.MistralForCausalLM(config).eval()
-    expected = generated(model, ids(1, 6))
+    config = cls.config_class(**SIZES, num_key_value_heads=1, head_dim=16, sliding_window=window, **more)
+    return cls(config).eval()
+
+
+HYBRID = {"layer_types": ["sliding_attention", "full_attention"]}
+WINDOWED = [
+    ("MistralForCausalLM", {}),
+    ("Gemma2ForCausalLM", {**HYBRID, "query_pre_attn_scalar": 16}),
+    ("Gemma3ForCausalLM", {**HYBRID, "query_pre_attn_scalar": 16}),
+    ("Phi3ForCausalLM", {"pad_token_id": 0}),
+    ("Qwen2ForCausalLM", {"use_sliding_window": True, **HYBRID}),
+    ("GptOssForCausalLM", {**HYBRID, "num_local_experts": 4, "num_experts_per_tok": 2}),
+]
+
+
+@pytest.mark.parametrize(("kind", "more"), WINDOWED, ids=[kind for kind, _ in WINDOWED])
+def test_a_sliding_window_that_is_not_reached(kind: str, more: dict[str, Any]):
+    model, original = windowed(kind, 32, **more), windowed(kind, 32, **more)
+    kernelize(model, mode=Mode.INFERENCE)
+    mask = torch.ones(2, 9, dtype=torch.int64)
+    mask[1:, :2] = 0
+    found = generated(model, ids(2, 9), attention_mask=mask)
+    assert found.equal(generated(original, ids(2, 9), attention_mask=mask))
+    assert [one.fallbacks for one in programs(model)] == [{}] * 2
+
+
+@pytest.mark.parametrize(("kind", "more"), WINDOWED[:3], ids=[kind for kind, _ in WINDOWED[:3]])
+@pytest.mark.parametrize(
+    "lengths", [(3, 1, 1, 1, 1, 1, 1), (9, 1, 1), (3, 5, 1), (7, 1, 1), (6, 1, 3)], ids=str
+)
+def test_a_sliding_window_forgets(kind: str, more: dict[str, Any], lengths: tuple[int, ...]):
+    """At every step the cache holds what the original's holds; from where it has forgotten on, the original runs."""
+    model, original = windowed(kind, 8, **more), windowed(kind, 8, **more)
+    kernelize(model, mode=Mode.INFERENCE)
+    ours, theirs = (transformers.DynamicCache(config=model.config) for _ in range(2))
+    for step, length in enumerate(lengths):
+        found, expected = (
+            one(ids(1, length), past_key_values=cache) for one, cache in ((model, ours), (original, theirs))
+        )
+        torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=2e-5)
+        for one, other in zip(ours.layers, theirs.layers, strict=True):
+            assert type(one) is type(other) and one.get_seq_length() == other.get_seq_length()
+            assert getattr(one, "cumulative_length", None) == getattr(other, "cumulative_length", None), step
+        for one, other in zip(contents(ours), contents(theirs), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
+    assert programs(model) and all(one.fallbacks == {} for one in programs(model))
+
+
+def test_a_cache_that_records_its_past_runs_the_original(caplog: pytest.LogCaptureFixture):
+    """Assisted generation goes back in it: it forgets at another time."""
+    model, original = windowed("MistralForCausalLM", 8), windowed("MistralForCausalLM", 8)
+    kernelize(model, mode=Mode.INFERENCE)
+    ours, theirs = (transformers.DynamicCache(config=model.config) for _ in range(2))
+    for cache in (ours, theirs):
+        for layer in cache.layers:
+            layer.activate_past_recording()
+    with caplog.at_level(logging.WARNING, "kernels_hub"):
+        found, expected = model(ids(1, 9), past_key_values=ours), original(ids(1, 9), past_key_values=theirs)
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=2e-5)
+    assert [one.keys.shape for one in ours.layers] == [one.keys.shape for one in theirs.layers]
+    assert "a cache of DynamicSlidingWindowLayer is among the arguments" in caplog.text
+
+
+def test_a_model_that_makes_a_cache_with_a_window_runs_the_original(caplog: pytest.LogCaptureFixture):
+    model, original = windowed("MistralForCausalLM", 8).model, windowed("MistralForCausalLM", 8).model
     kernelize(model, mode=Mode.INFERENCE)
     with caplog.at_level(logging.WARNING, "kernels_hub"):
-        assert generated(model, ids(1, 6)).equal(expected)
-    assert "a cache of DynamicSlidingWindowLayer is among the arguments" in caplog.text
+        found, expected = model(ids(1, 9), use_cache=True), original(ids(1, 9), use_cache=True)
+    assert "makes a cache with a sliding window" in caplog.text
+    for one, other in zip(contents(found.past_key_values), contents(expected.past_key_values), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
 
 
 def test_weights_follow_the_module_in_every_form():

@@ -208,7 +208,7 @@ class RowsAttention {
   // once is computed for all rows together, a row a lane.
   void softmax(int64_t r0, int64_t height, int64_t j, int64_t lead, int64_t needed) {
     const int64_t padded = round_up(needed, kLine);
-    alignas(64) float tops[kRowLanes * kLanes], bases[kRowLanes], factors[kRowLanes];
+    alignas(64) float tops[kRowLanes * kLanes], before[kRowLanes], bases[kRowLanes], factors[kRowLanes];
     for (int64_t r = 0; r < height; ++r) {
       const Row& of = rows_[r0 + r];
       float* const scores = scores_ + r * kKeys;
@@ -222,14 +222,13 @@ class RowsAttention {
     std::fill_n(tops + height * kLanes, (kRowLanes - height) * kLanes, -kInfinity);
     float* const maxima = maxima_ + place(r0);
     for (int64_t r = 0; r < kRowLanes; r += kLanes) {
-      const vfloat before = load(maxima + r), maximum = larger(before, reduced_rows(tops + r * kLanes, larger));
-      store(maxima + r, maximum);
-      store(tops + r, before);
+      store(before + r, load(maxima + r));
+      store(maxima + r, larger(load(maxima + r), reduced_rows(tops + r * kLanes, larger)));
     }
 #pragma omp simd
     for (int64_t r = 0; r < kRowLanes; ++r) {
       bases[r] = finite_or_zero(maxima[r]);
-      factors[r] = tops[r] == -kInfinity ? 1.0f : exp2_falling((tops[r] - bases[r]) * kLog2E);
+      factors[r] = before[r] == -kInfinity ? 1.0f : exp2_falling((before[r] - bases[r]) * kLog2E);
     }
     for (int64_t r = 0; r < height; ++r) {
       const float base = bases[r], factor = factors[r];

@@ -1,7 +1,8 @@
 """Key-value caches: objects among a call's arguments that hold tensors, and hold longer ones after it.
 
-They are DynamicCaches of transformers whose layers do nothing but grow: of each, keys and values (batch, heads, length,
-size).
+They are DynamicCaches of transformers whose layers have done nothing but grow: of each, keys and values (batch, heads,
+length, size). One with a sliding window is such a cache as long as it holds every token that it was given: until then
+the window is but a mask. It forgets when a call leaves more in it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import torch
 
 _MODULE = "transformers.cache_utils"
 KIND = f"{_MODULE}:DynamicCache"
+_LENGTH_AXIS = 2
+"""Of keys and values."""
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of a layer."""
@@ -26,17 +29,39 @@ def is_cache(value: Any) -> bool:
 
 
 def pairs_of(cache: Any) -> list[Pair] | None:
-    """What each layer holds, but those that hold nothing yet; None of a cache that does more than grow."""
+    """What each layer holds, but those that hold nothing yet; None of a cache that has done more than grow."""
     layers = getattr(cache, "layers", None)
     if layers is None or getattr(cache, "offloading", False):
         return None
-    kinds = {(type(one).__module__, type(one).__name__) for one in layers}
-    if not kinds <= {(_MODULE, "DynamicLayer")}:
+    if not all(is_plain(one) or _has_only_grown(one) for one in layers):
         return None
     filled = [one for one in layers if one.keys is not None]
     if any(one is not other for one, other in zip(filled, layers, strict=False)):
         return None
     return [(one.keys, one.values) for one in filled]
+
+
+def has_forgotten(cache: Any) -> bool:
+    """Whether a cache was one that `pairs_of` takes, until it had more tokens than its windows hold."""
+    layers = getattr(cache, "layers", None) or ()
+    others = [one for one in layers if not is_plain(one) and not _has_only_grown(one)]
+    return bool(others) and all(_has_window(one) and not getattr(one, "record_past", False) for one in others)
+
+
+def is_plain(layer: Any) -> bool:
+    """Whether a layer of a cache never does more than grow."""
+    return (type(layer).__module__, type(layer).__name__) == (_MODULE, "DynamicLayer")
+
+
+def _has_window(layer: Any) -> bool:
+    return (type(layer).__module__, type(layer).__name__) == (_MODULE, "DynamicSlidingWindowLayer")
+
+
+def _has_only_grown(layer: Any) -> bool:
+    """Of a layer with a window: whether it still holds all that it was given, and forgets as soon as it may."""
+    if not _has_window(layer) or getattr(layer, "record_past", False):
+        return False
+    return layer.keys is None or layer.cumulative_length == layer.keys.shape[_LENGTH_AXIS]
 
 
 def leave(cache: Any, pairs: Mapping[int, Pair]) -> None:
@@ -48,6 +73,9 @@ def leave(cache: Any, pairs: Mapping[int, Pair]) -> None:
         if layer.keys is None:
             layer.lazy_initialization(keys, values)
         layer.keys, layer.values = keys, values
+        if _has_window(layer):
+            layer.cumulative_length = keys.shape[_LENGTH_AXIS]
+            layer.keys, layer.values = (one[:, :, 1 - layer.sliding_window :] for one in (keys, values))
 
 
 def new_cache(pairs: Mapping[int, Pair]) -> Any:
