@@ -15,7 +15,7 @@ from kernels_hub.compiler.codegen.cpp_text import Body, Lines, Names, Parameters
 from kernels_hub.compiler.codegen.scalar import Cpp, variable_name
 from kernels_hub.compiler.ir.dims import Dim, product
 from kernels_hub.compiler.ir.types import FLOAT32
-from kernels_hub.compiler.schedule.index import Ranges, linear, row_major
+from kernels_hub.compiler.schedule.index import Loop, Ranges, linear, row_major
 from kernels_hub.compiler.schedule.kernel import (
     Attention,
     Buffer,
@@ -152,18 +152,16 @@ def _print_reaches(
     body = Body(lines, names, root.score_loops, round_ops=round_ops)
     body.know(statements)
     at = levels(statements, root.score_loops)
-    used = frozenset[str]().union(*(variables(one) for one in statements))
+    used = _used(statements)
     sizes: list[Dim] = [loop.extent if loop.name in used else 1 for loop in loops]
     steps = [product(sizes[place + 1 :]) if loop.name in used else 0 for place, loop in enumerate(loops)]
-    given = [f"int64_t {variable_name(loop.name)}" if loop.name in used else "int64_t" for loop in loops]
     count = body.index(keys.extent)
     lines.add(f"const kh::Row<kh::Reach> reaches({body.index(product(sizes))});")
     head = f"kh::find_reaches({', '.join(map(body.index, sizes))}, {count}, &reaches[0],"
-    with lines.block(f"{head} [=]({', '.join(given)})", "});"):
+    with lines.block(f"{head} [=]({_given(loops, used)})", "});"):
         for level in range(len(root.score_loops)):
             body.emit_at(statements, at, level)
-        key = f"int64_t {variable_name(keys.name)}" if keys.name in used else "int64_t"
-        with lines.block(f"return kh::reach_of({count}, [=]({key})", "});"):
+        with lines.block(f"return kh::reach_of({count}, [=]({_given([keys], used)})", "});"):
             body.emit_at(statements, at, len(root.score_loops))
             lines.add(f"return {body.use(condition)};")
     return f", {{&reaches[0], {{{', '.join(map(body.index, steps))}}}, {str(plain).lower()}}}"
@@ -179,9 +177,8 @@ def _print_scores(
     body.know(scores)
     body.dtypes["score"] = FLOAT32
     at = levels(scores, loops, own={"score": len(loops)})
-    used = frozenset[str]().union(*(variables(one) for one in scores))
-    given = [f"int64_t {variable_name(loop.name)}" if loop.name in used else "int64_t" for loop in loops[:3]]
-    head = f"           [=]({', '.join(given)}, int64_t j, int64_t count, float* scores)"
+    used = _used(scores)
+    head = f"           [=]({_given(loops[:3], used)}, int64_t j, int64_t count, float* scores)"
     with lines.block(head, "},"):
         for level in range(len(loops)):
             body.emit_at(scores, at, level)
@@ -192,3 +189,15 @@ def _print_scores(
             lines.add("const float score = scores[l];")
             body.emit_at(scores, at, len(loops))
             lines.add(f"scores[l] = {body.use(score)};")
+
+
+def _used(body: Sequence[Statement]) -> frozenset[str]:
+    """The variables of loops that statements read."""
+    return frozenset[str]().union(*(variables(one) for one in body))
+
+
+def _given(loops: Sequence[Loop], used: frozenset[str]) -> str:
+    """Parameters of a function of loops' variables; those that it does not use have no name."""
+    return ", ".join(
+        f"int64_t {variable_name(loop.name)}" if loop.name in used else "int64_t" for loop in loops
+    )
