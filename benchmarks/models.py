@@ -158,53 +158,54 @@ def main() -> None:
         "--compile", action="store_true", help="torch.compile as a third peer (slow to start)"
     )
     options = parser.parse_args()
-    rows, results = [], {}
+    peers = ["eager", "kernels_hub", "compiled", *(["compile"] if options.compile else [])]
+    results: dict[str, Any] = {}
     for model in options.models:
-        peers = ["eager", "kernels_hub", "compiled", *(["compile"] if options.compile else [])]
         workers = [
             Worker(peer, "benchmarks.models:run", {"model": model, "peer": peer}, options.threads)
             for peer in peers
         ]
         found = compare(workers, rounds=options.rounds)
-        speedups = {peer: round(found.speedup(peer, "eager"), 3) for peer in peers[1:]}
-        errors = _apart("accuracy", model)
-        kept, freed = _apart("memory", model, False), _apart("memory", model, True)
-        bound = _apart("roof", model, options.threads)
-        least = max(
-            bound["flops"] / bound["flops_per_second"], bound["weight_bytes"] / bound["bytes_per_second"]
-        )
-        most = found.median("eager") / least
         results[model] = {
             **found.to_dict(),
-            "speedup_over_eager": speedups,
-            "roof": {**bound, "speedup_over_eager": round(most, 3)},
-            "errors": errors,
-            "memory": {"both_kept": kept, "originals_freed": freed},
+            "speedup_over_eager": {peer: round(found.speedup(peer, "eager"), 3) for peer in peers[1:]},
+            "roof": _apart("roof", model, options.threads),
+            "errors": _apart("accuracy", model),
+            "memory": {
+                "both_kept": _apart("memory", model, False),
+                "originals_freed": _apart("memory", model, True),
+            },
         }
-        rows.append(
-            (
-                model,
-                f"{found.median('eager') * 1e3:.1f}",
-                f"{found.median('kernels_hub') * 1e3:.1f}",
-                *(f"{speedups[peer]:.2f}" for peer in peers[1:]),
-                f"{most:.2f}",
-                f"{errors['max_difference']:.1e}",
-                f"{errors['max_magnitude']:.2g}",
-                f"{kept['resident_growth_mib']:+.0f} / {freed['resident_growth_mib']:+.0f}",
-            )
-        )
-        print("  ".join(rows[-1]), flush=True)
-    header = (
-        "model",
-        "eager ms",
-        "kernels_hub ms",
-        "ratio",
-        "compiled",
-        *(["compile"] if options.compile else []),
-    )
-    print(table((*header, "at most", "max difference", "of", "memory MiB kept / freed"), rows))
+        print(model, results[model]["median_ms"], flush=True)
+    judge_roofs(results)
+    header = ("model", "eager ms", "kernels_hub ms", "ratio", *peers[2:], "at most", "max difference", "of")
+    rows = [_row(model, of) for model, of in results.items()]
+    print(table((*header, "memory MiB kept / freed"), rows))
     if options.write:
         print(write("models", {"threads": options.threads, "models": results}))
+
+
+def judge_roofs(results: dict[str, Any]) -> None:
+    """Note the most that each model could gain, by the best rates that were measured beside any of them: a neighbour on
+    the machine can only lower one."""
+    roofs = [of["roof"] for of in results.values()]
+    flops, bandwidth = (max(one[name] for one in roofs) for name in ("flops_per_second", "bytes_per_second"))
+    for of in results.values():
+        least = max(of["roof"]["flops"] / flops, of["roof"]["weight_bytes"] / bandwidth)
+        of["roof"]["speedup_over_eager"] = round(of["median_ms"]["eager"] / 1e3 / least, 3)
+
+
+def _row(model: str, of: dict[str, Any]) -> tuple[str, ...]:
+    grown = (of["memory"][kind]["resident_growth_mib"] for kind in ("both_kept", "originals_freed"))
+    return (
+        model,
+        *(f"{of['median_ms'][peer]:.1f}" for peer in ("eager", "kernels_hub")),
+        *(f"{one:.2f}" for one in of["speedup_over_eager"].values()),
+        f"{of['roof']['speedup_over_eager']:.2f}",
+        f"{of['errors']['max_difference']:.1e}",
+        f"{of['errors']['max_magnitude']:.2g}",
+        " / ".join(f"{one:+.0f}" for one in grown),
+    )
 
 
 if __name__ == "__main__":
