@@ -239,11 +239,13 @@ struct Cut {
         const int64_t cost = work(t, c, ceil_div(t * c, team));
         if (least < 0 || cost < least) least = cost, tiles = t, chunks = c;
       };
-      for (int64_t t = fewest; t <= std::max(fewest, std::min(fewest + team, m / kRows)); ++t) {
+      const int64_t most = std::max(fewest, std::min(fewest + team, m / kRows));
+      for (int64_t t = fewest; t <= std::min(most, fewest + 7); ++t) {
         consider(t, 1);
         const int64_t even = team / std::gcd(t, team);  // chunks with which all threads have equally many tasks
         for (int64_t c = even; c <= std::min(panels, 4 * even); c += even) consider(t, c);
       }
+      if (const int64_t t = round_up(fewest, team); t <= most) consider(t, 1);  // of many threads, without asking all
     }
     height = ceil_div(m, tiles);
     const int64_t passes = m <= kRows ? 1 : std::max<int64_t>(1, ceil_div(k, kDepth));

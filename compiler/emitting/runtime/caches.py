@@ -15,6 +15,8 @@ import torch
 
 _MODULE = "transformers.cache_utils"
 KIND = f"{_MODULE}:DynamicCache"
+_PLAIN, _WINDOW = (_MODULE, "DynamicLayer"), (_MODULE, "DynamicSlidingWindowLayer")
+"""Layers of caches, by `_kind`."""
 _LENGTH_AXIS = 2
 """Of keys and values."""
 
@@ -33,7 +35,9 @@ def pairs_of(cache: Any) -> list[Pair] | None:
     layers = getattr(cache, "layers", None)
     if layers is None or getattr(cache, "offloading", False):
         return None
-    if not all(is_plain(one) or _has_only_grown(one) for one in layers):
+    if any(_kind(one) != _PLAIN for one in set(map(type, layers))) and not all(
+        is_plain(one) or _has_only_grown(one) for one in layers
+    ):
         return None
     filled = [one for one in layers if one.keys is not None]
     if any(one is not other for one, other in zip(filled, layers, strict=False)):
@@ -50,11 +54,15 @@ def has_forgotten(cache: Any) -> bool:
 
 def is_plain(layer: Any) -> bool:
     """Whether a layer of a cache never does more than grow."""
-    return (type(layer).__module__, type(layer).__name__) == (_MODULE, "DynamicLayer")
+    return _kind(type(layer)) == _PLAIN
+
+
+def _kind(layer: type) -> tuple[str, str]:
+    return layer.__module__, layer.__name__
 
 
 def _has_window(layer: Any) -> bool:
-    return (type(layer).__module__, type(layer).__name__) == (_MODULE, "DynamicSlidingWindowLayer")
+    return _kind(type(layer)) == _WINDOW
 
 
 def _has_only_grown(layer: Any) -> bool:
