@@ -135,7 +135,7 @@ def layer_of(example: Example, path: str) -> Example:
     if path not in modules:
         near = [one for one in modules if one.rpartition(".")[2] == path.rpartition(".")[2]] or [*modules][1:]
         raise CompilerError(
-            f"{type(example.module).__name__} has no module {path!r}; it has {', '.join(near[:6])}"
+            f"{type(example.module).__name__} has no module {path!r}; it has {', '.join(near[:6]) or 'none inside'}"
         )
     layer = modules[path]
     args, kwargs = _captured(example, layer, path)

@@ -115,7 +115,7 @@ CASES: dict[str, tuple[int, str]] = {
     "compile bad_input_factories:branches --layer Lay -o out": (1, "torch.export cannot trace Branches"),
     "compile bad_input_factories:no_such_argument --layer Lay -o out": (1, "'nope'"),
     "compile bad_input_factories:right --layer Lay -o out --dim a=3": (2, "--dim is for ONNX files"),
-    "compile bad_input_factories:right --layer Lay -o out --submodule no": (1, "has no module 'no'"),
+    "compile bad_input_factories:right --layer Lay -o out --submodule no": (1, "has no module 'no'; it has none inside"),
     "compile bad_input_factories:right --layer Lay -o out --dtypes float8_e4m3fn": (1, "float8_e4m3fn"),
 }  # fmt: skip
 
