@@ -20,7 +20,7 @@ from kernels_hub.errors import KernelsHubError, LayerContractError
 from kernels_hub.layer.contract import original_function
 from kernels_hub.layer.mapping import LayerSource
 from kernels_hub.layer.outcome import Outcome, Record
-from kernels_hub.layer.validate import check_layer_class, check_signature, parameter_names, same_arity
+from kernels_hub.layer.validate import check_layer_class, check_signature, parameters_of, same_arity
 from kernels_hub.repository.compiled import CompiledLayer
 from kernels_hub.repository.refs import Reference, find_layer
 from kernels_hub.repository.resolved import ResolvedKernel
@@ -117,13 +117,13 @@ class KernelFunction(functools.partial):  # type: ignore[type-arg]
 
 def bind_class_forward(loaded: LoadedLayer, cls: type[nn.Module], positional: bool, name: str) -> Forward:
     """The kernel's forward with the signature of `cls.forward`. Raises LayerContractError."""
-    target: Forward = cls.forward
     if (pending := loaded.pending) is not None:
         return pending.forward_for(cls)
     replaced = f"{cls.__module__}.{cls.__qualname__}.forward"
-    (same_arity if positional else check_signature)(loaded.forward, target, name, replaced)
+    (same_arity if positional else check_signature)(loaded.layer, cls, name, replaced)
     forward = loaded.forward if loaded.is_class else _with_self(loaded.forward)
-    return _renamed(forward, target) if positional else forward
+    same_names = [one.name for one in parameters_of(cls)] == [one.name for one in parameters_of(loaded.layer)]
+    return forward if same_names else _renamed(forward, cls)  # type: ignore[arg-type]  # a class can be hashed
 
 
 def bind_function(loaded: LoadedLayer, function: Forward, positional: bool, name: str) -> Forward:
@@ -134,7 +134,7 @@ def bind_function(loaded: LoadedLayer, function: Forward, positional: bool, name
         raise LayerContractError(
             f"{name} cannot replace the function {replaced}: modules are compiled, not functions"
         )
-    (same_arity if positional else check_signature)(loaded.forward, target, name, replaced)
+    (same_arity if positional else check_signature)(loaded.layer, target, name, replaced)
     return functools.partial(loaded.forward, loaded.layer()) if loaded.is_class else loaded.forward
 
 
@@ -181,15 +181,11 @@ def _with_self(function: Forward) -> Forward:
 
 
 @functools.lru_cache(maxsize=4096)
-def _renamed(forward: Forward, target: Forward) -> Forward:
-    """`forward` under the argument names of `target`, so that calls by keyword keep working."""
-    names = parameter_names(target)
-    if names == parameter_names(forward):
-        return forward
-    parameters = list(inspect.signature(target).parameters.values())[1:]
+def _renamed(forward: Forward, cls: type[nn.Module]) -> Forward:
+    """`forward` under the argument names of a class's, so that calls by keyword keep working."""
     namespace: dict[str, Any] = {"kernel_forward": forward}
     signature, arguments = [], []
-    for index, parameter in enumerate(parameters):
+    for index, parameter in enumerate(parameters_of(cls)):
         default = ""
         if parameter.default is not inspect.Parameter.empty:
             namespace[f"default_{index}"] = parameter.default

@@ -70,6 +70,8 @@ class _Known:
     revision: str | None = None
     variant: str | None = None
     reason: str | None = None
+    only_in_training: bool = False
+    """Whether the layer refused a module in training, and may take it after eval()."""
 
 
 class CompileOnCall:
@@ -94,6 +96,8 @@ class CompileOnCall:
         form = self._forms.form(args, kwargs) if self._forms is not None else ()
         forms = self._modules.get(module, {})
         known = forms.get(form) if form is not None else None
+        if known is not None and known.only_in_training and not module.training:
+            known = None
         if known is None and form is not None and len(forms) < _MOST_FORMS and _is_plain_call(args, kwargs):
             known = self._decide(module, form, args, kwargs)
         forward = self.cls.forward if known is None or known.forward is None else known.forward
@@ -113,7 +117,7 @@ class CompileOnCall:
         if not forms:
             return None
         known = next((one for one in forms.values() if one.forward is not None), [*forms.values()][-1])
-        return (self if self._forms and known.forward else known.forward), _outcome(known, own)
+        return self._bound_for(known), _outcome(known, own)
 
     def forwards(self, module: nn.Module) -> list[Forward]:
         """The compiled layers that a module's calls run on."""
@@ -146,9 +150,13 @@ class CompileOnCall:
         if record is not None and record.own is not None and (known.forward is not None or not others):
             from kernels_hub.layer.kernelize import settle
 
-            forward = self if self._forms and known.forward is not None else known.forward
-            settle(module, self, forward, _outcome(known, record.own))
+            settle(module, self, self._bound_for(known), _outcome(known, record.own))
         return known
+
+    def _bound_for(self, known: _Known) -> Forward | None:
+        """What a module is bound to then: this, where other calls may come to something else."""
+        stays = known.only_in_training or (self._forms is not None and known.forward is not None)
+        return self if stays else known.forward
 
     def _find(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Known:
         """What a call comes to. Never raises: whatever a compiler raises is a reason."""
@@ -191,6 +199,10 @@ class CompileOnCall:
         self._lay_beside(found.forward, module)
         weights.prepare(module)
         reason = _refusal(found.forward, module)
+        if reason is not None and module.training:
+            reason = f"{reason}; decided anew once it is no longer in training"
+            logger.warning("%s runs its original forward: %s", object_name(self.cls), reason)
+            return _Known(None, reason=reason, only_in_training=True)
         return found if reason is None else self._failed(None, reason)
 
     def _lay_beside(self, forward: Forward, module: nn.Module) -> None:
@@ -275,6 +287,8 @@ def _short(message: str) -> str:
 
 
 def _outcome(known: _Known, own: Outcome) -> Outcome:
+    if known.only_in_training:
+        return replace(own, reason=known.reason)
     if known.forward is None:
         return replace(own, swapped=False, revision=None, variant=None, reason=known.reason)
     return replace(own, swapped=True, revision=known.revision, variant=known.variant, reason=None)

@@ -31,7 +31,7 @@ class Outcome:
     mode: Mode | None = None
     """The registered mode that matched."""
     reason: str | None = None
-    """Why the original forward was kept; None when swapped."""
+    """Why the original forward was kept; of a swapped one, why it runs for now, or None."""
     source: LayerSource | None = None
     """Where the kernel is loaded from again, after unpickling."""
     target: Target | None = None

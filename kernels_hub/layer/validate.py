@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -29,6 +29,10 @@ _CLASS_FURNITURE = frozenset(
         "__weakref__",
     }
 )
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+Forwards = type[Any] | Callable[..., Any]
+"""A class, which stands for its forward, or a function."""
 
 
 @lru_cache(maxsize=4096)
@@ -62,15 +66,13 @@ def check_layer_class(layer: Any, name: str) -> None:
         raise LayerContractError(f"layer {name} defines no forward")
 
 
-def check_signature(
-    layer_forward: Callable[..., Any], target: Callable[..., Any], name: str, replaced: str
-) -> None:
+def check_signature(layer: Forwards, target: Forwards, name: str, replaced: str) -> None:
     """Raise LayerContractError unless both take the same arguments.
 
-    Compared: number, names, kinds, order and defaults. A leading `self` is passed over on either
-    side. Annotations do not matter.
+    Compared: number, names, kinds, order and defaults. The module, a forward's first argument
+    whatever its name, is passed over, as is a function's leading `self`. Annotations do not matter.
     """
-    ours, theirs = _parameters(layer_forward), _parameters(target)
+    ours, theirs = parameters_of(layer), parameters_of(target)
     problem = _difference(ours, theirs)
     if problem:
         raise LayerContractError(
@@ -80,32 +82,34 @@ def check_signature(
         )
 
 
-def same_arity(
-    layer_forward: Callable[..., Any], target: Callable[..., Any], name: str, replaced: str
-) -> None:
+def same_arity(layer: Forwards, target: Forwards, name: str, replaced: str) -> None:
     """As `check_signature`, for arguments that a mapping rule has proven to correspond by position."""
-    ours, theirs = _parameters(layer_forward), _parameters(target)
+    ours, theirs = parameters_of(layer), parameters_of(target)
     if len(ours) != len(theirs):
-        check_signature(layer_forward, target, name, replaced)
+        check_signature(layer, target, name, replaced)
     renamed = [parameter.replace(name=other.name) for parameter, other in zip(ours, theirs, strict=True)]
     if problem := _difference(renamed, theirs):
         raise LayerContractError(f"layer {name} cannot replace {replaced} by position: {problem}")
 
 
-def parameter_names(function: Callable[..., Any]) -> list[str]:
-    """Names of a forward's arguments, without `self`."""
-    return [parameter.name for parameter in _parameters(function)]
+def parameters_of(of: Forwards) -> tuple[inspect.Parameter, ...]:
+    """What a caller gives: the arguments of a class's forward or of a function, without the module."""
+    if not inspect.isclass(of):
+        parameters = _parameters(of)  # type: ignore[arg-type]  # functions can be hashed
+        return parameters[1:] if parameters and parameters[0].name == "self" else parameters
+    cls: Any = of
+    parameters = _parameters(cls.forward)
+    static = isinstance(inspect.getattr_static(of, "forward"), staticmethod)
+    takes_module = not static and parameters and parameters[0].kind in _BY_POSITION
+    return parameters[1:] if takes_module else parameters
 
 
 @lru_cache(maxsize=4096)
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    parameters = list(inspect.signature(function).parameters.values())
-    if parameters and parameters[0].name == "self":
-        del parameters[0]
-    return parameters
+def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    return tuple(inspect.signature(function).parameters.values())
 
 
-def _difference(ours: list[inspect.Parameter], theirs: list[inspect.Parameter]) -> str | None:
+def _difference(ours: Sequence[inspect.Parameter], theirs: Sequence[inspect.Parameter]) -> str | None:
     if len(ours) != len(theirs):
         return f"it takes {len(ours)} arguments where {len(theirs)} are expected"
     for index, (our, their) in enumerate(zip(ours, theirs, strict=True), start=1):

@@ -56,8 +56,23 @@ def local_variant(path: Path, system: System, package_name: str | None = None) -
 
 def local_variants(path: Path, system: System) -> list[VariantAccepted | VariantRejected]:
     """Every variant of a local folder (as in `local_variant`): accepted ones best first, then the
-    rejected with their reasons. Empty for a folder that is a package without a variant's name."""
-    return rank(_open(path).variants, system).decisions
+    rejected with their reasons; a metadata.json that is wrong is one. Empty for a folder that is a
+    package without a variant's name."""
+    found = _open(path)
+    ranking = rank(found.variants, system)
+    if found.source or found.folder is None:
+        return ranking.decisions
+    judged = [_readable(found.folder, one) for one in ranking.accepted]
+    return [*sorted(judged, key=lambda one: isinstance(one, VariantRejected)), *ranking.rejected]
+
+
+def _readable(folder: Path, accepted: VariantAccepted) -> VariantAccepted | VariantRejected:
+    name = str(accepted.variant)
+    try:
+        read_metadata(folder / name, name)
+    except MetadataError as error:
+        return VariantRejected(accepted.variant, str(error))
+    return accepted
 
 
 def read_variant(folder: Path, package_name: str | None = None) -> KernelFiles:

@@ -151,6 +151,30 @@ def test_dtypes_and_other_weights() -> None:
     assert len(report(half).swapped) == 1 and fallbacks(half[0]) == {}
 
 
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.drop = nn.Parameter(torch.randn(8)), nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(torch.tanh(x * self.weight))
+
+
+@needs_compiler
+def test_a_module_that_was_called_in_training_first() -> None:
+    model, x = compiled(Dropped()), torch.ones(64, 8)
+    model.train()
+    for _ in range(2):
+        assert (model(x) == 0).any(), "dropped"
+    (row,) = report(model).rows[1:2]
+    assert row.variant == compile_on_call.AT_FIRST_CALL and "no longer in training" in str(row.reason)
+    check(model.eval(), x)
+    (row,) = report(model).rows[1:2]
+    assert row.swapped and row.reason is None and row.variant != compile_on_call.AT_FIRST_CALL
+    assert (model.train()(x) == 0).any(), "dropped again"
+    check(model.eval(), x)
+
+
 def test_what_no_kernel_computes(caplog: pytest.LogCaptureFixture) -> None:
     model = compiled(Sorted())
     check(model, torch.randn(4, 4))

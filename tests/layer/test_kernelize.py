@@ -283,6 +283,25 @@ def test_the_contract_is_checked_for_every_class(double: LocalLayerRepository) -
             kernelize(nn.Sequential(same_class()(), Wider()), mode=I, device="cpu")
 
 
+def test_the_module_may_have_any_name_in_a_forward(make_repository: Make) -> None:
+    class Model(nn.Module):
+        def forward(this, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    class Static(nn.Module):
+        @staticmethod
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    source = "class Double(nn.Module):\n    def forward(module, x):\n        return x * 2\n"
+    layer = LocalLayerRepository(make_repository("named", source), layer_name="Double")
+    with use_kernel_mapping({"Double": {"cpu": layer}}):
+        for cls in (Model, Static, same_class()):
+            model = use_kernel_forward_from_hub("Double")(cls)()
+            assert torch.equal(kernelize(model, mode=I, device="cpu", use_fallback=False)(x=X), 2 * X)
+            assert torch.equal(restore(model)(X), X)
+
+
 def test_an_error_in_the_middle_of_a_model_changes_nothing(
     make_repository: Make, double: LocalLayerRepository
 ) -> None:

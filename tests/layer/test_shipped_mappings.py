@@ -238,12 +238,11 @@ def bundled_layer(layer: str) -> Any:
 def test_bundled_layers_take_the_arguments_of_all_that_is_tagged(
     survey: Survey, rules: TagRules, layer: str
 ) -> None:
-    kernel = bundled_layer(layer)
-    ours = kernel.forward if inspect.isclass(kernel) else kernel
+    ours = bundled_layer(layer)
     for thing in survey.matched[layer]:
         positional = decide(rules, thing).positional  # type: ignore[union-attr]
         check = same_arity if positional else check_signature
-        check(ours, thing.forward if inspect.isclass(thing) else thing, layer, thing.__qualname__)
+        check(ours, thing, layer, thing.__qualname__)
 
 
 WIDTH = 24

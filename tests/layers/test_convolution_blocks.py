@@ -83,7 +83,7 @@ def number_of_folded(module: nn.Module) -> int:
 @pytest.mark.parametrize("cls", REPLACED, ids=lambda cls: cls.__name__)
 def test_layers_fulfil_the_contract(cls: type[nn.Module]) -> None:
     check_layer_class(REPLACED[cls], cls.__name__)
-    check_signature(REPLACED[cls].forward, cls.forward, REPLACED[cls].__name__, cls.__name__)
+    check_signature(REPLACED[cls], cls, REPLACED[cls].__name__, cls.__name__)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)

@@ -145,6 +145,14 @@ def test_a_build_folder_of_something_else_does_not_hide_the_source(source: Path,
     assert local_variant(source, linux_cpu).name == "from-source"
 
 
+def test_a_variant_whose_metadata_cannot_be_read_is_no_choice(variant, repo: Path, linux_cpu: System) -> None:
+    (variant("torch-cpu") / "metadata.json").write_text("{")
+    variant("torch-universal")
+    first, second = local_variants(repo, linux_cpu)
+    assert str(first) == "torch-universal: compatible"
+    assert "torch-cpu" in str(second) and "is not JSON" in str(second)
+
+
 def test_a_package_in_a_folder_of_any_name(tmp_path: Path, write_files, linux_cpu: System) -> None:
     folder = write_files(tmp_path / "my_kernel", {"__init__.py": f"NAME = {tmp_path.name!r}"})
     kernel = local_variant(folder, linux_cpu)
