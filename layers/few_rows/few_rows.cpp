@@ -36,7 +36,12 @@ struct Gated {
   int64_t rows, width, type, activation;
 };
 
-int64_t blocks_of(int64_t columns) { return (columns + kColumns - 1) / kColumns; }
+// How many columns a task has: every thread of the team has one, if there are enough.
+int64_t task_columns(int64_t columns) {
+  const int64_t team = omp_get_num_threads(), share = (columns + team - 1) / team;
+  const int64_t tiles = (share + kRows - 1) / kRows * kRows;
+  return tiles < kColumns ? tiles : kColumns;
+}
 
 // The rows of x as a product takes them: x itself, or a copy.
 template <class T>
@@ -75,9 +80,10 @@ void block(const OperandOf<T>* const* rows, int64_t count, const Weight& weight,
 // the region that this is called in, who do not wait for each other at its end.
 template <class X, class RowOf, class Each>
 void pieces(int64_t rows, int64_t columns, RowOf&& row_of, Each&& each) {
+  const int64_t step = task_columns(columns);
 #pragma omp for schedule(dynamic) nowait
-  for (int64_t task = 0; task < blocks_of(columns); ++task) {
-    const int64_t column = task * kColumns, wide = columns - column < kColumns ? columns - column : kColumns;
+  for (int64_t column = 0; column < columns; column += step) {
+    const int64_t wide = columns - column < step ? columns - column : step;
     const X* at[kOperands];
     for (int64_t first = 0; first < rows; first += kOperands) {
       const int64_t count = rows - first < kOperands ? rows - first : kOperands;

@@ -21,14 +21,15 @@ _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ACTIVATIONS = {
     name: number for number, name in enumerate(("none", "relu", "silu", "gelu", "gelu_tanh", "quick_gelu"))
 }
+_LARGE = 1 << 23
 _PAYS = {
-    torch.float32: (1, 4, 131_072),
-    torch.bfloat16: (1, 4, 65_536),
-    torch.float16: (2, 16, 262_144),
+    torch.float32: (1, 8, 4, 131_072),
+    torch.bfloat16: (1, 16, 8, 65_536),
+    torch.float16: (2, 16, 16, 262_144),
 }
-"""dtype -> the fewest and the most rows, and the least weight, for which this is the fastest: measured on Zen 4, 2
-threads, weights out of the caches. One row, float32: 3 times the speed of MKL and packed oneDNN at 512 x 512, 1.6 times
-at 4096 x 4096; oneDNN is as fast from four rows on. PyTorch has a product of its own for one row of float16."""
+"""dtype -> the fewest and the most rows, the most for more than _LARGE weights, and the fewest weights, for which this is
+the fastest: measured on Zen 4, 2 threads, weights out of the caches. One row, float32: 2.6 times the speed of MKL and
+packed oneDNN at 512 x 512, 1.5 times at 4096 x 4096. PyTorch has a product of its own for one row of float16."""
 _MOST_WEIGHTS = 3
 
 # The records of few_rows.cpp, field for field: x and out, three weights (values, bias, columns), then numbers.
@@ -47,9 +48,9 @@ def _library() -> ctypes.CDLL | None:
 
 def pays(x: Tensor, weight: Tensor) -> bool:
     """Whether this is the fastest for the rows of x (..., K) with weight (N, K)."""
-    fewest, most, least = _PAYS.get(x.dtype, (1, 0, 0))
-    width = x.shape[-1] if x.dim() else 0
-    return fewest * width <= x.numel() <= most * width and weight.numel() >= least
+    fewest, most, most_of_large, least = _PAYS.get(x.dtype, (1, 0, 0, 0))
+    width, size = x.shape[-1] if x.dim() else 0, weight.numel()
+    return size >= least and fewest * width <= x.numel() <= (most if size <= _LARGE else most_of_large) * width
 
 
 def takes(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
