@@ -7,6 +7,7 @@ is no packed copy to find and to compare first, and a call costs 5 microseconds 
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
@@ -23,13 +24,16 @@ _ACTIVATIONS = {
 }
 _LARGE = 1 << 23
 _PAYS = {
-    torch.float32: (1, 8, 4, 131_072),
-    torch.bfloat16: (1, 16, 8, 65_536),
+    torch.float32: (1, 16, 4, 131_072),
+    torch.bfloat16: (1, 32, 16, 65_536),
     torch.float16: (2, 16, 16, 262_144),
 }
-"""dtype -> the fewest and the most rows, the most for more than _LARGE weights, and the fewest weights, for which this is
-the fastest: measured on Zen 4, 2 threads, weights out of the caches. One row, float32: 2.6 times the speed of MKL and
-packed oneDNN at 512 x 512, 1.5 times at 4096 x 4096. PyTorch has a product of its own for one row of float16."""
+"""dtype -> the fewest and the most rows, the most for more than _LARGE weights, and the fewest weights, for which this
+is the fastest: measured on Zen 4, 2 threads. One row, float32, weights out of the caches: 2.6 times the speed of MKL
+and packed oneDNN at 512 x 512, 1.5 times at 4096 x 4096. PyTorch has a product of its own for one row of float16."""
+_PAYS_WITHOUT_HALF = (2, math.inf, math.inf, 16_384)
+"""The same of float16 where oneDNN has none for the processor: 3 to 6 times the speed of PyTorch, whose products are
+loops there, however many the rows."""
 _MOST_WEIGHTS = 3
 
 # The records of few_rows.cpp, field for field: x and out, three weights (values, bias, columns), then numbers.
@@ -48,9 +52,19 @@ def _library() -> ctypes.CDLL | None:
 
 def pays(x: Tensor, weight: Tensor) -> bool:
     """Whether this is the fastest for the rows of x (..., K) with weight (N, K)."""
-    fewest, most, most_of_large, least = _PAYS.get(x.dtype, (1, 0, 0, 0))
+    fewest, most, most_of_large, least = _bounds(x.dtype)
     width, size = x.shape[-1] if x.dim() else 0, weight.numel()
-    return size >= least and fewest * width <= x.numel() <= (most if size <= _LARGE else most_of_large) * width
+    return (
+        size >= least and fewest * width <= x.numel() <= (most if size <= _LARGE else most_of_large) * width
+    )
+
+
+@lru_cache(maxsize=8)
+def _bounds(dtype: torch.dtype) -> tuple[float, float, float, float]:
+    onednn = torch.backends.mkldnn.is_available()
+    if dtype is torch.float16 and not (onednn and torch.ops.mkldnn._is_mkldnn_fp16_supported()):
+        return _PAYS_WITHOUT_HALF
+    return _PAYS.get(dtype, (1, 0, 0, 0))
 
 
 def takes(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:

@@ -7,7 +7,6 @@
 // bfloat16 a row).
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
@@ -15,6 +14,7 @@
 
 #include "element_types.h"
 #include "exponential.h"
+#include "gelu.h"
 
 namespace {
 
@@ -34,7 +34,8 @@ void activate(float* x, int64_t n, int64_t kind) {
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) x[i] = x[i] * sigmoid(x[i]);
   } else if (kind == kGelu) {
-    for (int64_t i = 0; i < n; ++i) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678118654752f));
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) x[i] *= normal_cdf(x[i], x[i] * x[i]);
   } else if (kind == kGeluTanh) {  // (1 + tanh(u)) / 2 is sigmoid(2 u)
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i)

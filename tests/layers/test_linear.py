@@ -51,7 +51,7 @@ def pack_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def packs(weight: torch.Tensor) -> bool:
-    return weight.dtype in CACHE._dtypes()
+    return weight.dtype in CACHE.dtypes()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -115,7 +115,7 @@ def test_forward(name: str, dtype: torch.dtype) -> None:
             assert result.dtype is dtype
         assert_close(forward(block, x), reference, factor=ROUNDINGS)
     weights = sum(isinstance(child, nn.Linear) for child in block.children())
-    packs = dtype in CACHE._dtypes() and not (name == "LlamaMLP small")
+    packs = dtype in CACHE.dtypes() and not (name == "LlamaMLP small")
     assert CACHE.number_of_packs() - before == (weights if packs else 0)
 
 

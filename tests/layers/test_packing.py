@@ -355,7 +355,7 @@ def test_free_and_restore_keep_the_bits(dtype: torch.dtype, shape: tuple[int, in
     original = module.weight.detach().clone()
     gone = weakref.ref(module.weight)
     WEIGHTS.free_originals(module)
-    if dtype not in CACHE._dtypes():
+    if dtype not in CACHE.dtypes():
         assert type(module.weight) is nn.Parameter
         return
     assert gone() is None

@@ -13,6 +13,8 @@
 #include <immintrin.h>
 #endif
 
+#include "gelu.h"
+
 namespace {
 
 struct bfloat16 { uint16_t bits; };
@@ -21,27 +23,12 @@ struct float16 { uint16_t bits; };
 inline int32_t bits_of(float x) { int32_t i; std::memcpy(&i, &x, sizeof i); return i; }
 inline float float_of(int32_t i) { float x; std::memcpy(&x, &i, sizeof x); return x; }
 
-inline float fused(float a, float b, float c) {  // a * b + c
-#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-    return __builtin_fmaf(a, b, c);
-#else
-    return a * b + c;
-#endif
-}
-
 // min(max(x, low), high), low < 0 < high. As integers, non-negative floats are in order; negative ones lie
 // below them when signed, above them and in reverse order when unsigned. A NaN becomes one of the bounds:
 // callers multiply by x again, which brings the NaN back.
 inline float clamp(float x, float low, float high) {
     const uint32_t above = std::min(static_cast<uint32_t>(bits_of(x)), static_cast<uint32_t>(bits_of(low)));
     return float_of(std::min(static_cast<int32_t>(above), bits_of(high)));
-}
-inline float clamp_above(float x, float high) {  // x >= 0
-    return float_of(bits_of(x) < bits_of(high) ? bits_of(x) : bits_of(high));
-}
-inline float clamp_unit(float x) {
-    const int32_t above = bits_of(x) > 0 ? bits_of(x) : 0;
-    return float_of(above < bits_of(1.0f) ? above : bits_of(1.0f));
 }
 
 constexpr float LOG2E = 1.44269502f, LN2 = 0.693147182f;
@@ -107,27 +94,12 @@ struct GeluTanh {
     }
 };
 
-// x Phi(x), Phi(x) = (1 + erf(x / sqrt 2)) / 2 = 1/2 + x P(x^2) / Q(x^2). |error| <= |x| 2^-22 (PyTorch's
-// own: 1.4 times that), and 0 from |x| = 5.3 on. The minimax P and Q (degrees 4 and 5, positive, so nothing
-// cancels) err by 5.7e-8 on |x| <= 5.2. A division costs less here than the polynomial of degree 13 for erf.
+// x Phi(x). |error| <= |x| 2^-22 (PyTorch's own: 1.4 times that).
 struct Gelu {
-    static float phi(float x, float square) {
-        const float h = clamp_above(square, 27.04f);
-        float p = fused(h, 5.84071495e-6f, 3.14268109e-4f);
-        float q = fused(h, 5.01906754e-7f, 1.12742622e-4f);
-        p = fused(p, h, 5.51876193e-3f);
-        q = fused(q, h, 2.70377379e-3f);
-        p = fused(p, h, 4.95938808e-2f);
-        q = fused(q, h, 3.73400822e-2f);
-        p = fused(p, h, 0.398941904f);
-        q = fused(q, h, 0.2909742f);
-        q = fused(q, h, 1.0f);
-        return clamp_unit(0.5f + x * p / q);
-    }
-    static float value(float x) { return x * phi(x, x * x); }
+    static float value(float x) { return x * normal_cdf(x, x * x); }
     static float slope(float x, float& y) {
         // Beyond 14 the density is 0 in float32, and Decay, which does not reach 0, must not meet a huge x.
-        const float near = clamp(x, -14.0f, 14.0f), square = near * near, p = phi(near, square);
+        const float near = clamp(x, -14.0f, 14.0f), square = near * near, p = normal_cdf(near, square);
         y = x * p;
         const float slope = fused(near * 0.398942280f, Decay(0.5f * square).value(), p);  // x * density + Phi
         return fused(x, 0.0f, slope);  // NaN for NaN and inf, as x * density is

@@ -165,7 +165,7 @@ def can_pack(weight: Tensor) -> bool:
     """Whether a weight is of the kind that is packed."""
     return (
         type(weight) is Parameter
-        and weight.dtype in _dtypes()
+        and weight.dtype in dtypes()
         and weight.device.type == "cpu"
         and weight.layout is torch.strided
         and weight.dim() == 2
@@ -239,7 +239,7 @@ def _step(rows: int, columns: int) -> int:
 _DTYPES: frozenset[torch.dtype] | None = None
 
 
-def _dtypes() -> frozenset[torch.dtype]:
+def dtypes() -> frozenset[torch.dtype]:
     """The dtypes that oneDNN multiplies natively on this machine."""
     global _DTYPES
     if _DTYPES is None:

@@ -73,7 +73,7 @@ def pays(x: Tensor, weight: Tensor) -> bool:
     for many. bfloat16, where PyTorch calls oneDNN too, but lays the weight out anew for each call:
     break-even by the size of the weight, or where the product dwarfs both.
     """
-    if weight.dim() != 2:
+    if weight.dim() != 2 or weight.dtype not in cache.dtypes():
         return False
     columns, size = weight.shape[0], weight.numel()
     work = x.numel() * columns  # rows x size
