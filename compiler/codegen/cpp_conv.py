@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kernels_hub.compiler.codegen.cpp_epilogue import print_epilogue
 from kernels_hub.compiler.codegen.cpp_packed import PackedOperands
+from kernels_hub.compiler.codegen.cpp_product import element_of
 from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
 from kernels_hub.compiler.codegen.scalar import Cpp
 from kernels_hub.compiler.ir.dims import Dim
@@ -24,13 +25,14 @@ def print_convolution(
     parameters = Parameters.of(nest, [dim for pair in root.padding for dim in pair])
     weight = packed.takes(root.w)
     source = names.buffers[root.w.buffer] + _plus(index(root.w.offset))
+    size = f"kh::filter_size<{element_of(root.w)}>"
     w_strides = _list([index(one) for one in _five(root.w.strides, 0)])
     if weight:
         if not any(isinstance(one, Load) and one.buffer is root.w.buffer for one in nest.body):
             del parameters.reads[root.w.buffer]
         any_size = _shape(root, (1,) * 3, scalars, out=(1,) * 3, n=1)
         fill = f"const int64_t strides[] = {w_strides}; kh::pack_filter({any_size}, {source}, strides, $to);"
-        right = packed.add(root.w, f"kh::filter_size({any_size})", fill)
+        right = packed.add(root.w, f"{size}({any_size})", fill)
         parameters.packed[right] = None
     _, *spatial, _ = nest.outer
     with lines.block(f"static void {name}({', '.join(parameters.declared(names))})"):
@@ -44,7 +46,7 @@ def print_convolution(
         lines.add(f"const int64_t strides[] = {x_strides};")
         if not weight:
             right = "packed"
-            lines.add("const kh::Row<float> space(kh::filter_size(shape));")
+            lines.add(f"const kh::Row<float> space({size}(shape));")
             lines.add("float* const packed = &space[0];")
             lines.add(f"const int64_t w_strides[] = {w_strides};")
             lines.add(f"kh::pack_filter(shape, {source}, w_strides, packed);")

@@ -54,8 +54,9 @@ KH_INLINE void zero_lines(int64_t count, int64_t rows, float* to) {
 }
 
 // The left operand of product(): a row is an output pixel's patch, k is (kd, kh, kw, channel of the group).
+template <class ElementsOf>
 struct Patches {
-  using Elements = Floats;
+  using Elements = ElementsOf;
   const ConvShape& shape;
   Pixels x;
 
@@ -305,6 +306,19 @@ inline int64_t conv_packed_size(const ConvShape& shape) {
   return shape.groups * packed_size(shape.depth(), shape.o / shape.groups);
 }
 
+// The right operands of product(), a group after the other. at(i, o): of an output channel, what meets the patch's i-th.
+template <class At>
+void pack_patches(int64_t groups, int64_t depth, int64_t columns, float* packed, At&& at) {
+  std::vector<float> group(depth * columns);
+  for (int64_t g = 0; g < groups; ++g) {
+    parallel(depth, std::max<int64_t>(1, 16384 / (columns + 1)), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i)
+        for (int64_t j = 0; j < columns; ++j) group[i * columns + j] = at(i, g * columns + j);
+    });
+    pack(group.data(), depth, columns, columns, 1, packed + g * packed_size(depth, columns));
+  }
+}
+
 // weight (o, c / groups, kd, kh, kw) with `strides` in that order.
 inline void conv_pack(const ConvShape& shape, const float* weight, const int64_t strides[5], float* packed) {
   if (is_winograd(shape)) return winograd_pack(shape, weight, strides, packed);
@@ -321,17 +335,9 @@ inline void conv_pack(const ConvShape& shape, const float* weight, const int64_t
     }
     return;
   }
-  std::vector<float> group(depth * columns);  // (taps, channels, columns)
-  for (int64_t g = 0; g < shape.groups; ++g) {
-    const float* const from = weight + g * columns * strides[0];
-    parallel(depth, std::max<int64_t>(1, 16384 / (columns + 1)), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const float* const column = from + tap(i / channels) + i % channels * strides[1];
-        for (int64_t j = 0; j < columns; ++j) group[i * columns + j] = column[j * strides[0]];
-      }
-    });
-    pack(group.data(), depth, columns, columns, 1, packed + g * packed_size(depth, columns));
-  }
+  pack_patches(shape.groups, depth, columns, packed, [&](int64_t i, int64_t o) {
+    return weight[tap(i / channels) + i % channels * strides[1] + o * strides[0]];
+  });
 }
 
 // x with adjacent channels: itself, or a copy in float32 that this thread keeps until its next one.
@@ -382,17 +388,16 @@ KH_INLINE auto shift(Epilogue& e, int64_t by) {
   return [&e, by](int64_t i, int64_t j, int64_t count, const float* acc) { e(i, by + j, count, acc); };
 }
 
-template <class Epilogue>
-void conv_of_pixels(const ConvShape& shape, const Pixels& pixels, const float* packed, Epilogue& e) {
+// A left operand of floats in memory, as other elements of their size.
+template <class ElementsOf>
+struct Plain : Matrix<float> {
+  using Elements = ElementsOf;
+};
+
+// The product, group by group, of convolutions that have no kernel of their own.
+template <class Elements, class Epilogue>
+void conv_product(const ConvShape& shape, const Pixels& pixels, const float* packed, Epilogue& e) {
   const int64_t rows = shape.rows();
-  if (is_winograd(shape)) return conv_winograd(shape, pixels, packed, e);
-  switch (shape.narrow()) {
-    case 1: return conv_narrow<1>(shape, pixels, packed, e);
-    case 2: return conv_narrow<2>(shape, pixels, packed, e);
-    case 4: return conv_narrow<4>(shape, pixels, packed, e);
-    case 8: return conv_narrow<8>(shape, pixels, packed, e);
-    default: break;
-  }
   const int64_t channels = shape.c / shape.groups, columns = shape.o / shape.groups, depth = shape.depth();
   const bool plain = pointwise(shape, pixels);
   for (int64_t g = 0; g < shape.groups; ++g) {
@@ -401,10 +406,22 @@ void conv_of_pixels(const ConvShape& shape, const Pixels& pixels, const float* p
     Pixels part = pixels;
     part.data += g * channels;
     if (plain) {
-      product(rows, columns, depth, Matrix<float>{part.data, part.stride[3], 1}, shifted, right);
+      product(rows, columns, depth, Plain<Elements>{{part.data, part.stride[3], 1}}, shifted, right);
     } else {
-      product(rows, columns, depth, Patches{shape, part}, shifted, right);
+      product(rows, columns, depth, Patches<Elements>{shape, part}, shifted, right);
     }
+  }
+}
+
+template <class Epilogue>
+void conv_of_pixels(const ConvShape& shape, const Pixels& pixels, const float* packed, Epilogue& e) {
+  if (is_winograd(shape)) return conv_winograd(shape, pixels, packed, e);
+  switch (shape.narrow()) {
+    case 1: return conv_narrow<1>(shape, pixels, packed, e);
+    case 2: return conv_narrow<2>(shape, pixels, packed, e);
+    case 4: return conv_narrow<4>(shape, pixels, packed, e);
+    case 8: return conv_narrow<8>(shape, pixels, packed, e);
+    default: return conv_product<Floats>(shape, pixels, packed, e);
   }
 }
 

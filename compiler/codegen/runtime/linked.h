@@ -98,7 +98,8 @@ struct Convolution {
   int64_t in[3], kernel[3], stride[3], pad[3], dilation[3], out[3];
 };
 
-// Floats of a weight, packed; and the packing, from strides (o, c / groups, d, h, w).
+// Floats of a weight of T, packed; and the packing, from strides (o, c / groups, d, h, w).
+template <class T>
 int64_t filter_size(const Convolution& shape);
 template <class T>
 void pack_filter(const Convolution& shape, const T* weight, const int64_t strides[5], float* packed);

@@ -1,7 +1,7 @@
 // The convolutions of linked.h.
 #include "linked_tile.h"
 
-#include "conv.h"
+#include "conv_pairs.h"
 
 KH_NAMESPACE {
 
@@ -24,10 +24,17 @@ ConvShape shape_of(const Convolution& from) {
 
 }  // namespace
 
-int64_t filter_size(const Convolution& shape) { return conv_packed_size(shape_of(shape)); }
+template <class T>
+int64_t filter_size(const Convolution& from) {
+  const ConvShape shape = shape_of(from);
+  return std::is_same_v<T, bf16> && is_paired(shape) ? conv_pairs_packed_size(shape) : conv_packed_size(shape);
+}
 
 template <class T>
 void pack_filter(const Convolution& shape, const T* weight, const int64_t strides[5], float* packed) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (is_paired(shape_of(shape))) return conv_pack_pairs(shape_of(shape), weight, strides, packed);
+  }
   if constexpr (std::is_same_v<T, float>) {
     conv_pack(shape_of(shape), weight, strides, packed);
   } else {
@@ -47,10 +54,14 @@ void pack_filter(const Convolution& shape, const T* weight, const int64_t stride
 template <class T>
 void convolve_tiles(const Convolution& shape, const T* x, const int64_t x_strides[5], const float* packed,
                     const Tile& tile) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (is_paired(shape_of(shape))) return conv_pairs(shape_of(shape), x, x_strides, packed, tile);
+  }
   conv(shape_of(shape), x, x_strides, packed, tile);
 }
 
 #define KH_CONVOLUTIONS(T)                                                          \
+  template int64_t filter_size<T>(const Convolution&);                               \
   template void pack_filter(const Convolution&, const T*, const int64_t[5], float*); \
   template void convolve_tiles(const Convolution&, const T*, const int64_t[5], const float*, const Tile&);
 KH_CONVOLUTIONS(float)

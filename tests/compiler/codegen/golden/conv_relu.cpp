@@ -6,7 +6,7 @@
 static void kernel_conv(const float* in_residual, const float* in_x, const float* in_w, float* out_y) {
   const kh::Convolution shape{2, 6, 4, 2, {1, 9, 8}, {1, 3, 3}, {1, 2, 2}, {0, 1, 1}, {1, 1, 1}, {1, 5, 4}};
   const int64_t strides[] = {432, 0, 48, 6, 1};
-  const kh::Row<float> space(kh::filter_size(shape));
+  const kh::Row<float> space(kh::filter_size<float>(shape));
   float* const packed = &space[0];
   const int64_t w_strides[] = {27, 9, 0, 3, 1};
   kh::pack_filter(shape, in_w, w_strides, packed);
