@@ -1,10 +1,10 @@
 """Whole models against eager PyTorch in the same run: `python -m benchmarks.models`.
 
 Each model runs eager, kernelized with the default mapping and with `compiled`, and (with --compile) through
-torch.compile, each in a process of its own. Beside the speed: the most that any kernels could gain in this dtype (all
-operations at the processor's peak, or all weights read once at the memory's speed, whichever takes longer, and nothing
-else taking time; PyTorch's counter leaves out the experts of a mixture), the largest difference from eager, the memory
-of packed weights, and the peak memory with and without `free_weights`.
+torch.compile, each in a process of its own, in float32 or another --dtype. Beside the speed: in float32 the most that
+any kernels could gain (all operations at the processor's peak, or all weights read once at the memory's speed, the
+longer of the two, and nothing else taking time; PyTorch's counter leaves out the experts of a mixture), the largest
+difference from eager, the memory of packed weights, and the peak memory with and without `free_weights`.
 """
 
 from __future__ import annotations
@@ -20,26 +20,46 @@ from benchmarks.harness import Worker, arguments, compare, table, write
 CASES = ("minilm", "llama", "llama_decode", "vit", "resnet", "bert", "mixtral")
 
 
-def _model(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def _model(name: str, dtype: str = "float32") -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """A model with the arguments of a call: one of the demo's, or llama_decode, one token of it with a cache of 128."""
+    import torch
+
+    args: tuple[Any, ...]
     if name == "llama_decode":
         from benchmarks.compiler_models import model
 
         built, args = model(name)
-        return built, tuple(args), {}
-    from kernels_hub.cli.demo_models import MODELS
+        inputs: dict[str, Any] = {}
+    else:
+        from kernels_hub.cli.demo_models import MODELS
 
-    built, inputs = MODELS[name]()
-    return built, (), inputs
+        built, inputs = MODELS[name]()
+        args = ()
+    if dtype == "float32":
+        return built, args, inputs
+    wanted = getattr(torch, dtype)
+    return built.to(wanted), *_cast(args, inputs, wanted)
 
 
-def run(model: str, peer: str, free_weights: bool = False) -> Any:
+def _cast(args: Any, inputs: Any, dtype: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with their floats in a dtype."""
+
+    def cast(one: Any) -> Any:
+        return one.to(dtype) if one.is_floating_point() else one
+
+    return tuple(map(cast, args)), {name: cast(one) for name, one in inputs.items()}
+
+
+def run(model: str, peer: str, dtype: str = "float32", free_weights: bool = False) -> Any:
     """A step that runs a model once: `peer` is "eager", "kernels_hub", "compiled" (the mapping) or "compile"."""
     import torch
 
     from kernels_hub import Mode, kernelize, load_kernel_mapping, report, use_kernel_mapping
 
-    built, args, inputs = _model(model)
+    built, args, inputs = _model(model, dtype)
     info: dict[str, Any] = {}
     if peer == "kernels_hub":
         kernelize(built, mode=Mode.INFERENCE, free_weights=free_weights)
@@ -65,7 +85,7 @@ def _is_compiled(row: Any) -> bool:
     return bool(row.swapped) and row.layer_name == "CompiledModel"
 
 
-def accuracy(model: str) -> dict[str, float]:
+def accuracy(model: str, dtype: str = "float32") -> dict[str, float]:
     """Largest difference between eager and kernelized, and each one's from float64, over the first output."""
     import copy
 
@@ -73,7 +93,7 @@ def accuracy(model: str) -> dict[str, float]:
 
     from kernels_hub import Mode, kernelize
 
-    built, args, inputs = _model(model)
+    built, args, inputs = _model(model, dtype)
     exact = copy.deepcopy(built).double()
     with torch.inference_mode():
         eager = built(*args, **inputs)[0]
@@ -82,8 +102,7 @@ def accuracy(model: str) -> dict[str, float]:
             "max_difference": float((ours - eager).abs().max()),
             "max_magnitude": float(eager.abs().max()),
         }
-        precise = [one.double() if one.is_floating_point() else one for one in args]
-        named = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+        precise, named = _cast(args, inputs, torch.float64)
         try:
             reference = exact(*precise, **named)[0]
         except RuntimeError:  # an operator without float64, such as the grouped product of experts
@@ -93,7 +112,7 @@ def accuracy(model: str) -> dict[str, float]:
     return errors
 
 
-def memory(model: str, free_weights: bool) -> dict[str, float]:
+def memory(model: str, free_weights: bool, dtype: str = "float32") -> dict[str, float]:
     """Resident memory in MiB before and after `kernelize`, in this process."""
     import gc
 
@@ -101,7 +120,7 @@ def memory(model: str, free_weights: bool) -> dict[str, float]:
 
     from kernels_hub import Mode, kernelize, report
 
-    built, args, inputs = _model(model)
+    built, args, inputs = _model(model, dtype)
     with torch.inference_mode():
         built(*args, **inputs)
         gc.collect()
@@ -154,6 +173,7 @@ def _apart(function: str, *args: Any) -> dict[str, float]:
 def main() -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--models", nargs="*", default=list(CASES), choices=CASES)
+    parser.add_argument("--dtype", default=DTYPES[0], choices=DTYPES)
     parser.add_argument(
         "--compile", action="store_true", help="torch.compile as a third peer (slow to start)"
     )
@@ -162,18 +182,23 @@ def main() -> None:
     results: dict[str, Any] = {}
     for model in options.models:
         workers = [
-            Worker(peer, "benchmarks.models:run", {"model": model, "peer": peer}, options.threads)
+            Worker(
+                peer,
+                "benchmarks.models:run",
+                {"model": model, "peer": peer, "dtype": options.dtype},
+                options.threads,
+            )
             for peer in peers
         ]
         found = compare(workers, rounds=options.rounds)
         results[model] = {
             **found.to_dict(),
             "speedup_over_eager": {peer: round(found.speedup(peer, "eager"), 3) for peer in peers[1:]},
-            "roof": _apart("roof", model, options.threads),
-            "errors": _apart("accuracy", model),
+            **({"roof": _apart("roof", model, options.threads)} if options.dtype == DTYPES[0] else {}),
+            "errors": _apart("accuracy", model, options.dtype),
             "memory": {
-                "both_kept": _apart("memory", model, False),
-                "originals_freed": _apart("memory", model, True),
+                "both_kept": _apart("memory", model, False, options.dtype),
+                "originals_freed": _apart("memory", model, True, options.dtype),
             },
         }
         print(model, results[model]["median_ms"], flush=True)
@@ -182,13 +207,16 @@ def main() -> None:
     rows = [_row(model, of) for model, of in results.items()]
     print(table((*header, "memory MiB kept / freed"), rows))
     if options.write:
-        print(write("models", {"threads": options.threads, "models": results}))
+        name = "models" if options.dtype == DTYPES[0] else f"models-{options.dtype}"
+        print(write(name, {"threads": options.threads, "dtype": options.dtype, "models": results}))
 
 
 def judge_roofs(results: dict[str, Any]) -> None:
     """Note the most that each model could gain, by the best rates that were measured beside any of them: a neighbour on
     the machine can only lower one."""
-    roofs = [of["roof"] for of in results.values()]
+    roofs = [of["roof"] for of in results.values() if "roof" in of]
+    if not roofs:
+        return
     flops, bandwidth = (max(one[name] for one in roofs) for name in ("flops_per_second", "bytes_per_second"))
     for of in results.values():
         least = max(of["roof"]["flops"] / flops, of["roof"]["weight_bytes"] / bandwidth)
@@ -201,7 +229,7 @@ def _row(model: str, of: dict[str, Any]) -> tuple[str, ...]:
         model,
         *(f"{of['median_ms'][peer]:.1f}" for peer in ("eager", "kernels_hub")),
         *(f"{one:.2f}" for one in of["speedup_over_eager"].values()),
-        f"{of['roof']['speedup_over_eager']:.2f}",
+        f"{of['roof']['speedup_over_eager']:.2f}" if "roof" in of else "-",
         f"{of['errors']['max_difference']:.1e}",
         f"{of['errors']['max_magnitude']:.2g}",
         " / ".join(f"{one:+.0f}" for one in grown),

@@ -88,8 +88,20 @@ def test_conv_norm(name: str, adds: bool, relu: bool, layout: str, dtype: torch.
     assert result.dtype is dtype and result.is_contiguous(memory_format=CHANNELS_LAST)
     assert_close(result, reference.relu() if relu else reference)
     assert residual is None or torch.equal(residual, before)  # never written to
-    if dtype in KERNELS._DTYPES:
+    if KERNELS._computed_in(dtype) in KERNELS._DTYPES:
         assert is_packed(weight, folded=True)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_half_weights_that_are_not_finite(channels_last: bool) -> None:
+    x, weight, bias = CASES["minimal"].tensors(torch.float16)
+    weight[3, 1, 0, 2] = torch.inf
+    if channels_last:
+        x = x.contiguous(memory_format=CHANNELS_LAST)
+    expected = F.conv2d(*double(x, weight, bias), *CASES["minimal"].geometry)
+    result = conv2d(x, weight, bias, *CASES["minimal"].geometry)
+    assert torch.equal(result.isfinite(), expected.isfinite())
+    assert_close(result[expected.isfinite()], expected[expected.isfinite()])
 
 
 @pytest.mark.parametrize("name", MINIMAL)

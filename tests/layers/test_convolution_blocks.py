@@ -102,7 +102,7 @@ def test_fused(name: str, channels_last: bool, children: bool, dtype: torch.dtyp
     assert result.dtype is dtype and result.is_contiguous(memory_format=torch.channels_last)
     assert_close(result, reference, factor=2)  # up to four roundings in a row
     assert torch.equal(x, before)
-    native = dtype in PACKAGE.kernels._DTYPES
+    native = PACKAGE.kernels._computed_in(dtype) in PACKAGE.kernels._DTYPES
     assert number_of_folded(module) == (
         sum(isinstance(m, nn.Conv2d) for m in module.modules()) if native else 0
     )

@@ -58,7 +58,10 @@ def takes(
     dilation: Sequence[int],
     groups: int,
 ) -> bool:
-    """Whether a convolution, if its arguments are valid, is faster this way, and the C++ is there."""
+    """Whether a convolution, if its arguments are valid, is faster this way, and the C++ is there.
+
+    weight: in the dtype of the input, or to be cast to it.
+    """
     if weight.dim() != 4 or input.dim() != 4:
         return False
     filters, channels, rows, columns = weight.shape
@@ -68,7 +71,7 @@ def takes(
         and channels % _LINE == 0
         and channels >= _LEAST_CHANNELS
         and filters >= _LEAST_CHANNELS
-        and weight.dtype is input.dtype is torch.float32
+        and input.dtype is torch.float32
         and tuple(stride) == tuple(dilation) == (1, 1)
         and input.numel() * filters * 9 >= _LEAST_WORK
         and _library() is not None

@@ -8,6 +8,7 @@ often enough.
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from functools import lru_cache
 from pathlib import Path
@@ -30,12 +31,20 @@ _ACTIVATIONS = {
     name: number for number, name in enumerate(("none", "relu", "silu", "gelu", "gelu_tanh", "quick_gelu"))
 }
 
-# Tokens an expert above which torch.mm is faster than dot products.
+# Tokens an expert above which torch.mm is faster than dot products: of float16 it never is where oneDNN has none.
 _MOST_TOKENS = {torch.float32: 64, torch.bfloat16: 32, torch.float16: 64}
 
 # The records of moe.cpp, field for field.
 _EXPERTS = struct.Struct("=6Q 8q")
 _ROUTER = struct.Struct("=3Q 6q")
+
+
+@lru_cache(maxsize=4)
+def _most_tokens(dtype: torch.dtype) -> float:
+    onednn = torch.backends.mkldnn.is_available()
+    if dtype is torch.float16 and not (onednn and torch.ops.mkldnn._is_mkldnn_fp16_supported()):
+        return math.inf
+    return _MOST_TOKENS[dtype]
 
 
 @lru_cache(maxsize=1)
@@ -61,7 +70,7 @@ def gated_experts(
     )
     if not fits:
         return reference.gated_experts(x, gate_up, down, index, weight, activation)
-    if index.numel() > _MOST_TOKENS[x.dtype] * experts:
+    if index.numel() > _most_tokens(x.dtype) * experts:
         routing = route(index, experts)
         gate, up = grouped_product(routing.gather(x), gate_up, routing.ends).chunk(2, dim=-1)
         y = grouped_product(FORMULAS[activation](gate).mul(up), down, routing.ends)
