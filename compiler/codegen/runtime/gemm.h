@@ -47,8 +47,11 @@ inline constexpr int64_t kAlone = 64 * 1024;  // multiplications that do not rep
 
 // -- the kernel -------------------------------------------------------------------------------------------
 
-// What a kernel does with an element of a and a vector of b.
+// What a kernel does with an element of a and a vector of b, and how b lies there. Halved: whether it has half the size
+// of floats.
 struct Floats {
+  static constexpr bool kHalved = false;
+  KH_INLINE static vfloat right(const float* b, int64_t at) { return load(b + at); }
   KH_INLINE static void add(vfloat& sum, const float& a, vfloat b) { sum += a * b; }
 };
 
@@ -63,10 +66,10 @@ template <class Elements, int Rows, int Vectors>
     KH_UNROLL(2)
     for (int v = 0; v < Vectors; ++v) c[r][v] = accumulate ? load(tile + r * stride + v * kLanes) : vfloat{};
   }
-  const auto step = [&](const float* a_k, const float* b_k) __attribute__((always_inline)) {
+  const auto step = [&](const float* a_k, int64_t b_k) __attribute__((always_inline)) {
     vfloat right[Vectors];
     KH_UNROLL(2)
-    for (int v = 0; v < Vectors; ++v) right[v] = load(b_k + v * kLanes);
+    for (int v = 0; v < Vectors; ++v) right[v] = Elements::right(b, b_k + v * kLanes);
     KH_UNROLL(16)
     for (int r = 0; r < Rows; ++r) {
       KH_UNROLL(2)
@@ -75,15 +78,15 @@ template <class Elements, int Rows, int Vectors>
   };
   for (; depth >= kLine; depth -= kLine) {
     KH_UNROLL(1)
-    for (int k = 0; k < kLine / 4; ++k, a += 4, b += 4 * width) {
-      step(a, b);
-      step(a + 1, b + width);
-      step(a + 2, b + 2 * width);
-      step(a + 3, b + 3 * width);
+    for (int k = 0; k < kLine / 4; ++k, a += 4, b += 4 * width / (Elements::kHalved ? 2 : 1)) {
+      step(a, 0);
+      step(a + 1, width);
+      step(a + 2, 2 * width);
+      step(a + 3, 3 * width);
     }
     a += (Rows - 1) * kLine;
   }
-  for (int64_t k = 0; k < depth; ++k) step(a + k, b + k * width);
+  for (int64_t k = 0; k < depth; ++k) step(a + k, k * width);
   KH_UNROLL(16)
   for (int r = 0; r < Rows; ++r) {
     KH_UNROLL(2)
@@ -264,6 +267,7 @@ struct Cut {
 
 template <class Left, class Epilogue, class... Packed>
 void product(int64_t m, int64_t n, int64_t k, const Left& left, Epilogue& epilogue, const Packed*... packed) {
+  using Elements = typename Left::Elements;
   if (m <= 0 || n <= 0) return;
   constexpr int kProducts = sizeof...(Packed);
   const float* const rights[] = {packed...};
@@ -297,9 +301,10 @@ void product(int64_t m, int64_t n, int64_t k, const Left& left, Epilogue& epilog
             for (int p = 0; p < kProducts; ++p) {
               for (int64_t x = 0; x < columns; x += kPanel) {
                 const int64_t width = panel_width(n, j + x);
-                kKernelsOf<typename Left::Elements>[width / kLanes - 1][high - 1](count, lines + row * deep + from * high,
-                                                       rights[p] + (j + x) * k + from * width,
-                                                       sums + p * sums_floats + x, kGroup, from > 0);
+                const int64_t at = (j + x) * k + from * width;
+                kKernelsOf<Elements>[width / kLanes - 1][high - 1](count, lines + row * deep + from * high,
+                                                                   rights[p] + (Elements::kHalved ? at / 2 : at),
+                                                                   sums + p * sums_floats + x, kGroup, from > 0);
               }
             }
             if (from + count == k) {

@@ -13,7 +13,7 @@ inline bool has_pairs() {
   static const bool found = __builtin_cpu_supports("avx512bf16");
   return found;
 }
-struct Pairs {
+struct Pairs : Floats {
   KH_INLINE static void add(vfloat& sum, const float& a, vfloat b) {
     asm("vdpbf16ps %1%{1to16%}, %2, %0" : "+v"(sum) : "m"(a), "v"(b));
   }

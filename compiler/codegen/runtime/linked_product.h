@@ -1,6 +1,7 @@
 // The products of linked.h for any element; a source file instantiates those that it is for.
 #pragma once
 
+#include "gemm_halves.h"
 #include "gemm_pairs.h"
 #include "linked_tile.h"
 
@@ -12,8 +13,13 @@ KH_INLINE bool pairs() {
   return std::is_same_v<T, bf16> && has_pairs();
 }
 
+// Whether the right operand is packed as it is.
+template <class T>
+inline constexpr bool kHalves = std::is_same_v<T, f16> && kHasHalves;
+
 template <class T>
 int64_t right_size(int64_t k, int64_t n) {
+  if constexpr (kHalves<T>) return halves_size(k, n);
   return packed_size(pairs<T>() ? pairs_of(k) : k, n);
 }
 
@@ -22,6 +28,7 @@ void pack_right(const T* b, int64_t k, int64_t n, int64_t stride_k, int64_t stri
   if constexpr (std::is_same_v<T, bf16>) {
     if (pairs<T>()) return pack_pairs(b, k, n, stride_k, stride_n, packed);
   }
+  if constexpr (kHalves<T>) return pack_halves(b, k, n, stride_k, stride_n, packed);
   pack(b, k, n, stride_k, stride_n, packed);
 }
 
@@ -31,6 +38,7 @@ void multiply_tiles(int64_t m, int64_t n, int64_t k, const T* a, int64_t stride_
   if constexpr (std::is_same_v<T, bf16>) {
     if (pairs<T>()) return product(m, n, pairs_of(k), PairsMatrix{a, stride_m, stride_k, k}, tile, packed);
   }
+  if constexpr (kHalves<T>) return product(m, n, k, HalvesMatrix{{a, stride_m, stride_k}}, tile, packed);
   product(m, n, k, Matrix<T>{a, stride_m, stride_k}, tile, packed);
 }
 
