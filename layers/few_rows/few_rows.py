@@ -31,9 +31,12 @@ _PAYS = {
 """dtype -> the fewest and the most rows, the most for more than _LARGE weights, and the fewest weights, for which this
 is the fastest: measured on Zen 4, 2 threads. One row, float32, weights out of the caches: 2.6 times the speed of MKL
 and packed oneDNN at 512 x 512, 1.5 times at 4096 x 4096. PyTorch has a product of its own for one row of float16."""
-_PAYS_WITHOUT_HALF = (2, math.inf, math.inf, 16_384)
-"""The same of float16 where oneDNN has none for the processor: 3 to 6 times the speed of PyTorch, whose products are
-loops there, however many the rows."""
+_PAYS_WITHOUT_HALF = (1, math.inf, math.inf, 16_384)
+"""The same of float16 where oneDNN has none for the processor: one row is a tie; of more, PyTorch's products are loops,
+and this has 3 to 6 times their speed, however many the rows."""
+_NEVER = (1, 0, 0, 0)
+_HAS_VECTORS = {"AVX2", "AVX512"}
+"""Instruction sets that the C++ has vectors for; elsewhere its loops are plain ones, and PyTorch is faster."""
 _MOST_WEIGHTS = 3
 
 # The records of few_rows.cpp, field for field: x and out, three weights (values, bias, columns), then numbers.
@@ -61,10 +64,12 @@ def pays(x: Tensor, weight: Tensor) -> bool:
 
 @lru_cache(maxsize=8)
 def _bounds(dtype: torch.dtype) -> tuple[float, float, float, float]:
+    if torch.backends.cpu.get_cpu_capability() not in _HAS_VECTORS:
+        return _NEVER
     onednn = torch.backends.mkldnn.is_available()
     if dtype is torch.float16 and not (onednn and torch.ops.mkldnn._is_mkldnn_fp16_supported()):
         return _PAYS_WITHOUT_HALF
-    return _PAYS.get(dtype, (1, 0, 0, 0))
+    return _PAYS.get(dtype, _NEVER)
 
 
 def takes(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:

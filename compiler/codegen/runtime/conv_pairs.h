@@ -7,8 +7,8 @@
 
 KH_NAMESPACE {
 
-// Whether a convolution of bfloat16 is one of pairs: not where it has a kernel of its own, such as Winograd's, which has
-// as little to do as twice the speed saves.
+// Whether a convolution of bfloat16 is one of pairs: not where it has a kernel of its own, such as Winograd's, which
+// saves as many multiplications as pairs do.
 inline bool is_paired(const ConvShape& shape) {
   return has_pairs() && shape.c / shape.groups % 2 == 0 && shape.narrow() == 0 && !is_winograd(shape);
 }

@@ -41,8 +41,9 @@ _ROUTER = struct.Struct("=3Q 6q")
 
 @lru_cache(maxsize=4)
 def _most_tokens(dtype: torch.dtype) -> float:
-    onednn = torch.backends.mkldnn.is_available()
-    if dtype is torch.float16 and not (onednn and torch.ops.mkldnn._is_mkldnn_fp16_supported()):
+    has_half = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    has_vectors = torch.backends.cpu.get_cpu_capability() in {"AVX2", "AVX512"}
+    if dtype is torch.float16 and has_vectors and not has_half:
         return math.inf
     return _MOST_TOKENS[dtype]
 
