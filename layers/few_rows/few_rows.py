@@ -1,4 +1,5 @@
-"""Linear layers and gated feed-forward blocks of a few rows, as when a model writes token by token.
+"""Linear layers and gated feed-forward blocks of a few rows, as when a model writes token by token; of float16, of any
+number of rows, where oneDNN has no products of it.
 
 `few_rows.cpp` through ctypes, on the memory of the tensors themselves: weights are read as PyTorch has them, so there
 is no packed copy to find and to compare first, and a call costs 5 microseconds before it multiplies, not 25.
