@@ -1,4 +1,4 @@
-"""Linear layers and feed-forward blocks: of a few rows, or of float16, on weights as they are, of many on packed ones."""
+"""Linear layers and feed-forward blocks: of few rows, or of float16, on weights as they are, of many on packed ones."""
 
 from __future__ import annotations
 
