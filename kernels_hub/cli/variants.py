@@ -33,7 +33,7 @@ def variants(
     from kernels_hub.repository.variants import VariantRejected
 
     system = System.detect(device)
-    if Path(path).exists() or path.count("/") != 1 or path.startswith("."):
+    if Path(path).exists() or path.count("/") != 1 or path.startswith((".", "/")):
         found = local_variants(Path(path), system)
     else:
         asked = parse_dependency(path)

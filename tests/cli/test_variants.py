@@ -51,3 +51,8 @@ def test_bad_input(run: Run, tmp_path: Path, built_repository: Path):
     device = run("variants", built_repository, "--device", "gpu")
     assert (device.code, device.out) == (1, "")
     assert "unknown backend 'gpu'; known: cpu, cuda" in device.err
+
+
+def test_an_absolute_path_is_no_repository_of_a_hub(run: Run):
+    result = run("variants", "/nonexistent")
+    assert result.code == 1 and "no kernel repository at /nonexistent" in result.err
