@@ -18,8 +18,6 @@ from typing import Any
 from benchmarks.harness import Worker, arguments, compare, table, write
 
 CASES = ("minilm", "llama", "llama_decode", "vit", "resnet", "bert", "mixtral")
-
-
 DTYPES = ("float32", "bfloat16", "float16")
 
 

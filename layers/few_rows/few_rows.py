@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .native import load
+from .processor import has_half, has_vectors
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ACTIVATIONS = {
@@ -36,8 +37,6 @@ _PAYS_WITHOUT_HALF = (1, math.inf, math.inf, 16_384)
 """The same of float16 where oneDNN has none for the processor: one row is a tie; of more, PyTorch's products are loops,
 and this has 3 to 6 times their speed, however many the rows."""
 _NEVER = (1, 0, 0, 0)
-_HAS_VECTORS = {"AVX2", "AVX512"}
-"""Instruction sets that the C++ has vectors for; elsewhere its loops are plain ones, and PyTorch is faster."""
 _MOST_WEIGHTS = 3
 
 # The records of few_rows.cpp, field for field: x and out, three weights (values, bias, columns), then numbers.
@@ -65,10 +64,9 @@ def pays(x: Tensor, weight: Tensor) -> bool:
 
 @lru_cache(maxsize=8)
 def _bounds(dtype: torch.dtype) -> tuple[float, float, float, float]:
-    if torch.backends.cpu.get_cpu_capability() not in _HAS_VECTORS:
+    if not has_vectors():
         return _NEVER
-    onednn = torch.backends.mkldnn.is_available()
-    if dtype is torch.float16 and not (onednn and torch.ops.mkldnn._is_mkldnn_fp16_supported()):
+    if dtype is torch.float16 and not has_half():
         return _PAYS_WITHOUT_HALF
     return _PAYS.get(dtype, _NEVER)
 

@@ -113,7 +113,7 @@ def test_which_operands_it_takes():
 def test_when_it_pays(dtype: torch.dtype):
     large, small = torch.empty(1024, 1024, dtype=dtype), torch.empty(64, 64, dtype=dtype)
     assert FEW.pays(torch.empty(2, 1024, dtype=dtype), large)
-    has_half = torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    has_half = FEW.has_half()
     assert FEW.pays(torch.empty(1, 1, 1024, dtype=dtype), large) is not (dtype is torch.float16 and has_half)
     assert FEW.pays(torch.empty(8, 1024, dtype=dtype), large)
     assert FEW.pays(torch.empty(8, 4096, dtype=dtype), torch.empty(4096, 4096, dtype=dtype)) is (

@@ -19,6 +19,7 @@ from torch import Tensor
 from . import reference
 from .blocks import FORMULAS
 from .native import load
+from .processor import has_half, has_vectors
 from .reference import grouped_outer, grouped_product
 from .routing import route
 
@@ -39,13 +40,9 @@ _EXPERTS = struct.Struct("=6Q 8q")
 _ROUTER = struct.Struct("=3Q 6q")
 
 
-@lru_cache(maxsize=4)
 def _most_tokens(dtype: torch.dtype) -> float:
-    has_half = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_fp16_supported()
-    has_vectors = torch.backends.cpu.get_cpu_capability() in {"AVX2", "AVX512"}
-    if dtype is torch.float16 and has_vectors and not has_half:
-        return math.inf
-    return _MOST_TOKENS[dtype]
+    loops = dtype is torch.float16 and has_vectors() and not has_half()
+    return math.inf if loops else _MOST_TOKENS[dtype]
 
 
 @lru_cache(maxsize=1)

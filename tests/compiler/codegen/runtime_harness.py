@@ -10,6 +10,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 RUNTIME = Path(__file__).parents[3] / "compiler" / "codegen" / "runtime"
 NEEDS = {"x86-64-v4": "avx512f", "x86-64-v3": "avx2", "x86-64": "sse2"}
@@ -54,6 +56,17 @@ def build(folder: Path, name: str, source: str, target: str, *flags: str) -> cty
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:4000]
     return ctypes.CDLL(str(library))
+
+
+products = given(
+    m=st.integers(1, 90),
+    n=st.integers(1, 150),
+    k=st.one_of(st.integers(1, 70), st.sampled_from([511, 1025, 2100])),
+    a_turned=st.booleans(),
+    b_turned=st.booleans(),
+    threads=st.integers(1, 3),
+)
+"""Draws a product a (m, k) @ b (k, n), either transposed in memory, and how many threads multiply."""
 
 
 def arguments(*values):

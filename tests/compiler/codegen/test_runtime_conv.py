@@ -14,13 +14,17 @@ from tests.compiler.codegen.runtime_harness import arguments, build, extremes, n
 
 pytestmark = needs_compiler
 
-SOURCE = """
-#include "conv.h"
+SHAPE = """
 static kh::ConvShape shape(const int64_t* from) {
   kh::ConvShape result;
   std::memcpy(&result, from, sizeof result);
   return result;
 }
+"""
+SOURCE = (
+    '#include "conv.h"'
+    + SHAPE
+    + """
 extern "C" {
 int64_t conv_packed_size(const int64_t* s) { return kh::conv_packed_size(shape(s)); }
 void conv_pack(const int64_t* s, const float* w, const int64_t* strides, float* packed) {
@@ -34,6 +38,7 @@ void conv(const int64_t* s, const float* x, const int64_t* strides, const float*
 void set_threads(int64_t n) { omp_set_num_threads(static_cast<int>(n)); }
 }
 """
+)
 
 
 @pytest.fixture(scope="module", params=extremes())

@@ -10,15 +10,12 @@ import pytest
 import torch
 
 from tests.compiler.codegen.runtime_harness import arguments, build, needs_compiler, targets
-from tests.compiler.codegen.test_runtime_conv import CASES, ONE, assert_close
+from tests.compiler.codegen.test_runtime_conv import CASES, ONE, SHAPE, assert_close
 
-SOURCE = """
-#include "conv_pairs.h"
-static kh::ConvShape shape(const int64_t* from) {
-  kh::ConvShape result;
-  std::memcpy(&result, from, sizeof result);
-  return result;
-}
+SOURCE = (
+    '#include "conv_pairs.h"'
+    + SHAPE
+    + """
 extern "C" {
 int64_t is_paired(const int64_t* s) { return kh::is_paired(shape(s)); }
 int64_t conv_packed_size(const int64_t* s) { return kh::conv_pairs_packed_size(shape(s)); }
@@ -33,6 +30,7 @@ void conv(const int64_t* s, const kh::bf16* x, const int64_t* strides, const flo
 void set_threads(int64_t n) { omp_set_num_threads(static_cast<int>(n)); }
 }
 """
+)
 CPUINFO = Path("/proc/cpuinfo")
 HAS_PAIRS = CPUINFO.exists() and "avx512_bf16" in CPUINFO.read_text(encoding="utf-8")
 pytestmark = [

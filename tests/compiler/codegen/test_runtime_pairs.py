@@ -6,10 +6,9 @@ import ctypes
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import settings
 
-from tests.compiler.codegen.runtime_harness import arguments, build, needs_compiler, targets
+from tests.compiler.codegen.runtime_harness import arguments, build, needs_compiler, products, targets
 
 SOURCE = """
 #include "gemm_pairs.h"
@@ -46,14 +45,7 @@ def bfloat16(random, *shape):
 
 @needs_compiler
 @settings(max_examples=60, deadline=None)
-@given(
-    m=st.integers(1, 90),
-    n=st.integers(1, 150),
-    k=st.one_of(st.integers(1, 70), st.sampled_from([511, 1025, 2100])),
-    a_turned=st.booleans(),
-    b_turned=st.booleans(),
-    threads=st.integers(1, 3),
-)
+@products
 def test_any_product(library, m, n, k, a_turned, b_turned, threads):
     random = np.random.default_rng(m * n * k)
     library.set_threads(*arguments(threads))
