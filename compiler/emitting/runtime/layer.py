@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from .arguments import Place, dtype_of, inputs_of, returned
 from .arrays import read_tensors
 from .errors import Misfit, NoOriginalError
 from .parts import Shape, Table
+from .per_module import PerModule
 from .state import State
 
 _LOGGER = logging.getLogger("kernels_hub")
@@ -88,7 +88,7 @@ class Layer(ABC, Generic[S, B]):
 
     def __init__(self, table: Table, folder: Path, shipped: Callable[[], nn.Module] | None = None) -> None:
         self.table, self.folder, self.shipped = table, folder, shipped
-        self._states: weakref.WeakKeyDictionary[nn.Module, S] = weakref.WeakKeyDictionary()
+        self._states: PerModule[S] = PerModule()
         self._bindings: OrderedDict[tuple[Shape, ...], B] = OrderedDict()
         self._constants: dict[int, torch.Tensor] | None = None
         self._names: dict[type[nn.Module], tuple[str, ...]] = {}
@@ -160,9 +160,9 @@ class Layer(ABC, Generic[S, B]):
         if self.shipped is not None and not module._parameters and not module._modules:
             module = self.shipped()
         found = self._states.get(module)
-        if found is None or not found.is_current():
+        if found is None or not found.is_current(module):
             with self._lock:
-                found = self._states[module] = self.make_state(module)
+                found = self._states.keep(module, self.make_state(module))
         return found
 
     def known(self, module: nn.Module) -> S | None:
@@ -171,7 +171,7 @@ class Layer(ABC, Generic[S, B]):
 
     def forget(self, module: nn.Module) -> None:
         """Drop what was made of a module."""
-        self._states.pop(module, None)
+        self._states.forget(module)
         if self.gradient is not None:
             self.gradient.forget(module)
 

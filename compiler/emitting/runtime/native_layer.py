@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,8 +21,8 @@ from .native_watched import NativeWatched
 from .parts import Shape, Table
 from .state import State
 
-_MOST_FRAMES = 1024
-"""Kinds of calls (a module, a set of shapes) for which a thread keeps a frame."""
+_MOST_FRAMES = 128
+"""Kinds of calls (a set of shapes, a thread) for which a module's state keeps a frame."""
 _SMALL = 1 << 20
 """Bytes of an output up to which one is kept to make others like it."""
 
@@ -43,6 +44,8 @@ class NativeState(State):
     ) -> None:
         super().__init__(module, table, place, partial(NativeWatched, native))
         self._table, self._native = table, native
+        self.frames: dict[tuple[int, int], Frame] = {}
+        """Kept here, so that they end with the module."""
         self.addresses = [0] * (table.buffers + table.packed)
         for buffer, tensor in (*self.plain.items(), *constants.items()):
             self.addresses[buffer] = tensor.data_ptr() or self._memory(0)
@@ -82,49 +85,56 @@ class NativeState(State):
 
 
 class NativeBinding(Binding):
-    """Sizes as kh_run takes them, too."""
+    """Sizes as kh_run takes them, too, and outputs to make more like.
 
-    __slots__ = ("numbers", "place")
+    `empty_like` takes half as long as `empty`, so small outputs have something to be like.
+    """
+
+    __slots__ = ("like", "numbers", "place")
 
     def __init__(self, table: Table, shapes: tuple[Shape, ...]) -> None:
         super().__init__(table, shapes)
         self.numbers = numbers(self.sizes)
         self.place = ctypes.addressof(self.numbers)
+        self.like: list[torch.Tensor] | None = None
+        made = self.new_outputs()
+        if all(one.nbytes <= _SMALL for one in made):
+            self.like = made
+
+    def new_outputs(self) -> list[torch.Tensor]:
+        """Memory for a call's."""
+        if self.like is None:
+            return [torch.empty(shape, dtype=dtype) for shape, dtype, _ in self.outputs]
+        return list(map(torch.empty_like, self.like))
 
 
-class _Frame:
-    """What calls of one kind have in common, on one thread: addresses to be filled in again, outputs to make more like.
+class Frame:
+    """What calls of one kind have in common, on one thread: addresses to be filled in again."""
 
-    `empty_like` takes half as long as `empty`, so small outputs have something to be like.
-    """
-
-    __slots__ = ("addresses", "binding", "like", "place", "state")
+    __slots__ = ("addresses", "binding", "place")
 
     def __init__(self, state: NativeState, binding: NativeBinding, arena: torch.Tensor) -> None:
-        self.state, self.binding = state, binding
+        self.binding = binding
         self.addresses = pointers(state.addresses)
         self.place = ctypes.addressof(self.addresses)
         base = arena.data_ptr()
         for buffer, offset in binding.offsets:
             self.addresses[buffer] = base + offset
-        made = _made(binding)
-        self.like = made if all(one.nbytes <= _SMALL for one in made) else None
-
-    def outputs(self) -> list[torch.Tensor]:
-        """New ones."""
-        return _made(self.binding) if self.like is None else list(map(torch.empty_like, self.like))
-
-
-def _made(binding: NativeBinding) -> list[torch.Tensor]:
-    return [torch.empty(shape, dtype=dtype) for shape, dtype, _ in binding.outputs]
 
 
 class _Local(threading.local):
-    """A thread's arena, and its frames."""
+    """A thread's arena. number: no other arena's, before or after."""
 
     def __init__(self) -> None:
-        self.arena = torch.empty(0, dtype=torch.uint8)
-        self.frames: dict[tuple[int, int], _Frame] = {}
+        self.grow(0)
+
+    def grow(self, size: int) -> None:
+        """Have a new one, of at least so many bytes."""
+        self.arena = torch.empty(max(size, ALIGNMENT), dtype=torch.uint8)
+        self.number = next(_NUMBERS)
+
+
+_NUMBERS = itertools.count()
 
 
 class NativeLayer(Layer[NativeState, NativeBinding]):
@@ -158,7 +168,7 @@ class NativeLayer(Layer[NativeState, NativeBinding]):
     ) -> list[torch.Tensor]:
         """See `Layer`."""
         frame = self._frame(state, binding)
-        addresses, outputs, empty = frame.addresses, frame.outputs(), self._nowhere
+        addresses, outputs, empty = frame.addresses, binding.new_outputs(), self._nowhere
         for one, tensor in zip(self.table.inputs, inputs, strict=True):
             addresses[one.buffer] = tensor.data_ptr() or empty
         for (_, _, buffer), tensor in zip(binding.outputs, outputs, strict=True):
@@ -167,16 +177,14 @@ class NativeLayer(Layer[NativeState, NativeBinding]):
             raise IndexError(f"{self.table.layer}: {self.table.messages[code - 1]}")
         return outputs
 
-    def _frame(self, state: NativeState, binding: NativeBinding) -> _Frame:
-        """That of a thread's last call of the same kind."""
-        local = self._local
-        key = (id(state), id(binding))
-        found = local.frames.get(key)
-        if found is None or found.state is not state or found.binding is not binding:
-            if local.arena.numel() < binding.arena or not local.arena.numel():
-                local.arena = torch.empty(max(binding.arena, ALIGNMENT), dtype=torch.uint8)
-                local.frames.clear()
-            if len(local.frames) >= _MOST_FRAMES:
-                local.frames.clear()
-            found = local.frames[key] = _Frame(state, binding, local.arena)
+    def _frame(self, state: NativeState, binding: NativeBinding) -> Frame:
+        """That of a thread's last call of the same kind. It holds its binding: no other has its id while it is kept."""
+        local, frames = self._local, state.frames
+        found = frames.get((local.number, id(binding)))
+        if found is None:
+            if local.arena.numel() < binding.arena:
+                local.grow(binding.arena)
+            if len(frames) >= _MOST_FRAMES:
+                frames.clear()
+            found = frames[local.number, id(binding)] = Frame(state, binding, local.arena)
         return found

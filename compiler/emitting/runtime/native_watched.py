@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .modules import Held
 from .native import Native
 from .watched import Watched
 
@@ -47,8 +48,10 @@ class _Watched(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _PYTHON),
-        *((name, _Span) for name in ("held", "versions", "typed", "empty", "next", "windows")),
+        *((name, _Span) for name in ("own", "held", "versions", "typed", "empty", "next", "windows")),
         ("kept", ctypes.c_void_p),
+        ("version_at", ctypes.c_int64),
+        ("own_seen", ctypes.c_uint64),
     )
 
 
@@ -64,10 +67,8 @@ class NativeWatched(Watched):
         if not _IS_CPYTHON:
             super().begin()
             return
-        held = [
-            _Held(id(one.holder), id(one.name), id(one.value) if one.name in one.holder else None)
-            for one in self.held
-        ]
+        own = [_Held(None, id(one.name), _value(one)) for one in self.own]
+        held = [_Held(id(one.holder), id(one.name), _value(one)) for one in self.held]
         tables = {id(one.holder) for one in self.held}
         versions = [_Version(table + _VERSION_AT, 0) for table in tables if _VERSION_AT]
         typed = [_Typed(id(one), id(kind)) for one, kind in zip(self.modules, self.kinds, strict=True)]
@@ -80,6 +81,7 @@ class NativeWatched(Watched):
         kept = [one.contiguous().view(-1).view(torch.uint8) for one in self.windows]
         self._kept = torch.cat(kept) if kept else torch.empty(0, dtype=torch.uint8)
         self._arrays = [
+            _array(_Held, own),
             _array(_Held, held),
             _array(_Version, versions),
             _array(_Typed, typed),
@@ -92,15 +94,21 @@ class NativeWatched(Watched):
             *functions,
             *(_Span(ctypes.addressof(one), len(one)) for one in self._arrays),
             self._kept.data_ptr(),
+            _VERSION_AT,
         )
-        function = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._native.unchanged)
+        function = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(self._native.unchanged)
         self._unchanged, self._argument = function, ctypes.addressof(self._all)
 
-    def looks_the_same(self) -> bool:
+    def looks_the_same(self, own: dict[str, Any]) -> bool:
         """See `Watched`."""
         if not _IS_CPYTHON:
-            return super().looks_the_same()
-        return bool(self._unchanged(self._argument))
+            return super().looks_the_same(own)
+        return bool(self._unchanged(self._argument, id(own)))
+
+
+def _value(one: Held) -> int | None:
+    """The address of what a table holds under a name; None for nothing."""
+    return id(one.value) if one.name in one.holder else None
 
 
 def _version_at() -> int:

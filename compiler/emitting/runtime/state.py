@@ -20,7 +20,7 @@ from .watched import Watched
 
 
 class State:
-    """What was made of a module. watch: takes down what it was made of.
+    """What was made of a module, which it does not hold. watch: takes down what it was made of.
 
     Raises Misfit where the program was not built for the module.
     """
@@ -51,11 +51,11 @@ class State:
                 counted.append(weight)
                 copied.append(weight)
         counted = [one for one in counted if not one.is_inference()]  # the others count no versions
-        self._watched = watch(held, modules, placed, counted, copied)
+        self._watched = watch(module.__dict__, held, modules, placed, counted, copied)
 
-    def is_current(self) -> bool:
-        """Whether module and weights are still what this was made of."""
-        return self._watched.holds()
+    def is_current(self, module: nn.Module) -> bool:
+        """Whether the module that this was made of, and its weights, are still what they were."""
+        return self._watched.holds(module.__dict__)
 
     def needs_grad(self) -> bool:
         """Whether a weight requires a gradient."""

@@ -4,6 +4,9 @@ A module is what it was if the tables of it and its parts hold the very objects 
 classes and have no hooks, and weights lie where they lay and have the same version. Edits through `weight.data` count
 as no version, so up to 64 elements of each copied weight are compared, too. They are compared as bits: NaN equals
 nothing. Eight neighbours each: a line of the cache is read for them, where it takes most of the time.
+
+The module's own table comes with every question. Through its forward it holds the module, which would never end if this
+held the table.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import math
 import os
 from collections.abc import Sequence
 from operator import attrgetter, is_
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,12 +34,13 @@ _VERSION = attrgetter("_version")
 class Watched:
     """See the module. Loops run in C and look at nothing twice: none of it is in the cache when a call begins.
 
-    held: what tables hold. modules: the parts. placed: tensors that must stay where they are. counted: those of them
-    whose versions matter. copied: weights whose elements do.
+    own: the module's `__dict__`. held: what tables hold. modules: the parts. placed: tensors that must stay where they
+    are. counted: those of them whose versions matter. copied: weights whose elements do.
     """
 
     def __init__(
         self,
+        own: dict[str, Any],
         held: Sequence[Held],
         modules: Sequence[nn.Module],
         placed: Sequence[torch.Tensor],
@@ -47,7 +52,13 @@ class Watched:
             for one in modules
             for name in ("_forward_hooks", "_forward_pre_hooks")
         ]
-        self.held = list({(id(one.holder), one.name): one for one in (*held, *hooks)}.values())
+        rows = {(id(one.holder), one.name): one for one in (*held, *hooks)}.values()
+        self.held = [one for one in rows if one.holder is not own]
+        self.own = [
+            one._replace(holder={one.name: one.value} if one.name in own else {})
+            for one in rows
+            if one.holder is own
+        ]
         self.empty = [one.value for one in hooks]
         self.modules, self.kinds = list(modules), list(map(type, modules))
         self.placed, self._addresses = list(placed), list(map(_ADDRESS, placed))
@@ -60,24 +71,26 @@ class Watched:
         self._holders, self._names, self._values = (
             map(list, zip(*self.held, strict=True)) if self.held else ([], [], [])
         )
+        self._own_names, self._own_values = [one.name for one in self.own], [one.value for one in self.own]
         alike: dict[tuple[torch.dtype, int, torch.device], list[torch.Tensor]] = {}
         for one in self.windows:
             alike.setdefault((one.dtype, one.shape[1], one.device), []).append(one)
         self._alike = [(one, torch.cat(one)) for one in alike.values()]
 
-    def holds(self) -> bool:
-        """Whether all is as it was."""
+    def holds(self, own: dict[str, Any]) -> bool:
+        """Whether all is as it was. own: the module's `__dict__`."""
         return (
-            self.looks_the_same()
+            self.looks_the_same(own)
             and list(map(_ADDRESS, self.placed)) == self._addresses
             and list(map(_VERSION, self._counted)) == self._versions
         )
 
-    def looks_the_same(self) -> bool:
+    def looks_the_same(self, own: dict[str, Any]) -> bool:
         """Whether tables, classes, hooks and elements are as they were; elements are taken for granted in a CUDA
         graph's capture."""
         return (
             all(map(is_, map(dict.get, self._holders, self._names), self._values))
+            and all(map(is_, map(own.get, self._own_names), self._own_values))
             and all(map(is_, map(type, self.modules), self.kinds))
             and not any(self.empty)
             and (self._is_captured() or all(torch.equal(torch.cat(now), kept) for now, kept in self._alike))

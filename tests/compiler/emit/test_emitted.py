@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import logging
 import os
 import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,15 +47,21 @@ replace_kernel_forward_from_hub(GatedMLP, "GatedMLP")
 replace_kernel_forward_from_hub(Normed, "Normed")
 
 
-@contextmanager
-def swapped(module: nn.Module, emitted: Emitted, folder: Any = None) -> Iterator[Any]:
-    """The module with the layer in it; gives the layer's LAYER."""
+def swap(module: nn.Module, emitted: Emitted, folder: Any = None) -> Any:
+    """Put the layer into the module; gives the layer's LAYER."""
     layer = LocalLayerRepository(folder or emitted.path, layer_name=emitted.layer_name)
     with use_kernel_mapping({emitted.layer_name: {"cpu": layer}}, inherit_mapping=False):
         kernelize(module, mode=Mode.INFERENCE, device="cpu", use_fallback=False)
     assert any(row.swapped for row in report(module).rows)
     program = get_local_kernel(folder or emitted.path, backend="cpu").program.LAYER
     program.fallbacks.clear()
+    return program
+
+
+@contextmanager
+def swapped(module: nn.Module, emitted: Emitted, folder: Any = None) -> Iterator[Any]:
+    """The module with the layer in it; gives the layer's LAYER."""
+    program = swap(module, emitted, folder)
     try:
         yield program
     finally:
@@ -264,6 +272,28 @@ def test_copies_and_pickles_are_modules_of_their_own(mlp: Emitted):
         assert not program.fallbacks
 
 
+@pytest.mark.parametrize("end", ["deleted", "restored"])
+@pytest.mark.parametrize("layer", ["mlp", "normed_layer"])
+def test_what_is_made_of_a_module_ends_with_it(layer: str, end: str, request: pytest.FixtureRequest):
+    """One whose forward reads attributes of its own, too."""
+    emitted = request.getfixturevalue(layer)
+    case = gated_mlp() if layer == "mlp" else normed()
+    module = case.module.eval()
+    program = swap(module, emitted)
+    with torch.no_grad():
+        module(*case.args, **case.kwargs)
+    state, weight = weakref.ref(program.known(module)), weakref.ref(next(module.parameters()))
+    if end == "deleted":
+        del module, case
+    else:
+        restore(module)
+    gc.collect()
+    gc.collect()  # the module first, then what was kept of it
+    assert state() is None
+    assert (weight() is None) == (end == "deleted")
+    assert not program.fallbacks
+
+
 def test_threads(mlp: Emitted):
     """Several modules, several sizes, several threads at once, while weights change."""
     modules = [gated_mlp().module for _ in range(3)]
@@ -434,7 +464,7 @@ def test_what_a_forward_reads_of_a_class_is_held_with_what_names_the_class():
     module.own = Settings
     _, held = check_module(module, [Module("", "", "", {"kind.scale": 2.0, "own.scale": 2.0})])
     assert [(one.holder is module.__dict__, one.name) for one in held] == [(True, "own")]
-    assert Watched(held, [], [], [], []).holds()
+    assert Watched(module.__dict__, held, [], [], [], []).holds(module.__dict__)
 
 
 def test_what_a_forward_reads_of_an_object_is_held_with_the_object():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -55,15 +57,21 @@ def decoder(emitted_folder: Any) -> Emitted:
     )  # fmt: skip
 
 
-@contextmanager
-def trained(module: nn.Module, emitted: Emitted) -> Iterator[Any]:
-    """The module with the layer in it, in training; gives the layer's LAYER."""
+def train(module: nn.Module, emitted: Emitted) -> Any:
+    """Put the layer into the module, in training; gives the layer's LAYER."""
     layer = LocalLayerRepository(emitted.path, layer_name=emitted.layer_name)
     with use_kernel_mapping({emitted.layer_name: {"cpu": layer}}, inherit_mapping=False):
         kernelize(module.train(), mode=Mode.TRAINING, device="cpu", use_fallback=False)
     assert any(row.swapped for row in report(module).rows)
     program = get_local_kernel(emitted.path, backend="cpu").program.LAYER
     program.fallbacks.clear()
+    return program
+
+
+@contextmanager
+def trained(module: nn.Module, emitted: Emitted) -> Iterator[Any]:
+    """The module with the layer in it, in training; gives the layer's LAYER."""
+    program = train(module, emitted)
     try:
         yield program
     finally:
@@ -273,6 +281,17 @@ def test_without_a_gradient_the_packed_program_runs(mlp: Emitted):
         assert program.known(module) is not None
         assert_close(result, module(x), factor=FACTOR)
         assert not program.fallbacks
+
+
+def test_what_is_known_of_a_module_ends_with_it(mlp: Emitted):
+    module = gated_mlp().module
+    program = train(module, mlp)
+    module(torch.randn(2, 5, 64)).sum().backward()
+    assert not program.fallbacks
+    weight = weakref.ref(module.down_proj.weight)
+    del module
+    gc.collect()
+    assert weight() is None
 
 
 def test_a_decoder_layer(decoder: Emitted, monkeypatch: pytest.MonkeyPatch):

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import shutil
 import sys
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -63,7 +64,7 @@ def watched(block: Block, watch: Watch, *, copied: bool = True) -> Watched:
         Held(block.norm.__dict__, "eps", block.norm.eps),
     ]
     parts = [block.linear, block.norm]
-    return watch(held, parts, weights, weights, weights if copied else [])
+    return watch(block.__dict__, held, parts, weights, weights, weights if copied else [])
 
 
 def hook(block: Block) -> None:
@@ -141,12 +142,12 @@ CHANGES: list[Any] = [
 def test_a_change_is_seen(change: Callable[[Block], None], watch: Watch):
     block = Block()
     one = watched(block, watch)
-    assert one.holds() and one.holds()
+    assert one.holds(block.__dict__) and one.holds(block.__dict__)
     change(block)
     gc.collect()
-    assert not one.holds()
+    assert not one.holds(block.__dict__)
     if change is not removed:
-        assert watched(block, watch).holds() is (change not in {hook, early_hook})
+        assert watched(block, watch).holds(block.__dict__) is (change not in {hook, early_hook})
 
 
 def test_what_is_not_watched_may_change(watch: Watch):
@@ -157,19 +158,33 @@ def test_what_is_not_watched_may_change(watch: Watch):
     block.requires_grad_(False).eval()
     hook_of_another = Block()
     hook(hook_of_another)
-    assert one.holds()
+    assert one.holds(block.__dict__)
 
 
 def test_a_change_is_seen_after_one_that_does_not_matter(watch: Watch):
     block = Block()
     one = watched(block, watch)
-    assert one.holds()
+    assert one.holds(block.__dict__)
     block.norm.note = "not watched, in a table that is"
-    assert one.holds() and one.holds()
+    assert one.holds(block.__dict__) and one.holds(block.__dict__)
     eps, block.norm.eps = block.norm.eps, 2e-3
-    assert not one.holds() and not one.holds()
+    assert not one.holds(block.__dict__) and not one.holds(block.__dict__)
     block.norm.eps = eps
-    assert one.holds()
+    assert one.holds(block.__dict__)
+
+
+def test_the_module_ends_and_its_table_is_asked_for(watch: Watch):
+    """Its own table holds its forward, which holds the module."""
+    block = Block()
+    block.forward = partial(Block.forward, block)
+    one, whole = watched(block, watch), weakref.ref(block)
+    own = dict(block.__dict__)
+    assert one.holds(own)
+    assert not one.holds(own | {"limit": 3})
+    assert not one.holds({name: value for name, value in own.items() if name != "config"})
+    del block, own
+    gc.collect()
+    assert whole() is None
 
 
 @pytest.mark.skipif(
@@ -181,19 +196,19 @@ def test_versions_of_dicts_are_found():
 
 
 def test_nothing_to_watch(watch: Watch):
-    assert watch([], [], [], [], []).holds()
+    assert watch({}, [], [], [], [], []).holds({})
 
 
 def test_weights_of_every_size(watch: Watch):
     sizes = [0, 1, 7, 63, 64, 65, 1000]
     weights = [torch.randn(size).to(dtype) for size in sizes for dtype in (torch.float32, torch.bfloat16)]
     weights += [torch.tensor(3.0), torch.arange(5), torch.randn(8, 8).T]
-    one = watch([], [], weights, weights, weights)
-    assert one.holds()
+    one = watch({}, [], [], weights, weights, weights)
+    assert one.holds({})
     for weight in weights:
         if weight.numel() and weight.is_contiguous():
             before = weight.clone()
             weight.data[...] = weight.data + 1
-            assert not one.holds()
+            assert not one.holds({})
             weight.data[...] = before
-            assert one.holds()
+            assert one.holds({})
