@@ -129,9 +129,11 @@ def write_table(parts: Parts) -> str:
     body = "".join(f"    {name}={text},\n" for name, text in fields.items())
     used = sorted({one for one in _PARTS if f"{one}(" in body + "Table("})
     sizes, count = names.unpacked, len(parts.program.steps)
+    rooms = [_room(span.buffers[0].bytes, names) for span in spans]
     return "\n".join([
         f'"""How {parts.program_file} is called: {len(places)} buffers, {count} kernels. Generated."""',
-        "", "from .errors import Misfit", f"from .parts import {', '.join(used)}", "", "",
+        "", *(["from .arena import roomy"] if any("roomy(" in room for room in rooms) else ()),
+        "from .errors import Misfit", f"from .parts import {', '.join(used)}", "", "",
         *_bind(inputs, names, parts.program.sizes), "", "",
         "def output_shapes(sizes):",
         '    """The shape of each output."""',
@@ -141,11 +143,16 @@ def write_table(parts: Parts) -> str:
         '    """The bytes of each entry of `scratch`."""',
         *(sizes if spans else []),
         "    return (",
-        *(f"        {names.text(span.buffers[0].bytes)},  # {', '.join(one.name for one in span.buffers)}"
-          for span in spans),
+        *(f"        {room},  # {', '.join(one.name for one in span.buffers)}"
+          for room, span in zip(rooms, spans, strict=True)),
         "    )", "", "",
         "TABLE = Table(",
     ]) + "\n" + body + ")\n"  # fmt: skip
+
+
+def _room(size: Dim, names: _Names) -> str:
+    """Bytes of scratch buffers; some more, where the number is not always the same."""
+    return str(size) if isinstance(size, int) else f"roomy({names.text(size)})"
 
 
 class _Names:
@@ -174,7 +181,7 @@ class _Names:
         return str(substitute(dim, {name: symbol(variable) for name, variable in self.variables.items()}))
 
 
-_TAKEN = frozenset({"sizes", "shapes", "min", "max", "divmod", "len", "tuple", "odd", "Misfit"})
+_TAKEN = frozenset({"sizes", "shapes", "min", "max", "divmod", "len", "tuple", "odd", "roomy", "Misfit"})
 
 
 def _bind(inputs: Sequence[tuple[str, Buffer]], names: _Names, needed: Sequence[str]) -> list[str]:

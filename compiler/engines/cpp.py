@@ -49,7 +49,7 @@ from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.schedule.choices import CHOICES, Choices
 from kernels_hub.compiler.schedule.cost import kernel_cost
 from kernels_hub.compiler.schedule.kernel import Attention, Convolution, Product, Root, Schedule
-from kernels_hub.compiler.schedule.memory import ALIGNMENT, place
+from kernels_hub.compiler.schedule.memory import ALIGNMENT, Places
 from kernels_hub.compiler.schedule.partial import may_be_long
 from kernels_hub.compiler.schedule.schedule import schedule
 from kernels_hub.compiler.schedule.units import refused
@@ -113,6 +113,7 @@ class CppPlan:
             library,
         )
         self.signature = signature_of(graph)
+        self._places = Places(scheduled)
         self._calls = Calls(scheduled, self.signature, program.buffers, self._bind)
         self._numbers = itertools.count()
         self._local = _Local()
@@ -123,7 +124,7 @@ class CppPlan:
 
     def workspace_size(self, sizes: Mapping[str, int]) -> int:
         """Bytes of the arena."""
-        return place(self.schedule, sizes).size
+        return self._places.of(sizes)[1]
 
     def compute(
         self,
@@ -174,18 +175,16 @@ class CppPlan:
         return rows
 
     def _bind(self, sizes: Mapping[str, int]) -> _Binding:
-        arena = place(self.schedule, sizes)
+        placed, room = self._places.of(sizes)
         offsets = [
-            (where, arena.offsets[buffer])
-            for where, buffer in enumerate(self.program.buffers)
-            if buffer in arena.offsets
+            (where, placed[buffer]) for where, buffer in enumerate(self.program.buffers) if buffer in placed
         ]
         outputs = outputs_of(self.signature, sizes)
         lines = numbers([sizes[name] for name in self.program.sizes])
         made = [torch.empty(shape, dtype=dtype) for shape, dtype in outputs]
         like = made if sum(one.nbytes for one in made) <= SMALL else None
         return _Binding(
-            next(self._numbers), lines, list(self._weights.addresses), offsets, arena.size, outputs, like
+            next(self._numbers), lines, list(self._weights.addresses), offsets, room, outputs, like
         )
 
     def _run(

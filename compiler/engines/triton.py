@@ -55,7 +55,7 @@ from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.schedule.cost import kernel_cost
 from kernels_hub.compiler.schedule.kernel import Role, Schedule
-from kernels_hub.compiler.schedule.memory import ALIGNMENT, number, place
+from kernels_hub.compiler.schedule.memory import ALIGNMENT, Places, number
 from kernels_hub.compiler.schedule.schedule import schedule
 from kernels_hub.compiler.schedule.scores import attention_parts
 from kernels_hub.compiler.schedule.units import refused
@@ -114,6 +114,7 @@ class TritonPlan:
         self.signature = signature_of(graph)
         self.module: ModuleType = load_module(program.source, graph.name)
         self._place = _torch_device(device)
+        self._places = Places(scheduled)
         self._calls = Calls(scheduled, self.signature, program.buffers, self._bind)
         self._local = _Local()
         with self._on_device(None):
@@ -123,7 +124,7 @@ class TritonPlan:
 
     def workspace_size(self, sizes: Mapping[str, int]) -> int:
         """Bytes of the arena."""
-        return place(self.schedule, sizes).size
+        return self._places.of(sizes)[1]
 
     def compute(
         self, inputs: Sequence[torch.Tensor], workspace: torch.Tensor | None = None, stream: int | None = None
@@ -234,16 +235,16 @@ class TritonPlan:
         return torch.zeros(1, dtype=torch.int32, device=self._place)
 
     def _bind(self, sizes: Mapping[str, int]) -> _Binding:
-        arena = place(self.schedule, sizes)
+        placed, room = self._places.of(sizes)
         scratch = [
-            (at, arena.offsets[buffer], number(buffer.bytes, sizes), torch_dtype(buffer.dtype))
+            (at, placed[buffer], number(buffer.bytes, sizes), torch_dtype(buffer.dtype))
             for at, buffer in enumerate(self.program.buffers)
-            if buffer in arena.offsets
+            if buffer in placed
         ]
         return _Binding(
             [sizes[name] for name in self.program.sizes],
             scratch,
-            arena.size,
+            room,
             outputs_of(self.signature, sizes),
         )
 

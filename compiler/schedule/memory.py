@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kernels_hub.compiler.ir.dims import Dim, substitute
-from kernels_hub.compiler.schedule.intervals import ALIGNMENT, Interval, most_alive, pack
+from kernels_hub.compiler.schedule.intervals import ALIGNMENT, Interval, Packing, most_alive, pack, roomy
 from kernels_hub.compiler.schedule.kernel import (
     Attention,
     Buffer,
@@ -23,7 +23,7 @@ from kernels_hub.compiler.schedule.kernel import (
     statements,
 )
 
-__all__ = ["ALIGNMENT", "Arena", "Lifetime", "Span", "lifetimes", "number", "place", "spans"]
+__all__ = ["ALIGNMENT", "Arena", "Lifetime", "Places", "Span", "lifetimes", "number", "place", "spans"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,29 @@ def place(schedule: Schedule, sizes: Mapping[str, int]) -> Arena:
     offsets, total = pack(intervals)
     of_buffers = {buffer: at for one, at in zip(found, offsets, strict=True) for buffer in one.buffers}
     return Arena(of_buffers, total, most_alive(intervals))
+
+
+class Places:
+    """Offsets of all scratch buffers of a schedule, and the bytes of all together, for one set of sizes after another.
+
+    A size that depends on symbols is rounded up, so that most calls find what another made.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        found = spans(schedule)
+        self._bytes = [one.buffers[0].bytes for one in found]
+
+        def made(offsets: list[int], total: int) -> tuple[dict[Buffer, int], int]:
+            pairs = zip(found, offsets, strict=True)
+            return {buffer: at for one, at in pairs for buffer in one.buffers}, total
+
+        self._packing = Packing([(one.first, one.last) for one in found], made)
+
+    def of(self, sizes: Mapping[str, int]) -> tuple[Mapping[Buffer, int], int]:
+        """For these sizes of the schedule's symbols."""
+        return self._packing.of(
+            [one if isinstance(one, int) else roomy(number(one, sizes)) for one in self._bytes]
+        )
 
 
 def number(dim: Dim, sizes: Mapping[str, int]) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import shutil
+import weakref
 from typing import Any
 
 import pytest
@@ -285,6 +287,31 @@ def test_packed_products_of_weights_are_held_once():
     forward = model.__dict__["forward"].func
     first, second = (compile_on_call.program_of(one).known(model).packed for one in forward.forwards(model))
     assert [one.data_ptr() for one in first] == [one.data_ptr() for one in second]
+
+
+def test_tokens_share_what_is_laid_out():
+    """Each token's call has other sizes, and memory that another call of little fewer tokens laid out."""
+    model = llama()
+    kernelize(model, mode=Mode.INFERENCE)
+    generated(model, ids(1, 20))
+    for one in programs(model):
+        one._bindings.clear()  # other tests' models have the same programs
+    model.generate(ids(1, 20), max_new_tokens=40, min_new_tokens=40, do_sample=False, pad_token_id=0)
+    bindings = [list(one._bindings.values()) for one in programs(model)]
+    assert [len(of) for of in bindings] == [1, 39]
+    assert len({id(one.room) for one in bindings[1]}) <= 12
+    assert len(programs(model)[1].known(model.model).frames) <= 12
+
+
+def test_a_model_ends_with_what_was_compiled_for_it():
+    model = llama()
+    kernelize(model, mode=Mode.INFERENCE)
+    generated(model, ids(1, 6))
+    state, weight = weakref.ref(programs(model)[1].known(model.model)), weakref.ref(model.lm_head.weight)
+    del model
+    gc.collect()
+    gc.collect()  # the model first, then what was kept of it
+    assert state() is None and weight() is None
 
 
 def test_restored():

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from kernels_hub.compiler.schedule.intervals import ALIGNMENT, Interval, pack
+from kernels_hub.compiler.schedule.intervals import ALIGNMENT, Packing, roomy
 
-__all__ = ["ALIGNMENT", "Interval", "pack"]
+__all__ = ["ALIGNMENT", "Packing", "roomy"]

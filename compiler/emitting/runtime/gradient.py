@@ -21,7 +21,7 @@ from torch import nn
 from .arena import ALIGNMENT
 from .arrays import read_tensors
 from .errors import Misfit
-from .layer import Layer
+from .layer import Layer, rooms_of
 from .native import Builder, Native, pointers
 from .native_layer import NativeBinding
 from .parts import Shape, Table
@@ -229,6 +229,7 @@ class _Program:
     def __init__(self, table: Table, folder: Path) -> None:
         self.table, self.folder = table, folder
         self.builder = Builder(table, folder)
+        self._rooms = rooms_of(table)
         self._bindings: OrderedDict[tuple[Shape, ...], NativeBinding] = OrderedDict()
         self._lock = threading.Lock()
         self._local = _Local()
@@ -248,9 +249,9 @@ class _Program:
             for place, (shape, dtype, _) in enumerate(binding.outputs)
         ]
         addresses = pointers([0] * (table.buffers + table.packed))
-        arena = self._arena(binding.arena)
+        arena = self._arena(binding.room.size)
         base, empty = arena.data_ptr(), self._empty.data_ptr()
-        for buffer, offset in binding.offsets:
+        for buffer, offset in binding.room.offsets:
             addresses[buffer] = base + offset
         for buffer, address in self._fixed(native):
             addresses[buffer] = address
@@ -270,7 +271,7 @@ class _Program:
     def _binding(self, shapes: tuple[Shape, ...]) -> NativeBinding:
         found = self._bindings.get(shapes)
         if found is None:
-            found = NativeBinding(self.table, shapes)
+            found = NativeBinding(self.table, shapes, self._rooms)
             with self._lock:
                 self._bindings[shapes] = found
                 while len(self._bindings) > _MOST_BINDINGS:

@@ -24,14 +24,14 @@ from .binaries import Binaries, find_binaries
 from .errors import Misfit
 from .knobs import knobs_for
 from .launcher import Launcher
-from .layer import Binding, Layer
+from .layer import Binding, Layer, Room
 from .parts import Shape, Table
 from .state import State
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 _MOST_SCRATCH = 256
-"""Calls (a set of shapes, a stream) whose scratch tensors a thread keeps."""
+"""Calls (a room, a stream) whose scratch tensors a thread keeps."""
 _INTERPRETER = threading.Lock()
 """The interpreter patches Triton's language while it runs: one thread at a time."""
 
@@ -55,9 +55,7 @@ class _Local(threading.local):
 
     def __init__(self) -> None:
         self.arenas: dict[tuple[torch.device, int], torch.Tensor] = {}
-        self.scratch: dict[
-            tuple[int, torch.device, int], tuple[Binding, torch.Tensor, list[torch.Tensor]]
-        ] = {}
+        self.scratch: dict[tuple[int, torch.device, int], tuple[Room, torch.Tensor, list[torch.Tensor]]] = {}
 
 
 class LaunchedLayer(Layer[LaunchedState, Binding]):
@@ -83,7 +81,7 @@ class LaunchedLayer(Layer[LaunchedState, Binding]):
 
     def make_binding(self, shapes: tuple[Shape, ...]) -> Binding:
         """See `Layer`."""
-        return Binding(self.table, shapes)
+        return Binding(self.table, shapes, self.rooms)
 
     def run(self, state: LaunchedState, binding: Binding, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """See `Layer`."""
@@ -172,7 +170,8 @@ class LaunchedLayer(Layer[LaunchedState, Binding]):
         tensors = list(made)
         if self.table.messages:
             tensors[-1] = torch.zeros(1, dtype=torch.int32, device=device)
-        for (buffer, _), scratch in zip(binding.offsets, self._scratch(binding, device), strict=True):
+        room = binding.room
+        for (buffer, _), scratch in zip(room.offsets, self._scratch(room, device), strict=True):
             tensors[buffer] = scratch
         for one, tensor in zip(self.table.inputs, inputs, strict=True):
             tensors[one.buffer] = tensor
@@ -180,25 +179,25 @@ class LaunchedLayer(Layer[LaunchedState, Binding]):
             tensors[buffer] = tensor
         return tensors
 
-    def _scratch(self, binding: Binding, device: torch.device) -> list[torch.Tensor]:
+    def _scratch(self, room: Room, device: torch.device) -> list[torch.Tensor]:
         """Windows of this thread's arena on the current stream; of a new one while a CUDA graph is captured."""
         local = self._local
         captured = _is_captured()
         stream = 0 if INTERPRETED else torch.cuda.current_stream(device).cuda_stream
         arena = None if captured else local.arenas.get((device, stream))
-        found = local.scratch.get((id(binding), device, stream))
-        if found is not None and found[0] is binding and found[1] is arena:
+        found = local.scratch.get((id(room), device, stream))
+        if found is not None and found[0] is room and found[1] is arena:
             return found[2]
-        if arena is None or arena.numel() < binding.arena:
-            arena = torch.empty(max(binding.arena, ALIGNMENT), dtype=torch.uint8, device=device)
+        if arena is None or arena.numel() < room.size:
+            arena = torch.empty(max(room.size, ALIGNMENT), dtype=torch.uint8, device=device)
         windows = [
-            arena[offset:].view(dtype_of(self.table.dtypes[buffer])) for buffer, offset in binding.offsets
+            arena[offset:].view(dtype_of(self.table.dtypes[buffer])) for buffer, offset in room.offsets
         ]
         if not captured:
             local.arenas[device, stream] = arena
             if len(local.scratch) >= _MOST_SCRATCH:
                 local.scratch.clear()
-            local.scratch[id(binding), device, stream] = (binding, arena, windows)
+            local.scratch[id(room), device, stream] = (room, arena, windows)
         return windows
 
     def _check_indices(self, failure: torch.Tensor) -> None:

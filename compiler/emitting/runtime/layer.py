@@ -11,6 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from .arena import Interval, pack
+from .arena import Packing
 from .arguments import Place, dtype_of, inputs_of, returned
 from .arrays import read_tensors
 from .errors import Misfit, NoOriginalError
@@ -39,20 +40,33 @@ _tracing_state = torch._C._get_tracing_state
 _transforms = torch._C._functorch.peek_interpreter_stack
 
 
+@dataclass(frozen=True, eq=False)
+class Room:
+    """Where scratch buffers lie, in an arena of so many bytes. Sizes that differ by little have the same."""
+
+    offsets: list[tuple[int, int]]
+    """(buffer, bytes from the arena's beginning)."""
+    size: int
+
+
+def rooms_of(table: Table) -> Packing[Room]:
+    """Rooms for a program's scratch buffers, by their sizes."""
+
+    def made(offsets: list[int], size: int) -> Room:
+        placed = zip(table.scratch, offsets, strict=True)
+        return Room([(buffer, offset) for one, offset in placed for buffer in one.buffers], size)
+
+    return Packing([(one.first, one.last) for one in table.scratch], made)
+
+
 class Binding:
     """What is fixed once the sizes are known."""
 
-    __slots__ = ("arena", "offsets", "outputs", "sizes")
+    __slots__ = ("outputs", "room", "sizes")
 
-    def __init__(self, table: Table, shapes: tuple[Shape, ...]) -> None:
+    def __init__(self, table: Table, shapes: tuple[Shape, ...], rooms: Packing[Room]) -> None:
         sizes = table.bind(shapes)
-        lengths = zip(table.scratch, table.scratch_bytes(sizes), strict=True)
-        offsets, self.arena = pack([Interval(size, one.first, one.last) for one, size in lengths])
-        self.offsets = [
-            (buffer, offset)
-            for one, offset in zip(table.scratch, offsets, strict=True)
-            for buffer in one.buffers
-        ]
+        self.room = rooms.of(table.scratch_bytes(sizes))
         self.outputs = [
             (shape, dtype_of(one.dtype), one.buffer)
             for shape, one in zip(table.output_shapes(sizes), table.outputs, strict=True)
@@ -89,6 +103,7 @@ class Layer(ABC, Generic[S, B]):
     def __init__(self, table: Table, folder: Path, shipped: Callable[[], nn.Module] | None = None) -> None:
         self.table, self.folder, self.shipped = table, folder, shipped
         self._states: PerModule[S] = PerModule()
+        self.rooms = rooms_of(table)
         self._bindings: OrderedDict[tuple[Shape, ...], B] = OrderedDict()
         self._constants: dict[int, torch.Tensor] | None = None
         self._names: dict[type[nn.Module], tuple[str, ...]] = {}

@@ -13,16 +13,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from .arena import ALIGNMENT
+from .arena import ALIGNMENT, Packing
 from .arguments import Place
-from .layer import Binding, Layer
+from .layer import Binding, Layer, Room
 from .native import Builder, Native, numbers, pointers
 from .native_watched import NativeWatched
 from .parts import Shape, Table
 from .state import State
 
 _MOST_FRAMES = 128
-"""Kinds of calls (a set of shapes, a thread) for which a module's state keeps a frame."""
+"""Kinds of calls (a room, a thread) for which a module's state keeps a frame."""
 _SMALL = 1 << 20
 """Bytes of an output up to which one is kept to make others like it."""
 
@@ -90,35 +90,37 @@ class NativeBinding(Binding):
     `empty_like` takes half as long as `empty`, so small outputs have something to be like.
     """
 
-    __slots__ = ("like", "numbers", "place")
+    __slots__ = ("_is_new", "_like", "numbers", "place")
 
-    def __init__(self, table: Table, shapes: tuple[Shape, ...]) -> None:
-        super().__init__(table, shapes)
+    def __init__(self, table: Table, shapes: tuple[Shape, ...], rooms: Packing[Room]) -> None:
+        super().__init__(table, shapes, rooms)
         self.numbers = numbers(self.sizes)
         self.place = ctypes.addressof(self.numbers)
-        self.like: list[torch.Tensor] | None = None
-        made = self.new_outputs()
-        if all(one.nbytes <= _SMALL for one in made):
-            self.like = made
+        self._like: list[torch.Tensor] | None = None
+        self._is_new = True
 
     def new_outputs(self) -> list[torch.Tensor]:
         """Memory for a call's."""
-        if self.like is None:
-            return [torch.empty(shape, dtype=dtype) for shape, dtype, _ in self.outputs]
-        return list(map(torch.empty_like, self.like))
+        if self._like is not None:
+            return list(map(torch.empty_like, self._like))
+        made = [torch.empty(shape, dtype=dtype) for shape, dtype, _ in self.outputs]
+        if not self._is_new and all(one.nbytes <= _SMALL for one in made):
+            self._like = list(map(torch.empty_like, made))
+        self._is_new = False
+        return made
 
 
 class Frame:
     """What calls of one kind have in common, on one thread: addresses to be filled in again."""
 
-    __slots__ = ("addresses", "binding", "place")
+    __slots__ = ("addresses", "place", "room")
 
-    def __init__(self, state: NativeState, binding: NativeBinding, arena: torch.Tensor) -> None:
-        self.binding = binding
+    def __init__(self, state: NativeState, room: Room, arena: torch.Tensor) -> None:
+        self.room = room
         self.addresses = pointers(state.addresses)
         self.place = ctypes.addressof(self.addresses)
         base = arena.data_ptr()
-        for buffer, offset in binding.offsets:
+        for buffer, offset in room.offsets:
             self.addresses[buffer] = base + offset
 
 
@@ -161,13 +163,13 @@ class NativeLayer(Layer[NativeState, NativeBinding]):
 
     def make_binding(self, shapes: tuple[Shape, ...]) -> NativeBinding:
         """See `Layer`."""
-        return NativeBinding(self.table, shapes)
+        return NativeBinding(self.table, shapes, self.rooms)
 
     def run(
         self, state: NativeState, binding: NativeBinding, inputs: list[torch.Tensor]
     ) -> list[torch.Tensor]:
         """See `Layer`."""
-        frame = self._frame(state, binding)
+        frame = self._frame(state, binding.room)
         addresses, outputs, empty = frame.addresses, binding.new_outputs(), self._nowhere
         for one, tensor in zip(self.table.inputs, inputs, strict=True):
             addresses[one.buffer] = tensor.data_ptr() or empty
@@ -177,14 +179,14 @@ class NativeLayer(Layer[NativeState, NativeBinding]):
             raise IndexError(f"{self.table.layer}: {self.table.messages[code - 1]}")
         return outputs
 
-    def _frame(self, state: NativeState, binding: NativeBinding) -> Frame:
-        """That of a thread's last call of the same kind. It holds its binding: no other has its id while it is kept."""
+    def _frame(self, state: NativeState, room: Room) -> Frame:
+        """That of a thread's last call of the same kind. It holds its room: no other has its id while it is kept."""
         local, frames = self._local, state.frames
-        found = frames.get((local.number, id(binding)))
+        found = frames.get((local.number, id(room)))
         if found is None:
-            if local.arena.numel() < binding.arena:
-                local.grow(binding.arena)
+            if local.arena.numel() < room.size:
+                local.grow(room.size)
             if len(frames) >= _MOST_FRAMES:
                 frames.clear()
-            found = frames[local.number, id(binding)] = Frame(state, binding, local.arena)
+            found = frames[local.number, id(room)] = Frame(state, room, local.arena)
         return found

@@ -7,7 +7,15 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_hub.compiler.schedule.intervals import ALIGNMENT, Interval, aligned, most_alive, pack
+from kernels_hub.compiler.schedule.intervals import (
+    ALIGNMENT,
+    Interval,
+    Packing,
+    aligned,
+    most_alive,
+    pack,
+    roomy,
+)
 
 intervals = st.builds(
     lambda size, first, length: Interval(size, first, first + length),
@@ -38,3 +46,36 @@ def test_a_gap_is_used():
 def test_nothing_takes_nothing():
     assert pack([]) == ([], 0)
     assert most_alive([]) == 0
+
+
+@given(st.lists(intervals, max_size=12))
+def test_the_same_moments_for_other_sizes(given_ones):
+    packing = Packing([(one.first, one.last) for one in given_ones], lambda offsets, total: (offsets, total))
+    for factor in (1, 3):
+        sizes = [factor * one.size for one in given_ones]
+        found = packing.of(sizes)
+        assert found == pack(
+            [Interval(size, one.first, one.last) for size, one in zip(sizes, given_ones, strict=True)]
+        )
+        assert packing.of(tuple(sizes)) is found
+
+
+def test_old_layouts_are_dropped():
+    made: list[int] = []
+    packing = Packing([(0, 0)], lambda _, total: made.append(total))
+    for _ in range(2):
+        for lines in range(100):
+            packing.of([lines * ALIGNMENT])
+    assert made == [lines * ALIGNMENT for lines in range(100)] * 2
+    assert len(packing._kept) < 100
+
+
+@given(st.integers(0, 1 << 40))
+def test_roomy(size):
+    room = roomy(size)
+    assert size <= room <= max(aligned(size), size * 9 // 8)
+    assert roomy(room) == room
+
+
+def test_what_grows_by_little_takes_few_sizes():
+    assert len({roomy(length * 4096) for length in range(1000, 2000)}) <= 10

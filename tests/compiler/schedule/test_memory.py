@@ -11,7 +11,7 @@ from kernels_hub.compiler import Graph
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.schedule.index import Loop, row_major
 from kernels_hub.compiler.schedule.kernel import Buffer, Compute, Kernel, Load, Nest, Role, Schedule, Store
-from kernels_hub.compiler.schedule.memory import ALIGNMENT, lifetimes, number, place
+from kernels_hub.compiler.schedule.memory import ALIGNMENT, Places, lifetimes, number, place
 from kernels_hub.compiler.schedule.schedule import schedule
 
 
@@ -94,13 +94,30 @@ def test_a_second_reader_at_another_place_forbids_in_place():
     assert arena.offsets[a] != arena.offsets[b]
 
 
-def test_sizes_of_symbols_move_the_buffers():
+def products(rows: int | str) -> Schedule:
+    """Of three products in a row."""
     graph = Graph("g")
-    x = graph.input("x", ("n", 32))
+    y = graph.input("x", (rows, 32))
     w = graph.parameter("w", (32, 32))
-    y = x
     for _ in range(3):
         y = y.apply("matmul", y, w).unary("exp")
     graph.output("y", y)
-    planned = schedule(graph)
+    return schedule(graph)
+
+
+def test_sizes_of_symbols_move_the_buffers():
+    planned = products("n")
     assert [place(planned, {"n": n}).size for n in (0, 1, 100)] == [0, 2 * 128, 2 * 12800]
+
+
+def test_places_are_the_same_for_sizes_that_differ_by_little():
+    places = Places(products("n"))
+    found = [places.of({"n": n}) for n in range(96, 192)]
+    for n, (offsets, size) in enumerate(found, 96):
+        assert 2 * 128 * n <= size <= 2 * 128 * n * 9 // 8
+        assert set(offsets.values()) == {0, size // 2}
+    assert len({id(offsets) for offsets, _ in found}) <= 12
+
+
+def test_what_is_always_the_same_is_not_rounded():
+    assert Places(products(97)).of({})[1] == place(products(97), {}).size == 2 * 128 * 97
