@@ -1,11 +1,14 @@
 // Whether a module is still what the state of its layer was made of. Every call asks it, with the GIL held, and with
 // next to nothing of what it looks at in a cache: lines are asked for together before the first is read.
 //
-// Python's functions come as addresses, so that this is linked to no release of Python.
+// Python's functions come as addresses, so that this is linked to no release of Python. They are called by the thread that
+// holds the GIL; meanwhile the others compare elements of weights, which are not Python's.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+
+#include "parallel.h"
 
 struct KhPython {
   void* (*get)(void* dict, void* key);  // PyDict_GetItemWithError
@@ -30,6 +33,7 @@ struct KhVersion {
 struct KhWindows {
   const char* start;  // windows of `width` bytes, one every `step` bytes
   int64_t step, places, width;
+  const char* kept;  // what they held, one after the other
 };
 
 template <class T>
@@ -49,7 +53,6 @@ struct KhWatched {
   KhSpan<void* const> empty;       // dicts that hold nothing
   KhSpan<const char* const> next;  // where the caller looks itself, afterwards
   KhSpan<const KhWindows> windows;
-  const char* kept;    // the bytes of all windows, one after the other
   int64_t version_at;  // bytes from a dict to its version; 0 where this Python counts none
   uint64_t own_seen;   // of the module's own dict, as in KhVersion
 };
@@ -79,26 +82,50 @@ static bool kh_held(KhWatched* all, void* module) {
   return true;
 }
 
-// module: its own dict.
-extern "C" int kh_unchanged(KhWatched* all, void* module) {
+static bool kh_parts_hold(KhWatched* all, void* module) {
   const KhPython& python = all->python;
   for (const KhVersion& one : all->versions) __builtin_prefetch(one.now);
   for (const KhTyped& one : all->typed) __builtin_prefetch(one.object);
   for (void* one : all->empty) __builtin_prefetch(one);
   for (const char* one : all->next) __builtin_prefetch(one);
-  for (const KhWindows& one : all->windows)
-    for (int64_t place = 0; place < one.places; ++place) __builtin_prefetch(one.start + place * one.step);
-  if (!kh_held(all, module)) return 0;
+  if (!kh_held(all, module)) return false;
   for (const KhTyped& one : all->typed) {
     void* type = python.type(one.object);
     python.release(type);
-    if (type != one.type) return 0;
+    if (type != one.type) return false;
   }
   for (void* one : all->empty)
-    if (python.size(one) != 0) return 0;
-  const char* kept = all->kept;
-  for (const KhWindows& one : all->windows)
-    for (int64_t place = 0; place < one.places; ++place, kept += one.width)
-      if (std::memcmp(one.start + place * one.step, kept, one.width) != 0) return 0;
-  return 1;
+    if (python.size(one) != 0) return false;
+  return true;
+}
+
+static bool kh_windows_hold(const KhWindows* first, const KhWindows* last) {
+  for (const KhWindows* one = first; one < last; ++one)
+    for (int64_t place = 0; place < one->places; ++place) __builtin_prefetch(one->start + place * one->step);
+  for (const KhWindows* one = first; one < last; ++one)
+    for (int64_t place = 0; place < one->places; ++place)
+      if (std::memcmp(one->start + place * one->step, one->kept + place * one->width, one->width) != 0)
+        return false;
+  return true;
+}
+
+// module: its own dict.
+extern "C" int kh_unchanged(KhWatched* all, void* module) {
+  constexpr int64_t kTogether = 4;  // weights whose windows are asked for together: a few dozen lines
+  constexpr int64_t kWorthATeam = 16;
+  const int64_t count = all->windows.count, tasks = kh::ceil_div(count, kTogether);
+  const int64_t team = count < kWorthATeam ? 1 : kh::threads();
+  if (team <= 1) return kh_parts_hold(all, module) && kh_windows_hold(all->windows.begin(), all->windows.end());
+  kh::Tickets tickets(tasks);
+  bool changed = false;
+#pragma omp parallel
+  {
+    bool same = omp_get_thread_num() != 0 || kh_parts_hold(all, module);  // the first is the one that was called
+    for (int64_t task = tickets.next(); same && task >= 0; task = tickets.next()) {
+      const KhWindows* first = all->windows.first + task * kTogether;
+      same = kh_windows_hold(first, first + std::min(kTogether, count - task * kTogether));
+    }
+    if (!same) __atomic_store_n(&changed, true, __ATOMIC_RELAXED);
+  }
+  return !changed;
 }

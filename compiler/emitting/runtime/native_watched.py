@@ -36,6 +36,7 @@ class _Windows(ctypes.Structure):
         ("step", ctypes.c_int64),
         ("places", ctypes.c_int64),
         ("width", ctypes.c_int64),
+        ("kept", ctypes.c_void_p),
     )
 
 
@@ -49,7 +50,6 @@ class _Watched(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _PYTHON),
         *((name, _Span) for name in ("own", "held", "versions", "typed", "empty", "next", "windows")),
-        ("kept", ctypes.c_void_p),
         ("version_at", ctypes.c_int64),
         ("own_seen", ctypes.c_uint64),
     )
@@ -74,12 +74,15 @@ class NativeWatched(Watched):
         typed = [_Typed(id(one), id(kind)) for one, kind in zip(self.modules, self.kinds, strict=True)]
         empty = [ctypes.c_void_p(id(one)) for one in self.empty]
         ahead = [ctypes.c_void_p(place) for one in self.placed for place in _lines(one)]
-        windows = [
-            _Windows(one.data_ptr(), one.stride(0) * size, len(one), one.shape[1] * size)
-            for one, size in ((one, one.element_size()) for one in self.windows)
-        ]
-        kept = [one.contiguous().view(-1).view(torch.uint8) for one in self.windows]
-        self._kept = torch.cat(kept) if kept else torch.empty(0, dtype=torch.uint8)
+        copies = [one.contiguous().view(-1).view(torch.uint8) for one in self.windows]
+        self._kept = torch.cat(copies) if copies else torch.empty(0, dtype=torch.uint8)
+        windows, kept = [], self._kept.data_ptr()
+        for one in self.windows:
+            size = one.element_size()
+            windows.append(
+                _Windows(one.data_ptr(), one.stride(0) * size, len(one), one.shape[1] * size, kept)
+            )
+            kept += one.numel() * size
         self._arrays = [
             _array(_Held, own),
             _array(_Held, held),
@@ -93,7 +96,6 @@ class NativeWatched(Watched):
         self._all = _Watched(
             *functions,
             *(_Span(ctypes.addressof(one), len(one)) for one in self._arrays),
-            self._kept.data_ptr(),
             _VERSION_AT,
         )
         function = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(self._native.unchanged)
