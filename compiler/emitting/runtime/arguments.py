@@ -6,6 +6,7 @@ import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,6 +15,10 @@ from torch.nn import Parameter
 from .caches import is_cache, leave, new_cache, pairs_of
 from .errors import Misfit
 from .parts import Argument, Cache, Input, Record, Table, Tensor
+
+_PLAIN = frozenset({torch.Tensor, Parameter})
+_DTYPE, _LAYOUT = attrgetter("dtype"), attrgetter("layout")
+_IS_CONTIGUOUS, _IS_NEGATED = torch.Tensor.is_contiguous, torch.Tensor.is_neg
 
 
 @dataclass(frozen=True)
@@ -25,22 +30,41 @@ class Place:
     name: str
 
 
-def inputs_of(table: Table, values: tuple[Any, ...], place: Place) -> list[torch.Tensor]:
-    """The tensors of a call. values: of the arguments, in the order of the table.
+class Inputs:
+    """A program's inputs, among the arguments of calls. Loops over tensors run in C: a cache brings dozens."""
 
-    Raises Misfit where one is not what the program was compiled with: no tensor, of another dtype or device, or not
-    the same literal.
-    """
-    found: list[Any] = [None] * len(table.inputs)
-    for (name, expected), given in zip(table.arguments.items(), values, strict=True):
-        if type(expected) is Tensor:
-            _tensor(table.inputs[expected.place], given, place)
-            found[expected.place] = given
-        elif expected is not given:
-            _match(name, expected, given, table, found, place)
-    return [
-        one if one.is_contiguous() and not one.is_neg() else one.resolve_neg().contiguous() for one in found
-    ]
+    def __init__(self, table: Table, place: Place) -> None:
+        self._table, self._place = table, place
+        self._arguments = tuple(table.arguments.items())
+        self._dtypes = [dtype_of(one.dtype) for one in table.inputs]
+        self._strided = [torch.strided] * len(table.inputs)
+
+    def of(self, values: tuple[Any, ...]) -> list[torch.Tensor]:
+        """The tensors of a call. values: of the arguments, in the order of the table.
+
+        Raises Misfit where one is not what the program was compiled with: no tensor, of another dtype or device, or not
+        the same literal.
+        """
+        found: list[Any] = [None] * len(self._dtypes)
+        for (name, expected), given in zip(self._arguments, values, strict=True):
+            if type(expected) is Tensor:
+                found[expected.place] = given
+            elif expected is not given:
+                _match(name, expected, given, found)
+        if not self._fit(found):
+            for one, given in zip(self._table.inputs, found, strict=True):
+                _check(one, given, self._place)
+        if all(map(_IS_CONTIGUOUS, found)) and not any(map(_IS_NEGATED, found)):
+            return found
+        return [one.resolve_neg().contiguous() for one in found]
+
+    def _fit(self, found: list[Any]) -> bool:
+        return (
+            _PLAIN.issuperset(map(type, found))
+            and list(map(_DTYPE, found)) == self._dtypes
+            and all(map(self._place.holds, found))
+            and list(map(_LAYOUT, found)) == self._strided
+        )
 
 
 def returned(table: Table, values: Sequence[Any], outputs: list[torch.Tensor]) -> Any:
@@ -83,44 +107,41 @@ def _filled(
     return {one: (outputs[keys.place], outputs[values.place]) for one, (keys, values) in pairs.items()}
 
 
-def _match(path: str, expected: Any, given: Any, table: Table, found: list[Any], place: Place) -> None:
+def _match(path: str, expected: Any, given: Any, found: list[Any]) -> None:
     if type(expected) is Tensor:
-        _tensor(table.inputs[expected.place], given, place)
         found[expected.place] = given
         return
     if type(expected) is Cache:
-        _cache(path, expected, given, table, found, place)
+        _match_cache(path, expected, given, found)
         return
     same = type(given) is type(expected)
     if isinstance(expected, (tuple, list)) and same and len(given) == len(expected):
         for number, (one, part) in enumerate(zip(expected, given, strict=True)):
-            _match(f"{path}.{number}", one, part, table, found, place)
+            _match(f"{path}.{number}", one, part, found)
     elif isinstance(expected, dict) and same and given.keys() == expected.keys():
         for key, one in expected.items():
-            _match(f"{path}.{key}", one, given[key], table, found, place)
+            _match(f"{path}.{key}", one, given[key], found)
     elif not same or isinstance(expected, (tuple, list, dict)) or given != expected:
         raise Misfit(
             f"argument {path}", f"{path} is {_shown(given)}, it was compiled with {_shown(expected)}"
         )
 
 
-def _cache(path: str, expected: Cache, given: Any, table: Table, found: list[Any], place: Place) -> None:
+def _match_cache(path: str, expected: Cache, given: Any, found: list[Any]) -> None:
     pairs = pairs_of(given) if is_cache(given) else None
     if pairs is None or len(pairs) != len(expected.pairs):
         held = "another kind of cache" if pairs is None else f"a cache of {len(pairs)} layers"
         held = held if is_cache(given) else _shown(given)
         wanted = f"a cache of {len(expected.pairs)} layers" if expected.pairs else "an empty cache"
         raise Misfit(f"argument {path}", f"{path} is {held}, it was compiled with {wanted}")
-    for two, ours in zip(expected.pairs, pairs, strict=True):
-        for one, tensor in zip(two, ours, strict=True):
-            _tensor(table.inputs[one.place], tensor, place)
-            found[one.place] = tensor
+    for (keys, values), ours in zip(expected.pairs, pairs, strict=True):
+        found[keys.place], found[values.place] = ours
 
 
-def _tensor(one: Input, given: Any, place: Place) -> None:
-    if type(given) is not torch.Tensor and type(given) is not Parameter:
+def _check(one: Input, given: Any, place: Place) -> None:
+    if type(given) not in _PLAIN:
         raise Misfit(f"argument {one.name}", f"{one.name} is {_shown(given)}, it was compiled with a tensor")
-    if given.dtype is not _DTYPES[one.dtype]:
+    if given.dtype is not dtype_of(one.dtype):
         name = str(given.dtype).removeprefix("torch.")
         raise Misfit(f"dtype {name}", f"{one.name} is {name}, it was compiled for {one.dtype}")
     if not place.holds(given) or given.layout is not torch.strided:
@@ -137,16 +158,11 @@ def _class(kind: str) -> Any:
         raise Misfit("result", f"its result was a {kind}, which is not here: {error}") from error
 
 
-class _Dtypes(dict[str, torch.dtype]):
-    """ "float32" -> torch.float32."""
-
-    def __missing__(self, name: str) -> torch.dtype:
-        return self.setdefault(name, getattr(torch, name))
-
-
-_DTYPES = _Dtypes()
-dtype_of = _DTYPES.__getitem__
-"""The torch dtype of a name."""
+@functools.cache
+def dtype_of(name: str) -> torch.dtype:
+    """The torch dtype of a name."""
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 def _shown(value: Any) -> str:

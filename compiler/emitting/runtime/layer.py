@@ -20,7 +20,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from .arena import Packing
-from .arguments import Place, dtype_of, inputs_of, returned
+from .arguments import Inputs, Place, dtype_of, returned
 from .arrays import read_tensors
 from .errors import Misfit, NoOriginalError
 from .parts import Shape, Table
@@ -35,9 +35,10 @@ _MOST_BINDINGS = 64
 # Asked at every call, with nothing of it in a cache: names of this module are found sooner than those of torch's.
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _is_autocast_enabled = torch.is_autocast_enabled
-_tracing_state = torch._C._get_tracing_state
-_transforms = torch._C._functorch.peek_interpreter_stack
+_is_tracing = torch._C._is_tracing
+_is_transformed = torch._C._are_functorch_transforms_active
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +105,7 @@ class Layer(ABC, Generic[S, B]):
         self.table, self.folder, self.shipped = table, folder, shipped
         self._states: PerModule[S] = PerModule()
         self.rooms = rooms_of(table)
+        self._inputs = Inputs(table, self.place)
         self._bindings: OrderedDict[tuple[Shape, ...], B] = OrderedDict()
         self._constants: dict[int, torch.Tensor] | None = None
         self._names: dict[type[nn.Module], tuple[str, ...]] = {}
@@ -131,7 +133,7 @@ class Layer(ABC, Generic[S, B]):
             return self._original(module, values)
         try:
             _check_surroundings(self.place.device)
-            outputs = self._outputs(module, inputs_of(self.table, values, self.place))
+            outputs = self._outputs(module, self._inputs.of(values))
             return returned(self.table, values, outputs)
         except Misfit as reason:
             return self.instead(module, values, reason)
@@ -141,7 +143,7 @@ class Layer(ABC, Generic[S, B]):
             outputs = self.gradient.outputs(module, inputs)
             if outputs is not None:
                 return outputs
-        binding = self._binding(tuple([tuple(one.shape) for one in inputs]))
+        binding = self._binding(tuple([one.shape for one in inputs]))
         state = self.state(module)
         if _is_grad_enabled() and (state.needs_grad() or any(one.requires_grad for one in inputs)):
             trains = ", or train() to have it computed" if self.gradient is not None else ""
@@ -200,6 +202,7 @@ class Layer(ABC, Generic[S, B]):
     def _binding(self, shapes: tuple[Shape, ...]) -> B:
         found = self._bindings.get(shapes)
         if found is None:
+            shapes = tuple(map(tuple, shapes))
             found = self.make_binding(shapes)
             with self._lock:
                 self._bindings[shapes] = found
@@ -254,9 +257,9 @@ def _keywords_of(kind: type[nn.Module]) -> tuple[str, ...]:
 
 def _check_surroundings(device: str) -> None:
     """Raise Misfit where tensors are not what they seem, or an autocast changes what the original would compute."""
-    if _is_autocast_enabled(device):
+    if _is_any_autocast_enabled() and _is_autocast_enabled(device):
         raise Misfit("autocast", "torch.autocast is on, which the program does not follow")
-    if _tracing_state() is not None or _transforms() is not None:
+    if _is_tracing() or _is_transformed():
         raise Misfit("tracing", "it is traced, or transformed by torch.func")
     if forward_ad._current_level >= 0:
         raise Misfit("forward gradient", "forward-mode gradients are on")

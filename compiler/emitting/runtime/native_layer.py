@@ -23,6 +23,7 @@ from .state import State
 
 _MOST_FRAMES = 128
 """Kinds of calls (a room, a thread) for which a module's state keeps a frame."""
+_ADDRESS = torch.Tensor.data_ptr
 _SMALL = 1 << 20
 """Bytes of an output up to which one is kept to make others like it."""
 
@@ -148,6 +149,7 @@ class NativeLayer(Layer[NativeState, NativeBinding]):
         super().__init__(table, folder, shipped)
         self._builder = Builder(table, folder)
         self._local = _Local()
+        self._buffers = [*(one.buffer for one in table.inputs), *(one.buffer for one in table.outputs)]
         self._empty = torch.zeros(ALIGNMENT, dtype=torch.uint8)
         self._nowhere = self._empty.data_ptr()
         """Where tensors without elements point to, which have no address."""
@@ -171,10 +173,8 @@ class NativeLayer(Layer[NativeState, NativeBinding]):
         """See `Layer`."""
         frame = self._frame(state, binding.room)
         addresses, outputs, empty = frame.addresses, binding.new_outputs(), self._nowhere
-        for one, tensor in zip(self.table.inputs, inputs, strict=True):
-            addresses[one.buffer] = tensor.data_ptr() or empty
-        for (_, _, buffer), tensor in zip(binding.outputs, outputs, strict=True):
-            addresses[buffer] = tensor.data_ptr() or empty
+        for buffer, address in zip(self._buffers, map(_ADDRESS, (*inputs, *outputs)), strict=True):
+            addresses[buffer] = address or empty
         if code := self._builder.native().run(frame.place, binding.place):
             raise IndexError(f"{self.table.layer}: {self.table.messages[code - 1]}")
         return outputs
