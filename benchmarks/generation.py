@@ -110,7 +110,7 @@ def main() -> None:
             for peer in peers
         ]
         found = compare(workers, rounds=options.rounds)
-        tokens = {peer: info.pop("tokens") for peer, info in found.info.items()}  # type: ignore[attr-defined]
+        tokens = {peer: info["tokens"] for peer, info in found.info.items()}
         results[name] = {
             "case": asdict(CASES[name]),
             **found.to_dict(),

@@ -18,7 +18,7 @@ RUNTIME = Path(__file__).parent / "runtime"
 """The Python that is copied."""
 COPIED = {
     "call": ("arguments.py", "arrays.py", "caches.py", "errors.py", "knobs.py", "layer.py", "modules.py", "parts.py",
-             "per_module.py", "state.py", "watched.py", "weights.py"),
+             "state.py", "watched.py", "weights.py"),
     "cpu": ("native.py", "native_layer.py", "native_watched.py", "prebuilt.py"),
     "triton": ("binaries.py", "driver.py", "launched_layer.py", "launcher.py"),
 }  # fmt: skip

@@ -8,6 +8,7 @@ steps that the gradients asked for need, and no others. A gradient of a gradient
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,6 @@ from .layer import Layer, rooms_of
 from .native import Builder, Native, pointers
 from .native_layer import NativeBinding
 from .parts import Shape, Table
-from .per_module import PerModule
 from .state import State
 
 _MOST_BINDINGS = 64
@@ -75,7 +75,7 @@ class Trained:
         self._place = layer.place
         plain = tuple(replace(one, packed=False) for one in layer.table.weights)
         self._table = replace(layer.table, weights=plain)
-        self._states: PerModule[State] = PerModule()
+        self._states: weakref.WeakKeyDictionary[nn.Module, State] = weakref.WeakKeyDictionary()
         self._parts: dict[tuple[bool, ...], Part | None] = {}
 
     def outputs(self, module: nn.Module, inputs: list[torch.Tensor]) -> list[torch.Tensor] | None:
@@ -95,7 +95,7 @@ class Trained:
         """The module's weights, as they are. Raises Misfit where the program was not built for them."""
         found = self._states.get(module)
         if found is None or not found.is_current(module):
-            found = self._states.keep(module, State(module, self._table, self._place))
+            found = self._states[module] = State(module, self._table, self._place)
         return found
 
     def prepare(self, module: nn.Module) -> None:
@@ -105,7 +105,7 @@ class Trained:
 
     def forget(self, module: nn.Module) -> None:
         """Drop what is known of a module."""
-        self._states.forget(module)
+        self._states.pop(module, None)
 
     def build(self) -> None:
         """Build or load both programs, at the same time. Raises Misfit where that fails."""

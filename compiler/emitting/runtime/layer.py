@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,7 +25,6 @@ from .arguments import Inputs, Place, dtype_of, returned
 from .arrays import read_tensors
 from .errors import Misfit, NoOriginalError
 from .parts import Shape, Table
-from .per_module import PerModule
 from .state import State
 
 _LOGGER = logging.getLogger("kernels_hub")
@@ -103,7 +103,7 @@ class Layer(ABC, Generic[S, B]):
 
     def __init__(self, table: Table, folder: Path, shipped: Callable[[], nn.Module] | None = None) -> None:
         self.table, self.folder, self.shipped = table, folder, shipped
-        self._states: PerModule[S] = PerModule()
+        self._states: weakref.WeakKeyDictionary[nn.Module, S] = weakref.WeakKeyDictionary()
         self.rooms = rooms_of(table)
         self._inputs = Inputs(table, self.place)
         self._bindings: OrderedDict[tuple[Shape, ...], B] = OrderedDict()
@@ -179,7 +179,7 @@ class Layer(ABC, Generic[S, B]):
         found = self._states.get(module)
         if found is None or not found.is_current(module):
             with self._lock:
-                found = self._states.keep(module, self.make_state(module))
+                found = self._states[module] = self.make_state(module)
         return found
 
     def known(self, module: nn.Module) -> S | None:
@@ -188,7 +188,7 @@ class Layer(ABC, Generic[S, B]):
 
     def forget(self, module: nn.Module) -> None:
         """Drop what was made of a module."""
-        self._states.forget(module)
+        self._states.pop(module, None)
         if self.gradient is not None:
             self.gradient.forget(module)
 
