@@ -3,6 +3,7 @@
 #
 #   make demo      real models, before and after kernelize; one as an ONNX file; layers compiled and published
 #   make test      lint, types and tests, as in continuous integration
+#   make test-all  the same with the tests that are too long for every change
 #   make format    let ruff rewrite the sources
 #   make bench     every benchmark (minutes); the results are printed
 #
@@ -24,7 +25,7 @@ BIN = $(VENV)/bin
 environment = $(VENV)/.installed-$(1)
 endif
 
-.PHONY: help demo test lint format types unit bench clean distclean
+.PHONY: help demo test test-all lint format types unit bench clean distclean
 .NOTPARALLEL:
 
 help:
@@ -34,6 +35,9 @@ demo: $(call environment,demo)
 	$(BIN)/kernels-hub demo $(ARGS)
 
 test: lint types unit
+
+test-all: lint types
+	$(MAKE) unit ARGS="--exhaustive $(ARGS)"
 
 lint: $(call environment,test)
 	$(BIN)/ruff check .

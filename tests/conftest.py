@@ -24,6 +24,32 @@ settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--exhaustive`, which `make test-all` passes."""
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        default=False,
+        help="run the tests marked exhaustive, and give fuzzers their long budget",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell fuzzers, which read it when they are collected, how long they may take."""
+    if config.getoption("--exhaustive"):
+        os.environ["KERNELS_HUB_TEST_EXHAUSTIVE"] = "1"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is too long for every change, unless it is asked for; it is not counted as skipped."""
+    if os.environ.get("KERNELS_HUB_TEST_EXHAUSTIVE") == "1":
+        return
+    long = [item for item in items if item.get_closest_marker("exhaustive")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Refuse parameters in a set: processes that share the tests out would have them in different orders."""
     for mark in metafunc.definition.iter_markers("parametrize"):
