@@ -3,29 +3,38 @@
 #
 #   make demo      real models, before and after kernelize; one as an ONNX file; layers compiled and published
 #   make test      lint, types and tests, as in continuous integration
-#   make test-all  the same with the tests that are too long for every change
+#   make test-oldest  the tests of operators, Triton and the compiler with the oldest PyTorch that is supported
+#   make test-all  the same with the tests that are too long for every change, and the suite with each
+#                  PyTorch of RELEASES, every one in an environment of its own (7 GB each)
+#   make newest    the suite with the newest release of everything: what breaks, and the new constraints.txt
 #   make format    let ruff rewrite the sources
 #   make bench     every benchmark (minutes); the results are printed
 #
 #   make test PYTHON=python3.12     with another Python
 #   make test BIN=/path/to/env/bin  in an environment that has everything; nothing is installed
+#   make unit TORCH=2.13.0          with another PyTorch, in .venvs/torch-2.13.0
 #   make unit ARGS="-k mapping"     a part of the tests
 #   make unit PROCESSES=0           in one process; by default one a CPU, four at most
 
 PYTHON ?= python3
-VENV ?= .venv
+TORCH ?=
+VENV ?= $(if $(TORCH),.venvs/torch-$(TORCH),.venv)
 ARGS ?=
+# PyTorch as its wheels for CUDA come, each with the one Triton that it names; the newest is in constraints.txt.
+OLDEST = 2.11.0
+RELEASES = $(OLDEST) 2.13.0 2.14.1
+TESTS_OF_VERSIONS = tests/test_triton_interpreted.py tests/layers tests/layer tests/compiler
 PROCESSES ?= auto
 BENCHMARKS ?= import_time kernelize layers models hub server compiler_front compiler cold_start
 
-ifdef BIN
+ifneq ($(BIN),)
 environment =
 else
-BIN = $(VENV)/bin
+override BIN = $(VENV)/bin
 environment = $(VENV)/.installed-$(1)
 endif
 
-.PHONY: help demo test test-all lint format types unit bench clean distclean
+.PHONY: help demo test test-all test-oldest newest lint format types unit bench clean distclean
 .NOTPARALLEL:
 
 help:
@@ -38,6 +47,16 @@ test: lint types unit
 
 test-all: lint types
 	$(MAKE) unit ARGS="--exhaustive $(ARGS)"
+	@failed=; for release in $(RELEASES); do \
+		echo "== torch $$release"; \
+		$(MAKE) unit BIN= TORCH=$$release VENV=.venvs/torch-$$release || failed="$$failed $$release"; \
+	done; [ -z "$$failed" ] || { echo "failed with torch$$failed" >&2; exit 1; }
+
+test-oldest:
+	$(MAKE) unit BIN= TORCH=$(OLDEST) VENV=.venvs/torch-$(OLDEST) ARGS="$(TESTS_OF_VERSIONS) $(ARGS)"
+
+newest:
+	$(PYTHON) tools/newest.py --environment .venvs/newest $(ARGS)
 
 lint: $(call environment,test)
 	$(BIN)/ruff check .
@@ -60,10 +79,10 @@ bench: $(call environment,bench)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -not -path './.venvs/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venvs
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -73,5 +92,6 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed-%: pyproject.toml setup.py constraints.txt | $(VENV)/bin/python
 	@echo "== installing what 'make $*' needs (the first time: minutes, mostly PyTorch)"
-	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	sed -e '/^#/d' $(if $(TORCH),-e 's/^torch==.*/torch==$(TORCH)/' -e '/^setuptools==/d') constraints.txt > $(VENV)/constraints.txt
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[$*]'
 	@touch $@

@@ -548,7 +548,7 @@ def test_classes_tagged_by_the_peer_are_recognised(double: LocalLayerRepository)
     assert torch.equal(model(X), 2 * X), "the peer's own repository objects work as mapping values"
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # a FutureWarning from PyTorch 2.14 on
 def test_scripted_modules_are_left_alone(double: LocalLayerRepository) -> None:
     """Their classes have no forward, and no table of parameters."""
     scripted = torch.jit.trace(nn.Linear(4, 4), X)

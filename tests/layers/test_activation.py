@@ -14,6 +14,7 @@ from transformers import activations
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.layers.checked_operators import opcheck
 from tests.tolerances import assert_close
 
 functional = nn.functional
@@ -298,7 +299,6 @@ def test_second_derivative_of_the_native_operators(package, kind):
     assert_close(x.grad, wide.grad)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # PyTorch's own use
 @pytest.mark.parametrize("kind", KINDS)
 def test_forward_mode(package, kind):
     x, tangent = random((3, 38)), random((3, 38), seed=1)
@@ -347,9 +347,9 @@ def test_operators(package, name, shape):
         inputs = [tensor.t() for tensor in inputs]
     grad = torch.ones_like(getattr(package, name)(*inputs, "gelu"))
     for suffix, arguments in (("", inputs), ("_backward", [grad, *inputs])):
-        torch.library.opcheck(getattr(namespace, f"{name}{suffix}").default, (*arguments, 1))
+        opcheck(getattr(namespace, f"{name}{suffix}").default, (*arguments, 1))
         differentiable = [argument.detach().clone().requires_grad_() for argument in arguments]
-        torch.library.opcheck(getattr(namespace, f"{name}{suffix}_with_grad").default, (*differentiable, 1))
+        opcheck(getattr(namespace, f"{name}{suffix}_with_grad").default, (*differentiable, 1))
 
 
 def test_layers_keep_the_contract(package):

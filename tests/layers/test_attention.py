@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from types import ModuleType
@@ -25,6 +26,7 @@ from tests.layers.attention_cases import (
     formula,
     make,
 )
+from tests.layers.checked_operators import opcheck
 from tests.tolerances import assert_close
 
 LARGER = [
@@ -72,8 +74,18 @@ def test_as_pytorch(package: ModuleType, causal: bool, mask: str | None) -> None
         given = torch.rand(2, 1, 6, 9) > 0.3
         given[0, 0, 2] = False
         given = given if mask == "bool" else torch.where(given, 0.5, -torch.inf)
-    expected = F.scaled_dot_product_attention(query, key, value, given, 0.0, causal)
-    torch.testing.assert_close(layer(query, key, value, given, 0.0, causal), expected)
+    refused = None
+    try:
+        expected = F.scaled_dot_product_attention(query, key, value, given, 0.0, causal)
+    except RuntimeError as error:
+        refused = str(error)
+    if refused is None:
+        torch.testing.assert_close(layer(query, key, value, given, 0.0, causal), expected)
+    else:  # a mask with is_causal, from PyTorch 2.14 on: the layer refuses what it refuses
+        assert causal
+        assert given is not None
+        with pytest.raises(RuntimeError, match=re.escape(refused)):
+            layer(query, key, value, given, 0.0, causal)
     torch.testing.assert_close(
         layer(query[:, 0], key[:, 0], value[:, 0]),
         F.scaled_dot_product_attention(query[:, 0], key[:, 0], value[:, 0]),
@@ -210,10 +222,10 @@ def test_operators_are_well_formed(package: ModuleType) -> None:
     operators = sys.modules[f"{package.__name__}.operators"]
     call = make(PLAIN, torch.float32)
     inputs = (call.query, call.key, call.value, None, True, 2, 0.25, 0.0)
-    torch.library.opcheck(operators.attention_inference, inputs)
+    opcheck(operators.attention_inference, inputs)
     for tensor in inputs[:3]:
         tensor.requires_grad_()  # type: ignore[union-attr]
-    torch.library.opcheck(operators.attention, inputs)
+    opcheck(operators.attention, inputs)
 
 
 def test_without_a_compiler_the_reference_serves() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.layers.checked_operators import opcheck
 from tests.layers.convolution_cases import CASES as SHARED_CASES
 from tests.layers.convolution_cases import LAYOUTS, Case
 from tests.tolerances import assert_close
@@ -226,14 +227,12 @@ def test_opcheck() -> None:
         case = CASES[name]
         x, weight, bias = case.tensors(torch.float32)
         x = LAYOUTS[layout](x)
-        torch.library.opcheck(conv2d, (x, weight, bias, *case.geometry))
-        torch.library.opcheck(
-            conv2d, (x.clone().requires_grad_(), weight.requires_grad_(), None, *case.geometry)
-        )
+        opcheck(conv2d, (x, weight, bias, *case.geometry))
+        opcheck(conv2d, (x.clone().requires_grad_(), weight.requires_grad_(), None, *case.geometry))
         weight = weight.detach()
         residual = torch.randn_like(F.conv2d(x, weight, bias, *case.geometry))
         arguments = (x, weight, bias, *case.norm(torch.float32), residual, 1e-5, *case.geometry, True)
-        torch.library.opcheck(conv_norm, arguments)
+        opcheck(conv_norm, arguments)
 
 
 def test_gradients_of_the_operator() -> None:

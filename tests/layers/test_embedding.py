@@ -12,6 +12,7 @@ from torch import nn
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.layers.checked_operators import opcheck
 from tests.layers.embedding_cases import CASES, DTYPES, Case, check, make
 
 
@@ -131,5 +132,5 @@ def test_compiles_whole(package: ModuleType) -> None:
 def test_operators_are_well_formed(package: ModuleType) -> None:
     operators = sys.modules[f"{package.__name__}.operators"]
     indices, weight = make(CASES[0], torch.float32)
-    torch.library.opcheck(operators._INFERENCE, (indices, weight, torch.tensor(2.0)))
-    torch.library.opcheck(operators._EMBEDDING, (indices, weight.requires_grad_(), 2, None))
+    opcheck(operators._INFERENCE, (indices, weight, torch.tensor(2.0)))
+    opcheck(operators._EMBEDDING, (indices, weight.requires_grad_(), 2, None))

@@ -18,6 +18,7 @@ from transformers.models.bert.modeling_bert import BertIntermediate
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.layers.checked_operators import opcheck
 from tests.layers.linear_cases import ACTIVATIONS, FORMULAS, Doubled, random
 from tests.tolerances import assert_close
 
@@ -335,8 +336,8 @@ def test_compile_with_dynamic_shapes() -> None:
 def test_opcheck() -> None:
     operator = getattr(torch.ops, PACKAGE.__name__).linear.default
     weight = nn.Parameter(random(512, 256), requires_grad=False)
-    torch.library.opcheck(operator, (random(64, 256), weight, random(512), "gelu"))
-    torch.library.opcheck(operator, (random(2, 3), random(4, 3), None, "relu"))
+    opcheck(operator, (random(64, 256), weight, random(512), "gelu"))
+    opcheck(operator, (random(2, 3), random(4, 3), None, "relu"))
 
 
 WITHOUT_ONEDNN = """

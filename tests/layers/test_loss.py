@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from kernels_hub import BundledLayerRepository
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.layers.checked_operators import opcheck
 from tests.layers.loss_cases import (
     DTYPES,
     FORMS,
@@ -360,11 +361,11 @@ def test_operators_are_well_formed(package: ModuleType) -> None:
     logits, target = make((5, 7), torch.float32)
     form = (-100, 0.1, 1e-3, 0.0)
     for operator in (operators.cross_entropy_rows, operators.cross_entropy_rows_inference):
-        torch.library.opcheck(operator, (logits, target, *form))
+        opcheck(operator, (logits, target, *form))
     *tensors, target = make_linear(torch.bfloat16, rows=9)
     operands = [x.requires_grad_() for x in tensors]
-    torch.library.opcheck(linear.linear_cross_entropy_rows, (*operands, target, *form, 4))
-    torch.library.opcheck(linear.linear_cross_entropy_total, (*operands, target, *form, 4, True, True, True))
+    opcheck(linear.linear_cross_entropy_rows, (*operands, target, *form, 4))
+    opcheck(linear.linear_cross_entropy_total, (*operands, target, *form, 4, True, True, True))
 
 
 # -- the layer -----------------------------------------------------------------------------------

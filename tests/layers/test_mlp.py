@@ -20,6 +20,7 @@ from transformers.models.sam.modeling_sam import SamMLPBlock
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.layers.checked_operators import opcheck
 from tests.layers.linear_cases import ACTIVATIONS, FORMULAS, Doubled, random
 from tests.tolerances import assert_close
 
@@ -353,15 +354,11 @@ def test_compile_of_freed_weights(name: str) -> None:
 def test_opcheck() -> None:
     operators = getattr(torch.ops, PACKAGE.__name__)
     gate, up = (nn.Parameter(random(512, 256, seed=i), requires_grad=False) for i in range(2))
-    torch.library.opcheck(
-        operators.gated_linear.default, (random(64, 256), gate, up, random(512), None, "silu")
-    )
-    torch.library.opcheck(
-        operators.gated_linear.default, (random(2, 3), random(4, 3), random(4, 3), None, None, "relu")
-    )
+    opcheck(operators.gated_linear.default, (random(64, 256), gate, up, random(512), None, "silu"))
+    opcheck(operators.gated_linear.default, (random(2, 3), random(4, 3), random(4, 3), None, None, "relu"))
     down = nn.Parameter(random(128, 512, seed=3), requires_grad=False)
     for rows in (1, 64):
-        torch.library.opcheck(
+        opcheck(
             operators.gated_mlp.default,
             (random(rows, 256), gate, up, down, None, random(512), random(128), "silu"),
         )

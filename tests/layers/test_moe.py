@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.layers.checked_operators import opcheck
 from tests.layers.moe_cases import (
     ACTIVATIONS,
     DTYPES,
@@ -240,9 +241,9 @@ def test_compiles_whole(package: ModuleType) -> None:
 def test_operators_are_well_formed(package: ModuleType) -> None:
     operators = sys.modules[f"{package.__name__}.operators"]
     case = make(SHAPES[1], torch.bfloat16)
-    torch.library.opcheck(operators.gated_experts, (*case, "silu"))
-    torch.library.opcheck(operators.gated_experts_with_gradient, (*case.gradients_wanted(), "silu"))
-    torch.library.opcheck(operators.top_k_softmax, (distinct_logits(3, 5, torch.float32), 2, True, False))
+    opcheck(operators.gated_experts, (*case, "silu"))
+    opcheck(operators.gated_experts_with_gradient, (*case.gradients_wanted(), "silu"))
+    opcheck(operators.top_k_softmax, (distinct_logits(3, 5, torch.float32), 2, True, False))
 
 
 def test_without_a_compiler_the_reference_runs() -> None:

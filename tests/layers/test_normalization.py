@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.layers.checked_operators import opcheck
 from tests.layers.normalization_cases import CASES, DTYPES, Float64, call, check, make, random
 from tests.tolerances import assert_close
 
@@ -272,16 +273,16 @@ def test_operators(package, permuted):
         "rms_norm_gated": (x, residual, weight, *gated),
     }
     for name, arguments in cases.items():
-        torch.library.opcheck(getattr(operators, f"{name}_inference"), arguments)
+        opcheck(getattr(operators, f"{name}_inference"), arguments)
         arguments = [
             argument.detach().clone().requires_grad_() if isinstance(argument, torch.Tensor) else argument
             for argument in arguments
         ]
-        torch.library.opcheck(getattr(operators, name), tuple(arguments))
-    torch.library.opcheck(
+        opcheck(getattr(operators, name), tuple(arguments))
+    opcheck(
         operators.norm_backward, (x, residual, x, weight, bias, statistic, statistic + 1, 1e-5, 0.0, True)
     )
-    torch.library.opcheck(operators.rms_norm_gated_backward, (x, x, residual, weight, *gated))
+    opcheck(operators.rms_norm_gated_backward, (x, x, residual, weight, *gated))
 
 
 def test_bad_arguments_are_refused(package):

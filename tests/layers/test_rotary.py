@@ -12,6 +12,7 @@ import torch
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.layers.checked_operators import opcheck
 from tests.layers.rotary_cases import DTYPES, ORIGINALS, SHAPES, check_backward, check_forward, make
 
 
@@ -147,8 +148,8 @@ def test_operator_is_well_formed(package: ModuleType) -> None:
     q, k, cos, sin = make((1, 2, 2, 4, 8), torch.float32, "positions first")
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     operators = sys.modules[f"{package.__name__}.rotation"]
-    torch.library.opcheck(operators._ROTATE, (q, k, cos, sin, False, False))
-    torch.library.opcheck(operators._ROTATE_WITH_GRAD, (q.requires_grad_(), k, cos, sin, True, False))
+    opcheck(operators._ROTATE, (q, k, cos, sin, False, False))
+    opcheck(operators._ROTATE_WITH_GRAD, (q.requires_grad_(), k, cos, sin, True, False))
 
 
 def test_without_a_compiler_the_reference_serves(package: ModuleType) -> None:

@@ -15,6 +15,7 @@ from transformers.models.resnet.modeling_resnet import ResNetBottleNeckLayer
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.layers.checked_operators import opcheck
 from tests.layers.convolution_cases import CASES, LAYOUTS, Case
 from tests.tolerances import assert_close
 
@@ -154,10 +155,10 @@ def test_wide_offsets(package, device, monkeypatch):
 def test_opcheck(package, device):
     case = CASES["groups"]
     x, weight, bias = case.tensors(torch.float32, device)
-    torch.library.opcheck(package.conv2d, (x.requires_grad_(), weight.requires_grad_(), bias, *case.geometry))
+    opcheck(package.conv2d, (x.requires_grad_(), weight.requires_grad_(), bias, *case.geometry))
     x, weight = x.detach(), weight.detach()
     arguments = (x, weight, bias, *case.norm(torch.float32, device), None, 1e-5, *case.geometry, True)
-    torch.library.opcheck(package.conv_norm, arguments)
+    opcheck(package.conv_norm, arguments)
 
 
 @pytest.mark.gpu

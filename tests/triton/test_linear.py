@@ -14,6 +14,7 @@ from transformers.models.bert.modeling_bert import BertIntermediate
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.layers.checked_operators import opcheck
 from tests.layers.linear_cases import FORMULAS, random
 from tests.tolerances import assert_close
 
@@ -167,10 +168,10 @@ def test_compile(device: str) -> None:
 def test_opcheck(device: str) -> None:
     operators = getattr(torch.ops, PACKAGE.__name__)
     x, weight, bias = operands((9, 33), 35, torch.float32, device)
-    torch.library.opcheck(operators.linear.default, (x, weight, bias, "gelu"))
+    opcheck(operators.linear.default, (x, weight, bias, "gelu"))
     for activation in ("none", "silu"):
         inputs = [t.clone().requires_grad_() for t in (x, weight, bias)]
-        torch.library.opcheck(operators.linear_with_gradient.default, (*inputs, activation))
+        opcheck(operators.linear_with_gradient.default, (*inputs, activation))
 
 
 @pytest.mark.gpu

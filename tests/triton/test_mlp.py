@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.layers.checked_operators import opcheck
 from tests.layers.linear_cases import FORMULAS, random
 from tests.tolerances import assert_close
 
@@ -172,11 +173,11 @@ def test_compile(device: str) -> None:
 def test_opcheck(device: str) -> None:
     operators = getattr(torch.ops, PACKAGE.__name__)
     x, gate, up, _, gate_bias, up_bias, _ = operands((9, 33), 35, torch.float32, device, True)
-    torch.library.opcheck(operators.gated_linear.default, (x, gate, up, gate_bias, None, "silu"))
+    opcheck(operators.gated_linear.default, (x, gate, up, gate_bias, None, "silu"))
     inputs = [t.clone().requires_grad_() for t in (x, gate, up, gate_bias, up_bias)]
-    torch.library.opcheck(operators.gated_linear_with_gradient.default, (*inputs, "gelu"))
+    opcheck(operators.gated_linear_with_gradient.default, (*inputs, "gelu"))
     pre = [random(9, 35, seed=i).to(device) for i in range(3)]
-    torch.library.opcheck(operators.gated_linear_gradient.default, (*pre, "silu"))
+    opcheck(operators.gated_linear_gradient.default, (*pre, "silu"))
 
 
 @pytest.mark.gpu
