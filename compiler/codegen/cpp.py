@@ -20,11 +20,13 @@ from dataclasses import dataclass
 from kernels_hub.compiler.codegen.cpp_nest import print_nest, print_rows, share_rows
 from kernels_hub.compiler.codegen.cpp_packed import Packed, PackedOperands
 from kernels_hub.compiler.codegen.cpp_roots import header_of, print_root, runtime_of
-from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters, origins
-from kernels_hub.compiler.codegen.scalar import identifier, size_name, storage_type
+from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters
+from kernels_hub.compiler.codegen.lines import origins
+from kernels_hub.compiler.codegen.scalar import size_name, storage_type
 from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.schedule.index import is_variable
 from kernels_hub.compiler.schedule.kernel import Buffer, Kernel, Schedule
+from kernels_hub.escaping import CommentText, Identifier
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class _Call:
 
     name: str
     parameters: Parameters
-    origin: str
+    origin: CommentText
 
     def text(self, names: Names) -> str:
         """As a statement."""
@@ -100,7 +102,7 @@ class _Unit:
         runtime = tuple(sorted({file for nest in nests for file in runtime_of(nest)}))
         included = sorted({header for nest in nests if (header := header_of(nest)) is not None})
         head = [
-            f"// {self.schedule.name}: generated from a schedule of {len(called)} kernels.",
+            f"// {CommentText(self.schedule.name)}: generated from a schedule of {len(called)} kernels.",
             *(f'#include "{one}"' for one in ("scalar.h", *self.headers, *included)),
             "",
             "",
@@ -118,7 +120,7 @@ class _Unit:
 
     def _kernel(self, kernel: Kernel, lines: Lines, packed: PackedOperands) -> _Call:
         """Write the functions of a kernel, unless there are some with the same text but for names."""
-        wanted = identifier(kernel.name)
+        wanted = Identifier(kernel.name)
         if not re.match(r"k\d+_", wanted):  # no word of C++, no function of its libraries
             wanted = f"kernel_{wanted}"
         name = wanted
@@ -132,7 +134,7 @@ class _Unit:
         known = self.functions.setdefault(_pattern(mine.text()), name)
         if known == name:
             if origin:
-                lines.add(f"// {origin}")
+                lines.comment(origin)
             lines.lines += [*mine.lines, ""]
         return _Call(known, parameters, origin)
 
@@ -235,7 +237,7 @@ class _Unit:
             shape = ", ".join(map(str, buffer.shape))
             lines.add(
                 f"const auto {self.names.buffers[buffer]} = static_cast<{kind}>(buffers[{order[buffer]}]);",
-                f"{buffer.dtype}[{shape}]",
+                CommentText(f"{buffer.dtype}[{shape}]"),
             )
         for place, operand in enumerate(self.packed):
             if operand.name in together.packed:

@@ -7,6 +7,7 @@ products are float64 throughout. NaN wins over all in max, min, argmax and argmi
 from __future__ import annotations
 
 from kernels_hub.compiler.codegen.cpp_text import Body
+from kernels_hub.compiler.codegen.lines import NO_NOTE, note_of
 from kernels_hub.compiler.codegen.scalar import value_type
 from kernels_hub.compiler.ir.types import BOOL, FLOAT32, FLOAT64, INT64, DType
 from kernels_hub.compiler.schedule.kernel import Reduce
@@ -60,11 +61,11 @@ def start_along(one: Reduce, body: Body) -> None:
     """Declare the variables of a reduction."""
     if one.kind in PLACES:
         kind, start = best_start(one, body)
-        body.lines.add(f"{kind} {one.name}_best = {start};", one.origin)
+        body.lines.add(f"{kind} {one.name}_best = {start};", note_of(one.origin))
         body.lines.add(f"int64_t {one.name} = 0;")
         return
     name = f"{one.name}_sum" if _is_wide(one) else one.name
-    body.lines.add(f"{total_type(one)} {name} = {total_start(one, body)};", one.origin)
+    body.lines.add(f"{total_type(one)} {name} = {total_start(one, body)};", note_of(one.origin))
     if _has_nan(one):
         body.lines.add(f"{_flag(one)} {one.name}_nan = 0;")
 
@@ -110,10 +111,12 @@ def start_across(one: Reduce, body: Body, tile: int, *, parted: bool) -> None:
     """Declare the arrays of a reduction; parted: …_part are declared block by block."""
     if one.kind in PLACES:
         kind, start = best_start(one, body)
-        body.lines.add(f"alignas(64) {kind} {one.name}_best[{tile}];", one.origin)
+        body.lines.add(f"alignas(64) {kind} {one.name}_best[{tile}];", note_of(one.origin))
         body.lines.add(f"std::fill_n({one.name}_best, {tile}, {start});")
     kind = value_type(one.dtype) if is_parted(one) and not parted else total_type(one)
-    body.lines.add(f"alignas(64) {kind} {one.name}_sum[{tile}];", "" if one.kind in PLACES else one.origin)
+    body.lines.add(
+        f"alignas(64) {kind} {one.name}_sum[{tile}];", NO_NOTE if one.kind in PLACES else note_of(one.origin)
+    )
     body.lines.add(f"std::fill_n({one.name}_sum, {tile}, {kind}({total_start(one, body)}));")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kernels_hub.compiler.codegen.cpp_loops import levels, merged, turns, without_single
 from kernels_hub.compiler.codegen.cpp_text import Body, Lines, Names
+from kernels_hub.compiler.codegen.lines import note_of
 from kernels_hub.compiler.codegen.scalar import Scalars, variable_name
 from kernels_hub.compiler.ir.types import FLOAT32
 from kernels_hub.compiler.schedule.index import Loop
@@ -51,7 +52,7 @@ def print_epilogue(
     with lines.block("for (int64_t l = 0; l < count; ++l)"):
         if any(column.name in variables(one) for one in body):
             lines.add(f"const int64_t {variable_name(column.name)} = j + l;")
-        lines.add(f"const float {nest.root.name} = acc[l];", nest.root.origin)
+        lines.add(f"const float {nest.root.name} = acc[l];", note_of(nest.root.origin))
         printer.emit_at(body, at, len(loops))
     lines.depth -= 1
     lines.add(tail)

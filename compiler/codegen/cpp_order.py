@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernels_hub.compiler.codegen.cpp_function import Function
 from kernels_hub.compiler.codegen.cpp_loops import is_empty, levels, turns
 from kernels_hub.compiler.codegen.cpp_text import Lines, Names, Parameters, print_nothing
+from kernels_hub.compiler.codegen.lines import note_of
 from kernels_hub.compiler.codegen.scalar import storage_type, variable_name
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.types import INT64
@@ -40,7 +41,7 @@ def print_order(name: str, nest: Nest, lines: Lines, names: Names, *, round_ops:
         lines.add(
             f"{root.name}_places.order<{'true' if root.descending else 'false'}>"
             f"({source} + {body.index(first)}, {stride}, {body.index(places.extent)});",
-            root.origin,
+            note_of(root.origin),
         )
         with lines.block(function.loop(places)):
             lines.add(f"const int64_t {root.name} = {root.name}_places[{variable_name(places.name)}];")

@@ -10,6 +10,7 @@ from kernels_hub.compiler.codegen.cpp_accumulate import extreme
 from kernels_hub.compiler.codegen.cpp_function import Function
 from kernels_hub.compiler.codegen.cpp_loops import levels, turns
 from kernels_hub.compiler.codegen.cpp_text import Body
+from kernels_hub.compiler.codegen.lines import note_of
 from kernels_hub.compiler.codegen.scalar import value_type
 from kernels_hub.compiler.ir.types import FLOAT64
 from kernels_hub.compiler.schedule.kernel import Scan
@@ -51,7 +52,7 @@ def _start(one: Scan, body: Body) -> None:
     wide = one.kind in _STARTS and one.dtype.is_float
     kind = value_type(FLOAT64 if wide else one.dtype)
     start = _STARTS.get(one.kind) or extreme(one.kind, one.dtype, body)
-    body.lines.add(f"{kind} {one.name}_so_far = {start};", one.origin)
+    body.lines.add(f"{kind} {one.name}_so_far = {start};", note_of(one.origin))
 
 
 def _turn(one: Scan, body: Body) -> None:

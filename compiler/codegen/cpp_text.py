@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from kernels_hub.compiler.codegen.scalar import Cpp, identifier, size_name, storage_type, value_type
+from kernels_hub.compiler.codegen.lines import NO_NOTE, CodeLines, note_of
+from kernels_hub.compiler.codegen.scalar import Cpp, size_name, storage_type, value_type
 from kernels_hub.compiler.ir.dims import Dim, dim_symbols
 from kernels_hub.compiler.ir.types import DType
 from kernels_hub.compiler.schedule.choices import Choices
@@ -25,9 +26,7 @@ from kernels_hub.compiler.schedule.kernel import (
     Test,
     statements,
 )
-
-WIDTH = 116
-"""Comments that would reach further are left out."""
+from kernels_hub.escaping import CommentText, Identifier
 
 _PREFIX = {
     Role.INPUT: "in", Role.PARAMETER: "w", Role.CONSTANT: "c", Role.OUTPUT: "out", Role.SCRATCH: "t",
@@ -35,33 +34,19 @@ _PREFIX = {
 }  # fmt: skip
 
 
-class Lines:
-    """Text that grows, indented by blocks."""
+class Lines(CodeLines):
+    """Lines of C++."""
 
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.depth = 0
-
-    def add(self, text: str = "", note: str = "") -> None:
-        """One line; `note` becomes a comment behind it."""
-        line = "  " * self.depth + text if text else ""
-        note = short_origin(note)
-        if note and len(line) + len(note) + 5 <= WIDTH:
-            line = f"{line}  // {note}"
-        self.lines.append(line)
+    indent = "  "
+    mark = "//"
 
     @contextmanager
     def block(self, head: str, tail: str = "}") -> Iterator[None]:
         """head { … }"""
         self.add(f"{head} {{".lstrip())
-        self.depth += 1
-        yield
-        self.depth -= 1
+        with self._inside():
+            yield
         self.add(tail)
-
-    def text(self) -> str:
-        """All of it."""
-        return "\n".join(self.lines) + "\n"
 
 
 class Names:
@@ -69,21 +54,21 @@ class Names:
 
     def __init__(self, buffers: Iterable[Buffer], choices: Choices | None = None) -> None:
         self.choices = choices or Choices()
-        self.buffers: dict[Buffer, str] = {}
+        self.buffers: dict[Buffer, Identifier] = {}
         self.messages: dict[str, int] = {}
         taken: set[str] = set()
         for one in buffers:
-            name = wanted = identifier(f"{_PREFIX[one.role]}_{one.name}")
+            name = wanted = Identifier(f"{_PREFIX[one.role]}_{one.name}")
             count = 1
             while name in taken:
                 count += 1
-                name = f"{wanted}_{count}"
+                name = Identifier(f"{wanted[:40]}_{count}")
             taken.add(name)
             self.buffers[one] = name
 
     def add(self, buffer: Buffer) -> None:
         """Name one more buffer; its own name is told from all others."""
-        self.buffers[buffer] = identifier(f"{_PREFIX[buffer.role]}_{buffer.name}")
+        self.buffers[buffer] = Identifier(f"{_PREFIX[buffer.role]}_{buffer.name}")
 
     def code(self, message: str) -> int:
         """The number that stands for a message: 1 and up."""
@@ -189,10 +174,10 @@ class Body:
                 f"{self.names.buffers[one.buffer]}[{self.index(one.place)}] = {self.use(one.arg)};"
             )
             return
-        origin = one.origin if isinstance(one, Compute) and one.origin != self._origin else ""
+        note = note_of(one.origin) if isinstance(one, Compute) and one.origin != self._origin else NO_NOTE
         if isinstance(one, Compute):
             self._origin = one.origin
-        self.lines.add(f"const {value_type(one.dtype)} {one.name} = {self.value(one)};", origin)
+        self.lines.add(f"const {value_type(one.dtype)} {one.name} = {self.value(one)};", note)
 
     def value(self, one: Statement) -> str:
         """The expression of a statement that is neither Reduce, Scan nor Store."""
@@ -221,15 +206,4 @@ class Body:
 def print_nothing(name: str, parameters: Parameters, lines: Lines, names: Names) -> None:
     """The function of a nest that has no turns."""
     with lines.block(f"static void {name}({', '.join(parameters.declared(names))})"):
-        lines.add("// Nothing to do: a loop has no turns.")
-
-
-def origins(names: Iterable[str]) -> str:
-    """Where a kernel comes from, in a few words."""
-    shown = list(dict.fromkeys(short_origin(name) for name in names if name))
-    return ", ".join(shown[:3]) + (", …" if len(shown) > 3 else "")
-
-
-def short_origin(origin: str) -> str:
-    """An origin without the source file's path, which differs from machine to machine."""
-    return origin.split(", /", 1)[0]
+        lines.comment(CommentText("Nothing to do: a loop has no turns."))

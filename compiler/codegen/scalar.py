@@ -10,7 +10,9 @@ that the model asks for. With `round_ops` each op rounds as the oracle does.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +26,7 @@ from kernels_hub.compiler.ir.proofs import proves_le
 from kernels_hub.compiler.ir.types import BOOL, FLOAT32, FLOAT64, INT64, DType
 from kernels_hub.compiler.schedule.index import Ranges
 from kernels_hub.compiler.schedule.kernel import Compute, Guard
+from kernels_hub.escaping import Identifier
 
 _DIVISIONS = {"div", "floordiv", "mod", "fmod"}
 """Of integers: by zero they give 0, and the least number by -1 wraps around."""
@@ -338,9 +341,12 @@ class Triton(Scalars):
         return text
 
 
-def size_name(symbol: str) -> str:
-    """The variable that holds a symbol of the graph."""
-    return "n_" + identifier(symbol)
+def size_name(symbol: str) -> Identifier:
+    """The variable that holds a symbol of the graph; no two symbols share one."""
+    if re.fullmatch(r"[A-Za-z0-9](?:[A-Za-z0-9_]{0,46}[A-Za-z0-9])?", symbol):
+        return Identifier(f"n_{symbol}")
+    digest = hashlib.sha256(symbol.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return Identifier(f"nx_{Identifier(symbol)[:24]}_{digest}")
 
 
 _TAKEN = frozenset(
@@ -357,14 +363,6 @@ def variable_name(name: str) -> str:
     """The variable of a loop or a loaded value, from its name in index expressions."""
     text = name.removeprefix("$")
     return f"{text}_" if text in _TAKEN else text
-
-
-def identifier(text: str) -> str:
-    """Letters, digits and underscores."""
-    return (
-        "".join(one if one.isascii() and (one.isalnum() or one == "_") else "_" for one in text).strip("_")
-        or "x"
-    )
 
 
 def _has_loaded(dim: Dim) -> bool:

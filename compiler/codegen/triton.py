@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels_hub.compiler.codegen.cpp_text import Names, origins
-from kernels_hub.compiler.codegen.scalar import identifier, size_name
+from kernels_hub.compiler.codegen.cpp_text import Names
+from kernels_hub.compiler.codegen.lines import origins
+from kernels_hub.compiler.codegen.scalar import size_name
 from kernels_hub.compiler.codegen.triton_kernel import Launch
 from kernels_hub.compiler.codegen.triton_nest import print_nest
 from kernels_hub.compiler.codegen.triton_options import Options
@@ -22,6 +23,7 @@ from kernels_hub.compiler.codegen.triton_text import Lines
 from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.schedule.index import is_variable
 from kernels_hub.compiler.schedule.kernel import Buffer, Kernel, Schedule
+from kernels_hub.escaping import CommentText, Identifier
 
 HEAD = """\
 import triton
@@ -70,7 +72,7 @@ class _Module:
             self._function(name, launches, places, sizes, host)
         host.add(f"PREPARE = ({''.join(f'{name}, ' for name in prepare)})")
         host.add(f"RUN = ({''.join(f'{name}, ' for name in run)})")
-        head = f'"""{identifier(self.schedule.name)}: generated from a schedule of {len(run)} kernels."""\n\n'
+        head = f'"""{Identifier(self.schedule.name)}: generated from a schedule of {len(run)} kernels."""\n\n'
         return Program(
             head + HEAD + "\n" + kernels.text() + host.text(),
             self.schedule.buffers,
@@ -81,7 +83,7 @@ class _Module:
 
     def _kernel(self, kernel: Kernel, lines: Lines) -> str:
         """Write the kernels of a schedule's kernel; returns the name of the function that launches them."""
-        name = wanted = identifier(kernel.name)
+        name = wanted = Identifier(kernel.name)
         while name in self.taken:
             name = f"{wanted}_{len(self.taken)}"
         self.taken.add(name)
@@ -90,7 +92,7 @@ class _Module:
         for number, nest in enumerate(kernel.nests):
             part = f"{name}_kernel" if len(kernel.nests) == 1 else f"{name}_kernel_{number}"
             if source:
-                lines.add(f"# {source}")
+                lines.comment(source)
             make = print_nest if nest.root is None else print_root
             launch = make(part, nest, lines, self.names, self.options)
             if launch is not None:
@@ -137,4 +139,4 @@ class _Module:
         constants = [f"{name}={value}" if value else name for name, value in launch.constants.items()]
         grid = ", ".join(launch.grid) + ("," if len(launch.grid) == 1 else "")
         shown = ", ".join(self.names.buffers[one] for one in found.buffers)
-        lines.add(f"{launch.kernel}[({grid})]({', '.join([*arguments, *constants])})", shown)
+        lines.add(f"{launch.kernel}[({grid})]({', '.join([*arguments, *constants])})", CommentText(shown))

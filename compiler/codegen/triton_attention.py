@@ -12,6 +12,7 @@ from __future__ import annotations
 from kernels_hub.compiler.codegen.cpp_causal import causal_scores
 from kernels_hub.compiler.codegen.cpp_loops import is_empty, turns
 from kernels_hub.compiler.codegen.cpp_text import Names
+from kernels_hub.compiler.codegen.lines import note_of
 from kernels_hub.compiler.codegen.triton_kernel import HOST, KernelText, Launch
 from kernels_hub.compiler.codegen.triton_options import Options, attention_tile, chosen
 from kernels_hub.compiler.codegen.triton_product import dot, load
@@ -109,7 +110,7 @@ class _Attention:
         lines.add(f"k = {load(body, root.k, place, frozenset({'columns', 'k_width'}))}")
         scale = "" if root.scale == 1.0 else f" * {root.scale!r}"
         product = dot("q", "k", "tl.zeros([ROWS, COLUMNS], tl.float32)", self.bits, self.options)
-        lines.add(f"score = {product}{scale}", root.origin)
+        lines.add(f"score = {product}{scale}", note_of(root.origin))
         body.know("score", types.FLOAT32, ["rows", "columns"])
         for statement in root.scores:
             body.emit(statement)

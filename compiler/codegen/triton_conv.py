@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from kernels_hub.compiler.codegen.cpp_loops import estimate, is_empty, turns
 from kernels_hub.compiler.codegen.cpp_text import Names
+from kernels_hub.compiler.codegen.lines import note_of
 from kernels_hub.compiler.codegen.triton_kernel import KernelText, Launch
 from kernels_hub.compiler.codegen.triton_options import Options, Tile, power_of_two
 from kernels_hub.compiler.codegen.triton_product import dot, load, place, tile_of, tiled_launch, tiles
@@ -92,7 +93,9 @@ class _Convolution:
             if self.dense:
                 with lines.block(f"for start in range(0, {body.index(self.depth)}, DEPTH)"):
                     self._operands()
-                    lines.add(f"{root.name} = {dot('x', 'w', root.name, bits, self.options)}", root.origin)
+                    lines.add(
+                        f"{root.name} = {dot('x', 'w', root.name, bits, self.options)}", note_of(root.origin)
+                    )
             else:
                 with lines.block(f"for tap in range({body.index(self.depth)})"):
                     self._tap()
@@ -128,7 +131,7 @@ class _Convolution:
         lines.add(f"x = tl.load({pointer}, mask={body.mask(axes, guards)}, other=0)")
         index = (self.channel.index, self.w.channel.index, *(one.index for one in self.w.taps))
         lines.add(f"w = {load(body, root.w, index, frozenset({'columns'}))}")
-        lines.add(f"{root.name} += x.to(tl.float32) * w.to(tl.float32)", root.origin)
+        lines.add(f"{root.name} += x.to(tl.float32) * w.to(tl.float32)", note_of(root.origin))
 
     def _window(self, depth: _Depth, channel: Dim) -> tuple[tuple[Dim, ...], tuple[Guard, ...]]:
         """Where the source is read, and the guards of the padding."""

@@ -15,9 +15,9 @@ import threading
 from pathlib import Path
 from types import ModuleType
 
-from kernels_hub.compiler.codegen.scalar import identifier
 from kernels_hub.compiler.codegen.toolchain import cache_folder
 from kernels_hub.compiler.private_folder import PrivateFolder
+from kernels_hub.escaping import Identifier
 
 _LOGGER = logging.getLogger("kernels_hub")
 _LOCK = threading.Lock()
@@ -27,7 +27,7 @@ _OWN = PrivateFolder("triton")
 def load_module(source: str, name: str) -> ModuleType:
     """The module of a source, imported once a process."""
     digest = hashlib.sha256(source.encode()).hexdigest()[:24]
-    full = f"kernels_hub_triton_{identifier(name)[:40]}_{digest}"
+    full = f"kernels_hub_triton_{Identifier(name)[:40]}_{digest}"
     with _LOCK:
         found = sys.modules.get(full)
         if found is not None:

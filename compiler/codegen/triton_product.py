@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from kernels_hub.compiler.codegen.cpp_loops import is_empty, merged, turns
 from kernels_hub.compiler.codegen.cpp_text import Names
+from kernels_hub.compiler.codegen.lines import note_of
 from kernels_hub.compiler.codegen.triton_kernel import HOST, KernelText, Launch
 from kernels_hub.compiler.codegen.triton_options import Options, Tile, chosen, product_tile
 from kernels_hub.compiler.codegen.triton_text import Axis, Body, Lines
@@ -58,7 +59,7 @@ def print_product(name: str, nest: Nest, lines: Lines, names: Names, options: Op
                 lines.add(f"{operand}_live = {one} < {body.index(depth)}")
                 index = (rows.index, axis.index) if operand == "a" else (axis.index, columns.index)
                 lines.add(f"{operand} = {load(body, view, (*outer, *index), frozenset({kept, one}))}")
-            lines.add(f"{root.name} = {dot('a', 'b', root.name, bits, options)}", root.origin)
+            lines.add(f"{root.name} = {dot('a', 'b', root.name, bits, options)}", note_of(root.origin))
         body.know(root.name, root.dtype, ["rows", "columns"])
         for statement in nest.body:
             body.emit(statement)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from kernels_hub.compiler.codegen.cpp_contexts import lane_of
 from kernels_hub.compiler.codegen.cpp_loops import turns
 from kernels_hub.compiler.codegen.cpp_text import Names
+from kernels_hub.compiler.codegen.lines import note_of
 from kernels_hub.compiler.codegen.triton_kernel import HOST, Launch
 from kernels_hub.compiler.codegen.triton_options import (
     MOST_COLUMNS,
@@ -93,7 +94,7 @@ class _Reduction(Tiles):
         value = self._tile(one, dtype)
         if one.kind in PLACES:
             kind = PLACES[one.kind]
-            self.lines.add(f"{one.name}_all = {value}", one.origin)
+            self.lines.add(f"{one.name}_all = {value}", note_of(one.origin))
             self.lines.add(f"{one.name}_best = kh.row_{kind}({one.name}_all)")
             none = self.body.index(turns(self.nest.inner))
             places = f"tl.where(column_live, {self.body.index(self.flat)}, {none})"
@@ -102,7 +103,7 @@ class _Reduction(Tiles):
                 f".to({one.dtype.triton})"
             )
         else:
-            self.lines.add(f"{one.name} = {self._finished(one, value)}", one.origin)
+            self.lines.add(f"{one.name} = {self._finished(one, value)}", note_of(one.origin))
         self._know(one)
 
     def _held(self, one: Reduce) -> DType:
@@ -223,7 +224,7 @@ class _Reduction(Tiles):
         dtype = self._held(one)
         name, value = f"{one.name}_sum", self._counted(one, dtype)
         if one.kind in PLACES:
-            self.lines.add(f"{one.name}_new = {self._tile(one, dtype)}", one.origin)
+            self.lines.add(f"{one.name}_new = {self._tile(one, dtype)}", note_of(one.origin))
             sign = ">" if one.kind == "argmax" else "<"
             new, none = f"{one.name}_new", self.body.index(turns(self.nest.inner))
             first = f"({one.name}_at == {none})"
@@ -238,7 +239,7 @@ class _Reduction(Tiles):
             "min": f"kh.min_of({name}, {value})", "any": f"{name} + {value}", "all": f"{name} + {value}",
         }[one.kind]  # fmt: skip
         narrow = dtype.is_integer and dtype.bits < 32
-        self.lines.add(f"{name} = {f'({text}).to({dtype.triton})' if narrow else text}", one.origin)
+        self.lines.add(f"{name} = {f'({text}).to({dtype.triton})' if narrow else text}", note_of(one.origin))
 
     def _finish(self, one: Reduce) -> None:
         if one.kind in PLACES:

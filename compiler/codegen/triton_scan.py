@@ -6,6 +6,7 @@ import math
 
 from kernels_hub.compiler.codegen.cpp_loops import turns
 from kernels_hub.compiler.codegen.cpp_text import Names
+from kernels_hub.compiler.codegen.lines import note_of
 from kernels_hub.compiler.codegen.triton_kernel import HOST, Launch
 from kernels_hub.compiler.codegen.triton_options import Options, chosen, looped_tile
 from kernels_hub.compiler.codegen.triton_text import Lines
@@ -53,7 +54,7 @@ class _Scan(Tiles):
         value = one.arg if source is dtype else f"{one.arg}.to({dtype.triton})"
         if len(self.body.shape[one.arg]) < 2:
             value = f"tl.broadcast_to({value}, [ROWS, COLUMNS])"
-        self.lines.add(f"{name}_all = tl.where(column_live, {value}, {number})", one.origin)
+        self.lines.add(f"{name}_all = tl.where(column_live, {value}, {number})", note_of(one.origin))
         join = _JOINED[one.kind].format
         before, block = f"{name}_so_far", f"{name}_all"
         self.lines.add(f"{name} = ({join(before, f'kh.running_{one.kind}({block})')}).to({dtype.triton})")

@@ -14,6 +14,7 @@ from typing import Any
 
 from kernels_hub.compiler.codegen.cpp_loops import dims_of
 from kernels_hub.compiler.codegen.cpp_text import Names
+from kernels_hub.compiler.codegen.lines import NO_NOTE, CodeLines, note_of
 from kernels_hub.compiler.codegen.scalar import Triton, size_name
 from kernels_hub.compiler.ir.dims import Dim, dim_symbols
 from kernels_hub.compiler.ir.types import FLOAT32, INT64, DType
@@ -36,40 +37,24 @@ from kernels_hub.compiler.schedule.kernel import (
     statements,
     variables,
 )
-
-WIDTH = 116
-"""Comments that would reach further are left out."""
-
+from kernels_hub.escaping import CommentText
 
 _CALLS = {("floordiv", "float"): "floor_divide", ("mod", "float"): "remainder"}
 """Spelled by a function of the runtime: exact, as no short expression is."""
 
 
-class Lines:
-    """Text that grows, indented by blocks."""
+class Lines(CodeLines):
+    """Lines of Python."""
 
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.depth = 0
-
-    def add(self, text: str = "", note: str = "") -> None:
-        """One line; `note` becomes a comment behind it."""
-        line = "    " * self.depth + text if text else ""
-        if note and len(line) + len(note) + 4 <= WIDTH:
-            line = f"{line}  # {note}"
-        self.lines.append(line)
+    indent = "    "
+    mark = "#"
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
         """head: …"""
         self.add(f"{head}:")
-        self.depth += 1
-        yield
-        self.depth -= 1
-
-    def text(self) -> str:
-        """All of it."""
-        return "\n".join(self.lines) + "\n"
+        with self._inside():
+            yield
 
 
 @dataclass(frozen=True)
@@ -185,11 +170,11 @@ class Body:
             return
         assert not isinstance(one, (Reduce, Scan))
         self.know(one.name, one.dtype, axes)
-        origin = one.origin if isinstance(one, Compute) else ""
+        note = note_of(one.origin) if isinstance(one, Compute) else NO_NOTE
         if isinstance(one, Bound):
             self._bound(one, axes)
             return
-        self.lines.add(f"{one.name} = {self.value(one, axes)}", origin)
+        self.lines.add(f"{one.name} = {self.value(one, axes)}", note)
 
     def value(self, one: Statement, axes: frozenset[str]) -> str:
         """The expression of a statement that is neither Bound, Reduce, Scan nor Store."""
@@ -248,7 +233,8 @@ class Body:
         wrong = f"{one.name}_wrong & {live}" if live else f"{one.name}_wrong"
         code = self.names.code(one.message)
         self.lines.add(
-            f"tl.store(failure + {one.name}_wrong.to(tl.int32) * 0, {code}, mask={wrong})", one.message
+            f"tl.store(failure + {one.name}_wrong.to(tl.int32) * 0, {code}, mask={wrong})",
+            CommentText(one.message),
         )
         self.lines.add(f"{one.name} = kh.bounded({wide}, {extent})")
 

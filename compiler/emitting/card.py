@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from kernels_hub.compiler.codegen import toolchain
-from kernels_hub.compiler.codegen.scalar import identifier
 from kernels_hub.compiler.emitting.ahead import Compiled
 from kernels_hub.compiler.emitting.check import Case, Checked, first_sizes
 from kernels_hub.compiler.emitting.gradient_check import CheckedGradients, training_section
@@ -19,6 +18,7 @@ from kernels_hub.compiler.emitting.tuned import Tuned
 from kernels_hub.compiler.ir.op import show
 from kernels_hub.compiler.ir.printer import print_graph
 from kernels_hub.compiler.schedule.cost import kernel_cost
+from kernels_hub.escaping import Identifier
 
 GRAPH = "graph.svg"
 
@@ -232,7 +232,7 @@ def _moved(programs: Sequence[Programs]) -> dict[tuple[str, str], str]:
         sizes = first_sizes(one.found)
         for kernel in one.triton.schedule.kernels:
             cost = kernel_cost(kernel, sizes)
-            found[one.triton.program_file, identifier(kernel.name)] = str(cost.bytes)
+            found[one.triton.program_file, Identifier(kernel.name)] = str(cost.bytes)
     return found
 
 

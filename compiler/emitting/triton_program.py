@@ -9,6 +9,7 @@ on                the launcher of a device: which tiles it takes, and how a kern
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.schedule.kernel import Buffer, Schedule
 from kernels_hub.compiler.schedule.schedule import schedule
 from kernels_hub.compiler.schedule.units import refused
+from kernels_hub.escaping import CommentText
 
 if TYPE_CHECKING:
     from kernels_hub.compiler.codegen.triton_kernel import Launch
@@ -105,7 +107,7 @@ class _Launched(_Module):
             f"({', '.join(texts)}{',' if len(texts) == 1 else ''})" for texts in (launch.grid, arguments)
         )
         shown = ", ".join(self.names.buffers[one] for one in found.buffers)
-        lines.add(f"on.launch({', '.join([launch.kernel, grid, given, *constants])})", shown)
+        lines.add(f"on.launch({', '.join([launch.kernel, grid, given, *constants])})", CommentText(shown))
 
 
 def triton_schedule(graph: Graph) -> Schedule | str:
@@ -127,10 +129,8 @@ def triton_program(scheduled: Schedule) -> Program:
         "generated Triton begins in another way than what is emitted expects"
     )
     text = program.source.replace(HEAD, _HEAD)
-    launches = text.find("(m, s, on):")
-    if launches >= 0:
-        start = text.rindex("\ndef ", 0, launches) + 1
-        text = text[:start] + _NOTE + text[start:]
+    if (launches := re.search(r"^def \w+\(m, s, on\):$", text, re.MULTILINE)) is not None:
+        text = text[: launches.start()] + _NOTE + text[launches.start() :]
     return Program(text, program.buffers, program.sizes, program.messages, program.steps)
 
 

@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import Any
 
 from kernels_hub.compiler.errors import DimError
+from kernels_hub.escaping import quoted
 
 Monomial = tuple[tuple["Atom", int], ...]
 """Atoms and their powers, sorted; () for the constant."""
@@ -320,7 +321,7 @@ def symbol_text(name: str) -> str:
     """A symbol's name as it is printed: in double quotes unless it is an identifier."""
     if name.isascii() and name.isidentifier() and name not in {"min", "max"}:
         return name
-    return '"' + name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+    return quoted(name)
 
 
 def _substitute_atom(one: Atom, bindings: Mapping[str, Dim]) -> Dim:

@@ -27,6 +27,9 @@ from kernels_hub.compiler.ir.pictures import Pictures
 from kernels_hub.compiler.ir.text import parse_dim
 from kernels_hub.compiler.ir.types import Array, DType
 
+LONGEST_SYMBOL = 256
+"""Characters of the name of a size."""
+
 Weight = Array | Callable[[], Array]
 """A parameter's array, or what loads it when it is needed."""
 
@@ -478,6 +481,11 @@ class Graph(Pictures):
     def _declare(self, one: Expr) -> Expr:
         new = one.only_symbol
         assert new is not None
+        if new.name.startswith("$") or len(new.name) > LONGEST_SYMBOL:
+            raise GraphError(
+                f"graph {self.name} has a size of the name {new.name[:60]!r}: a name is at most {LONGEST_SYMBOL} "
+                "characters and does not begin with $, as variables of generated loops do; rename it"
+            )
         known = self.symbols.setdefault(new.name, one)
         if known is not one and known != one:
             raise GraphError(f"the symbol {known.only_symbol!r} of graph {self.name} is elsewhere {new!r}")

@@ -18,7 +18,6 @@ Small constants stand inline; of large ones there is the digest, and on request 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +28,7 @@ from kernels_hub.compiler.ir.dims import Expr
 from kernels_hub.compiler.ir.graph import Graph, Node
 from kernels_hub.compiler.ir.op import REQUIRED, Literal
 from kernels_hub.compiler.ir.types import Array, DType
+from kernels_hub.escaping import quoted
 
 INLINE = 8
 """Constants of at most so many elements are written out."""
@@ -37,7 +37,7 @@ INLINE = 8
 def print_graph(graph: Graph, *, data: bool = False) -> str:
     """The text of a graph. data: with the bytes of large constants, so that the text is all there is to it."""
     lines = list(_block(graph, ""))
-    lines[0] = f"graph {_quoted(graph.name)} {lines[0]}"
+    lines[0] = f"graph {quoted(graph.name)} {lines[0]}"
     if data:
         lines += [f'data @{digest} "{_bytes(array)}"' for digest, array in large_constants(graph).items()]
     return "\n".join(lines)
@@ -63,7 +63,7 @@ def _block(graph: Graph, indent: str) -> Iterator[str]:
         yield f"{inner}symbols {', '.join(facts)}"
     for node in graph.nodes:
         yield f"{inner}{_node(node, inner)}"
-    returned = ", ".join(f"{_quoted(name)} = %{value.id}" for name, value in graph.outputs.items())
+    returned = ", ".join(f"{quoted(name)} = %{value.id}" for name, value in graph.outputs.items())
     yield f"{inner}return {returned}".rstrip()
     yield f"{indent}}}"
 
@@ -76,7 +76,7 @@ def _node(node: Node, indent: str) -> str:
         if value == attr.default or implied(node, attr.name, attr.default) == value:
             continue
         inside.append(f"{attr.name}={_attribute(value, indent)}")
-    origin = f" @{_quoted(node.origin)}" if node.origin else ""
+    origin = f" @{quoted(node.origin)}" if node.origin else ""
     return f"{results} = {node.op.name}({', '.join(inside)}){origin}"
 
 
@@ -95,11 +95,11 @@ def _attribute(value: Any, indent: str) -> str:
     if isinstance(value, (int, Expr, DType)):
         return str(value)
     if isinstance(value, str):
-        return _quoted(value)
+        return quoted(value)
     if isinstance(value, tuple):
         return f"[{', '.join(_attribute(item, indent) for item in value)}]"
     if isinstance(value, Graph):
-        return f"{_quoted(value.name)} " + "\n".join(_block(value, indent))
+        return f"{quoted(value.name)} " + "\n".join(_block(value, indent))
     return _literal(value)
 
 
@@ -126,7 +126,3 @@ def _float(value: float) -> str:
 
 def _bytes(array: Array) -> str:
     return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kernels_hub.compiler import Graph, evaluate
-from kernels_hub.compiler.codegen.scalar import Cpp, Triton, identifier
+from kernels_hub.compiler.codegen.scalar import Cpp, Triton, size_name
 from kernels_hub.compiler.errors import EngineError, TypeRuleError
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import dim_max, dim_min, floordiv, mod, symbol
@@ -209,6 +209,8 @@ def test_narrow_floats_are_rounded_by_casts_and_where_asked():
     assert Cpp().compute(cast, ["a"], [FLOAT32]) == "kh::rounded<kh::f16>(a)"
 
 
-def test_identifiers():
-    assert identifier("encoder.layer 0/w") == "encoder_layer_0_w"
-    assert identifier("…") == "x"
+def test_names_of_sizes_are_told_apart():
+    names = ["n", "a.b", "a-b", "a_b", "_a_b", "a_b_", "…", "….", "a" * 60, "a" * 61, "\ud800", "x_a_b", "A.b"]
+    assert size_name("batch") == "n_batch"
+    assert len({size_name(name) for name in names}) == len(names)
+    assert all(size_name(name).isascii() and size_name(name).isidentifier() for name in names)
