@@ -35,7 +35,10 @@ class Account:
 
 @dataclass(frozen=True)
 class Token:
-    """What a token allows, without the token. `repository` ("org/name") limits it to that one."""
+    """What a token allows, without the token. `repository` ("org/name") limits it to that one.
+
+    `id` is the token's for as long as it exists, and public: lists and logs show it.
+    """
 
     id: str
     user: str
@@ -224,14 +227,28 @@ class Accounts:
 
     def authenticate(self, secret: str) -> Token | None:
         """What a token allows, or None for one that is unknown, revoked or expired."""
-        row = self._database.row("SELECT * FROM tokens WHERE sha256 = ?", _digest(secret))
-        if row is None or (row["expires"] is not None and row["expires"] <= time.time()):
-            return None
-        return _token(row)
+        return _valid(self._database.row("SELECT * FROM tokens WHERE sha256 = ?", _digest(secret)))
+
+    def token_by_id(self, identifier: str) -> Token | None:
+        """What the token of an id allows, or None for one that is unknown, revoked or expired.
+
+        One lookup by the primary key: what was signed for a token (an upload's address) asks at every use.
+        """
+        return _valid(self._database.row("SELECT * FROM tokens WHERE id = ?", identifier))
+
+    def token_is_valid(self, identifier: str) -> bool:
+        """Whether the token of an id exists and has neither expired nor been revoked."""
+        return self.token_by_id(identifier) is not None
 
 
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+def _valid(row: sqlite3.Row | None) -> Token | None:
+    if row is None or (row["expires"] is not None and row["expires"] <= time.time()):
+        return None
+    return _token(row)
 
 
 def _account(row: sqlite3.Row) -> Account:
