@@ -328,8 +328,9 @@ class _Import:
             elif spec.kind.name == "TOKEN":
                 continue
             elif self.mutations == "refuse":
+                kind = spec.kind.name.removeprefix("USER_").split("_")[0].lower()
                 self.problems.append(
-                    f"{spec.target}: a call changes this {spec.kind.name.split('_')[0].lower()}; "
+                    f"{spec.target}: a call changes this {kind}; "
                     "call module.eval() if it is a statistic, or pass mutations='outputs' to get it as an output"
                 )
             else:

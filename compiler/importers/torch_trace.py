@@ -39,8 +39,26 @@ def trace(
 
     if not isinstance(module, torch.nn.Module):
         raise ImportFailure(f"import_torch takes a torch.nn.Module, not {type(module).__name__}")
+    args, kwargs = distinct((args, kwargs))
     with _told(type(module).__name__), torch.no_grad():
         return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
+
+
+def distinct(arguments: Any) -> Any:
+    """The arguments with a copy of each tensor, which shares memory with no other argument and no state of a module.
+
+    torch.export makes one input of what is one tensor: given twice as an example, or a parameter of the module. Calls
+    bring others. Copies have the shape, dtype, layout and requires_grad of the tensor.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    def copied(tensor: Any) -> Any:
+        with torch.no_grad():
+            made = tensor.detach().clone()
+        return made.requires_grad_() if tensor.requires_grad else made
+
+    return pytree.tree_map_only(torch.Tensor, copied, arguments)
 
 
 def decomposed(program: Any, name: str) -> Any:
