@@ -99,6 +99,30 @@ class KernelForward(functools.partial):  # type: ignore[type-arg]
     lost: str | None = None
     """Why the kernel could not be loaded again after unpickling; the original forward runs then."""
 
+    # What libraries that wrap a forward (accelerate, PEFT) ask a bound method for.
+
+    @property
+    def __self__(self) -> nn.Module:
+        """The module that it is bound to."""
+        module: nn.Module = self.args[0]
+        return module
+
+    @property
+    def __func__(self) -> Forward:
+        """The kernel, which takes the module first."""
+        function: Forward = self.func
+        return function
+
+    @property
+    def __name__(self) -> str:
+        return "forward"
+
+    @property
+    def __wrapped__(self) -> Forward:
+        """What the kernel wraps, as a bound method answers; AttributeError where it wraps nothing."""
+        wrapped: Forward = self.func.__wrapped__
+        return wrapped
+
     def __reduce__(self) -> tuple[Any, ...]:
         from kernels_hub.layer.outcome import record_of
 

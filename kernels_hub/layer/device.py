@@ -123,7 +123,8 @@ def as_device(device: str | Device) -> Device:
 def as_target(device: str | Device | torch.device | None, model: nn.Module) -> Target:
     """The concrete device to choose kernels for.
 
-    device: None (inferred from the model's parameters and buffers), "cuda", "cuda:1", a
+    device: None (inferred from the model's parameters and buffers; PyTorch's default device for a
+        model that has neither, and the device of its hooks for one that accelerate offloads), "cuda", "cuda:1", a
         torch.device, or a Device; a Device with properties names hardware that need not be here
         and must then pin one capability, as in Device("cuda", CUDAProperties(90, 90)).
 
@@ -180,18 +181,50 @@ def _target_of_torch_device(device: torch.device) -> Target:
 def _find_device(model: nn.Module) -> torch.device:
     devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     kinds = sorted({device.type for device in devices})
-    if len(kinds) == 1:
+    if not kinds:  # activations and the like run wherever their inputs lie; kernels serve any device
+        import torch
+
+        devices = {torch.get_default_device()}
+        kinds = [device.type for device in devices]
+    if len(kinds) == 1 and kinds != ["meta"]:
         return min(devices, key=lambda device: device.index or 0)
-    if not kinds:
-        raise DeviceError(
-            "the model has no parameters and no buffers, so its device is unknown: "
-            "pass device=, for example device='cpu'"
-        )
+    if "meta" in kinds and (offloaded := _execution_devices(model)):
+        if len({device.type for device in offloaded}) == 1:
+            return min(offloaded, key=lambda device: device.index or 0)
+        kinds = sorted({device.type for device in offloaded})
     if kinds == ["meta"]:
-        raise DeviceError("the model lies on the meta device: pass device= for the one it will run on")
+        raise DeviceError(
+            "the model lies on the meta device: pass device= for the one it will run on, "
+            f"here {_devices_here()}; or load its weights first"
+        )
     raise DeviceError(
         f"the model lies on several device types ({', '.join(kinds)}): pass device= to choose one"
     )
+
+
+def _execution_devices(model: nn.Module) -> set[torch.device]:
+    """Where the hooks of accelerate (`cpu_offload`, `dispatch_model`) run modules whose weights lie elsewhere."""
+    import torch
+
+    found = set()
+    for module in model.modules():
+        hook = getattr(module, "_hf_hook", None)
+        for one in (hook, *getattr(hook, "hooks", ())):  # a SequentialHook holds several
+            device = getattr(one, "execution_device", None)
+            if isinstance(device, int):
+                found.add(torch.device(device))  # an index of the accelerator
+            elif device is not None and torch.device(device).type != "meta":
+                found.add(torch.device(device))
+    return found
+
+
+def _devices_here() -> str:
+    """The `device=` arguments that name hardware of this process, for messages."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    names = ["cpu"] if accelerator is None else [accelerator.type, "cpu"]
+    return " or ".join(f"device={name!r}" for name in names)
 
 
 @cache

@@ -40,11 +40,7 @@ def find_layer(module: ModuleType, layer_name: str, repository: str) -> Any:
         if callable(found):
             return found
     known = (
-        sorted(
-            name
-            for name, value in vars(layers).items()
-            if isinstance(value, type) and not name.startswith("_")
-        )
+        sorted(name for name, value in vars(layers).items() if not name.startswith("_") and _is_layer(value))
         if layers is not None
         else []
     )
@@ -52,6 +48,13 @@ def find_layer(module: ModuleType, layer_name: str, repository: str) -> Any:
         f"{repository} has no layer {layer_name!r}; "
         + (f"it has {', '.join(known)}" if known else "it defines no layers at all (no `layers` module)")
     )
+
+
+def _is_layer(value: object) -> bool:
+    """Whether a name of a `layers` module is a layer class: not a helper that it imports, nor nn.Module itself."""
+    from torch import nn
+
+    return isinstance(value, type) and issubclass(value, nn.Module) and "forward" in vars(value)
 
 
 class Reference(ABC):

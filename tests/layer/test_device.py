@@ -76,10 +76,23 @@ def test_inferred_from_parameters_or_buffers() -> None:
     assert as_target(None, only_buffers) == Target("cpu")
 
 
-def test_not_inferable() -> None:
-    with pytest.raises(DeviceError, match="device='cpu'"):
+def test_a_model_without_tensors_runs_where_torch_makes_them() -> None:
+    assert as_target(None, nn.ReLU()) == Target("cpu")
+    with torch.device("meta"), pytest.raises(DeviceError, match="meta"):
         as_target(None, nn.ReLU())
-    with pytest.raises(DeviceError, match="meta"):
+
+
+def test_offloaded_weights_are_computed_where_their_hooks_say() -> None:
+    from accelerate import cpu_offload
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.GELU())
+    cpu_offload(model, torch.device("cpu"))
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    assert as_target(None, model) == Target("cpu")
+
+
+def test_not_inferable() -> None:
+    with pytest.raises(DeviceError, match=r"meta device.*device='cpu'"):
         as_target(None, nn.Linear(1, 1, device="meta"))
     mixed = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta"))
     with pytest.raises(DeviceError, match="cpu, meta"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -144,6 +146,33 @@ def test_state_dict_and_hooks_keep_working(mapping: dict[str, dict[str, LocalLay
     assert seen == ["before", "after"]
     model.load_state_dict({"0.weight": torch.full((4,), 3.0)})
     assert torch.equal(model(X), 6 * X + 300)
+
+
+def test_a_kernelized_forward_answers_like_a_bound_method(
+    mapping: dict[str, dict[str, LocalLayerRepository]],
+) -> None:
+    model = kernelized(mapping)
+    forward: Any = model[0].forward
+    original = Scaled.forward.__get__(Scaled())
+    assert forward.__self__ is model[0]
+    assert torch.equal(forward.__func__(model[0], X), 2 * X)
+    assert forward.__name__ == original.__name__
+    assert list(inspect.signature(forward).parameters) == list(inspect.signature(original).parameters)
+    assert not hasattr(forward, "__wrapped__")
+    assert not hasattr(original, "__wrapped__")
+    replaced = forward.__func__.__get__(model[0])  # as accelerate and PEFT rebuild a method
+    assert torch.equal(replaced(X), 2 * X)
+
+
+def test_offloaded_and_brought_back(mapping: dict[str, dict[str, LocalLayerRepository]]) -> None:
+    from accelerate import cpu_offload
+    from accelerate.hooks import remove_hook_from_submodules
+
+    model = kernelized(mapping)
+    cpu_offload(model, torch.device("cpu"))
+    assert torch.equal(model(X), EXPECTED)
+    remove_hook_from_submodules(model)
+    assert torch.equal(model(X), EXPECTED)
 
 
 def test_compiles_whole(mapping: dict[str, dict[str, LocalLayerRepository]]) -> None:
