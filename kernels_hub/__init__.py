@@ -23,6 +23,7 @@ _PUBLIC = {
     "CompiledLayer": "repository.compiled",
     "Device": "layer.device",
     "DeviceError": "errors",
+    "FuncRepository": "repository.function_refs",
     "HubError": "errors",
     "HubPermissionError": "errors",
     "IntegrityError": "errors",
@@ -34,8 +35,10 @@ _PUBLIC = {
     "LayerNotFoundError": "errors",
     "LayerRepository": "repository.refs",
     "LoadedKernel": "repository.load",
+    "LocalFuncRepository": "repository.function_refs",
     "LocalLayerRepository": "repository.refs",
     "LockError": "errors",
+    "LockedFuncRepository": "repository.function_refs",
     "LockedLayerRepository": "repository.refs",
     "MappingError": "errors",
     "MappingNotFoundError": "errors",
@@ -48,6 +51,7 @@ _PUBLIC = {
     "OfflineError": "errors",
     "PublishError": "errors",
     "ROCMProperties": "layer.device",
+    "RepoInfo": "repository.load",
     "Report": "layer.report",
     "RepositoryNotFoundError": "errors",
     "Row": "layer.report",
@@ -66,6 +70,7 @@ _PUBLIC = {
     "get_local_kernel": "repository.kernel",
     "get_locked_kernel": "repository.kernel",
     "has_kernel": "repository.kernel",
+    "install_kernel": "repository.kernel",
     "kernelize": "layer.kernelize",
     "load_kernel": "repository.kernel",
     "load_kernel_mapping": "layer.mapping_file",
@@ -74,6 +79,7 @@ _PUBLIC = {
     "report": "layer.report",
     "restore": "layer.kernelize",
     "use_kernel_forward_from_hub": "layer.tag",
+    "use_kernel_func_from_hub": "layer.tag",
     "use_kernel_mapping": "layer.mapping",
     "use_kernelized_func": "layer.tag",
 }
@@ -135,15 +141,21 @@ if TYPE_CHECKING:
     from kernels_hub.layer.report import report as report
     from kernels_hub.layer.tag import replace_kernel_forward_from_hub as replace_kernel_forward_from_hub
     from kernels_hub.layer.tag import use_kernel_forward_from_hub as use_kernel_forward_from_hub
+    from kernels_hub.layer.tag import use_kernel_func_from_hub as use_kernel_func_from_hub
     from kernels_hub.layer.tag import use_kernelized_func as use_kernelized_func
     from kernels_hub.repository.compiled import CompiledLayer as CompiledLayer
+    from kernels_hub.repository.function_refs import FuncRepository as FuncRepository
+    from kernels_hub.repository.function_refs import LocalFuncRepository as LocalFuncRepository
+    from kernels_hub.repository.function_refs import LockedFuncRepository as LockedFuncRepository
     from kernels_hub.repository.kernel import get_kernel as get_kernel
     from kernels_hub.repository.kernel import get_kernel_variants as get_kernel_variants
     from kernels_hub.repository.kernel import get_local_kernel as get_local_kernel
     from kernels_hub.repository.kernel import get_locked_kernel as get_locked_kernel
     from kernels_hub.repository.kernel import has_kernel as has_kernel
+    from kernels_hub.repository.kernel import install_kernel as install_kernel
     from kernels_hub.repository.kernel import load_kernel as load_kernel
     from kernels_hub.repository.load import LoadedKernel as LoadedKernel
+    from kernels_hub.repository.load import RepoInfo as RepoInfo
     from kernels_hub.repository.load import get_loaded_kernels as get_loaded_kernels
     from kernels_hub.repository.metadata import Metadata as Metadata
     from kernels_hub.repository.refs import BundledLayerRepository as BundledLayerRepository

@@ -105,7 +105,7 @@ def forget() -> None:
 
 def judge(request: Request) -> list[VariantAccepted | VariantRejected]:
     """Every variant of a kernel on a Hub, accepted ones best first; nothing but the list is fetched."""
-    hub = Connection(request.user_agent)
+    hub = Connection(request.user_agent, request.local_files_only)
     place, candidates = _locate_once(request, hub)
     tree = list_files(hub, place, candidates[0].commit)
     return rank(tree.variants(), System.detect(request.backend)).decisions
@@ -113,7 +113,7 @@ def judge(request: Request) -> list[VariantAccepted | VariantRejected]:
 
 def preview(request: Request) -> tuple[str, Pinned, str]:
     """Repository, commit and variant that `fetch` would choose; the Hub is asked for lists only."""
-    hub = Connection(request.user_agent)
+    hub = Connection(request.user_agent, request.local_files_only)
     place, candidates = _locate_once(request, hub)
     pinned = candidates[0]
     tree = list_files(hub, place, pinned.commit)
@@ -122,7 +122,7 @@ def preview(request: Request) -> tuple[str, Pinned, str]:
 
 
 def _locate_once(request: Request, hub: Connection) -> tuple[RepositoryCache, list[Pinned]]:
-    key = (request.repo_id, request.repo_type, request.wanted)
+    key = (request.repo_id, request.repo_type, request.wanted, hub.is_offline)
     return _LOCATED.get(key, lambda: locate(request, hub))
 
 
@@ -130,7 +130,7 @@ def _locate_once(request: Request, hub: Connection) -> tuple[RepositoryCache, li
 
 
 def _fetch(request: Request) -> Fetched:
-    hub = Connection(request.user_agent)
+    hub = Connection(request.user_agent, request.local_files_only)
     place, candidates = _locate_once(request, hub)
     system = System.detect(request.backend)
     candidate, pinned, admission, tree = _choose(request, hub, place, candidates, system)

@@ -38,6 +38,8 @@ class Connection:
     """A Hub as one user of this library sees it: HF_ENDPOINT, HF_TOKEN and the rest of its environment."""
 
     user_agent: str | dict[str, str] | None = None
+    local_files_only: bool = False
+    """Ask nothing, as under HF_HUB_OFFLINE."""
 
     @cached_property
     def api(self) -> HfApi:
@@ -57,10 +59,10 @@ class Connection:
 
     @property
     def is_offline(self) -> bool:
-        """Whether HF_HUB_OFFLINE forbids to ask."""
+        """Whether the caller, or HF_HUB_OFFLINE, forbids to ask."""
         from huggingface_hub import constants
 
-        return bool(constants.HF_HUB_OFFLINE)
+        return self.local_files_only or bool(constants.HF_HUB_OFFLINE)
 
     def refs(self, repo_id: str, repo_type: str) -> Refs:
         """The branches and tags, in one call. Raises RepositoryNotFoundError, HubError."""

@@ -37,6 +37,8 @@ class Request:
     """"kernel" or "model"; None to find out."""
     trust_remote_code: bool | tuple[str, ...] = False
     user_agent: str | dict[str, str] | None = field(default=None, compare=False)
+    local_files_only: bool = False
+    """Use what is in the cache; the Hub is not asked."""
 
     def __str__(self) -> str:
         return f"{self.repo_id}{self.wanted}"

@@ -57,6 +57,16 @@ def use_kernel_forward_from_hub(layer_name: str, condition: Condition | None = N
     return decorate
 
 
+def use_kernel_func_from_hub(func_name: str) -> Callable[[T], T]:
+    """Decorator: make a function replaceable by kernels named `func_name`.
+
+    The name that Hugging Face's `kernels` gave `use_kernel_forward_from_hub` for functions; the two are the same.
+
+    Raises TypeError on anything but a class or a function.
+    """
+    return use_kernel_forward_from_hub(func_name)
+
+
 def replace_kernel_forward_from_hub(cls: type, layer_name: str, condition: Condition | None = None) -> None:
     """Tag a class that someone else owns; as `use_kernel_forward_from_hub`, without the decorator.
 

@@ -12,6 +12,7 @@ from kernels_hub.errors import LockError, MetadataError
 from kernels_hub.hub.client import Fetched, fetch, fetch_locked, preview
 from kernels_hub.hub.locate import Request
 from kernels_hub.hub.lock import Dependency, Lock
+from kernels_hub.repository.load import RepoInfo
 from kernels_hub.repository.local import local_variant
 from kernels_hub.repository.local_overrides import local_override
 from kernels_hub.repository.resolved import Preview, ResolvedKernel
@@ -60,11 +61,17 @@ def resolve_locked_kernel(
     return resolve(Dependency(repo_id, pinned.wanted), ())
 
 
-def with_dependencies(kernel: ResolvedKernel, backend: str | None) -> ResolvedKernel:
+def with_dependencies(
+    kernel: ResolvedKernel,
+    backend: str | None,
+    trust_remote_code: bool | tuple[str, ...] = False,
+    user_agent: str | dict[str, str] | None = None,
+) -> ResolvedKernel:
     """A kernel of a local folder, with the kernels of a Hub that its metadata.json asks for."""
     if kernel.files.metadata is None or not kernel.files.metadata.kernel_depends:
         return kernel
-    resolve = _resolver(Request(kernel.repository, Wanted(), backend))
+    request = Request(kernel.repository, Wanted(), backend, None, trust_remote_code, user_agent)
+    resolve = _resolver(request)
     return _depending(kernel, Dependency(kernel.repository, Wanted()), (), resolve)
 
 
@@ -92,7 +99,8 @@ def _join(
     fetched: Fetched, asked: Dependency, chain: tuple[Dependency, ...], resolve: _Resolve
 ) -> ResolvedKernel:
     revision = fetched.pinned.release or fetched.pinned.ref
-    kernel = ResolvedKernel(fetched.repo_id, revision, fetched.files)
+    info = RepoInfo(fetched.repo_id, fetched.pinned.commit)
+    kernel = ResolvedKernel(fetched.repo_id, revision, fetched.files, repo_info=info)
     return _depending(kernel, asked, chain, resolve)
 
 

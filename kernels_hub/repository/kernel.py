@@ -29,18 +29,45 @@ def get_kernel(
     repo_type: str | None = None,
     trust_remote_code: bool | list[str] | tuple[str, ...] = False,
     user_agent: str | dict[str, str] | None = None,
+    check_arch: bool = True,
 ) -> ModuleType:
     """The imported module of a kernel on a Hub, fetched once a machine and imported once a process.
 
     repo_id, version, revision, repo_type, trust_remote_code, user_agent: as for `LayerRepository`.
     backend: device type to choose the variant for; None for the one that torch was built for.
+    check_arch: refuse a kernel that declares GPU architectures without that of the GPU here.
 
     Raises VersionError, RepositoryNotFoundError, NoVariantError, TrustError, IntegrityError,
     OfflineError, HubError, KernelImportError; nothing of the kernel has run but for the last.
     """
     wanted = Wanted.of(repo_id, version, revision)
     trust = frozen_trust(trust_remote_code)
-    return resolve_hub_kernel(Request(repo_id, wanted, backend, repo_type, trust, user_agent)).load()
+    request = Request(repo_id, wanted, backend, repo_type, trust, user_agent)
+    return resolve_hub_kernel(request).load(check_arch=check_arch)
+
+
+def install_kernel(
+    repo_id: str,
+    *,
+    revision: str | None = None,
+    version: str | int | None = None,
+    backend: str | None = None,
+    local_files_only: bool = False,
+    user_agent: str | dict[str, str] | None = None,
+    trust_remote_code: bool | list[str] | tuple[str, ...] = False,
+) -> Path:
+    """Fetch the variant of a kernel for this machine, and the kernels that it depends on; nothing is imported.
+
+    repo_id, version, revision, trust_remote_code, user_agent: as for `LayerRepository`.
+    backend: device type to choose the variant for; None for the one that torch was built for.
+    local_files_only: use what is in the cache, and ask no Hub.
+
+    Returns the variant's folder. Raises as `get_kernel` does, but for KernelImportError.
+    """
+    wanted = Wanted.of(repo_id, version, revision)
+    trust = frozen_trust(trust_remote_code)
+    request = Request(repo_id, wanted, backend, None, trust, user_agent, local_files_only)
+    return resolve_hub_kernel(request).files.folders[0]
 
 
 def get_locked_kernel(
@@ -67,14 +94,23 @@ def load_kernel(
 
 
 def get_local_kernel(
-    repo_path: str | Path, *, package_name: str | None = None, backend: str | None = None
+    repo_path: str | Path,
+    *,
+    package_name: str | None = None,
+    backend: str | None = None,
+    trust_remote_code: bool | list[str] | tuple[str, ...] = False,
+    user_agent: str | dict[str, str] | None = None,
 ) -> ModuleType:
     """The imported module of a kernel in a folder: a repository, its `build/`, or one variant.
+
+    trust_remote_code, user_agent: for the kernels of a Hub that it depends on, as for `LayerRepository`; the
+        folder's own code is run as it is.
 
     Raises RepositoryNotFoundError, NoVariantError, MetadataError, KernelImportError.
     """
     files = local_variant(Path(repo_path), System.detect(backend), package_name)
-    return with_dependencies(ResolvedKernel(str(repo_path), None, files), backend).load()
+    kernel = ResolvedKernel(str(repo_path), None, files)
+    return with_dependencies(kernel, backend, frozen_trust(trust_remote_code), user_agent).load()
 
 
 def has_kernel(

@@ -53,11 +53,23 @@ class KernelFiles:
 
 
 @dataclass(frozen=True)
+class RepoInfo:
+    """Where a kernel of a Hub comes from."""
+
+    repo_id: str
+    """"org/name"."""
+    revision: str
+    """The commit."""
+
+
+@dataclass(frozen=True)
 class LoadedKernel:
     """A kernel in this process: its files and the imported package."""
 
     kernel: KernelFiles
     module: ModuleType
+    repo_info: RepoInfo | None = None
+    """The repository on a Hub that it was first loaded from; None for folders and bundled kernels."""
 
     @property
     def metadata(self) -> Metadata | None:
@@ -77,8 +89,10 @@ def get_loaded_kernels() -> list[LoadedKernel]:
     return list(_LOADED.values())
 
 
-def import_kernel(kernel: KernelFiles) -> ModuleType:
+def import_kernel(kernel: KernelFiles, repo_info: RepoInfo | None = None) -> ModuleType:
     """The package of a variant, imported once for its content.
+
+    repo_info: the repository on a Hub that it comes from, for `get_loaded_kernels`.
 
     Equal content shares one module, wherever it lies; other content gets one of its own, whatever
     its name. The module's name carries the digest, so operator namespaces derived from it never
@@ -99,7 +113,7 @@ def import_kernel(kernel: KernelFiles) -> ModuleType:
     name = _NAMES.setdefault(kernel.digest, kernel.module_name)
 
     def loaded_now(module: ModuleType) -> None:
-        _LOADED[kernel.digest] = LoadedKernel(kernel, module)
+        _LOADED[kernel.digest] = LoadedKernel(kernel, module, repo_info)
 
     _FINDER.register(name, Package(kernel.folders, kernel.files, kernel.bytecode, loaded_now, kernel.sealed))
     try:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 
 from kernels_hub.errors import KernelImportError
-from kernels_hub.repository.load import KernelFiles, import_kernel
+from kernels_hub.repository.architectures import check_architecture
+from kernels_hub.repository.load import KernelFiles, RepoInfo, import_kernel
 
 _LOADING: ContextVar[tuple[str, Mapping[str, ModuleType]] | None] = ContextVar("loading", default=None)
 
@@ -26,17 +27,24 @@ class ResolvedKernel:
     files: KernelFiles
     depends: Mapping[str, ResolvedKernel] = field(default_factory=dict, hash=False)
     """Repository -> kernel, of those that its metadata.json lists under kernel-depends."""
+    repo_info: RepoInfo | None = None
+    """Repository and commit of a kernel that comes from a Hub."""
 
-    def load(self) -> ModuleType:
+    def load(self, *, check_arch: bool = True) -> ModuleType:
         """Import the kernels that it depends on, then the kernel itself; each once a process.
 
-        Raises KernelImportError with the cause chained, IntegrityError for a file that was changed.
+        check_arch: first compare the GPU architectures that it declares with the GPU that is here.
+
+        Raises KernelImportError with the cause chained, IntegrityError for a file that was changed, NoVariantError
+        for a GPU that it was not built for.
         """
+        if check_arch and self.files.metadata is not None and self.files.metadata.archs:
+            check_architecture(self.files.metadata, self.files.variant)
         if not self.depends:
-            return import_kernel(self.files)
-        modules = {repo_id: kernel.load() for repo_id, kernel in self.depends.items()}
+            return import_kernel(self.files, self.repo_info)
+        modules = {repo_id: kernel.load(check_arch=check_arch) for repo_id, kernel in self.depends.items()}
         with _dependencies(self.repository, modules):
-            return import_kernel(self.files)
+            return import_kernel(self.files, self.repo_info)
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,15 @@ NAMES = """
     __version__
 
     Mode Device CUDAProperties ROCMProperties KernelizeFallback
-    use_kernel_forward_from_hub replace_kernel_forward_from_hub use_kernelized_func
+    use_kernel_forward_from_hub replace_kernel_forward_from_hub use_kernelized_func use_kernel_func_from_hub
     kernelize restore explain report Report Row
 
+    FuncRepository LocalFuncRepository LockedFuncRepository
     LayerRepository LocalLayerRepository BundledLayerRepository LockedLayerRepository CompiledLayer
     KernelMapping register_kernel_mapping use_kernel_mapping load_kernel_mapping
 
     get_kernel get_local_kernel get_locked_kernel load_kernel get_kernel_dep
-    has_kernel get_kernel_variants get_loaded_kernels
+    has_kernel get_kernel_variants get_loaded_kernels install_kernel RepoInfo
     LoadedKernel Metadata VariantAccepted VariantRejected
 
     KernelsHubError

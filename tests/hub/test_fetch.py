@@ -18,19 +18,25 @@ from torch import nn
 
 from kernels_hub import (
     Device,
+    FuncRepository,
     HubError,
     IntegrityError,
     LayerRepository,
+    LocalFuncRepository,
+    LockedFuncRepository,
     Mode,
     NoVariantError,
     OfflineError,
+    RepoInfo,
     RepositoryNotFoundError,
     TrustError,
     VersionError,
     explain,
     get_kernel,
     get_kernel_variants,
+    get_loaded_kernels,
     has_kernel,
+    install_kernel,
     kernelize,
     report,
     use_kernel_forward_from_hub,
@@ -74,6 +80,36 @@ def test_a_version_that_does_not_exist_comes_with_the_nearest(place: Place) -> N
     with pytest.raises(VersionError, match=r"no branch or tag 'v1\.4\.1'.*v1\.4\.0"):
         place.get(revision="v1.4.1")
     assert list(place.cache.rglob("layers.py")) == []
+
+
+def test_installing_fetches_and_imports_nothing(place: Place) -> None:
+    commit = place.release("1.0.0", "installed")
+    loaded = len(get_loaded_kernels())
+    with pytest.raises(OfflineError):
+        install_kernel(place.repo(), version=1, local_files_only=True)
+    client.forget()
+    folder = install_kernel(place.repo(), version=1, trust_remote_code=True)
+    assert (folder / "metadata.json").is_file()
+    assert len(get_loaded_kernels()) == loaded
+    assert install_kernel(place.repo(), version=1, local_files_only=True, trust_remote_code=True) == folder
+    place.get(version=1)
+    kernel = get_loaded_kernels()[-1]
+    assert kernel.repo_info == RepoInfo(place.repo(), commit)
+
+
+def test_functions_by_the_peers_names(place: Place, tmp_path: Path) -> None:
+    place.release("1.0.0", "functions")
+    reference = FuncRepository(place.repo(), func_name="Scale", version=1, trust_remote_code=True)
+    assert reference.func_name == reference.layer_name == "Scale"
+    assert reference.load() is place.get(version=1).layers.Scale
+    assert reference == FuncRepository(place.repo(), func_name="Scale", version=1, trust_remote_code=True)
+    assert reference != FuncRepository(place.repo(), func_name="Other", version=1, trust_remote_code=True)
+    assert len({reference, LayerRepository(place.repo(), layer_name="Scale", version=1)}) == 2
+    with pytest.raises(VersionError, match="both|not both|one of"):
+        FuncRepository(place.repo(), func_name="Scale", version=1, revision="main")
+    local = LocalFuncRepository(tmp_path, func_name="Scale")
+    assert local.func_name == "Scale"
+    assert LockedFuncRepository(place.repo(), func_name="Scale").func_name == "Scale"
 
 
 def test_a_yanked_release_needs_its_exact_name(place: Place) -> None:
