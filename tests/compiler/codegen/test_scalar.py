@@ -210,7 +210,21 @@ def test_narrow_floats_are_rounded_by_casts_and_where_asked():
 
 
 def test_names_of_sizes_are_told_apart():
-    names = ["n", "a.b", "a-b", "a_b", "_a_b", "a_b_", "…", "….", "a" * 60, "a" * 61, "\ud800", "x_a_b", "A.b"]
+    names = [
+        "n",
+        "a.b",
+        "a-b",
+        "a_b",
+        "_a_b",
+        "a_b_",
+        "…",
+        "….",
+        "a" * 60,
+        "a" * 61,
+        "\ud800",
+        "x_a_b",
+        "A.b",
+    ]
     assert size_name("batch") == "n_batch"
     assert len({size_name(name) for name in names}) == len(names)
     assert all(size_name(name).isascii() and size_name(name).isidentifier() for name in names)
