@@ -12,6 +12,10 @@ import numpy as np
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
+from kernels_hub.compiler.codegen.triton_versions import mend_interpreter
+
+mend_interpreter()
+
 _NAMES = {
     "asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh",
     "atan2": "arctan2", "pow": "power",

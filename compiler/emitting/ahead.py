@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from kernels_hub.compiler.codegen.triton_versions import scratch_bytes
 from kernels_hub.compiler.emitting.resources import SHARED_LIMIT, Resources, read_resources
 from kernels_hub.compiler.emitting.runtime.arguments import dtype_of
 from kernels_hub.compiler.emitting.runtime.binaries import FOLDER, INDEX, Binary, parameter
@@ -272,9 +273,7 @@ def _row(
         for name, value in one.constants.items()
     }
     trailing = taken.parameters - len(one.parameters)
-    if not problem and (
-        meta.global_scratch_size or meta.profile_scratch_size or meta.num_ctas != 1 or trailing < 0
-    ):
+    if not problem and (scratch_bytes(meta) or meta.num_ctas != 1 or trailing < 0):
         problem = "it needs more of a launch than arguments"
     if problem:
         return Compiled(program, arch, one.name, constants, taken, len(data), None, problem)

@@ -13,7 +13,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels_hub.compiler.codegen import toolchain, triton_interpreted, triton_options, triton_runtime
+from kernels_hub.compiler.codegen import (
+    toolchain,
+    triton_interpreted,
+    triton_options,
+    triton_runtime,
+    triton_versions,
+)
 from kernels_hub.compiler.codegen.scalar import size_name
 from kernels_hub.compiler.codegen.triton import HEAD, Program, _Module
 from kernels_hub.compiler.codegen.triton_options import Options
@@ -135,7 +141,7 @@ def triton_program(scheduled: Schedule) -> Program:
 
 
 def library_files() -> dict[str, str]:
-    """What generated kernels call: kh.py, tiles.py, interpreted.py."""
+    """What generated kernels call: kh.py, tiles.py, interpreted.py, versions.py."""
     runtime = Path(triton_runtime.__file__).read_text(encoding="utf-8")
     runtime = _replaced(
         runtime, "from kernels_hub.compiler.codegen.triton_options import (", "from .tiles import ("
@@ -154,7 +160,16 @@ def library_files() -> dict[str, str]:
         "import numpy as np\nimport triton.language as tl\nfrom triton.runtime.interpreter import TensorHandle\n",
         "import triton.language as tl\nfrom triton.runtime.interpreter import TensorHandle, np\n",
     )
-    return {"kh.py": runtime, "tiles.py": _tiles(), "interpreted.py": interpreted}
+    interpreted = _replaced(
+        interpreted, "from kernels_hub.compiler.codegen.triton_versions import", "from .versions import"
+    )
+    versions = Path(triton_versions.__file__).read_text(encoding="utf-8")
+    return {
+        "kh.py": runtime,
+        "tiles.py": _tiles(),
+        "interpreted.py": interpreted,
+        "versions.py": versions,
+    }
 
 
 def _replaced(text: str, old: str, new: str) -> str:

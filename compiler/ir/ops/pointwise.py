@@ -227,8 +227,9 @@ BITS = (
               triton="tl.where(({1} >= 0) & ({1} < {0}.dtype.primitive_bitwidth), {0} << {1}, 0)",
               cpp="(static_cast<std::uint64_t>({1}) < 8 * sizeof({0}) ? {0} << {1} : 0)", source="numpy.left_shift"),
     pointwise("shr", "a / 2**b, rounded down; 0 or -1 as shl has 0", _shift(np.right_shift), INTEGERS, arity=2,
+              # The cast: Triton before 3.9 widens int8 for a compile-time number.
               triton={"int": "{0} >> tl.where({1} >= 0, tl.minimum({1}, {0}.dtype.primitive_bitwidth - 1), "
-                             "{0}.dtype.primitive_bitwidth - 1)",
+                             "{0}.dtype.primitive_bitwidth - 1).to({0}.dtype)",
                       "uint": "tl.where({1} < {0}.dtype.primitive_bitwidth, {0} >> {1}, 0)"},
               cpp={"int": "({0} >> std::min<std::uint64_t>({1}, 8 * sizeof({0}) - 1))",
                    "uint": "(static_cast<std::uint64_t>({1}) < 8 * sizeof({0}) ? {0} >> {1} : 0)"},
