@@ -28,7 +28,7 @@ import torch
 from kernels_hub.compiler import traced
 from kernels_hub.compiler.arguments import array_of, is_array
 from kernels_hub.compiler.binding import bind_shapes
-from kernels_hub.compiler.container import read_container, write_container
+from kernels_hub.compiler.container import AGAIN, Bytes, read_container, write_container
 from kernels_hub.compiler.devices import find_device
 from kernels_hub.compiler.engines.engine import Device, Note, Outcome, Signature
 from kernels_hub.compiler.errors import CompilerError, DimError, EngineError, PlanError
@@ -39,7 +39,7 @@ from kernels_hub.compiler.ir.transform import bind
 from kernels_hub.compiler.ir.types import Array
 from kernels_hub.compiler.module_call import ModuleCall
 from kernels_hub.compiler.plan import Plan
-from kernels_hub.compiler.plan_file import check_header, plan_in, read_bytes, versions
+from kernels_hub.compiler.plan_file import MadeHeader, check_made, plan_in, read_bytes, versions
 from kernels_hub.compiler.program import SegmentError
 from kernels_hub.compiler.selection import (
     LOGGER,
@@ -394,6 +394,12 @@ class Executable:
             raise
 
 
+class _ExecutableHeader(MadeHeader, frozen=True, kw_only=True):
+    """The header of an executable. shapes: those of the inputs, for each plan; None of one plan for all shapes."""
+
+    shapes: tuple[tuple[tuple[Bytes, ...], ...], ...] | None
+
+
 def load_executable(
     source: str | os.PathLike[str] | bytes, device: str | Device | torch.device | None = None
 ) -> Executable:
@@ -403,16 +409,18 @@ def load_executable(
     """
     data, what = read_bytes(source)
     container = read_container(data, what)
-    place = check_header(container.header, "executable", what, device)
+    place = check_made(container, "executable", device)
+    header = container.header(_ExecutableHeader)
     plans = [
         plan_in(read_container(part, f"{what}, {name}"), f"{what}, {name}", place)
         for name, part in container.sections.items()
     ]
+    if len(plans) != (1 if header.shapes is None else len(set(header.shapes))) or not plans:
+        raise PlanError(f"{what} holds {len(plans)} plans, and shapes for another number; {AGAIN}")
     made = Executable(plans[0].signature, Settings(place), None)
-    made.name = container.header["graph"]
-    if container.header["shapes"] is None:
+    made.name = header.graph
+    if header.shapes is None:
         made._plan = plans[0]
     else:
-        keys = (tuple(tuple(shape) for shape in one) for one in container.header["shapes"])
-        made._plans.update(zip(keys, plans, strict=True))
+        made._plans.update(zip(header.shapes, plans, strict=True))
     return made

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels_hub.compiler.container import read_container, write_container
+from kernels_hub.compiler.container import AGAIN, Bytes, Header, read_container, write_container
 from kernels_hub.compiler.engines.engine import Device, KnobValue
 from kernels_hub.compiler.errors import CompilerError, PlanError
 from kernels_hub.compiler.ir import types
@@ -21,6 +21,7 @@ from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.parser import parse_graph
 from kernels_hub.compiler.ir.printer import large_constants, print_graph
 from kernels_hub.compiler.ir.types import Array
+from kernels_hub.parsing import Struct, Text
 
 _KIND = "graph"
 
@@ -51,32 +52,55 @@ def pack_graph(graph: Graph, engine: str, device: Device, knobs: Mapping[str, Kn
     return write_container(header, sections)
 
 
+class ArrayRow(Struct, frozen=True):
+    """The type of an array."""
+
+    dtype: Text
+    shape: tuple[Bytes, ...]
+
+
+class GraphHeader(Header, frozen=True, kw_only=True):
+    """The header of a payload."""
+
+    engine: Text
+    device: Text
+    knobs: dict[str, bool | int | float | str]
+    graph: str
+    weights: dict[str, ArrayRow]
+    constants: dict[str, ArrayRow]
+
+
 def unpack_graph(payload: bytes, engine: str, device: Device) -> Unpacked:
     """What `pack_graph` packed. Raises PlanError where it is damaged, or of another engine or device."""
-    found = read_container(payload, f"this plan of engine {engine}")
-    header = found.header
+    what = f"this plan of engine {engine}"
+    found = read_container(payload, what)
+    header = found.header(GraphHeader)
+    if header.kind != _KIND or header.engine != engine:
+        raise PlanError(f"this plan is of engine {header.engine!r}; engine {engine!r} cannot run it")
+    if header.device != device.type:
+        raise PlanError(f"{what} is for {header.device}, not for {device}: compile the graph there")
     try:
-        if header["kind"] != _KIND or header["engine"] != engine:
-            raise PlanError(f"this plan is of engine {header['engine']!r}; engine {engine!r} cannot run it")
-        if header["device"] != device.type:
-            raise PlanError(
-                f"this plan of engine {engine} is for {header['device']}, not for {device}: compile the graph there"
-            )
-        arrays = {
-            kind: {
-                name: _array(found.sections[f"{kind} {name}"], row)
-                for name, row in header[f"{kind}s"].items()
-            }
-            for kind in ("weight", "constant")
+        weights = {
+            name: _array(found.section(f"weight {name}"), row, f"{what}: the weight {name!r}")
+            for name, row in header.weights.items()
         }
-        graph = parse_graph(header["graph"], constants=arrays["constant"], weights=arrays["weight"])
-        return Unpacked(graph, header["knobs"])
+        constants = {
+            name: _array(found.section(f"constant {name}"), row, f"{what}: the constant {name!r}")
+            for name, row in header.constants.items()
+        }
+        graph = parse_graph(header.graph, constants=constants, weights=weights)
     except PlanError:
         raise
-    except (KeyError, TypeError, ValueError, CompilerError) as error:
-        raise PlanError(
-            f"this plan of engine {engine} is of another version of the compiler ({error}); compile the graph again"
-        ) from error
+    except CompilerError as error:
+        raise PlanError(f"{what} is of another version of the compiler ({error}); {AGAIN}") from error
+    for name, value in graph.parameters.items():
+        array = weights.get(name)
+        given = "not given" if array is None else f"{types.dtype(array.dtype)}{list(array.shape)}"
+        if array is None or types.dtype(array.dtype) is not value.dtype or array.shape != value.shape:
+            raise PlanError(f"{what}: the weight {name!r} is {given}, its parameter is {value.type}; {AGAIN}")
+    if unknown := sorted(weights.keys() - graph.parameters.keys()):
+        raise PlanError(f"{what}: no parameter is called {unknown[0]!r}, of which it has a weight; {AGAIN}")
+    return Unpacked(graph, header.knobs)
 
 
 def _described(array: Array) -> dict[str, Any]:
@@ -87,7 +111,10 @@ def _bytes(array: Array) -> bytes:
     return np.ascontiguousarray(array).tobytes()
 
 
-def _array(data: memoryview, row: Mapping[str, Any]) -> Array:
-    of, shape = types.dtype(row["dtype"]), tuple(row["shape"])
-    flat: Array = np.frombuffer(data, of.numpy, math.prod(shape)) if len(data) else np.empty(0, of.numpy)
-    return flat.reshape(shape)
+def _array(data: memoryview, row: ArrayRow, what: str) -> Array:
+    of = types.dtype(row.dtype)
+    count = math.prod(row.shape)
+    if len(data) != count * of.numpy.itemsize:
+        raise PlanError(f"{what} has {len(data)} bytes, which are no {of}{list(row.shape)}; {AGAIN}")
+    flat: Array = np.frombuffer(data, of.numpy, count) if count else np.empty(0, of.numpy)
+    return flat.reshape(row.shape)

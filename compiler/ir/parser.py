@@ -67,12 +67,12 @@ class _GraphReader(Reader):
     def _symbol(self, graph: Graph) -> None:
         name = self.name()
         if self.accept(">="):
-            graph.symbol(name, int(self.kind("number")))
+            graph.symbol(name, self.whole())
         else:
             self.expect("in")
-            low = int(self.kind("number"))
+            low = self.whole()
             self.expect("..")
-            graph.symbol(name, low, int(self.kind("number")))
+            graph.symbol(name, low, self.whole())
 
     def _node(self, graph: Graph, values: dict[str, Value]) -> None:
         line = self.now.line
@@ -102,9 +102,10 @@ class _GraphReader(Reader):
         origin = self.string() if self.accept("@") else ""
         try:
             with graph.origin(origin):
-                results = _append(graph, row, operands, given)
-        except CompilerError as error:
-            raise ParseError(f"line {line}: {error}") from error
+                results = _append(graph, row, operands, row.normalise(given))
+        except (CompilerError, *_MALFORMED) as error:
+            named = "" if isinstance(error, CompilerError) else f"{row.name}: {type(error).__name__}: "
+            raise ParseError(f"line {line}: {named}{error}") from error
         if [one.type for one in results] != types:
             inferred = ", ".join(str(one.type) for one in results)
             raise ParseError(f"line {line}: {row.name} gives {inferred}, not {', '.join(map(str, types))}")
@@ -156,13 +157,16 @@ class _GraphReader(Reader):
         if kind == "float":
             return self._number()
         if kind == "bool":
+            if self.now.kind != "word" or self.now.text not in {"true", "false"}:
+                raise self.error("expected true or false")
             return self.take().text == "true"
         if kind == "dtype":
             return dtype(self.kind("word"))
         if kind == "str":
             return self.string()
         if kind == "region":
-            return self.graph()
+            with self.deeper():
+                return self.graph()
         assert kind == "pair"
         self.expect("[")
         return self._list(lambda: self.dim(graph.symbol))
@@ -182,8 +186,11 @@ class _GraphReader(Reader):
     def _literal(self, of: TensorType) -> Literal:
         if self.accept("["):
             numbers = self._list(self._number)
-            array = np.array(numbers, np.float64 if of.dtype.is_float else None)
-            return Literal.of(array.astype(of.dtype.numpy).reshape(of.shape))
+            try:
+                array = np.array(numbers, np.float64 if of.dtype.is_float else None)
+                return Literal.of(array.astype(of.dtype.numpy).reshape(of.shape))
+            except (ValueError, TypeError, OverflowError) as error:
+                raise self.error(f"these numbers are no {of} ({error})") from error
         if self.now.kind == "string":
             return self._from_bytes(self.string(), of)
         digest = self.kind("digest")[1:]
@@ -202,8 +209,20 @@ class _GraphReader(Reader):
             return Literal.of(
                 np.frombuffer(base64.b64decode(text, validate=True), of.dtype.numpy).reshape(of.shape)
             )
-        except (ValueError, binascii.Error) as error:
+        except (ValueError, TypeError, binascii.Error) as error:
             raise self.error(f"these bytes are no {of} ({error})") from error
+
+
+_MALFORMED = (
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    RecursionError,
+)
+"""What rules of ops, which trust graphs that are built by hand, meet in attributes of wrong lengths and kinds."""
 
 
 def _append(graph: Graph, row: Op, operands: list[Value], attrs: dict[str, Any]) -> tuple[Value, ...]:

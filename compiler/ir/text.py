@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kernels_hub.compiler.errors import DimError, ParseError
-from kernels_hub.compiler.ir.dims import Dim, dim_max, dim_min, floordiv, mod
+from kernels_hub.compiler.ir.dims import Dim, Expr, dim_max, dim_min, floordiv, mod
 
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r]+|\#[^\n]*)|(?P<line>\n)|(?P<value>%\d+)
     |(?P<digest>@[0-9a-f]{32})|(?P<string>"(?:[^"\\\n]|\\.)*")
     |(?P<number>-?(?:0x[0-9a-fA-F]+|(?:\d+\.(?!\.)\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+)))
     |(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>//|\.\.|->|>=|[-+*%()\[\]{},:=<>@])""",
-    re.VERBOSE,
+    re.VERBOSE | re.ASCII,
 )
+
+
+DEEPEST = 50
+"""Brackets in brackets, and graphs in graphs."""
+LONGEST_NUMBER = 40
+"""Digits of a whole number."""
+MOST_TERMS = 256
+"""Terms of a dim, factors of each, and arguments of min and max."""
+LONGEST_DIM = 4096
+"""Characters of a dim that stands alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,7 @@ class Reader:
     def __init__(self, text: str) -> None:
         self._tokens = tokens(text)
         self._next = 0
+        self._depth = 0
 
     @property
     def now(self) -> Token:
@@ -95,7 +107,28 @@ class Reader:
 
     def string(self) -> str:
         """Read a quoted string."""
-        return str(json.loads(self.kind("string"), strict=False))
+        token = self.now
+        try:
+            return str(json.loads(self.kind("string"), strict=False))
+        except ValueError as error:
+            raise ParseError(f"line {token.line}: {token.text[:100]} is no string: {error}") from error
+
+    def whole(self) -> int:
+        """Read a whole number. Raises ParseError."""
+        text = self.now.text
+        if self.now.kind != "number" or not text.removeprefix("-").isdigit() or len(text) > LONGEST_NUMBER:
+            raise self.error(f"expected a whole number of at most {LONGEST_NUMBER} digits")
+        self.take()
+        return int(text)
+
+    @contextmanager
+    def deeper(self) -> Iterator[None]:
+        """Read what stands inside brackets. Raises ParseError where these are too deep."""
+        if self._depth >= DEEPEST:
+            raise self.error(f"expected brackets at most {DEEPEST} deep")
+        self._depth += 1
+        yield
+        self._depth -= 1
 
     def name(self) -> str:
         """Read a name: a word or a quoted string."""
@@ -112,18 +145,30 @@ class Reader:
 
     def error(self, expected: str) -> ParseError:
         """What to raise at the next token."""
-        return ParseError(f"line {self.now.line}: {expected}, got {self.now.text!r}")
+        return ParseError(f"line {self.now.line}: {expected}, got {self.now.text[:100]!r}")
 
     def dim(self, symbol: Callable[[str], Dim]) -> Dim:
         """Read a dim. symbol: from the name of a symbol to the dim that it is."""
         total = self._term(symbol)
         while self.now.text in {"+", "-"} and self.now.kind == "sign":
             total = total + self._term(symbol) if self.take().text == "+" else total - self._term(symbol)
+            self._check_terms(total)
         return total
+
+    def _check_terms(self, dim: Dim) -> None:
+        """Arithmetic of dims takes time by the square of their terms and digits."""
+        if isinstance(dim, Expr) and (
+            len(dim.terms) > MOST_TERMS
+            or any(sum(power for _, power in one) > MOST_TERMS for one, _ in dim.terms)
+        ):
+            raise self.error(f"expected a dim of at most {MOST_TERMS} terms and factors")
+        if any(abs(one) >= 10**LONGEST_NUMBER for one in _coefficients(dim)):
+            raise self.error(f"expected numbers of at most {LONGEST_NUMBER} digits")
 
     def _term(self, symbol: Callable[[str], Dim]) -> Dim:
         if self.accept("-"):
-            return -self._term(symbol)
+            with self.deeper():
+                return -self._term(symbol)
         result = self._factor(symbol)
         while self.now.text in {"*", "//", "%"} and self.now.kind == "sign":
             sign = self.take().text
@@ -135,33 +180,37 @@ class Reader:
                 if sign == "//"
                 else mod(result, right)
             )
+            self._check_terms(result)
         return result
 
     def _factor(self, symbol: Callable[[str], Dim]) -> Dim:
         if self.now.kind == "number":
-            try:
-                return int(self.now.text)
-            except ValueError:
-                raise self.error("expected a whole number") from None
-            finally:
-                self.take()
+            return self.whole()
         if self.accept("("):
-            inner = self.dim(symbol)
+            with self.deeper():
+                inner = self.dim(symbol)
             self.expect(")")
             return inner
         if self.now.kind == "word" and self.now.text in {"min", "max"}:
             build = dim_min if self.take().text == "min" else dim_max
             self.expect("(")
-            args = [self.dim(symbol)]
-            while self.accept(","):
-                args.append(self.dim(symbol))
+            with self.deeper():
+                args = [self.dim(symbol)]
+                while self.accept(",") and len(args) < MOST_TERMS:
+                    args.append(self.dim(symbol))
             self.expect(")")
             return build(*args)
         return symbol(self.name())
 
 
+def _coefficients(dim: Dim) -> Iterable[int]:
+    return (one for _, one in dim.terms) if isinstance(dim, Expr) else (dim,)
+
+
 def parse_dim(text: str, symbol: Callable[[str], Dim]) -> Dim:
     """The dim that a text states. Raises DimError where it states none."""
+    if len(text) > LONGEST_DIM:
+        raise DimError(f"{text[:60]!r}… has {len(text)} characters; a dim has at most {LONGEST_DIM}")
     try:
         reader = Reader(text)
         found = reader.dim(symbol)

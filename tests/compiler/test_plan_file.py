@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from unittest import mock
@@ -12,11 +13,13 @@ import torch
 
 from kernels_hub.compiler import Graph, Plan, compile, evaluate, load_executable
 from kernels_hub.compiler import plan_file as plan_file_module
+from kernels_hub.compiler.codegen.toolchain import find_compiler
 from kernels_hub.compiler.container import read_container, write_container
 from kernels_hub.compiler.engines.engine import Device
 from kernels_hub.compiler.engines.reference import ENGINE as REFERENCE
 from kernels_hub.compiler.errors import EngineError, PlanError
 from kernels_hub.compiler.selection import create_plans
+from tests.compiler.hostile_names import canaries
 from tests.compiler.plan_engines import FailingEngine, PartEngine, only_engines
 from tests.compiler.strategies import assert_same_outputs
 
@@ -93,16 +96,20 @@ def test_every_cut_is_found(saved):
             Plan.load(saved + b"\0")
 
 
+def header_of(saved):
+    return json.loads(read_container(saved, "it").text)
+
+
 def changed(saved, **header):
     found = read_container(saved, "it")
     return write_container(
-        {**found.header, **header}, {name: bytes(one) for name, one in found.sections.items()}
+        {**header_of(saved), **header}, {name: bytes(one) for name, one in found.sections.items()}
     )
 
 
 def test_what_is_made_for_something_else_says_so(saved):
     version = {"kernels_hub": "0.0.1", "torch": torch.__version__}
-    here = {"kernels_hub": read_container(saved, "it").header["versions"]["kernels_hub"]}
+    here = {"kernels_hub": header_of(saved)["versions"]["kernels_hub"]}
     cases = [
         (
             changed(saved, versions=version),
@@ -130,7 +137,7 @@ def test_an_engine_that_is_missing_or_fails_is_named(saved):
     ):
         Plan.load(saved)
     payload = {"engine": "right", "id": 5}
-    rows = read_container(saved, "it").header["segments"]
+    rows = header_of(saved)["segments"]
     with only_engines(LEFT, RIGHT), pytest.raises(PlanError, match="'right', whose id is another"):
         Plan.load(changed(saved, segments=[rows[0], {**rows[1], **payload}, rows[2]]))
 
@@ -150,7 +157,7 @@ def test_the_payload_of_another_engine_is_refused(saved):
     parts = {name: bytes(one) for name, one in found.sections.items()}
     parts["segment 0"] = parts["segment 1"]
     with only_engines(LEFT, RIGHT), pytest.raises(PlanError, match="segment 0, engine left: .*right"):
-        Plan.load(write_container(found.header, parts))
+        Plan.load(write_container(header_of(saved), parts))
 
 
 def test_a_payload_of_another_signature_is_refused(saved):
@@ -159,7 +166,7 @@ def test_a_payload_of_another_signature_is_refused(saved):
     parts = {name: bytes(one) for name, one in found.sections.items()}
     parts["segment 0"], parts["segment 2"] = parts["segment 2"], parts["segment 0"]
     with only_engines(LEFT, RIGHT), pytest.raises(PlanError, match="segment 0"):
-        Plan.load(write_container(found.header, parts))
+        Plan.load(write_container(header_of(saved), parts))
 
 
 def test_files_that_cannot_be_read_or_written(tmp_path):
@@ -210,3 +217,72 @@ def test_the_oracle_is_saved_as_well():
     with only_engines(REFERENCE):
         plan = Plan.load(compile(graph(), "cpu").plan.serialize())
         assert_same_outputs(plan.execute(GIVEN), evaluate(graph(), GIVEN))
+
+
+def repacked(saved, **changes):
+    """A plan of one segment, with fields of its payload's header changed and the digests right."""
+    found = read_container(saved, "it")
+    inner = read_container(found.sections["segment 0"], "it")
+    header = {**json.loads(inner.text), **changes}
+    parts = {name: bytes(one) for name, one in inner.sections.items()}
+    sections = {"graph": bytes(found.sections["graph"]), "segment 0": write_container(header, parts)}
+    return write_container(header_of(saved), sections)
+
+
+def test_weights_that_are_not_of_their_parameters_types_are_refused():
+    """C++ would read behind their ends."""
+    saved = compile(graph(), "cpu", engines=("library",)).plan.serialize()
+    cases = [
+        ({"w": {"dtype": "float32", "shape": [8]}}, r"'w' is float32\[8\], its parameter is float32\[4, 2\]"),
+        ({"w": {"dtype": "int32", "shape": [4, 2]}}, r"'w' is int32\[4, 2\], its parameter"),
+        ({"w": {"dtype": "float32", "shape": [4, 3]}}, "has 32 bytes, which are no float32"),
+        ({"w": {"dtype": "float32", "shape": [-4, -2]}}, r"at `\$\.weights"),
+        ({}, "'w' is not given"),
+        ({"w": {"dtype": "floot", "shape": [4, 2]}}, "no dtype is called 'floot'"),
+    ]
+    for weights, message in cases:
+        with pytest.raises(PlanError, match=message):
+            Plan.load(repacked(saved, weights=weights))
+
+
+def test_fields_that_make_no_sense_are_named(saved):
+    segments = header_of(saved)["segments"]
+    cases = [
+        ({"symbols": {"batch": [1, "many"]}}, r"Expected `int \| null`, got `str` - at `\$.symbols"),
+        ({"symbols": {"$batch": [1, 100]}}, "does not begin with"),
+        ({"output_slots": [0, 99]}, "fill .* slots, not"),
+        ({"output_slots": [0, 0]}, "the slots of the outputs are not of their types"),
+        ({"device": None}, r"at `\$.device`"),
+        ({"digest": 5}, r"at `\$.digest`"),
+        ({"segments": [{**segments[0], "inputs": [9]}, *segments[1:]]}, "reads slot 9, which nothing fills"),
+        ({"segments": [{**segments[0], "outputs": [0]}, *segments[1:]]}, "fills slot 0, which it cannot"),
+        ({"inputs": [["x", "float32", ["(" * 2000]]]}, "brackets at most 50 deep"),
+        ({"inputs": [["x", "float32", ["*".join(["(a + b)"] * 300)]]]}, "not among the symbols"),
+        ({"slots": [["float32", ["9" * 5000]]]}, "a dim has at most 4096"),
+        ({"defined": {"other": 0}}, "defines the size 'other'"),
+    ]
+    with only_engines(LEFT, RIGHT):
+        for header, message in cases:
+            with pytest.raises(PlanError, match=message):
+                Plan.load(changed(saved, **header))
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+def test_names_in_a_plan_are_no_code(tmp_path, monkeypatch):
+    """The C++ of a plan is generated where it is loaded: of names that would break out of it, nothing runs."""
+    monkeypatch.chdir(tmp_path)
+    texts = [one for one in canaries() if "cstdio" in one][:8]
+    hostile = Graph(texts[0])
+    for number, text in enumerate(texts):
+        x = hostile.input(f"x{text}", (hostile.symbol(f"n{number}{text}"), 4 + number))
+        with hostile.origin(text):
+            hostile.output(f"y{text}", x.exp().sum(-1))
+    run = compile(hostile, "cpu", engines=("cpp",))
+    run.save(tmp_path / "model.khplan")
+    monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path / "cache"))
+    again = load_executable(tmp_path / "model.khplan")
+    given = [np.ones((2, 4 + number), np.float32) for number in range(len(texts))]
+    for result in again(*given):
+        assert result.shape == (2,) and (result > 0).all()
+    assert b"std::fclose" in b"".join(one.read_bytes() for one in (tmp_path / "cache").rglob("*.cpp"))
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["cache", "model.khplan"]
