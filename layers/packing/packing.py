@@ -18,6 +18,8 @@ from types import ModuleType
 
 import torch
 
+from . import guard, native, weight_guard
+
 _FOLDER = Path(__file__).resolve().with_name("packed")
 
 # dict.setdefault is atomic: repositories that are imported side by side agree on one lock.
@@ -25,9 +27,11 @@ _LOCK: threading.RLock = vars(torch).setdefault("_kernels_hub_packing_lock", thr
 
 
 def shared_package(folder: Path) -> ModuleType:
-    """The package in `folder`, imported once in a process for its content."""
+    """The package in `folder`, imported once in a process for its content, and for that of the weight guard."""
     digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.py")):
+    header = Path(weight_guard.__file__).with_suffix(".h")
+    beside = [*(Path(str(one.__file__)) for one in (guard, native, weight_guard)), header]
+    for file in (*sorted(folder.glob("*.py")), *beside):
         content = file.read_bytes()
         digest.update(f"{file.name}\0{len(content)}\0".encode())
         digest.update(content)
@@ -41,6 +45,7 @@ def shared_package(folder: Path) -> ModuleType:
         if spec is None or spec.loader is None:
             raise ImportError(f"Python cannot import {folder / '__init__.py'}")
         module = importlib.util.module_from_spec(spec)
+        vars(module)["guard"] = guard
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)

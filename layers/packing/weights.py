@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from .blocks import is_plain_linear
+from .guard import mark_strict
 from .packing import cache, held
 
 # Smaller weights are packed at the first call with so many rows that it pays, if there is one.
@@ -69,6 +70,19 @@ def release(module: nn.Module) -> None:
     restore_originals(module)
     for linear in _linears(module):
         cache.forget(linear.weight)
+
+
+def refresh(module: nn.Module) -> None:
+    """Compare all of a module's weights with what was packed, and pack those again that are others."""
+    for linear in _linears(module):
+        cache.current(linear.weight)
+
+
+def strict(module: nn.Module, on: bool) -> None:
+    """Compare all of a module's weights at every use of their copies, or no more."""
+    mark_strict(None, on)
+    for linear in _linears(module):
+        cache.strict(linear.weight, on)
 
 
 def _linears(module: nn.Module) -> Iterator[nn.Linear]:

@@ -15,12 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from .blocks import is_plain_linear
+from .guard import guard, is_strict
 from .packing import cache
 from .weights import free_originals as free_each
 from .weights import packed_nbytes as nbytes_of_each
 from .weights import prepare as prepare_one
+from .weights import refresh as refresh_each
 from .weights import release as release_each
 from .weights import restore_originals as restore_each
+from .weights import strict as strict_each
 
 _NAMES = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
 """Under which attention blocks keep what is joined."""
@@ -35,18 +38,18 @@ _JOINED: dict[tuple[int, ...], _Joined] = {}
 class _Joined:
     """One copy, and the states of the weights that it was made from."""
 
-    __slots__ = ("entries", "nbytes", "packed", "references")
+    __slots__ = ("guard", "nbytes", "packed", "references")
 
     def __init__(self, weights: Sequence[Tensor], key: tuple[int, ...]) -> None:
-        self.entries = [
-            cache.Entry(weight) for weight in weights
-        ]  # first: an edit while we pack is noticed later
+        self.guard = guard(weights)  # first: an edit while we pack is noticed later
+        self.guard.be_strict(any(map(is_strict, weights)))
         self.references = [weakref.ref(weight, lambda _: _JOINED.pop(key, None)) for weight in weights]
         self.packed: Tensor = cache.reorder(torch.cat([weight.detach() for weight in weights]))
         self.nbytes: int = cache.packed_nbytes(self.packed)
 
-    def matches(self, weights: Sequence[Tensor]) -> bool:
-        return all(entry.matches(weight) for entry, weight in zip(self.entries, weights, strict=True))
+    def matches(self, weights: Sequence[Tensor], *, whole: bool = False) -> bool:
+        same = all(one() is weight for one, weight in zip(self.references, weights, strict=True))
+        return same and self.guard.holds(weights, whole=whole)
 
 
 def packed_copy(weights: Sequence[Tensor]) -> Tensor | None:
@@ -98,6 +101,24 @@ def release(module: nn.Module) -> None:
     """Drop the packed copies of a block's weights, for a model that goes back to its original forwards."""
     _JOINED.pop(_key(module), None)
     release_each(module)
+
+
+def refresh(module: nn.Module) -> None:
+    """Compare all of a block's weights with what was packed, and pack those again that are others."""
+    key = _key(module)
+    if (joined := _JOINED.get(key)) is not None:
+        weights = [linear.weight for linear in _joined_linears(module)]
+        if not joined.matches(weights, whole=True):
+            _JOINED.pop(key, None)
+            packed_copy(weights)
+    refresh_each(module)
+
+
+def strict(module: nn.Module, on: bool) -> None:
+    """Compare all of a block's weights at every use of their copies, or no more."""
+    strict_each(module, on)
+    if (joined := _JOINED.get(_key(module))) is not None:
+        joined.guard.be_strict(on)
 
 
 def _joined_linears(module: nn.Module) -> list[nn.Linear]:

@@ -11,6 +11,7 @@ from torch.nn import Parameter
 
 from . import few_or_many, joined_weights
 from .fused_linear import linear
+from .guard import finished
 from .packing import products
 from .registration import define
 
@@ -54,6 +55,7 @@ def _kernel(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None
         ]
         bias = torch.cat(parts)
     result: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
+    finished()
     return result
 
 

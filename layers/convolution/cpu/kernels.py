@@ -22,6 +22,7 @@ from torch import Tensor
 
 from . import minimal, reference
 from .copies import Copies
+from .guard import finished, mark_strict
 from .layouts import Layouts
 
 TRAINS = False
@@ -92,6 +93,20 @@ def conv2d(
     groups: int,
 ) -> Tensor:
     """reference.conv2d on packed weights."""
+    output = _conv2d(input, weight, bias, stride, padding, dilation, groups)
+    finished()
+    return output
+
+
+def _conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
     geometry = (stride, padding, dilation, groups)
     dtype, computed_in = input.dtype, _computed_in(weight.dtype)
     if not (_is_supported(computed_in) and reference.is_regular(input, weight, bias, *geometry)):
@@ -152,6 +167,7 @@ def conv_norm(
     elif dtype is weight.dtype and is_regular() and (residual is None or residual.dtype is dtype):
         wide = None if residual is None else residual.to(computed_in)
         output = _convolved(input.to(computed_in), tensors, wide, eps, geometry, relu, lambda: True)
+    finished()
     if output is None:
         return reference.conv_norm(input, *tensors, residual, eps, *geometry, relu)
     return output.to(dtype)
@@ -222,6 +238,19 @@ def forget(weight: Tensor) -> None:
     """Drop the packed copies made from a weight."""
     for copies in (_PACKED, _FOLDED, _FILTERS, _FOLDED_FILTERS):
         copies.forget(weight)
+
+
+def refresh(weight: Tensor) -> None:
+    """Drop the packed copies made from a weight, and from others with it, of which one has changed."""
+    for copies in (_PACKED, _FOLDED, _FILTERS, _FOLDED_FILTERS):
+        copies.refresh(weight)
+
+
+def strict(weight: Tensor, on: bool) -> None:
+    """Compare all that copies of a weight are made from at every use, or no more."""
+    mark_strict(weight, on)
+    for copies in (_PACKED, _FOLDED, _FILTERS, _FOLDED_FILTERS):
+        copies.strict(weight, on)
 
 
 def packed_nbytes(weight: Tensor, *, folded: bool) -> int:

@@ -12,8 +12,11 @@ from collections.abc import Iterator
 from torch import nn
 
 from . import layers
+from .guard import mark_strict
 from .kernels import forget
 from .kernels import packed_nbytes as _packed_nbytes
+from .kernels import refresh as _refresh
+from .kernels import strict as _strict
 
 
 def prepare(module: nn.Module) -> None:
@@ -42,6 +45,19 @@ def release(module: nn.Module) -> None:
     """Drop the packed copies of a module's weights, for a model that goes back to its original forwards."""
     for convolution in _convolutions(module):
         forget(convolution.weight)
+
+
+def refresh(module: nn.Module) -> None:
+    """Compare all that a module's packed copies are made from, and drop those that are of other weights."""
+    for convolution in _convolutions(module):
+        _refresh(convolution.weight)
+
+
+def strict(module: nn.Module, on: bool) -> None:
+    """Compare all that a module's packed copies are made from at every use, or no more."""
+    mark_strict(None, on)
+    for convolution in _convolutions(module):
+        _strict(convolution.weight, on)
 
 
 def _convolutions(module: nn.Module) -> Iterator[nn.Conv2d]:

@@ -1,26 +1,12 @@
 """Packed copies of weights: each lives as long as its weight, and is used as long as it matches it.
 
-A copy belongs to one `torch.nn.Parameter` object and remembers in what state it was packed. Before
-every use the state is compared:
-
-    1. address, shape, dtype     `weight.data = other`, FSDP's unsharding, a move to another device
-    2. version counter           every in-place operation on the weight: optimizers, `copy_`, `load_state_dict`
-    3. up to 64 of its elements  in-place edits through `.data` or `detach()`ed storage that do not count
-                                 as versions, such as `weight.data += delta` when a LoRA is merged
-
-Together they cost about 2.5 microseconds. What is left is an edit through `.data` that touches none of
-the 64 elements (they lie in 64 different rows and columns where the weight has as many); whoever edits
-single elements of `weight.data` calls `forget(weight)`, or edits the weight under `torch.no_grad()`.
-
-Environment:
-    KERNELS_HUB_PACKED_GUARD   "0" leaves out step 3, which costs about 2 microseconds a call, in programs
-                               that never write through `.data`
+A copy belongs to one `torch.nn.Parameter` object, and a guard compares the parameter with what it was when
+it was packed, before every use: what PyTorch counts at once, the rest in turns (see weight_guard.py). What
+is written in a way that PyTorch does not count (`weight.data[5] = 3.0`) is found by `current(weight)` at once.
 """
 
 from __future__ import annotations
 
-import math
-import os
 import threading
 import weakref
 from typing import Any
@@ -29,8 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-_GUARD = os.environ.get("KERNELS_HUB_PACKED_GUARD", "1") != "0"
-_SAMPLES = 64
+from . import guard
+
+finished = guard.finished
+"""To be called when a product with what `packed_copy` gave is done: comparing takes a share of its time."""
 
 # oneDNN pads rows to blocks of up to 64: a copy that is mostly padding is not worth its memory.
 _LARGEST_PADDING = 1.5
@@ -44,28 +32,19 @@ class Entry:
     """The packed copy of one weight, and the state of the weight that it was made from."""
 
     __slots__ = (
-        "dtype",
         "excluded",
+        "guard",
         "nbytes",
         "packed",
-        "pointer",
         "reference",
-        "sample",
-        "shape",
-        "step",
-        "version",
         "wrapper",
     )
 
     def __init__(self, weight: Parameter) -> None:
-        """Notes the state only. The version is read first: an edit while we pack is noticed later."""
+        """Notes the state only: an edit while we pack is noticed later."""
         self.reference = weakref.ref(weight, _remover(id(weight)))
-        self.version = _version(weight)
-        self.pointer = weight.data_ptr()
-        self.shape = weight.shape
-        self.dtype = weight.dtype
-        self.step = _step(*weight.shape)
-        self.sample = self._read(weight).clone()
+        self.guard = guard.guard((weight,))
+        self.guard.be_strict(guard.is_strict(weight))
         self.packed: Tensor | None = None
         self.nbytes = 0
         self.excluded = False
@@ -73,25 +52,9 @@ class Entry:
         self.wrapper: Any = None
         """The tensor that stands for this weight where its original was freed; see `held`."""
 
-    def matches(self, weight: Tensor) -> bool:
-        """Whether `weight` is still what was packed."""
-        return (
-            self.reference() is weight
-            and weight.data_ptr() == self.pointer
-            and _version(weight) == self.version
-            and weight.shape == self.shape
-            and weight.dtype is self.dtype
-            and weight.is_contiguous()
-            and (not _GUARD or self._has_same_sample(weight))
-        )
-
-    def _has_same_sample(self, weight: Tensor) -> bool:
-        now = self._read(weight)
-        # The slow second look is for NaN, which equals nothing: compare bits.
-        return torch.equal(now, self.sample) or torch.equal(_bits(now), _bits(self.sample))
-
-    def _read(self, weight: Tensor) -> Tensor:
-        return weight.as_strided((min(_SAMPLES, weight.numel()),), (self.step,))
+    def matches(self, weight: Tensor, *, whole: bool = False) -> bool:
+        """Whether `weight` is still what was packed, as far as is compared now. whole: all of it is."""
+        return self.reference() is weight and self.guard.holds((weight,), whole=whole)
 
 
 def packed_copy(weight: Tensor) -> Tensor | None:
@@ -115,9 +78,27 @@ def packed_copy(weight: Tensor) -> Tensor | None:
 
 
 def entry_of(weight: Tensor) -> Entry | None:
-    """The cache's entry for a weight, None without one that still matches."""
+    """The cache's entry for a weight, None without one that PyTorch says still matches."""
     entry = _ENTRIES.get(id(weight))
-    return entry if entry is not None and entry.matches(weight) else None
+    if entry is None or entry.reference() is not weight or not entry.guard.counted((weight,)):
+        return None
+    return entry
+
+
+def current(weight: Tensor) -> Tensor | None:
+    """As `packed_copy`, after all of the weight was compared."""
+    entry = _ENTRIES.get(id(weight))
+    if entry is not None and not entry.excluded and not entry.matches(weight, whole=True):
+        forget(weight)
+    return None if entry is None else packed_copy(weight)
+
+
+def strict(weight: Tensor, on: bool) -> None:
+    """Compare all of a weight at every use, or no more."""
+    guard.mark_strict(weight, on)
+    entry = _ENTRIES.get(id(weight))
+    if entry is not None and entry.reference() is weight:
+        entry.guard.be_strict(on)
 
 
 def forget(weight: Tensor) -> None:
@@ -213,27 +194,6 @@ def _remover(key: int) -> Any:
             del _ENTRIES[key]
 
     return remove
-
-
-def _version(weight: Tensor) -> int:
-    try:
-        return weight._version
-    except RuntimeError:  # inference tensors do not count versions: the sample has to do
-        return -1
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.view(torch.int32 if tensor.element_size() == 4 else torch.int16)
-
-
-def _step(rows: int, columns: int) -> int:
-    """Distance between sampled elements, such that they lie in as many rows and columns as there are."""
-    step = max(1, rows * columns // _SAMPLES)
-    if step > columns:  # neighbours in the sample are a golden section of a row apart
-        step -= (step - round(0.618 * columns)) % columns
-    while math.gcd(step, columns) > 1:
-        step -= 1
-    return step
 
 
 _DTYPES: frozenset[torch.dtype] | None = None

@@ -43,12 +43,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> T
     packed, weight = _operands(x, weight, bias)
     if packed is None:
         return _IN_PLACE[activation](F.linear(x, weight, bias))
-    if activation in _FUSED:
-        attribute, algorithm = _FUSED[activation]
-        return torch.ops.mkldnn._linear_pointwise.default(  # type: ignore[no-any-return]
-            x, packed, bias, attribute, [], algorithm
-        )
-    return _IN_PLACE[activation](torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], ""))
+    attribute, algorithm = _FUSED.get(activation, _FUSED["none"])
+    result: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, attribute, [], algorithm)
+    cache.finished()
+    return result if activation in _FUSED else _IN_PLACE[activation](result)
 
 
 def gated(
@@ -59,9 +57,9 @@ def gated(
     packed, up = _operands(x, up, up_bias)
     if packed is None:
         return activated.mul_(F.linear(x, up, up_bias))
-    return torch.ops.mkldnn._linear_pointwise.binary(  # type: ignore[no-any-return]
-        x, activated, packed, up_bias, "mul"
-    )
+    result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, activated, packed, up_bias, "mul")
+    cache.finished()
+    return result
 
 
 def pays(x: Tensor, weight: Tensor) -> bool:
