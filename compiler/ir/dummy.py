@@ -24,7 +24,7 @@ def dummy_inputs(graph: Graph, seed: int = 0, bindings: Mapping[str, int] | None
     index, others 0 to 9; bools are fair. Raises DimError where a symbol of a shape is not bound.
     """
     return {
-        name: random_array(value.type, seed, name, bindings, _index_limit(value, bindings or {}, _DEPTH))
+        name: random_array(value.type, seed, name, bindings, index_limit(value, bindings or {}))
         for name, value in graph.inputs.items()
     }
 
@@ -63,7 +63,7 @@ def random_array(
     return convert(random.standard_normal(shape), of.dtype, saturate=True)
 
 
-def _index_limit(value: Value, bindings: Mapping[str, int], depth: int) -> int | None:
+def index_limit(value: Value, bindings: Mapping[str, int], depth: int = _DEPTH) -> int | None:
     """The least dim that a value indexes, directly or through views and casts."""
     limits: list[int] = []
     for node in value.users if depth else ():
@@ -73,7 +73,7 @@ def _index_limit(value: Value, bindings: Mapping[str, int], depth: int) -> int |
         elif node.op.name in {"gather_nd", "scatter_nd"} and node.operands[1] is value:
             found = min((substitute(dim, bindings) for dim in node.operands[0].shape), default=1)
         elif Trait.VIEW in node.op.traits or node.op.name in {"cast", "concat", "select"}:
-            found = _index_limit(node.results[0], bindings, depth - 1)
+            found = index_limit(node.results[0], bindings, depth - 1)
         if isinstance(found, int):
             limits.append(found)
     return min(limits, default=None)

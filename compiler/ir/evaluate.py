@@ -9,7 +9,7 @@ Arrays are dropped after their last use.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,9 @@ from kernels_hub.compiler.ir.graph import Graph, Node, Value, bound, unify
 from kernels_hub.compiler.ir.op import Step, TensorType
 from kernels_hub.compiler.ir.report import Report, Row, statistics
 from kernels_hub.compiler.ir.types import Array
+
+Observer = Callable[[Node, Step | None, Sequence[Array]], object]
+"""(node, its step with numbers for sizes, None of inputs and parameters, its results): called after each op."""
 
 
 class Evaluation(Mapping[str, Array]):
@@ -48,20 +51,22 @@ def evaluate(
     weights: Mapping[str, Array] | None = None,
     debug: bool = False,
     watch: bool = False,
+    observe: Observer | None = None,
 ) -> Evaluation:
     """The outputs of a graph.
 
     inputs: by name or in order; arrays of the declared dtypes. bindings: sizes of symbols that no input's
     shape tells. weights: arrays for parameters, before those of the graph. debug: time, shape and statistics of
     every op, in `report`. watch: raises NonFiniteError at the first op that makes a NaN or an infinity of
-    finite operands.
+    finite operands. observe: is called after each op, in order; not for those inside of regions.
 
     Raises EvaluateError for inputs that do not fit, or data that an op refuses (naming the value); ShapeError
     and DimError for sizes that contradict each other.
     """
     run = _Run(
-        graph, dict(bindings or {}), dict(weights or {}), Report(graph.name) if debug else None, watch=watch
-    )
+        graph, dict(bindings or {}), dict(weights or {}), Report(graph.name) if debug else None, watch=watch,
+        observe=observe,
+    )  # fmt: skip
     with np.errstate(all="ignore"):
         return Evaluation(run(_by_name(graph, inputs)), run.report)
 
@@ -92,8 +97,11 @@ class _Run:
         report: Report | None,
         *,
         watch: bool,
+        observe: Observer | None = None,
     ) -> None:
         self.graph, self.sizes, self.weights, self.report, self.watch = graph, sizes, weights, report, watch
+        self.observe = observe
+        self.latest: Step | None = None
 
     def __call__(self, inputs: dict[str, Array]) -> dict[str, Array]:
         graph = self.graph
@@ -131,16 +139,17 @@ class _Run:
             message = f"{node!r}{origin} of {shapes or 'no operands'}: {error}"
             again = type(error) if isinstance(error, (NonFiniteError, MemoryError)) else EvaluateError
             raise again(message) from error
+        if self.observe is not None:
+            self.observe(node, self.latest, results)
         for value, array in zip(node.results, results, strict=True):
             if self.watch or self.report is not None:
                 self._note(node, value, array, operands, time.perf_counter() - started)
         return results
 
     def _compute(self, node: Node, operands: list[Array], inputs: dict[str, Array]) -> Sequence[Array]:
-        if node.op.name == "input":
-            return (inputs[node.attrs["name"]],)
-        if node.op.name == "parameter":
-            return (self._weight(node),)
+        if node.op.name in {"input", "parameter"}:
+            self.latest = None
+            return (inputs[node.attrs["name"]] if node.op.name == "input" else self._weight(node),)
         step = self._step(node, operands)
         answer = node.op.numpy(step)
         results = answer if node.op.signature is not None else (answer,)
@@ -151,6 +160,7 @@ class _Run:
             if array.shape != of.shape or array.dtype != of.dtype.numpy:
                 got = f"{array.dtype}{list(array.shape)}"
                 raise EvaluateError(f"%{value.id} came out as {got}, its type is {value.type}: {of}")
+        self.latest = step
         return [np.asarray(array) for array in results]
 
     def _step(self, node: Node, operands: list[Array]) -> Step:

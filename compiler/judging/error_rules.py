@@ -1,0 +1,517 @@
+"""Error rules of ops: bound and magnitude of a result from those of the operands. See `bounds`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.graph import Node
+from kernels_hub.compiler.ir.op import Step, TensorType
+from kernels_hub.compiler.ir.types import FLOAT64, Array, DType
+from kernels_hub.compiler.judging.roundoff import depth as sum_depth
+from kernels_hub.compiler.judging.roundoff import largest, least, unit
+
+SAFETY = 8.0
+"""Units of roundoff that an op may be off, in place of one half."""
+LOOSE: Mapping[str, float] = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}
+"""Share of the largest magnitude that an op without a rule of its own may be off; narrower floats: four times more."""
+_WINOGRAD = 5
+"""Places around an element of a convolution whose magnitudes its error may be of: tiles of Winograd's algorithm."""
+
+
+Pair = tuple[Array, Array]
+"""Bounds and magnitudes, float64."""
+
+
+@dataclass(frozen=True)
+class At:
+    """A node that was computed: values of its operands in float64, their pairs, and its result."""
+
+    node: Node
+    step: Step
+    values: list[Array]
+    errors: list[Array]
+    sizes: list[Array]
+    result: Array
+
+    @property
+    def row(self) -> DType:
+        """Of the result."""
+        return self.node.results[0].dtype
+
+    def run(self, *operands: Array) -> Array:
+        """The op, of other operands, in float64."""
+        of = tuple(TensorType(FLOAT64, one.shape) for one in self.step.results)
+        step = Step(list(operands), _wide_attrs(self.step.attrs), of, self.step.run)
+        return np.asarray(self.node.op.numpy(step), np.float64)
+
+
+def _wide_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: FLOAT64 if isinstance(one, DType) else one for name, one in attrs.items()}
+
+
+Rule = Callable[[At], Pair]
+
+
+def magnitude_of(array: Array) -> Array:
+    """Of each element, complex ones included."""
+    return np.abs(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64))
+
+
+# -- rules ------------------------------------------------------------------------------------------
+
+
+def _times(error: Array, factor: Array) -> Array:
+    """error * |factor|; nothing stays nothing, whatever it is multiplied by."""
+    return np.where(error == 0, 0.0, error * np.abs(factor))
+
+
+def _square(*parts: Array) -> Array:
+    return np.sqrt(sum((one * one for one in parts), start=np.zeros(())))
+
+
+def _propagated(at: At, error: Array) -> Array:
+    """Arithmetic: what is not finite is judged where an operand brought it, not where it came about here."""
+    special = ~np.isfinite(at.result)
+    if not special.any():
+        return error
+    lost = np.logical_or.reduce([np.isinf(one) for one in at.errors])
+    if at.result.shape and any(one.shape != at.result.shape for one in at.values):
+        return np.where(special, np.inf, error)
+    nan = np.logical_or.reduce([np.isnan(one) for one in at.values])
+    infinite = np.logical_or.reduce([np.isinf(one) for one in at.values])
+    brought = np.where(np.isnan(at.result), nan, infinite) & ~lost
+    return np.where(special, np.where(brought, 0.0, np.inf), error)
+
+
+def _sum_of_two(at: At) -> Pair:
+    (a, b), u = at.errors, unit(at.row)
+    size = at.sizes[0] + at.sizes[1]
+    same = at.node.operands[0] is at.node.operands[1]
+    brought = a + b if same else _square(a, b)
+    tiny = np.where((size > 0) & (size < 2 * least(at.row)), least(at.row), 0.0)
+    return _propagated(at, _square(brought, SAFETY * u * size) + tiny), size
+
+
+def _product(at: At) -> Pair:
+    (x, y), (a, b), u = at.values, at.errors, unit(at.row)
+    size = np.where((at.sizes[0] == 0) | (at.sizes[1] == 0), 0.0, at.sizes[0] * at.sizes[1])
+    one = (np.abs(x) == 1) & (a == 0) | (np.abs(y) == 1) & (b == 0)
+    own = np.where(one, 0.0, SAFETY * u * size + least(at.row))
+    first, second = _times(a, y), _times(b, x)
+    brought = first + second if at.node.operands[0] is at.node.operands[1] else _square(first, second)
+    return _propagated(at, _square(brought, own) + _times(a, b)), size
+
+
+def _quotient(at: At) -> Pair:
+    (_, y), (a, b), u = at.values, at.errors, unit(at.row)
+    away = np.abs(y) - b
+    lost = (away <= 0) & (b > 0) | (np.abs(y) < 4 * least(at.row)) & (y != 0)
+    size = np.where(y == 0, np.abs(at.result), at.sizes[0] / np.where(y == 0, 1.0, np.abs(y)))
+    own = np.where((np.abs(y) == 1) & (b == 0), 0.0, SAFETY * u * size + least(at.row))
+    safe = np.where(away > 0, away, 1.0)
+    error = _square(a / safe, _times(b, at.result) / safe, own)
+    error = np.where(y == 0, np.where(a > 0, np.inf, 0.0), error)
+    by_zero = (y == 0) & (b == 0) & (a == 0)
+    return np.where(by_zero, 0.0, np.where(lost, np.inf, _propagated(at, error))), size
+
+
+def _chosen(at: At) -> Pair:
+    """maximum, minimum: of zeros either may come."""
+    (x, y), (a, b) = at.values, at.errors
+    sign = 1.0 if at.node.op.name == "maximum" else -1.0
+    first, second = sign * (x - y) > a + b, sign * (y - x) > a + b
+    error = np.where(first, a, np.where(second, b, np.maximum(a, b)))
+    size = np.where(first, at.sizes[0], np.where(second, at.sizes[1], np.maximum(*at.sizes)))
+    zeros = (x == 0) & (y == 0) & (np.signbit(x) != np.signbit(y))
+    if at.row.is_float:
+        error = np.where(zeros, np.maximum(error, least(at.row)), error)
+    lost = np.isinf(a) | np.isinf(b)
+    return np.where(lost, np.inf, error), size
+
+
+def _select(at: At) -> Pair:
+    _, x, y = at.values
+    unsure, a, b = at.errors
+    holds = at.values[0] != 0
+    error, size = np.where(holds, a, b), np.where(holds, at.sizes[1], at.sizes[2])
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    either = np.where(same, 0.0, np.abs(x - y)) + np.maximum(a, b)
+    return np.where(unsure > 0, either, error), np.where(unsure > 0, np.maximum(*at.sizes[1:]), size)
+
+
+def _compared(at: At) -> Pair:
+    (x, y), (a, b) = at.values, at.errors
+    unsure = (a + b > 0) & (~(np.abs(x - y) > a + b) | np.isinf(a + b)) & ~(np.isnan(x) | np.isnan(y))
+    unsure |= np.isinf(a) | np.isinf(b)
+    return unsure.astype(np.float64), np.ones(at.result.shape)
+
+
+def _predicate(at: At) -> Pair:
+    return np.isinf(at.errors[0]).astype(np.float64), np.ones(at.result.shape)
+
+
+def _through(at: At) -> Pair:
+    """neg, abs: exact."""
+    return at.errors[0], at.sizes[0]
+
+
+def _clipped(at: At, array: Array) -> Array:
+    limit = largest(at.row)
+    return np.where(np.abs(array) > limit, np.copysign(np.inf, array), array)
+
+
+def _change(at: At, moves: Sequence[Array]) -> Array:
+    """How much the result changes where operands move by so much, each apart."""
+    total = np.zeros(at.result.shape)
+    centre = _clipped(at, at.run(*at.values))
+    for place, move in enumerate(moves):
+        if not move.any():
+            continue
+        for sign in (1.0, -1.0):
+            operands = list(at.values)
+            operands[place] = at.values[place] + sign * move
+            there = _clipped(at, at.run(*operands))
+            same = (there == centre) | (np.isnan(there) & np.isnan(centre)) | (move == 0)
+            change = np.where(same, 0.0, np.abs(there - centre))
+            total = np.maximum(total, np.where(np.isnan(change), np.inf, change))
+    return total
+
+
+def _function(at: At) -> Pair:
+    u = unit(at.row)
+    moves = [
+        _square(error, SAFETY * u * np.where(np.isfinite(value), np.abs(value), 0.0))
+        for error, value in zip(at.errors, at.values, strict=True)
+    ]
+    size = np.abs(at.result)
+    own = SAFETY * u * np.where(np.isfinite(size), size, 0.0) + least(at.row)
+    special = ~np.isfinite(at.result)
+    return np.where(special, 0.0, own) + _change(at, moves), size
+
+
+def _remainder(at: At) -> Pair:
+    error, _ = _function(at)
+    size = np.abs(at.values[0]) + np.abs(at.values[1])
+    return _propagated(at, error + SAFETY * unit(at.row) * size), size
+
+
+def _stepped(at: At) -> Pair:
+    """floor, ceil, trunc, round, sign: exact, and what they jump at is known to the operand's error."""
+    error = _change(at, at.errors)
+    if at.node.op.name == "sign":
+        error = np.where(at.result == 0, np.maximum(error, least(at.row)), error)
+    return error, np.abs(at.result)
+
+
+def _cast(at: At) -> Pair:
+    """Exact of what is exact. Out of an integer's range, and not a number as one, programs differ."""
+    (x,), (e,), source, row = at.values, at.errors, at.node.operands[0].dtype, at.row
+    if row.kind == "bool":
+        return ((e > 0) & (np.abs(x) <= e)).astype(np.float64), np.ones(x.shape)
+    if row.is_integer:
+        if not source.is_float:
+            return np.where(e > 0, np.where(source.kind == "bool", e, np.inf), 0.0), np.abs(x)
+        low, high = row.limits
+        inside = (x > float(low) - 1) & (x < float(high) + 1) & np.isfinite(x)
+        jumps = np.maximum(np.abs(np.trunc(x + e) - np.trunc(x)), np.abs(np.trunc(x - e) - np.trunc(x)))
+        outside = 0.0 if at.step.attrs["saturate"] else np.inf
+        known = at.step.attrs["saturate"] and ~np.isnan(x)
+        return np.where(inside, jumps, np.where(known, outside, np.inf)), np.abs(x)
+    size = at.sizes[0]
+    if not e.any():
+        wide = not source.is_float and source.kind != "bool"
+        return (2 * unit(row) * np.abs(x) if wide and row.bits < 32 else np.zeros(x.shape)), size
+    if unit(row) <= unit(source):
+        return e, size
+    there = [_narrow(at, x + sign * e) for sign in (1.0, -1.0)]
+    moved = [np.where(one == at.result, 0.0, np.abs(one - at.result)) for one in there]
+    return np.where(np.isinf(e), np.inf, np.maximum(*moved)), size
+
+
+def _narrow(at: At, array: Array) -> Array:
+    given = array.astype(types.dtype(at.step.operands[0].dtype).compute.numpy)
+    step = Step([given], at.step.attrs, at.step.results, at.step.run)
+    return np.asarray(at.node.op.numpy(step)).astype(np.float64)
+
+
+def whole(at: At) -> Pair:
+    """Integers and bools: exact of what is exact, else anything; of bools, one that is not sure."""
+    unsure = np.zeros(at.result.shape)
+    for error in at.errors:
+        if error.any():
+            if error.shape != at.result.shape:
+                unsure = np.full(at.result.shape, np.inf)
+            else:
+                unsure = np.maximum(
+                    unsure, np.where(error > 0, 1.0 if at.row.kind == "bool" else np.inf, 0.0)
+                )
+    return unsure, np.abs(at.result)
+
+
+def moved(at: At) -> Pair:
+    """Views, and rows that integers name."""
+    data = [place for place, one in enumerate(at.node.operands) if one.dtype is at.row]
+    given = list(at.step.operands)
+    pairs = []
+    for arrays in (at.errors, at.sizes):
+        for place in data:
+            given[place] = arrays[place]
+        pairs.append(at.run(*given))
+    error, size = pairs
+    return error, size
+
+
+def _gathered(at: At) -> Pair:
+    data, indices = at.node.operands[:2]
+    unsure = at.errors[1] > 0
+    own = indices.op_name in {"argsort", "argtopk"} and indices.operands[0] is data
+    given = [at.step.operands[1], *at.step.operands[2:]]
+    error, size = at.run(at.errors[0], *given), at.run(at.sizes[0], *given)
+    if unsure.any() and not own:
+        if at.node.op.name == "gather_elements":
+            error = np.where(unsure, np.inf, error)
+        elif at.node.op.name == "gather":
+            axis = at.step.attrs["axis"]
+            places = (np.newaxis,) * (axis % at.values[0].ndim) + (...,)
+            behind = at.values[0].ndim - axis % at.values[0].ndim - 1
+            error = np.where(unsure[(*places, *(np.newaxis,) * behind)], np.inf, error)
+        else:
+            error = np.full(error.shape, np.inf)
+    return error, size
+
+
+def _over(at: At) -> tuple[tuple[int, ...], int]:
+    axes = tuple(at.step.attrs["axes"])
+    shape = at.values[0].shape
+    return axes, math.prod(shape[axis] for axis in axes)
+
+
+def _summed(at: At) -> Pair:
+    axes, terms = _over(at)
+    (x,), (e,), u = at.values, at.errors, unit(at.row)
+    share = 1.0 / max(terms, 1) if at.node.op.name == "reduce_mean" else 1.0
+    size = np.sum(at.sizes[0], axes) * share
+    # Of equal terms, added one after the other, all roundoffs are of one sign.
+    spread = np.max(x, axes) - np.min(x, axes) if terms else np.zeros(at.result.shape)
+    depth = np.where(spread * terms <= 1e-3 * size / share, 1 + terms / 4, sum_depth(terms))
+    own = SAFETY * (unit(at.row.compute) * depth * size + (u if terms > 1 else 0.0) * np.abs(at.result))
+    error = _square(np.sqrt(np.sum(e * e, axes)) * share, own) + least(at.row)
+    nan = np.isnan(x).any(axes)
+    error = np.where(nan & ~np.isinf(e).any(axes), 0.0, np.where(np.isfinite(size), error, np.inf))
+    return (
+        np.where(np.isfinite(at.result) | nan, error, np.inf) if terms else np.zeros(at.result.shape)
+    ), size
+
+
+def _extreme(at: At) -> Pair:
+    axes, terms = _over(at)
+    if not terms:
+        return np.zeros(at.result.shape), np.zeros(at.result.shape)
+    zero = least(at.row) if at.row.is_float else 0.0
+    return np.max(at.errors[0], axes) + np.where(at.result == 0, zero, 0.0), np.max(at.sizes[0], axes)
+
+
+def _multiplied(at: At) -> Pair:
+    axes, terms = _over(at)
+    (x,), (e,) = at.values, at.errors
+    relative = np.where(e == 0, 0.0, e / np.abs(x))
+    share = _square(np.sqrt(np.sum(relative**2, axes)), np.asarray(SAFETY * unit(at.row) * terms))
+    lost = (np.abs(at.result) < least(at.row)) & (at.result != 0) | ~np.isfinite(at.result)
+    return np.where(lost, np.inf, np.abs(at.result) * share + least(at.row)), np.abs(at.result)
+
+
+def _any_all(at: At) -> Pair:
+    axes, _ = _over(at)
+    decides = at.values[0] != 0 if at.node.op.name == "reduce_any" else at.values[0] == 0
+    sure = (decides & (at.errors[0] == 0)).any(axes)
+    return np.where(sure, 0.0, (at.errors[0] > 0).any(axes).astype(np.float64)), np.ones(at.result.shape)
+
+
+def _soft(at: At) -> Pair:
+    (x,), (e,), axis, u = at.values, at.errors, at.step.attrs["axis"], unit(at.row)
+    size = np.abs(at.result)
+    if not x.size:
+        return np.zeros(x.shape), size
+    top = np.max(x, axis, keepdims=True)
+    shifted = x - top
+    powers = np.exp(shifted)
+    share = powers / np.sum(powers, axis, keepdims=True)
+    around = np.sqrt(np.sum(_times(e, share) ** 2, axis, keepdims=True))
+    depth = SAFETY * unit(at.row.compute) * sum_depth(x.shape[axis])
+    finite = np.where(np.isfinite(shifted), np.abs(shifted), 0.0)
+    if at.node.op.name == "log_softmax":
+        size = size + np.where(np.isfinite(x), np.abs(x), 0.0) + np.where(np.isfinite(top), np.abs(top), 0.0)
+        return np.where(np.isfinite(at.result), _square(e, around) + SAFETY * u * size + depth, 0.0), size
+    relative = _square(e, around) + SAFETY * unit(at.row.compute) * finite + depth + SAFETY * u
+    error = np.where(share == 0, least(at.row), share * np.expm1(np.minimum(relative, 700.0))) + least(at.row)
+    lost = np.isinf(e).any(axis, keepdims=True)
+    return np.where(lost, np.inf, np.where(np.isnan(at.result), 0.0, error)), size
+
+
+def _contracted(at: At) -> Pair:
+    x, y = at.values[:2]
+    more = at.step.operands[2:]
+    terms = {
+        "conv": lambda: math.prod(y.shape[1:]),
+        "conv_transpose": lambda: math.prod((y.shape[0], *y.shape[2:])) // at.step.attrs["groups"],
+    }.get(at.node.op.name, lambda: x.shape[-1])()
+
+    def run(a: Array, b: Array) -> Array:
+        return at.run(a, b, *more)
+
+    a, b = at.errors[:2]
+    size = run(at.sizes[0], at.sizes[1])
+    brought = np.zeros(at.result.shape)
+    known = [np.where(np.isfinite(one), one, 0.0) for one in (x, y)]
+    if a.any():
+        brought = brought + run(a * a, known[1] ** 2)
+    if b.any():
+        brought = brought + run(known[0] ** 2, b * b)
+    accumulate = at.step.attrs.get("accumulate")
+    u = unit(accumulate if isinstance(accumulate, DType) else at.row.compute)
+    around, depth = size, sum_depth(terms)
+    if at.node.op.name == "conv" and y.ndim > 2 and max(y.shape[2:], default=1) in {3, 5}:
+        around, depth = _around(size), max(depth, 8.0)
+    own = SAFETY * (u * depth * around + unit(at.row) * np.abs(at.result)) + (least(at.row) if terms else 0.0)
+    error = _square(np.sqrt(brought), own)
+    if np.isfinite(size).all() and np.isfinite(at.result).all():
+        return error, size
+    flags = [np.isnan(one).astype(np.float64) for one in (x, y)]
+    nan = (run(flags[0], np.ones(y.shape)) + run(np.ones(x.shape), flags[1])) > 0
+    nan &= np.isnan(at.result) & ~np.isinf(brought)
+    return np.where(nan, 0.0, np.where(np.isfinite(size) & np.isfinite(at.result), error, np.inf)), size
+
+
+def _around(size: Array) -> Array:
+    """The largest of the places around each, along spatial dims."""
+    found = size
+    for axis in range(2, size.ndim):
+        best = found
+        for shift in range(1, min(_WINOGRAD, size.shape[axis] - 1) + 1):
+            ahead: list[Any] = [slice(None)] * size.ndim
+            behind: list[Any] = [slice(None)] * size.ndim
+            ahead[axis], behind[axis] = slice(shift, None), slice(None, -shift)
+            best = best.copy()
+            best[tuple(behind)] = np.maximum(best[tuple(behind)], found[tuple(ahead)])
+            best[tuple(ahead)] = np.maximum(best[tuple(ahead)], found[tuple(behind)])
+        found = best
+    return found
+
+
+def _linear(at: At) -> Pair:
+    """sum_pool, avg_pool, cumsum: sums of some of the elements, without signs."""
+    (e,), name = at.errors, at.node.op.name
+    terms = (
+        at.values[0].shape[at.step.attrs["axis"]] if name == "cumsum" else math.prod(at.step.attrs["kernel"])
+    )
+    known = np.where(np.isfinite(e), e, 0.0)
+    size = at.run(at.sizes[0])
+    own = SAFETY * (unit(at.row.compute) * sum_depth(terms) * size + unit(at.row) * np.abs(at.result))
+    error = at.run(known) + own + least(at.row)
+    reached = np.isfinite(size) & np.isfinite(at.result)
+    if np.isinf(e).any():
+        reached &= at.run(np.isinf(e).astype(np.float64)) == 0
+    return np.where(reached, error, np.inf), size
+
+
+def _windows(at: At) -> Pair:
+    """max_pool, cummax, cummin: one of the elements."""
+    if at.node.op.name == "max_pool":
+        error, size = at.run(at.errors[0]), at.run(at.sizes[0])
+    else:
+        error, size = (np.maximum.accumulate(one[0], at.step.attrs["axis"]) for one in (at.errors, at.sizes))
+    return np.maximum(error, 0.0) + np.where(at.result == 0, least(at.row), 0.0), np.maximum(size, 0.0)
+
+
+def _places(at: At) -> Pair:
+    """argmax, argmin, argsort, argtopk: not known between elements that are closer than their errors."""
+    (x,), (e,), axis, name = at.values, at.errors, at.step.attrs["axis"], at.node.op.name
+    if not e.any():
+        return np.zeros(at.result.shape), np.abs(at.result)
+    order = np.argsort(x, axis, kind="stable")
+    if (
+        name == "argmax"
+        or (name == "argtopk" and at.step.attrs["largest"])
+        or at.step.attrs.get("descending")
+    ):
+        order = np.flip(order, axis)
+    values, errors = (np.moveaxis(np.take_along_axis(one, order, axis), axis, -1) for one in (x, e))
+    gap = np.abs(np.diff(values, axis=-1))
+    room = errors[..., 1:] + errors[..., :-1]
+    close = ~(gap > room) & ((room > 0) | np.isnan(gap))
+    unsure = np.zeros(values.shape, bool)
+    unsure[..., 1:] |= close
+    unsure[..., :-1] |= close
+    count = at.result.shape[axis] if name in {"argsort", "argtopk"} else 1
+    unsure = np.moveaxis(unsure[..., :count], -1, axis)
+    if name in {"argmax", "argmin"}:
+        unsure = np.squeeze(unsure, axis)
+    return np.where(unsure, np.inf, 0.0), np.abs(at.result)
+
+
+def loose(pairs: Sequence[Pair], step: Step, array: Array) -> Pair:
+    """An op without a rule: a share of the largest magnitude, and the operands' relative errors."""
+    row = types.dtype(array.dtype)
+    if not (row.is_float or row.is_complex):
+        exact = not any(error.any() for error, _ in pairs)
+        return np.full(array.shape, 0.0 if exact else np.inf), magnitude_of(array)
+    magnitude = magnitude_of(array)
+    top = float(np.max(magnitude[np.isfinite(magnitude)], initial=0.0))
+    relative = 0.0
+    for (error, size), given in zip(pairs, step.operands, strict=True):
+        whole = float(np.max(np.where(np.isfinite(size), size, 0.0), initial=0.0))
+        worst = float(np.max(error, initial=0.0))
+        if worst and types.dtype(given.dtype).is_float:
+            relative += worst / whole if whole else math.inf
+        elif worst:
+            relative = math.inf
+    share = LOOSE.get(_part(row), 4 * LOOSE["bfloat16"])
+    error = np.full(array.shape, share * top + relative * top * 4 + least(row))
+    return np.where(np.isfinite(magnitude), error, np.inf if relative else 0.0), magnitude
+
+
+def _part(row: DType) -> str:
+    return {"complex64": "float32", "complex128": "float64"}.get(row.name, row.name)
+
+
+OF_FLOATS: frozenset[Rule] = frozenset({
+    _sum_of_two, _product, _quotient, _function, _remainder, _stepped, _summed, _multiplied, _soft, _contracted,
+    _linear,
+})  # fmt: skip
+"""Rules of floats: the same ops of integers are exact."""
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(("add", "sub"), _sum_of_two),
+    "mul": _product,
+    "div": _quotient,
+    **dict.fromkeys(("maximum", "minimum"), _chosen),
+    "select": _select,
+    **dict.fromkeys(("eq", "ne", "lt", "le"), _compared),
+    **dict.fromkeys(("isnan", "isinf"), _predicate),
+    **dict.fromkeys(("neg", "abs", "define_size"), _through),
+    **dict.fromkeys(
+        ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos",
+         "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "sigmoid", "pow", "atan2"),
+        _function,
+    ),
+    **dict.fromkeys(("floordiv", "mod", "fmod"), _remainder),
+    **dict.fromkeys(("floor", "ceil", "trunc", "round", "sign"), _stepped),
+    "cast": _cast,
+    **dict.fromkeys(("pad", "concat"), moved),
+    **dict.fromkeys(("gather", "gather_elements", "gather_nd"), _gathered),
+    **dict.fromkeys(("reduce_sum", "reduce_mean"), _summed),
+    **dict.fromkeys(("reduce_max", "reduce_min"), _extreme),
+    "reduce_prod": _multiplied,
+    **dict.fromkeys(("reduce_any", "reduce_all"), _any_all),
+    **dict.fromkeys(("softmax", "log_softmax"), _soft),
+    **dict.fromkeys(("matmul", "conv", "conv_transpose", "grouped_matmul"), _contracted),
+    **dict.fromkeys(("sum_pool", "avg_pool", "cumsum"), _linear),
+    **dict.fromkeys(("max_pool", "cummax", "cummin"), _windows),
+    **dict.fromkeys(("argmax", "argmin", "argsort", "argtopk"), _places),
+}  # fmt: skip

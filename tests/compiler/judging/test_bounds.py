@@ -1,0 +1,138 @@
+"""Bounds let sums be reordered and roundings be fused, and nothing else; the judge says which element is wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from kernels_hub.compiler import Graph, evaluate
+from kernels_hub.compiler.engines.engine import Device
+from kernels_hub.compiler.errors import CompilerError, EngineError
+from kernels_hub.compiler.judging import Judge, TrapError, bounded, compare
+from kernels_hub.compiler.selection import Filter, create_plans
+from tests.compiler.strategies import SIZES, graphs
+from tests.fuzz.harness import budget
+
+
+def summed(terms: int) -> Graph:
+    graph = Graph("sum")
+    graph.output("y", graph.input("x", (3, terms)).sum(1))
+    return graph
+
+
+def one_by_one(x: np.ndarray) -> np.ndarray:
+    total = np.zeros(x.shape[0], np.float32)
+    with np.errstate(all="ignore"):
+        for column in x.T:
+            total = (total + column).astype(np.float32)
+    return total
+
+
+@pytest.mark.parametrize(
+    "order", [lambda x: x, lambda x: x[:, ::-1], lambda x: np.sort(x, 1)], ids=["as is", "back", "sorted"]
+)
+def test_a_sum_of_4096_terms_may_be_reordered(order):
+    assert Judge(summed(4096))(lambda inputs: {"y": one_by_one(order(inputs["x"]))}) is None
+
+
+def test_a_small_scale_may_not_be_dropped():
+    graph = summed(4096)
+
+    def scaled(inputs):
+        return {"y": (evaluate(graph, inputs)["y"] * np.float32(1.00005)).astype(np.float32)}
+
+    assert "of output 'y' is" in Judge(graph)(scaled)
+    product = Graph("scale")
+    weight = np.random.default_rng(0).standard_normal((64, 16)).astype(np.float32)
+    product.output(
+        "y", product.input("x", (4, 64)) @ product.parameter("w", (64, 16), "float32", weight) * 1.00005
+    )
+    plain = Graph("plain")
+    plain.output("y", plain.input("x", (4, 64)) @ plain.parameter("w", (64, 16), "float32", weight))
+    assert "error of" in Judge(product)(lambda inputs: evaluate(plain, inputs))
+
+
+def test_what_is_exact_has_no_room():
+    graph = Graph("exact")
+    x = graph.input("x", (8,))
+    graph.output("cast", x.cast("float16").cast("float32"))
+    graph.output("less", x < 0.5)
+    graph.output("zero", x + 0.0)
+    found = bounded(graph, {"x": np.linspace(-1, 1, 8, dtype=np.float32)})
+    assert not found.bounds["cast"].any() and not found.bounds["less"].any()
+    judge = Judge(graph)
+    assert judge(lambda inputs: evaluate(graph, inputs)) is None
+    for name, wrong in (
+        ("cast", lambda x: x),
+        ("less", lambda x: x <= 0.5),
+        ("zero", lambda x: x),
+    ):
+        reason = judge(lambda inputs, n=name, w=wrong: {**evaluate(graph, inputs), n: w(inputs["x"])})
+        assert f"output '{name}'" in reason
+
+
+def test_an_element_that_is_not_sure_is_not_judged():
+    graph = Graph("unsure")
+    x = graph.input("x", (2, 64))
+    graph.output("y", (x.sum(1) < 1.0))
+    inputs = np.zeros((2, 64), np.float32)
+    inputs[:, 0], inputs[:, 1:8] = [1.0, 3.0], 1e-9
+    found = bounded(graph, {"x": inputs})
+    assert found.bounds["y"].tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("actual", "bound", "right"),
+    [
+        ([1.0, 2.0], [0.0, 0.0], True),
+        ([1.0, 2.0 + 1e-6], [0.0, 0.0], False),
+        ([1.0, 2.0 + 1e-6], [0.0, 1e-5], True),
+        ([1.0, np.nan], [0.0, 1.0], False),
+        ([1.0, np.nan], [0.0, np.inf], True),
+        ([np.inf, 2.0], [1.0, 1.0], False),
+    ],
+)
+def test_compare_rejects_what_is_off(actual, bound, right):
+    expected = np.asarray([1.0, 2.0], np.float32)
+    verdict = compare("y", np.asarray(actual, np.float32), expected, np.asarray(bound))
+    assert (verdict.reason is None) is right
+
+
+def test_compare_tells_zeros_nan_and_shapes_apart():
+    zero, bound = np.asarray([-0.0], np.float32), np.zeros(1)
+    assert compare("y", -zero, zero, bound).reason is not None
+    assert compare("y", -zero, zero, bound + 1e-30).reason is None
+    nan = np.asarray([np.nan], np.float32)
+    assert compare("y", nan, nan, bound).reason is None
+    assert compare("y", zero, nan, bound).reason is not None
+    assert "expected float32[1]" in compare("y", zero.astype(np.float64), zero, bound).reason
+    assert "is 3, expected 2" in compare("y", np.asarray([3]), np.asarray([2]), bound).reason
+
+
+def test_inputs_that_trap_do_not_judge():
+    graph = Graph("divided")
+    graph.output("y", graph.input("a", (4,), "int32") / graph.input("b", (4,), "int32"))
+    with pytest.raises(TrapError, match="divided by 0"):
+        bounded(graph, {"a": np.ones(4, np.int32), "b": np.zeros(4, np.int32)})
+    judge = Judge(graph)
+    floor = Graph("floor")
+    floor.output(
+        "y", floor.apply("floordiv", floor.input("a", (4,), "int32"), floor.input("b", (4,), "int32"))
+    )
+    assert "wrong" in judge(lambda inputs: evaluate(floor, inputs))
+    assert any("divided by 0" in one for one in judge.skipped)
+
+
+@given(graphs(dtypes=("float32", "float64", "float16", "bfloat16", "int32", "int64", "int8", "bool")))
+@settings(max_examples=budget(25, 400), deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_right_engine_is_not_refused(graph):
+    """PyTorch rounds otherwise than the oracle, and on all inputs stays within the bounds."""
+    try:
+        plan = create_plans(graph, Device("cpu"), only=Filter(("library",)))[0].build()
+        judge = Judge(graph, SIZES, patience=5.0)
+        assert judge.cases
+    except (EngineError, CompilerError):
+        return
+    assert judge(plan.execute) is None, str(graph)
+    assert judge.coverage > 0
