@@ -9,6 +9,7 @@ for any other.
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -74,20 +75,12 @@ def open_inside(folder: Path, relative: str, flags: int = os.O_RDONLY, mode: int
     """
     if problem := relative_path_problem(relative):
         raise IntegrityError(f"{relative[:100]!r} is no path inside {folder}: {problem}")
-    *parents, name = relative.split("/")
     if not _BY_HANDLE:  # Windows: no handles of folders; links are looked for by name
         path = inside(folder, relative)
         if flags & os.O_CREAT:
             path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, flags | getattr(os, "O_BINARY", 0), mode)
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for part in parents:
-            if flags & os.O_CREAT:
-                with suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=handle)
-            handle, outer = _open_folder(part, handle, folder, relative), handle
-            os.close(outer)
+    with _parent(folder, relative, create=bool(flags & os.O_CREAT)) as (handle, name):
         try:
             return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=handle)
         except OSError as error:
@@ -97,6 +90,92 @@ def open_inside(folder: Path, relative: str, flags: int = os.O_RDONLY, mode: int
                     "read through one"
                 ) from error
             raise
+
+
+@contextmanager
+def replacing_inside(folder: Path, relative: str, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
+    """`replacing` for a path from outside: by directory handles, following no symbolic link below `folder`.
+
+    A link that lies at the path itself is replaced, not followed. Raises IntegrityError as `open_inside` does.
+    """
+    if problem := relative_path_problem(relative):
+        raise IntegrityError(f"{relative[:100]!r} is no path inside {folder}: {problem}")
+    if not _BY_HANDLE:
+        with replacing(inside(folder, relative), mode=mode) as file:
+            yield file
+        return
+    with _parent(folder, relative, create=True) as (handle, name):
+        temporary = _temporary_name()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o600, dir_fd=handle)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                os.fchmod(descriptor, mode)
+            _rename(temporary, name, handle, folder, relative)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=handle)
+            raise
+
+
+def link_inside(folder: Path, relative: str, target: str) -> bool:
+    """Put a symbolic link to `target` at a path from outside, in place of a file or link that is there.
+
+    Returns False, with nothing done, where the system has no symbolic links. Raises IntegrityError as
+    `open_inside` does.
+    """
+    if problem := relative_path_problem(relative):
+        raise IntegrityError(f"{relative[:100]!r} is no path inside {folder}: {problem}")
+    if not _BY_HANDLE:
+        path = inside(folder, relative)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(_temporary_name())
+        try:
+            scratch.symlink_to(target)
+        except OSError:
+            return False
+        scratch.replace(path)
+        return True
+    with _parent(folder, relative, create=True) as (handle, name):
+        temporary = _temporary_name()
+        try:
+            os.symlink(target, temporary, dir_fd=handle)
+        except OSError:
+            return False
+        try:
+            _rename(temporary, name, handle, folder, relative)
+        except BaseException:
+            os.unlink(temporary, dir_fd=handle)
+            raise
+        return True
+
+
+def _temporary_name() -> str:
+    return f".{secrets.token_hex(8)}.tmp"
+
+
+def _rename(temporary: str, name: str, handle: int, folder: Path, relative: str) -> None:
+    try:
+        os.replace(temporary, name, src_dir_fd=handle, dst_dir_fd=handle)
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise IntegrityError(f"{relative!r} inside {folder} is a folder, where a file belongs") from error
+
+
+@contextmanager
+def _parent(folder: Path, relative: str, *, create: bool) -> Iterator[tuple[int, str]]:
+    """A handle of the folder that holds `relative`, reached part by part, and the name inside of it."""
+    *parents, name = relative.split("/")
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in parents:
+            if create:
+                with suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=handle)
+            handle, outer = _open_folder(part, handle, folder, relative), handle
+            os.close(outer)
+        yield handle, name
     finally:
         os.close(handle)
 

@@ -51,8 +51,12 @@ Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", min_length=64, max_leng
 CommitId = Annotated[str, Meta(pattern=r"^[0-9a-f]{40}\Z", min_length=40, max_length=40)]
 Base64 = Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]*={0,2}\Z", max_length=1 << 16)]
 RepositoryId = Annotated[
-    str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*\Z", max_length=200)
+    str,
+    Meta(
+        pattern=r"^(?!.*(--|\.\.))[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*\Z", max_length=200
+    ),
 ]
+"""Without "--" and "..", as on every Hub: "--" stands for the slash in the names of cache folders."""
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+-]*\Z", max_length=200)]
 Text = Annotated[str, Meta(max_length=1 << 16)]
 

@@ -5,8 +5,9 @@
         blobs/<sha256>               every file once
 
 Unpacking puts them where a download would have put them, so that afterwards every way to name a
-version works offline. Nothing of a bundle is used before it has the sha256 that bundle.json says;
-whether its code may run is decided when it is loaded, as for a download.
+version works offline. Before that, and in this order: the index is parsed into typed records; what it
+announces is counted; the trust policy is asked, as for a download; everything is unpacked aside and
+hashed; signatures that the policy asks for are verified; releases that are known here keep their commits.
 """
 
 from __future__ import annotations
@@ -16,27 +17,47 @@ import hashlib
 import io
 import json
 import os
-import re
 import shutil
 import tarfile
 import tempfile
-import time
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from kernels_hub.errors import IntegrityError, MetadataError, RepositoryNotFoundError
+from kernels_hub.files import link_inside, replacing, replacing_inside
 from kernels_hub.hub.cache import KnownRefs, RepositoryCache, cache_folder
 from kernels_hub.hub.tree import File, Tree
-from kernels_hub.repository.versions import Refs, is_commit
+from kernels_hub.hub.trust import Admission, Candidate, admit_bundle, check_signature
+from kernels_hub.repository.versions import Pinned, Refs
+
+if TYPE_CHECKING:
+    from kernels_hub.hub.bundle_index import Row
+    from kernels_hub.hub.lock import Lock
 
 INDEX = "bundle.json"
 _BLOBS = "blobs"
 _FORMAT = 1
-_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _CHUNK = 1 << 20
-_LARGEST_INDEX = 64 << 20
+_BLOCK = tarfile.BLOCKSIZE
+_ANEW = "copy it again, or make it anew: kernels-hub bundle"
+
+
+@dataclass(frozen=True)
+class BundleLimits:
+    """What a bundle may take, counted before anything of it is unpacked.
+
+    unpacked: bytes of all files together. ratio: how many times the archive's own size they may be, above
+        `always` bytes; None for any. files: number of files. index: bytes of bundle.json.
+    """
+
+    unpacked: int = 16 << 30
+    ratio: int | None = 100
+    always: int = 64 << 20
+    files: int = 20_000
+    index: int = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -63,62 +84,72 @@ def write_bundle(items: Iterable[Item], target: Path) -> None:
         files = []
         for file in item.tree.files.values():
             path = item.place.path(item.tree.commit, file)
-            files.append(replace(file, sha256=file.check(path)))
+            files.append(replace(file, sha256=file.check(path), size=path.stat().st_size))
             blobs[str(files[-1].sha256)] = path
         rows.append(_row(replace(item, tree=Tree.of(item.tree.commit, files, item.tree.partial))))
     index = json.dumps({"format": _FORMAT, "repositories": rows}, indent=1, sort_keys=True).encode()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with (
-            os.fdopen(handle, "wb") as raw,
-            gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=0, compresslevel=6) as packed,
-            tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as archive,
-        ):
-            _add(archive, INDEX, len(index), io.BytesIO(index))
-            for sha256, path in sorted(blobs.items()):
-                with path.open("rb") as stream:
-                    _add(archive, f"{_BLOBS}/{sha256}", path.stat().st_size, stream)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with (
+        replacing(target) as raw,
+        gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=0, compresslevel=6) as packed,
+        tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        _add(archive, INDEX, len(index), io.BytesIO(index))
+        for sha256, path in sorted(blobs.items()):
+            with path.open("rb") as stream:
+                _add(archive, f"{_BLOBS}/{sha256}", path.stat().st_size, stream)
 
 
-def read_bundle(source: Path, root: Path | None = None) -> list[Item]:
+def read_bundle(
+    source: Path,
+    root: Path | None = None,
+    *,
+    trust_remote_code: bool | tuple[str, ...] = False,
+    lock: Lock | None = None,
+    limits: BundleLimits = BundleLimits(),
+) -> list[Item]:
     """Unpack an archive into the cache and return what it held.
 
     root: the cache; None for the user's.
+    trust_remote_code: True, or names of repositories, to take what no rule of the trust policy is about.
+    lock: a kernels.lock; what it pins, commit and every file, is trusted as far as the policy says.
+    limits: what it may take of disk and memory.
 
     Everything is unpacked aside and checked first; then it appears repository by repository.
-    Raises RepositoryNotFoundError without such a file, MetadataError for one that is no bundle, and
-    IntegrityError for one that was changed or cut short; the cache is then as it was.
+    Raises RepositoryNotFoundError without such a file; MetadataError for one that is no bundle, or takes more
+    than `limits`; TrustError for a repository that the trust policy does not admit, SignatureError for
+    signatures that it asks for; IntegrityError for an archive that was changed or cut short, that gives a release
+    known here another commit, or a known commit other files. The cache is then as it was.
     """
+    from kernels_hub.hub.bundle_index import parse_index, sizes
+
     root = root or cache_folder()
     if not source.is_file():
         raise RepositoryNotFoundError(
             f"no bundle at {source}; make one where the Hub can be reached: kernels-hub bundle"
         )
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=root, prefix=".bundle-") as scratch:
-        try:
-            index, blobs = _unpack(source, Path(scratch))
-        except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-            if isinstance(error, (IntegrityError, MetadataError)) or (
-                isinstance(error, OSError) and error.errno is not None
-            ):
-                raise
-            raise IntegrityError(
-                f"{source} is no bundle, or cut short: {error}; copy it again, or make it anew: kernels-hub bundle"
-            ) from error
-        items = [_item(row, root, source) for row in index]
+    with source.open("rb") as raw:
+        packed = os.fstat(raw.fileno()).st_size
+        archive = _Archive(raw, source, limits.index)
+        name, size = archive.next() or ("", 0)
+        if name != INDEX:
+            raise MetadataError(f"{source} is no bundle: it has no {INDEX} at its beginning; {_ANEW}")
+        if size > limits.index:
+            raise _too_large(source, f"its {INDEX} has {size:,} bytes, at most {limits.index:,} are read")
+        rows = parse_index(b"".join(archive.content()), source, limits.index)
+        wanted = sizes(rows)
+        _count(source, wanted, packed, limits)
+        items = [_item(row, root) for row in rows]
+        admissions = [_admit(item, trust_remote_code, lock) for item in items]
         for item in items:
-            for file in item.tree.files.values():
-                if file.sha256 not in blobs:
-                    raise IntegrityError(f"{source} lacks {file.path} of {item.place.repo_id}; make it again")
-        for item in items:
-            _install(item, blobs)
+            _check_known(item, source)
+        root.mkdir(parents=True, exist_ok=True)
+        _check_space(source, root, wanted)
+        with tempfile.TemporaryDirectory(dir=root, prefix=".bundle-") as scratch:  # its owner's alone
+            blobs = _unpack(archive, wanted, Path(scratch), packed, limits)
+            for number, (item, admission) in enumerate(zip(items, admissions, strict=True)):
+                _check(item, admission, blobs, Path(scratch) / f"tree{number}", source)
+            for item in items:
+                _install(item, blobs, source)
     return items
 
 
@@ -150,116 +181,285 @@ def _add(archive: tarfile.TarFile, name: str, size: int, content: IO[bytes]) -> 
 # -- reading ----------------------------------------------------------------------------------------
 
 
-def _unpack(source: Path, scratch: Path) -> tuple[list[dict[str, Any]], dict[str, Path]]:
-    """The rows of the index, and every blob as a file whose name is its sha256."""
-    blobs: dict[str, Path] = {}
-    rows: list[dict[str, Any]] | None = None
-    with tarfile.open(source, mode="r|gz") as archive:
-        for member in archive:
-            stream = archive.extractfile(member)
-            if stream is None or not member.isreg():
-                raise MetadataError(f"{source} is no bundle: it holds {member.name!r}, which is no file")
-            if member.name == INDEX:
-                if member.size > _LARGEST_INDEX:
-                    raise MetadataError(f"{source} is no bundle: its {INDEX} has {member.size} bytes")
-                rows = _rows(stream.read(), source)
-                continue
-            folder, _, sha256 = member.name.partition("/")
-            if rows is None or folder != _BLOBS or not sha256.isalnum():
-                raise MetadataError(f"{source} is no bundle: it holds {member.name!r}")
-            path = scratch / sha256
-            if _copy(stream, path) != sha256:
-                raise IntegrityError(f"{source}: {member.name} has other content than its name says")
-            blobs[sha256] = path
-    if rows is None:
-        raise MetadataError(f"{source} is no bundle: it has no {INDEX}")
-    return rows, blobs
+class _Archive:
+    """The members of a compressed tar, one after another: plain files only, and no more memory than a chunk.
 
+    Headers that hold anything else (long names, links, sparse files) are refused rather than followed:
+    `write_bundle` makes none.
+    """
 
-def _copy(stream: IO[bytes], path: Path) -> str:
-    hasher = hashlib.sha256()
-    with path.open("wb") as target:
-        for chunk in _chunks(stream):
-            hasher.update(chunk)
-            target.write(chunk)
-    return hasher.hexdigest()
+    def __init__(self, raw: IO[bytes], source: Path, most_behind: int) -> None:
+        self._stream, self._source = gzip.GzipFile(fileobj=raw, mode="rb"), source
+        self._left = 0  # of the content of the current member
+        self._padding = 0
+        self._behind = most_behind
 
-
-def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
-    while chunk := stream.read(_CHUNK):
-        yield chunk
-
-
-def _rows(text: bytes, source: Path) -> list[dict[str, Any]]:
-    try:
-        document = json.loads(text)
-        if document["format"] != _FORMAT:
+    def next(self) -> tuple[str, int] | None:
+        """Name and size of the next member; None behind the last."""
+        for _ in self.content():
+            pass
+        self._read(self._padding)
+        block = self._read(_BLOCK)
+        try:
+            member = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+        except tarfile.HeaderError as error:
+            if block != bytes(_BLOCK):
+                raise self._damaged(error) from error
+            self._end()
+            return None
+        except ValueError as error:
+            raise self._damaged(error) from error
+        if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.size < 0:
             raise MetadataError(
-                f"{source} has format {document['format']!r}, this release reads {_FORMAT}; upgrade kernels_hub"
+                f"{self._source} is no bundle: it holds {member.name[:100]!r}, which is no plain file; {_ANEW}"
             )
-        rows: list[dict[str, Any]] = document["repositories"]
-        return rows
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, MetadataError):
-            raise
-        raise MetadataError(f"{source} is no bundle: its {INDEX} does not parse: {error}") from error
+        self._left, self._padding = member.size, -member.size % _BLOCK
+        return member.name, member.size
+
+    def content(self) -> Iterator[bytes]:
+        """The rest of the current member, in chunks."""
+        while self._left:
+            chunk = self._read(min(self._left, _CHUNK))
+            self._left -= len(chunk)
+            yield chunk
+
+    def _end(self) -> None:
+        """Read what is behind the last member, which is padding: the sum of the whole is at its very end."""
+        while chunk := self._some(_CHUNK):
+            self._behind -= len(chunk)
+            if self._behind < 0:
+                raise MetadataError(f"{self._source} is no bundle: more lies behind its last file; {_ANEW}")
+
+    def _read(self, count: int) -> bytes:
+        """Exactly so many bytes."""
+        parts = []
+        while count:
+            part = self._some(count)
+            if not part:
+                raise self._damaged("it ends before its last file does")
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+    def _some(self, count: int) -> bytes:
+        try:
+            return self._stream.read(count)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, problem: object) -> IntegrityError:
+        return IntegrityError(f"{self._source} is no bundle, or cut short: {problem}; {_ANEW}")
 
 
-def _item(row: dict[str, Any], root: Path, source: Path) -> Item:
-    try:
-        repo_id, repo_type = row["repository"], row["type"]
-        tree = Tree.from_json(json.dumps(row["tree"]))
-        refs = Refs(dict(row["branches"]), dict(row["tags"]))
-        yanked = dict(row["yanked"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise MetadataError(f"{source} is no bundle: {error}") from error
-    plain = _NAME.fullmatch(str(repo_id)) is not None
-    plain = plain and not any(".." in str(name) for name in (repo_id, *refs.branches, *refs.tags))
-    if not plain or repo_type not in ("kernel", "model") or not is_commit(tree.commit):
-        raise MetadataError(f"{source} is no bundle: it names {repo_type} {repo_id!r} at {tree.commit!r}")
-    return Item(RepositoryCache(root, repo_id, repo_type), tree, KnownRefs(refs, yanked))
+def _count(source: Path, wanted: Mapping[str, int | None], packed: int, limits: BundleLimits) -> None:
+    """Raise MetadataError for an index that announces more than may be unpacked."""
+    if len(wanted) > limits.files:
+        raise _too_large(source, f"it names {len(wanted):,} files, at most {limits.files:,} are unpacked")
+    total = sum(size or 0 for size in wanted.values())
+    most = _most(packed, limits)
+    if total > most:
+        raise _too_large(
+            source, f"its {packed:,} bytes would become {total:,}, at most {most:,} are unpacked"
+        )
 
 
-def _install(item: Item, blobs: dict[str, Path]) -> None:
+def _most(packed: int, limits: BundleLimits) -> int:
+    """How many bytes an archive of a size may become."""
+    if limits.ratio is None:
+        return limits.unpacked
+    return min(limits.unpacked, max(limits.always, limits.ratio * packed))
+
+
+def _too_large(source: Path, problem: str) -> MetadataError:
+    return MetadataError(
+        f"{source} takes more than a bundle may: {problem}; nothing was unpacked. If it is what you expect, say how "
+        "much it may take: kernels-hub download --from-bundle … --max-unpacked 20GiB (and --max-files N)"
+    )
+
+
+def _check_space(source: Path, root: Path, wanted: Mapping[str, int | None]) -> None:
+    total, free = sum(size or 0 for size in wanted.values()), shutil.disk_usage(root).free
+    if 2 * total > free:  # once aside, once in its place
+        raise MetadataError(
+            f"{source} takes {total:,} bytes twice while it is unpacked, and {root} has {free:,} left; free some, or "
+            "choose another cache with KERNELS_CACHE"
+        )
+
+
+def _item(row: Row, root: Path) -> Item:
+    place = RepositoryCache(root, row.repository, row.type)
+    return Item(place, replace(row.files(), bundled=True), KnownRefs(row.refs(), row.yanked))
+
+
+def _unpack(
+    archive: _Archive, wanted: Mapping[str, int | None], scratch: Path, packed: int, limits: BundleLimits
+) -> dict[str, Path]:
+    """Every content that the index names as a file of a folder that nobody else reads, hashed as it is written."""
+    blobs: dict[str, Path] = {}
+    left = _most(packed, limits)
+    while (member := archive.next()) is not None:
+        name, size = member
+        folder, _, sha256 = name.partition("/")
+        if folder != _BLOBS or sha256 not in wanted or sha256 in blobs:
+            raise MetadataError(
+                f"{archive._source} is no bundle: its index does not name {name[:100]!r}; {_ANEW}"
+            )
+        left -= size
+        if wanted[sha256] not in (None, size) or left < 0:
+            raise _too_large(archive._source, f"{name} has {size:,} bytes, which its index does not say")
+        hasher = hashlib.sha256()
+        blobs[sha256] = scratch / sha256  # 64 hexadecimal digits, or the index would not name it
+        with blobs[sha256].open("xb") as file:
+            for chunk in archive.content():
+                hasher.update(chunk)
+                file.write(chunk)
+        if hasher.hexdigest() != sha256:
+            raise IntegrityError(f"{archive._source}: {name} has other content than its name says; {_ANEW}")
+    return blobs
+
+
+# -- whether it may be there ------------------------------------------------------------------------
+
+
+def _admit(item: Item, trust_remote_code: bool | tuple[str, ...], lock: Lock | None) -> Admission:
+    """Ask the trust policy about a repository that an archive brings. Raises TrustError."""
+    return admit_bundle(_candidate(item, trust_remote_code, _is_locked(item, lock), None))
+
+
+def _candidate(
+    item: Item, trust_remote_code: bool | tuple[str, ...], locked: bool, version: str | int | None
+) -> Candidate:
+    from kernels_hub.hub.connection import Connection
+
+    place = item.place
+    return Candidate(
+        place.repo_id,
+        place.repo_type,
+        item.tree.commit,
+        Connection().endpoint,
+        trust_remote_code,
+        locked,
+        version,
+    )
+
+
+def _is_locked(item: Item, lock: Lock | None) -> bool:
+    """Whether a lock pins this commit, with exactly these contents of these files."""
+    for kernel in () if lock is None else lock.kernels:
+        if (kernel.repo_id, kernel.commit) == (item.place.repo_id, item.tree.commit) and kernel.variants:
+            pinned = kernel.tree().files
+            return all(
+                path in pinned and pinned[path].sha256 == file.sha256
+                for path, file in item.tree.files.items()
+            )
+    return False
+
+
+def _check_known(item: Item, source: Path) -> None:
+    """Raise IntegrityError where an archive contradicts what is known here of a release or a commit."""
+    from kernels_hub.hub.bundle_index import rebound
+
+    place, known = item.place, item.place.read_refs()
+    arrived = item.known.refs if item.known is not None else Refs()
+    for tag, before, after in rebound({} if known is None else known.refs.tags, arrived.tags):
+        raise IntegrityError(
+            f"{source} says that {tag} of {place.repo_id} is commit {after[:12]}; here it is known as {before[:12]}, "
+            "and a release never changes. Nothing was unpacked. Ask its publisher which of the two is right; if the "
+            f"bundle is, remove {place.folder} and unpack it again"
+        )
+    former = place.read_tree(item.tree.commit)
+    if former is None:
+        return
+    for path, file in item.tree.files.items():
+        there = former.files.get(path)
+        if there is None and former.partial:
+            continue
+        if there is None or any(
+            mine not in (None, theirs) and theirs is not None
+            for mine, theirs in (
+                (file.sha256, there.sha256),
+                (file.blob, there.blob),
+                (file.size, there.size),
+            )
+        ):
+            raise IntegrityError(
+                f"{source} has other content for {path} of {place.repo_id} at commit {item.tree.commit[:12]} than is "
+                "known here, and a commit never changes. Nothing was unpacked; make the bundle anew: kernels-hub bundle"
+            )
+
+
+def _check(item: Item, admission: Admission, blobs: Mapping[str, Path], folder: Path, source: Path) -> None:
+    """Every file against all that is said of it, and every variant as a download is verified before it is imported."""
+    folder.mkdir()
+    for file in item.tree.files.values():
+        if file.sha256 not in blobs:
+            raise IntegrityError(f"{source} lacks {file.path} of {item.place.repo_id}; {_ANEW}")
+        file.check(blobs[file.sha256])
+        with replacing_inside(folder, file.path) as target, blobs[file.sha256].open("rb") as stream:
+            shutil.copyfileobj(stream, target, _CHUNK)
+    refs = item.known.refs if item.known is not None else Refs()
+    names = [Pinned(item.tree.commit, name).version for name in (*refs.tags, *refs.branches)]
+    versions = (
+        list(dict.fromkeys(name for name in names if name is not None)) if admission.signature_keys else []
+    )
+    for variant in item.tree.variants():
+        for version in versions or [None]:
+            candidate = _candidate(item, False, False, version)
+            check_signature(admission, candidate, folder / "build" / variant)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _install(item: Item, blobs: Mapping[str, Path], source: Path) -> None:
     """As a download would have: blobs by name, a snapshot of links to them, then the lists."""
     place, commit = item.place, item.tree.commit
+    place.folder.mkdir(parents=True, exist_ok=True)
     with place.lock("bundle"):
+        _check_known(item, source)
         for file in item.tree.files.values():
-            blob = place.folder / "blobs" / (file.name_in_cache or str(file.sha256))
-            blob.parent.mkdir(parents=True, exist_ok=True)
-            if not _intact(file, blob):
-                temporary = blob.with_name(f".{blob.name}.incoming")
-                shutil.copyfile(blobs[str(file.sha256)], temporary)
-                temporary.replace(blob)
-            _link(place.path(commit, file), blob)
+            name = f"blobs/{file.name_in_cache or file.sha256}"
+            if not _intact(file, place.folder / name):
+                _put(file, blobs[str(file.sha256)], place.folder, name)
+            _link(place.folder, f"snapshots/{commit}/{file.path}", name)
         known = place.read_refs() or KnownRefs(Refs())
         arrived = item.known or KnownRefs(Refs())
         refs = Refs(
-            {**known.refs.branches, **arrived.refs.branches}, {**known.refs.tags, **arrived.refs.tags}
+            {**known.refs.branches, **arrived.refs.branches}, {**arrived.refs.tags, **known.refs.tags}
         )
-        place.write_refs(replace(known, refs=refs, yanked={**known.yanked, **arrived.yanked}, asked=0.0))
+        place.write_refs(replace(known, refs=refs, yanked={**arrived.yanked, **known.yanked}, asked=0.0))
         for name, at in arrived.refs.branches.items():
             if at == commit:
                 place.write_ref(name, commit)
         former = place.read_tree(commit)
-        files = {**({} if former is None else former.files), **item.tree.files}
+        files = {**item.tree.files, **({} if former is None else former.files)}
         partial = item.tree.partial and (former is None or former.partial)
-        place.write_tree(Tree.of(commit, files.values(), partial))
+        bundled = former is None or former.bundled or files.keys() != former.files.keys()
+        place.write_tree(Tree.of(commit, files.values(), partial, bundled))
+
+
+def _put(file: File, blob: Path, folder: Path, name: str) -> None:
+    """Copy a content to its place; what is put there is what is hashed."""
+    hasher = hashlib.sha256()
+    with replacing_inside(folder, name) as target, blob.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            hasher.update(chunk)
+            target.write(chunk)
+        if hasher.hexdigest() != file.sha256:
+            raise IntegrityError(f"{blob} changed while it was unpacked; unpack the bundle again")
 
 
 def _intact(file: File, blob: Path) -> bool:
     try:
-        file.check(blob)
-    except IntegrityError:
+        return not blob.is_symlink() and bool(file.check(blob))
+    except (IntegrityError, OSError):
         return False
-    return True
 
 
-def _link(path: Path, blob: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{time.monotonic_ns()}")
-    try:
-        temporary.symlink_to(os.path.relpath(blob, path.parent))
-    except OSError:  # a system without links
-        shutil.copyfile(blob, temporary)
-    temporary.replace(path)
+def _link(folder: Path, relative: str, blob: str) -> None:
+    up = "../" * relative.count("/")
+    if not link_inside(folder, relative, up + blob):  # a system without links
+        with replacing_inside(folder, relative) as target, (folder / blob).open("rb") as stream:
+            shutil.copyfileobj(stream, target, _CHUNK)

@@ -15,18 +15,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernels_hub.errors import MetadataError
+from kernels_hub.errors import HubError, IntegrityError, MetadataError
+from kernels_hub.files import relative_path_problem, replacing_inside, write_atomically
 from kernels_hub.hub.tree import File, Tree
 from kernels_hub.repository.versions import Refs, is_commit
 
 _OWN = ".kernels_hub"
+_LONGEST_REF = 100
+_LATEST = 1e12
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,12 @@ class RepositoryCache:
 
     def snapshot(self, commit: str) -> Path:
         """The folder that holds the files of a commit, as far as they were fetched."""
-        return self.folder / "snapshots" / commit
+        return self.folder / "snapshots" / _commit(commit)
 
     def path(self, commit: str, file: File) -> Path:
-        """Where a file of a commit lies, if it was fetched."""
+        """Where a file of a commit lies, if it was fetched. Raises IntegrityError for a path that leads outside."""
+        if (problem := relative_path_problem(file.path)) is not None:
+            raise IntegrityError(f"{file.path[:100]!r} is no path inside {self.repo_id}: {problem}")
         return self.snapshot(commit) / file.path
 
     def holds(self, commit: str, files: list[File]) -> bool:
@@ -95,15 +99,15 @@ class RepositoryCache:
 
     def read_refs(self) -> KnownRefs | None:
         """What was last told of the branches and tags; else the refs that another client left."""
-        document = self._read("refs.json")
-        if document is not None:
-            with contextlib.suppress(KeyError, TypeError, ValueError):
-                refs = Refs(dict(document["branches"]), dict(document["tags"]))
-                return KnownRefs(refs, dict(document["yanked"]), float(document["asked"]))
+        if (known := _known_refs(self._read("refs.json"))) is not None:
+            return known
         branches = {}
         for path in (self.folder / "refs").rglob("*"):
-            if path.is_file() and is_commit(commit := path.read_text(encoding="utf-8").strip()):
-                branches[path.relative_to(self.folder / "refs").as_posix()] = commit
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                with path.open("rb") as file:
+                    commit = file.read(_LONGEST_REF).decode("ascii").strip()
+                if is_commit(commit):
+                    branches[path.relative_to(self.folder / "refs").as_posix()] = commit
         return KnownRefs(Refs(branches)) if branches else None
 
     def write_refs(self, known: KnownRefs) -> None:
@@ -120,24 +124,25 @@ class RepositoryCache:
 
     def write_ref(self, name: str, commit: str) -> None:
         """Note where a branch is, in the Hub client's own place, once its files are here."""
-        path = self.folder / "refs" / name
-        if not path.resolve().is_relative_to((self.folder / "refs").resolve()):
-            raise MetadataError(f"{self.repo_id}: {name!r} is no name for a branch")
-        _replace(path, commit)
+        if (problem := relative_path_problem(name)) is not None:
+            raise MetadataError(f"{self.repo_id}: {name[:100]!r} is no name for a branch: {problem}")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with replacing_inside(self.folder, f"refs/{name}") as file:
+            file.write(commit.encode())
 
     # -- trees, publisher ---------------------------------------------------------------------------
 
     def read_tree(self, commit: str) -> Tree | None:
         """The files of a commit, if they were ever listed."""
         try:
-            tree = Tree.from_json((self.folder / _OWN / "trees" / f"{commit}.json").read_bytes())
-        except (OSError, MetadataError):
+            tree = Tree.from_json((self.folder / _OWN / "trees" / f"{_commit(commit)}.json").read_bytes())
+        except (OSError, MetadataError, HubError):
             return None
         return tree if tree.commit == commit else None
 
     def write_tree(self, tree: Tree) -> None:
         """Keep the list of files of a commit."""
-        _replace(self.folder / _OWN / "trees" / f"{tree.commit}.json", tree.to_json())
+        write_atomically(self.folder / _OWN / "trees" / f"{_commit(tree.commit)}.json", tree.to_json())
 
     def read_publisher(self) -> bool | None:
         """Whether the Hub vouched for the publisher when last asked; None if it never was."""
@@ -152,22 +157,38 @@ class RepositoryCache:
     def _read(self, name: str) -> dict[str, Any] | None:
         try:
             document = json.loads((self.folder / _OWN / name).read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return document if isinstance(document, dict) else None
 
     def _write(self, name: str, document: dict[str, Any]) -> None:
-        _replace(self.folder / _OWN / name, json.dumps(document, indent=1, sort_keys=True) + "\n")
+        write_atomically(self.folder / _OWN / name, json.dumps(document, indent=1, sort_keys=True) + "\n")
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(handle, "w", encoding="utf-8", newline="\n") as stream:  # noqa: PTH123 (a descriptor)
-            stream.write(text)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def _commit(commit: str) -> str:
+    """A commit as the name of a file. Raises IntegrityError for what is none."""
+    if not is_commit(commit):
+        raise IntegrityError(f"{commit[:100]!r} is no commit: expected 40 hexadecimal digits")
+    return commit
+
+
+def _known_refs(document: dict[str, Any] | None) -> KnownRefs | None:
+    """What refs.json says; None where it does not say it well.
+
+    By hand: on the way of every load, where importing msgspec would take longer.
+    """
+    match document:
+        case {
+            "branches": dict(branches),
+            "tags": dict(tags),
+            "yanked": dict(yanked),
+            "asked": int() | float() as asked,
+        }:
+            commits = (*branches.values(), *tags.values())
+            if (
+                0 <= asked < _LATEST
+                and all(isinstance(commit, str) and is_commit(commit) for commit in commits)
+                and all(isinstance(reason, str) for reason in yanked.values())
+            ):
+                return KnownRefs(Refs(branches, tags), yanked, float(asked))
+    return None

@@ -16,7 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from kernels_hub.errors import IntegrityError, NoVariantError, OfflineError
+from kernels_hub.errors import (
+    IntegrityError,
+    NoVariantError,
+    OfflineError,
+    RepositoryNotFoundError,
+    VersionError,
+)
 from kernels_hub.hub.cache import RepositoryCache, cache_folder
 from kernels_hub.hub.connection import Connection
 from kernels_hub.hub.locate import Request, locate
@@ -167,21 +173,39 @@ def _admit(hub: Connection, place: RepositoryCache, candidate: Candidate) -> Adm
     """Ask the policy, before anything is downloaded. Raises TrustError; HubError for network trouble."""
 
     def is_trusted_publisher(organisation: str) -> bool:
-        recorded = place.read_publisher()
+        recorded, tree = place.read_publisher(), place.read_tree(candidate.commit)
+        bundled = tree is not None and tree.bundled
         if hub.is_offline:
-            if recorded is None:
+            if recorded is None or bundled:
+                before = "its files came in a bundle" if bundled else "it was not asked before"
                 raise OfflineError(
-                    f"cannot ask the Hub whether {organisation} is a trusted publisher: HF_HUB_OFFLINE is set, and it "
-                    f"was not asked before; allow it by name: kernels-hub trust allow {place.repo_id!r}"
+                    f"cannot ask the Hub whether {organisation} is a trusted publisher: HF_HUB_OFFLINE is set, and "
+                    f"{before}; allow it by name: kernels-hub trust allow {place.repo_id!r}"
                 )
             return recorded
-        if recorded and place.read_tree(candidate.commit) is not None:
+        if recorded and tree is not None and not bundled:
             return True  # it was when these files were fetched
         trusted = hub.is_trusted_publisher(organisation)
         place.write_publisher(trusted)
-        return trusted
+        return trusted and (not bundled or _confirm(hub, place, candidate.commit))
 
     return admit(candidate, is_trusted_publisher)
+
+
+def _confirm(hub: Connection, place: RepositoryCache, commit: str) -> bool:
+    """Whether the Hub has a commit whose files came in a bundle: a publisher that it vouches for must have made them.
+
+    Raises IntegrityError for a file that is not the Hub's.
+    """
+    try:
+        listed = hub.tree(place.repo_id, place.repo_type, commit)
+    except (VersionError, RepositoryNotFoundError):
+        return False
+    for file in listed.files.values():
+        if (path := place.path(commit, file)).is_file():
+            file.check(path)
+    place.write_tree(listed)
+    return True
 
 
 def _candidate(

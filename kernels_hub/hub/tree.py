@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
 
 from kernels_hub.errors import HubError, IntegrityError, MetadataError
+from kernels_hub.files import relative_path_problem
+from kernels_hub.repository.versions import is_commit
 
 BUILD = "build"
 _CHUNK = 1 << 20
+_BLOB = re.compile(r"[0-9a-f]{40}", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,14 @@ class Tree:
     files: Mapping[str, File] = field(hash=False)
     partial: bool = False
     """Whether there are other variants, which were not brought along."""
+    bundled: bool = False
+    """Whether files of it came in a bundle: no Hub said that they are its publisher's."""
 
     @classmethod
-    def of(cls, commit: str, files: Iterable[File], partial: bool = False) -> Tree:
+    def of(cls, commit: str, files: Iterable[File], partial: bool = False, bundled: bool = False) -> Tree:
         """Raises HubError for a path that would leave the folder it is put into."""
         ordered = sorted(files, key=lambda file: file.path)
-        return cls(commit, {file.path: file for file in ordered if _wanted(file)}, partial)
+        return cls(commit, {file.path: file for file in ordered if _wanted(file)}, partial, bundled)
 
     @classmethod
     def of_snapshot(cls, commit: str, folder: Path) -> Tree:
@@ -84,7 +90,7 @@ class Tree:
 
     def variants(self) -> list[str]:
         """Names of the folders below `build/`, in order."""
-        return sorted({PurePosixPath(path).parts[1] for path in self.files})
+        return sorted({path.split("/")[1] for path in self.files})
 
     def variant(self, name: str) -> list[File]:
         """The files of one variant, in order."""
@@ -96,24 +102,49 @@ class Tree:
             file.path: {"size": file.size, "blob": file.blob, "sha256": file.sha256}
             for file in self.files.values()
         }
-        document = {"commit": self.commit, "files": rows, "partial": self.partial}
+        document: dict[str, object] = {"commit": self.commit, "files": rows, "partial": self.partial}
+        if self.bundled:
+            document["bundled"] = True
         return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Tree:
         """Raises MetadataError for text that `to_json` did not write."""
         try:
-            document: dict[str, Any] = json.loads(text)
-            rows: dict[str, dict[str, Any]] = document["files"]
-            files = [File(path, **row) for path, row in rows.items()]
-            return cls.of(document["commit"], files, bool(document["partial"]))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise MetadataError(f"not a list of files: {error}") from error
+        match document:  # by hand: on the way of every load, where importing msgspec would take longer
+            case {"commit": str(commit), "files": dict(rows), "partial": bool(partial)} if is_commit(commit):
+                files = [_file(path, row) for path, row in rows.items()]
+                return cls.of(commit, files, partial, document.get("bundled") is True)
+            case _:
+                raise MetadataError("not a list of files: expected a commit, files and partial")
+
+
+def _file(path: str, row: object) -> File:
+    match row:
+        case {
+            "size": int() | None as size,
+            "blob": str() | None as blob,
+            "sha256": str() | None as sha256,
+        } if (
+            (size is None or (size >= 0 and not isinstance(size, bool)))
+            and (blob is None or _BLOB.fullmatch(blob))
+            and (sha256 is None or _SHA256.fullmatch(sha256))
+        ):
+            return File(path, size, blob, sha256)
+        case _:
+            raise MetadataError(
+                f"not a list of files: {path[:100]!r}: expected a size and the names of a content in hexadecimal"
+            )
 
 
 def _wanted(file: File) -> bool:
-    parts = PurePosixPath(file.path).parts
-    if file.path != "/".join(parts) or "\\" in file.path or "\0" in file.path or {"..", "."} & set(parts):
-        raise HubError(f"the Hub lists a file {file.path!r}, which is no path inside a repository")
-    hidden = any(part == "__pycache__" for part in parts) or file.path.endswith(".pyc")
+    if (problem := relative_path_problem(file.path)) is not None:
+        raise HubError(
+            f"the Hub lists a file {file.path[:100]!r}, which is no path inside a repository: {problem}"
+        )
+    parts = file.path.split("/")
+    hidden = "__pycache__" in parts or file.path.endswith(".pyc")
     return len(parts) > 2 and parts[0] == BUILD and not hidden

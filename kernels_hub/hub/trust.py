@@ -97,6 +97,26 @@ def preview(candidate: Candidate) -> Preview:
     return Preview("refused", _nothing_admits(candidate, policy, False))
 
 
+def admit_bundle(candidate: Candidate) -> Admission:
+    """The policy's verdict on a repository that an archive brings, before anything of it is unpacked.
+
+    As `admit`, but the Hub's flag for trusted publishers does not count: whoever made the archive chose its names.
+
+    Raises TrustError with the rule that refused and how to allow the repository.
+    """
+    policy = load_policy()
+    if (decided := _decide(candidate, policy)) is not None:
+        return decided
+    raise TrustError(
+        f"{candidate.repo_type} {candidate.repo_id!r} in a bundle is not trusted: no rule of "
+        f"{_policy_named(policy)} names it, and the Hub's flag for publishers vouches for no archive. Nothing was "
+        f"unpacked. If you trust whoever made it: kernels-hub trust add KEY --for {candidate.repo_id}, "
+        f"kernels-hub trust allow {candidate.repo_id}"
+        + (", a kernels.lock that pins it (--lock)" if policy.locked else "")
+        + (", or --trust-remote-code" if policy.trust_remote_code else "")
+    )
+
+
 def check_signature(admission: Admission, candidate: Candidate, variant_folder: Path) -> dict[str, str]:
     """Verify a downloaded variant before anything of it is imported or parsed.
 
@@ -178,7 +198,7 @@ def _organisation(candidate: Candidate) -> str:
 
 
 def _nothing_admits(candidate: Candidate, policy: TrustPolicy, asked: bool) -> str:
-    source = str(policy.path) if policy.exists else f"the default policy (there is no {policy.path})"
+    source = _policy_named(policy)
     if asked:
         publisher = f"{_organisation(candidate)!r} is not a trusted publisher there"
     elif not _organisation(candidate):
@@ -210,6 +230,10 @@ def _nothing_admits(candidate: Candidate, policy: TrustPolicy, asked: bool) -> s
         f"{_named(candidate)} is not trusted by {source}: {', '.join(reasons)}. Nothing of it was run. "
         f"If you trust its code, allow it by one of: {'; '.join(ways)}"
     )
+
+
+def _policy_named(policy: TrustPolicy) -> str:
+    return str(policy.path) if policy.exists else f"the default policy (there is no {policy.path})"
 
 
 def _switch(enabled: bool, given: bool, absent: str, disabled: str) -> str:

@@ -8,6 +8,7 @@ import json
 import random
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,13 +19,24 @@ from kernels_hub.errors import (
     MetadataError,
     RepositoryNotFoundError,
 )
-from kernels_hub.hub.bundle import Item, read_bundle, write_bundle
+from kernels_hub.hub import bundle
+from kernels_hub.hub.bundle import Item, write_bundle
 from kernels_hub.hub.cache import KnownRefs, RepositoryCache
 from kernels_hub.hub.tree import File, Tree
 from kernels_hub.repository.versions import Refs
 from tests.hub.small_kernels import write_variant
 
 COMMIT = "c" * 40
+
+
+@pytest.fixture(autouse=True)
+def _default_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("KERNELS_HUB_TRUST", raising=False)
+
+
+def read_bundle(source: Path, root: Path, **options: Any) -> list[Item]:
+    return bundle.read_bundle(source, root, **{"trust_remote_code": True, **options})
 
 
 def item(root: Path, name: str = "small", variants: tuple[str, ...] = ("torch-cpu", "torch-cuda")) -> Item:

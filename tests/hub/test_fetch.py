@@ -43,9 +43,12 @@ from kernels_hub import (
     use_kernel_mapping,
 )
 from kernels_hub.hub import client
+from kernels_hub.hub.bundle import Item, read_bundle, write_bundle
+from kernels_hub.hub.cache import KnownRefs, RepositoryCache
 from kernels_hub.hub.locate import Request
+from kernels_hub.hub.tree import Tree
 from kernels_hub.repository.metadata import KernelDependency
-from kernels_hub.repository.versions import Wanted
+from kernels_hub.repository.versions import Refs, Wanted
 from tests.hub.place import Place
 from tests.hub.small_kernels import put, write_variant
 
@@ -338,6 +341,28 @@ def test_the_hubs_publisher_flag(place: Place) -> None:
     assert get_kernel(f"{trusted}/small", version=1).VALUE == "trusted"
     place.offline()
     assert get_kernel(f"{trusted}/small", version=1).VALUE == "trusted"
+
+
+def test_the_publisher_flag_does_not_cover_what_a_bundle_brings(place: Place) -> None:
+    """A release of a vouched publisher's name, made by somebody else and unpacked here, is not the publisher's."""
+    trusted = f"{place.organisation}trusted"
+    place.hub.organisation(trusted, "maker", trusted=True)
+    build = write_variant(place.scratch / "t" / "torch-cpu", "trusted").parent
+    put(place.api, f"{trusted}/small", build, tag="v1.0.0", branch="v1")
+    assert get_kernel(f"{trusted}/small", version="==1.0.0").VALUE == "trusted"
+
+    forged, commit = RepositoryCache(place.scratch / "from", f"{trusted}/small", "kernel"), "f" * 40
+    write_variant(forged.snapshot(commit) / "build" / "torch-cpu", "forged")
+    tree = Tree.of_snapshot(commit, forged.snapshot(commit))
+    known = KnownRefs(Refs({}, {"v1.1.0": commit}))
+    write_bundle([Item(forged, tree, known)], place.scratch / "forged.bundle")
+    read_bundle(place.scratch / "forged.bundle", place.cache, trust_remote_code=True)
+    client.forget()
+    for offline in (False, True):
+        place.offline(offline)
+        with pytest.raises((OfflineError, TrustError)):
+            get_kernel(f"{trusted}/small", version="==1.1.0")
+        assert get_kernel(f"{trusted}/small", version="==1.0.0").VALUE == "trusted"
 
 
 @pytest.mark.parametrize("inside", ["__init__.py", "layers.py", "metadata.json"])

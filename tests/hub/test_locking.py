@@ -274,7 +274,7 @@ def test_an_air_gapped_machine(place: Place, project: Path, tmp_path: Path) -> N
 
     place.monkeypatch.setattr(constants, "HF_HUB_CACHE", str(place.cache))
     place.offline()
-    read_bundle(project / "kernels.bundle")
+    read_bundle(project / "kernels.bundle", lock=read_lock(project / "kernels.lock"))
     module = get_locked_kernel(place.repo("user"), lockfile=project / "kernels.lock")
     assert (module.VALUE, module.BASE.VALUE) == ("user", "base")
     assert place.get("base", version=1).VALUE == "base"
