@@ -10,7 +10,7 @@ import torch
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
-from tests.layers.triton_compile import ARCHITECTURES, compile_kernel, known_spills
+from tests.layers.triton_compile import ARCHITECTURES, compile_kernel
 
 KERNELS: ModuleType = importlib.import_module(
     import_kernel(source_variant(bundled_folder() / "mlp", "cuda")).__name__ + ".kernels"
@@ -71,8 +71,7 @@ def test_no_spills(case: str, precision: str, arch: str) -> None:
             tile.stages,
             divisible_by_16=INTEGERS[1:] if aligned else (),
         )
-        expected = known_spills("gated_linear_kernel", case, precision, arch, tile.m, tile.n, tile.k)
-        assert resources.spills == expected, (tile, resources)
+        assert resources.spills == 0, (tile, resources)
         assert resources.shared <= (64 if hip else 99) * 1024, (tile, resources)
 
 

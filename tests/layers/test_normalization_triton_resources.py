@@ -9,7 +9,7 @@ import pytest
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
-from tests.layers.triton_compile import ARCHITECTURES, compile_kernel, known_spills
+from tests.layers.triton_compile import ARCHITECTURES, compile_kernel
 
 DTYPES = ("bf16", "fp32")
 INTEGERS = ("rows", "width", "x_stride", "residual_stride", "gate_stride")
@@ -56,8 +56,7 @@ def test_norm(kernels, kind, dtype, arch):
     for width in (64, 2048, kernels.BACKWARD_WIDTH):
         tile = kernels.backward_tile(width)
         constants = {**KINDS[kind], "ROWS": tile.rows, "WIDTH": tile.width}
-        expected = known_spills("norm_backward_tile", kind, dtype, arch, width)
-        assert spills(kernels.norm_backward_tile, dtype, constants, arch, tile.warps) == expected, width
+        assert spills(kernels.norm_backward_tile, dtype, constants, arch, tile.warps) == 0, width
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -81,7 +80,6 @@ def test_gated(kernels, gate_first, dtype, arch):
         constants = {**rounded, "ROWS": tile.rows, "WIDTH": tile.width}
         assert spills(kernels.gated_forward_tile, dtype, constants, arch, tile.warps) == 0, width
     for width in (128, kernels.GATED_BACKWARD_WIDTH):
-        tile = kernels.backward_tile(width)
+        tile = kernels.backward_tile(width, gated=True)
         constants = {**rounded, "ROWS": tile.rows, "WIDTH": tile.width}
-        expected = known_spills("gated_backward_tile", gate_first, dtype, arch, width)
-        assert spills(kernels.gated_backward_tile, dtype, constants, arch, tile.warps) == expected, width
+        assert spills(kernels.gated_backward_tile, dtype, constants, arch, tile.warps) == 0, width

@@ -128,23 +128,3 @@ def _number(pattern: str, text: str) -> int:
     if found is None:  # never a silent 0: a changed format must not read as "no spills"
         raise ValueError(f"nothing matches {pattern!r} in the compiler's output:\n{text[-2000:]}")
     return int(found.group(1))
-
-
-# The ptxas of Triton 3.7, which PyTorch 2.13 for CUDA brings along, keeps one to three pairs of
-# registers in memory here, where that of 3.9 keeps none. Anything else is a failure there too.
-_KNOWN_SPILLS: dict[str, dict[tuple[object, ...], int]] = {
-    "3.7": {
-        ("norm_backward_tile", "add_layer_norm", "bf16", "sm_80", 2048): 8,
-        ("norm_backward_tile", "add_layer_norm", "fp32", "sm_90", 8192): 8,
-        ("norm_backward_tile", "add_layer_norm", "fp32", "sm_100", 8192): 24,
-        ("gated_backward_tile", False, "fp32", "sm_80", 4096): 8,
-        ("gated_backward_tile", False, "bf16", "sm_100", 128): 8,
-        ("gated_linear_kernel", "training", "tf32", "sm_100", 64, 32, 32): 8,
-    }
-}
-
-
-def known_spills(*case: object) -> int:
-    """Bytes that a case spills with the Triton that is installed: 0 but for a few, named above."""
-    release = ".".join(triton.__version__.split(".")[:2])
-    return _KNOWN_SPILLS.get(release, {}).get(case, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from . import reference
 from .form import Form, broadcast, result_like, takes
 from .forward_kernels import attention_kernel
 from .gradient_kernels import key_gradient_kernel, query_gradient_kernel
+from .releases import other_fields
 
 # Under the interpreter kernels run on CPU tensors.
 DISPATCH_KEYS = ("CUDA", "CPU") if triton.knobs.runtime.interpret else ("CUDA",)
@@ -53,10 +54,15 @@ _FLOAT32 = {
 def tile_for(kernel: str, widest: int, dtype: torch.dtype, *, hip: bool = False) -> Tile:
     """The tile of "forward", "query gradient" or "key gradient"; widest: of the padded widths."""
     if hip:
-        side = 32 if kernel == "forward" and dtype is not torch.float32 else 16
-        return Tile(side, side, 4, 1)
-    table = _FLOAT32 if dtype is torch.float32 else _NARROW
-    return table[kernel][0 if widest <= 64 else 1 if widest <= 128 else 2]
+        wide = kernel == "forward" and dtype is not torch.float32
+        side, case = (32, "hip narrow") if wide else (16, "hip")
+        tile = Tile(side, side, 4, 1)
+    else:
+        table, name = (_FLOAT32, "float32") if dtype is torch.float32 else (_NARROW, "narrow")
+        place = 0 if widest <= 64 else 1 if widest <= 128 else 2
+        tile, case = table[kernel][place], f"{name} {64 << place}"
+    others = other_fields(f"attention {kernel}", case)
+    return replace(tile, **others) if others else tile
 
 
 def padded(width: int) -> int:

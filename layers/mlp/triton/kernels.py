@@ -27,6 +27,7 @@ from .linear_gradient import (
 from .matmul import Tile, activate, tile_origin
 from .operands import applies, dense, operand
 from .registration import define
+from .releases import other_fields
 
 __all__ = [
     "GATED_LINEAR",
@@ -56,7 +57,9 @@ def gated_tile_for(
 ) -> Tile:
     """As `tile_for`; two accumulators of the largest tile would not fit into registers."""
     tile = matmul.tile_for(m, n, dtype, aligned=aligned, tf32=tf32, hip=hip)
-    return replace(tile, n=min(tile.n, 64))
+    tile = replace(tile, n=min(tile.n, 64))
+    others = other_fields("gated linear", f"tf32 {tile.m} {tile.n} {tile.k}") if tf32 else None
+    return replace(tile, **others) if others else tile
 
 
 @triton.jit

@@ -21,13 +21,14 @@ from .norm_kernels import (
     norm_forward_looped,
     norm_forward_tile,
 )
+from .releases import longest_row, other_fields
 
 # ROCm's devices are "CUDA" to the dispatcher. Triton's interpreter runs on the CPU's memory.
 DISPATCH_KEYS = ("CUDA", "CPU") if triton.knobs.runtime.interpret else ("CUDA",)
 
 # The longest rows held in registers: what fits without spilling on every architecture.
 FORWARD_WIDTH = 16384
-BACKWARD_WIDTH = 8192
+BACKWARD_WIDTH = longest_row("norm backward", 8192)
 GATED_WIDTH = 8192
 GATED_BACKWARD_WIDTH = 4096
 
@@ -59,9 +60,10 @@ def gated_tile(width: int) -> Tile:
     return _tile(width, 2048, 32)
 
 
-def backward_tile(width: int) -> Tile:
+def backward_tile(width: int, *, gated: bool = False) -> Tile:
     """8 elements a thread: four values of each are alive."""
-    return _tile(width, 1024, 8)
+    tile = _tile(width, 1024, 8)
+    return tile._replace(**other_fields("gated norm backward" if gated else "norm backward", tile.width))
 
 
 def _tile(width: int, least: int, each: int) -> Tile:
@@ -268,7 +270,7 @@ def gated_backward(
     gate_stride = 0
     if gate is not None:
         gate, gate_stride = layout.rows(gate)
-    rows, tile = math.prod(x.shape[:-1]), backward_tile(width)
+    rows, tile = math.prod(x.shape[:-1]), backward_tile(width, gated=True)
     programs = max(1, _processors(x.device) * _PROGRAMS // form.groups)
     programs = min(programs, triton.cdiv(rows, tile.rows))
     dweight = None if weight is None else x.new_empty((programs, x.shape[-1]), dtype=torch.float32)
