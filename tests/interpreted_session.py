@@ -26,6 +26,11 @@ else:
     INTERPRETED = bool(runtime.interpret)
     RUNNABLE = INTERPRETED or torch.cuda.is_available()
 
+if INTERPRETED:
+    from kernels_hub.compiler.codegen.triton_versions import mend_interpreter
+
+    mend_interpreter()
+
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 900
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernels_hub.compiler.codegen.triton_versions import scratch_bytes
-
 pytest.importorskip("triton", reason="needs Triton")
+
+from kernels_hub.compiler.codegen.triton_versions import scratch_bytes
 
 FLIPPED = """
 import torch, triton, triton.language as tl
@@ -46,9 +46,32 @@ def test_scratch_memory_of_a_launch(metadata: dict[str, int | None], nbytes: int
     assert scratch_bytes(SimpleNamespace(**metadata)) == nbytes
 
 
-def test_the_interpreter_flips_unsigned_integers(tmp_path):
-    program = tmp_path / "flipped.py"  # Triton reads a kernel's source from its file
-    program.write_text(FLIPPED)
+LOOPED = """
+import torch, triton, triton.language as tl
+from kernels_hub.compiler.codegen.triton_versions import mend_interpreter
+
+@triton.jit
+def total(y, counts):
+    sum = 0
+    for i in range(0, tl.load(counts), 2):
+        sum += i
+    tl.store(y, sum)
+
+mend_interpreter()
+mend_interpreter()
+for _ in range(2):
+    y = torch.zeros(1, dtype=torch.int64)
+    total[(1,)](y, torch.tensor([7]))
+    assert y.item() == 12, y
+assert not hasattr(tl.tensor, "__index__") or "lambda" not in tl.tensor.__index__.__qualname__
+print("right")
+"""
+
+
+@pytest.mark.parametrize("source", [FLIPPED, LOOPED], ids=["bits", "a loop to a tensor"])
+def test_what_the_interpreter_is_given(source, tmp_path):
+    program = tmp_path / "interpreted.py"  # Triton reads a kernel's source from its file
+    program.write_text(source)
     done = subprocess.run(
         [sys.executable, program],
         env={**os.environ, "TRITON_INTERPRET": "1"},
