@@ -54,6 +54,7 @@ from kernels_hub.compiler.emitting.tuned import Tuned, with_tuned, write_tuned
 from kernels_hub.compiler.errors import BuildError, CompilerError
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.view import to_svg
+from kernels_hub.escaping import CommentText
 from kernels_hub.repository.build import KERNEL_NAME, NAME_RULE
 
 
@@ -123,8 +124,10 @@ def emit_layer(
     them; BuildError without a C++ compiler; EngineError where results differ. `out` is as it was, then.
     """
     folder = Path(out)
-    if not layer_name.isidentifier() or keyword.iskeyword(layer_name):
-        raise CompilerError(f"{layer_name!r} cannot be a layer's name: it is to be the name of a class")
+    if not (layer_name.isascii() and layer_name.isidentifier()) or keyword.iskeyword(layer_name):
+        raise CompilerError(
+            f"{layer_name!r} cannot be a layer's name: it is to be the name of a class, in ASCII"
+        )
     _check_out(folder)
     kernel = name or package.kernel_name(layer_name)
     if KERNEL_NAME.fullmatch(kernel) is None:
@@ -158,7 +161,7 @@ def emit_layer(
     first = programs[0]
     assert isinstance(first.native.program, Program)
     count = len(first.native.program.steps)
-    summary = f"{original}, compiled to {count} C++ kernel{'s' if count != 1 else ''}"
+    summary = f"{CommentText(original)}, compiled to {count} C++ kernel{'s' if count != 1 else ''}"
     card = Card(kernel, version, layer_name, summary, command, tuple(tuned))
     knobs = with_tuned(knob_table(), tuned)
     with _replacing(folder):
@@ -312,9 +315,7 @@ def _write(
             gpu=bool(gpu),
             prebuilt={variant_name(): SOURCES} if prebuilt else {},
         ),
-        "package/__init__.py": (package.INIT_STANDALONE if standalone else package.INIT).replace(
-            "{summary}", package.in_docstring(card.summary)
-        ),
+        "package/__init__.py": package.init_file(card.summary, standalone=standalone),
         "package/layers.py": package.layers_file(
             layer,
             sources,

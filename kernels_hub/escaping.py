@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Self
 
 LONGEST: Final = 200
-"""Characters of a name that comments, docstrings and Markdown show; the rest is cut."""
+"""Characters of a name that comments and docstrings show; the rest is cut."""
+LONGEST_SHOWN: Final = 2000
+"""Characters of a text that a line of Markdown shows."""
 
 
 class CommentText(str):
@@ -108,7 +110,7 @@ class MarkdownText(str):
         """Escape a text; one that is escaped already stays as it is."""
         if isinstance(text, cls):
             return text
-        return super().__new__(cls, _entities(_shortened(text)))
+        return super().__new__(cls, _entities(_shortened(text, LONGEST_SHOWN)))
 
 
 def terminal_lines(text: str) -> str:
@@ -154,7 +156,7 @@ def python_string(text: str) -> str:
 
 def code_span(text: str) -> MarkdownText:
     """A text in the type of code within a line of Markdown, also in a cell of a table."""
-    shown = _shortened(text)
+    shown = _shortened(text, LONGEST_SHOWN)
     if not re.search(r"[`|<>&\\]|^\s|\s$|^$", shown):
         return _trusted_markdown(f"`{shown}`")
     return _trusted_markdown(f"<code>{_entities(shown)}</code>")
@@ -167,13 +169,20 @@ def code_block(text: str, language: str = "") -> str:
     return f"{fence}{Identifier(language) if language else ''}\n{visible}\n{fence}"
 
 
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown. Cells that are no `MarkdownText` are escaped."""
+    lines = ["| " + " | ".join(map(MarkdownText, line)) + " |" for line in (head, *rows)]
+    lines.insert(1, "| " + " | ".join(["---"] * len(head)) + " |")
+    return "\n".join(lines)
+
+
 def _trusted_markdown(text: str) -> MarkdownText:
     """Text that is Markdown already."""
     return str.__new__(MarkdownText, text)
 
 
 def _comment(text: str) -> str:
-    text = _shortened(text)
+    text = _shortened(text, LONGEST)
     if "\\" in text:
         text = text.replace("\\", "/")
     if "??" in text:
@@ -183,12 +192,12 @@ def _comment(text: str) -> str:
     return text
 
 
-def _shortened(text: str) -> str:
-    """At most `LONGEST` characters, all printable."""
-    if len(text) > LONGEST:
-        text = f"{text[: LONGEST - 1]}…"
+def _shortened(text: str, longest: int) -> str:
+    """At most so many characters, all printable."""
+    if len(text) > longest:
+        text = f"{text[: longest - 1]}…"
     text = _each_unprintable(text, _as_code_point)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _entities(text: str) -> str:
@@ -196,7 +205,9 @@ def _entities(text: str) -> str:
     return _MARKUP.sub(lambda found: f"&#{ord(found[0])};", text)
 
 
-_MARKUP: Final = re.compile(r"[$&*:<>@\[\\\]^`{|}~]|(?<!\w)_|_(?!\w)|^[-+#=\s]|^\d(?=\d*[.)])|\s$")
+_MARKUP: Final = re.compile(
+    r"[$&*<>@\[\\\]`|~]|:(?=//)|(?<!\w)_|_(?!\w)|^[-+](?=\s)|^[-=](?=[-=])|^[#\s]|^\d(?=\d{0,8}[.)](?:\s|$))|\s$"
+)
 
 
 def _without_surrogates(text: str) -> str:
@@ -236,6 +247,7 @@ __all__ = [
     "code_block",
     "code_span",
     "json_text",
+    "markdown_table",
     "one_line",
     "python_string",
     "quoted",

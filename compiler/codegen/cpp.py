@@ -122,10 +122,10 @@ class _Unit:
         """Write the functions of a kernel, unless there are some with the same text but for names."""
         wanted = Identifier(kernel.name)
         if not re.match(r"k\d+_", wanted):  # no word of C++, no function of its libraries
-            wanted = f"kernel_{wanted}"
+            wanted = Identifier(f"kernel_{wanted}")
         name = wanted
         while name in self.taken:
-            name = f"{wanted}_{len(self.taken)}"
+            name = Identifier(f"{wanted[:50]}_{len(self.taken)}")
         self.taken.add(name)
         mine = Lines()
         parameters = self._functions(name, kernel, mine, packed)

@@ -127,7 +127,7 @@ class Parameters:
 
     def passed(self, names: Names) -> list[str]:
         """As arguments."""
-        found = [names.buffers[one] for one in self.reads]
+        found: list[str] = [names.buffers[one] for one in self.reads]
         found += [names.buffers[one] for one in self.writes if one not in self.reads]
         found += [*self.packed, *(size_name(one) for one in self.sizes)]
         return found + (["failure"] if self.fails else [])

@@ -85,7 +85,7 @@ class _Module:
         """Write the kernels of a schedule's kernel; returns the name of the function that launches them."""
         name = wanted = Identifier(kernel.name)
         while name in self.taken:
-            name = f"{wanted}_{len(self.taken)}"
+            name = Identifier(f"{wanted[:50]}_{len(self.taken)}")
         self.taken.add(name)
         source = origins(dict.fromkeys(kernel.origins))
         launches: list[Launch] = []

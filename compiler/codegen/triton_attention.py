@@ -21,6 +21,7 @@ from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Dim, floordiv
 from kernels_hub.compiler.schedule.index import Loop
 from kernels_hub.compiler.schedule.kernel import Attention, Nest
+from kernels_hub.escaping import CommentText
 
 MOST_WIDTH = 256
 """The widest heads: wider ones do not fit the registers."""
@@ -82,7 +83,7 @@ class _Attention:
         if causal is None:
             return keys
         last = f"(program % blocks + 1) * ROWS + {self.body.factor(causal[0])}"
-        self.lines.add(f"seen = tl.minimum({keys}, {last})", "causal")
+        self.lines.add(f"seen = tl.minimum({keys}, {last})", CommentText("causal"))
         return "seen"
 
     def _queries(self) -> None:

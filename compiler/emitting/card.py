@@ -18,7 +18,7 @@ from kernels_hub.compiler.emitting.tuned import Tuned
 from kernels_hub.compiler.ir.op import show
 from kernels_hub.compiler.ir.printer import print_graph
 from kernels_hub.compiler.schedule.cost import kernel_cost
-from kernels_hub.escaping import Identifier
+from kernels_hub.escaping import Identifier, MarkdownText, code_block, code_span, markdown_table, one_line
 
 GRAPH = "graph.svg"
 
@@ -51,8 +51,8 @@ def write_card(
     first = programs[0]
     source = first.found
     sections = [
-        f"# {card.name}",
-        f"{card.summary}. Written by `kernels-hub compile`, release {card.version}.",
+        f"# {MarkdownText(card.name)}",
+        f"{MarkdownText(card.summary)}. Written by `kernels-hub compile`, release {card.version}.",
         _usage(card.layer, gradients, gpu=first.triton is not None, standalone=source.example is None),
         _inputs([one.found for one in programs]),
         _correctness(checked),
@@ -70,7 +70,7 @@ def write_card(
 def _tuned(tuned: Sequence[Tuned]) -> str:
     rows = [
         (
-            f"`{one.arch}`",
+            code_span(one.arch),
             one.dtype or "-",
             ", ".join(f"{name} = {size}" for name, size in one.sizes.items()) or "fixed",
             "-" if one.times_faster is None else f"{one.times_faster:.2f}",
@@ -82,7 +82,9 @@ def _tuned(tuned: Sequence[Tuned]) -> str:
     if not rows:
         return ""
     head = ("architecture", "dtype", "sizes", "times faster than the usual", "found as", "on")
-    return "## Tuned\n\nBy `kernels-hub tune`; what it found is in `tuned.json`.\n\n" + _table(head, rows)
+    return "## Tuned\n\nBy `kernels-hub tune`; what it found is in `tuned.json`.\n\n" + markdown_table(
+        head, rows
+    )
 
 
 def _usage(layer: str, gradients: CheckedGradients, *, gpu: bool, standalone: bool) -> str:
@@ -122,12 +124,14 @@ def _inputs(sources: Sequence[Source]) -> str:
     for kind in ("inputs", "outputs"):
         for name, one in getattr(source.graph, kind).items():
             dtypes = dict.fromkeys(getattr(of.graph, kind)[name].dtype.name for of in sources)
-            rows.append((f"`{name}`", kind[:-1], " or ".join(dtypes), f"`{show(one.shape)}`"))
+            rows.append((code_span(name), kind[:-1], " or ".join(dtypes), code_span(show(one.shape))))
     facts = [
-        f"`{one.only_symbol.facts}`" for one in source.graph.symbols.values() if one.only_symbol is not None
+        code_span(one.only_symbol.facts)
+        for one in source.graph.symbols.values()
+        if one.only_symbol is not None
     ]
     sizes = f"\n\nSizes: {', '.join(facts)}." if facts else ""
-    return "## Inputs and outputs\n\n" + _table(("name", "", "dtype", "shape"), rows) + sizes
+    return "## Inputs and outputs\n\n" + markdown_table(("name", "", "dtype", "shape"), rows) + sizes
 
 
 def _correctness(checked: Checked) -> str:
@@ -135,7 +139,7 @@ def _correctness(checked: Checked) -> str:
     return (
         "## Errors\n\nLargest error of any output on seeded inputs, in units of its largest magnitude. "
         "The oracle is the graph in NumPy, sums in float64.\n\n"
-        + _table(("sizes", "against the original", "against the oracle"), rows)
+        + markdown_table(("sizes", "against the original", "against the oracle"), rows)
     )
 
 
@@ -148,16 +152,20 @@ def _speed(checked: Checked) -> str:
     if not rows:
         return ""
     head = ("sizes", "original, ms", "compiled, ms", "times faster")
-    return f"## Speed\n\nMedians of calls in turn on {checked.machine}.\n\n" + _table(head, rows)
+    return f"## Speed\n\nMedians of calls in turn on {MarkdownText(checked.machine)}.\n\n" + markdown_table(
+        head, rows
+    )
 
 
 def _graph(first: Programs) -> str:
     program, graph = first.native.program, first.graph
-    kernels = "\n".join(f"- `{one}`" for one in program.steps)
+    kernels = "\n".join(f"- {code_span(one)}" for one in program.steps)
     text = f"## The program\n\n![The graph]({GRAPH})\n\n"
     text += f"`{first.native.program_file}`, {len(program.steps)} kernels in this order:\n\n{kernels}"
     if len(graph.live()) <= _LARGEST_GRAPH:
-        text += f"\n\nThe graph that they compute:\n\n```text\n{_without_origins(print_graph(graph))}\n```"
+        text += (
+            f"\n\nThe graph that they compute:\n\n{code_block(_without_origins(print_graph(graph)), 'text')}"
+        )
     return text
 
 
@@ -165,21 +173,24 @@ def _prebuilt(built: Sequence[Prebuilt], checked: Checked) -> str:
     if not built:
         return ""
     rows = [
-        (f"`{one.file}`", one.isa, str(one.nbytes), "yes" if one.isa in checked.isas else "no")
+        (code_span(one.file), one.isa, str(one.nbytes), "yes" if one.isa in checked.isas else "no")
         for one in built
     ]
     return (
         f"## Native code that comes along\n\nIn the variant `{variant_name()}`; the best that a machine runs is "
         "taken there, and nothing is compiled. It needs neither torch nor Python. Where none fits (another CPU, an "
         "older C library), the C++ is compiled.\n\n"
-        + _table(("file", "instructions", "bytes", "run while it was made"), rows)
+        + markdown_table(("file", "instructions", "bytes", "run while it was made"), rows)
     )
 
 
 def _gpu(programs: Sequence[Programs], ahead: Sequence[Compiled], interpreted: Sequence[Interpreted]) -> str:
     lacking = [one for one in programs if one.triton is None]
     of = {one.dtype: f" of {one.dtype}" if len(programs) > 1 else "" for one in programs}
-    reasons = [f"There are no GPU kernels{of[one.dtype]}: {one.without_triton}." for one in lacking]
+    reasons = [
+        f"There are no GPU kernels{of[one.dtype]}: {MarkdownText(one_line(one.without_triton))}."
+        for one in lacking
+    ]
     files = [one.triton.program_file for one in programs if one.triton is not None]
     if files:
         reasons.insert(0, (
@@ -205,27 +216,28 @@ def _gpu(programs: Sequence[Programs], ahead: Sequence[Compiled], interpreted: S
     for (program, arch, kernel, constants), of_group in groups.items():
         took = [one.resources for one in of_group]
         most = (max(getattr(one, name) for one in took) for name in ("registers", "spills", "shared"))
-        left = next((f"left out: {one.reason}" for one in of_group if one.binary is None), "")
+        left = next((f"left out: {one_line(str(one.reason))}" for one in of_group if one.binary is None), "")
         nbytes = left or str(sum(one.nbytes for one in of_group))
         rows.append((
-            *([program] if len(files) > 1 else []), arch, f"`{kernel}`", constants, *map(str, most),
+            *([program] if len(files) > 1 else []), arch, code_span(kernel), constants, *map(str, most),
             moved.get((program, kernel.rpartition("_kernel")[0]), "-"), nbytes,
         ))  # fmt: skip
     head = [*(["program"] if len(files) > 1 else []), "for", "kernel", "constants", "registers", "spills", "shared",
             "moved", "bytes of files"]  # fmt: skip
-    return text + _table(head, rows)
+    return text + markdown_table(head, rows)
 
 
 def _interpreted(one: Interpreted) -> str:
     sizes = ", ".join(f"{name} = {size}" for name, size in one.sizes.items()) or "its sizes"
     if one.error is None:
-        return f"`{one.program}` was not run in Triton's interpreter: {one.reason}."
-    return f"In Triton's interpreter, `{one.program}` is off from the oracle by {one.error:.1e}, for {sizes}."
+        return f"`{one.program}` was not run in Triton's interpreter: {MarkdownText(one_line(one.reason))}."
+    off = f"`{one.program}` is off from the oracle by {one.error:.1e}"
+    return f"In Triton's interpreter, {off}, for {MarkdownText(sizes)}."
 
 
 def _moved(programs: Sequence[Programs]) -> dict[tuple[str, str], str]:
     """(program, kernel of the schedule) -> bytes that it moves at the example's sizes."""
-    found = {}
+    found: dict[tuple[str, str], str] = {}
     for one in programs:
         if one.triton is None:
             continue
@@ -237,16 +249,17 @@ def _moved(programs: Sequence[Programs]) -> dict[tuple[str, str], str]:
 
 
 def _without_origins(text: str) -> str:
-    return "\n".join(line.partition(' @"')[0] for line in text.rstrip().splitlines())
+    return "\n".join(line.partition(' @"')[0] for line in text.rstrip().split("\n"))
 
 
 def _again(command: str | None, checked: Checked) -> str:
-    made = f"```\n{command}\n```\n\n" if command else ""
+    made = f"{code_block(command)}\n\n" if command else ""
     seeds = ", ".join(f"{_sizes(one)}: {one.seed}" for one in checked.cases)
+    where = f"{MarkdownText(_compiler())}, on {MarkdownText(checked.machine)}"
     return (
         f"## Made by\n\n{made}kernels-hub {_version('kernels-hub')}, torch {_version('torch')}, triton "
-        f"{_version('triton')}, {_compiler()}, on {checked.machine}. Inputs are the example's, with noise of these "
-        f"seeds where they are longer: {seeds}."
+        f"{_version('triton')}, {where}. Inputs are the example's, with noise of these seeds where they are longer: "
+        f"{MarkdownText(seeds)}."
     )
 
 
@@ -270,11 +283,6 @@ def _sizes(case: Case) -> str:
 
 def _error(error: float | None) -> str:
     return "-" if error is None else f"{error:.1e}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 __all__ = ["Card", "Case", "write_card"]

@@ -27,6 +27,7 @@ from kernels_hub.compiler.emitting.programs import dtype_name
 from kernels_hub.compiler.emitting.source import Example, Source
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.importers.torch_trace import paths_of
+from kernels_hub.escaping import MarkdownText, code_span, markdown_table, one_line
 
 _NOTHING = 1e-6
 """A gradient below this part of the largest one is compared with that: it is zero but for rounding."""
@@ -166,10 +167,10 @@ def _largest_error(
 def training_section(checked: CheckedGradients, machine: str) -> str:
     """The card's words on training."""
     if checked.reason:
-        reason = checked.reason.replace("\n", " ")
+        reason = MarkdownText(one_line(checked.reason))
         return f"## In training\n\n`has_backward` is `False`, and the module's own forward runs: {reason}."
     cases = checked.cases
-    inputs = ", ".join(f"`{one}`" for one in checked.asked) or "no input"
+    inputs = ", ".join(map(code_span, checked.asked)) or "no input"
     head = ["sizes", "largest error of any gradient"]
     rows = [[_label(one), f"{one.error:.1e}"] for one in cases]
     timed = [one for one in cases if one.ratio is not None]
@@ -179,7 +180,6 @@ def training_section(checked: CheckedGradients, machine: str) -> str:
             [*row, f"{one.eager_ms:.3g}", f"{one.compiled_ms:.3g}", f"{one.ratio:.2f}"]
             for row, one in zip(rows, timed, strict=True)
         ]
-    lines = [head, ["---"] * len(head), *rows]
     text = (
         "## In training\n\nIn training, where a gradient is asked for, two programs of their own run: "
         "`cpu/program_training*.cpp`, which keeps what the other needs, and `cpu/program_backward*.cpp`. Gradients are "
@@ -187,8 +187,8 @@ def training_section(checked: CheckedGradients, machine: str) -> str:
         "one of a gradient raises. Errors are against the original module in training, in units of each gradient's "
         "largest magnitude"
     )
-    text += f"; times are of a call and its backward, on {machine}.\n\n" if timed else ".\n\n"
-    return text + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    text += f"; times are of a call and its backward, on {MarkdownText(machine)}.\n\n" if timed else ".\n\n"
+    return text + markdown_table(head, rows)
 
 
 def _label(case: GradientCase) -> str:

@@ -13,6 +13,7 @@ from kernels_hub.compiler.codegen import toolchain
 from kernels_hub.compiler.emitting.source import Source
 from kernels_hub.compiler.ir.op import show
 from kernels_hub.compiler.schedule import intervals
+from kernels_hub.escaping import DocstringText, toml_string
 
 RUNTIME = Path(__file__).parent / "runtime"
 """The Python that is copied."""
@@ -45,18 +46,18 @@ def manifest(
     lines = [
         f"{MARK}. What is written by hand here is lost when it is compiled again.",
         "[kernel]",
-        f"name = {json.dumps(name)}",
-        f"version = {json.dumps(version)}",
+        f"name = {toml_string(name)}",
+        f"version = {toml_string(version)}",
         'license = "Apache-2.0"',
-        f"summary = {json.dumps(summary, ensure_ascii=False)}",
-        f"layers = [{json.dumps(layer)}]",
+        f"summary = {toml_string(summary)}",
+        f"layers = [{toml_string(layer)}]",
         *([f"functions = {json.dumps(list(functions))}"] if functions else []),
         *([f"dtypes = {json.dumps(dtypes)}"] if dtypes else []),
         "",
         "[backends.cpu]",
         'sources = ["package", "call", "cpu"]',
         *(
-            f"variants = {{ {json.dumps(variant)} = [{json.dumps(folder)}] }}"
+            f"variants = {{ {toml_string(variant)} = [{toml_string(folder)}] }}"
             for variant, folder in (prebuilt or {}).items()
         ),
     ]
@@ -92,7 +93,7 @@ def layers_file(
         "",
         "",
         f"class {layer}(nn.Module):",
-        f'    """{in_docstring(summary)}.',
+        f'    """{DocstringText(summary)}.',
         "",
         *(f"    {line}" for line in described(sources)),
         "",
@@ -116,35 +117,35 @@ _WEIGHTS_SHIPPED = "Weights are the module's, or those in weights.safetensors wh
 
 def described(sources: Sequence[Source]) -> list[str]:
     """Inputs and outputs, a line each."""
-    lines = []
+    lines: list[str] = []
     for arrow, kind in (("in ", "inputs"), ("out", "outputs")):
         for name, one in getattr(sources[0].graph, kind).items():
             dtypes = dict.fromkeys(getattr(of.graph, kind)[name].dtype.name for of in sources)
-            lines.append(in_docstring(f"{arrow} {name}: {' or '.join(dtypes)} {show(one.shape)}"))
+            lines.append(DocstringText(f"{arrow} {name}: {' or '.join(dtypes)} {show(one.shape)}"))
     return lines
 
 
-def in_docstring(text: str) -> str:
-    """A text without what ends a docstring, or means something in one."""
-    return text.replace("\\", "/").replace('"', "'")
-
-
-INIT = '''\
-"""{summary}."""
+_INIT = '''\
+"""@SUMMARY@."""
 
 from . import layers, weights
 
 __all__ = ["layers", "weights"]
 '''
 
-INIT_STANDALONE = '''\
-"""{summary}."""
+_INIT_STANDALONE = '''\
+"""@SUMMARY@."""
 
 from . import layers, weights
 from .model import Model, load
 
 __all__ = ["Model", "layers", "load", "weights"]
 '''
+
+
+def init_file(summary: str, *, standalone: bool) -> str:
+    """__init__.py."""
+    return (_INIT_STANDALONE if standalone else _INIT).replace("@SUMMARY@", DocstringText(summary))
 
 
 def program_file(kind: str, labels: Mapping[str, str], *, standalone: bool) -> str:
@@ -187,7 +188,8 @@ def model_file(layer: str, source: Source) -> str:
     """model.py of an ONNX file: a module that holds the weights under the names of the file's initializers."""
     text = str(source.signature)[1:-1]
     names = ", ".join(source.signature.parameters)
-    return _MODEL.replace("@LAYER@", layer).replace("@TEXT@", text).replace("@NAMES@", names)
+    parts = {"@LAYER@": layer, "@TEXT@": text, "@NAMES@": names}
+    return re.sub("|".join(parts), lambda found: parts[found[0]], _MODEL)
 
 
 _MODEL = '''\

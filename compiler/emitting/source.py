@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import keyword
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ from kernels_hub.compiler.importers.torch_export import import_torch_program
 from kernels_hub.compiler.importers.torch_sizes import input_symbols
 from kernels_hub.compiler.importers.torch_trace import arguments_of, paths_of
 from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.escaping import Identifier
 
 _LITERALS = (bool, int, float, str, type(None))
 
@@ -351,15 +353,14 @@ def _constants(module: nn.Module, graph: Graph) -> frozenset[str]:
     return frozenset(set(graph.parameters) - set(_state(module)))
 
 
-def _identifiers(names: Any) -> list[str]:
-    """Names as arguments of a function, each told from the others."""
-    import keyword
-    import re
-
+def _identifiers(names: Iterable[str]) -> list[str]:
+    """Names as arguments of a function, each told from the others, and from what its text names."""
     found: list[str] = []
     for name in names:
-        wanted = re.sub(r"\W", "_", name)
-        wanted = wanted if wanted.isidentifier() and not keyword.iskeyword(wanted) else f"_{wanted}"
+        plain = name.isascii() and name.isidentifier() and len(name) <= _LONGEST_ARGUMENT
+        wanted = name if plain else str(Identifier(name))
+        if not wanted.isidentifier() or keyword.iskeyword(wanted) or wanted in _NAMED:
+            wanted = f"_{wanted}"
         one = next(
             text
             for text in itertools.chain([wanted], (f"{wanted}_{n}" for n in itertools.count(2)))
@@ -367,3 +368,8 @@ def _identifiers(names: Any) -> list[str]:
         )
         found.append(one)
     return found
+
+
+_LONGEST_ARGUMENT = 64
+_NAMED = frozenset({"self", "LAYER", "Any", "nn"})
+"""What generated methods use beside their arguments."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import keyword
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from kernels_hub.compiler.ir.dims import Dim, Symbol, dim_symbols, substitute, s
 from kernels_hub.compiler.ir.op import show
 from kernels_hub.compiler.schedule.kernel import Buffer, Load, Role, Schedule, statements
 from kernels_hub.compiler.schedule.memory import spans as spans_of
+from kernels_hub.escaping import CommentText, DocstringText, Identifier, python_string
 
 _PARTS = (
     "Argument", "Cache", "Input", "Module", "Output", "Record", "Scratch", "Table", "Tensor", "Weight",
@@ -143,7 +143,7 @@ def write_table(parts: Parts) -> str:
         '    """The bytes of each entry of `scratch`."""',
         *(sizes if spans else []),
         "    return (",
-        *(f"        {room},  # {', '.join(one.name for one in span.buffers)}"
+        *(f"        {room},  # {CommentText(', '.join(one.name for one in span.buffers))}"
           for room, span in zip(rooms, spans, strict=True)),
         "    )", "", "",
         "TABLE = Table(",
@@ -162,7 +162,7 @@ class _Names:
         dims = [dim for one in buffers for dim in (*one.shape, *one.strides)]
         self.variables: dict[str, str] = {}
         for one in sorted({one.name for one in dim_symbols(dims)}):
-            wanted = re.sub(r"\W", "_", one)
+            wanted = str(Identifier(one))
             plain = wanted.isidentifier() and not keyword.iskeyword(wanted) and wanted not in _TAKEN
             wanted = wanted if plain and not wanted.startswith("shape") else f"n_{wanted}"
             while wanted in self.variables.values():
@@ -185,9 +185,10 @@ _TAKEN = frozenset({"sizes", "shapes", "min", "max", "divmod", "len", "tuple", "
 
 
 def _bind(inputs: Sequence[tuple[str, Buffer]], names: _Names, needed: Sequence[str]) -> list[str]:
+    told = DocstringText(", ".join(names.variables) or "nothing")
     lines = [
         "def bind(shapes):",
-        f'    """The sizes of {", ".join(names.variables) or "nothing"}; Misfit where shapes are others."""',
+        f'    """The sizes of {told}; Misfit where shapes are others."""',
         f"    {_tuple(f'shape{place}' for place in range(len(inputs)))} = shapes"
         if inputs
         else "    del shapes",
@@ -281,8 +282,7 @@ def _literal(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{_literal(name)}: {_literal(one)}' for name, one in value.items())}}}"
     if isinstance(value, str):
-        text = repr(value)
-        return f'"{text[1:-1]}"' if text[0] == "'" and '"' not in text else text
+        return python_string(value)
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     return repr(value)

@@ -9,6 +9,7 @@ data are evaluated while it is imported; where one depends on an input's value, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,7 @@ from kernels_hub.compiler.importers.onnx_inputs import Inputs, Shapes, Size, ele
 from kernels_hub.compiler.importers.onnx_node import UnknownValueError
 from kernels_hub.compiler.importers.onnx_scope import BrokenError, Scope, Session, Unsupported
 from kernels_hub.compiler.importers.onnx_sequences import Nothing, part_name, parts
-from kernels_hub.compiler.importers.onnx_types import dtype_of, tensor_array
+from kernels_hub.compiler.importers.onnx_types import ELEMENT_TYPES, dtype_of, tensor_array
 from kernels_hub.compiler.ir.dims import Expr
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.proofs import proves_different
@@ -39,7 +40,8 @@ from kernels_hub.compiler.ir.types import Array, DType
 
 _INLINE = 1024
 """Integer weights of up to so many elements are constants: they are indices, axes and shapes, not weights."""
-
+_MOST_SPARSE = 1 << 22
+"""Elements that a sparse weight may have, beside a thousand for each that is stored."""
 
 Given = Array | list[Array] | None
 """An input or output in a call: a tensor, a sequence of them, or an optional that is empty."""
@@ -116,12 +118,16 @@ def import_onnx_program(
         one = _Import(file, dims or {}, shapes or {}, values or {}, random_weights, bounds)
         try:
             return one.program()
-        except OnnxImportError as error:
+        except ImportFailure as error:
+            if not isinstance(error, OnnxImportError):
+                raise
             first = first or error
             more = {name: limit for name, limit in one.session.clamped.items() if name not in bounds}
             if not more:
                 raise first from first.__cause__
             bounds |= more
+        except CompilerError as error:
+            raise ImportFailure(f"{file.name}: {error}") from error
 
 
 def check_onnx(
@@ -219,6 +225,11 @@ class _Import:
             tensor_array(sparse.values, self.session.data),
             tensor_array(sparse.indices, self.session.data),
         )
+        count = math.prod(sparse.dims)
+        if min(sparse.dims, default=0) < 0 or count > _MOST_SPARSE + 1000 * values.size:
+            raise ImportFailure(
+                f"its dims {list(sparse.dims)} are too many elements for {values.size} values"
+            )
         dense = np.zeros(tuple(sparse.dims), values.dtype)
         places = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), dense.shape)
         dense.reshape(-1)[places] = values
@@ -269,8 +280,9 @@ class _Import:
             reason = f"declared as a {kind.removesuffix('_type')}, but it is {named.type}"
         else:
             row, tensor = named.dtype, element_of(declared).tensor_type
-            if tensor.elem_type and dtype_of(tensor.elem_type) is not row:
-                reason = f"declared as {dtype_of(tensor.elem_type)}, but it is {named.type}"
+            if tensor.elem_type and ELEMENT_TYPES.get(tensor.elem_type) is not row:
+                stated = ELEMENT_TYPES.get(tensor.elem_type) or f"elements of type number {tensor.elem_type}"
+                reason = f"declared as {stated}, but it is {named.type}"
             elif tensor.HasField("shape") and isinstance(named, Value):
                 reason = self._contradiction(tensor, named)
         if reason:

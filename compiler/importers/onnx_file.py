@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from kernels_hub.compiler.errors import ImportFailure
 
@@ -45,7 +48,7 @@ def _parse(data: bytes, what: str) -> ModelProto:
     model = ModelProto()
     try:
         model.ParseFromString(data)
-    except Exception as error:  # protobuf's DecodeError, which has no types
+    except (DecodeError, UnicodeDecodeError) as error:
         raise ImportFailure(
             f"{what} is no ONNX model, or is cut off: {error}; export or copy it again"
         ) from error
@@ -57,6 +60,11 @@ def _described(model: ModelProto, name: str, folder: Path | None, what: str) -> 
         raise ImportFailure(f"{what} is no ONNX model: it holds no graph")
     for graph in (model.graph, *model.functions):
         _check_text(graph, what)
+    if not _are_short(model):
+        copied = ModelProto()
+        copied.CopyFrom(model)
+        _shorten(copied)
+        model = copied
     opsets = opsets_of(model.opset_import, what)
     newest = onnx.defs.onnx_opset_version()
     if not FIRST_OPSET <= opsets.get("", newest) <= newest:
@@ -86,6 +94,56 @@ def _check_text(graph: GraphProto | FunctionProto, what: str) -> None:
         axes = [dim.dim_param for one in graph.input for dim in one.type.tensor_type.shape.dim]
         if not all(isinstance(name, str) for name in (graph.name, *values, *axes)):
             raise ImportFailure(f"{what} is damaged: a name of an input, output or weight is no UTF-8 text")
+
+
+def _are_short(message: Message) -> bool:
+    """Whether all names in a model are short."""
+    if isinstance(message, TensorProto):
+        return len(message.name) <= LONGEST_NAME  # its data are not copied
+    for field, value in message.ListFields():
+        held = value if field.is_repeated else (value,)
+        if field.message_type is not None and not all(map(_are_short, held)):
+            return False
+        if _is_name(field) and any(len(name) > LONGEST_NAME for name in held):
+            return False
+    return True
+
+
+def _shorten(message: Message) -> None:
+    """Cut names that are too long; equal ones stay equal, and different ones different."""
+    if isinstance(message, TensorProto):
+        message.name = short_name(message.name)
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for one in value if field.is_repeated else (value,):
+                _shorten(one)
+        elif _is_name(field):
+            if field.is_repeated:
+                value[:] = map(short_name, value)
+            else:
+                setattr(message, field.name, short_name(value))
+
+
+def _is_name(field: Any) -> bool:
+    return field.name in _NAMES and field.type == field.TYPE_STRING
+
+
+def short_name(name: str) -> str:
+    """A name of at most `LONGEST_NAME` characters; of a longer one its beginning, and a digest of it all."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{name[: LONGEST_NAME - 33]}…{digest[:32]}"
+
+
+LONGEST_NAME = 256
+"""Characters of a name of a graph, node, value, weight or axis; of longer ones a part is kept."""
+_NAMES = frozenset({
+    "name", "op_type", "domain", "overload", "ref_attr_name", "input", "output", "attribute", "dim_param",
+    "tensor_name", "quant_parameter_tensor_names", "key", "denotation", "producer_name",
+})  # fmt: skip
+"""Fields that hold names."""
 
 
 def opsets_of(imports: Iterable[onnx.OperatorSetIdProto], what: str) -> dict[str, int]:

@@ -141,7 +141,8 @@ class Inputs:
                 dims.append(self._size((1, None), f"{name}_{axis}"))
         return tuple(dims)
 
-    def _size(self, size: Size, name: str) -> Dim:
+    def _size(self, size: Size, axis: str) -> Dim:
+        name = f"_{axis}" if axis.startswith("$") else axis  # which begins variables of generated loops
         if isinstance(size, tuple) and name in self.graph.symbols:
             return self.graph.symbol(name)
         if isinstance(size, tuple):

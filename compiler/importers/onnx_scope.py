@@ -211,6 +211,8 @@ class Scope:
         )  # fmt: skip
         if len(node.operands) > len(function.input):
             raise ImportFailure(f"takes {len(function.input)} inputs, got {len(node.operands)}")
+        if len(node.proto.output) > len(function.output):
+            raise ImportFailure(f"gives {len(function.output)} outputs, {len(node.proto.output)} are named")
         for name, value in zip(function.input, node.operands, strict=False):
             if value is not None:
                 inner.names[name] = value

@@ -21,7 +21,7 @@ def render_dot(drawing: Drawing, tree: Tree, prefix: str = "") -> list[str]:
 
 def quote(text: str) -> str:
     """A double-quoted string that Graphviz shows as it is."""
-    text = "".join(one if one >= " " else "\ufffd" for one in text)
+    text = "".join(one if one.isprintable() else "\ufffd" for one in text)
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
@@ -15,7 +14,7 @@ from kernels_hub.compiler.viewing.drawing import KINDS, Box, Drawing
 from kernels_hub.compiler.viewing.layers import GAP
 from kernels_hub.compiler.viewing.palette import DARK, LIGHT, properties
 from kernels_hub.compiler.viewing.scene import FOLDED_HEIGHT, HEADER, PADDING, RANK_GAP
-from kernels_hub.compiler.viewing.svg import escape
+from kernels_hub.escaping import HtmlText, json_text
 
 _KIND_COLOURS = f"""
 :root {{ {properties(LIGHT)} }}
@@ -35,7 +34,7 @@ def render_page(drawings: Sequence[tuple[Graph, Drawing]]) -> str:
     style, script = _KIND_COLOURS + _asset("page.css"), _asset("page.js")
     title = " → ".join(dict.fromkeys(drawing.name for _, drawing in drawings))
     parts = {
-        "@TITLE@": escape(title),
+        "@TITLE@": HtmlText(title),
         "@POLICY@": f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'",
         "@STYLE@": style,
@@ -68,8 +67,8 @@ def _digest(text: str) -> str:
 
 def _json(data: Any) -> str:
     """JSON that no HTML parser sees a tag or a comment in."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    for one in "<>&\u2028\u2029":
+    text = json_text(data)
+    for one in "<>&":
         text = text.replace(one, f"\\u{ord(one):04x}")
     return text
 

@@ -6,6 +6,7 @@ from kernels_hub.compiler.viewing.blocks import Tree
 from kernels_hub.compiler.viewing.drawing import Box, Drawing
 from kernels_hub.compiler.viewing.palette import DARK, LIGHT, properties
 from kernels_hub.compiler.viewing.scene import FOLDED_HEIGHT, Line, Place, Scene
+from kernels_hub.escaping import HtmlText
 
 MARGIN = 24.0
 TITLE = 34.0
@@ -35,14 +36,14 @@ def render_svg(drawing: Drawing, tree: Tree, scene: Scene) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{_n(width)}" height="{_n(height)}" '
             f'viewBox="{_n(-MARGIN)} {_n(-MARGIN - TITLE)} {_n(width)} {_n(height)}" role="img">'
         ),
-        f"<title>{escape(drawing.name)}</title>",
+        f"<title>{HtmlText(drawing.name)}</title>",
         f"<style>{_STYLE}</style>",
         (
             '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
             '<path d="M0 1 8 4 0 7z" fill="var(--edge)"/></marker></defs>'
         ),
         (
-            f'<text class="name" y="{_n(-TITLE + 8)}">{escape(drawing.name)}'
+            f'<text class="name" y="{_n(-TITLE + 8)}">{HtmlText(drawing.name)}'
             f'<tspan font-weight="400"> · {nodes} nodes</tspan></text>'
         ),
     ]
@@ -51,17 +52,6 @@ def render_svg(drawing: Drawing, tree: Tree, scene: Scene) -> str:
     parts += [_box(place, drawing.boxes[place.item]) for place in scene.places if place.item >= 0]
     parts.append("</svg>\n")
     return "\n".join(parts)
-
-
-def escape(text: str) -> str:
-    """For XML text and double-quoted attributes; characters that XML forbids become the replacement character."""
-    allowed = "".join(
-        one if one >= " " and not "\ud800" <= one <= "\udfff" and one not in "\ufffe\uffff" else "\ufffd"
-        for one in text
-    )
-    for one, other in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
-        allowed = allowed.replace(one, other)
-    return allowed
 
 
 def _n(number: float) -> str:
@@ -85,7 +75,7 @@ def _block(place: Place, tree: Tree) -> str:
     name = _fit(block.label, place.width - (90 if opened else 20), 7.3)
     below = f"{many} · {_inside(tree, ~place.item)} nodes"
     return (
-        f'<g>{box}<text class="name" x="{x}" y="{_n(y + 18)}">{escape(name)}</text>'
+        f'<g>{box}<text class="name" x="{x}" y="{_n(y + 18)}">{HtmlText(name)}</text>'
         + (f'<text x="{_n(right)}" y="{_n(y + 18)}" text-anchor="end">{many}</text>' if opened else "")
         + ("" if opened else f'<text x="{x}" y="{_n(y + 36)}">{below}</text>')
         + "</g>"
@@ -112,17 +102,17 @@ def _box(place: Place, box: Box) -> str:
     x, y, width = place.x, place.y, place.width
     rounded = 14 if box.kind in {"input", "output"} else 6
     parts = [
-        f"<g><title>{escape(box.origin or box.title)}</title>",
+        f"<g><title>{HtmlText(box.origin or box.title)}</title>",
         f'<rect class="box" x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(place.height)}" rx="{rounded}"/>',
         f'<rect class="{box.kind}" x="{_n(x + 7)}" y="{_n(y + 8)}" width="4" height="11" rx="2"/>',
-        f'<text class="name" x="{_n(x + 17)}" y="{_n(y + 18)}">{escape(_fit(box.title, width - 24, 7.3))}</text>',
+        f'<text class="name" x="{_n(x + 17)}" y="{_n(y + 18)}">{HtmlText(_fit(box.title, width - 24, 7.3))}</text>',
     ]
     y += 33
     for of in box.types:
-        parts.append(f'<text x="{_n(x + 10)}" y="{_n(y)}">{escape(_fit(of, width - 18, 6.7))}</text>')
+        parts.append(f'<text x="{_n(x + 10)}" y="{_n(y)}">{HtmlText(_fit(of, width - 18, 6.7))}</text>')
         y += 15
     for row in box.rows if place.height > 27 + 15 * len(box.types) else ():
         label = _fit(f"{row.label} · {row.type}", width - 22, 6.1)
-        parts.append(f'<text class="weight" x="{_n(x + 10)}" y="{_n(y + 1)}">◆ {escape(label)}</text>')
+        parts.append(f'<text class="weight" x="{_n(x + 10)}" y="{_n(y + 1)}">◆ {HtmlText(label)}</text>')
         y += 14
     return "".join(parts) + "</g>"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernels_hub.compiler.viewing.page import _KIND_COLOURS, _asset, _digest
-from kernels_hub.compiler.viewing.svg import escape
+from kernels_hub.escaping import HtmlText
 
 WIDTH, HEIGHT, MARGIN = 560, 330, 46
 _MOST_BARS = 14
@@ -32,7 +32,7 @@ def render_tuning(document: Mapping[str, Any]) -> str:
     parts = {
         "@POLICY@": f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'",
-        "@TITLE@": escape(f"{document['graph']}: what was tried"),
+        "@TITLE@": HtmlText(f"{document['graph']}: what was tried"),
         "@STYLE@": style,
         "@BODY@": _body(document),
         "@SCRIPT@": script,
@@ -58,7 +58,7 @@ def _body(document: Mapping[str, Any]) -> str:
     rows = sorted(document["candidates"], key=_rank)
     winner = next((row for row in rows if row["winner"]), None)
     parts = [
-        f"<h1>{escape(document['graph'])}: what was tried</h1>",
+        f"<h1>{HtmlText(document['graph'])}: what was tried</h1>",
         _facts(document),
         _answer(document, winner),
         _charts(rows),
@@ -76,7 +76,7 @@ def _body(document: Mapping[str, Any]) -> str:
 
 
 def _preformatted(lines: Sequence[str]) -> str:
-    return f"<pre>{chr(10).join(map(escape, lines))}</pre>"
+    return f"<pre>{chr(10).join(map(HtmlText, lines))}</pre>"
 
 
 def _facts(document: Mapping[str, Any]) -> str:
@@ -97,7 +97,7 @@ def _facts(document: Mapping[str, Any]) -> str:
         ),
     }
     found = (
-        f"<span>{name} <b>{escape(str(value))}</b></span>" for name, value in shown.items() if value != ""
+        f"<span>{name} <b>{HtmlText(str(value))}</b></span>" for name, value in shown.items() if value != ""
     )
     return f'<div class="facts">{"".join(found)}</div>'
 
@@ -114,11 +114,12 @@ def _answer(document: Mapping[str, Any], winner: Mapping[str, Any] | None) -> st
     if winner["baseline"]:
         return '<p class="answer none">Nothing that was tried is faster than what the compiler does by default.</p>'
     if winner["times_faster"] is None:
-        text = f"An earlier search found {escape(winner['origin'])}; it was not measured again."
+        text = f"An earlier search found {HtmlText(winner['origin'])}; it was not measured again."
         return f'<p class="answer">{text}</p>'
     return (
         f'<p class="answer"><b>{winner["times_faster"]:.2f} times</b> as fast as the default: '
-        f"{amount(winner['seconds'])} instead of {amount(document['baseline_seconds'])}, by {escape(winner['origin'])}"
+        f"{amount(winner['seconds'])} instead of {amount(document['baseline_seconds'])}, "
+        f"by {HtmlText(winner['origin'])}"
         f"{' with ' + _choices(winner) if winner['choices'] else ''}</p>"
     )
 
@@ -146,10 +147,10 @@ def _bars(rows: Sequence[Mapping[str, Any]], count: int) -> str:
     for place, row in enumerate(rows):
         y, width = 8 + place * step, (WIDTH - left - right) * row["seconds"] / most
         lines.append(
-            f'<a href="#c-{row["digest"]}">'
-            f'<text x="{left - 8}" y="{y + 11}" text-anchor="end">{row["digest"][:8]}</text>'
+            f'<a href="#c-{HtmlText(row["digest"])}">'
+            f'<text x="{left - 8}" y="{y + 11}" text-anchor="end">{HtmlText(row["digest"][:8])}</text>'
             f'<rect class="dot {_mark(row)}" x="{left}" y="{y}" width="{width:.1f}" height="14" rx="3">'
-            f"<title>{escape(row['origin'])}</title></rect>"
+            f"<title>{HtmlText(row['origin'])}</title></rect>"
             f'<text x="{left + width + 6:.1f}" y="{y + 11}">{amount(row["seconds"])}</text></a>'
         )
     height = 16 + len(rows) * step
@@ -174,9 +175,9 @@ def _scatter(rows: Sequence[Mapping[str, Any]]) -> str:
         for one in up.ticks
     ]
     lines += [
-        f'<a href="#c-{row["digest"]}"><circle class="dot {_mark(row)}" cx="{across(row["predicted"]):.1f}" '
+        f'<a href="#c-{HtmlText(row["digest"])}"><circle class="dot {_mark(row)}" cx="{across(row["predicted"]):.1f}" '
         f'cy="{up(row["seconds"]):.1f}" r="5">'
-        f"<title>{escape(row['origin'])}: {amount(row['seconds'])}</title></circle></a>"
+        f"<title>{HtmlText(row['origin'])}: {amount(row['seconds'])}</title></circle></a>"
         for row in sorted(rows, key=lambda row: _mark(row) != "")
     ]
     return _figure("Predicted against measured, both logarithmic.", "".join(lines), HEIGHT)
@@ -223,22 +224,23 @@ def _row(row: Mapping[str, Any]) -> str:
     faster = row["times_faster"]
     facts = ", ".join(f"{name} {value}" for name, value in row["facts"].items())
     cells = (
-        f"<td><code>{row['digest'][:8]}</code></td>",
-        f"<td>{escape(row['origin'])}</td>",
+        f"<td><code>{HtmlText(row['digest'][:8])}</code></td>",
+        f"<td>{HtmlText(row['origin'])}</td>",
         f"<td><code>{_choices(row)}</code></td>",
         _number(row["predicted"] or None, amount(row["predicted"] or None)),
         _number(row["seconds"], amount(row["seconds"])),
         _number(faster, "-" if faster is None else f"{faster:.2f}"),
-        f'<td class="status {row["status"]}">{row["status"]}</td>',
-        f"<td>{escape(facts)}</td>",
-        f"<td>{escape(row['reason'])}</td>",
+        f'<td class="status {HtmlText(row["status"])}">{HtmlText(row["status"])}</td>',
+        f"<td>{HtmlText(facts)}</td>",
+        f"<td>{HtmlText(row['reason'])}</td>",
     )
-    return f'<tr id="c-{row["digest"]}" class="{marks}" data-status="{row["status"]}">{"".join(cells)}</tr>'
+    digest, status = HtmlText(row["digest"]), HtmlText(row["status"])
+    return f'<tr id="c-{digest}" class="{marks}" data-status="{status}">{"".join(cells)}</tr>'
 
 
 def _number(value: float | None, text: str) -> str:
     return f'<td class="number" data-value="{"" if value is None else repr(value)}">{text}</td>'
 
 
-def _choices(row: Mapping[str, Any]) -> str:
-    return escape(", ".join(f"{name} = {value}" for name, value in row["choices"].items()))
+def _choices(row: Mapping[str, Any]) -> HtmlText:
+    return HtmlText(", ".join(f"{name} = {value}" for name, value in row["choices"].items()))

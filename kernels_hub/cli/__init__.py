@@ -19,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     arguments: those of the process when None.
     """
     from kernels_hub.cli.app import app
+    from kernels_hub.cli.output import echo_lines
     from kernels_hub.errors import KernelsHubError
 
     try:
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             message = str(error)
         else:
             message = f"{type(error).__name__}: {error} ({TRACEBACK}=1 shows where)"
-        print(f"kernels-hub: {message}", file=sys.stderr)
+        echo_lines(f"kernels-hub: {message}", err=True)
     sys.exit(1)
 
 

@@ -20,6 +20,7 @@ from kernels_hub.cli.init import init
 from kernels_hub.cli.key import key
 from kernels_hub.cli.lock import lock
 from kernels_hub.cli.onnx import onnx
+from kernels_hub.cli.output import echo
 from kernels_hub.cli.publish import publish
 from kernels_hub.cli.serve import serve
 from kernels_hub.cli.trust import trust
@@ -44,7 +45,7 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from kernels_hub import __version__
 
-        print(f"kernels-hub {__version__}")
+        echo(f"kernels-hub {__version__}")
         raise typer.Exit
 
 

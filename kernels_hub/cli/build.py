@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kernels_hub.cli.output import AsJson, print_columns, print_json
+from kernels_hub.cli.output import AsJson, echo, print_columns, print_json
 
 _MANYLINUX = re.compile(r"(?:manylinux_)?(\d+)[_.](\d+)", re.ASCII)
 
@@ -68,4 +68,4 @@ def build(
         ],
         indent="",
     )
-    print(f"built into {(out or path) / 'build'}")
+    echo(f"built into {(out or path) / 'build'}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kernels_hub.cli.output import AsJson, print_columns, print_json
+from kernels_hub.cli.output import AsJson, echo, print_columns, print_json
 
 
 def bundle(
@@ -54,4 +54,4 @@ def bundle(
     print_columns(
         (item.place.repo_id, item.tree.commit[:12], ", ".join(item.tree.variants())) for item in items
     )
-    print(f"{output}: {output.stat().st_size / 2**20:.1f} MiB")
+    echo(f"{output}: {output.stat().st_size / 2**20:.1f} MiB")

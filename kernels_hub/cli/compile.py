@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kernels_hub.cli.onnx import Dims, _sizes
-from kernels_hub.cli.output import AsJson, print_columns, print_json
+from kernels_hub.cli.output import AsJson, echo, print_columns, print_json
 
 if TYPE_CHECKING:
     from kernels_hub.compiler.emit import Emitted
@@ -158,17 +158,17 @@ def _show(emitted: Emitted) -> None:
         )
         errors = ["-" if error is None else f"{error:.1e}" for error in (one.original, one.oracle)]
         rows.append((sizes or "fixed", *errors, "-" if one.ratio is None else f"{one.ratio:.2f}"))
-    print(f"{emitted.layer_name}: {len(emitted.program.steps)} C++ kernels, on {emitted.checked.machine}")
+    echo(f"{emitted.layer_name}: {len(emitted.program.steps)} C++ kernels, on {emitted.checked.machine}")
     print_columns(rows)
-    print(_on_gpus(emitted))
+    echo(_on_gpus(emitted))
     if emitted.prebuilt:
-        print(f"native code for {', '.join(dict.fromkeys(one.isa for one in emitted.prebuilt))}")
+        echo(f"native code for {', '.join(dict.fromkeys(one.isa for one in emitted.prebuilt))}")
     gradients = emitted.gradients
     if gradients is not None and gradients.cases:
-        print(f"gradients: off by {max(one.error for one in gradients.cases):.1e} at most")
+        echo(f"gradients: off by {max(one.error for one in gradients.cases):.1e} at most")
     elif gradients is not None:
-        print(f"no gradients: {gradients.reason}")
-    print(f"written to {emitted.path}; next: kernels-hub build {emitted.path}")
+        echo(f"no gradients: {gradients.reason}")
+    echo(f"written to {emitted.path}; next: kernels-hub build {emitted.path}")
 
 
 def _on_gpus(emitted: Emitted) -> str:

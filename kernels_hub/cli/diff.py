@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernels_hub.cli.output import AsJson, print_json
+from kernels_hub.cli.output import AsJson, echo, print_json
 from kernels_hub.cli.publish import RepoType
 
 if TYPE_CHECKING:
@@ -61,17 +61,17 @@ def _interface(text: str, repository: str, repo_type: str | None, where: str) ->
 
 def _show(old: str, new: str, found: Comparison) -> None:
     marks = {"added": "+", "removed": "-", "changed": "~"}
-    print(f"{old} ({found.old.version}) -> {new} ({found.new.version})")
+    echo(f"{old} ({found.old.version}) -> {new} ({found.new.version})")
     for change in found.changes:
-        print(f"  {change.bump:<5}  {change}")
+        echo(f"  {change.bump:<5}  {change}")
     for file in found.files:
-        print(f"  {marks[file.change]} {file.path}")
+        echo(f"  {marks[file.change]} {file.path}")
     if found.bump == "none":
-        print("no difference")
+        echo("no difference")
     elif found.old.version is None or "." not in found.old.version:
-        print(f"a {found.bump} change")
+        echo(f"a {found.bump} change")
     else:
-        print(f"a {found.bump} change: at least {found.next_version(found.old.version)}")
+        echo(f"a {found.bump} change: at least {found.next_version(found.old.version)}")
 
 
 def _document(old: str, new: str, found: Comparison) -> dict[str, object]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kernels_hub.cli.output import AsJson, print_columns, print_json
+from kernels_hub.cli.output import AsJson, echo, print_columns, print_json
 
 if TYPE_CHECKING:
     from kernels_hub.compiler.engines.engine import Device, Engine
@@ -45,7 +45,7 @@ def list_engines(plugin: Plugins = None, as_json: AsJson = False) -> None:
     ]
     print_columns(table)
     if failed:
-        print("not loaded:")
+        echo("not loaded:")
         print_columns([(one["source"], one["reason"]) for one in failed])
 
 
@@ -93,7 +93,7 @@ def check(
     if as_json:
         print_json({"file": str(file), "device": str(where), "nodes": count, "engines": rows})
     else:
-        print(f"{file}: {count} nodes, on {where}")
+        echo(f"{file}: {count} nodes, on {where}")
         table = [("ENGINE", "TAKES IT", "")]
         table += [
             (

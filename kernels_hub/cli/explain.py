@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernels_hub.cli.output import AsJson, print_json
+from kernels_hub.cli.output import AsJson, echo_lines, print_json
 
 if TYPE_CHECKING:
     from kernels_hub.layer.device import Device
@@ -44,7 +44,7 @@ def explain(
     if as_json:
         print_json(report.to_dict())
     else:
-        print(report)
+        echo_lines(report)
 
 
 def _device(device: str | None, capability: str | None) -> str | Device | None:

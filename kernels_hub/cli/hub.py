@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kernels_hub.cli.output import AsJson, print_columns, print_fields, print_json
+from kernels_hub.cli.output import AsJson, echo, print_columns, print_fields, print_json
 from kernels_hub.errors import KernelsHubError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _day(seconds: float) -> str:
 def add_user(name: str, root: Root) -> None:
     """Add a user. Makes the root where there is none."""
     with _opened(root, create=True) as opened:
-        print(f"added user {opened.accounts.add_user(name).name}")
+        echo(f"added user {opened.accounts.add_user(name).name}")
 
 
 @user.command("list")
@@ -85,7 +85,7 @@ def remove_user(name: str, root: Root) -> None:
     """Remove a user, with tokens and memberships."""
     with _opened(root) as opened:
         opened.accounts.remove(name, "user")
-    print(f"removed user {name}")
+    echo(f"removed user {name}")
 
 
 # -- organisations
@@ -101,7 +101,7 @@ def add_organisation(
     """Add an organisation."""
     with _opened(root) as opened:
         account = opened.accounts.add_organisation(name, admin, trusted=trusted)
-    print(f"added organisation {account.name}, admin {admin}{', trusted publisher' if trusted else ''}")
+    echo(f"added organisation {account.name}, admin {admin}{', trusted publisher' if trusted else ''}")
 
 
 @org.command("list")
@@ -128,7 +128,7 @@ def remove_organisation(name: str, root: Root) -> None:
     """Remove an organisation that owns no repositories."""
     with _opened(root) as opened:
         opened.accounts.remove(name, "org")
-    print(f"removed organisation {name}")
+    echo(f"removed organisation {name}")
 
 
 @org.command("trust")
@@ -138,7 +138,7 @@ def trust_organisation(
     """Set or clear an organisation's trusted-publisher flag."""
     with _opened(root) as opened:
         opened.accounts.set_trusted(name, on)
-    print(f"{name} is {'a' if on else 'no'} trusted publisher")
+    echo(f"{name} is {'a' if on else 'no'} trusted publisher")
 
 
 @org.command("member")
@@ -151,12 +151,12 @@ def set_member(
     """Give a user a role in an organisation."""
     with _opened(root) as opened:
         opened.accounts.set_member(name, member, None if role == "none" else role)
-    print(f"{member} has the role {role} in {name}")
+    echo(f"{member} has the role {role} in {name}")
 
 
 def _print_accounts(rows: list[dict[str, Any]], others: str) -> None:
     if not rows:
-        print("none yet")
+        echo("none yet")
         return
     print_columns(
         (
@@ -184,7 +184,7 @@ def new_token(
     expires = None if days is None else time.time() + days * 86400
     with _opened(root) as opened:
         secret, _ = opened.accounts.new_token(name, role, repository=repo, expires=expires)
-    print(secret)
+    echo(secret)
 
 
 @token.command("list")
@@ -209,7 +209,7 @@ def list_tokens(
             for item in tokens
         )
     else:
-        print("none yet")
+        echo("none yet")
 
 
 @token.command("remove")
@@ -217,7 +217,7 @@ def remove_token(identifier: Annotated[str, typer.Argument(metavar="ID")], root:
     """Revoke a token, by its id or by itself; it is refused from the next request on."""
     with _opened(root) as opened:
         removed = opened.accounts.remove_token(identifier)
-    print(f"revoked token {removed.id} of {removed.user}")
+    echo(f"revoked token {removed.id} of {removed.user}")
 
 
 # -- repositories: clients cannot change these of kernel repositories
@@ -264,7 +264,7 @@ def list_repositories(root: Root, as_json: AsJson = False) -> None:
             for row in rows
         )
     else:
-        print("none yet")
+        echo("none yet")
 
 
 @repo.command("set")
@@ -288,7 +288,7 @@ def set_repository(
             opened.repositories.set_gated(found, "" if gated == "no" else gated)
         now = _repository(opened, name, kind)
     access = f"gated ({now.gated})" if now.gated else "open to whoever sees it"
-    print(f"{now.full_name} is {'private' if now.private else 'public'} and {access}")
+    echo(f"{now.full_name} is {'private' if now.private else 'public'} and {access}")
 
 
 @repo.command("grant")
@@ -299,7 +299,7 @@ def grant_access(
     with _opened(root) as opened:
         found = _repository(opened, name, kind)
         opened.repositories.grant(found, opened.accounts.required(member, "user").name, "accepted")
-    print(f"{member} may download from {found.full_name}")
+    echo(f"{member} may download from {found.full_name}")
 
 
 @repo.command("remove")
@@ -308,7 +308,7 @@ def remove_repository(name: Named, root: Root, kind: OfType = "kernel") -> None:
     with _opened(root) as opened:
         found = _repository(opened, name, kind)
         opened.store.delete(found)
-    print(f"deleted {found.type} {found.full_name}")
+    echo(f"deleted {found.type} {found.full_name}")
 
 
 # -- upkeep
@@ -359,8 +359,8 @@ def fsck(
         print_json({"repositories": count, "problems": problems})
     else:
         for problem in problems:
-            print(problem)
-        print(f"{count} repositories, {len(problems) or 'no'} problems")
+            echo(problem)
+        echo(f"{count} repositories, {len(problems) or 'no'} problems")
     if problems:
         raise typer.Exit(1)
 
@@ -372,4 +372,4 @@ def backup(target: Annotated[Path, typer.Argument(help="A new folder.")], root: 
         from kernels_hub.server.maintenance import backup as copy
 
         copy(opened, target)
-    print(f"{target} is a copy of {root}; to go back to it, serve it")
+    echo(f"{target} is a copy of {root}; to go back to it, serve it")

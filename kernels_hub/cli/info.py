@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kernels_hub.cli.output import AsJson, print_columns, print_fields, print_json
+from kernels_hub.cli.output import AsJson, echo, print_columns, print_fields, print_json
 
 
 def info(
@@ -35,12 +35,12 @@ def info(
     )
     for title, group in (("layers", found.layers), ("functions", found.functions)):
         if group:
-            print(title)
+            echo(title)
         for member in group:
-            print(f"  {member.name}({member.signature}){_flags(member.flags)}")
+            echo(f"  {member.name}({member.signature}){_flags(member.flags)}")
             if member.summary:
-                print(f"      {member.summary}")
-    print("variants")
+                echo(f"      {member.summary}")
+    echo("variants")
     print_columns(
         (
             variant.name,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kernels_hub.cli.output import AsJson, print_json
+from kernels_hub.cli.output import AsJson, echo, print_json
 
 
 def init(
@@ -27,5 +27,5 @@ def init(
         print_json({"name": name, "path": str(folder), "files": [str(file) for file in files]})
         return
     for file in files:
-        print(f"  {file}")
-    print(f"next: python -m pytest {folder}, then kernels-hub build {folder}")
+        echo(f"  {file}")
+    echo(f"next: python -m pytest {folder}, then kernels-hub build {folder}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kernels_hub.cli.output import AsJson, print_columns, print_json
+from kernels_hub.cli.output import AsJson, echo, print_columns, print_json
 
 key = typer.Typer(no_args_is_help=True, help="Keys that sign what you publish.")
 
@@ -32,7 +32,7 @@ def new(
         if secret is None:
             secret = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True)
     made = new_key(name, secret)
-    print(made.public)
+    echo(made.public)
     typer.echo(f"kept in {made.path}; publish its public key, and keep that file to yourself", err=True)
 
 
@@ -64,7 +64,7 @@ def list_(as_json: AsJson = False) -> None:
             for stored in keys
         )
     else:
-        print(f"no keys in {keys_folder()}; make one with: kernels-hub key new NAME")
+        echo(f"no keys in {keys_folder()}; make one with: kernels-hub key new NAME")
 
 
 @key.command()
@@ -74,4 +74,4 @@ def export(
     """Print a public key, one line, for those who are to trust it."""
     from kernels_hub.hub.keys import public_key
 
-    print(public_key(name))
+    echo(public_key(name))

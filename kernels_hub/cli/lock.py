@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernels_hub.cli.output import AsJson, print_json
+from kernels_hub.cli.output import AsJson, echo, print_json
 
 if TYPE_CHECKING:
     from kernels_hub.hub.lock import Lock
@@ -55,7 +55,7 @@ def lock(
         if as_json:
             print_json({"lock": str(path), "up_to_date": True})
         else:
-            print(f"{project / LOCK_FILE} is up to date")
+            echo(f"{project / LOCK_FILE} is up to date")
         return
     known = {dependency.repo_id for dependency in dependencies}
     known |= {kernel.repo_id for kernel in former.kernels} if former else set()
@@ -80,10 +80,10 @@ def lock(
         )
         return
     for change in found:
-        print(f"  {change}")
+        echo(f"  {change}")
     number = len(made.kernels)
     locked = f"{number} kernel{'' if number == 1 else 's'} locked"
-    print(f"{path}: {locked}" + ("" if found else ", nothing changed"))
+    echo(f"{path}: {locked}" + ("" if found else ", nothing changed"))
 
 
 def _former(path: Path, *, needed: bool) -> Lock | None:

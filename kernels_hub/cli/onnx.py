@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kernels_hub.cli.output import AsJson, print_columns, print_json
+from kernels_hub.cli.output import AsJson, echo, print_columns, print_json
 
 if TYPE_CHECKING:
     from kernels_hub.compiler.ir.graph import Graph, Value
@@ -69,7 +69,7 @@ def check(
         ]
         print_columns(rows)
     else:
-        print(f"{file}: every node can be imported")
+        echo(f"{file}: every node can be imported")
     if found:
         raise typer.Exit(1)
 
@@ -169,17 +169,17 @@ def _print_explanation(file: Path, graph: Graph, rule: Rule, step: str, *, raw: 
         about = {"file": str(file), "rule": rule.name, "pass": step, "exact": rule.exact, "doc": rule.doc}
         print_json({**about, "raw": raw, "matches": places, "nearest": miss})
         return
-    print(f"{rule.name} (pass {step}, {'exact' if rule.exact else 'rounded'}): {rule.doc}".rstrip(": "))
+    echo(f"{rule.name} (pass {step}, {'exact' if rule.exact else 'rounded'}): {rule.doc}".rstrip(": "))
     if miss is None:
         verb = "matches" if raw else "fires"
-        print(f"{verb} at {len(places)} {'place' if len(places) == 1 else 'places'}:")
+        echo(f"{verb} at {len(places)} {'place' if len(places) == 1 else 'places'}:")
         print_columns([("FROM", "OP", "TYPE"), *((one["origin"], one["op"], one["type"]) for one in places)])
     elif "op" not in miss:
-        print(f"no match: {miss['reason']}")
+        echo(f"no match: {miss['reason']}")
     else:
         origin = f" from {miss['origin']}" if miss["origin"] else ""
-        print(f"no match; nearest is the {miss['op']}{origin}, {miss['type']}")
-        print(f"{miss['matched']} nodes of the pattern matched, then: {miss['reason']}")
+        echo(f"no match; nearest is the {miss['op']}{origin}, {miss['type']}")
+        echo(f"{miss['matched']} nodes of the pattern matched, then: {miss['reason']}")
 
 
 def _place(value: Value) -> dict[str, Any]:

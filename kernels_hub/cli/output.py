@@ -1,19 +1,34 @@
-"""How commands print what they found."""
+"""How commands print what they found: through these functions alone, as what they print comes from files and Hubs.
+
+Nothing in it reaches a terminal as a control character: see `kernels_hub.escaping.TerminalText`.
+"""
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
+
+from kernels_hub.escaping import TerminalText, json_text, terminal_lines
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 def print_json(document: Any) -> None:
     """JSON on stdout, and nothing else there."""
-    print(json.dumps(document, indent=2, ensure_ascii=False))
+    print(json_text(document, indent=2))
+
+
+def echo(text: object = "", *, err: bool = False, flush: bool = False) -> None:
+    """One line on stdout, or on stderr. Line ends in it are shown, as no name may make lines of its own."""
+    print(TerminalText(str(text)), file=sys.stderr if err else sys.stdout, flush=flush)
+
+
+def echo_lines(text: object, *, err: bool = False) -> None:
+    """A text of several lines."""
+    print(terminal_lines(str(text)), file=sys.stderr if err else sys.stdout)
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
@@ -22,12 +37,12 @@ def print_fields(fields: Mapping[str, object]) -> None:
     width = max(map(len, known), default=0)
     for name, value in known.items():
         text = ", ".join(map(str, value)) if isinstance(value, tuple) else value
-        print(f"{name.ljust(width)}  {text}")
+        echo(f"{name.ljust(width)}  {text}")
 
 
 def print_columns(rows: Iterable[tuple[str, ...]], indent: str = "  ") -> None:
     """Rows of equal length, aligned."""
-    table = list(rows)
+    table = [tuple(map(TerminalText, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         print(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kernels_hub.cli.build import Manylinux, parse_manylinux
-from kernels_hub.cli.output import AsJson, print_columns, print_json
+from kernels_hub.cli.output import AsJson, echo, print_columns, print_json
 
 if TYPE_CHECKING:
     from kernels_hub.hub.publish import Published
@@ -60,7 +59,7 @@ def publish(
             dry_run=dry_run,
             allow_breaking=allow_breaking,
             replace_unfinished=replace_unfinished,
-            report=lambda step: print(step, file=sys.stderr),
+            report=lambda step: echo(step, err=True),
         )
         if as_json:
             print_json(_document(found, dry_run))
@@ -73,26 +72,26 @@ def publish(
 def _show(found: Published) -> None:
     release = found.release
     if found.was_there:
-        print(f"{release.repo_id} {release.version} is published already, with this content: nothing to do")
+        echo(f"{release.repo_id} {release.version} is published already, with this content: nothing to do")
     else:
-        print(f"published {release.repo_id} {release.version}")
-    print(f"  {found.url}  {release.tag} {found.commit}")
+        echo(f"published {release.repo_id} {release.version}")
+    echo(f"  {found.url}  {release.tag} {found.commit}")
 
 
 def _show_plan(found: Published) -> None:
     release = found.release
     if found.was_there:
-        print(f"{release.repo_id} {release.version} is published already, with this content: nothing to do")
+        echo(f"{release.repo_id} {release.version} is published already, with this content: nothing to do")
     for number, step in enumerate(found.steps, start=1):
-        print(f"{number}. {step}")
+        echo(f"{number}. {step}")
         details = _step(step)
         if details.get("parent"):
-            print(f"   parent {details['parent']}")
+            echo(f"   parent {details['parent']}")
         rows = [(each["path"], str(each["size"]), each["sha256"]) for each in details.get("add", ())]
         rows += [(path, "deleted", "") for path in details.get("delete", ())]
         if rows:
             print_columns(rows, indent="   ")
-    print("nothing was sent: this is a dry run")
+    echo("nothing was sent: this is a dry run")
 
 
 def _document(found: Published, dry_run: bool) -> dict[str, Any]:

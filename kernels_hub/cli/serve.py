@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kernels_hub.cli.output import echo
 from kernels_hub.errors import KernelsHubError
 
 
@@ -74,5 +75,5 @@ def serve(
             trusted_proxies=trusted_proxies,
             limits=limits,
         ),
-        announce=lambda line: print(line, flush=True),
+        announce=lambda line: echo(line, flush=True),
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kernels_hub.cli.output import AsJson, print_columns, print_json
+from kernels_hub.cli.output import AsJson, echo, print_columns, print_json
 
 if TYPE_CHECKING:
     from kernels_hub.hub.trust_policy import Rule
@@ -76,7 +76,7 @@ def remove(
     else:
         removed, verb = remove_signer(parse_signer(what)), "removed the key from"
     for rule in removed:
-        print(f"{verb} rule {rule.number}: {rule}")
+        echo(f"{verb} rule {rule.number}: {rule}")
 
 
 @trust.command("set")
@@ -92,7 +92,7 @@ def set_(
     if value not in ("on", "off"):
         raise TrustError(f"expected on or off for {name!r}, got {value!r}")
     changed = set_switch(name, value == "on")
-    print(f"{name} is {value} in {policy_path()}" + ("" if changed else "; it was before"))
+    echo(f"{name} is {value} in {policy_path()}" + ("" if changed else "; it was before"))
 
 
 @trust.command("list")
@@ -111,12 +111,12 @@ def list_(as_json: AsJson = False) -> None:
             }
         )
         return
-    print(f"{policy.path}{'' if policy.exists else ' (not there: this is the default)'}")
+    echo(f"{policy.path}{'' if policy.exists else ' (not there: this is the default)'}")
     print_columns((name, "on" if getattr(policy, name) else "off") for name in SWITCHES)
     for rule in policy.rules:
-        print(f"{rule.number:>3}  {rule}")
+        echo(f"{rule.number:>3}  {rule}")
         for one in rule.signers:
-            print(f"       {one}")
+            echo(f"       {one}")
 
 
 @trust.command()
@@ -151,7 +151,7 @@ def check(
     for name, one in verdicts:
         needs = " or ".join(map(str, one.signature_keys))
         signature = f"; needs a signature by {needs}" if needs else ""
-        print(f"{name}: {_VERDICTS[one.verdict]} {one.reason}{signature}")
+        echo(f"{name}: {_VERDICTS[one.verdict]} {one.reason}{signature}")
 
 
 _VERDICTS = {
@@ -174,6 +174,6 @@ def _as_json(rule: Rule) -> dict[str, Any]:
 def _done(rule: Rule, changed: bool) -> None:
     from kernels_hub.hub.trust_policy import policy_path
 
-    print(f"rule {rule.number} of {policy_path()}: {rule}" + ("" if changed else " (it was there)"))
+    echo(f"rule {rule.number} of {policy_path()}: {rule}" + ("" if changed else " (it was there)"))
     for signer in rule.signers:
-        print(f"  {signer}")
+        echo(f"  {signer}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shlex
 import sys
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kernels_hub.cli.onnx import Dims
-from kernels_hub.cli.output import AsJson, print_columns
+from kernels_hub.cli.output import AsJson, echo, print_columns, print_json
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -115,17 +114,17 @@ def tune(
     if page is not None and documents:
         _write_page(page, documents)
     if as_json:
-        print(json.dumps({"searches": documents, "written": written}, indent=2, ensure_ascii=False))
+        print_json({"searches": documents, "written": written})
     else:
         for one in found:
             _show(one.document)
         if written is not None:
-            print(f"written to {written}; next: kernels-hub build {written}")
+            echo(f"written to {written}; next: kernels-hub build {written}")
         if page is not None and documents:
-            print(f"everything that was tried: {page}")
+            echo(f"everything that was tried: {page}")
     if interrupted:
         again = shlex.join(["kernels-hub", *(one for one in sys.argv[1:] if one != "--afresh")])
-        print(f"interrupted; what is known is kept, go on with: {again}", file=sys.stderr)
+        echo(f"interrupted; what is known is kept, go on with: {again}", err=True)
         raise typer.Exit(130)
 
 
@@ -363,17 +362,19 @@ def _shown(name: str, budget: float) -> Iterator[Any]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from kernels_hub.compiler.viewing.tuning import amount
+    from kernels_hub.escaping import TerminalText
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"{escape(name)}: begins", total=budget)
+        task = bar.add_task(f"{escape(TerminalText(name))}: begins", total=budget)
 
         def tell(step: Standing) -> None:
             latest = step.latest.candidate.origin if step.latest is not None else ""
             best = f", best {amount(step.best)}" if step.best is not None else ""
-            text = escape(f"{name}: {step.tried} tried{best}; {step.stage}: {latest}")
-            bar.update(task, completed=min(step.elapsed, budget), description=text[: console.width - 40])
+            text = f"{name}: {step.tried} tried{best}; {step.stage}: {latest}"
+            shown = escape(TerminalText(text)[: console.width - 40])
+            bar.update(task, completed=min(step.elapsed, budget), description=shown)
 
         yield tell
 
@@ -427,7 +428,7 @@ def _show(document: Mapping[str, Any]) -> None:
     not_timed = "".join(f", {counts[one]} {one}" for one in ("wrong", "failed", "pruned") if one in counts)
     dtype = f" in {document['dtype']}" if document["dtype"] else ""
     tried = "1 candidate" if len(rows) == 1 else f"{len(rows)} candidates"
-    print(
+    echo(
         f"{document['graph']}{dtype} on {document['device']}: {tried} in {document['spent']:.1f} s{not_timed}"
     )
     shown = [row for row in rows if row["seconds"] is not None or row["winner"]][:_SHOWN]
@@ -439,11 +440,11 @@ def _show(document: Mapping[str, Any]) -> None:
     print_columns(lines)
     winner = next((row for row in rows if row["winner"]), None)
     if winner is None:
-        print("nothing was timed: no such device is here" if shown else "nothing ran")
+        echo("nothing was timed: no such device is here" if shown else "nothing ran")
     elif winner["baseline"]:
-        print("nothing that was tried is faster than the default")
+        echo("nothing that was tried is faster than the default")
     else:
         faster = f", {winner['times_faster']:.2f} times the default" if winner["times_faster"] else ""
-        print(f"fastest{faster}: {winner['origin']}")
+        echo(f"fastest{faster}: {winner['origin']}")
     if document["remembered"]:
-        print("this is what an earlier search found; --resume searches on, --afresh begins again")
+        echo("this is what an earlier search found; --resume searches on, --afresh begins again")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kernels_hub.cli.output import AsJson, print_columns, print_json
+from kernels_hub.cli.output import AsJson, echo, print_columns, print_json
 
 
 def variants(
@@ -61,4 +61,4 @@ def variants(
             (name, "accepted" if reason is None else "rejected", reason or "") for name, reason in decisions
         )
     else:
-        print(f"{path} is one package without a variant's name: it is taken as it is, whatever the system")
+        echo(f"{path} is one package without a variant's name: it is taken as it is, whatever the system")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kernels_hub.cli.output import AsJson, print_columns, print_json
+from kernels_hub.cli.output import AsJson, echo, print_columns, print_json
 from kernels_hub.cli.publish import RepoType
 
 
@@ -24,7 +24,7 @@ def versions(
         print_json(asdict(found))
         return
     if not found.releases:
-        print(f"{repo} has no releases")
+        echo(f"{repo} has no releases")
     else:
         print_columns(
             [
@@ -39,7 +39,7 @@ def versions(
             ],
             indent="",
         )
-    print("branches")
+    echo("branches")
     print_columns([(name, commit[:12]) for name, commit in found.branches.items()] or [("none", "")])
     if found.tags:
-        print(f"other tags: {', '.join(found.tags)}")
+        echo(f"other tags: {', '.join(found.tags)}")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kernels_hub.cli.output import echo
+
 if TYPE_CHECKING:
     from kernels_hub.compiler.ir.graph import Graph
 
@@ -67,7 +69,7 @@ def view(
         if after is None
         else f"{len(graph.nodes)} nodes before, {len(after.nodes)} after"
     )
-    print(f"{target}: {graph.name}, {nodes}")
+    echo(f"{target}: {graph.name}, {nodes}")
 
 
 def _sizes(given: list[str]) -> dict[str, int]:

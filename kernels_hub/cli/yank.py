@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kernels_hub.cli.output import AsJson, print_json
+from kernels_hub.cli.output import AsJson, echo, print_json
 from kernels_hub.cli.publish import RepoType
 
 
@@ -45,9 +45,9 @@ def yank(
         )
         return
     state = "can be chosen again" if undo else "is yanked: exact pins and locks still get it"
-    print(f"{repo} {version} {state}" + ("" if changed else " (it was before)"))
+    echo(f"{repo} {version} {state}" + ("" if changed else " (it was before)"))
     if branches and not undo:
-        print(
+        echo(
             f"note: {', '.join(branches)} is still at it, for users who ask for a branch or an integer version; "
             "publish a higher release to move it"
         )

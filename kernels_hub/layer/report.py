@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kernels_hub.escaping import HtmlText, TerminalText
 from kernels_hub.layer.bind import KernelForward, KernelFunction, weights_protocol
 from kernels_hub.layer.mode import Mode
 from kernels_hub.layer.outcome import Outcome, record_of
@@ -83,14 +83,14 @@ class Report:
         return "\n".join((*lines, self._summary()))
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in _HEADER)
+        head = "".join(f"<th>{HtmlText(cell)}</th>" for cell in _HEADER)
         body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(group)) + "</tr>"
+            "<tr>" + "".join(f"<td>{HtmlText(cell)}</td>" for cell in _cells(group)) + "</tr>"
             for group in _grouped(self.rows)
         )
         return (
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-            f"<p>{html.escape(self._summary())}</p>"
+            f"<p>{HtmlText(self._summary())}</p>"
         )
 
     def _summary(self) -> str:
@@ -143,7 +143,8 @@ def _cells(group: _Group) -> tuple[str, ...]:
     return (path, row.class_name, row.layer_name or "-", str(group.count), kernel, matched, row.reason or "")
 
 
-def _columns(table: list[tuple[str, ...]]) -> list[str]:
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    table = [tuple(map(TerminalText, cells)) for cells in rows]
     widths = [max(len(cells[column]) for cells in table) for column in range(len(table[0]))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()

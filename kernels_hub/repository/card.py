@@ -7,7 +7,9 @@ introduction; everything that could go stale in it is generated. Equal input giv
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import keyword
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,16 @@ from typing import Any
 from packaging.version import Version
 
 from kernels_hub.errors import MetadataError
+from kernels_hub.escaping import (
+    Identifier,
+    MarkdownText,
+    code_block,
+    code_span,
+    markdown_table,
+    one_line,
+    python_string,
+    yaml_text,
+)
 from kernels_hub.repository.interface import CallableInterface, Interface
 
 CARD_FILE = "README.md"
@@ -75,8 +87,8 @@ def write_card(interface: Interface, given: CardInput) -> str:
         matter["tags"] = list(dict.fromkeys([*matter["tags"], *map(str, front["tags"])]))
     matter |= {str(key): value for key, value in front.items() if key not in matter}
     sections = [
-        f"# {title}",
-        interface.summary or "",
+        f"# {_cell(title)}",
+        _cell(interface.summary or ""),
         introduction,
         _facts(interface, given),
         _usage(interface, given),
@@ -85,9 +97,9 @@ def write_card(interface: Interface, given: CardInput) -> str:
         _variants(interface),
         *(_speed(benchmark) for benchmark in given.benchmarks),
         *(_errors(benchmark) for benchmark in given.benchmarks),
-        f"## Licence\n\n{interface.license or 'Not stated.'}",
+        f"## Licence\n\n{_cell(interface.license or 'Not stated.')}",
     ]
-    head = "\n".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in matter.items())
+    head = "\n".join(f"{_key(key)}: {yaml_text(value)}" for key, value in matter.items())
     return f"{_FENCE}\n{head}\n{_FENCE}\n\n" + "\n\n".join(filter(None, sections)) + "\n"
 
 
@@ -95,15 +107,15 @@ def write_card(interface: Interface, given: CardInput) -> str:
 
 
 def _facts(interface: Interface, given: CardInput) -> str:
-    facts = [f"Release {given.version} of the kernel `{interface.name}`."]
+    facts = [f"Release {_cell(given.version)} of the kernel {code_span(interface.name)}."]
     if given.dtypes:
-        facts.append(f"dtypes: {', '.join(given.dtypes)}.")
+        facts.append(f"dtypes: {_cell(', '.join(given.dtypes))}.")
     needs = sorted({name for variant in interface.variants.values() for name in variant.python_depends})
     kernels = sorted({name for variant in interface.variants.values() for name in variant.kernel_depends})
     if needs:
-        facts.append(f"Python packages that some variants need: {', '.join(needs)}.")
+        facts.append(f"Python packages that some variants need: {_cell(', '.join(needs))}.")
     if kernels:
-        facts.append(f"Kernels that it uses: {', '.join(kernels)}.")
+        facts.append(f"Kernels that it uses: {_cell(', '.join(kernels))}.")
     return "  \n".join(facts)
 
 
@@ -111,25 +123,29 @@ def _usage(interface: Interface, given: CardInput) -> str:
     version = Version(given.version)
     upper = f"0.{version.minor + 1}" if version.major == 0 else str(version.major + 1)
     pin = f">={given.version},<{upper}"
-    kind = "" if given.repo_type == "kernel" else f", repo_type={given.repo_type!r}"
-    parts = ["## Use"]
+    kind = "" if given.repo_type == "kernel" else f", repo_type={python_string(given.repo_type)}"
+    parts, repo_id = ["## Use"], python_string(given.repo_id)
     if interface.layers:
         layer = next(iter(interface.layers))
+        name = python_string(layer)
         device = next(iter(interface.variants.values())).backend or "cpu"
         parts.append(
-            "```python\n"
-            "from kernels_hub import LayerRepository, Mode, kernelize, use_kernel_mapping\n\n"
-            f'{_identifier(layer)} = LayerRepository("{given.repo_id}", layer_name="{layer}", version="{pin}")\n'
-            f'with use_kernel_mapping({{"{layer}": {{"{device}": {_identifier(layer)}}}}}):\n'
-            "    kernelize(model, mode=Mode.INFERENCE)\n"
-            "```"
+            code_block(
+                "from kernels_hub import LayerRepository, Mode, kernelize, use_kernel_mapping\n\n"
+                f"{_identifier(layer)} = LayerRepository({repo_id}, layer_name={name}, version={python_string(pin)})\n"
+                f"with use_kernel_mapping({{{name}: {{{python_string(device)}: {_identifier(layer)}}}}}):\n"
+                "    kernelize(model, mode=Mode.INFERENCE)",
+                "python",
+            )
         )
-    call = f'get_kernel("{given.repo_id}", version={version.major})'
+    call = f"get_kernel({repo_id}, version={version.major})"
     parts.append(
         "Without layers, with this library"
         + (" or Hugging Face's `kernels`" if not kind else "")
-        + f", for the branch v{version.major}:\n\n```python\n"
-        f"from {'kernels_hub' if kind else 'kernels'} import get_kernel\n\nkernel = {call}\n```"
+        + f", for the branch v{version.major}:\n\n"
+        + code_block(
+            f"from {'kernels_hub' if kind else 'kernels'} import get_kernel\n\nkernel = {call}", "python"
+        )
     )
     return "\n\n".join(parts)
 
@@ -140,26 +156,30 @@ def _layers(interface: Interface) -> str:
     flags = sorted({flag for layer in interface.layers.values() for flag in layer.flags})
     rows = [
         (
-            f"`{name}`",
-            f"`forward({layer.signature})`",
+            code_span(name),
+            code_span(f"forward({layer.signature})"),
             _devices(interface, name),
             *(_flag(layer, flag) for flag in flags),
             _cell(layer.summary),
         )
         for name, layer in interface.layers.items()
     ]
-    return "## Layers\n\n" + _table(("layer", "signature", "devices", *flags, "what it computes"), rows)
+    return "## Layers\n\n" + markdown_table(
+        ("layer", "signature", "devices", *flags, "what it computes"), rows
+    )
 
 
 def _functions(interface: Interface) -> str:
-    rows = [(f"`{name}({f.signature})`", _cell(f.summary)) for name, f in interface.functions.items()]
-    return "## Functions\n\n" + _table(("function", "what it computes"), rows) if rows else ""
+    rows = [
+        (code_span(f"{name}({f.signature})"), _cell(f.summary)) for name, f in interface.functions.items()
+    ]
+    return "## Functions\n\n" + markdown_table(("function", "what it computes"), rows) if rows else ""
 
 
 def _variants(interface: Interface) -> str:
     rows = [
         (
-            f"`{name}`",
+            code_span(name),
             variant.backend or "universal",
             ", ".join(variant.archs) or "any",
             ", ".join(variant.python_depends) or "-",
@@ -169,7 +189,7 @@ def _variants(interface: Interface) -> str:
         for name, variant in interface.variants.items()
     ]
     head = ("variant", "backend", "architectures", "needs", "files", "size")
-    return "## Variants\n\n" + _table(head, rows)
+    return "## Variants\n\n" + markdown_table(head, rows)
 
 
 def _speed(benchmark: Benchmark) -> str:
@@ -187,7 +207,7 @@ def _speed(benchmark: Benchmark) -> str:
         for case, found in timed.items()
     ]
     head = ("case", *(f"{peer}, ms" for peer in peers), *(f"{peer}: times faster" for peer in others))
-    return f"## Speed\n\nMedians on {benchmark.where}.\n\n" + _table(head, rows)
+    return f"## Speed\n\nMedians on {_cell(benchmark.where)}.\n\n" + markdown_table(head, rows)
 
 
 def _errors(benchmark: Benchmark) -> str:
@@ -197,7 +217,7 @@ def _errors(benchmark: Benchmark) -> str:
         return ""
     rows = [(_cell(case), *(_number(found.get(name)) for name in columns)) for case, found in checked.items()]
     head = ("case", *(name.replace("_", " ") for name in columns))
-    return f"## Errors\n\nAgainst the original, on {benchmark.where}.\n\n" + _table(head, rows)
+    return f"## Errors\n\nAgainst the original, on {_cell(benchmark.where)}.\n\n" + markdown_table(head, rows)
 
 
 # -- parts ------------------------------------------------------------------------------------------
@@ -218,20 +238,21 @@ def _devices(interface: Interface, layer: str) -> str:
 
 def _flag(layer: CallableInterface, flag: str) -> str:
     value = layer.flags.get(flag)
-    return {True: "yes", False: "no", None: "-"}.get(value, f"`{value}`")  # type: ignore[arg-type]
+    return {True: "yes", False: "no", None: "-"}.get(value, code_span(str(value)))  # type: ignore[arg-type]
 
 
 def _identifier(name: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in name).lower()
+    found = Identifier(name).lower()
+    return found if found.isidentifier() and not keyword.iskeyword(found) else f"_{found}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def _key(name: str) -> str:
+    """A key of YAML."""
+    return name if re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) else yaml_text(name)
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+def _cell(text: str) -> MarkdownText:
+    return MarkdownText(one_line(text))
 
 
 def _number(value: object) -> str:

@@ -80,7 +80,7 @@ def test_use_names_a_version(activation):
 def test_tables_of_the_benchmark(activation, tmp_path: Path):
     (tmp_path / "benchmark.json").write_text(json.dumps(RESULT))
     card = _card(activation, benchmarks=read_benchmarks(tmp_path))
-    assert "Medians on cpu, A | B, torch 2.13.0, triton 3.6, 2 threads." in card
+    assert "Medians on cpu, A &#124; B, torch 2.13.0, triton 3.6, 2 threads." in card
     assert "| SiLU 1x512, float32 | 0.5 | 0.1235 | 4.05 |" in card
     assert "| GELU | 1 | - | - |" in card
     assert "| case | max abs error |\n| --- | --- |\n| SiLU 1x512, float32 | 1.2e-07 |\n" in card

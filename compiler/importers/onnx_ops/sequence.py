@@ -88,7 +88,12 @@ def _sizes(node: OnnxNode, dim: Dim) -> tuple[Dim, ...]:
         raise node.refuse(f"the sequence has one tensor for each {each} of {dim}: bind that dim to a number")
     if each < 1:
         raise node.refuse(f"the size of a part is {each}")
+    if dim > each * _MOST_PARTS:
+        raise node.refuse(f"the sequence has more than {_MOST_PARTS} tensors: {dim} by {each}")
     return tuple(min(each, dim - start) for start in range(0, dim, each))
+
+
+_MOST_PARTS = 4096
 
 
 @onnx_op("ConcatFromSequence", since=11)

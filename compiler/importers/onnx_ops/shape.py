@@ -128,7 +128,10 @@ def split(node: OnnxNode) -> list[Value]:
     if node.opset >= 13:
         parts = node.dims(1, "the sizes of the parts") if node.optional(1) is not None else None
     if parts is None:
-        parts = _even_parts(x.shape[axis], node.attr("num_outputs", len(node.proto.output)))
+        count = node.attr("num_outputs", len(node.proto.output))
+        if count != len(node.proto.output):
+            raise node.refuse(f"num_outputs is {count}, and it names {len(node.proto.output)} outputs")
+        parts = _even_parts(x.shape[axis], count)
     return x.split(parts, axis)
 
 
