@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
+import threading
+import time
 
 import pytest
 
-from kernels_hub.server.card import card_data, card_problems
+from kernels_hub.server import card as module
+from kernels_hub.server.card import card_data, card_problems, read_card
+from tests.fuzz.harness import budget
+from tests.fuzz.mutations import HOSTILE_TEXTS, mutate_bytes
 
 BOMB = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]"
 
@@ -38,9 +44,64 @@ def test_fields(content: str, expected: dict):
         ("a: " + "[" * 60_000, "nested more than"),
         ("- " * 30_000, "nested more than"),
         ("a: 2026-99-99", "does not parse"),
+        ("a: !!int ''", "does not parse"),
+        ("a: !!bool x", "does not parse"),
+        ("a: !!float x", "does not parse"),
+        ("a: !!timestamp x", "does not parse"),
+        ("a:\n" + "- b\n" * 12_000, "more than 4000 values"),
+        ("[" * 120_000, "larger than"),
+        ("{a: " * 15_000, "nested more than"),
     ],
 )
 def test_problems(block: str, words: str):
     content = f"---\n{block}\n---\n# x"
     (problem,) = card_problems(content)
     assert words in problem and card_data(content) == {}
+
+
+@pytest.mark.parametrize(
+    "number", ["0x" + "f" * 60_000, "9" * 60_000, "1" + ":10" * 20_000, "1." + "9" * 60_000]
+)
+def test_numbers_of_many_digits_are_text(number: str):
+    content = f"---\na: {number}\nlicense: mit\n---\n"
+    assert card_problems(content) == [] and card_data(content) == {"a": number, "license": "mit"}
+
+
+SLOW = [
+    "a:\n" + "- b: 1\n" * 1900,
+    "\n".join(f"k{n}: &a{n} {n}" for n in range(1990)),
+    "!!set {" + "a," * 1900 + "}",
+    "a: " + "x " * 32_000,
+    'a: "' + "\\u0041" * 10_000 + '"',
+    "#" * 65_000,
+]
+
+
+def test_no_card_takes_long_and_each_is_read_once(monkeypatch: pytest.MonkeyPatch):
+    read, original = [], module._read
+    monkeypatch.setattr(module, "_read", lambda block: read.append(block) or original(block))
+    contents = [f"---\n{block}\n# {number}\n---\n" for number, block in enumerate(SLOW)]
+    start = time.perf_counter()
+    threads = [threading.Thread(target=read_card, args=(content,)) for content in contents * 5]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(read) == len(SLOW)
+    assert time.perf_counter() - start < 4, "0.2 s, on a machine with nothing else to do"
+
+
+def test_any_card_is_read_or_refused():
+    chance = random.Random(3)
+    seeds = [
+        b"license: mit\ntags: [a, b]\n", b"a: {b: [1, 2.5, ~, true]}\nday: 2026-01-02 03:04:05\n",
+        b"model-index:\n- name: x\n  results:\n  - {task: {type: y}}\n", b"a: !!binary aGk=\nb: !!set {x, y}\nc: 0o17\n",
+    ]  # fmt: skip
+    for _ in range(budget(300, 20_000)):
+        block = mutate_bytes(chance.choice(seeds), chance).decode("utf-8", "replace")
+        if chance.random() < 0.3:
+            at = chance.randrange(len(block) + 1)
+            block = block[:at] + chance.choice(HOSTILE_TEXTS)[:1000] + block[at:]
+        card = read_card(f"---\n{block}\n---\n")
+        json.dumps(card.data, allow_nan=False)
+        assert not (card.data and card.problems)
