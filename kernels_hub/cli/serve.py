@@ -23,8 +23,11 @@ def serve(
         typer.Option("--require-token", help="Answer nothing without a token, public repositories included."),
     ] = False,
     trusted_proxies: Annotated[
-        str, typer.Option(help="Addresses of proxies whose X-Forwarded-* headers count.")
-    ] = "127.0.0.1",
+        str,
+        typer.Option(
+            help="Addresses of proxies whose X-Forwarded-* headers count, with commas; none by default."
+        ),
+    ] = "",
     access_log: Annotated[
         bool, typer.Option(help="One line a request on stderr, without credentials.")
     ] = True,
@@ -34,8 +37,27 @@ def serve(
         int, typer.Option(min=0, help="Repositories of an account; 0: no limit.")
     ] = 0,
     max_requests_per_minute: Annotated[
-        int, typer.Option(min=0, help="Requests of a user, or an address without token; 0: no limit.")
-    ] = 0,
+        int, typer.Option(min=0, help="Requests with a token, or of an address without one; 0: no limit.")
+    ] = 6000,
+    max_bad_tokens_per_minute: Annotated[
+        int, typer.Option(min=0, help="Requests of an address with invalid tokens; 0: no limit.")
+    ] = 60,
+    max_connections: Annotated[int, typer.Option(min=8, help="Open connections of a process.")] = 4096,
+    max_address_connections: Annotated[
+        int, typer.Option(min=1, help="Open connections of one address, at a process.")
+    ] = 256,
+    header_seconds: Annotated[
+        float, typer.Option(min=0.5, help="How long a request's headers may take to arrive.")
+    ] = 10.0,
+    idle_seconds: Annotated[
+        float, typer.Option(min=1.0, help="How long a body may stall, or an answer stay unread.")
+    ] = 30.0,
+    min_body_rate: Annotated[
+        int, typer.Option(min=0, help="Bytes a second that a body must come with.")
+    ] = 128,
+    keep_alive_seconds: Annotated[
+        int, typer.Option(min=1, help="How long a connection is kept between requests.")
+    ] = 30,
     min_free_mib: Annotated[int, typer.Option(min=0, help="Disk space that uploads leave free.")] = 64,
 ) -> None:
     """Serve a Hub: set HF_ENDPOINT to the address that is printed.
@@ -60,6 +82,13 @@ def serve(
         max_repository_bytes=max_repository_mib << 20,
         max_account_repositories=max_repositories,
         max_requests_per_minute=max_requests_per_minute,
+        max_bad_tokens_per_minute=max_bad_tokens_per_minute,
+        max_connections=max_connections,
+        max_address_connections=max_address_connections,
+        header_seconds=header_seconds,
+        idle_seconds=idle_seconds,
+        min_body_rate=min_body_rate,
+        keep_alive_seconds=keep_alive_seconds,
         min_free_bytes=min_free_mib << 20,
     )
     run(

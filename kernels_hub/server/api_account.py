@@ -5,8 +5,9 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from kernels_hub.server.accounts import Account
+from kernels_hub.server.bodies import CardBody
 from kernels_hub.server.call import Call, Route, json_response
-from kernels_hub.server.refusal import Refusal, login_required
+from kernels_hub.server.refusal import Refusal, header_text, login_required
 from kernels_hub.server.store import timestamp
 
 
@@ -63,14 +64,10 @@ def _account(call: Call, kind: str) -> Account:
 
 
 def _owned(call: Call, account: Account) -> dict[str, int]:
-    names = [
-        repository.type
-        for repository in call.hub.repositories.all()
-        if repository.namespace == account.name and call.hub.access.may_see(call.caller, repository)
-    ]
+    counts = call.hub.search.count_of(call.caller, account.name)
     return {
-        "numModels": names.count("model"),
-        "numKernels": names.count("kernel"),
+        "numModels": counts.get("model", 0),
+        "numKernels": counts.get("kernel", 0),
         "numDatasets": 0,
         "numSpaces": 0,
     }
@@ -134,10 +131,13 @@ def validate_card(call: Call) -> Response:
     """Whether the YAML at the head of a README parses; always JSON with 200 or 400."""
     from kernels_hub.server.card import card_problems
 
-    content = call.json().get("content")
-    problems = card_problems(content) if isinstance(content, str) else ["content must be text"]
+    try:
+        problems = card_problems(call.parse(CardBody).content)
+    except Refusal as refusal:
+        problems = [refusal.message]
     errors = [{"message": problem} for problem in problems]
-    return json_response({"errors": errors, "warnings": []}, 400 if errors else 200)
+    headers = {"X-Error-Message": header_text("; ".join(problems))} if problems else {}
+    return json_response({"errors": errors, "warnings": []}, 400 if errors else 200, headers)
 
 
 def agent_harnesses(_call: Call) -> Response:
@@ -150,6 +150,6 @@ ROUTES = [
     Route("GET", "/api/organizations/{account}/overview", organisation_overview),
     Route("GET", "/api/organizations/{account}/members", organisation_members),
     Route("GET", "/api/users/{account}/overview", user_overview),
-    Route("POST", "/api/validate-yaml", validate_card),
+    Route("POST", "/api/validate-yaml", validate_card, slow=True),
     Route("GET", "/api/agent-harnesses", agent_harnesses),
 ]

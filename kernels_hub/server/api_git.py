@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, quote
 
 from starlette.responses import Response
 
+from kernels_hub.server.bodies import MOST_PATHS, BranchBody, PathsBody, PreuploadBody, TagBody
 from kernels_hub.server.call import Call, Route, json_response
 from kernels_hub.server.commit import CommitReader
 from kernels_hub.server.listing import Entry, Listing
@@ -18,7 +19,6 @@ from kernels_hub.server.refusal import bad_request, entry_not_found
 from kernels_hub.server.upload_mode import UploadRules
 
 _TREE_PAGE, _COMMITS_PAGE = 1000, 50
-_MAX_PATHS = 10_000
 
 
 def refs(call: Call) -> Response:
@@ -35,12 +35,9 @@ def refs(call: Call) -> Response:
 
 def create_branch(call: Call) -> Response:
     """A branch, at `startingPoint` or at main."""
-    document, repository = call.json(), call.writable()
-    start = document.get("startingPoint")
-    if start is not None and not isinstance(start, str):
-        raise bad_request("startingPoint must be a branch, a tag or a commit")
+    repository, document = call.writable(), call.parse(BranchBody)
     call.hub.changes.create_branch(
-        repository, call.params["branch"], start, overwrite=document.get("overwrite") is True
+        *(repository, call.params["branch"], document.starting_point), overwrite=document.overwrite is True
     )
     return json_response({})
 
@@ -53,12 +50,9 @@ def delete_branch(call: Call) -> Response:
 
 def create_tag(call: Call) -> Response:
     """A tag at a revision."""
-    document, repository = call.json(), call.writable()
-    message = document.get("message")
-    if message is not None and not isinstance(message, str):
-        raise bad_request("A tag's message is text")
+    repository, document = call.writable(), call.parse(TagBody)
     call.hub.changes.create_tag(
-        *(repository, document.get("tag"), call.params["revision"], message, call.caller.user or "")
+        *(repository, document.tag, call.params["revision"], document.message, call.caller.user or "")
     )
     return json_response({})
 
@@ -129,18 +123,17 @@ def paths_info(call: Call) -> Response:
     repository, store = call.visible(), call.hub.store
     commit = store.resolve(repository, call.params["revision"])
     if "json" in call.request.headers.get("content-type", ""):
-        paths = call.json().get("paths")
+        paths = call.parse(PathsBody).paths
     else:
         try:
-            paths = parse_qs(call.body.decode(), max_num_fields=_MAX_PATHS + 10).get("paths", [])
+            form = parse_qs(call.body.decode(), errors="strict", max_num_fields=MOST_PATHS + 10)
         except ValueError:
-            raise bad_request(f"The body is no form with at most {_MAX_PATHS} paths") from None
-    if not isinstance(paths, list) or len(paths) > _MAX_PATHS:
-        raise bad_request(f"paths must be a list of at most {_MAX_PATHS} paths")
+            raise bad_request(f"The body is no form with at most {MOST_PATHS} paths") from None
+        paths = form.get("paths", [])
+        if len(paths) > MOST_PATHS:
+            raise bad_request(f"The form has {len(paths)} paths; at most {MOST_PATHS} are answered")
     entries = store.listing(repository, commit).entries
-    found = [
-        entries[path.rstrip("/")] for path in paths if isinstance(path, str) and path.rstrip("/") in entries
-    ]
+    found = [entries[path.rstrip("/")] for path in paths if path.rstrip("/") in entries]
     return json_response([_row(entry) for entry in found], headers={"X-Repo-Commit": commit})
 
 
@@ -171,24 +164,17 @@ def commits(call: Call) -> Response:
 
 def preupload(call: Call) -> Response:
     """How each file should come: in the commit, or through LFS; and what is there already."""
-    document, repository = call.json(), call.writable()
-    files, ignore = document.get("files"), document.get("gitIgnore")
-    if not isinstance(files, list) or len(files) > call.hub.limits.max_operations:
-        raise bad_request(f"files must be a list of at most {call.hub.limits.max_operations} files")
+    repository, document = call.writable(), call.parse(PreuploadBody)
+    if len(document.files) > (most := call.hub.limits.max_operations):
+        raise bad_request(f"files must be a list of at most {most} files")
     commit = call.hub.store.resolve(repository, call.params["revision"])
     listing = call.hub.store.listing(repository, commit)
-    rules = UploadRules.of(
-        call.hub, repository, listing, ignore if isinstance(ignore, str) else None, call.hub.limits
-    )
+    rules = UploadRules.of(call.hub, repository, listing, document.git_ignore, call.hub.limits)
     rows = []
-    for file in files:
-        if not isinstance(file, dict):
-            raise bad_request("each of files must be an object with path, size and sample")
-        path, size, sample = checked_path(file.get("path")), file.get("size", 0), file.get("sample") or ""
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0 or not isinstance(sample, str):
-            raise bad_request(f"{path}: size must be a number of bytes and sample base64")
+    for file in document.files:
+        path, size = checked_path(file.path), file.size
         try:
-            base64.b64decode(sample, validate=True)
+            base64.b64decode(file.sample or "", validate=True)
         except (binascii.Error, ValueError):
             raise bad_request(f"{path}: sample must be base64") from None
         row: dict[str, object] = {
@@ -209,8 +195,9 @@ async def commit(call: Call) -> Response:
         raise bad_request("This Hub has no pull requests; commit to a branch")
     await call.run(call.hub.check_space, repository, 0)
     branch = call.params["revision"].removeprefix(BRANCHES)
-    with call.hub.commits.share() as take:
-        request = await CommitReader(call.hub.limits, take).read(call.request.stream())
+    folder = (await call.run(call.hub.layout.temporary)).parent
+    with call.hub.commits.share() as take, CommitReader(call.hub.limits, take, folder) as reader:
+        request = await reader.read(call.request.stream())
         changed = await call.run(call.hub.changes.commit, repository, branch, request, call.caller.user)
     url = f"{call.base}{repository.page}/commit/{quote(changed.oid)}"
     return json_response({"success": True, "commitOid": changed.oid, "commitUrl": url, "hookOutput": ""})

@@ -2,60 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.responses import Response
 
+from kernels_hub.server.bodies import AccessBody, RepositoryBody, SettingsBody
 from kernels_hub.server.call import REPOSITORY_TYPES, Call, Route, json_response
 from kernels_hub.server.card import card_data
 from kernels_hub.server.listing import Entry, Listing
 from kernels_hub.server.paths import checked_repository_name
 from kernels_hub.server.refusal import Refusal, bad_request, forbidden, login_required, repository_not_found
 from kernels_hub.server.repositories import TYPES, Repository
+from kernels_hub.server.search import Listed
 from kernels_hub.server.store import DEFAULT_BRANCH, timestamp
 
 _PAGE, _MOST = 100, 1000
 _CARD_BYTES = 1 << 20
 
 
-def _type(document: Mapping[str, Any]) -> str:
-    kind = document.get("type") or "model"
+def _type(document: RepositoryBody) -> str:
+    kind = document.type or "model"
     if kind not in TYPES:
-        raise bad_request(
-            f"This Hub has repositories of the types {', '.join(TYPES)}, not {str(kind)[:50]!r}"
-        )
-    return str(kind)
+        raise bad_request(f"This Hub has repositories of the types {', '.join(TYPES)}, not {kind[:50]!r}")
+    return kind
 
 
-def _namespace(call: Call, document: Mapping[str, Any]) -> str:
+def _namespace(call: Call, organisation: str | None) -> str:
     """Where a repository goes: an account's name as it is written, by default the caller's."""
-    wanted = document.get("organization") or call.caller.user
+    wanted = organisation or call.caller.user
     if wanted is None:
         raise login_required()
-    account = call.hub.accounts.find(wanted) if isinstance(wanted, str) else None
+    account = call.hub.accounts.find(wanted)
     if account is None:
-        raise forbidden(f"There is no namespace {str(wanted)[:100]!r} that this token may write to")
+        raise forbidden(f"There is no namespace {wanted[:100]!r} that this token may write to")
     return account.name
 
 
-def _private(document: Mapping[str, Any]) -> bool | None:
+def _private(document: RepositoryBody | SettingsBody) -> bool | None:
     """What a request says of visibility, in the newer or the older way."""
-    visibility, private = document.get("visibility"), document.get("private")
-    if visibility is not None:
-        if visibility not in ("public", "private"):
-            raise bad_request(f"visibility must be public or private, not {str(visibility)[:50]!r}")
-        return bool(visibility == "private")
-    if private is not None and not isinstance(private, bool):
-        raise bad_request("private must be true or false")
-    return private
+    if document.visibility is not None:
+        if document.visibility not in ("public", "private"):
+            raise bad_request(f"visibility must be public or private, not {document.visibility[:50]!r}")
+        return document.visibility == "private"
+    return document.private
 
 
 def create(call: Call) -> Response:
     """A new repository. The 409 for one that is there names it too."""
-    document = call.json()
-    kind, name = _type(document), checked_repository_name(document.get("name"))
-    namespace = _namespace(call, document)
+    document = call.parse(RepositoryBody)
+    kind, name = _type(document), checked_repository_name(document.name)
+    namespace = _namespace(call, document.organization)
     call.hub.access.check_write(call.caller, namespace, name)
     most = call.hub.limits.max_account_repositories
     known = call.hub.repositories.find(kind, namespace, name)
@@ -76,10 +73,10 @@ def create(call: Call) -> Response:
 
 def delete(call: Call) -> Response:
     """Delete a repository."""
-    document = call.json()
-    namespace = str(document.get("organization") or call.caller.user or "")
+    document = call.parse(RepositoryBody)
+    namespace = document.organization or call.caller.user or ""
     repository = call.hub.access.writable(
-        call.caller, _type(document), namespace, str(document.get("name")), admin=True
+        call.caller, _type(document), namespace, document.name or "", admin=True
     )
     call.hub.store.delete(repository)
     return json_response({})
@@ -87,13 +84,13 @@ def delete(call: Call) -> Response:
 
 def move(call: Call) -> Response:
     """Give a repository another name or owner."""
-    document = call.json()
-    halves = [str(document.get(key)).split("/") for key in ("fromRepo", "toRepo")]
+    document = call.parse(RepositoryBody)
+    halves = [(name or "").split("/") for name in (document.from_repo, document.to_repo)]
     if any(len(half) != 2 for half in halves):
         raise bad_request("fromRepo and toRepo must be of the form org/name")
     (old_space, old_name), (new_space, new_name) = halves
     repository = call.hub.access.writable(call.caller, _type(document), old_space, old_name, admin=True)
-    namespace = _namespace(call, {"organization": new_space})
+    namespace = _namespace(call, new_space)
     name = checked_repository_name(new_name)
     call.hub.access.check_write(call.caller, namespace, name, admin=True)
     if not call.hub.repositories.rename(repository, namespace, name):
@@ -103,10 +100,10 @@ def move(call: Call) -> Response:
 
 def settings(call: Call) -> Response:
     """Make a repository private or public, gated or open."""
-    document, repository = call.json(), call.writable(admin=True)
-    private, gated = _private(document), document.get("gated")
-    if gated not in (None, False, "auto", "manual"):
-        raise bad_request(f"gated must be auto, manual or false, not {str(gated)[:50]!r}")
+    repository, document = call.writable(admin=True), call.parse(SettingsBody)
+    private, gated = _private(document), document.gated
+    if gated is True:
+        raise bad_request("gated must be auto, manual or false, not true")
     if private is not None:
         call.hub.repositories.set_private(repository, private)
     if gated is not None:
@@ -117,24 +114,24 @@ def settings(call: Call) -> Response:
 
 def listed(call: Call) -> Response:
     """Repositories of a type that the caller may see, newest first; `author`, `search`, `limit`, `cursor`."""
-    author, search = call.query("author").lower(), call.query("search").lower()
-    found = [
-        repository
-        for repository in call.hub.repositories.all(REPOSITORY_TYPES[call.params["type"]])
-        if (not author or repository.namespace.lower() == author)
-        and search in repository.full_name.lower()
-        and call.hub.access.may_see(call.caller, repository)
-    ]
     size, start = call.number("limit", _PAGE, _MOST), call.number("cursor", 1, 10**9) - 1
-    page = found[start : start + size]
+    page = call.hub.search.visible(
+        *(call.caller, REPOSITORY_TYPES[call.params["type"]], call.query("author"), call.query("search")),
+        *(start, size),
+    )
     headers = {}
-    if start + size < len(found):
-        url = call.request.url.include_query_params(cursor=start + size + 1)
-        headers["Link"] = f'<{call.base}{url.path}?{url.query}>; rel="next"'
-    return json_response([_summary(call, repository) for repository in page], headers=headers)
+    if start + size < page.total:
+        rest = [(key, value) for key, value in parse_qsl(call.request.url.query) if key != "cursor"]
+        query = urlencode([*rest, ("cursor", start + size + 1)])
+        headers["Link"] = f'<{call.base}{call.request.url.path}?{query}>; rel="next"'
+    return json_response([_summary(call, listed) for listed in page.rows], headers=headers)
 
 
-def _summary(call: Call, repository: Repository) -> dict[str, object]:
+def _summary(call: Call, listed: Listed) -> dict[str, object]:
+    repository, described = listed.repository, listed.described
+    if described is not None:
+        head, modified = described.head, described.modified or timestamp(repository.created)
+        return {**_common(repository), "sha": head, "lastModified": modified}
     try:
         head = call.hub.store.resolve(repository, DEFAULT_BRANCH)
         modified = call.hub.store.commit_info(repository, head).date
@@ -239,14 +236,14 @@ def requests(call: Call) -> Response:
 
 def handle_request(call: Call) -> Response:
     """Answer a request for access, or give access without one."""
-    document, repository = call.json(), _gated(call)
-    status = "accepted" if call.params["action"] == "grant" else document.get("status")
+    repository, document = _gated(call), call.parse(AccessBody)
+    status = "accepted" if call.params["action"] == "grant" else document.status
     if status not in ("accepted", "rejected", "pending"):
         raise bad_request("status must be accepted, rejected or pending")
-    name = document.get("user") or document.get("userId")
-    account = call.hub.accounts.find(name) if isinstance(name, str) else None
+    name = document.user or document.user_id or ""
+    account = call.hub.accounts.find(name)
     if account is None or account.kind != "user":
-        raise Refusal(404, f"There is no user {str(name)[:100]!r}")
+        raise Refusal(404, f"There is no user {name[:100]!r}")
     call.hub.repositories.grant(repository, account.name, status)
     return json_response({"user": account.name, "status": status})
 

@@ -6,14 +6,15 @@ query (which may be a credential) and without headers.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import functools
 import json
 import logging
 import os
-import resource
 import signal
 import sqlite3
+import sys
 import threading
 import time
 import uuid
@@ -29,15 +30,15 @@ from kernels_hub.server import api_account, api_git, api_repositories, downloads
 from kernels_hub.server.call import Call, Route, json_response
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.limits import Limits, RateLimit
+from kernels_hub.server.logs import masked_path, set_up_logs
 from kernels_hub.server.metrics import CONTENT_TYPE, Metrics
-from kernels_hub.server.refusal import Refusal
+from kernels_hub.server.protocol import SETTINGS, allow_open_files, quiet
+from kernels_hub.server.refusal import Refusal, header_text
 from kernels_hub.server.web import routes as web
 from kernels_hub.server.xet import routes as xet_api
 
-SETTINGS = "KERNELS_HUB_SERVE"
-"""Environment variable of worker processes: JSON that `process.serve` writes."""
-_READERS, _WRITERS = 24, 24
-_OPEN_FILES = 65536
+_READERS, _WRITERS, _SLOW = 24, 24, 2
+_SWITCH_SECONDS = 0.001
 _DRAIN_BYTES, _DRAIN_SECONDS = 64 << 20, 10
 _HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 _ANYTHING_ELSE = "/api/{path:rest}"
@@ -63,7 +64,7 @@ class App:
 
     def __init__(self, hub: Hub, *, workers: int = 1, require_token: bool = False) -> None:
         self.hub = hub
-        self.metrics = Metrics()
+        self.metrics = Metrics(shared=workers > 1)
         self.routes = [
             Route("GET HEAD", "/health", health),
             Route("GET", "/metrics", self._metrics),
@@ -72,7 +73,8 @@ class App:
         self._require_token = require_token
         # Workers share the load evenly enough for a limit.
         self._rate = RateLimit(hub.limits.max_requests_per_minute / workers)
-        self._threads: dict[bool, CapacityLimiter] = {}
+        self._bad_tokens = RateLimit(hub.limits.max_bad_tokens_per_minute / workers)
+        self._threads: dict[str, CapacityLimiter] = {}
 
     def _metrics(self, _call: Call) -> Response:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)
@@ -88,8 +90,13 @@ class App:
         while True:
             message = await receive()
             if message["type"] == "lifespan.startup":
+                asyncio.get_running_loop().set_exception_handler(quiet)
                 # Readers are never held up by writers that wait for a lock.
-                self._threads = {True: CapacityLimiter(_WRITERS), False: CapacityLimiter(_READERS)}
+                self._threads = {
+                    "read": CapacityLimiter(_READERS),
+                    "write": CapacityLimiter(_WRITERS),
+                    "slow": CapacityLimiter(_SLOW),
+                }
                 await send({"type": "lifespan.startup.complete"})
             else:
                 await to_thread.run_sync(self.hub.close)
@@ -103,7 +110,9 @@ class App:
         try:
             found, params = self._find(scope)
             route = found.template
-            threads = self._threads[scope["method"] not in ("GET", "HEAD")]
+            threads = self._threads[
+                "slow" if found.slow else "read" if scope["method"] in ("GET", "HEAD") else "write"
+            ]
             call = Call(self.hub, request, params, threads)
             await self._admit(found, call)
             response = await self._answer(found, call)
@@ -140,24 +149,35 @@ class App:
         """Refuse requests beyond the rate limit, and, on a closed Hub, those without a token."""
         if route.template in _OPEN_TO_ALL:
             return
-        # The signed address or token of an upload is its own credential.
+        # The signed address or token of an upload is its own credential, which its handler checks.
         signed = route.template.startswith(_SIGNED)
-        if self._rate.per_minute > 0:
-            address = call.request.client.host if call.request.client else ""
-            caller = address if signed else (await call.run(lambda: call.caller)).user or address
-            if wait := self._rate.take(caller):
-                self.metrics.refused.inc()
-                policy = f'"fixed window";"api";q={int(self._rate.per_minute)};w=60'
-                headers = {
-                    "Retry-After": str(wait),
-                    "RateLimit": f'"api";r=0;t={wait}',
-                    "RateLimit-Policy": policy,
-                }
-                raise Refusal(429, f"Too many requests; try again in {wait} s", headers=headers)
+        address = call.request.client.host if call.request.client else ""
+        if signed:
+            self._count(self._rate, address)
+        else:
+            try:
+                caller = await call.run(lambda: call.caller)
+            except Refusal:
+                # Guessing is bounded, and costs the address what any request does.
+                self._count(self._bad_tokens, address)
+                self._count(self._rate, address)
+                raise
+            self._count(self._rate, f"token {caller.token.id}" if caller.token else address)
         if self._require_token and not signed and (await call.run(lambda: call.caller)).token is None:
             raise Refusal(
                 401, "This Hub answers only with a token; log in with `hf auth login` or set HF_TOKEN"
             )
+
+    def _count(self, rate: RateLimit, caller: str) -> None:
+        """Count a request; 429 beyond the rate."""
+        if wait := rate.take(caller):
+            self.metrics.refused.inc()
+            headers = {
+                "Retry-After": str(wait),
+                "RateLimit": f'"api";r=0;t={wait}',
+                "RateLimit-Policy": f'"fixed window";"api";q={int(rate.per_minute)};w=60',
+            }
+            raise Refusal(429, f"Too many requests; try again in {wait} s", headers=headers)
 
     async def _answer(self, route: Route, call: Call) -> Response:
         if route.streams:
@@ -173,9 +193,8 @@ class App:
         if exchange.status:  # Too late: the answer has begun. Ending it early tells the client.
             log.error("request %s: %s", exchange.id, refusal.message)
             raise refusal
-        # It goes into a header: no line breaks, no other control characters.
-        message = "".join(c if c.isprintable() else "?" for c in " ".join(refusal.message.split()))
-        headers = {"X-Error-Message": message.encode("ascii", "replace").decode(), **refusal.headers}
+        message = " ".join(refusal.message.split())
+        headers = {"X-Error-Message": header_text(message), **refusal.headers}
         if refusal.code:
             headers["X-Error-Code"] = refusal.code
         # A client that still sends would otherwise never read the answer.
@@ -194,7 +213,7 @@ class App:
         self.metrics.sent.inc(exchange.sent)
         self.metrics.received.inc(exchange.received)
         if access_log.isEnabledFor(logging.INFO):
-            path = scope.get("raw_path", b"").decode("ascii", "backslashreplace")[:2000]
+            path = masked_path(scope.get("raw_path", b"").decode("ascii", "backslashreplace")[:1000])
             client = scope["client"][0] if scope.get("client") else "-"
             user = (call.user if call else None) or "-"
             access_log.info(
@@ -273,27 +292,16 @@ def _end_with_parent(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _allow_open_files() -> None:
-    """Open packs and connections take descriptors; many systems start processes with 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 def create() -> App:
     """The application of a worker process, from the environment."""
     settings = json.loads(os.environ[SETTINGS])
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    if settings["access_log"]:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s access %(message)s"))
-        access_log.addHandler(handler)
-        access_log.setLevel(logging.INFO)
-        access_log.propagate = False
-    _allow_open_files()
+    set_up_logs(access=settings["access_log"])
+    allow_open_files()
+    # How long a thread that computes holds up the loop, each time; 5 ms by default.
+    sys.setswitchinterval(_SWITCH_SECONDS)
     limits = Limits(**settings["limits"])
     hub = Hub(Path(settings["root"]), limits=limits)
+    hub.search.start()
     if settings["workers"] > 1:
         threading.Thread(target=_end_with_parent, args=(settings["supervisor"],), daemon=True).start()
     return App(hub, workers=settings["workers"], require_token=settings["require_token"])

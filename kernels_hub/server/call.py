@@ -14,19 +14,25 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
-from urllib.parse import unquote
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, unquote
 
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kernels_hub.errors import MetadataError
+from kernels_hub.parsing import parse_json
 from kernels_hub.server.access import Caller
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.refusal import bad_request, too_large, unauthorized
 from kernels_hub.server.repositories import Repository
 
 REPOSITORY_TYPES = {"models": "model", "kernels": "kernel"}
+_HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
+_MOST_TOKEN = 1024
+_MOST_PARAMETERS = 1000
+Kind = TypeVar("Kind")
 _SEGMENT = re.compile(r"\{(\w+)(?::([^{}]+))?\}")
 
 
@@ -56,6 +62,8 @@ class Call:
             return Caller()
         scheme, _, value = header.partition(" ")
         secret = value.strip()
+        if len(secret) > _MOST_TOKEN:
+            raise unauthorized()
         if scheme.lower() == "basic":
             try:
                 secret = base64.b64decode(secret, validate=True).decode().partition(":")[2]
@@ -68,15 +76,13 @@ class Call:
         self.user = token.user
         return Caller(token)
 
-    def json(self) -> dict[str, Any]:
-        """The body as a JSON object, or 400."""
+    def parse(self, kind: type[Kind]) -> Kind:
+        """The body, JSON, as one of the types of `bodies`; 400 for anything else. No body is an empty object."""
+        limit = self.hub.limits.max_json_bytes
         try:
-            document = json.loads(self.body or b"{}")
-        except (ValueError, RecursionError):
-            raise bad_request("The body is not JSON") from None
-        if not isinstance(document, dict):
-            raise bad_request("The body is not a JSON object")
-        return document
+            return parse_json(self.body or b"{}", kind, where="the JSON body", most_bytes=limit)
+        except MetadataError as error:
+            raise bad_request(str(error)) from None
 
     def visible(self) -> Repository:
         """The repository that the path names, if the caller may see it."""
@@ -95,12 +101,31 @@ class Call:
     @property
     def base(self) -> str:
         """This server's address as the caller knows it."""
-        url = self.request.base_url
-        return f"{url.scheme}://{url.netloc}"
+        host = self.request.headers.get("host")
+        if host is None:
+            name, port = self.request.scope.get("server") or ("localhost", None)
+            host = f"[{name}]" if ":" in name else name
+            host += f":{port}" if port else ""
+        if not _HOST.fullmatch(host):
+            raise bad_request("The Host header is no name or address, with a port or without")
+        return f"{self.request.scope['scheme']}://{host}"
 
     def query(self, name: str, default: str = "") -> str:
-        """A parameter of the query."""
-        return self.request.query_params.get(name, default)
+        """A parameter of the query; 400 where it stands there more than once."""
+        values = self._query.get(name, [default])
+        if len(values) > 1:
+            raise bad_request(f"The query has {name} {len(values)} times; it may stand there once")
+        return values[0]
+
+    @cached_property
+    def _query(self) -> dict[str, list[str]]:
+        try:
+            text = self.request.scope.get("query_string", b"").decode("ascii")
+            return parse_qs(text, keep_blank_values=True, errors="strict", max_num_fields=_MOST_PARAMETERS)
+        except ValueError:  # a UnicodeDecodeError is one
+            raise bad_request(
+                f"The query is not UTF-8, percent-encoded, of at most {_MOST_PARAMETERS} parameters"
+            ) from None
 
     def flag(self, name: str) -> bool:
         """Whether a parameter of the query is set and not false."""
@@ -136,7 +161,11 @@ class Route:
     `{name}` is one segment, `{name:rest}` all that follows, `{name:a|b}` what that pattern matches.
     """
 
-    def __init__(self, methods: str, template: str, handler: Handler, **fixed: str) -> None:
+    def __init__(
+        self, methods: str, template: str, handler: Handler, *, slow: bool = False, **fixed: str
+    ) -> None:
+        """slow: whether anybody can make it compute for long; such routes share a few threads of their own."""
+        self.slow = slow
         self.methods = frozenset(methods.split())
         self.template = template
         self.handler = handler

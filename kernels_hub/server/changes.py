@@ -15,7 +15,7 @@ from kernels_hub.server.commit import AddFile, AddLarge, CommitRequest, DeleteFi
 from kernels_hub.server.durable import flush_folder, locked
 from kernels_hub.server.limits import Limits
 from kernels_hub.server.listing import EXECUTABLE, REGULAR, Listing, build_trees, pointer
-from kernels_hub.server.packs import BLOB, COMMIT, TAG, GitObject, git_object
+from kernels_hub.server.packs import BLOB, COMMIT, TAG, AnyObject, GitObject, git_object
 from kernels_hub.server.paths import checked_ref_name, collision_key, is_commit
 from kernels_hub.server.refs import BRANCHES, TAGS, Ref
 from kernels_hub.server.refusal import (
@@ -126,6 +126,7 @@ class Changes:
             if self._store.repositories.by_id(repository.id) is None:
                 self._store.layout.lock(repository.id).unlink(missing_ok=True)
                 raise repository_not_found(anonymous=False)
+            self._store.repositories.mark_changed(repository)
             yield self._store.content(repository)
 
     # -- commits
@@ -160,14 +161,14 @@ class Changes:
 
     def _apply(
         self, repository: Repository, listing: Listing, operations: tuple[Operation, ...], head: str
-    ) -> tuple[Files, list[GitObject]]:
+    ) -> tuple[Files, list[AnyObject]]:
         files: Files = {entry.path: (entry.mode, entry.oid) for entry in listing.files()}
-        blobs: list[GitObject] = []
+        blobs: list[AnyObject] = []
         added: set[str] = set()
         for operation in operations:
             path = operation.path
             if isinstance(operation, AddFile | AddLarge):
-                blob = (
+                blob: AnyObject = (
                     operation.blob if isinstance(operation, AddFile) else self._pointer(repository, operation)
                 )
                 # An executable file stays one; nothing in the protocol makes one.

@@ -94,6 +94,10 @@ class Database:
             self._local.connection = connection
         return connection
 
+    def add(self, schema: str) -> None:
+        """Make the tables of another module, where they are missing, as one change: `CREATE … IF NOT EXISTS`."""
+        self._connection().executescript(f"BEGIN IMMEDIATE; {schema} COMMIT;")
+
     def rows(self, query: str, *values: object) -> list[sqlite3.Row]:
         """Everything that a query finds."""
         return self._connection().execute(query, values).fetchall()

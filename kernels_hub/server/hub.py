@@ -15,6 +15,7 @@ from kernels_hub.server.lfs import LargeFiles
 from kernels_hub.server.limits import Budget, Limits
 from kernels_hub.server.refusal import Refusal, forbidden
 from kernels_hub.server.repositories import Repositories, Repository
+from kernels_hub.server.search import SCHEMA, Search
 from kernels_hub.server.signing import Signer
 from kernels_hub.server.store import Store
 
@@ -32,12 +33,14 @@ class Hub:
         self.database = Database(self.layout.database)
         self.accounts = Accounts(self.database)
         self.repositories = Repositories(self.database)
+        self.database.add(SCHEMA)
         self.access = Access(self.accounts, self.repositories)
         self.large_files = LargeFiles(self.layout, self.database)
         self.store = Store(self.layout, self.repositories, self.large_files)
+        self.search = Search(self.database, self.accounts, self.repositories, self.store)
         self.changes = Changes(self.store, self.limits)
         self.commits = Budget(self.limits.max_commits_bytes)
-        self.signer = Signer(self.layout.secret())
+        self.signer = Signer(self.layout.secret(), self.limits.upload_seconds)
 
     def check_space(self, repository: Repository, size: int) -> None:
         """Refuse an upload of `size` bytes that the disk or the repository's quota has no room for."""
@@ -51,6 +54,7 @@ class Hub:
 
     def close(self) -> None:
         """Close files and connections."""
+        self.search.stop()
         self.store.close()
         self.database.close()
         self.layout.close()

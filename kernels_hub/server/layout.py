@@ -56,11 +56,17 @@ class Layout:
                     f"{root} is a Hub's root of another format ({found.strip()!r}, this version writes "
                     f"{FORMAT.strip()!r}); use the version of kernels-hub that made it"
                 )
+            if not layout.repositories.is_dir():
+                raise KernelsHubError(
+                    f"{layout.repositories} is missing, which holds every repository; nothing was changed. Put it back "
+                    "from a copy made by `kernels-hub hub backup`"
+                )
             if not layout.database.is_file() and any(layout.repositories.iterdir()):
                 raise KernelsHubError(
                     f"{root} has repositories but no hub.sqlite, which says whose they are; nothing was changed. "
                     "Put back the hub.sqlite of a copy made by `kernels-hub hub backup`"
                 )
+            layout._make_passing_folders()
             return layout
         if not create:
             raise KernelsHubError(
@@ -68,6 +74,16 @@ class Layout:
             )
         layout._create(root, marker)
         return layout
+
+    def _make_passing_folders(self) -> None:
+        """Make the folders again that hold nothing of worth, and so may be missing."""
+        for folder in (self.locks, self.incoming, self.multipart, self.orphans):
+            try:
+                folder.mkdir(exist_ok=True)
+            except OSError as error:
+                raise KernelsHubError(
+                    f"{folder} is no folder, and cannot be made one: {error.strerror}; move away what lies there"
+                ) from error
 
     def _create(self, root: Path, marker: Path) -> None:
         if self.root.exists() and not self.root.is_dir():

@@ -9,51 +9,63 @@ Source: https://github.com/git-lfs/git-lfs/blob/main/docs/api/batch.md
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+import re
 import shutil
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 
+from kernels_hub.errors import IntegrityError, MetadataError
+from kernels_hub.files import inside, open_inside, write_atomically
+from kernels_hub.parsing import parse_json
+from kernels_hub.server.bodies import MOST_PARTS, BatchBody, CompletionBody, LargeObject
 from kernels_hub.server.call import Call, Route, json_response
-from kernels_hub.server.paths import is_sha256
-from kernels_hub.server.refusal import Refusal, bad_request, repository_not_found, too_large
+from kernels_hub.server.refusal import Refusal, bad_request, too_large
 from kernels_hub.server.repositories import Repository
+from kernels_hub.server.signing import Address, CompleteUpload, UploadFile, UploadPart
+from kernels_hub.server.upload_access import check_address
 
 _LFS_TYPE = "application/vnd.git-lfs+json"
 _BUFFER = 1 << 20
-_MAX_PARTS = 10_000
-_MAX_OBJECTS = 1000
+_Kind = TypeVar("_Kind", bound=Address)
+_PART = re.compile(r"([1-9][0-9]{0,4})\.part")
 
 
 def batch(call: Call) -> Response:
     """For each object: nothing to do, or where and how to send it."""
-    document, repository = call.json(), call.writable()
-    if document.get("operation") != "upload":
+    repository, document = call.writable(), call.parse(BatchBody)
+    if document.operation != "upload":
         raise bad_request("Only uploads go through LFS here; files are downloaded from /resolve/")
-    if document.get("hash_algo", "sha256") != "sha256":
+    if document.hash_algo not in (None, "sha256"):
         raise bad_request("Large files are named by SHA-256")
-    objects = document.get("objects")
-    if not isinstance(objects, list) or len(objects) > _MAX_OBJECTS:
-        raise bad_request(f"objects must be a list of at most {_MAX_OBJECTS}")
-    transfers = document.get("transfers") or ["basic"]
-    multipart = isinstance(transfers, list) and "multipart" in transfers
-    rows = [_checked(item, call) for item in objects]
-    missing = [row for row in rows if not call.hub.large_files.touch(repository, *row)]
+    multipart = "multipart" in (document.transfers or ())
+    most = call.hub.limits.max_file_bytes
+    for item in document.objects:
+        if item.size > most:
+            raise too_large(f"A file may have {most} bytes on this server, not {item.size}")
+    touch = call.hub.large_files.touch
+    missing = [item for item in document.objects if not touch(repository, item.oid, item.size)]
     if missing:
-        call.hub.check_space(repository, sum(size for _, size in missing))
+        call.hub.check_space(repository, sum(item.size for item in missing))
     wanted = set(missing)
     answer = [
-        {"oid": oid, "size": size, "authenticated": True, **_actions(call, repository, oid, size, multipart)}
-        if (oid, size) in wanted
-        else {"oid": oid, "size": size}
-        for oid, size in rows
+        {
+            "oid": item.oid,
+            "size": item.size,
+            **(
+                {"authenticated": True, **_actions(call, repository, item, multipart)}
+                if item in wanted
+                else {}
+            ),
+        }
+        for item in document.objects
     ]
-    parts = any(multipart and size > call.hub.limits.part_bytes for _, size in missing)
+    parts = any(multipart and item.size > call.hub.limits.part_bytes for item in missing)
     response = json_response(
         {"transfer": "multipart" if parts else "basic", "objects": answer, "hash_algo": "sha256"}
     )
@@ -61,75 +73,66 @@ def batch(call: Call) -> Response:
     return response
 
 
-def _checked(item: Any, call: Call) -> tuple[str, int]:
-    oid, size = (item.get("oid"), item.get("size")) if isinstance(item, dict) else (None, None)
-    if not is_sha256(oid) or not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise bad_request("Each object needs a SHA-256 as oid and a size")
-    if size > call.hub.limits.max_file_bytes:
-        raise too_large(f"A file may have {call.hub.limits.max_file_bytes} bytes on this server, not {size}")
-    return str(oid), size
-
-
-def _actions(call: Call, repository: Repository, oid: str, size: int, multipart: bool) -> dict[str, Any]:
-    limits, signer = call.hub.limits, call.hub.signer
-    home = f"/lfs/{repository.id}/{oid}"
+def _actions(call: Call, repository: Repository, item: LargeObject, multipart: bool) -> dict[str, Any]:
+    limits, signer, token = call.hub.limits, call.hub.signer, call.caller.token
+    assert token is not None, "an anonymous caller may write nothing"
+    home = f"{call.base}/lfs/{repository.id}/{item.oid}"
     prefix = "" if repository.type == "model" else f"/{repository.type}s"
     verify = {"href": f"{call.base}{prefix}/{repository.full_name}.git/info/lfs/verify"}
-
-    def address(path: str, **fields: str) -> str:
-        signed = {"repository": repository.id, "oid": oid, "at": path}
-        query = signer.query(signed, {"size": str(size), **fields}, limits.upload_seconds)
-        return f"{call.base}{home}{path}?{query}"
-
-    count = -(-size // limits.part_bytes)
-    if not multipart or count <= 1:
-        return {"actions": {"upload": {"href": address("")}, "verify": verify}}
-    if count > _MAX_PARTS:
-        raise too_large(f"A file may have {_MAX_PARTS * limits.part_bytes} bytes on this server, not {size}")
-    fields = {"upload": uuid.uuid4().hex, "part_bytes": str(limits.part_bytes)}
-    header = {str(number): address(f"/part/{number}", **fields) for number in range(1, count + 1)}
-    header["chunk_size"] = str(limits.part_bytes)
-    return {
-        "actions": {"upload": {"href": address("/complete", **fields), "header": header}, "verify": verify}
+    common: dict[str, Any] = {
+        "repository": repository.id,
+        "token": token.id,
+        "expires": signer.expiry(token),
+        "oid": item.oid,
+        "size": item.size,
     }
+    size = limits.part_bytes
+    count = -(-item.size // size)
+    if not multipart or count <= 1:
+        upload = {"href": f"{home}?{signer.query(UploadFile(**common))}", **_lasting(common["expires"])}
+        return {"actions": {"upload": upload, "verify": verify}}
+    if count > MOST_PARTS:
+        raise too_large(f"A file may have {MOST_PARTS * size} bytes on this server, not {item.size}")
+    common.update(upload=uuid.uuid4().hex, part_bytes=size)
+    header = {
+        str(number): f"{home}/part/{number}?{signer.query(UploadPart(**common, number=number))}"
+        for number in range(1, count + 1)
+    }
+    header["chunk_size"] = str(size)
+    complete = f"{home}/complete?{signer.query(CompleteUpload(**common))}"
+    upload = {"href": complete, "header": header, **_lasting(common["expires"])}
+    return {"actions": {"upload": upload, "verify": verify}}
+
+
+def _lasting(expires: int) -> dict[str, int]:
+    """How long an address lasts, relative to now: the client's clock may be another."""
+    return {"expires_in": max(0, int(expires - time.time()))}
 
 
 def verify(call: Call) -> Response:
     """Whether the repository has a large file now."""
-    document, repository = call.json(), call.writable()
-    size = call.hub.large_files.size(repository, str(document.get("oid")))
+    repository, document = call.writable(), call.parse(LargeObject)
+    size = call.hub.large_files.size(repository, document.oid)
     if size is None:
         raise Refusal(404, "The repository has no large file of this SHA-256")
-    if size != document.get("size"):
+    if size != document.size:
         raise bad_request(f"The large file has {size} bytes")
     return json_response({})
 
 
-class _Upload:
-    """A signed address, checked: what it is for."""
-
-    def __init__(self, call: Call, at: str) -> None:
-        self.oid = call.params["oid"]
-        signed = {"repository": call.params["repository"], "oid": self.oid, "at": at}
-        fields = call.hub.signer.check(signed, dict(call.request.query_params))
-        self.size = int(fields["size"])
-        self.part_bytes = int(fields.get("part_bytes", "0"))
-        self.folder = call.hub.layout.multipart / fields.get("upload", "")
-        self._id = call.params["repository"]
-
-    def repository(self, call: Call) -> Repository:
-        """The repository, unless it was deleted meanwhile. Blocks."""
-        repository = call.hub.repositories.by_id(self._id)
-        if repository is None:
-            raise repository_not_found(anonymous=False)
-        return repository
+async def _checked(call: Call, kind: type[_Kind]) -> tuple[_Kind, Repository]:
+    """The signed address of a request, and its repository."""
+    path = {name: call.params[name] for name in kind.in_path}
+    query = call.request.scope["query_string"].decode("latin-1")
+    found: tuple[_Kind, Repository] = await call.run(check_address, call, kind, path, query)
+    return found
 
 
 class _Sink:
     """Writes a body into a file from an offset on, and hashes it."""
 
-    def __init__(self, path: Path, *, offset: int, size: int) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def __init__(self, descriptor: int, *, offset: int, size: int) -> None:
+        self._descriptor = descriptor
         self._offset = offset
         self._left = size
         self.digest = hashlib.sha256()
@@ -174,14 +177,31 @@ def _check_length(call: Call, size: int) -> None:
         raise bad_request(f"This address is for {size} bytes, not for {announced[:20]}")
 
 
+async def _skip(call: Call, size: int) -> str:
+    """Read a body of `size` bytes that is here already, and keep nothing of it; its SHA-256."""
+    digest, left = hashlib.sha256(), size
+    async for chunk in call.request.stream():
+        left -= len(chunk)
+        if left < 0:
+            raise bad_request("The upload is longer than was announced")
+        digest.update(chunk)
+    if left:
+        raise bad_request(f"The upload is truncated: {left} bytes are missing")
+    return digest.hexdigest()
+
+
 async def put(call: Call) -> Response:
-    """A whole large file in one body."""
-    upload = _Upload(call, "")
+    """A whole large file in one body. Sending it again changes nothing."""
+    upload, repository = await _checked(call, UploadFile)
     _check_length(call, upload.size)
-    repository: Repository = await call.run(upload.repository, call)
+    etag = {"ETag": f'"{upload.oid}"'}
+    if await call.run(call.hub.large_files.touch, repository, upload.oid, upload.size):
+        await _skip(call, upload.size)
+        return Response(headers=etag)
     temporary: Path = await call.run(call.hub.layout.temporary)
     try:
-        sink = _Sink(temporary, offset=0, size=upload.size)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        sink = _Sink(descriptor, offset=0, size=upload.size)
         try:
             await _receive(call, sink)
         finally:
@@ -192,56 +212,76 @@ async def put(call: Call) -> Response:
         )
     finally:
         await call.run(discard, temporary)
-    return Response(headers={"ETag": f'"{upload.oid}"'})
+    return Response(headers=etag)
 
 
 async def put_part(call: Call) -> Response:
-    """One part of a large file; sending it again replaces it."""
-    number = int(call.params["number"])
-    upload = _Upload(call, f"/part/{number}")
-    start = (number - 1) * upload.part_bytes
+    """One part of a large file; sending it again replaces it, or changes nothing once the file is whole."""
+    upload, repository = await _checked(call, UploadPart)
+    start = (upload.number - 1) * upload.part_bytes
     size = min(upload.part_bytes, upload.size - start)
+    if size <= 0:
+        raise bad_request(f"The file has no part {upload.number}")
     _check_length(call, size)
-    await call.run(upload.repository, call)
-    done = upload.folder / f"{number}.part"
-    await call.run(_open_part, upload.folder, done)
-    sink = _Sink(upload.folder / "data", offset=start, size=size)
+    if await call.run(call.hub.large_files.touch, repository, upload.oid, upload.size):
+        return Response(headers={"ETag": f'"{await _skip(call, size)}"'})
+    descriptor: int = await call.run(_open_part, call.hub.layout.multipart, upload)
+    sink = _Sink(descriptor, offset=start, size=size)
     try:
         await _receive(call, sink)
     finally:
         sink.close()
     etag = sink.digest.hexdigest()
-    await call.run(done.write_text, etag)
+    await call.run(_finish_part, call.hub.layout.multipart, upload, etag)
     return Response(headers={"ETag": f'"{etag}"'})
 
 
-def _open_part(folder: Path, done: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    done.unlink(missing_ok=True)
+def _open_part(multipart: Path, upload: UploadPart) -> int:
+    """The file of an upload, open to be written; the part counts as missing until it is whole again."""
+    try:
+        multipart.mkdir(exist_ok=True)
+        inside(multipart, f"{upload.upload}/{upload.number}.part").unlink(missing_ok=True)
+        return open_inside(multipart, f"{upload.upload}/data", os.O_WRONLY | os.O_CREAT, 0o600)
+    except (IntegrityError, NotADirectoryError, IsADirectoryError):
+        raise _in_the_way() from None
+
+
+def _finish_part(multipart: Path, upload: UploadPart, etag: str) -> None:
+    try:
+        folder = inside(multipart, upload.upload)
+        if not folder.is_dir():  # completed or swept meanwhile
+            raise _in_the_way()
+        write_atomically(inside(folder, f"{upload.number}.part"), etag, mode=0o600)
+    except (IntegrityError, NotADirectoryError, IsADirectoryError):
+        raise _in_the_way() from None
+
+
+def _in_the_way() -> Refusal:
+    return Refusal(409, "This upload was completed or removed meanwhile; start the upload again")
 
 
 async def complete(call: Call) -> Response:
     """All parts are there: they become the large file. Asking again is answered as the first time."""
-    upload = _Upload(call, "/complete")
+    upload, repository = await _checked(call, CompleteUpload)
     body = await call.read_body(call.hub.limits.max_json_bytes)
-    repository: Repository = await call.run(upload.repository, call)
     await call.run(_complete, call, upload, repository, body)
     return json_response({"success": True})
 
 
-def _complete(call: Call, upload: _Upload, repository: Repository, body: bytes) -> None:
-    if call.hub.large_files.touch(repository, upload.oid, upload.size):
-        discard(upload.folder)
-        return
+def _complete(call: Call, upload: CompleteUpload, repository: Repository, body: bytes) -> None:
     try:
-        document = json.loads(body)
-        sent = {int(part["partNumber"]): str(part["etag"]).strip('"') for part in document["parts"]}
-        if document["oid"] != upload.oid:
-            raise bad_request("This address completes another file")
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise bad_request("The completion needs oid and parts, each with partNumber and etag") from None
+        document = parse_json(body, CompletionBody, where="the completion")
+        folder = inside(call.hub.layout.multipart, upload.upload)
+    except (MetadataError, IntegrityError) as error:
+        raise bad_request(str(error)) from None
+    if document.oid != upload.oid:
+        raise bad_request("This address completes another file")
+    if call.hub.large_files.touch(repository, upload.oid, upload.size):
+        discard(folder)
+        return
+    sent = {part.part_number: part.etag.strip('"') for part in document.parts}
     count = -(-upload.size // upload.part_bytes)
-    received = _received(upload.folder)
+    received = _received(folder)
     for number in range(1, count + 1):
         if received.get(number) is None:
             raise bad_request(f"Part {number} of {count} was not uploaded, or not to its end")
@@ -249,20 +289,29 @@ def _complete(call: Call, upload: _Upload, repository: Repository, body: bytes) 
             raise bad_request(f"Part {number} of {count} is not the one that the completion names")
     temporary = call.hub.layout.temporary()
     # Taken out of the folder first: a part that still arrives cannot change what is checked.
-    (upload.folder / "data").rename(temporary)
-    discard(upload.folder)
+    try:
+        inside(folder, "data").rename(temporary)
+    except (FileNotFoundError, IntegrityError):
+        if call.hub.large_files.touch(repository, upload.oid, upload.size):
+            return  # by the same request, sent twice
+        raise _in_the_way() from None
+    discard(folder)
     call.hub.large_files.adopt(repository, temporary, upload.oid, upload.size)
 
 
 def _received(folder: Path) -> Mapping[int, str]:
-    if not folder.is_dir():
-        return {}
-    return {int(path.stem): path.read_text() for path in folder.glob("*.part")}
+    """The parts that arrived whole: their numbers and digests. Whatever else lies there does not count."""
+    found = {}
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if (match := _PART.fullmatch(path.name)) and path.is_file() and not path.is_symlink():
+                found[int(match[1])] = path.read_text("ascii", "replace")[:100]
+    return found
 
 
 def discard(path: Path) -> None:
     """Remove a temporary file or folder, if it is there."""
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)

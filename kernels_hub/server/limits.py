@@ -1,6 +1,6 @@
 """How much of anything: sizes, quotas, rates. Every number of this kind stands here.
 
-Zero means no limit, for the quotas and the rate.
+Zero means no limit, for the quotas and the rates.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Limits:
     """A file inside a commit."""
     max_commit_bytes: int = 256 * MIB
     """The body of a commit."""
-    max_commits_bytes: int = 512 * MIB
-    """The bodies of all commits that one worker process reads at a time: they are in memory."""
+    max_commits_bytes: int = 4 * GIB
+    """The bodies of all commits that one worker process reads at a time: they are on its disk."""
     max_operations: int = 25_000
     """Operations in a commit."""
     max_folder_deletions: int = 500
@@ -49,8 +49,22 @@ class Limits:
     """How many repositories an account may own."""
     min_free_bytes: int = 64 * MIB
     """Space on the disk that uploads leave free."""
-    max_requests_per_minute: int = 0
-    """Requests of one user, or one address without a token; over all workers."""
+    max_requests_per_minute: int = 6000
+    """Requests with one token, or of one address without; over all workers, and as many at once."""
+    max_bad_tokens_per_minute: int = 60
+    """Requests of one address with a token that is none."""
+    max_connections: int = 4096
+    """Open connections of a worker process; fewer where the system allows it fewer descriptors."""
+    max_address_connections: int = 256
+    """Open connections of one address, at a worker process."""
+    header_seconds: float = 10.0
+    """How long the headers of a request may take, or a new connection until its first request."""
+    idle_seconds: float = 30.0
+    """How long a body may stall, or an answer wait for its client."""
+    min_body_rate: int = 128
+    """Bytes a second that a body must come with, on average over `idle_seconds`."""
+    keep_alive_seconds: int = 30
+    """How long a connection is kept between two requests."""
     upload_seconds: int = 3600
     """How long the address of an upload is valid."""
 

@@ -6,8 +6,6 @@ which starts them names in PROMETHEUS_MULTIPROC_DIR before this module is import
 
 from __future__ import annotations
 
-import os
-
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -18,7 +16,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Metrics:
     """The counters of one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool = False) -> None:
+        """shared: whether other worker processes count too, into the folder that PROMETHEUS_MULTIPROC_DIR names."""
+        self._shared = shared
         self._registry = CollectorRegistry()
         self.requests = Counter(
             "kernels_hub_requests",
@@ -40,7 +40,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """Everything, over all worker processes, in Prometheus' text format."""
-        if MULTIPROCESS not in os.environ:
+        if not self._shared:
             return generate_latest(self._registry)
         registry = CollectorRegistry()
         # prometheus-client carries no hints here.

@@ -11,9 +11,10 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from dulwich.object_format import SHA1
 from dulwich.object_store import DiskObjectStore
@@ -43,6 +44,31 @@ def git_object(kind: int, content: bytes) -> GitObject:
     return GitObject(kind, content, hashlib.sha1(header + content, usedforsecurity=False).hexdigest())
 
 
+_LARGE_OBJECT = 1 << 20
+_LARGE_OBJECTS = threading.BoundedSemaphore(2)
+"""Objects of many MiB are in memory two at a time in a process."""
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """A blob to be written whose content lies in a file, from `start` on. One thread uses that file at a time."""
+
+    oid: str
+    size: int
+    file: IO[bytes]
+    start: int
+    kind: int = BLOB
+
+    @property
+    def content(self) -> bytes:
+        """The bytes, read anew each time."""
+        self.file.seek(self.start)
+        return self.file.read(self.size)
+
+
+AnyObject = GitObject | StoredObject
+
+
 class ByteCache:
     """The objects used last, up to a number of bytes."""
 
@@ -70,6 +96,14 @@ class ByteCache:
             while self._used > self._limit:
                 _, (_, dropped) = self._items.popitem(last=False)
                 self._used -= len(dropped)
+
+
+def _records(objects: Iterable[AnyObject]) -> Iterator[UnpackedObject]:
+    """What dulwich writes, one object in memory at a time."""
+    for item in objects:
+        large = isinstance(item, StoredObject) and item.size > _LARGE_OBJECT
+        with _LARGE_OBJECTS if large else nullcontext():
+            yield UnpackedObject(item.kind, decomp_chunks=[item.content], sha=bytes.fromhex(item.oid))
 
 
 def _is_whole(pack: Path) -> bool:
@@ -116,18 +150,15 @@ class Packs:
         except KeyError:
             return None
 
-    def write(self, objects: Iterable[GitObject]) -> int:
+    def write(self, objects: Iterable[AnyObject]) -> int:
         """Write objects as one pack, flushed; how many bytes it takes. Call it under the repository's lock."""
         unique = {item.oid: item for item in objects}
         if not unique:
             return 0
-        records = [
-            UnpackedObject(item.kind, decomp_chunks=[item.content], sha=bytes.fromhex(item.oid))
-            for item in unique.values()
-        ]
-        size = self._write(iter(records), list(unique)).stat().st_size
+        size = self._write(_records(unique.values()), list(unique)).stat().st_size
         for item in unique.values():
-            self._cache.put((self._owner, item.oid), (item.kind, item.content))
+            if isinstance(item, GitObject):
+                self._cache.put((self._owner, item.oid), (item.kind, item.content))
         return size
 
     def _write(self, records: Iterator[UnpackedObject], oids: list[str]) -> Path:

@@ -34,7 +34,7 @@ class Serve:
     tls_key: Path | None = None
     require_token: bool = False
     access_log: bool = True
-    trusted_proxies: str = "127.0.0.1"
+    trusted_proxies: str = ""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -86,8 +86,8 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
     import uvicorn
     from uvicorn.supervisors import Multiprocess
 
-    from kernels_hub.server.app import SETTINGS
     from kernels_hub.server.metrics import MULTIPROCESS
+    from kernels_hub.server.protocol import SETTINGS
 
     try:
         hub = Hub(settings.root, limits=settings.limits, create=True)
@@ -100,7 +100,8 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
         for line in sweep(hub):
             announce(f"kernels-hub serve: removed {line}")
     metrics = tempfile.mkdtemp(prefix="kernels-hub-metrics-")
-    os.environ[MULTIPROCESS] = metrics
+    if settings.workers > 1:
+        os.environ[MULTIPROCESS] = metrics
     os.environ[SETTINGS] = json.dumps(
         {
             "root": str(root),
@@ -110,6 +111,7 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
             "supervisor": os.getpid(),
             "require_token": settings.require_token,
             "access_log": settings.access_log,
+            "trusted_proxies": settings.trusted_proxies,
         }
     )
     config = uvicorn.Config(
@@ -121,10 +123,15 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
         access_log=False,
-        log_level="warning",
+        log_config=None,  # `create` sets the logs up, uvicorn's own included
         server_header=False,
+        http="kernels_hub.server.protocol:LimitedProtocol",
+        loop="kernels_hub.server.protocol:HubLoop",
+        ws="none",
+        # Without a proxy that is named, X-Forwarded-For says nothing: anybody can send it.
+        proxy_headers=bool(settings.trusted_proxies),
         forwarded_allow_ips=settings.trusted_proxies,
-        timeout_keep_alive=30,
+        timeout_keep_alive=settings.limits.keep_alive_seconds,
         timeout_graceful_shutdown=30,
         backlog=_BACKLOG,
     )

@@ -68,3 +68,9 @@ def entry_not_found(path: str, commit: str | None = None) -> Refusal:
 def too_large(message: str) -> Refusal:
     """413: a limit of this server; the message names it."""
     return Refusal(413, message)
+
+
+def header_text(message: str) -> str:
+    """A message as a header holds it: one line of printable ASCII."""
+    text = "".join(c if c.isprintable() else "?" for c in " ".join(message.split()))
+    return text.encode("ascii", "replace").decode()

@@ -63,6 +63,14 @@ class Repositories:
         )
         return [_repository(row) for row in rows]
 
+    def of_row(self, row: sqlite3.Row) -> Repository:
+        """The repository of a row of the table."""
+        return _repository(row)
+
+    def mark_changed(self, repository: Repository) -> None:
+        """Say, before its content changes, that lists must read it again. Call it under the repository's lock."""
+        self._database.change("UPDATE search SET stale = 1 WHERE repository = ? AND stale = 0", repository.id)
+
     def count_in(self, namespace: str) -> int:
         """How many repositories an account owns."""
         row = self._database.row("SELECT COUNT(*) AS n FROM repositories WHERE namespace = ?", namespace)

@@ -27,12 +27,16 @@ def sweep(hub: Hub) -> list[str]:
     # Corners are made, with their lock, under this lock: a corner without a holder has no owner.
     with locked(layout.guard):
         for corner in _folders(layout.incoming):
-            if (descriptor := try_lock(corner / "lock")) is not None:
-                shutil.rmtree(corner)
+            try:
+                descriptor = try_lock(corner / "lock")
+            except OSError:
+                continue  # Not made by this program, or not ours to open: what it is, an administrator knows.
+            if descriptor is not None:
+                shutil.rmtree(corner, ignore_errors=True)
                 os.close(descriptor)
                 found.append(f"files of a process that is gone: {corner.name}")
     for upload in _folders(layout.multipart):
-        if time.time() - max(_changed(path) for path in (upload, *upload.iterdir())) > _UPLOAD_SECONDS:
+        if time.time() - max(_changed(path) for path in (upload, *_entries(upload))) > _UPLOAD_SECONDS:
             shutil.rmtree(upload, ignore_errors=True)
             found.append(f"an upload in parts that nobody finished: {upload.name}")
     if count := spool_of(layout).sweep():
@@ -44,7 +48,11 @@ def sweep(hub: Hub) -> list[str]:
 
 
 def _sweep_repository(hub: Hub, home: Path) -> list[str]:
-    if (descriptor := try_lock(hub.layout.lock(home.name))) is None:
+    try:
+        descriptor = try_lock(hub.layout.lock(home.name))
+    except OSError:
+        return []  # A folder in the place of its lock: `fsck` says what is wrong with a repository.
+    if descriptor is None:
         return []  # Somebody is at work in it: it is no leftover.
     try:
         if hub.repositories.by_id(home.name) is None:
@@ -52,7 +60,7 @@ def _sweep_repository(hub: Hub, home: Path) -> list[str]:
             return [f"to orphans/, a repository without a row (being made or deleted?): {home.name}"]
         found = []
         folder = home / "git" / "objects" / "pack"
-        for path in folder.iterdir():
+        for path in _entries(folder):
             other = {".pack": ".idx", ".idx": ".pack"}.get(path.suffix)
             if other and not path.with_suffix(other).exists():
                 path.unlink()
@@ -63,18 +71,29 @@ def _sweep_repository(hub: Hub, home: Path) -> list[str]:
 
 
 def _sweep_locks(hub: Hub) -> None:
-    for path in hub.layout.locks.iterdir():
+    for path in _entries(hub.layout.locks):
+        if path.is_dir():
+            continue
         gone = not hub.layout.repository(path.name).exists() and hub.repositories.by_id(path.name) is None
         if gone and time.time() - _changed(path) > _LOCK_SECONDS:
             path.unlink(missing_ok=True)
 
 
 def _folders(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.is_dir()]
+    """The folders in a folder; links to folders are not among them."""
+    return [path for path in _entries(folder) if path.is_dir() and not path.is_symlink()]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder: nothing where it is missing, is none or cannot be read."""
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _changed(path: Path) -> float:
     try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
+        return path.lstat().st_mtime
+    except OSError:
         return time.time()

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
+from kernels_hub.server.signing import UploadFile
 from tests.running_hub import RunningHub
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
@@ -174,7 +175,7 @@ def test_revisions_that_are_not_there(client: httpx.Client, repo: str, revision:
         (lines({"key": "header", "value": {}}), "summary"),
         (lines({"key": "header", "value": {"summary": ""}}), "summary"),
         (lines({"key": "header", "value": {"summary": "a\0b"}}), "message"),
-        (lines({"key": "header", "value": {"summary": "\ud800"}}), "message"),
+        (lines({"key": "header", "value": {"summary": "\ud800"}}), "Line 1"),
         (lines({"key": "header", "value": {"summary": "s", "parentCommit": 5}}), "parentCommit"),
         (lines(HEADER, {"key": "file", "value": {"path": "a", "content": "%%%", "encoding": "base64"}}), "base64"),
         (lines(HEADER, {"key": "file", "value": {"path": "a", "content": "eA", "encoding": "base64"}}), "base64"),
@@ -253,11 +254,20 @@ def test_names_of_branches_and_tags(client: httpx.Client, repo: str):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "..", "a/b", "a..b", "a--b", ".a", "a.", "a.git", "a b", "a\\b", "ü", "x" * 97, None, 5]
+    "name", ["", "..", "a/b", "a..b", "a--b", ".a", "a.", "a.git", "a b", "a\\b", "ü", "x" * 97, None]
 )
 def test_names_of_repositories(client: httpx.Client, name: object):
     body = {"name": name, "organization": "acme", "type": "kernel"}
     refused(client.post("/api/repos/create", json=body), 400, "cannot name a repository")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("name", 5), ("organization", []), ("type", {}), ("private", "yes"), ("visibility", 1)],
+)
+def test_fields_of_another_type(client: httpx.Client, field: str, value: object):
+    body = {"name": "fine", "organization": "acme", "type": "kernel", field: value}
+    refused(client.post("/api/repos/create", json=body), 400, f"at `$.{field}`")
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"1", b"\xff", b"[" * 100_000])
@@ -364,8 +374,11 @@ def test_an_address_that_has_expired(server: RunningHub, repo: str):
         repository = hub.repositories.find("kernel", *repo.split("/"))
         assert repository is not None
         oid = hashlib.sha256(b"x").hexdigest()
-        signed = {"repository": repository.id, "oid": oid, "at": ""}
-        query = hub.signer.query(signed, {"size": "1"}, -1)
+        server.token("ada")
+        token = hub.accounts.tokens("ada")[0]
+        end = int(time.time()) - 1
+        address = UploadFile(repository=repository.id, token=token.id, expires=end, oid=oid, size=1)
+        query = hub.signer.query(address)
     refused(httpx.put(f"{server.endpoint}/lfs/{repository.id}/{oid}?{query}", content=b"x"), 403, "expired")
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from threading import Lock
@@ -28,8 +27,9 @@ from starlette.responses import Response
 
 from kernels_hub.server.call import REPOSITORY_TYPES, Call, Route
 from kernels_hub.server.hub import Hub
-from kernels_hub.server.refusal import Refusal, entry_not_found, repository_not_found
+from kernels_hub.server.refusal import Refusal, entry_not_found, header_text, repository_not_found
 from kernels_hub.server.repositories import Repository
+from kernels_hub.server.search import Listed, describe
 from kernels_hub.server.store import DEFAULT_BRANCH
 from kernels_hub.server.web.card import CardPlace, render_card
 from kernels_hub.server.web.comparison import compare_revisions, text_of
@@ -38,7 +38,6 @@ from kernels_hub.server.web.pages import Pages, quoted, redirect, with_query
 from kernels_hub.server.web.source import LINES_SHOWN, SHOWN_LIMIT, highlight_file
 
 _PAGE_ROWS = 30
-_SEARCHED = 2000
 _QUERY_LENGTH = 100
 _FACTS_KEPT = 4096
 _VERSIONS = 200
@@ -63,8 +62,6 @@ class RepositoryRow:
     variants: int
     licence: str | None
     updated: str | None
-    text: str
-    """What a search looks at, in lower case."""
 
 
 class Site:
@@ -82,10 +79,16 @@ class Site:
             try:
                 return handler(call)
             except Refusal as refusal:
+                try:
+                    base = call.base
+                except Refusal:
+                    base = ""  # the Host header itself is wrong
                 status = 404 if refusal.status == 401 else refusal.status
                 heading = "Not found" if status == 404 else "This cannot be shown"
                 message = "There is no such public page here." if status == 404 else refusal.message
-                return self._pages.render("refused.html", call.base, status, heading=heading, message=message)
+                response = self._pages.render("refused.html", base, status, heading=heading, message=message)
+                response.headers["X-Error-Message"] = header_text(message)
+                return response
 
         return answer
 
@@ -101,21 +104,18 @@ class Site:
     def index(self, call: Call) -> Response:
         """Every public repository."""
         query = " ".join(call.query("q").split())[:_QUERY_LENGTH]
-        public = [repo for repo in call.hub.repositories.all() if not repo.private and not repo.gated]
-        rows = public
-        if query:
-            words = query.lower().split()
-            found = ((repo, self._row(call.hub, repo).text) for repo in public[:_SEARCHED])
-            rows = [repo for repo, text in found if all(word in text for word in words)]
-        pages = max(1, -(-len(rows) // _PAGE_ROWS))
-        page = min(call.number("page", 1, 10**6), pages)
-        shown = rows[(page - 1) * _PAGE_ROWS : page * _PAGE_ROWS]
+        words, wanted = query.lower().split(), call.number("page", 1, 10**6)
+        found = call.hub.search.public(words, (wanted - 1) * _PAGE_ROWS, _PAGE_ROWS)
+        pages = max(1, -(-found.total // _PAGE_ROWS))
+        page = min(wanted, pages)
+        if page != wanted:
+            found = call.hub.search.public(words, (page - 1) * _PAGE_ROWS, _PAGE_ROWS)
         return self._pages.render(
             "repositories.html",
             call.base,
             query=query,
-            total=len(rows),
-            rows=[self._row(call.hub, repo) for repo in shown],
+            total=found.total,
+            rows=[_row(call.hub, listed) for listed in found.rows],
             page=page,
             pages=pages,
         )
@@ -338,28 +338,6 @@ class Site:
             **values,
         )
 
-    def _row(self, hub: Hub, repository: Repository) -> RepositoryRow:
-        contents = Contents(hub.store, repository)
-        revision, facts = None, Facts()
-        with suppress(Refusal, KeyError, OSError):  # deleted meanwhile
-            revision = contents.revision(contents.default)
-            facts = self._facts_of(contents, revision.commit)
-        names = (defined.name for defined in (*facts.layers, *facts.functions))
-        words = (repository.full_name, facts.summary or "", *names)
-        return RepositoryRow(
-            repository.namespace,
-            repository.name,
-            repository.type,
-            repository.page,
-            facts.summary,
-            revision.name if revision and is_release(revision.name) else None,
-            len(facts.layers),
-            len(facts.variants),
-            facts.license,
-            revision.date if revision else None,
-            " ".join(words).lower(),
-        )
-
     def _facts_of(self, contents: Contents, commit: str) -> Facts:
         key = (contents.repository.id, commit)
         with self._guard:
@@ -374,6 +352,23 @@ class Site:
             while len(self._facts) > _FACTS_KEPT:
                 self._facts.popitem(last=False)
         return facts
+
+
+def _row(hub: Hub, listed: Listed) -> RepositoryRow:
+    repository = listed.repository
+    described = listed.described or describe(hub.store, repository)[0]
+    return RepositoryRow(
+        repository.namespace,
+        repository.name,
+        repository.type,
+        repository.page,
+        described.summary,
+        described.version,
+        described.layers,
+        described.variants,
+        described.licence,
+        described.updated,
+    )
 
 
 def _contents(call: Call) -> Contents:

@@ -15,16 +15,16 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import parse_qsl
 
 from starlette.responses import Response
 
 from kernels_hub.errors import MetadataError
-from kernels_hub.server.access import Caller
 from kernels_hub.server.call import Call, Route, json_response
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.refusal import Refusal, bad_request, forbidden, too_large, unauthorized
 from kernels_hub.server.repositories import Repository
+from kernels_hub.server.signing import UploadXet
+from kernels_hub.server.upload_access import check_address
 from kernels_hub.server.xet.hashing import hash_from_hex
 from kernels_hub.server.xet.rebuild import rebuild
 from kernels_hub.server.xet.shard import SHARD_LIMIT, ShardFile, read_shard
@@ -49,12 +49,9 @@ def write_token(call: Call) -> Response:
     if time.monotonic() - _Sweeps.last > _SWEEP_SECONDS:
         _Sweeps.last = time.monotonic()
         spool.sweep()
-    seconds = call.hub.limits.upload_seconds
     address = f"{call.base}/xet/{repository.id}/{spool.hour()}"
-    expires = int(time.time()) + seconds
-    signed = call.hub.signer.query(
-        _signed_path(repository.id), {"user": token.user, "token": token.id}, seconds
-    )
+    expires = call.hub.signer.expiry(token)
+    signed = call.hub.signer.query(UploadXet(repository=repository.id, token=token.id, expires=expires))
     return json_response(
         {"casUrl": address, "accessToken": signed, "exp": expires},
         headers={
@@ -156,25 +153,12 @@ def _authorized(call: Call) -> tuple[Repository, Area]:
     scheme, _, signed = call.request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not signed:
         raise unauthorized()
-    fields = call.hub.signer.check(_signed_path(call.params["repository"]), dict(parse_qsl(signed.strip())))
-    repository = call.hub.repositories.by_id(call.params["repository"])
-    if repository is None:
-        raise Refusal(404, "Repository not found", code="RepoNotFound")
-    call.user = fields["user"]
-    token = next(
-        (token for token in call.hub.accounts.tokens(call.user) if token.id == fields["token"]), None
-    )
-    if token is None or (token.expires is not None and token.expires <= time.time()):
-        raise forbidden("The token that began this upload is no longer valid")
-    call.hub.access.check_write(Caller(token), repository.namespace, repository.name)
-    if not call.params["hour"].isascii() or not call.params["hour"].isdecimal():
+    path = {"repository": call.params["repository"]}
+    _, repository = check_address(call, UploadXet, path, signed.strip())
+    if len(call.params["hour"]) > 12:
         raise Refusal(404, "No such upload address")
     with _malformed_is_400():
-        return repository, spool_of(call.hub.layout).area(repository.id, int(call.params["hour"][:12]))
-
-
-def _signed_path(repository: str) -> dict[str, str]:
-    return {"operation": "xet-upload", "repository": repository}
+        return repository, spool_of(call.hub.layout).area(repository.id, int(call.params["hour"]))
 
 
 def _decode(decoder: XorbDecoder, piece: bytes, part: BinaryIO) -> None:
@@ -210,7 +194,7 @@ def _malformed_is_400() -> Iterator[None]:
         raise bad_request(str(error)) from error
 
 
-_AREA = "/xet/{repository}/{hour}/v1"
+_AREA = "/xet/{repository:[0-9a-f]+}/{hour:[0-9]+}/v1"
 _WRITE_TOKEN = "/api/{type:models|kernels}/{namespace}/{name}/xet-write-token/{revision}"  # noqa: S105
 ROUTES = (
     Route("GET", _WRITE_TOKEN, write_token),
