@@ -325,6 +325,7 @@ def _write(
         ),
         "cpu/program.py": package.program_file("native_layer:NativeLayer", labels, standalone=standalone),
         "call/arena.py": package.arena_file(),
+        "call/weight_guard.py": package.weight_guard_file(),
         "cpu/toolchain.py": package.toolchain_file(),
         "cpu/private_folder.py": package.private_folder_file(),
         **({"package/model.py": package.model_file(layer, source)} if standalone else {}),

@@ -74,6 +74,7 @@ _PUBLIC = {
     "kernelize": "layer.kernelize",
     "load_kernel": "repository.kernel",
     "load_kernel_mapping": "layer.mapping_file",
+    "refresh": "layer.kernelize",
     "register_kernel_mapping": "layer.mapping",
     "replace_kernel_forward_from_hub": "layer.tag",
     "report": "layer.report",
@@ -130,6 +131,7 @@ if TYPE_CHECKING:
     from kernels_hub.layer.fallback import KernelizeFallback as KernelizeFallback
     from kernels_hub.layer.kernelize import explain as explain
     from kernels_hub.layer.kernelize import kernelize as kernelize
+    from kernels_hub.layer.kernelize import refresh as refresh
     from kernels_hub.layer.kernelize import restore as restore
     from kernels_hub.layer.mapping import KernelMapping as KernelMapping
     from kernels_hub.layer.mapping import register_kernel_mapping as register_kernel_mapping

@@ -10,6 +10,7 @@ from types import ModuleType
 
 from kernels_hub.compiler import private_folder
 from kernels_hub.compiler.codegen import toolchain
+from kernels_hub.compiler.codegen.runtime import weight_guard
 from kernels_hub.compiler.emitting.source import Source
 from kernels_hub.compiler.ir.op import show
 from kernels_hub.compiler.schedule import intervals
@@ -253,6 +254,11 @@ def toolchain_file() -> str:
 def private_folder_file() -> str:
     """The compiler's folder of a process, which needs nothing of it."""
     return _alone(private_folder)
+
+
+def weight_guard_file() -> str:
+    """The weight guard, which needs nothing of the compiler."""
+    return _alone(weight_guard)
 
 
 def arena_file() -> str:

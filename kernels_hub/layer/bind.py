@@ -242,7 +242,10 @@ def _rebind(module: nn.Module, record: Record | None) -> Any:
     try:
         if record is None:
             raise KernelsHubError("its record of the decision is gone")
-        return KernelForward(forward_of_record(record, cls), module)
+        forward = forward_of_record(record, cls)
+        if record.strict and hasattr(weights := weights_protocol(forward), "strict"):
+            weights.strict(module, True)
+        return KernelForward(forward, module)
     except (KernelsHubError, ImportError) as error:
         bound = KernelForward(cls.forward, module)
         bound.lost = f"the kernel could not be loaded again: {error}"
@@ -296,8 +299,10 @@ def weights_protocol(forward: Forward) -> Any | None:
 
     A kernel that keeps packed copies of weights exports a module `weights` with the functions
     `prepare(module)`, `packed_nbytes(module)`, `free_originals(module)`, `restore_originals(module)`
-    and `release(module)`, which restores and drops the copies. A forward that stands for several kernels has them in
-    `kernel_weights`.
+    and `release(module)`, which restores and drops the copies; and, from release 0.2 on, `refresh(module)`, which
+    compares all copies with the weights and makes them again where they differ, and `strict(module, on)`, which has
+    that done at every call, and takes a module that is still empty as well. A forward that stands for several kernels
+    has them in `kernel_weights`.
     """
     if (own := getattr(forward, "kernel_weights", None)) is not None:
         return own

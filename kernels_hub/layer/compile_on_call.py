@@ -85,6 +85,8 @@ class CompileOnCall:
         self._failures: list[str] = []
         self._modules: weakref.WeakKeyDictionary[nn.Module, dict[Form, _Known]] = weakref.WeakKeyDictionary()
         self._strict: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.strict_weights: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        """Modules whose copies of weights are compared at every call."""
         self.__signature__ = inspect.signature(cls.forward)
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -198,6 +200,8 @@ class CompileOnCall:
             return found
         self._lay_beside(found.forward, module)
         weights.prepare(module)
+        if module in self.strict_weights:
+            weights.strict(module, True)
         reason = _refusal(found.forward, module)
         if reason is not None and module.training:
             reason = f"{reason}; decided anew once it is no longer in training"
@@ -241,6 +245,17 @@ class _Weights:
 
     def restore_originals(self, module: nn.Module) -> None:
         """Nothing: none was freed."""
+
+    def refresh(self, module: nn.Module) -> None:
+        """Compare all copies with the weights, and make those again that are of others."""
+        for one in self._each(module):
+            one.refresh(module)
+
+    def strict(self, module: nn.Module, on: bool) -> None:
+        """Compare all copies with the weights at every call, or no more, also of layers yet to be compiled."""
+        (self._of.strict_weights.add if on else self._of.strict_weights.discard)(module)
+        for one in self._each(module):
+            one.strict(module, on)
 
     def release(self, module: nn.Module) -> None:
         """Drop the copies."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from kernels_hub.errors import NoKernelError
 from kernels_hub.layer.bind import Forward, KernelForward, KernelFunction, kernel_function, weights_protocol
 from kernels_hub.layer.compile_on_call import CompileOnCall
 from kernels_hub.layer.device import Device, as_target, is_here
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 logger = logging.getLogger("kernels_hub")
+
+_ANY_STRICT = threading.Event()
+"""Whether weights of any model were ever to be compared at every call: those of the others are told otherwise then."""
 
 _CHANGING = threading.RLock()
 """Held while forwards of modules are changed: layers that are compiled at their first call come from any thread."""
@@ -90,6 +94,7 @@ def kernelize(
     use_fallback: bool | KernelizeFallback = True,
     verify: Any = None,
     free_weights: bool = False,
+    strict_weights: bool = False,
 ) -> nn.Module:
     """Replace the forward of every tagged layer by the kernel that the active mapping gives for it.
 
@@ -106,6 +111,11 @@ def kernelize(
         `use_fallback` is False).
     free_weights: kernels that keep packed copies of weights free the originals; `restore` unpacks
         them. Without it both are kept, and `report` states the extra memory.
+    strict_weights: kernels that keep copies of weights compare all of them with the weights at every
+        call. Without it, a change that PyTorch counts (in-place operations, optimizers,
+        `load_state_dict`, another parameter or storage) is seen at once, and one that it does not
+        count (through `.data`, NumPy, DLPack) at the latest within 16 calls or 2 s of calls,
+        whichever is later; `refresh(model)` makes copies right at once. See docs/weights.md.
 
     Raises ModeError, DeviceError, NoKernelError (all ValueErrors), LayerContractError (a TypeError,
     whatever `use_fallback` says), RepositoryNotFoundError (a FileNotFoundError), KernelImportError.
@@ -124,9 +134,37 @@ def kernelize(
     if verify is not None:
         verified = verify_steps(model, plan.all_steps(), verify, mode, fallback)
         plan = Plan({}, [_as_compiled(step) for step in verified], bound=plan.bound)
+    if strict_weights:
+        plan = _as_strict(plan, fallback)
     with _CHANGING:
         _apply(plan, prepare=Mode.INFERENCE in mode, free=free_weights)
     _log(plan)
+    return model
+
+
+def refresh(model: nn.Module) -> nn.Module:
+    """Make all that kernels keep of a model's weights right, now; returns the model.
+
+    To be called after weights were written in a way that PyTorch does not count: `weight.data[5] = 3.0`,
+    a mask through `.data`, a NumPy or DLPack view. All copies are compared with their weights, and those
+    that are of other values are made again. Does nothing to modules without kernels.
+
+    model: any module, or what `kernels_hub.compiler.compile` gave (`Executable.refresh`).
+    """
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        model.refresh()
+        return model
+    with _CHANGING:
+        for module in model.modules():
+            bound = module.__dict__.get("forward")
+            if type(bound) is KernelForward and (weights := weights_protocol(bound.func)) is not None:
+                if hasattr(weights, "refresh"):
+                    weights.refresh(module)
+                else:  # it was built before there was a refresh: all is made again
+                    weights.release(module)
+                    weights.prepare(module)
     return model
 
 
@@ -347,6 +385,39 @@ def _attribute_plans(state: dict[str, Any], resolver: ClassResolver) -> tuple[Fu
     return tuple(found)
 
 
+# -- weights that are compared at every call -------------------------------------------------------
+
+
+def _as_strict(plan: Plan, fallback: KernelizeFallback) -> Plan:
+    """The plan with strict records, and without kernels that keep copies and cannot compare them at every call.
+
+    Raises NoKernelError for one of those, where no original may be kept.
+    """
+    for group in plan.groups.values():
+        group.record = replace(group.record, strict=True)
+    groups = {cls: group for cls, group in plan.groups.items() if _can_be_strict(group.forward)}
+    late = [step for cls, group in plan.groups.items() if cls not in groups for step in group.steps()]
+    steps = []
+    for step in (*plan.steps, *late):
+        own = step.record.own
+        if step.forward is None or own is None or not own.swapped or _can_be_strict(step.forward):
+            record = step.record if step.record is NOTHING else replace(step.record, strict=True)
+            steps.append(replace(step, record=record))
+            continue
+        reason = "it keeps copies of weights and was built before kernels could compare them at every call"
+        if fallback is KernelizeFallback.NONE:
+            raise NoKernelError(f"{own.layer_name}: {reason}; build it again, or leave strict_weights out")
+        own = replace(own, swapped=False, reason=reason)
+        steps.append(replace(step, forward=None, record=replace(step.record, own=own)))
+    gone = {id(step.module) for step in late}
+    return Plan(groups, steps, [one for one in plan.order if id(one) not in gone], plan.bound)
+
+
+def _can_be_strict(forward: Forward) -> bool:
+    weights = weights_protocol(forward)
+    return weights is None or hasattr(weights, "strict")
+
+
 # -- layers that are compiled ----------------------------------------------------------------------
 
 
@@ -427,13 +498,19 @@ def _bind_groups(plan: Plan) -> None:
 
 def _prepare_weights(plan: Plan, *, prepare: bool, free: bool) -> None:
     """Let kernels that pack weights pack them now, so that time and memory are spent where it shows."""
-    work = [(group.forward, group.modules) for group in plan.groups.values()]
-    work += [(step.forward, [step.module]) for step in plan.steps if step.forward is not None]
-    for forward, modules in work:
+    work = [(group.forward, group.modules, group.record.strict) for group in plan.groups.values()]
+    work += [
+        (step.forward, [step.module], step.record.strict) for step in plan.steps if step.forward is not None
+    ]
+    if any(strict for _, _, strict in work):
+        _ANY_STRICT.set()
+    for forward, modules, strict in work:
         weights = weights_protocol(forward)
         if weights is None:
             continue
         for module in modules:
+            if _ANY_STRICT.is_set() and hasattr(weights, "strict"):
+                weights.strict(module, strict)
             if prepare:
                 weights.prepare(module)
             (weights.free_originals if prepare and free else weights.restore_originals)(module)

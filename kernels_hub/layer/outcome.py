@@ -50,6 +50,8 @@ class Record:
     """(function name, decision); swapped ones are bound into a forward of this module's own."""
     attributes: tuple[tuple[str, Outcome], ...] = ()
     """(instance attribute that holds a tagged function, decision)."""
+    strict: bool = False
+    """Whether copies of its weights are compared with them at every call."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Record:
         return self

@@ -81,6 +81,8 @@ def refresh(module: nn.Module) -> None:
 def strict(module: nn.Module, on: bool) -> None:
     """Compare all of a module's weights at every use of their copies, or no more."""
     mark_strict(None, on)
+    if "_modules" not in vars(module):  # it is being unpickled
+        return
     for linear in _linears(module):
         cache.strict(linear.weight, on)
 

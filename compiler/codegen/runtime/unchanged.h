@@ -2,13 +2,14 @@
 // next to nothing of what it looks at in a cache: lines are asked for together before the first is read.
 //
 // Python's functions come as addresses, so that this is linked to no release of Python. They are called by the thread that
-// holds the GIL; meanwhile the others compare elements of weights, which are not Python's.
+// holds the GIL; meanwhile the others compare what weights hold, which is not Python's.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
 #include "parallel.h"
+#include "weight_guard.h"
 
 struct KhPython {
   void* (*get)(void* dict, void* key);  // PyDict_GetItemWithError
@@ -30,12 +31,6 @@ struct KhVersion {
   uint64_t seen;        // what it was when all was looked up and found unchanged
 };
 
-struct KhWindows {
-  const char* start;  // windows of `width` bytes, one every `step` bytes
-  int64_t step, places, width;
-  const char* kept;  // what they held, one after the other
-};
-
 template <class T>
 struct KhSpan {
   T* first;
@@ -52,7 +47,7 @@ struct KhWatched {
   KhSpan<const KhTyped> typed;
   KhSpan<void* const> empty;       // dicts that hold nothing
   KhSpan<const char* const> next;  // where the caller looks itself, afterwards
-  KhSpan<const KhWindows> windows;
+  KhGuard* guard;                  // of weights that were copied; nullptr where none is compared
   int64_t version_at;  // bytes from a dict to its version; 0 where this Python counts none
   uint64_t own_seen;   // of the module's own dict, as in KhVersion
 };
@@ -99,33 +94,47 @@ static bool kh_parts_hold(KhWatched* all, void* module) {
   return true;
 }
 
-static bool kh_windows_hold(const KhWindows* first, const KhWindows* last) {
-  for (const KhWindows* one = first; one < last; ++one)
-    for (int64_t place = 0; place < one->places; ++place) __builtin_prefetch(one->start + place * one->step);
-  for (const KhWindows* one = first; one < last; ++one)
-    for (int64_t place = 0; place < one->places; ++place)
-      if (std::memcmp(one->start + place * one->step, one->kept + place * one->width, one->width) != 0)
-        return false;
-  return true;
-}
+enum KhUnchanged { kKhChanged = 0, kKhSame = 1, kKhWritten = 2 };
 
-// module: its own dict.
-extern "C" int kh_unchanged(KhWatched* all, void* module) {
-  constexpr int64_t kTogether = 4;  // weights whose windows are asked for together: a few dozen lines
-  constexpr int64_t kWorthATeam = 16;
-  const int64_t count = all->windows.count, tasks = kh::ceil_div(count, kTogether);
-  const int64_t team = count < kWorthATeam ? 1 : kh::threads();
-  if (team <= 1) return kh_parts_hold(all, module) && kh_windows_hold(all->windows.begin(), all->windows.end());
-  kh::Tickets tickets(tasks);
-  bool changed = false;
+// module: its own dict. elapsed: nanoseconds that calls took since the last time. Whether all is as it was, or what is not:
+// the module, or what a weight holds.
+extern "C" int kh_unchanged(KhWatched* all, void* module, int64_t elapsed) {
+  constexpr int64_t kTogether = 32;  // samples that are asked for together
+  constexpr int64_t kWorthATeam = 256;
+  KhGuard* guard = all->guard;
+  const int64_t sampled = guard == nullptr ? 0 : guard->sampled, team = sampled < kWorthATeam ? 1 : kh::threads();
+  if (team <= 1) {
+    if (!kh_parts_hold(all, module)) return kKhChanged;
+    return guard == nullptr || kh_guard_holds(guard, elapsed, 0) ? kKhSame : kKhWritten;
+  }
+  const int64_t groups = kh::ceil_div(sampled, kTogether), next = guard->next;
+  const int64_t due = kh_guard_due(guard, static_cast<double>(elapsed), team);
+  kh::Tickets tickets(groups + due);
+  bool changed = false, written = false;
+  int64_t bytes = 0, nanoseconds = 0;
 #pragma omp parallel
   {
-    bool same = omp_get_thread_num() != 0 || kh_parts_hold(all, module);  // the first is the one that was called
+    if (omp_get_thread_num() == 0 && !kh_parts_hold(all, module)) changed = true;  // the first is the one that was called
+    int64_t own_bytes = 0;
+    double own_time = 0;
+    bool same = true;
     for (int64_t task = tickets.next(); same && task >= 0; task = tickets.next()) {
-      const KhWindows* first = all->windows.first + task * kTogether;
-      same = kh_windows_hold(first, first + std::min(kTogether, count - task * kTogether));
+      if (task < groups) {
+        const KhSample* first = guard->samples + task * kTogether;
+        same = kh_samples_hold(first, first + std::min(kTogether, sampled - task * kTogether));
+        continue;
+      }
+      const KhChunk& one = kh_guard_chunk(guard, next, task - groups);
+      const double begin = kh_guard_now();
+      same = kh_chunk_holds(one);
+      own_time += kh_guard_now() - begin;
+      own_bytes += one.bytes;
     }
-    if (!same) __atomic_store_n(&changed, true, __ATOMIC_RELAXED);
+    if (!same) __atomic_store_n(&written, true, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&bytes, own_bytes, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&nanoseconds, static_cast<int64_t>(own_time), __ATOMIC_RELAXED);
   }
-  return !changed;
+  const double took = static_cast<double>(nanoseconds);
+  kh_guard_paid(guard, due, bytes, took / static_cast<double>(std::min(team, std::max<int64_t>(due, 1))), took);
+  return changed ? kKhChanged : written ? kKhWritten : kKhSame;
 }

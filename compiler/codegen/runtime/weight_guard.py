@@ -289,7 +289,7 @@ def _named(tensors: Sequence[Tensor]) -> tuple[str, set[int]]:
 
     Looks at every module there is: a warning is rare.
     """
-    wanted, best, weights = {id(one) for one in tensors}, "", set[int]()
+    wanted, best, kind, weights = {id(one) for one in tensors}, "", "", set[int]()
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
     for module in modules:
         try:
@@ -297,11 +297,10 @@ def _named(tensors: Sequence[Tensor]) -> tuple[str, set[int]]:
         except (AttributeError, RuntimeError):  # one that is half made, or changed by another thread
             continue
         found = next((name for key, name in of.items() if key in wanted), None)
-        if found is not None and len(of) >= len(weights):
-            weights = set(of)
-            best = f"Weight {found!r} of a {type(module).__qualname__}"
+        if found is not None and (len(of), len(found)) > (len(weights), len(best)):
+            best, kind, weights = found, type(module).__qualname__, set(of)
     shape = list(tensors[0].shape)
-    return best or f"A weight of shape {shape}", weights
+    return f"Weight {best!r} of a {kind}" if best else f"A weight of shape {shape}", weights
 
 
 def _tables(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:

@@ -63,6 +63,17 @@ class ByDtype:
         for one in self._layers.values():
             one.forget(module)
 
+    def refresh(self, module: nn.Module) -> None:
+        """As `Layer.refresh`."""
+        for one in self.layers:
+            if one.known(module) is not None:
+                one.refresh(module)
+
+    def be_strict(self, module: nn.Module, on: bool) -> None:
+        """As `Layer.be_strict`."""
+        for one in self.layers:
+            one.be_strict(module, on)
+
     def say(self, reason: Misfit) -> None:
         """As `Layer.say`."""
         self._first.say(reason)

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -104,6 +105,7 @@ class Layer(ABC, Generic[S, B]):
     def __init__(self, table: Table, folder: Path, shipped: Callable[[], nn.Module] | None = None) -> None:
         self.table, self.folder, self.shipped = table, folder, shipped
         self._states: weakref.WeakKeyDictionary[nn.Module, S] = weakref.WeakKeyDictionary()
+        self._strict: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.rooms = rooms_of(table)
         self._inputs = Inputs(table, self.place)
         self._bindings: OrderedDict[tuple[Shape, ...], B] = OrderedDict()
@@ -150,7 +152,10 @@ class Layer(ABC, Generic[S, B]):
             raise Misfit(
                 "gradient", f"a gradient is asked for; use torch.no_grad() or torch.inference_mode(){trains}"
             )
-        return self.run(state, binding, inputs)
+        begin = perf_counter_ns()
+        outputs = self.run(state, binding, inputs)
+        state.took(perf_counter_ns() - begin)
+        return outputs
 
     def prepare(self, module: nn.Module) -> None:
         """Do now what the first call of a module would take long for. Raises Misfit."""
@@ -180,7 +185,21 @@ class Layer(ABC, Generic[S, B]):
         if found is None or not found.is_current(module):
             with self._lock:
                 found = self._states[module] = self.make_state(module)
+                found.be_strict(module in self._strict)
         return found
+
+    def refresh(self, module: nn.Module) -> None:
+        """Compare all that is kept of a module's weights with them, and make it again where it is of others."""
+        found = self._states.get(module)
+        if found is not None and not found.is_current_whole(module):
+            self._states.pop(module, None)
+            self.state(module)
+
+    def be_strict(self, module: nn.Module, on: bool) -> None:
+        """Compare all that is kept of a module's weights at every call, or no more."""
+        (self._strict.add if on else self._strict.discard)(module)
+        if (found := self._states.get(module)) is not None:
+            found.be_strict(on)
 
     def known(self, module: nn.Module) -> S | None:
         """The state of a module that has one."""

@@ -14,6 +14,7 @@ from .knobs import knobs_for
 from .parts import Table
 from .prebuilt import prebuilt
 from .toolchain import Isa, build, load, machine_isas
+from .weight_guard import Native as GuardNative
 
 _LOGGER = logging.getLogger("kernels_hub")
 _POINTERS = ctypes.POINTER(ctypes.c_void_p)
@@ -39,6 +40,8 @@ class Native:
         self.step.argtypes, self.step.restype = (ctypes.c_int64, _POINTERS, _SIZES), ctypes.c_int
         self.unchanged: int = ctypes.cast(library.kh_unchanged, ctypes.c_void_p).value or 0
         """The address of what looks at a module before a call."""
+        self.guard = GuardNative.of(library)
+        """What compares what weights hold."""
         self._library = library
 
     def packed_bytes(self, count: int) -> list[int]:

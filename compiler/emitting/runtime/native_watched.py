@@ -12,8 +12,11 @@ import torch
 from .modules import Held
 from .native import Native
 from .watched import Watched
+from .weight_guard import NativeContent
 
 _PYTHON = ("PyDict_GetItemWithError", "PyDict_Size", "PyObject_Type", "Py_DecRef")
+_SAME, _WRITTEN = 1, 2
+"""What kh_unchanged says."""
 _IS_CPYTHON = sys.implementation.name == "cpython"
 _LINE = 64
 
@@ -30,16 +33,6 @@ class _Typed(ctypes.Structure):
     _fields_ = (("object", ctypes.c_void_p), ("type", ctypes.c_void_p))
 
 
-class _Windows(ctypes.Structure):
-    _fields_ = (
-        ("start", ctypes.c_void_p),
-        ("step", ctypes.c_int64),
-        ("places", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("kept", ctypes.c_void_p),
-    )
-
-
 class _Span(ctypes.Structure):
     _fields_ = (("first", ctypes.c_void_p), ("count", ctypes.c_int64))
 
@@ -49,7 +42,8 @@ class _Watched(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _PYTHON),
-        *((name, _Span) for name in ("own", "held", "versions", "typed", "empty", "next", "windows")),
+        *((name, _Span) for name in ("own", "held", "versions", "typed", "empty", "next")),
+        ("guard", ctypes.c_void_p),
         ("version_at", ctypes.c_int64),
         ("own_seen", ctypes.c_uint64),
     )
@@ -59,7 +53,7 @@ class NativeWatched(Watched):
     """See `Watched`. Objects are known by their addresses, which are theirs while this holds them."""
 
     def __init__(self, native: Native, *what: Any) -> None:
-        self._native = native
+        self._native, self.guard = native, native.guard
         super().__init__(*what)
 
     def begin(self) -> None:
@@ -74,15 +68,6 @@ class NativeWatched(Watched):
         typed = [_Typed(id(one), id(kind)) for one, kind in zip(self.modules, self.kinds, strict=True)]
         empty = [ctypes.c_void_p(id(one)) for one in self.empty]
         ahead = [ctypes.c_void_p(place) for one in self.placed for place in _lines(one)]
-        copies = [one.contiguous().view(-1).view(torch.uint8) for one in self.windows]
-        self._kept = torch.cat(copies) if copies else torch.empty(0, dtype=torch.uint8)
-        windows, kept = [], self._kept.data_ptr()
-        for one in self.windows:
-            size = one.element_size()
-            windows.append(
-                _Windows(one.data_ptr(), one.stride(0) * size, len(one), one.shape[1] * size, kept)
-            )
-            kept += one.numel() * size
         self._arrays = [
             _array(_Held, own),
             _array(_Held, held),
@@ -90,22 +75,30 @@ class NativeWatched(Watched):
             _array(_Typed, typed),
             _array(ctypes.c_void_p, empty),
             _array(ctypes.c_void_p, ahead),
-            _array(_Windows, windows),
         ]
         functions = (ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p) for name in _PYTHON)
         self._all = _Watched(
             *functions,
             *(_Span(ctypes.addressof(one), len(one)) for one in self._arrays),
+            self.content.address if isinstance(self.content, NativeContent) else None,
             _VERSION_AT,
         )
-        function = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(self._native.unchanged)
+        kind = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+        function = kind(self._native.unchanged)
         self._unchanged, self._argument = function, ctypes.addressof(self._all)
 
     def looks_the_same(self, own: dict[str, Any]) -> bool:
         """See `Watched`."""
         if not _IS_CPYTHON:
             return super().looks_the_same(own)
-        return bool(self._unchanged(self._argument, id(own)))
+        content, elapsed = self.content, 0
+        if content is not None:
+            elapsed, content.elapsed = content.elapsed, 0
+        outcome = self._unchanged(self._argument, id(own), elapsed)
+        self._is_written = outcome == _WRITTEN
+        if outcome == _SAME and content is not None and content.strict:
+            self._is_written = not content.holds()
+        return outcome == _SAME and not self._is_written
 
 
 def _value(one: Held) -> int | None:

@@ -41,7 +41,7 @@ class State:
         if not table.modules:
             held += _inside(module)
         placed: list[torch.Tensor] = [one.value for one in held if isinstance(one.value, torch.Tensor)]
-        counted, copied = list(placed), []
+        counted, copied = list(placed), list(placed)
         for one in table.weights:
             found = self._weights(module, one)
             held += found
@@ -56,6 +56,18 @@ class State:
     def is_current(self, module: nn.Module) -> bool:
         """Whether the module that this was made of, and its weights, are still what they were."""
         return self._watched.holds(module.__dict__)
+
+    def is_current_whole(self, module: nn.Module) -> bool:
+        """As `is_current`, after all that copied weights hold was compared."""
+        return self._watched.holds_all(module.__dict__)
+
+    def took(self, elapsed: int) -> None:
+        """A call took so many nanoseconds."""
+        self._watched.took(elapsed)
+
+    def be_strict(self, on: bool) -> None:
+        """Have `is_current` compare all that copied weights hold, or no more."""
+        self._watched.be_strict(on)
 
     def needs_grad(self) -> bool:
         """Whether a weight requires a gradient."""

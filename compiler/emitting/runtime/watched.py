@@ -2,8 +2,7 @@
 
 A module is what it was if the tables of it and its parts hold the very objects that they held, parts are of the same
 classes and have no hooks, and weights lie where they lay and have the same version. Edits through `weight.data` count
-as no version, so up to 64 elements of each copied weight are compared, too. They are compared as bits: NaN equals
-nothing. Eight neighbours each: a line of the cache is read for them, where it takes most of the time.
+as no version, so what copied weights hold is compared, too: see `weight_guard`.
 
 The module's own table comes with every question. Through its forward it holds the module, which would never end if this
 held the table.
@@ -11,8 +10,6 @@ held the table.
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Sequence
 from operator import attrgetter, is_
 from typing import Any
@@ -21,12 +18,8 @@ import torch
 from torch import nn
 
 from .modules import Held
+from .weight_guard import Content, Native, content_of, tell
 
-_GUARD = os.environ.get("KERNELS_HUB_PACKED_GUARD", "1") != "0"
-"""KERNELS_HUB_PACKED_GUARD=0 leaves the elements out, in programs that never write through `.data`."""
-_SAMPLES = 64
-_NEIGHBOURS = 8
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ADDRESS = torch.Tensor.data_ptr
 _VERSION = attrgetter("_version")
 
@@ -35,8 +28,11 @@ class Watched:
     """See the module. Loops run in C and look at nothing twice: none of it is in the cache when a call begins.
 
     own: the module's `__dict__`. held: what tables hold. modules: the parts. placed: tensors that must stay where they
-    are. counted: those of them whose versions matter. copied: weights whose elements do.
+    are. counted: those of them whose versions matter. copied: weights of which copies are made, after this.
     """
+
+    guard: Native | None = None
+    """What compares what weights hold; None for PyTorch."""
 
     def __init__(
         self,
@@ -63,7 +59,11 @@ class Watched:
         self.modules, self.kinds = list(modules), list(map(type, modules))
         self.placed, self._addresses = list(placed), list(map(_ADDRESS, placed))
         self._counted, self._versions = list(counted), list(map(_VERSION, counted))
-        self.windows = windows_of(copied) if _GUARD else []
+        self.weights = list(copied)
+        self._copied = [one.detach() for one in copied]
+        """Their memory stays while it may be compared, also that of one that lies elsewhere now."""
+        self.content: Content | None = content_of(self._copied, self.guard) if copied else None
+        self._is_written = False
         self.begin()
 
     def begin(self) -> None:
@@ -72,45 +72,43 @@ class Watched:
             map(list, zip(*self.held, strict=True)) if self.held else ([], [], [])
         )
         self._own_names, self._own_values = [one.name for one in self.own], [one.value for one in self.own]
-        alike: dict[tuple[torch.dtype, int, torch.device], list[torch.Tensor]] = {}
-        for one in self.windows:
-            alike.setdefault((one.dtype, one.shape[1], one.device), []).append(one)
-        self._alike = [(one, torch.cat(one)) for one in alike.values()]
 
     def holds(self, own: dict[str, Any]) -> bool:
-        """Whether all is as it was. own: the module's `__dict__`."""
-        return (
-            self.looks_the_same(own)
-            and list(map(_ADDRESS, self.placed)) == self._addresses
-            and list(map(_VERSION, self._counted)) == self._versions
-        )
+        """Whether all is as it was, as far as is compared now. own: the module's `__dict__`."""
+        same = self.looks_the_same(own)
+        if list(map(_ADDRESS, self.placed)) != self._addresses:
+            return False
+        if list(map(_VERSION, self._counted)) != self._versions:
+            return False
+        if self._is_written:
+            tell(self.weights)
+        return same
+
+    def holds_all(self, own: dict[str, Any]) -> bool:
+        """Whether all is as it was; all that weights hold is compared."""
+        return self.holds(own) and (self.content is None or self.content.holds(whole=True))
+
+    def took(self, elapsed: int) -> None:
+        """A call took so many nanoseconds: what weights hold is compared for a share of them."""
+        if self.content is not None:
+            self.content.elapsed += elapsed
+
+    def be_strict(self, on: bool) -> None:
+        """Compare all that weights hold at every question, or no more."""
+        if self.content is not None:
+            self.content.strict = on
 
     def looks_the_same(self, own: dict[str, Any]) -> bool:
-        """Whether tables, classes, hooks and elements are as they were; elements are taken for granted in a CUDA
-        graph's capture."""
+        """Whether tables, classes, hooks and what weights hold are as they were."""
+        if not self._parts_look_the_same(own):
+            return False
+        self._is_written = self.content is not None and not self.content.holds()
+        return not self._is_written
+
+    def _parts_look_the_same(self, own: dict[str, Any]) -> bool:
         return (
             all(map(is_, map(dict.get, self._holders, self._names), self._values))
             and all(map(is_, map(own.get, self._own_names), self._own_values))
             and all(map(is_, map(type, self.modules), self.kinds))
             and not any(self.empty)
-            and (self._is_captured() or all(torch.equal(torch.cat(now), kept) for now, kept in self._alike))
         )
-
-    def _is_captured(self) -> bool:
-        return bool(self.windows) and self.windows[0].is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def windows_of(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """A (places, neighbours) window on each contiguous weight that has elements, as integers."""
-    return [_window(one.detach()) for one in weights if one.is_contiguous() and one.numel()]
-
-
-def _window(weight: torch.Tensor) -> torch.Tensor:
-    flat = weight.view(_WORDS[weight.element_size()])
-    count, columns = flat.numel(), flat.shape[-1] if flat.dim() else 1
-    wide = _NEIGHBOURS if count >= _SAMPLES else 1
-    places = min(_SAMPLES, count) // wide
-    step = max(1, (count - wide) // places)
-    while step > 1 and math.gcd(step, columns) > 1:
-        step -= 1  # so that they lie in many columns
-    return flat.as_strided((places, wide), (step, 1))

@@ -33,3 +33,16 @@ def restore_originals(module: nn.Module) -> None:
 def release(module: nn.Module) -> None:
     """Drop the copies, for a module that goes back to its original forward."""
     LAYER.forget(module)
+
+
+def refresh(module: nn.Module) -> None:
+    """Compare all copies of a module's weights with them, and make those again that are of others."""
+    try:
+        LAYER.refresh(module)
+    except Misfit as reason:
+        LAYER.say(reason)
+
+
+def strict(module: nn.Module, on: bool) -> None:
+    """Compare all copies of a module's weights with them at every call, or no more."""
+    LAYER.be_strict(module, on)

@@ -117,7 +117,7 @@ def refresh(module: nn.Module) -> None:
 def strict(module: nn.Module, on: bool) -> None:
     """Compare all of a block's weights at every use of their copies, or no more."""
     strict_each(module, on)
-    if (joined := _JOINED.get(_key(module))) is not None:
+    if "_modules" in vars(module) and (joined := _JOINED.get(_key(module))) is not None:
         joined.guard.be_strict(on)
 
 

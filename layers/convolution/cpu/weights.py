@@ -56,6 +56,8 @@ def refresh(module: nn.Module) -> None:
 def strict(module: nn.Module, on: bool) -> None:
     """Compare all that a module's packed copies are made from at every use, or no more."""
     mark_strict(None, on)
+    if "_modules" not in vars(module):  # it is being unpickled
+        return
     for convolution in _convolutions(module):
         _strict(convolution.weight, on)
 

@@ -22,6 +22,7 @@ from kernels_hub.compiler.emitting.runtime import native_watched
 from kernels_hub.compiler.emitting.runtime.modules import Held
 from kernels_hub.compiler.emitting.runtime.native_watched import NativeWatched
 from kernels_hub.compiler.emitting.runtime.watched import Watched
+from kernels_hub.compiler.emitting.runtime.weight_guard import Native
 
 
 class Block(nn.Module):
@@ -46,7 +47,8 @@ def watch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Wa
         monkeypatch.setattr(native_watched, "_VERSION_AT", 0)
     library = load(build('#include "unchanged.h"\n', "unchanged"))
     address = ctypes.cast(library.kh_unchanged, ctypes.c_void_p).value
-    return partial(NativeWatched, SimpleNamespace(unchanged=address, library=library))
+    guard = Native.of(library)
+    return partial(NativeWatched, SimpleNamespace(unchanged=address, library=library, guard=guard))
 
 
 def watched(block: Block, watch: Watch, *, copied: bool = True) -> Watched:
