@@ -20,6 +20,7 @@ from kernels_hub.compiler.autodiff.attention import attention
 from kernels_hub.compiler.autodiff.keep import kept_values, likely_sizes
 from kernels_hub.compiler.autodiff.reverse import Call, Reverse, rule_of, varying_from
 from kernels_hub.compiler.autodiff.rule import NotDifferentiable
+from kernels_hub.compiler.autodiff.rules import is_unknown
 from kernels_hub.compiler.binding import linear
 from kernels_hub.compiler.errors import DerivativeError, GraphError
 from kernels_hub.compiler.ir.dims import substitute
@@ -77,6 +78,11 @@ def differentiate(
     Raises GraphError for names that the graph does not have or that are no floats; DerivativeError where ops on the
     way have no derivative (all of them, with where they come from), or no output depends on what is asked for.
     """
+    if graph.only_runs:
+        raise DerivativeError(
+            f"graph {graph.name} was rewritten to be run: where its gradients end was left out; differentiate "
+            "the graph that was imported, and rewrite forward and backward"
+        )
     joint = _written_out(graph)
     nodes = joint.live()
     named = joint.inputs | joint.parameters
@@ -135,7 +141,7 @@ def _check(joint: Graph, nodes: Sequence[Node], varying: set[Value]) -> None:
     for node in reversed(nodes):
         if any(value in useful for value in node.results):
             useful.update(operand for operand in node.operands if operand in varying)
-            if any(operand in varying for operand in node.operands):
+            if is_unknown(node) or any(operand in varying for operand in node.operands):
                 try:
                     rule_of(node, CALLS)
                 except NotDifferentiable as reason:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from kernels_hub.compiler.autodiff.rule import NotDifferentiable, Site
-from kernels_hub.compiler.autodiff.rules import DERIVATIVES, FLAT
+from kernels_hub.compiler.autodiff.rules import DERIVATIVES, is_flat, is_unknown
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.proofs import proves_equal
@@ -50,7 +50,7 @@ class Reverse:
             (result,) = node.results
             wanted = tuple(operand in self.varying for operand in node.operands)
             gradient = self.of(result) if any(wanted) else None
-            if gradient is None or node.op.name in FLAT:
+            if gradient is None or is_flat(node):
                 continue
             shown = (stand_ins or {}).get(result, result)
             before = len(self.graph.nodes)
@@ -80,17 +80,27 @@ def rule_of(node: Node, calls: Mapping[str, Call]) -> Call:
     """The rule that serves a node. Raises NotDifferentiable where there is none."""
     if node.op.name == "call" and node.attrs["callee"].name in calls:
         return calls[node.attrs["callee"].name]
+    if is_unknown(node):
+        raise NotDifferentiable(node.attrs["reason"])
     if (row := DERIVATIVES.get(node.op.name)) is not None:
         return row.pull
     raise NotDifferentiable(f"{node.op.name} has no derivative")
 
 
 def varying_from(nodes: Sequence[Node], wanted: Collection[Value]) -> set[Value]:
-    """The floats among values, and among what they flow into, whose change changes results."""
+    """The floats among values, and among what they flow into, whose change changes results.
+
+    What is of an unknown gradient counts, also where all that leads there ends before it.
+    """
     found = {value for value in wanted if value.dtype.is_float}
+    reached = set(found)
     for node in nodes:
-        if node.op.name not in FLAT and any(operand in found for operand in node.operands):
-            found.update(value for value in node.results if value.dtype.is_float or value.dtype.is_complex)
+        if any(operand in reached for operand in node.operands):
+            reached.update(node.results)
+            if is_unknown(node) or (not is_flat(node) and any(operand in found for operand in node.operands)):
+                found.update(
+                    value for value in node.results if value.dtype.is_float or value.dtype.is_complex
+                )
     return found
 
 

@@ -37,6 +37,9 @@ FRESH = frozenset({
 SAME = frozenset({"detach.default", "detach_.default", "alias.default"})
 """Ops whose result is their argument."""
 
+NOTE = "kernels_hub gradient"
+"""What `torch_autograd` says of an op's gradient, in the "custom" entry of its node's meta."""
+
 _CONDITIONS = frozenset({"ge", "le", "gt", "lt", "eq", "ne", "and_", "or_", "not_"})
 """Conditions on sizes, which torch.export has checked and put into the ranges."""
 

@@ -9,6 +9,10 @@ of the graph under their names, views of the module's memory. Inputs are named b
 ("past.0.key"), outputs likewise. Dynamic dims are symbols with the range that torch.export found; sizes computed from
 them need no ops at all.
 
+Where a gradient ends (detach, no_grad, the padding row of an embedding) is an op of the graph, `stop_gradient`; so is,
+with the reason, where it cannot be told (a torch.autograd.Function, a hook, a write behind autograd's back):
+`differentiate` keeps to these, and compiling leaves them out. A program traced with strict=True tells nothing of it.
+
 Everything that is not supported is listed at once, in one ImportFailure. Nothing of torch is imported before
 a module is.
 """
@@ -24,6 +28,7 @@ from kernels_hub.compiler.errors import CompilerError, ImportFailure
 from kernels_hub.compiler.importers.aten_ops import HANDLERS, Call, Unsupported
 from kernels_hub.compiler.importers.torch_direct import (
     IN_PLACE,
+    NOTE,
     functional,
     is_condition,
     is_size,
@@ -116,14 +121,15 @@ def import_torch_program(
     """As `import_torch`, with how arguments and results map to the graph's inputs and outputs."""
     title = name or type(module).__name__
     program = trace(module, tuple(args), dict(kwargs or {}), dynamic_shapes, strict=strict)
+    notes = Notes.of(module, program, strict=strict)
     paths = paths_of(module, args, kwargs or {})
     names = input_symbols(module, args, kwargs or {}, dynamic_shapes)
     written = writes(program)
     if written is not None:
         with suppress(ImportFailure):  # what is refused is told of the decomposed program
-            return _Import(Graph(title), program, mutations, written).run(paths, names)
+            return _Import(Graph(title), program, mutations, notes, written).run(paths, names)
     simple = decomposed(program, type(module).__name__)
-    return _Import(Graph(title), simple, mutations).run(paths, names)
+    return _Import(Graph(title), simple, mutations, notes).run(paths, names)
 
 
 def array_of(tensor: Any) -> Array:
@@ -150,6 +156,22 @@ def dtype_of(dtype: torch.dtype) -> types.DType:
 _MISSING = object()
 
 
+@dataclass(frozen=True)
+class Notes:
+    """What gradients are to be refused for: of placeholders by name, and of all results. See `torch_autograd`."""
+
+    placeholders: Mapping[str, str]
+    results: str
+
+    @classmethod
+    def of(cls, module: Any, program: Any, *, strict: bool) -> Notes:
+        """Of a program as torch.export gives it; notes of its ops are put where they belong."""
+        from kernels_hub.compiler.importers.torch_autograd import complete, hooked
+
+        reason = "it was traced with strict=True, which does not tell what the module says to autograd"
+        return cls(complete(program), reason if strict else hooked(module))
+
+
 @dataclass
 class _Import:
     """One import. A node that could not be imported leaves `_MISSING`, which its users hand on silently."""
@@ -157,6 +179,7 @@ class _Import:
     graph: Graph
     program: Any
     mutations: Mutations
+    notes: Notes
     written: Mapping[Any, Any] = field(default_factory=dict)
     """See `torch_direct.writes`."""
     env: dict[Any, Any] = field(default_factory=dict)
@@ -177,6 +200,9 @@ class _Import:
                 self._input(node, of_users[node])
             else:
                 self._state(node, specs[node.name], shared)
+        for node in placeholders:
+            with self.graph.origin(of_users.get(node) or specs[node.name].target):
+                self.env[node] = _stopped(self.env[node], self.notes.placeholders.get(node.name))
         live = needed(self.program)
         for node in self.program.graph.nodes:
             if node.op == "call_function":
@@ -260,7 +286,9 @@ class _Import:
                 if not is_condition(name, example):
                     raise Unsupported("no handler")
                 return
-            self.env[node] = self._handled(node, name, handler, example)
+            found = self._handled(node, name, handler, example)
+            with self.graph.origin(place_of(node)):
+                self.env[node] = _stopped(found, self._note(node))
         except (CompilerError, Unsupported) as error:
             self.env[node] = _MISSING
             self.problems.append(self._told(node, name, str(error)))
@@ -283,6 +311,16 @@ class _Import:
             if isinstance(value, Value) and of is not None:
                 _check(value, of)
         return result
+
+    def _note(self, node: Any) -> str | None:
+        """The note of an op, where others than ops of the same note see its results or what it writes."""
+        note: str | None = (node.meta.get("custom") or {}).get(NOTE)
+        if note is None or not any(isinstance(self.env[one], Value) for one in node.all_input_nodes):
+            return None
+        shows = node in self.written or not all(
+            (one.meta.get("custom") or {}).get(NOTE) == note for one in node.users
+        )
+        return note if shows else None
 
     def _argument(self, value: Any) -> Any:
         import torch
@@ -339,12 +377,25 @@ class _Import:
 
     def _result(self, name: str, value: Any) -> tuple[str, Any]:
         if isinstance(value, Value):
-            self.graph.output(name, value)
+            self.graph.output(name, _stopped(value, self.notes.results or None))
             return "output", name
         if value is not None and not isinstance(value, (bool, int, float, str)) and value is not _MISSING:
             self.graph.output(name, self.graph.size(value))
             return "output", name
         return "literal", value
+
+
+def _stopped(found: Any, note: str | None) -> Any:
+    """Values that gradients go no further than. note: as `torch_autograd.note_of` gives it."""
+    if note is None:
+        return found
+    if isinstance(found, (tuple, list)):
+        return [_stopped(one, note) for one in found]
+    if not isinstance(found, Value) or not (found.dtype.is_float or found.dtype.is_complex):
+        return found
+    if found.op_name == "stop_gradient" and note in {"", found.node.attrs["reason"]}:
+        return found
+    return found.unary("stop_gradient", reason=note)
 
 
 def _check(value: Value, of: TensorType) -> None:

@@ -26,8 +26,9 @@ KEPT = (
     "adaptive_avg_pool3d.default", "_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default",
     "one_hot.default", "roll.default",
     "repeat_interleave.self_int", "select_scatter.default", "slice_scatter.default", "index_add.default",
-    "index_copy.default", "unfold.default", "tril.default", "triu.default", "logsumexp.default",
-    "max_pool1d.default", "lerp.Tensor", "lerp.Scalar", "diagonal.default", "unbind.int",
+    "index_copy.default", "unfold.default", "tril.default", "triu.default", "logsumexp.default", "max_pool1d.default",
+    "lerp.Tensor", "lerp.Scalar", "diagonal.default", "unbind.int", "sinc.default", "linalg_vector_norm.default",
+    "std.correction", "cosine_similarity.default",
 )  # fmt: skip
 
 
@@ -39,9 +40,14 @@ def trace(
 
     if not isinstance(module, torch.nn.Module):
         raise ImportFailure(f"import_torch takes a torch.nn.Module, not {type(module).__name__}")
+    from kernels_hub.compiler.importers.torch_autograd import listening
+
     args, kwargs = distinct((args, kwargs))
     with _told(type(module).__name__), torch.no_grad():
-        return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict)
+        if strict:  # Dynamo reads the code of the forward instead of running it: see `import_torch`
+            return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=True)
+        with listening(module):
+            return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
 
 
 def distinct(arguments: Any) -> Any:
@@ -97,12 +103,18 @@ def cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" + (f"; at {place}" if place else "")
 
 
+_OURS = "/importers/torch_autograd.py"
+"""What calls the forward."""
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 def _user_line(stack: str) -> str:
-    """The innermost frame of a printed stack that is not PyTorch's own."""
-    frames = [one for one in _FRAME.findall(stack) if "/torch/" not in one[0].replace("\\", "/")]
+    """The innermost frame of a printed stack that is neither PyTorch's own nor the importer's."""
+    frames = [
+        one
+        for one in _FRAME.findall(stack)
+        if not one[0].replace("\\", "/").endswith(_OURS) and "/torch/" not in one[0].replace("\\", "/")
+    ]
     if not frames:
         return ""
     file, line, function = frames[-1]

@@ -146,6 +146,8 @@ class Graph(Pictures):
         self.symbols: dict[str, Expr] = {}
         self.definers: dict[str, Node] = {}
         """Symbol -> the node that defines it, for sizes that only the data tell."""
+        self.only_runs = False
+        """Whether something was left out of it that derivatives need (`rewrite.gradients`)."""
         self.frozen = False
         self._interned: dict[tuple[Any, ...], Node] = {}
         self._origin = ""

@@ -39,6 +39,7 @@ def rebuild(
     """
     new = Graph(graph.name)
     new._random_keys = graph._random_keys
+    new.only_runs = graph.only_runs
     new.symbols = {name: one for name, one in graph.symbols.items() if not bindings or name not in bindings}
     mapped: dict[Value, Value] = {}
     replaced = 0

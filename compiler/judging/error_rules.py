@@ -494,7 +494,7 @@ RULES: dict[str, Rule] = {
     "select": _select,
     **dict.fromkeys(("eq", "ne", "lt", "le"), _compared),
     **dict.fromkeys(("isnan", "isinf"), _predicate),
-    **dict.fromkeys(("neg", "abs", "define_size"), _through),
+    **dict.fromkeys(("neg", "abs", "define_size", "stop_gradient", "with_derivative"), _through),
     **dict.fromkeys(
         ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos",
          "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "sigmoid", "pow", "atan2"),

@@ -24,6 +24,7 @@ from kernels_hub.compiler.rewrite.clamp import CLAMP
 from kernels_hub.compiler.rewrite.engine import Rules
 from kernels_hub.compiler.rewrite.fold import FoldConstants, FoldParameters
 from kernels_hub.compiler.rewrite.gated import GATED
+from kernels_hub.compiler.rewrite.gradients import INFERENCE
 from kernels_hub.compiler.rewrite.indices import EVERYTHING
 from kernels_hub.compiler.rewrite.norms import NORMS
 from kernels_hub.compiler.rewrite.parts import PARTS
@@ -36,6 +37,7 @@ from kernels_hub.compiler.rewrite.views import CANCEL, SINK
 SIMPLIFY = Rules("simplify", (*CANCEL, *PARTS, *REGROUP, *EVERYTHING, *ALGEBRA, *CLAMP, *SINK))
 
 PIPELINE: tuple[Pass, ...] = (
+    Rules("inference", INFERENCE),
     FoldConstants(),
     SIMPLIFY,
     FoldConstants(),
@@ -83,6 +85,7 @@ def rewrite(
     after(pass name, graph): called after each that ran.
     """
     options = options or Options()
+    only_runs = graph.only_runs
     fired: dict[str, Counter[str]] = {}
     settled: list[Pass] = []
     with _uncollected():
@@ -95,6 +98,8 @@ def rewrite(
                 graph, settled = outcome.graph, []
             settled.append(one)
             fired.setdefault(one.name, Counter()).update(outcome.fired)
+            only_runs = only_runs or any(outcome.fired[rule.name] for rule in INFERENCE)
+            graph.only_runs = only_runs
             if after is not None:
                 after(one.name, graph)
     return Rewritten(graph, fired)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from kernels_hub.compiler.autodiff.rule import Derivative
 from kernels_hub.compiler.autodiff.rules import contract, indexing, pointwise, pool, reduce, resize, views
 from kernels_hub.compiler.errors import TypeRuleError
+from kernels_hub.compiler.ir.graph import Node
 from kernels_hub.compiler.ir.ops import op
 
 DERIVATIVES: dict[str, Derivative] = {}
@@ -28,3 +29,13 @@ for family in (pointwise, views, reduce, contract, pool, resize, indexing):
 
 FLAT: frozenset[str] = pointwise.FLAT
 """Ops on floats whose derivative is zero wherever there is one: gradients end there."""
+
+
+def is_flat(node: Node) -> bool:
+    """Whether gradients end at a node."""
+    return node.op.name in FLAT or (node.op.name == "stop_gradient" and not node.attrs["reason"])
+
+
+def is_unknown(node: Node) -> bool:
+    """Whether there is a reason why a node's gradient cannot be told."""
+    return node.op.name == "stop_gradient" and bool(node.attrs["reason"])

@@ -4,7 +4,7 @@ Formulas are computed in float32 at least and rounded once, as PyTorch has it. W
 
     abs, x at 0                     0
     maximum(x, number), relu at 0   0: the gradient flows where x is greater, not where it is equal (relu, hardtanh)
-    maximum(x, y), both varying     half each where they are equal
+    maximum(x, y)                   half each where they are equal
     what a select does not choose   gets 0, and goes on with it: 0 times an infinity is NaN there, too
 """
 
@@ -75,15 +75,16 @@ def _extreme(op: str) -> Derivative:
 
     def pull(site: Site) -> Gradients:
         zero = zeros(site.graph, site.gradient)
-        half = site.gradient * 0.5 if all(site.wanted) else zero
         found: list[Value | None] = []
         for mine, other, wanted in zip(site.operands, reversed(site.operands), site.wanted, strict=True):
             wins = mine.binary("lt", other, reverse=op == "maximum")
-            tied = mine.eq(other).select(half, zero) if all(site.wanted) else zero
+            tied = zero if other.scalar is not None else mine.eq(other).select(site.gradient * 0.5, zero)
             found.append(wins.select(site.gradient, tied) if wanted else None)
         return found
 
-    return Derivative(op, pull, "g where it is chosen, half of it where both are equal and both vary")
+    return Derivative(
+        op, pull, "g where it is chosen, half of it where both are equal, none of it where that is a number"
+    )
 
 
 def _power(site: Site) -> Gradients:
@@ -118,6 +119,11 @@ def _power_of_exponent(base: Value, exponent: Value, result: Value) -> Value:
     """a**b * log(a); 0 for 0 to a power that is not negative."""
     flat = base.eq(0) & exponent.graph.full(exponent.shape, 0, exponent.dtype).binary("le", exponent)
     return flat.select(0, result * base.log())
+
+
+def _inverse(x: Value) -> Value:
+    """1 / x, and 0 of 0."""
+    return x.eq(0).select(0.0, 1 / x)
 
 
 FUNCTIONS: Sequence[Derivative] = (
@@ -155,15 +161,18 @@ ARITHMETIC: Sequence[Derivative] = (
     derivative("mod", "g; -g * floor(a / b)", lambda s: s.g, lambda s: -(s.g * (s.a / s.b).unary("floor"))),
     derivative("fmod", "g; -g * trunc(a / b)", lambda s: s.g,
          lambda s: -(s.g * (s.a / s.b).unary("trunc"))),
-    derivative("atan2", "g * b / (a**2 + b**2); -g * a / (a**2 + b**2)",
-         lambda s: s.g * (s.b / (s.a * s.a + s.b * s.b)),
-         lambda s: s.g * (-s.a / (s.a * s.a + s.b * s.b))),
+    derivative("atan2", "g * b / (a**2 + b**2); -g * a / (a**2 + b**2); 0 at (0, 0)",
+         lambda s: s.g * (s.b * _inverse(s.a * s.a + s.b * s.b)),
+         lambda s: s.g * (-s.a * _inverse(s.a * s.a + s.b * s.b))),
     Derivative("pow", _power, "g * b * a**(b - 1); g * y * log(a), 0 for 0 to a power that is not negative"),
     _extreme("maximum"),
     _extreme("minimum"),
 )  # fmt: skip
 
 OTHERS: Sequence[Derivative] = (
+    Derivative(
+        "with_derivative", lambda site: [None, site.gradient * site.operands[2], None], "none; g * c; none"
+    ),
     Derivative("select", _select, "none; g where the condition holds; g elsewhere"),
     Derivative("cast", _cast, "g, cast back"),
 )

@@ -192,6 +192,8 @@ _REAL_FUNCTIONS = ("exp2", "log2", "erf", "sigmoid", "floor", "ceil", "trunc", "
 KERNELS: dict[str, Kernel] = {
     **{name: _plain(getattr(torch, name), FLOATS | COMPLEX) for name in _FUNCTIONS},
     **{name: _plain(getattr(torch, name), FLOATS) for name in _REAL_FUNCTIONS},
+    "stop_gradient": Kernel(lambda _: lambda x: x.clone(), FLOATS | COMPLEX),
+    "with_derivative": Kernel(lambda _: lambda x, *_: x.clone(), FLOATS),
     "neg": Kernel(_bits64(torch.neg), NUMBERS | _UINT64),
     "abs": _plain(torch.abs, REALS),
     "sign": _plain(_sign, REALS),

@@ -22,7 +22,9 @@ def _activation(formula: Callable[[Value], Value]) -> Handler:
 
 
 def _softplus(x: Value) -> Value:
-    return x.binary("maximum", 0.0) + x.unary("abs").unary("neg").unary("exp").unary("log1p")
+    """Its parts have corners at 0 that it has not: its derivative is stated."""
+    found = x.binary("maximum", 0.0) + x.unary("abs").unary("neg").unary("exp").unary("log1p")
+    return found.apply("with_derivative", found, x, x.unary("sigmoid"))
 
 
 aten("silu.default")(_activation(lambda x: x * x.unary("sigmoid")))
@@ -38,8 +40,14 @@ def _hard(x: Value) -> Value:
 
 
 def _elu(x: Value, alpha: float, scale: float, input_scale: float) -> Value:
+    """Its derivative is stated, as that of the exponential is infinite where x is large."""
     negative = (x * input_scale).unary("expm1") * (alpha * scale)
-    return x.binary("le", 0.0).select(negative, x * scale)
+    below = x.binary("le", 0.0)
+    found = below.select(negative, x * scale)
+    slope = (x.binary("minimum", 0.0) * input_scale).unary("exp") * (alpha * scale * input_scale)
+    return found.apply(
+        "with_derivative", found, x, below.select(slope, x.graph.full(x.shape, scale, x.dtype))
+    )
 
 
 @aten("relu.default")

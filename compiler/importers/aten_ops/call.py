@@ -139,6 +139,11 @@ def _combine(higher: DType | None, lower: DType | None) -> DType | None:
     return higher
 
 
+def unfollowed(x: Value, where: Value) -> Value:
+    """x, whose gradient is zero where a condition holds."""
+    return where.select(x.unary("stop_gradient"), x)
+
+
 def axes_of(value: Value, dims: Any) -> list[int]:
     """Axes counted from the first; all, where none are given. A 0-d tensor has the axes 0 and -1 in ATen."""
     given = range(value.rank) if dims is None or dims == [] else (dims,) if isinstance(dims, int) else dims

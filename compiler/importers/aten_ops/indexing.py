@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kernels_hub.compiler.importers.aten_ops.call import Call, Handler, Scalar, Unsupported, aten
+from kernels_hub.compiler.importers.aten_ops.call import Call, Handler, Scalar, Unsupported, aten, unfollowed
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.graph import Value
@@ -17,8 +17,37 @@ Indices = Sequence[Value | None]
 
 
 @aten("embedding.default")
-def embedding(_: Call, weight: Value, indices: Value, *__: Any) -> Value:
-    return weight.gather(indices, 0)
+def embedding(
+    _: Call,
+    weight: Value,
+    indices: Value,
+    padding: int = -1,
+    by_frequency: bool = False,
+    sparse: bool = False,
+) -> Value:
+    rows = weight.gather(indices, 0)
+    if by_frequency:
+        rows = rows.apply(
+            "with_derivative",
+            rows,
+            rows,
+            _shares(weight, indices).broadcast(rows.shape, tuple(range(indices.rank))),
+        )
+    if sparse:
+        rows = rows.unary("stop_gradient", reason="sparse=True makes its gradient a sparse tensor")
+    if padding < 0:
+        return rows
+    return unfollowed(rows, indices.eq(padding).broadcast(rows.shape, tuple(range(indices.rank))))
+
+
+def _shares(weight: Value, indices: Value) -> Value:
+    """1 / the number of times that each index is there."""
+    graph = weight.graph
+    flat = indices.reshape(-1, 1)
+    none = graph.full((weight.shape[0],), 0, weight.dtype)
+    ones = graph.full((flat.shape[0],), 1, weight.dtype)
+    counts = graph.apply("scatter_nd", none, flat, ones, reduction="add")
+    return 1 / counts.gather(indices, 0)
 
 
 @aten("index_select.default")

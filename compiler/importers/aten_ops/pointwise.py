@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from kernels_hub.compiler.importers.aten_ops.call import Call, Handler, Scalar, aten
@@ -196,16 +198,80 @@ def minimum(call: Call, a: Value, b: Value) -> Value:
 
 
 def _extremum(call: Call, a: Value, b: Value, op: str, of_bool: str) -> Value:
-    return call.tensor(a).binary(of_bool if call.dtype is types.BOOL else op, call.tensor(b))
+    """Of tensors that are equal, each gets half of the gradient, also where one is full of one number."""
+    left, right = call.tensor(a), call.tensor(b)
+    if call.dtype is types.BOOL:
+        return left.binary(of_bool, right)
+    if call.dtype.is_float:
+        left, right = (one if one.scalar is None else one.unary("stop_gradient") for one in (left, right))
+    return left.binary(op, right)
 
 
 @aten("clamp.default", "clamp.Tensor")
 def clamp(call: Call, x: Value, low: Value | Scalar | None, high: Value | Scalar | None) -> Value:
     """max, then min: where the bounds cross, the upper one holds."""
-    result = call.tensor(x)
-    if low is not None:
-        result = result.binary("maximum", call.tensor(low))
-    return result if high is None else result.binary("minimum", call.tensor(high))
+    x = call.tensor(x)
+    bounds = [None if one is None else call.tensor(one) for one in (low, high)]
+    result = x
+    for bound, op in zip(bounds, ("maximum", "minimum"), strict=True):
+        if bound is not None:
+            result = result.binary(op, bound)
+    return _followed(x, bounds, result) if call.dtype.is_float else result
+
+
+def _followed(x: Value, bounds: Sequence[Value | None], result: Value) -> Value:
+    """The result of a clamp with the gradient that this release of PyTorch gives where x is at a bound."""
+    given = [None if one is None else one.broadcast_to(result.shape) for one in bounds]
+    low, high = given
+    wide = x.broadcast_to(result.shape)
+    inside = low.binary("le", wide) if low is not None else None
+    if high is not None:
+        below = wide.binary("le", high)
+        inside = below if inside is None else inside & below
+    if inside is None:
+        return result
+    if not bounds_get_gradients():
+        if all(one is None or one.scalar is not None for one in bounds):
+            return result.apply("with_derivative", result, wide, inside.cast(result.dtype))
+        crossed = None if low is None or high is None else low.binary("lt", high)
+        at_low = None if low is None else wide.binary("lt", low)
+        if at_low is not None and crossed is not None:
+            at_low = at_low & crossed
+        at_high = None if high is None else high.binary("lt", wide)
+        if at_high is not None and low is not None and high is not None:
+            at_high = at_high | high.binary("lt", low)
+        found = result.unary("stop_gradient")
+        for condition, bound in ((at_high, high), (at_low, low), (inside, wide)):
+            if condition is not None and bound is not None:
+                found = condition.select(bound, found)
+        return result.apply(
+            "with_derivative", result, found, result.graph.full(result.shape, 1, result.dtype)
+        )
+    if low is None or high is None or low.scalar is not None or high.scalar is not None:
+        return result
+    return (low.eq(wide) & wide.eq(high)).select(wide, result)
+
+
+@functools.cache
+def bounds_get_gradients() -> bool:
+    """Whether a bound of clamp shares the gradient where x is at it (torch 2.15 does; before, it was all x's)."""
+    import torch
+
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.zeros((), requires_grad=True)
+        (found,) = torch.autograd.grad(x.clamp(min=0.0), x)
+    return not found
+
+
+@aten("sinc.default")
+def sinc(call: Call, x: Value) -> Value:
+    """sin(pi x) / (pi x), and 1 at 0, where the derivative is 0."""
+    wide = call.tensor(x).cast(call.dtype.compute)
+    angle = wide * math.pi
+    origin = angle.eq(0)
+    value = origin.select(1.0, angle.unary("sin") / angle)
+    slope = origin.select(0.0, (angle.unary("cos") - value) / wide)
+    return value.apply("with_derivative", value, wide, slope).cast(call.dtype)
 
 
 @aten("clamp_min.default", "clamp_min.Tensor")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kernels_hub.compiler.importers.aten_ops.call import Call, Handler, Scalar, aten, axes_of
+from kernels_hub.compiler.importers.aten_ops.call import Call, Handler, Scalar, aten, axes_of, unfollowed
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Dim, product
 from kernels_hub.compiler.ir.graph import Value
@@ -55,7 +55,12 @@ aten("amin.default", "min.default")(_extremum("min"))
 def _with_place(kind: str) -> Handler:
     def handler(_: Call, x: Value, axis: int, keepdim: bool) -> tuple[Value, Value]:
         places = _place(x, kind, axis, keepdim=keepdim)
-        return _reduced(x, kind, axes_of(x, axis), keepdim=keepdim), places
+        found = _reduced(x, kind, axes_of(x, axis), keepdim=keepdim)
+        if x.dtype.is_float and x.rank:  # the gradient is that of the element at that place alone
+            at = places if keepdim else places.unsqueeze(x.axis(axis))
+            element = x.gather_elements(at, axis).reshape(found.shape)
+            found = found.apply("with_derivative", found, element, x.graph.full(found.shape, 1, x.dtype))
+        return found, places
 
     return handler
 
@@ -112,7 +117,12 @@ def var_mean(call: Call, x: Value, dims: Any, *, correction: Scalar, keepdim: bo
 
 @aten("std.correction")
 def std(call: Call, x: Value, dims: Any, *, correction: Scalar, keepdim: bool) -> Value:
-    return _centred(call, x, dims, correction, keepdim=keepdim)[0].unary("sqrt")
+    return _root(_centred(call, x, dims, correction, keepdim=keepdim)[0])
+
+
+def _root(x: Value) -> Value:
+    """The square root, whose gradient is taken for 0 at 0, not infinite."""
+    return unfollowed(x, x.eq(0)).unary("sqrt")
 
 
 @aten("logsumexp.default")
@@ -129,15 +139,30 @@ def vector_norm(call: Call, x: Value, order: Scalar, dims: Any, keepdim: bool, *
     wide, axes = call.tensor(x).cast(call.dtype.compute), axes_of(x, dims)
     size = wide.unary("abs")
     if order is None or order == 2:
-        result = (wide * wide).sum(axes, keepdims=keepdim).unary("sqrt")
+        result = _root((wide * wide).sum(axes, keepdims=keepdim))
     elif order == 1:
         result = size.sum(axes, keepdims=keepdim)
     elif order in {float("inf"), float("-inf")}:
         result = size.reduce("max" if order > 0 else "min", axes, keepdims=keepdim)
     else:
         call.refuse_unless(order != 0, "the norm of order 0")
-        result = (size ** float(order)).sum(axes, keepdims=keepdim) ** (1 / float(order))
+        total = (size ** float(order)).sum(axes, keepdims=keepdim)
+        result = unfollowed(total, total.eq(0)) ** (1 / float(order))
     return result.cast(call.dtype)
+
+
+@aten("cosine_similarity.default")
+def cosine_similarity(call: Call, a: Value, b: Value, axis: int = 1, eps: float = 1e-8) -> Value:
+    """ATen clamps the norms without autograd's knowledge: gradients go on as if it did not."""
+    total = None
+    for one in (a, b):
+        wide = call.tensor(one).cast(call.dtype.compute)
+        norm = _root((wide * wide).sum([wide.axis(axis)], keepdims=True))
+        clamped = norm.binary("maximum", eps)
+        clamped = norm.apply("with_derivative", clamped, norm, norm.graph.full(norm.shape, 1, norm.dtype))
+        total = wide / clamped if total is None else total * (wide / clamped)
+    assert total is not None
+    return total.sum([total.axis(axis)]).cast(call.dtype)
 
 
 def _running(kind: str) -> Handler:

@@ -22,11 +22,15 @@ def reshape(call: Call, x: Value, *_: Any) -> Value:
 
 
 @aten(
-    "alias.default", "detach.default", "detach_.default", "clone.default", "contiguous.default",
-    "lift_fresh_copy.default",
+    "alias.default", "clone.default", "contiguous.default", "lift_fresh_copy.default",
 )  # fmt: skip
 def identity(_: Call, x: Value, **__: Any) -> Value:
     return x
+
+
+@aten("detach.default", "detach_.default")
+def detach(_: Call, x: Value, **__: Any) -> Value:
+    return x.unary("stop_gradient") if x.dtype.is_float or x.dtype.is_complex else x
 
 
 @aten("copy.default")

@@ -16,6 +16,8 @@ import numpy as np
 from kernels_hub.compiler.errors import TypeRuleError
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.op import (
+    STR,
+    Attr,
     Attrs,
     Op,
     Operands,
@@ -257,6 +259,12 @@ def _whole(operands: Operands, attrs: Attrs) -> DType:
 
 
 OTHERS = (
+    Op("stop_gradient", "x; its gradient is zero, or unknown for a reason", 1, lambda step: step.operands[0],
+       same("float", "complex"), same_shape, attrs=(Attr("reason", STR, "", "why its gradient is unknown"),),
+       traits=Trait.POINTWISE, triton="{0}", cpp="{0}", source="torch.Tensor.detach; jax.lax.stop_gradient"),
+    Op("with_derivative", "a, whose derivative by b is c, element by element, and zero by all else", 3,
+       lambda step: step.operands[0], same("float"), same_shape, traits=Trait.POINTWISE, triton="{0}", cpp="{0}",
+       source="torch.autograd.Function; jax.custom_jvp"),
     Op("select", "a where the condition holds, else b", 3, lambda step: np.where(*step.operands), _chosen,
        same_shape, traits=Trait.POINTWISE, triton="tl.where({0}, {1}, {2})", cpp="({0} ? {1} : {2})",
        source="numpy.where"),

@@ -329,3 +329,4 @@ for _how, _at in (("none", _ONCE), ("add", whole(2, 3, below=4))):
         floats(3, 2, seed=1),
         note=_how,
     )
+case("with_derivative", lambda a: a.apply("with_derivative", a.exp(), a, a.exp()), floats(2, 3))

@@ -15,6 +15,7 @@ from kernels_hub.compiler.rewrite.affine import AFFINE
 from kernels_hub.compiler.rewrite.algebra import ALGEBRA
 from kernels_hub.compiler.rewrite.clamp import CLAMP
 from kernels_hub.compiler.rewrite.explain import rule_passes
+from kernels_hub.compiler.rewrite.gradients import INFERENCE
 from kernels_hub.compiler.rewrite.parts import PARTS
 from kernels_hub.compiler.rewrite.rule import Match, Rule
 from kernels_hub.compiler.rewrite.views import VIEWS
@@ -109,6 +110,10 @@ FIRES = {
         Case(lambda x, y: x.minimum(6).maximum(0), ALL), Case(lambda x, y: x.minimum(0).maximum(6), ALL),
         Case(lambda x, y: x.minimum(0).maximum(0), ALL),
     ],
+    "stop_gradient": [
+        Case(lambda x, y: ap("stop_gradient", x), FLOATS), Case(lambda x, y: ap("stop_gradient", x, reason="a hook"), FLOATS),
+    ],
+    "with_derivative": [Case(lambda x, y: ap("with_derivative", x, y, y), FLOATS)],
     "view_of_nothing": [
         Case(lambda x, y: ap("permute", x, order=(0, 1))), Case(lambda x, y: ap("reshape", x, shape=x.shape)),
         Case(lambda x, y: ap("flip", x, axes=())),
@@ -230,6 +235,8 @@ DECLINES = {
         Case(lambda x, y: x.maximum(0).minimum(6), ALL, "made by input"),
         Case(lambda x, y: x.minimum(0.0).maximum(-0.0), FLOATS, "0.0 and -0.0"),
     ],
+    "stop_gradient": [Case(lambda x, y: -x, FLOATS, "stop_gradient")],
+    "with_derivative": [Case(lambda x, y: -x, FLOATS, "with_derivative")],
     "view_of_nothing": [Case(lambda x, y: x.flip(0), ALL, "run backwards")],
     "reshape_twice": [Case(lambda x, y: x.permute(1, 0).reshape(-1), ALL, "made by permute")],
     "permute_twice": [Case(lambda x, y: x.permute(1, 0), ALL, "made by input")],
@@ -303,7 +310,7 @@ DECLINES = {
     ],
 }  # fmt: skip
 
-RULES = {rule.name: rule for rule in (*ALGEBRA, *CLAMP, *VIEWS, *PARTS, *AFFINE)}
+RULES = {rule.name: rule for rule in (*INFERENCE, *ALGEBRA, *CLAMP, *VIEWS, *PARTS, *AFFINE)}
 ELSEWHERE = {
     "activations",
     "affine_inputs",
