@@ -70,7 +70,7 @@ types: $(call environment,test)
 	$(BIN)/python tools/check_types.py
 
 unit: $(call environment,test)
-	$(BIN)/python -m pytest -n $(PROCESSES) --maxprocesses 4 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(PROCESSES) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: $(call environment,bench)
 	@for name in $(BENCHMARKS); do \

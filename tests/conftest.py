@@ -5,6 +5,7 @@ door), and each process sees the same ones in the same order.
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
 from hypothesis import settings
@@ -40,8 +41,18 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["KERNELS_HUB_TEST_EXHAUSTIVE"] = "1"
 
 
+def longest_first(items: list[pytest.Item]) -> None:
+    """Sort files with many slow tests to the front, the others in their order.
+
+    Processes that share the files out then end together: a long file that is last has all others wait for it.
+    """
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is too long for every change, unless it is asked for; it is not counted as skipped."""
+    longest_first(items)
     if os.environ.get("KERNELS_HUB_TEST_EXHAUSTIVE") == "1":
         return
     long = [item for item in items if item.get_closest_marker("exhaustive")]

@@ -102,7 +102,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     BUILT.mkdir(exist_ok=True)
     report = BUILT / "newest.xml"
     report.unlink(missing_ok=True)
-    options = ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile", f"--junitxml={report}"]
+    options = [
+        "-n",
+        "auto",
+        "--maxprocesses",
+        "4",
+        "--dist",
+        "loadfile",
+        "--no-loadscope-reorder",
+        f"--junitxml={report}",
+    ]
     tests = subprocess.run([python, "-m", "pytest", *options, *for_pytest], cwd=ROOT, check=False)
     freeze = subprocess.run(
         [python, "-m", "pip", "--disable-pip-version-check", "freeze", "--all", "--exclude-editable"],
