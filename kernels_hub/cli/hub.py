@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from kernels_hub.cli.hub_releases import administrator, release, restore_repository, show_log
+from kernels_hub.cli.hub_root import Named, OfType, Root, find_repository, opened_root
 from kernels_hub.cli.output import AsJson, echo, print_columns, print_fields, print_json
 from kernels_hub.errors import KernelsHubError
 
-if TYPE_CHECKING:
-    from kernels_hub.server.hub import Hub
-    from kernels_hub.server.repositories import Repository
-
-Root = Annotated[Path, typer.Option("--root", help="The Hub's folder.")]
 _OPTIONS: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
 
 hub = typer.Typer(help="Administer a Hub of one's own: accounts, tokens, upkeep.", **_OPTIONS)
@@ -31,18 +26,9 @@ hub.add_typer(repo, name="repo")
 hub.add_typer(user, name="user")
 hub.add_typer(org, name="org")
 hub.add_typer(token, name="token")
-
-
-@contextmanager
-def _opened(root: Path, *, create: bool = False) -> Iterator[Hub]:
-    try:
-        from kernels_hub.server.hub import Hub
-    except ModuleNotFoundError as error:
-        raise KernelsHubError(
-            f"serving a Hub needs {error.name}; pip install 'kernels-hub[serve]' brings it"
-        ) from error
-    with Hub(root, create=create) as opened:
-        yield opened
+hub.add_typer(release, name="release")
+hub.command("log")(show_log)
+repo.command("restore")(restore_repository)
 
 
 def _day(seconds: float) -> str:
@@ -55,14 +41,14 @@ def _day(seconds: float) -> str:
 @user.command("add")
 def add_user(name: str, root: Root) -> None:
     """Add a user. Makes the root where there is none."""
-    with _opened(root, create=True) as opened:
+    with opened_root(root, create=True) as opened:
         echo(f"added user {opened.accounts.add_user(name).name}")
 
 
 @user.command("list")
 def list_users(root: Root, as_json: AsJson = False) -> None:
     """Every user, with organisations."""
-    with _opened(root) as opened:
+    with opened_root(root) as opened:
         rows = [
             {
                 "name": account.name,
@@ -83,7 +69,7 @@ def list_users(root: Root, as_json: AsJson = False) -> None:
 @user.command("remove")
 def remove_user(name: str, root: Root) -> None:
     """Remove a user, with tokens and memberships."""
-    with _opened(root) as opened:
+    with opened_root(root) as opened:
         opened.accounts.remove(name, "user")
     echo(f"removed user {name}")
 
@@ -99,7 +85,7 @@ def add_organisation(
     trusted: Annotated[bool, typer.Option("--trusted", help="Clients may run its kernels unasked.")] = False,
 ) -> None:
     """Add an organisation."""
-    with _opened(root) as opened:
+    with opened_root(root) as opened:
         account = opened.accounts.add_organisation(name, admin, trusted=trusted)
     echo(f"added organisation {account.name}, admin {admin}{', trusted publisher' if trusted else ''}")
 
@@ -107,7 +93,7 @@ def add_organisation(
 @org.command("list")
 def list_organisations(root: Root, as_json: AsJson = False) -> None:
     """Every organisation, with members."""
-    with _opened(root) as opened:
+    with opened_root(root) as opened:
         rows = [
             {
                 "name": account.name,
@@ -126,7 +112,7 @@ def list_organisations(root: Root, as_json: AsJson = False) -> None:
 @org.command("remove")
 def remove_organisation(name: str, root: Root) -> None:
     """Remove an organisation that owns no repositories."""
-    with _opened(root) as opened:
+    with opened_root(root) as opened:
         opened.accounts.remove(name, "org")
     echo(f"removed organisation {name}")
 
@@ -136,7 +122,7 @@ def trust_organisation(
     name: str, root: Root, on: Annotated[bool, typer.Option("--on/--off", help="Set or clear it.")] = True
 ) -> None:
     """Set or clear an organisation's trusted-publisher flag."""
-    with _opened(root) as opened:
+    with opened_root(root) as opened:
         opened.accounts.set_trusted(name, on)
     echo(f"{name} is {'a' if on else 'no'} trusted publisher")
 
@@ -149,7 +135,7 @@ def set_member(
     role: Annotated[str, typer.Option(help="admin, write, read, or none to remove.")] = "write",
 ) -> None:
     """Give a user a role in an organisation."""
-    with _opened(root) as opened:
+    with opened_root(root) as opened:
         opened.accounts.set_member(name, member, None if role == "none" else role)
     echo(f"{member} has the role {role} in {name}")
 
@@ -182,7 +168,7 @@ def new_token(
 ) -> None:
     """Make a token and print it, this once; the root holds only its hash."""
     expires = None if days is None else time.time() + days * 86400
-    with _opened(root) as opened:
+    with opened_root(root) as opened:
         secret, _ = opened.accounts.new_token(name, role, repository=repo, expires=expires)
     echo(secret)
 
@@ -192,7 +178,7 @@ def list_tokens(
     root: Root, name: Annotated[str | None, typer.Argument(metavar="USER")] = None, as_json: AsJson = False
 ) -> None:
     """Every token by its id, or a user's; never the tokens themselves."""
-    with _opened(root) as opened:
+    with opened_root(root) as opened:
         tokens = opened.accounts.tokens(name)
     if as_json:
         print_json([asdict(item) for item in tokens])
@@ -215,31 +201,18 @@ def list_tokens(
 @token.command("remove")
 def remove_token(identifier: Annotated[str, typer.Argument(metavar="ID")], root: Root) -> None:
     """Revoke a token, by its id or by itself; it is refused from the next request on."""
-    with _opened(root) as opened:
+    with opened_root(root) as opened:
         removed = opened.accounts.remove_token(identifier)
     echo(f"revoked token {removed.id} of {removed.user}")
 
 
 # -- repositories: clients cannot change these of kernel repositories
 
-Named = Annotated[str, typer.Argument(metavar="ORG/NAME")]
-OfType = Annotated[str, typer.Option("--type", help="kernel or model.")]
-
-
-def _repository(opened: Hub, name: str, kind: str) -> Repository:
-    namespace, _, short = name.partition("/")
-    found = opened.repositories.find(kind, namespace, short)
-    if found is None:
-        raise KernelsHubError(
-            f"there is no {kind} repository {name!r}; `kernels-hub hub repo list` shows them, --type says the type"
-        )
-    return found
-
 
 @repo.command("list")
 def list_repositories(root: Root, as_json: AsJson = False) -> None:
     """Every repository, with what it takes on disk."""
-    with _opened(root) as opened:
+    with opened_root(root) as opened:
         rows = [
             {
                 "type": item.type,
@@ -280,13 +253,13 @@ def set_repository(
     """Make a repository private or public, gated or open."""
     if gated not in (None, "auto", "manual", "no"):
         raise KernelsHubError(f"--gated takes auto, manual or no, not {gated!r}")
-    with _opened(root) as opened:
-        found = _repository(opened, name, kind)
+    with opened_root(root) as opened:
+        found = find_repository(opened, name, kind)
         if private is not None:
             opened.repositories.set_private(found, private)
         if gated is not None:
             opened.repositories.set_gated(found, "" if gated == "no" else gated)
-        now = _repository(opened, name, kind)
+        now = find_repository(opened, name, kind)
     access = f"gated ({now.gated})" if now.gated else "open to whoever sees it"
     echo(f"{now.full_name} is {'private' if now.private else 'public'} and {access}")
 
@@ -296,18 +269,18 @@ def grant_access(
     name: Named, member: Annotated[str, typer.Argument(metavar="USER")], root: Root, kind: OfType = "kernel"
 ) -> None:
     """Let a user download from a gated repository."""
-    with _opened(root) as opened:
-        found = _repository(opened, name, kind)
+    with opened_root(root) as opened:
+        found = find_repository(opened, name, kind)
         opened.repositories.grant(found, opened.accounts.required(member, "user").name, "accepted")
     echo(f"{member} may download from {found.full_name}")
 
 
 @repo.command("remove")
 def remove_repository(name: Named, root: Root, kind: OfType = "kernel") -> None:
-    """Delete a repository with everything in it."""
-    with _opened(root) as opened:
-        found = _repository(opened, name, kind)
-        opened.store.delete(found)
+    """Delete a repository with everything in it; its releases stay in the log and come back with no other content."""
+    with opened_root(root) as opened:
+        found = find_repository(opened, name, kind)
+        opened.store.delete(found, administrator())
     echo(f"deleted {found.type} {found.full_name}")
 
 
@@ -326,7 +299,7 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Join packs and drop large files that no commit names."""
-    with _opened(root) as opened:
+    with opened_root(root) as opened:
         from kernels_hub.server.maintenance import collect_garbage
 
         done = collect_garbage(opened, prune=prune)
@@ -350,7 +323,7 @@ def fsck(
     as_json: AsJson = False,
 ) -> None:
     """Check rows, objects, refs and files; exit code 1 on trouble."""
-    with _opened(root) as opened:
+    with opened_root(root) as opened:
         from kernels_hub.server.maintenance import check
 
         problems = check(opened, content=not quick)
@@ -368,7 +341,7 @@ def fsck(
 @hub.command("backup")
 def backup(target: Annotated[Path, typer.Argument(help="A new folder.")], root: Root) -> None:
     """Copy a root, also while servers run on it."""
-    with _opened(root) as opened:
+    with opened_root(root) as opened:
         from kernels_hub.server.maintenance import backup as copy
 
         copy(opened, target)

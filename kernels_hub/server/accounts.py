@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 
 from kernels_hub.errors import KernelsHubError
+from kernels_hub.server.audit import Audit, utc
 from kernels_hub.server.database import Database
 from kernels_hub.server.paths import checked_account_name, is_name
 from kernels_hub.server.refusal import Refusal
@@ -60,14 +61,17 @@ class Membership:
 class Accounts:
     """The accounts of one Hub."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, audit: Audit) -> None:
         self._database = database
+        self._audit = audit
 
     # -- users and organisations
 
     def add_user(self, name: str, *, trusted: bool = False) -> Account:
         """A new user. Raises KernelsHubError where the name is taken or cannot be one."""
-        self._add(name, "user", trusted)
+        with self._database.transaction():
+            self._add(name, "user", trusted)
+            self._audit.record("user.add", name)
         return self.required(name, "user")
 
     def add_organisation(self, name: str, admin: str, *, trusted: bool = False) -> Account:
@@ -76,6 +80,7 @@ class Accounts:
         with self._database.transaction():
             self._add(name, "org", trusted)
             self._database.change("INSERT INTO members VALUES (?, ?, 'admin')", name, admin)
+            self._audit.record("org.add", name, admin=admin, trusted="yes" if trusted else "")
         return self.required(name, "org")
 
     def _add(self, name: str, kind: str, trusted: bool) -> None:
@@ -94,8 +99,10 @@ class Accounts:
 
     def set_trusted(self, name: str, trusted: bool) -> None:
         """Set or clear an organisation's trusted-publisher flag."""
-        self.required(name, "org")
-        self._database.change("UPDATE accounts SET trusted = ? WHERE name = ?", int(trusted), name)
+        name = self.required(name, "org").name
+        with self._database.transaction():
+            self._database.change("UPDATE accounts SET trusted = ? WHERE name = ?", int(trusted), name)
+            self._audit.record("org.trust", name, trusted="yes" if trusted else "no")
 
     def set_member(self, organisation: str, user: str, role: str | None) -> None:
         """Give a user a role in an organisation; None takes it away. One admin always stays."""
@@ -112,6 +119,7 @@ class Accounts:
                 self._database.change("INSERT INTO members VALUES (?, ?, ?)", organisation, user, role)
             if not any(member.role == "admin" for member in self.members(organisation)):
                 raise KernelsHubError(f"{user} is the last admin of {organisation}; make another one first")
+            self._audit.record("org.member", organisation, user=user, role=role or "none")
 
     def remove(self, name: str, kind: str) -> None:
         """Remove a user (with tokens) or an organisation; refused while it owns repositories."""
@@ -132,6 +140,7 @@ class Accounts:
                         f"{account.name} is the last admin of {membership.organisation}; make another one first"
                     )
             self._database.change("DELETE FROM accounts WHERE name = ?", account.name)
+            self._audit.record(f"{kind}.remove", account.name)
 
     def find(self, name: str) -> Account | None:
         """The account of a name, in any case."""
@@ -192,18 +201,23 @@ class Accounts:
             raise KernelsHubError(f"{repository!r} is not a repository's id; expected org/name")
         secret = "hf_" + "".join(secrets.choice(_LETTERS) for _ in range(40))
         token = Token(secrets.token_hex(6), user, role, repository, time.time(), expires)
-        self._database.change(
-            "INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?)",
-            *(
-                token.id,
-                _digest(secret),
-                token.user,
-                token.role,
-                token.repository,
-                token.created,
-                token.expires,
-            ),
-        )
+        with self._database.transaction():
+            self._database.change(
+                "INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?)",
+                *(
+                    token.id,
+                    _digest(secret),
+                    token.user,
+                    token.role,
+                    token.repository,
+                    token.created,
+                    token.expires,
+                ),
+            )
+            until = "" if expires is None else utc(expires)
+            self._audit.record(
+                "token.new", token.id, user=user, role=role, repository=repository, until=until
+            )
         return secret, token
 
     def tokens(self, user: str | None = None) -> list[Token]:
@@ -222,7 +236,9 @@ class Accounts:
         )
         if row is None:
             raise KernelsHubError("there is no such token; `kernels-hub hub token list` shows their ids")
-        self._database.change("DELETE FROM tokens WHERE id = ?", row["id"])
+        with self._database.transaction():
+            self._database.change("DELETE FROM tokens WHERE id = ?", row["id"])
+            self._audit.record("token.remove", row["id"], user=row["user"])
         return _token(row)
 
     def authenticate(self, secret: str) -> Token | None:

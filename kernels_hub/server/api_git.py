@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 from collections.abc import Sequence
 from urllib.parse import parse_qs, quote
 
@@ -16,9 +17,10 @@ from kernels_hub.server.listing import Entry, Listing
 from kernels_hub.server.paths import checked_path
 from kernels_hub.server.refs import BRANCHES, TAGS
 from kernels_hub.server.refusal import bad_request, entry_not_found
+from kernels_hub.server.release_log import chain_of
 from kernels_hub.server.upload_mode import UploadRules
 
-_TREE_PAGE, _COMMITS_PAGE = 1000, 50
+_TREE_PAGE, _COMMITS_PAGE, _LOG_PAGE = 1000, 50, 1000
 
 
 def refs(call: Call) -> Response:
@@ -37,14 +39,18 @@ def create_branch(call: Call) -> Response:
     """A branch, at `startingPoint` or at main."""
     repository, document = call.writable(), call.parse(BranchBody)
     call.hub.changes.create_branch(
-        *(repository, call.params["branch"], document.starting_point), overwrite=document.overwrite is True
+        repository,
+        call.params["branch"],
+        document.starting_point,
+        overwrite=document.overwrite is True,
+        author=call.caller.user or "",
     )
     return json_response({})
 
 
 def delete_branch(call: Call) -> Response:
     """Delete a branch."""
-    call.hub.changes.delete_branch(call.writable(), call.params["branch"])
+    call.hub.changes.delete_branch(call.writable(), call.params["branch"], call.caller.user or "")
     return json_response({})
 
 
@@ -58,8 +64,8 @@ def create_tag(call: Call) -> Response:
 
 
 def delete_tag(call: Call) -> Response:
-    """Delete a tag."""
-    call.hub.changes.delete_tag(call.writable(), call.params["revision"])
+    """Delete a tag; 403 for a release."""
+    call.hub.changes.delete_tag(call.writable(), call.params["revision"], call.caller.user or "")
     return json_response({})
 
 
@@ -203,9 +209,32 @@ async def commit(call: Call) -> Response:
     return json_response({"success": True, "commitOid": changed.oid, "commitUrl": url, "hookOutput": ""})
 
 
+def release_log(call: Call) -> Response:
+    """The log of releases and yanks from an entry on, and its head; only our own Hub has one."""
+    repository, log = call.visible(), call.hub.releases.log
+    # Whoever read the refs before finds every release of theirs here.
+    call.hub.changes.recover(repository)
+    start = call.query("after") or "0"
+    if not (start.isascii() and start.isdigit() and len(start) < 10):
+        raise bad_request("after must be a number of entries")
+    chain = chain_of(repository)
+    length, head = log.head(chain)
+    entries = log.entries(chain, int(start), call.number("limit", _LOG_PAGE, _LOG_PAGE))
+    return json_response(
+        {
+            "format": 1,
+            "repository": chain,
+            "length": length,
+            "head": head,
+            "entries": [json.loads(entry.canonical()) for entry in entries],
+        }
+    )
+
+
 _REPOSITORY = "/api/{type:models|kernels}/{namespace}/{name}"
 ROUTES = [
     Route("GET", _REPOSITORY + "/refs", refs),
+    Route("GET", _REPOSITORY + "/release-log", release_log),
     Route("POST", _REPOSITORY + "/branch/{branch}", create_branch),
     Route("DELETE", _REPOSITORY + "/branch/{branch}", delete_branch),
     Route("POST", _REPOSITORY + "/tag/{revision}", create_tag),

@@ -78,7 +78,8 @@ def delete(call: Call) -> Response:
     repository = call.hub.access.writable(
         call.caller, _type(document), namespace, document.name or "", admin=True
     )
-    call.hub.store.delete(repository)
+    with call.acting():
+        call.hub.store.delete(repository, call.caller.user or "")
     return json_response({})
 
 
@@ -93,8 +94,8 @@ def move(call: Call) -> Response:
     namespace = _namespace(call, new_space)
     name = checked_repository_name(new_name)
     call.hub.access.check_write(call.caller, namespace, name, admin=True)
-    if not call.hub.repositories.rename(repository, namespace, name):
-        raise Refusal(409, f"There is {namespace}/{name} already")
+    with call.acting():
+        call.hub.changes.rename(repository, namespace, name, call.caller.user or "")
     return json_response({"url": call.base + f"/{namespace}/{name}"})
 
 
@@ -104,10 +105,11 @@ def settings(call: Call) -> Response:
     private, gated = _private(document), document.gated
     if gated is True:
         raise bad_request("gated must be auto, manual or false, not true")
-    if private is not None:
-        call.hub.repositories.set_private(repository, private)
-    if gated is not None:
-        call.hub.repositories.set_gated(repository, gated or "")
+    with call.acting():
+        if private is not None:
+            call.hub.repositories.set_private(repository, private)
+        if gated is not None:
+            call.hub.repositories.set_gated(repository, gated or "")
     current = call.hub.repositories.by_id(repository.id) or repository
     return json_response({"private": current.private, "gated": current.gated or False})
 
@@ -208,7 +210,8 @@ def ask_access(call: Call) -> Response:
         raise bad_request(f"{repository.full_name} is open: nobody needs to ask")
     if call.hub.repositories.grant_of(repository, call.caller.user) is None:
         status = "accepted" if repository.gated == "auto" else "pending"
-        call.hub.repositories.grant(repository, call.caller.user, status)
+        with call.acting():
+            call.hub.repositories.grant(repository, call.caller.user, status)
     return json_response({"status": call.hub.repositories.grant_of(repository, call.caller.user)})
 
 
@@ -244,7 +247,8 @@ def handle_request(call: Call) -> Response:
     account = call.hub.accounts.find(name)
     if account is None or account.kind != "user":
         raise Refusal(404, f"There is no user {name[:100]!r}")
-    call.hub.repositories.grant(repository, account.name, status)
+    with call.acting():
+        call.hub.repositories.grant(repository, account.name, status)
     return json_response({"user": account.name, "status": status})
 
 

@@ -12,6 +12,7 @@ import inspect
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from starlette.responses import Response
 from kernels_hub.errors import MetadataError
 from kernels_hub.parsing import parse_json
 from kernels_hub.server.access import Caller
+from kernels_hub.server.audit import acting
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.refusal import bad_request, too_large, unauthorized
 from kernels_hub.server.repositories import Repository
@@ -97,6 +99,13 @@ class Call:
         return self.hub.access.writable(
             self.caller, REPOSITORY_TYPES[params["type"]], params["namespace"], params["name"], admin=admin
         )
+
+    def acting(self) -> AbstractContextManager[None]:
+        """What is changed inside is recorded in the audit log as done by the caller."""
+        token = self.caller.token
+        client = self.request.client
+        source = f"token {token.id if token else '-'} from {client.host if client else '-'}"
+        return acting(token.user if token else "", source)
 
     @property
     def base(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernels_hub.server.commit import AddFile, AddLarge, CommitRequest, DeleteFile, Operation
 from kernels_hub.server.durable import flush_folder, locked
@@ -27,6 +27,7 @@ from kernels_hub.server.refusal import (
     revision_not_found,
     too_large,
 )
+from kernels_hub.server.releases import Force, Releases
 from kernels_hub.server.repositories import Repository
 from kernels_hub.server.store import DEFAULT_BRANCH, Content, Store, parse_commit
 
@@ -76,12 +77,21 @@ class Changed:
     new: bool
 
 
+@dataclass(frozen=True)
+class _Open:
+    """A repository whose lock is held."""
+
+    repository: Repository
+    content: Content
+
+
 class Changes:
     """Everything that changes the content of a repository."""
 
-    def __init__(self, store: Store, limits: Limits) -> None:
+    def __init__(self, store: Store, limits: Limits, releases: Releases) -> None:
         self._store = store
         self._limits = limits
+        self._releases = releases
 
     def create(self, kind: str, namespace: str, name: str, *, private: bool, author: str) -> Repository:
         """A new repository with its first commit. 409, or 400 where a name differs only in case."""
@@ -93,7 +103,7 @@ class Changes:
         tree, trees = build_trees({".gitattributes": (REGULAR, attributes.oid)})
         commit = _commit_object(tree, (), author, "initial commit")
         content.packs.write([attributes, *trees, commit])
-        content.refs.change({BRANCHES + DEFAULT_BRANCH: Ref(commit.oid)})
+        content.refs.replace({BRANCHES + DEFAULT_BRANCH: Ref(commit.oid)})
         content.packs.close()
         layout = self._store.layout
         # Under the lock: a sweep takes a folder without a row for what a crash left.
@@ -120,14 +130,46 @@ class Changes:
         raise Refusal(409, f"You already created this {kind} repo: {known.full_name}")
 
     @contextmanager
-    def _changing(self, repository: Repository) -> Iterator[Content]:
-        """The content under the repository's lock, unless the repository was deleted meanwhile."""
+    def _changing(self, repository: Repository) -> Iterator[_Open]:
+        """The repository under its lock, as it is now; unless it was deleted meanwhile."""
         with locked(self._store.layout.lock(repository.id)):
-            if self._store.repositories.by_id(repository.id) is None:
+            now = self._store.repositories.by_id(repository.id)
+            if now is None:
                 self._store.layout.lock(repository.id).unlink(missing_ok=True)
                 raise repository_not_found(anonymous=False)
-            self._store.repositories.mark_changed(repository)
-            yield self._store.content(repository)
+            self._store.repositories.mark_changed(now)
+            content = self._store.content(now)
+            self._releases.recover(now, content.packs, content.refs)
+            yield _Open(now, content)
+
+    def _write(
+        self, at: _Open, changes: Mapping[str, Ref | None], actor: str, force: Force | None = None
+    ) -> None:
+        content = at.content
+        self._releases.write(at.repository, content.packs, content.refs, changes, actor, force)
+
+    def recover(self, repository: Repository) -> None:
+        """Complete what a crash interrupted, if anything. Waits for whoever works on the repository."""
+        if self._releases.needs_recovery(repository):
+            with self._changing(repository):
+                pass
+
+    def rename(self, repository: Repository, namespace: str, name: str, actor: str) -> None:
+        """Give a repository another name. 409 where that is taken, or released these versions with other content."""
+        with self._changing(repository) as at:
+            old, content = at.repository, at.content
+            new = replace(old, namespace=namespace, name=name)
+            if new.full_name == old.full_name:
+                return
+            refs = content.refs.all()
+            with self._store.repositories.transaction():
+                if not self._store.repositories.rename(old, namespace, name):
+                    raise Refusal(409, f"There is {new.full_name} already")
+                if new.full_name.lower() != old.full_name.lower():
+                    self._releases.rename(old, new, refs, content.packs, actor)
+                self._releases.audit.record(
+                    "repository.rename", old.full_name, type=old.type, to=new.full_name
+                )
 
     # -- commits
 
@@ -136,7 +178,8 @@ class Changes:
 
         412 when `request.parent` is not the head; 400 or 404 when the operations do not fit.
         """
-        with self._changing(repository) as content:
+        with self._changing(repository) as at:
+            content = at.content
             head = _branch_head(content, branch)
             if request.parent is not None and not _same_commit(request.parent, head):
                 raise Refusal(
@@ -153,7 +196,7 @@ class Changes:
             commit = _commit_object(tree, (head,), author, request.message)
             new = [item for item in (*blobs, *trees) if item.oid not in known]
             content.packs.write([*new, commit])
-            content.refs.change({BRANCHES + branch: Ref(commit.oid)})
+            self._write(at, {BRANCHES + branch: Ref(commit.oid)}, author)
             # The commit stands: a full disk must not make it look refused.
             with suppress(OSError):
                 content.packs.merge_many()
@@ -209,51 +252,82 @@ class Changes:
     # -- branches and tags
 
     def create_branch(
-        self, repository: Repository, branch: str, start: str | None, *, overwrite: bool = False
+        self,
+        repository: Repository,
+        branch: str,
+        start: str | None,
+        *,
+        overwrite: bool = False,
+        author: str = "",
     ) -> None:
-        """A branch at a revision (default: the head of main). 409 where there is one."""
+        """A branch at a revision (default: the head of main). 409 where there is one; 403 for a release's name."""
         checked_ref_name(branch)
-        with self._changing(repository) as content:
-            refs = content.refs.all()
+        with self._changing(repository) as at:
+            refs = at.content.refs.all()
             if BRANCHES + branch in refs and not overwrite:
                 raise Refusal(409, f"Reference already exists: {BRANCHES}{branch}")
-            commit = self._store.resolve(repository, start or DEFAULT_BRANCH)
+            commit = self._store.resolve(at.repository, start or DEFAULT_BRANCH)
             _check_ref_folders(refs, BRANCHES + branch)
-            content.refs.change({BRANCHES + branch: Ref(commit)})
+            self._write(at, {BRANCHES + branch: Ref(commit)}, author)
 
-    def delete_branch(self, repository: Repository, branch: str) -> None:
+    def delete_branch(self, repository: Repository, branch: str, author: str = "") -> None:
         """Delete a branch other than main."""
         if branch == DEFAULT_BRANCH:
             raise forbidden(f"The branch {DEFAULT_BRANCH} cannot be deleted")
-        self._delete_ref(repository, BRANCHES + branch, branch)
+        self._delete_ref(repository, BRANCHES + branch, branch, author)
 
     def create_tag(
         self, repository: Repository, tag: object, revision: str, message: str | None, author: str
     ) -> None:
-        """A tag at a revision, annotated where there is a message. 409 where there is one."""
+        """A tag at a revision, annotated where there is a message; a tag vX.Y.Z is a release from now on.
+
+        409 where there is one. 409 or 403 where the version was released before, in another spelling or with
+        other content.
+        """
         name = checked_ref_name(tag)
-        with self._changing(repository) as content:
+        with self._changing(repository) as at:
+            content = at.content
             refs = content.refs.all()
             if TAGS + name in refs:
                 raise Refusal(409, f"Tag reference exists already: {TAGS}{name}")
-            commit = self._store.resolve(repository, revision)
+            commit = self._store.resolve(at.repository, revision)
             _check_ref_folders(refs, TAGS + name)
             ref = Ref(commit)
             if message:
                 annotated = _tag_object(commit, name, author, message)
                 content.packs.write([annotated])
                 ref = Ref(annotated.oid, commit)
-            content.refs.change({TAGS + name: ref})
+            self._write(at, {TAGS + name: ref}, author)
 
-    def delete_tag(self, repository: Repository, tag: str) -> None:
-        """Delete a tag."""
-        self._delete_ref(repository, TAGS + tag, tag)
+    def delete_tag(
+        self, repository: Repository, tag: str, author: str = "", *, force: Force | None = None
+    ) -> None:
+        """Delete a tag; 403 for a release, except by force."""
+        self._delete_ref(repository, TAGS + tag, tag, author, force)
 
-    def _delete_ref(self, repository: Repository, full: str, name: str) -> None:
-        with self._changing(repository) as content:
-            if full not in content.refs.all():
+    def force_tag(self, repository: Repository, tag: str, revision: str, author: str, force: Force) -> None:
+        """Put a release's tag at another commit, also a deleted one's: an administrator's act, which is logged.
+
+        404 for a version that was never released, 409 where the tag is at the commit.
+        """
+        name = checked_ref_name(tag)
+        with self._changing(repository) as at:
+            refs = at.content.refs.all()
+            commit = self._store.resolve(at.repository, revision)
+            if TAGS + name not in refs and not self._releases.knows(at.repository, name):
                 raise revision_not_found(name)
-            content.refs.change({full: None})
+            if (now := refs.get(TAGS + name)) is not None and now.commit == commit:
+                raise Refusal(409, f"{name} of {at.repository.full_name} is at {commit} already")
+            _check_ref_folders(refs, TAGS + name)
+            self._write(at, {TAGS + name: Ref(commit)}, author, force)
+
+    def _delete_ref(
+        self, repository: Repository, full: str, name: str, author: str, force: Force | None = None
+    ) -> None:
+        with self._changing(repository) as at:
+            if full not in at.content.refs.all():
+                raise revision_not_found(name)
+            self._write(at, {full: None}, author, force)
 
 
 def _branch_head(content: Content, branch: str) -> str:

@@ -60,6 +60,32 @@ CREATE TABLE IF NOT EXISTS objects (
     touched REAL NOT NULL,
     PRIMARY KEY (repository, oid)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS release_log (
+    chain TEXT NOT NULL COLLATE NOCASE,
+    number INTEGER NOT NULL,
+    document TEXT NOT NULL,
+    hash TEXT NOT NULL,
+    oid TEXT NOT NULL,
+    PRIMARY KEY (chain, number)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS pending_refs (
+    repository TEXT PRIMARY KEY REFERENCES repositories ON DELETE CASCADE,
+    changes TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS unlogged (
+    repository TEXT PRIMARY KEY REFERENCES repositories ON DELETE CASCADE
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS audit_log (
+    number INTEGER PRIMARY KEY,
+    document TEXT NOT NULL,
+    hash TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS upgrades (name TEXT PRIMARY KEY) WITHOUT ROWID;
+"""
+_APPEND_ONLY = ("release_log", "audit_log")
+_KEEP = """
+CREATE TRIGGER IF NOT EXISTS {table}_{action} BEFORE {action} ON {table}
+BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END;
 """
 
 
@@ -73,11 +99,22 @@ class Database:
         self._guard = threading.Lock()
         try:
             self._connection().executescript(_SCHEMA)
+            for table in _APPEND_ONLY:
+                for action in ("UPDATE", "DELETE"):
+                    self._connection().executescript(_KEEP.format(table=table, action=action))
+            self._upgrade()
         except sqlite3.DatabaseError as error:
             raise KernelsHubError(
                 f"{path} cannot be used: {error}; if it is damaged, put back the one of a copy made by "
                 "`kernels-hub hub backup`"
             ) from error
+
+    def _upgrade(self) -> None:
+        """Note, once a root, the repositories that are older than the release log: their tags are not in it."""
+        if self.row("SELECT 1 FROM upgrades WHERE name = 'release_log'") is None:
+            with self.transaction():
+                if self.change("INSERT OR IGNORE INTO upgrades VALUES ('release_log')"):
+                    self.change("INSERT OR IGNORE INTO unlogged SELECT id FROM repositories")
 
     def _connection(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
@@ -114,8 +151,14 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Several statements of this thread as one, writing from the start; undone on an error."""
+        """Several statements of this thread as one, writing from the start; undone on an error.
+
+        One inside another is part of the outer one.
+        """
         connection = self._connection()
+        if connection.in_transaction:
+            yield
+            return
         connection.execute("BEGIN IMMEDIATE")
         try:
             yield

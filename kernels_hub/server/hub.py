@@ -8,12 +8,14 @@ from typing import Self
 
 from kernels_hub.server.access import Access
 from kernels_hub.server.accounts import Accounts
+from kernels_hub.server.audit import Audit
 from kernels_hub.server.changes import Changes
 from kernels_hub.server.database import Database
 from kernels_hub.server.layout import Layout
 from kernels_hub.server.lfs import LargeFiles
 from kernels_hub.server.limits import Budget, Limits
 from kernels_hub.server.refusal import Refusal, forbidden
+from kernels_hub.server.releases import Releases
 from kernels_hub.server.repositories import Repositories, Repository
 from kernels_hub.server.search import SCHEMA, Search
 from kernels_hub.server.signing import Signer
@@ -31,14 +33,16 @@ class Hub:
         self.limits = limits or Limits()
         self.layout = Layout.open(root, create=create)
         self.database = Database(self.layout.database)
-        self.accounts = Accounts(self.database)
-        self.repositories = Repositories(self.database)
+        self.audit = Audit(self.database)
+        self.accounts = Accounts(self.database, self.audit)
+        self.repositories = Repositories(self.database, self.audit)
         self.database.add(SCHEMA)
         self.access = Access(self.accounts, self.repositories)
         self.large_files = LargeFiles(self.layout, self.database)
-        self.store = Store(self.layout, self.repositories, self.large_files)
+        self.releases = Releases(self.database, self.large_files, self.audit)
+        self.store = Store(self.layout, self.repositories, self.large_files, self.releases)
         self.search = Search(self.database, self.accounts, self.repositories, self.store)
-        self.changes = Changes(self.store, self.limits)
+        self.changes = Changes(self.store, self.limits, self.releases)
         self.commits = Budget(self.limits.max_commits_bytes)
         self.signer = Signer(self.layout.secret(), self.limits.upload_seconds)
 

@@ -21,6 +21,9 @@ from kernels_hub.server.listing import parse_pointer
 from kernels_hub.server.packs import BLOB, COMMIT, TAG, TREE
 from kernels_hub.server.paths import is_sha256
 from kernels_hub.server.reachable import reach
+from kernels_hub.server.refs import RefsDamagedError
+from kernels_hub.server.refusal import Refusal
+from kernels_hub.server.release_check import check_logs, fit_copy, lost_refs, ref_problems
 from kernels_hub.server.repositories import Repository
 from kernels_hub.server.sweep import sweep
 
@@ -65,6 +68,7 @@ def collect_garbage(hub: Hub, *, prune: bool = False, grace: float = GRACE_SECON
             with locked(hub.layout.lock(repository.id)):
                 if hub.repositories.by_id(repository.id) is None:
                     continue
+                _check_refs(hub, repository)
                 old = hub.store.content(repository).packs.names()
                 was = sum(path.stat().st_size for path in old)
                 needed = _join_packs(hub, repository, old, prune=prune)
@@ -73,6 +77,21 @@ def collect_garbage(hub: Hub, *, prune: bool = False, grace: float = GRACE_SECON
                 before, after, removed = before + len(old), after + len(new), removed + count
                 freed += size + was - sum(path.stat().st_size for path in new)
     return Collected(before, after, removed, freed, tuple(swept))
+
+
+def _check_refs(hub: Hub, repository: Repository) -> None:
+    """Refuse to remove anything of a repository whose refs are not all there: they say what is needed."""
+    content = hub.store.content(repository)
+    try:
+        hub.releases.recover(repository, content.packs, content.refs)
+        problems = ref_problems(hub, repository, content.refs.all())
+    except (RefsDamagedError, KeyError) as error:
+        problems = [error.problem if isinstance(error, RefsDamagedError) else f"object {error} is missing"]
+    if problems:
+        raise KernelsHubError(
+            f"{repository.full_name} is damaged ({problems[0]}); nothing was removed, "
+            "run `kernels-hub hub fsck` and restore it from a backup"
+        )
 
 
 def _join_packs(hub: Hub, repository: Repository, packs: list[Path], *, prune: bool) -> set[str]:
@@ -132,6 +151,7 @@ def check(hub: Hub, *, content: bool = True) -> list[str]:
             if found and hub.repositories.by_id(repository.id) is None:
                 continue  # Deleted meanwhile.
             problems += [f"{repository.type} {repository.full_name}: {problem}" for problem in found]
+        problems += check_logs(hub)
     return problems
 
 
@@ -140,7 +160,16 @@ def _check_repository(hub: Hub, repository: Repository, read_large: bool) -> Ite
         yield "its folder is missing"
         return
     content = hub.store.content(repository)
-    refs = content.refs.all()
+    with suppress(RefsDamagedError, KeyError), locked(hub.layout.lock(repository.id)):
+        # What a process that was killed has begun; it is no problem until nobody can complete it.
+        hub.releases.recover(repository, content.packs, content.refs)
+    try:
+        refs = content.refs.all()
+    except RefsDamagedError as error:
+        refs = {}
+        yield from lost_refs(hub, repository, content.packs, error.problem)
+    else:
+        yield from ref_problems(hub, repository, refs)
     for oid in content.packs.oids():
         try:
             kind, data = content.packs.read_stored(oid)
@@ -182,11 +211,17 @@ def backup(hub: Hub, target: Path) -> None:
         for name in ("repositories", "locks", "incoming", "multipart"):
             (partial / name).mkdir()
         for repository in hub.repositories.all():
-            _copy_repository(hub, repository, partial / "repositories" / repository.id)
+            with suppress(Refusal, KeyError):  # what a crash interrupted is completed before it is copied
+                hub.changes.recover(repository)
+        # The rows first: every release that their log has is in the refs that are copied after it.
         hub.database.backup(partial / "hub.sqlite")
+        for repository in hub.repositories.all():
+            _copy_repository(hub, repository, partial / "repositories" / repository.id)
         _fit_rows(partial)
     shutil.copy2(hub.layout.root / "secret", partial / "secret")
     (partial / "FORMAT").write_text(FORMAT)
+    with Hub(partial) as copy:
+        fit_copy(copy)
     os.sync()
     partial.rename(target)
     flush_folder(target.parent)

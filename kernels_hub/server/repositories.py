@@ -5,8 +5,10 @@ from __future__ import annotations
 import sqlite3
 import time
 import uuid
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from kernels_hub.server.audit import Audit
 from kernels_hub.server.database import Database
 from kernels_hub.server.paths import is_name
 
@@ -39,8 +41,13 @@ class Repository:
 class Repositories:
     """The table of repositories, and of who was let into gated ones."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, audit: Audit) -> None:
         self._database = database
+        self._audit = audit
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Several changes of rows as one."""
+        return self._database.transaction()
 
     def find(self, kind: str, namespace: str, name: str) -> Repository | None:
         """The repository of a type and name, in any case."""
@@ -98,11 +105,20 @@ class Repositories:
 
     def set_private(self, repository: Repository, private: bool) -> None:
         """Hide a repository from strangers, or show it."""
-        self._database.change("UPDATE repositories SET private = ? WHERE id = ?", int(private), repository.id)
+        with self._database.transaction():
+            self._database.change(
+                "UPDATE repositories SET private = ? WHERE id = ?", int(private), repository.id
+            )
+            self._record("private", repository, private="yes" if private else "no")
 
     def set_gated(self, repository: Repository, gated: str) -> None:
         """Ask for access before downloads ("auto", "manual"), or not ("")."""
-        self._database.change("UPDATE repositories SET gated = ? WHERE id = ?", gated, repository.id)
+        with self._database.transaction():
+            self._database.change("UPDATE repositories SET gated = ? WHERE id = ?", gated, repository.id)
+            self._record("gated", repository, gated=gated or "no")
+
+    def _record(self, action: str, repository: Repository, **detail: str) -> None:
+        self._audit.record(f"repository.{action}", repository.full_name, type=repository.type, **detail)
 
     def rename(self, repository: Repository, namespace: str, name: str) -> bool:
         """Give a repository another name; False where that is taken."""
@@ -120,11 +136,13 @@ class Repositories:
 
     def grant(self, repository: Repository, user: str, status: str) -> None:
         """Record who may download from a gated repository."""
-        self._database.change(
-            "INSERT INTO grants VALUES (?, ?, ?, ?) ON CONFLICT (repository, user) "
-            "DO UPDATE SET status = excluded.status, changed = excluded.changed",
-            *(repository.id, user, status, time.time()),
-        )
+        with self._database.transaction():
+            self._database.change(
+                "INSERT INTO grants VALUES (?, ?, ?, ?) ON CONFLICT (repository, user) "
+                "DO UPDATE SET status = excluded.status, changed = excluded.changed",
+                *(repository.id, user, status, time.time()),
+            )
+            self._record("grant", repository, user=user, status=status)
 
     def grant_of(self, repository: Repository, user: str) -> str | None:
         """A user's status for a gated repository."""

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernels_hub.repository.release_entry import version_key
 from kernels_hub.server.durable import flush_folder, locked, write_flushed
 from kernels_hub.server.layout import Layout
 from kernels_hub.server.lfs import LargeFiles
@@ -18,6 +19,7 @@ from kernels_hub.server.packs import COMMIT, TAG, ByteCache, Packs
 from kernels_hub.server.paths import is_commit
 from kernels_hub.server.refs import BRANCHES, TAGS, Refs
 from kernels_hub.server.refusal import Refusal, repository_not_found, revision_not_found
+from kernels_hub.server.releases import Releases
 from kernels_hub.server.repositories import Repositories, Repository
 
 DEFAULT_BRANCH = "main"
@@ -55,8 +57,11 @@ class CommitInfo:
 class Store:
     """Content by repository."""
 
-    def __init__(self, layout: Layout, repositories: Repositories, large_files: LargeFiles) -> None:
+    def __init__(
+        self, layout: Layout, repositories: Repositories, large_files: LargeFiles, releases: Releases
+    ) -> None:
         self.layout = layout
+        self.releases = releases
         self.repositories = repositories
         self.large_files = large_files
         self._cache = ByteCache(_CACHE_BYTES)
@@ -101,11 +106,18 @@ class Store:
         git = home / "git"
         return Content(Packs(git, ByteCache(0), self.layout.temporary), Refs(git, self.layout.temporary))
 
-    def delete(self, repository: Repository) -> None:
-        """Delete a repository: the row first, then its files, which nobody finds any more."""
+    def delete(self, repository: Repository, actor: str = "") -> None:
+        """Delete a repository: the row first, then its files, which nobody finds any more.
+
+        The release log keeps its releases, each with its end: none of them comes back with other content.
+        """
         with locked(self.layout.lock(repository.id)):
-            if not self.repositories.delete(repository):
-                raise repository_not_found(anonymous=False)
+            with self.repositories.transaction():
+                now = self.repositories.by_id(repository.id)
+                if now is None or not self.repositories.delete(now):
+                    raise repository_not_found(anonymous=False)
+                self.releases.bury(now, actor)
+                self.releases.audit.record("repository.delete", now.full_name, type=now.type)
             self.discard(repository.id)
         self.layout.lock(repository.id).unlink(missing_ok=True)
 
@@ -146,7 +158,9 @@ class Store:
         """The commit of a branch, tag or commit id; RevisionNotFound otherwise."""
         content = self.content(repository)
         refs = content.refs.all()
-        for name in (revision, BRANCHES + revision, TAGS + revision):
+        # A release's tag before a branch of its name, which older roots may have.
+        order = (TAGS, BRANCHES) if version_key(revision) else (BRANCHES, TAGS)
+        for name in (revision, *(place + revision for place in order)):
             if name.startswith("refs/") and (ref := refs.get(name)) is not None:
                 return ref.commit
         if is_commit(revision) and content.packs.kind(revision) == COMMIT:

@@ -1,8 +1,9 @@
 """What a crash may have left, removed when a server starts; other servers may be running on the root.
 
 Everything here is invisible already: files of dead processes, uploads that nobody finishes, packs
-without an index. A repository without a row is most likely one that was being made or deleted, but a
-hub.sqlite that was put back from an old copy leaves the same: those are set aside, never deleted here.
+without an index. A release that is in the log and not yet a tag is completed. A repository without a
+row is most likely one that was being made or deleted, but a hub.sqlite that was put back from an old
+copy leaves the same: those are set aside, never deleted here.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from kernels_hub.server.durable import locked, try_lock
 from kernels_hub.server.hub import Hub
+from kernels_hub.server.refusal import Refusal
 from kernels_hub.server.xet.spool import spool_of
 
 _UPLOAD_SECONDS = 24 * 3600
@@ -58,6 +61,7 @@ def _sweep_repository(hub: Hub, home: Path) -> list[str]:
         if hub.repositories.by_id(home.name) is None:
             hub.store.set_aside(home.name)
             return [f"to orphans/, a repository without a row (being made or deleted?): {home.name}"]
+        _recover(hub, home.name)
         found = []
         folder = home / "git" / "objects" / "pack"
         for path in _entries(folder):
@@ -68,6 +72,16 @@ def _sweep_repository(hub: Hub, home: Path) -> list[str]:
         return found
     finally:
         os.close(descriptor)
+
+
+def _recover(hub: Hub, identifier: str) -> None:
+    """Complete a change of releases that a crash interrupted; the repository's lock is held."""
+    repository = hub.repositories.by_id(identifier)
+    if repository is not None and hub.releases.needs_recovery(repository):
+        # Damaged: fsck says how, and the server answers for the others.
+        with suppress(Refusal, KeyError):
+            content = hub.store.content(repository)
+            hub.releases.recover(repository, content.packs, content.refs)
 
 
 def _sweep_locks(hub: Hub) -> None:

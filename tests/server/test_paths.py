@@ -75,6 +75,7 @@ def test_refs_are_read_as_they_were_written(names: dict[str, tuple[str, bool]]):
     with tempfile.TemporaryDirectory() as folder:
         counter = iter(range(1000))
         refs = Refs(Path(folder), lambda: Path(folder) / f"t{next(counter)}")
+        refs.replace({})
         expected = {}
         for name, (digit, annotated) in names.items():
             with suppress(Refusal):

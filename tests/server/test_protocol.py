@@ -149,17 +149,22 @@ def test_branches_tags_and_quoted_revisions(api: HfApi, repo: str, kind: str, tm
     with pytest.raises(HfHubHTTPError, match="409"):
         api.create_tag(repo, tag="v1.0.0", repo_type=kind)
     api.create_tag(repo, tag="v1.0.0", exist_ok=True, repo_type=kind)
-    api.delete_tag(repo, tag="v1.0.0", repo_type=kind)
+    for tag in ("v1.0.0", "v1.1.0"):
+        with pytest.raises(
+            HfHubHTTPError, match="is a release, which is never deleted.*Publish a new version"
+        ):
+            api.delete_tag(repo, tag=tag, repo_type=kind)
+    api.create_tag(repo, tag="latest", repo_type=kind)
+    api.delete_tag(repo, tag="latest", repo_type=kind)
     api.delete_branch(repo, branch="feature/x", repo_type=kind)
     with pytest.raises(HfHubHTTPError, match="403"):
         api.delete_branch(repo, branch="main", repo_type=kind)
-    for missing in ("feature/x", "v1.0.0", "0" * 40):
+    for missing in ("feature/x", "latest", "0" * 40):
         with pytest.raises(RevisionNotFoundError):
             api.hf_hub_download(repo, "a", revision=missing, repo_type=kind, cache_dir=tmp_path / "c")
         with pytest.raises(RevisionNotFoundError):
             list(api.list_repo_tree(repo, revision=missing, repo_type=kind))
     # A commit that lost its branch is still there for those who pinned it.
-    api.delete_tag(repo, tag="v1.1.0", repo_type=kind)
     assert Path(api.hf_hub_download(repo, "a", revision=two, repo_type=kind)).read_text() == "2"
 
 

@@ -130,6 +130,16 @@ class Contents:
             return {}
         return {str(release): str(reason)[:_NAME_LENGTH] for release, reason in document.items()}
 
+    @cached_property
+    def changed(self) -> Mapping[str, str]:
+        """Release -> what became of it, for those that were moved or removed: the release log keeps them."""
+        entries = self.store.releases.changed(self.repository)
+        what = {"forced-move": "moved by force", "delete": "removed"}
+        return {
+            tag: f"{what[entry.kind]} on {entry.time[:10]}" + (f": {entry.note}" if entry.note else "")
+            for tag, entry in entries.items()
+        }
+
     def _reason(self, tag: str) -> str | None:
         return self.yanked.get(tag.removeprefix("v")) if is_release(tag) else None
 

@@ -1,0 +1,48 @@
+"""The root of a Hub as the commands of `kernels-hub hub` open it, and the arguments that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kernels_hub.errors import KernelsHubError
+
+if TYPE_CHECKING:
+    from kernels_hub.server.hub import Hub
+    from kernels_hub.server.repositories import Repository
+
+Root = Annotated[Path, typer.Option("--root", help="The Hub's folder.")]
+Named = Annotated[str, typer.Argument(metavar="ORG/NAME")]
+OfType = Annotated[str, typer.Option("--type", help="kernel or model.")]
+
+
+@contextmanager
+def opened_root(root: Path, *, create: bool = False) -> Iterator[Hub]:
+    """A Hub's root, beside the servers that run on it. What the server would refuse becomes a KernelsHubError."""
+    try:
+        from kernels_hub.server.hub import Hub
+        from kernels_hub.server.refusal import Refusal
+    except ModuleNotFoundError as error:
+        raise KernelsHubError(
+            f"serving a Hub needs {error.name}; pip install 'kernels-hub[serve]' brings it"
+        ) from error
+    with Hub(root, create=create) as opened:
+        try:
+            yield opened
+        except Refusal as refusal:
+            raise KernelsHubError(refusal.message) from refusal
+
+
+def find_repository(opened: Hub, name: str, kind: str) -> Repository:
+    """The repository of a name and type, or KernelsHubError."""
+    namespace, _, short = name.partition("/")
+    found = opened.repositories.find(kind, namespace, short)
+    if found is None:
+        raise KernelsHubError(
+            f"there is no {kind} repository {name!r}; `kernels-hub hub repo list` shows them, --type says the type"
+        )
+    return found
