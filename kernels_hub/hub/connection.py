@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import kernels_hub
-from kernels_hub.errors import RepositoryNotFoundError
-from kernels_hub.hub.cache import KnownRefs
+from kernels_hub.errors import HubError, RepositoryNotFoundError
+from kernels_hub.hub.cache import KnownRefs, RepositoryCache
 from kernels_hub.hub.http_errors import hub_errors, status_of
 from kernels_hub.hub.tree import BUILD, File, Tree
 from kernels_hub.repository.versions import MAIN, Refs
@@ -30,6 +30,9 @@ _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _TRIES = 5
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0
 _PARALLEL = 8
+_LOG_SECONDS = 30.0
+_WITHOUT_RELEASE_LOG = frozenset({"https://huggingface.co"})
+"""Hubs that are known to keep none: they need not be asked."""
 _T = TypeVar("_T")
 
 
@@ -77,13 +80,52 @@ class Connection:
         return self._ask(f"list the versions of {repo_id}", ask)
 
     def known_refs(self, repo_id: str, repo_type: str, cache_dir: Path) -> KnownRefs:
-        """The branches, the tags, and which releases are yanked: one call, and one more a new `main`."""
+        """The branches, the tags, and which releases are yanked: one call, and one more a new `main`.
+
+        Raises IntegrityError where the Hub's release log refuses them.
+        """
+        from kernels_hub.hub.release_log import checked_refs
+
         asked = time.time()
-        refs = self.refs(repo_id, repo_type)
+        place = RepositoryCache(cache_dir, repo_id, repo_type)
+        refs, _ = checked_refs(self, place, self.refs(repo_id, repo_type))
         yanked = {}
         if refs.tags and (main := refs.branches.get(MAIN)) is not None:
             yanked = self._yanked(repo_id, repo_type, main, cache_dir)
         return KnownRefs(refs, yanked, asked)
+
+    def release_log(self, repo_id: str, repo_type: str, after: int, most_bytes: int) -> bytes | None:
+        """The release log from an entry on, as JSON; None where the Hub keeps none, as Hugging Face's does not.
+
+        most_bytes: raises HubError for an answer that is longer.
+        """
+        if self.endpoint.rstrip("/") in _WITHOUT_RELEASE_LOG:
+            return None
+
+        def ask() -> bytes | None:
+            from huggingface_hub.utils._http import get_session, hf_raise_for_status
+
+            url = f"{self.endpoint}/api/{repo_type}s/{repo_id}/release-log"
+            content = bytearray()
+            with get_session().stream(
+                "GET",
+                url,
+                params={"after": str(after)},
+                headers=self.api._build_hf_headers(),
+                timeout=_LOG_SECONDS,
+            ) as response:
+                if response.status_code in (400, 404, 405) and not response.headers.get("X-Error-Code"):
+                    return None
+                for chunk in response.iter_bytes():
+                    content += chunk
+                    if len(content) > most_bytes:
+                        raise HubError(
+                            f"{url} answers with more than {most_bytes:,} bytes; nothing of it was used"
+                        )
+                hf_raise_for_status(response)
+            return bytes(content)
+
+        return self._ask(f"read the release log of {repo_id}", ask)
 
     def tree(self, repo_id: str, repo_type: str, commit: str) -> Tree:
         """The files below `build/`, in one call (a thousand files each)."""

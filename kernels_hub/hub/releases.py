@@ -22,11 +22,13 @@ from kernels_hub.errors import (
 from kernels_hub.hub.cache import RepositoryCache, cache_folder
 from kernels_hub.hub.connection import YANKED_FILE, Connection
 from kernels_hub.hub.http_errors import hub_errors, status_of
+from kernels_hub.hub.release_log import ReleaseLog, checked_refs
 from kernels_hub.hub.tree import BUILD, Tree
 from kernels_hub.repository.digest import list_files
 from kernels_hub.repository.interface import Interface, interface_of
 from kernels_hub.repository.load import KernelFiles
 from kernels_hub.repository.metadata import METADATA_FILE, Digest, read_metadata
+from kernels_hub.repository.release_entry import forced
 from kernels_hub.repository.versions import MAIN, Refs, Wanted, parse_tag
 
 REPO_TYPES = ("kernel", "model")
@@ -46,6 +48,8 @@ class ReleaseRow:
     """The reason, "" for none; None for a release that is not yanked."""
     branches: tuple[str, ...]
     """Branches that are at its commit."""
+    forced: str | None = None
+    """What an administrator did to it by force, as the release log tells it."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +63,23 @@ class Releases:
     branches: Mapping[str, str]
     tags: tuple[str, ...]
     """Tags that are no releases."""
+    log: ReleaseLog | None = None
+    """The release log, checked; None of a Hub that keeps none."""
 
 
 def find_repository(connection: Connection, repo_id: str, repo_type: str | None) -> tuple[str, Refs]:
-    """Its type, and its branches and tags. Raises RepositoryNotFoundError, HubError."""
+    """Its type, and its branches and tags. Raises RepositoryNotFoundError, HubError, IntegrityError."""
+    kind, refs, _ = _find(connection, repo_id, repo_type)
+    return kind, refs
+
+
+def _find(connection: Connection, repo_id: str, repo_type: str | None) -> tuple[str, Refs, ReleaseLog | None]:
     types = (repo_type,) if repo_type is not None else REPO_TYPES
     missing: RepositoryNotFoundError | None = None
     for kind in types:
         try:
-            return kind, connection.refs(repo_id, kind)
+            refs = connection.refs(repo_id, kind)
+            return kind, *checked_refs(connection, RepositoryCache(cache_folder(), repo_id, kind), refs)
         except RepositoryNotFoundError as error:
             missing = missing or error
     assert missing is not None
@@ -80,11 +92,12 @@ def list_releases(
     """Every release of a repository, with its date, and why it is yanked.
 
     repo_type: "kernel" or "model"; None to find out.
-    Raises RepositoryNotFoundError, HubError.
+    Raises RepositoryNotFoundError, HubError; IntegrityError where the release log refuses it.
     """
     connection = connection or Connection()
-    kind, refs = find_repository(connection, repo_id, repo_type)
+    kind, refs, log = _find(connection, repo_id, repo_type)
     yanked = read_yanked(connection, repo_id, kind, refs)
+    changed = {} if log is None else forced(log.entries)
     rows = []
     dates = _dates(connection, repo_id, kind, refs)
     for version, tag in refs.releases().items():
@@ -97,10 +110,11 @@ def list_releases(
                 date=dates.get(commit),
                 yanked=yanked.get(str(version)),
                 branches=tuple(sorted(name for name, head in refs.branches.items() if head == commit)),
+                forced=str(changed[tag]) if tag in changed else None,
             )
         )
     others = tuple(sorted(tag for tag in refs.tags if parse_tag(tag) is None))
-    return Releases(repo_id, kind, tuple(rows), dict(sorted(refs.branches.items())), others)
+    return Releases(repo_id, kind, tuple(rows), dict(sorted(refs.branches.items())), others, log)
 
 
 def yank(

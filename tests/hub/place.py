@@ -13,6 +13,7 @@ import pytest
 
 from kernels_hub import get_kernel
 from kernels_hub.hub import client
+from kernels_hub.hub.cache import RepositoryCache
 from tests.hub.small_kernels import put, write_variant
 from tests.running_hub import RunningHub
 
@@ -45,6 +46,10 @@ class Place:
 
     def get(self, name: str = "small", **wanted: Any) -> ModuleType:
         return get_kernel(self.repo(name), trust_remote_code=True, **wanted)
+
+    def cache_of(self, name: str = "small") -> Path:
+        """Where this library keeps what it knows of a kernel repository."""
+        return RepositoryCache(self.cache, self.repo(name), "kernel").folder / ".kernels_hub"
 
     def at(self, endpoint: str) -> None:
         """Ask this Hub from now on: what HF_ENDPOINT does for a new process."""
