@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from kernels_hub.compiler.codegen.toolchain import cache_folder
+from kernels_hub.compiler.errors import PlanError
+from kernels_hub.parsing import Struct, Text, parse_json
 
 _LOGGER = logging.getLogger("kernels_hub")
 _FORMAT = 1
+_MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,14 @@ class Winner:
 
     engine: str
     knobs: Mapping[str, Any]
+    seconds: float
+
+
+class _Row(Struct, frozen=True):
+    format: int
+    key: dict[str, Any]
+    engine: Text
+    knobs: dict[str, bool | int | float | str]
     seconds: float
 
 
@@ -44,22 +55,18 @@ class TuningDatabase:
         """What was kept for a key; None where nothing was, or what was cannot be read."""
         path = self._path(key)
         try:
-            text = path.read_text(encoding="utf-8")
+            data = path.read_bytes()
         except FileNotFoundError:
             return None
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             self._warn(f"{path} cannot be read ({error})")
             return None
         try:
-            row = json.loads(text)
-            if row["format"] != _FORMAT or row["key"] != json.loads(_text(key)):
-                return None
-            winner = Winner(row["engine"], row["knobs"], row["seconds"])
-            if not isinstance(winner.engine, str) or not isinstance(winner.knobs, dict):
-                raise TypeError("an engine is a name, knobs are a table")
-            return winner
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            self._warn(f"{path} is damaged ({error}), and is written anew")
+            row = parse_json(data, _Row, where=str(path), error=PlanError, most_bytes=_MOST_BYTES)
+            same = row.format == _FORMAT and row.key == json.loads(_text(key))
+            return Winner(row.engine, row.knobs, row.seconds) if same else None
+        except PlanError as error:
+            self._warn(f"{error}: it is damaged, and is written anew")
             return None
 
     def put(self, key: Mapping[str, Any], winner: Winner) -> None:

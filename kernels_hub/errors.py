@@ -33,7 +33,17 @@ from __future__ import annotations
 
 
 class KernelsHubError(Exception):
-    """Root of every error raised by kernels_hub."""
+    """Root of every error raised by kernels_hub.
+
+    Messages quote names and texts of files and Hubs: where they are printed, as in a traceback, characters that would
+    control a terminal are escaped. `args` hold them as they are.
+    """
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if text.isprintable():
+            return text
+        return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
 
 
 class ModeError(KernelsHubError, ValueError):

@@ -15,6 +15,7 @@ from typing import Any
 from kernels_hub.compiler.errors import CompilerError
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.parser import parse_graph
+from kernels_hub.parsing import Struct, parse_json
 
 FILE = "tuned.json"
 _FORMAT = 1
@@ -129,11 +130,23 @@ def read_tuned(folder: Path) -> tuple[Tuned, ...]:
     """Of a repository; () where it has none. Raises CompilerError for a file that makes no sense."""
     path = folder / FILE
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["format"] != _FORMAT:
-            raise ValueError(f"its format is {document['format']}, not {_FORMAT}")
-        return tuple(Tuned(**row) for row in document["tuned"])
+        data = path.read_bytes()
     except FileNotFoundError:
         return ()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
         raise CompilerError(f"{path} cannot be read ({error}): delete it, and tune again") from error
+    document = parse_json(
+        data, _Document, where=str(path), error=CompilerError, most_bytes=_MOST_BYTES, advice=_ADVICE
+    )
+    if document.format != _FORMAT:
+        raise CompilerError(f"{path}: its format is {document.format}, not {_FORMAT}; {_ADVICE}")
+    return document.tuned
+
+
+_MOST_BYTES = 64 << 20
+_ADVICE = "delete it, and tune again"
+
+
+class _Document(Struct, frozen=True):
+    format: int
+    tuned: tuple[Tuned, ...]

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from kernels_hub.compiler.errors import CompilerError
+from kernels_hub.parsing import convert
 
 Choice = str | int | bool
 Status = Literal["fastest", "slower", "wrong", "failed", "pruned"]
@@ -58,10 +59,7 @@ class Candidate:
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Candidate:
         """What `to_dict` gave. Raises SearchError."""
-        try:
-            return cls(str(row["graph"]), dict(row["choices"]), str(row["origin"]), float(row["predicted"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise SearchError(f"this is no candidate: {error!r}") from error
+        return _record(row, cls, "this is no candidate")
 
 
 @dataclass(frozen=True)
@@ -98,17 +96,17 @@ class Measured:
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Measured:
         """What `to_dict` gave. Raises SearchError."""
-        try:
-            seconds = row["seconds"]
-            return cls(
-                str(row["digest"]),
-                row["status"],
-                None if seconds is None else float(seconds),
-                str(row["reason"]),
-                {str(name): int(value) for name, value in row["facts"].items()},
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise SearchError(f"this is no measurement: {error!r}") from error
+        return _record(row, cls, "this is no measurement")
+
+
+R = TypeVar("R", Candidate, Measured)
+
+
+def _record(row: Mapping[str, Any], kind: type[R], what: str) -> R:
+    """A record of which no field is left to its default."""
+    if missing := [one.name for one in fields(kind) if one.name not in row]:
+        raise SearchError(f"{what}: it lacks {', '.join(missing)}")
+    return convert(row, kind, where=what, error=SearchError)
 
 
 @runtime_checkable

@@ -145,7 +145,7 @@ class Journal:
             elif "together" in row:
                 rows = map(Measured.from_dict, row["together"])
                 self._take_together({one.digest: one for one in rows})
-        except (ValueError, KeyError, TypeError) as error:
+        except (SearchError, ValueError, KeyError, TypeError, RecursionError) as error:
             self.damaged += 1
             _LOGGER.debug("%s: a line is left out: %s", self.path, error)
 

@@ -33,7 +33,7 @@ def new(
             secret = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True)
     made = new_key(name, secret)
     echo(made.public)
-    typer.echo(f"kept in {made.path}; publish its public key, and keep that file to yourself", err=True)
+    echo(f"kept in {made.path}; publish its public key, and keep that file to yourself", err=True)
 
 
 @key.command("list")

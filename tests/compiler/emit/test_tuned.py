@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def test_what_is_written_is_read(tmp_path: Path):
 )
 def test_a_file_that_makes_no_sense(text: str, tmp_path: Path):
     (tmp_path / "tuned.json").write_text(text)
-    with pytest.raises(CompilerError, match=r"tuned\.json cannot be read .*: delete it, and tune again"):
+    with pytest.raises(CompilerError, match=r"tuned\.json: .*; delete it, and tune again"):
         read_tuned(tmp_path)
 
 
@@ -85,3 +86,15 @@ def test_of_another_layer(case: str):
 
 def test_of_this_layer():
     assert print_graph(CPU.graph_for(graph())) == CPU.graph
+
+
+def test_fields_of_wrong_kinds_are_named(tmp_path):
+    for row, place in (
+        ({"sizes": {"n": "many"}}, "sizes"),
+        ({"seconds": None}, "seconds"),
+        ({"dtype": 5}, "dtype"),
+    ):
+        document = {"format": 1, "tuned": [{"dtype": "", "arch": "avx2", "graph": "", **row}]}
+        (tmp_path / "tuned.json").write_text(json.dumps(document))
+        with pytest.raises(CompilerError, match=rf"at `\$\.tuned\[0\]\.{place}"):
+            read_tuned(tmp_path)
