@@ -32,7 +32,7 @@ from kernels_hub.server.maintenance import check
 from tests.running_hub import RunningHub, start_hub  # type: ignore[import-not-found]
 
 WRITERS = 3
-LIMITS = {"large_from_bytes": 1024}
+LIMITS = {"large_from_bytes": 1024, "max_requests_per_minute": 0}
 
 
 @dataclass

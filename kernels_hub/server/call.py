@@ -7,7 +7,6 @@ streamed. Paths are matched as they were sent: `%2F` inside a revision or file s
 from __future__ import annotations
 
 import base64
-import binascii
 import inspect
 import json
 import re
@@ -69,7 +68,7 @@ class Call:
         if scheme.lower() == "basic":
             try:
                 secret = base64.b64decode(secret, validate=True).decode().partition(":")[2]
-            except (binascii.Error, UnicodeDecodeError):
+            except ValueError:  # what is not ASCII, not base64 or not UTF-8
                 raise unauthorized() from None
         elif scheme.lower() != "bearer":
             raise unauthorized()

@@ -95,7 +95,7 @@ class Database:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._local = threading.local()
-        self._all: list[sqlite3.Connection] = []
+        self._all: list[tuple[threading.Thread, sqlite3.Connection]] = []
         self._guard = threading.Lock()
         try:
             self._connection().executescript(_SCHEMA)
@@ -127,7 +127,11 @@ class Database:
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
                 connection.execute(f"PRAGMA {pragma}").close()
             with self._guard:
-                self._all.append(connection)
+                # Threads end when there is little to do: their connections, three descriptors each, end here.
+                for _, left in [row for row in self._all if not row[0].is_alive()]:
+                    left.close()
+                self._all = [row for row in self._all if row[0].is_alive()]
+                self._all.append((threading.current_thread(), connection))
             self._local.connection = connection
         return connection
 
@@ -184,7 +188,7 @@ class Database:
     def close(self) -> None:
         """Close every thread's connection."""
         with self._guard:
-            for connection in self._all:
+            for _, connection in self._all:
                 connection.close()
             self._all.clear()
         self._local = threading.local()

@@ -63,7 +63,7 @@ def mutate_tree(tree: Any, chance: random.Random, values: Sequence[Any] = HOSTIL
             holder = holder[step]
         match chance.randrange(6):
             case 0:
-                holder[last] = chance.choice(values)
+                holder[last] = copy.deepcopy(chance.choice(values))
             case 1:
                 holder[last] = chance.choice(HOSTILE_TEXTS)
             case 2:
@@ -78,7 +78,7 @@ def mutate_tree(tree: Any, chance: random.Random, values: Sequence[Any] = HOSTIL
                     at = chance.randrange(len(text) + 1)
                     holder[last] = text[:at] + chance.choice(HOSTILE_TEXTS) + text[at:]
                 else:
-                    holder[last] = chance.choice(values)
+                    holder[last] = copy.deepcopy(chance.choice(values))
     return copied
 
 

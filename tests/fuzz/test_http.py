@@ -164,7 +164,7 @@ def test_any_bytes_are_answered_or_refused(hub: RunningHub) -> None:
         with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
             try:
                 connection.sendall(data)
-                connection.settimeout(0.1)  # a request that was cut waits for its end, and is given up
+                connection.settimeout(0.04)  # a request that was cut waits for its end, and is given up
                 answer = connection.recv(65536)
             except (ConnectionError, TimeoutError) as error:
                 raise RefusedBytesError from error

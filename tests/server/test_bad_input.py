@@ -518,3 +518,25 @@ def test_a_full_disk(tmp_path: Path):
             answer = client.post("/kernels/ada/k.git/info/lfs/objects/batch", json=body)
             refused(answer, 507, "disk is full")
         assert api.list_repo_files("ada/k", repo_type="kernel") == [".gitattributes"]
+
+
+@pytest.mark.parametrize("rule", ["*a" * 4 + "b", "a/**/" * 4 + "b", "**/" * 5 + "b", "?*" * 9])
+@pytest.mark.parametrize("where", [".gitattributes", ".gitignore"])
+def test_rules_that_are_slow_to_match(client: httpx.Client, repo: str, rule: str, where: str):
+    content = f"{rule} filter=lfs\n" if where == ".gitattributes" else f"{rule}\n"
+    assert commit(client, repo, HEADER, file(where, content)).status_code == 200
+    body = {"files": [{"path": "a" * 250, "size": 5, "sample": ""}, {"path": "/".join("a" * 300), "size": 5}]}
+    start = time.monotonic()
+    refused(client.post(f"/api/kernels/{repo}/preupload/main", json=body), 400, "slow to match")
+    assert time.monotonic() - start < 2
+    assert commit(client, repo, HEADER, file(where, "*.bin\nbuild/**/*.so\n*tfevents*\n")).status_code == 200
+    assert client.post(f"/api/kernels/{repo}/preupload/main", json=body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"Basic \x80", b"Basic %%%", b"Basic gA==", b"Bearer \xff", b"Bearer " + b"x" * 9000, b"Digest x"],
+)
+def test_credentials_that_are_none(server: RunningHub, value: bytes):
+    answer = httpx.get(f"{server.endpoint}/api/whoami-v2", headers=[(b"Authorization", value)])
+    refused(answer, 401, "Invalid credentials")

@@ -124,15 +124,15 @@ def test_an_address_whose_connections_are_all_at_work_is_refused(hub: RunningHub
 
 
 def test_running_out_of_descriptors_is_one_line(tmp_path: Path):
-    limits = {**LIMITS, "header_seconds": 3.0, "max_address_connections": 10_000}
+    limits = {**LIMITS, "header_seconds": 1.5, "max_address_connections": 10_000}
     with start_hub(tmp_path / "root", limits=limits) as hub, ExitStack() as stack:
         # Fewer than it was told at its start.
         resource.prlimit(hub.process.pid, resource.RLIMIT_NOFILE, (60, 60))
         for _ in range(150):
             stack.enter_context(connect(hub, b"GET /"))
-        time.sleep(2.5)
+        time.sleep(1.2)
         assert len(hub.output()) < 20_000
-        time.sleep(4)
+        time.sleep(2.5)
         assert httpx.get(f"{hub.endpoint}/health", timeout=10).status_code == 200
 
 

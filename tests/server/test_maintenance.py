@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -333,3 +334,14 @@ def test_a_root_is_a_root(tmp_path: Path):
     with pytest.raises(KernelsHubError, match="another format"):
         Hub(tmp_path / "new")
     assert (tmp_path / "new" / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_threads_that_ended_leave_no_descriptors(tmp_path: Path):
+    with Hub(tmp_path / "root", create=True) as hub:
+        hub.database.row("SELECT 1")
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(60):
+            thread = threading.Thread(target=hub.database.row, args=("SELECT 1",))
+            thread.start()
+            thread.join()
+        assert len(os.listdir("/proc/self/fd")) <= before + 6

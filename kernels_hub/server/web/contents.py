@@ -29,6 +29,7 @@ _NUMBERED = re.compile(r"v(0|[1-9][0-9]{0,8})")
 _DEFINITION = re.compile(r"^(?:class|def)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 _SOURCE_LIMIT = 2 * 1024 * 1024
 _READ_LIMIT = 1024 * 1024
+_METADATA_LIMIT = 256 * 1024
 _NAMES_LIMIT = 200
 _NAME_LENGTH = 200
 
@@ -179,7 +180,7 @@ class Contents:
             parts = entry.path.split("/")
             if len(parts) > 2 and parts[0] == "build":
                 folders.setdefault(parts[1], []).append(entry)
-        variants = tuple(self._variant(name, files) for name, files in sorted(folders.items()))
+        variants = tuple(self._variant(name, files) for name, files in sorted(folders.items())[:_NAMES_LIMIT])
         source = self._kernel_toml(listing)
         places = self._definitions(entry for files in folders.values() for entry in files)
         return Facts(
@@ -219,7 +220,7 @@ class Contents:
         signatures = tuple(label for file, label in _SIGNATURES.items() if file in inside)
         if _METADATA not in inside:
             return VariantFacts(name, len(files), size, signatures=signatures, problem="no metadata.json")
-        document = _json(self.read(inside[_METADATA]))
+        document = _json(self.read(inside[_METADATA], _METADATA_LIMIT))
         if not isinstance(document, dict):
             return VariantFacts(
                 name, len(files), size, signatures=signatures, problem="metadata.json is no JSON object"
@@ -240,7 +241,7 @@ class Contents:
 
     def _kernel_toml(self, listing: Listing) -> VariantFacts:
         entry = listing.entries.get("kernel.toml")
-        content = None if entry is None or entry.is_folder else self.read(entry)
+        content = None if entry is None or entry.is_folder else self.read(entry, _METADATA_LIMIT)
         try:
             document = tomllib.loads((content or b"").decode())
         except (ValueError, RecursionError):

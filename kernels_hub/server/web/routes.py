@@ -39,6 +39,7 @@ from kernels_hub.server.web.source import LINES_SHOWN, SHOWN_LIMIT, highlight_fi
 
 _PAGE_ROWS = 30
 _QUERY_LENGTH = 100
+_WORDS = 8
 _FACTS_KEPT = 4096
 _VERSIONS = 200
 _TREE_ROWS = 2000
@@ -104,7 +105,7 @@ class Site:
     def index(self, call: Call) -> Response:
         """Every public repository."""
         query = " ".join(call.query("q").split())[:_QUERY_LENGTH]
-        words, wanted = query.lower().split(), call.number("page", 1, 10**6)
+        words, wanted = query.lower().split()[:_WORDS], call.number("page", 1, 10**6)
         found = call.hub.search.public(words, (wanted - 1) * _PAGE_ROWS, _PAGE_ROWS)
         pages = max(1, -(-found.total // _PAGE_ROWS))
         page = min(wanted, pages)
