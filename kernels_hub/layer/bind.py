@@ -13,7 +13,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kernels_hub.errors import KernelsHubError, LayerContractError
@@ -152,6 +152,9 @@ def bind_class_forward(loaded: LoadedLayer, cls: type[nn.Module], positional: bo
 
 def bind_function(loaded: LoadedLayer, function: Forward, positional: bool, name: str) -> Forward:
     """The kernel as a function with the signature of `function`. Raises LayerContractError."""
+    if isinstance(function, functools.partial):
+        kernel = bind_function(loaded, function.func, positional, name)
+        return functools.partial(kernel, *function.args, **function.keywords)
     target = original_function(function)
     replaced = object_name(target)
     if loaded.pending is not None:
@@ -180,7 +183,7 @@ def called_names(function: FunctionType) -> set[str]:
 
 
 def overlay_globals(forward: FunctionType, replacements: Mapping[str, Forward]) -> FunctionType:
-    """A copy of `forward` that sees `replacements` in place of the globals of those names."""
+    """A copy of `forward` that sees `replacements` in place of the globals and closed-over variables of those names."""
     globals_ = {**forward.__globals__, **replacements}
     # torch.compile looks globals up in the module that `__name__` names; without it, in this dict.
     globals_.pop("__name__", None)
@@ -189,11 +192,18 @@ def overlay_globals(forward: FunctionType, replacements: Mapping[str, Forward]) 
         globals_,
         forward.__name__,
         forward.__defaults__,
-        forward.__closure__,
+        _overlay_cells(forward, replacements),
     )
     copy.__kwdefaults__ = forward.__kwdefaults__
     _label(copy, forward)
     return copy
+
+
+def _overlay_cells(forward: FunctionType, replacements: Mapping[str, Forward]) -> tuple[CellType, ...] | None:
+    if forward.__closure__ is None:
+        return None
+    named = zip(forward.__code__.co_freevars, forward.__closure__, strict=True)
+    return tuple(CellType(replacements[name]) if name in replacements else cell for name, cell in named)
 
 
 def _with_self(function: Forward) -> Forward:
@@ -261,10 +271,12 @@ def forward_of_record(record: Record, cls: type[nn.Module]) -> Forward:
         return bind_class_forward(
             _loaded_again(own.source, own.target.type), cls, own.positional, str(own.source)
         )
+    from kernels_hub.layer.function_places import referred_as
+
     forward = cls.forward
     assert isinstance(forward, FunctionType)
     kernels = {
-        name: _function_of_outcome(forward.__globals__[name], outcome)
+        name: _function_of_outcome(referred_as(forward, name), outcome)
         for name, outcome in record.functions
         if outcome.swapped
     }

@@ -16,7 +16,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import FunctionType
+from functools import partial
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from kernels_hub.errors import NoKernelError
@@ -24,6 +25,7 @@ from kernels_hub.layer.bind import Forward, KernelForward, KernelFunction, kerne
 from kernels_hub.layer.compile_on_call import CompileOnCall
 from kernels_hub.layer.device import Device, as_target, is_here
 from kernels_hub.layer.fallback import KernelizeFallback, as_fallback
+from kernels_hub.layer.function_places import held_out_of_reach
 from kernels_hub.layer.mapping import active_mapping
 from kernels_hub.layer.mode import Mode, check_kernelize_mode
 from kernels_hub.layer.outcome import RECORD_ATTRIBUTE, Outcome, Record, record_of
@@ -257,7 +259,7 @@ def _plan(model: nn.Module, resolver: ClassResolver) -> Plan:
             plan = plans[cls] = resolver.plan(cls)
         if RECORD_ATTRIBUTE in state:
             found.bound.append(module)
-        attributes = _attribute_plans(state, resolver) if len(state) > bare else ()
+        attributes = _attribute_plans(state, resolver, plan.functions) if len(state) > bare else ()
         if plan.idle and not attributes:
             if RECORD_ATTRIBUTE in state:
                 steps.append(Step(module, NOTHING, None))
@@ -366,15 +368,14 @@ def _outcomes(plans: tuple[FunctionPlan, ...]) -> tuple[tuple[str, Outcome], ...
     return tuple((plan.name, plan.outcome) for plan in plans)
 
 
-def _attribute_plans(state: dict[str, Any], resolver: ClassResolver) -> tuple[FunctionPlan, ...]:
-    """Tagged functions that the instance holds as plain attributes (`self.fn = tagged_function`)."""
-    kinds = set(map(type, state.values()))
-    if FunctionType not in kinds and KernelFunction not in kinds:
-        return ()
+def _attribute_plans(
+    state: dict[str, Any], resolver: ClassResolver, called: tuple[FunctionPlan, ...]
+) -> tuple[FunctionPlan, ...]:
+    """Tagged functions that the instance holds: as attributes, or elsewhere, where no kernel replaces them."""
     found: list[FunctionPlan] = []
     for name, value in state.items():
         kind = value.__class__
-        if kind is FunctionType:
+        if kind is FunctionType or kind is partial or kind is MethodType:
             plan = resolver.function(name, value)
         elif kind is KernelFunction:
             plan = resolver.function(name, value.original)
@@ -382,6 +383,8 @@ def _attribute_plans(state: dict[str, Any], resolver: ClassResolver) -> tuple[Fu
             continue
         if plan is not None:
             found.append(plan)
+    held = held_out_of_reach(state, [one.original for one in (*called, *found)])
+    found += [resolver.kept(*place) for place in held]
     return tuple(found)
 
 
@@ -527,7 +530,7 @@ def _bind(step: Step) -> None:
     for plan in step.attributes:
         if plan.kernel is not None:
             state[plan.name] = kernel_function(plan.kernel, plan.original, plan.outcome)
-        else:
+        elif plan.name in state:
             state[plan.name] = plan.original
     if step.record is NOTHING:
         state.pop(RECORD_ATTRIBUTE, None)

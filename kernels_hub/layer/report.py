@@ -177,7 +177,8 @@ def _rows_of(path: str, module: nn.Module) -> Iterator[Row]:
         yield _own_row(path, class_name, module, record.own)
     for name, outcome in (*(record.functions if record else ()), *(record.attributes if record else ())):
         bound = module.__dict__.get(name)
-        lost = "its kernel was replaced" if name in dict(record.attributes if record else ()) else None
+        held = record is not None and (name, outcome) in record.attributes
+        lost = "its kernel was replaced" if held and outcome.swapped else None
         yield row_of(f"{path}:{name}", name, outcome, lost if not isinstance(bound, KernelFunction) else None)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,6 @@ from kernels_hub.layer.bind import (
     LoadedLayer,
     bind_class_forward,
     bind_function,
-    called_names,
     load_layer,
     object_name,
     overlay_globals,
@@ -34,6 +34,7 @@ from kernels_hub.layer.compile_on_call import AT_FIRST_CALL
 from kernels_hub.layer.contract import original_function
 from kernels_hub.layer.device import Target
 from kernels_hub.layer.fallback import KernelizeFallback
+from kernels_hub.layer.function_places import out_of_reach, referred, unseen_by_a_kernel
 from kernels_hub.layer.mapping import ActiveMapping, Choice, Predicate, RuleDecision, choose_mode
 from kernels_hub.layer.mode import Mode
 from kernels_hub.layer.outcome import Outcome
@@ -180,17 +181,20 @@ class ClassResolver:
         forward = getattr(cls, "forward", None)  # a class of TorchScript has none
         if not isinstance(forward, FunctionType):
             return ()
-        globals_ = forward.__globals__
-        plans = []
-        for name in sorted(called_names(forward)):
-            value = globals_.get(name)
-            if (
-                value is not None
-                and _may_be_tagged(value)
-                and (plan := self.function(name, value)) is not None
-            ):
-                plans.append(plan)
+        plans = [
+            plan
+            for name, value in referred(forward)
+            if _may_be_tagged(value) and (plan := self.function(name, value)) is not None
+        ]
+        plans += [self.kept(name, function, reason) for name, function, reason in out_of_reach(cls)]
         return tuple(plans)
+
+    def kept(self, name: str, function: Any, reason: str) -> FunctionPlan:
+        """The plan for a tagged function that no kernel can take the place of."""
+        tagged = function.func if isinstance(function, partial) else function
+        return FunctionPlan(
+            name, function, Outcome(str(getattr(tagged, NAME_ATTRIBUTE)), reason=reason), None
+        )
 
     def function(self, name: str, function: Any) -> FunctionPlan | None:
         """The plan for a function, None where it has no tag. `function` may be a wrapper module."""
@@ -209,6 +213,8 @@ class ClassResolver:
             return FunctionPlan(name, function, named, None)
         kernel = self._kernel(named)
         outcome = replace(kernel.outcome, positional=named.positional)
+        if outcome.swapped and (reason := unseen_by_a_kernel(function)) is not None:
+            return FunctionPlan(name, function, _kept(outcome, reason), None)
         if kernel.loaded is None:
             return FunctionPlan(name, function, outcome, None)
         assert kernel.choice is not None
@@ -223,6 +229,8 @@ class ClassResolver:
         return FunctionPlan(name, function, outcome, bound)
 
     def _name_of_function(self, function: Any) -> Named | Outcome | None:
+        if isinstance(function, partial):
+            return self._name_of_function(function.func)
         what = object_name(original_function(function))
         for rule in self._rules:
             if (decision := rule.decide_function(function)) is not None:
