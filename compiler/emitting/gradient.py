@@ -33,12 +33,14 @@ from kernels_hub.compiler.importers.torch_trace import paths_of
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.printer import print_graph
 from kernels_hub.compiler.rewrite.fold import FoldParameters
-from kernels_hub.compiler.rewrite.pipeline import PIPELINE, rewrite
+from kernels_hub.compiler.rewrite.pipeline import INFERENCE_PASS, PIPELINE, rewrite
 from kernels_hub.compiler.schedule.kernel import Buffer, Schedule
 from kernels_hub.compiler.schedule.schedule import schedule
 from kernels_hub.compiler.schedule.units import refused
 
 _PASSES = tuple(one for one in PIPELINE if not isinstance(one, FoldParameters))
+_BEFORE = tuple(one for one in _PASSES if one is not INFERENCE_PASS)
+"""What a graph goes through before it is differentiated: it keeps where gradients end."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def training_programs(found: Source, native: Parts, asked: Sequence[str] | None 
     other = _in_training(found, native.layer)
     if isinstance(other, str):
         return other
-    graph, weights = _opened(native)
+    graph, weights = _opened(rewrite(found.graph, _BEFORE).graph, native)
     learned = dict(found.example.module.named_parameters(remove_duplicate=False))
     inputs = [name for name, one in found.graph.inputs.items() if one.dtype.is_float]
     wrt = [one for one in inputs if asked is None or one in asked]
@@ -166,17 +168,20 @@ def in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
             one.training = mode
 
 
-def _opened(native: Parts) -> tuple[Graph, dict[str, str]]:
+def _opened(graph: Graph, native: Parts) -> tuple[Graph, dict[str, str]]:
     """The graph with weights as inputs, and parameter -> its input. Constants that tracing found stay parameters."""
-    graph, held = native.source.graph, native.source.constants
+    held = native.source.constants
     new = Graph(graph.name)
+    new.only_runs = graph.only_runs
     mapped = {value: new.input(name, value.shape, value.dtype) for name, value in graph.inputs.items()}
     names = {}
     for name in native.parameters():
         if name not in held:
-            value = graph.parameters[name]
+            value = native.source.graph.parameters[name]
             names[name] = name if name not in new.inputs else f"weight {name}"
-            mapped[value] = new.input(names[name], value.shape, value.dtype)
+            given = new.input(names[name], value.shape, value.dtype)
+            if name in graph.parameters:
+                mapped[graph.parameters[name]] = given
     for node in graph.live():
         if not all(value in mapped for value in node.results):
             copied = new.copy(node, tuple(mapped[operand] for operand in node.operands))

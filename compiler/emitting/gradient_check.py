@@ -23,6 +23,7 @@ from kernels_hub.compiler.emitting.check import (
     difference,
 )
 from kernels_hub.compiler.emitting.gradient import Trained, Training, in_mode
+from kernels_hub.compiler.emitting.gradient_judging import judge_gradients
 from kernels_hub.compiler.emitting.programs import dtype_name
 from kernels_hub.compiler.emitting.source import Example, Source
 from kernels_hub.compiler.errors import EngineError
@@ -100,6 +101,16 @@ def _checked(
                 timed = _timed(lambda: _gradients(eager, asked), lambda: _gradients(compiled, asked))  # noqa: B023
             dtype = dtype_name(source.example) if several else ""
             cases.append(GradientCase(sizes, error, timed[0], timed[1], timed[2], dtype))
+
+        def ours_of(example: Example) -> Mapping[str, torch.Tensor | None]:
+            asked = {**_asked(example, training), **dict(module.named_parameters())}
+            return _gradients(lambda: forward(module, *example.args, **example.kwargs), asked)
+
+        def theirs_of(module: nn.Module, example: Example) -> Mapping[str, torch.Tensor | None]:
+            asked = {**_asked(example, training), **dict(module.named_parameters())}
+            return _gradients(lambda: module(*example.args, **example.kwargs), asked)
+
+        judge_gradients(source, cases[0].sizes, ours_of, theirs_of)
     return cases
 
 

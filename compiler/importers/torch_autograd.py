@@ -25,6 +25,8 @@ from torch import nn
 from torch.fx import traceback
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils import checkpoint
+from torch.utils.hooks import RemovableHandle
 
 from kernels_hub.compiler.importers.torch_direct import NOTE
 
@@ -143,7 +145,7 @@ class _Listener(TorchFunctionMode):
             _note_operand(args[0], reason)
         if func is torch.Tensor.requires_grad_:
             return args[0]
-        return torch.utils.hooks.RemovableHandle(OrderedDict()) if "hook" in reason else None
+        return RemovableHandle(OrderedDict()) if "hook" in reason else None
 
 
 def _asked_by_the_module(frame: Any) -> bool:
@@ -252,7 +254,7 @@ def _applied(own: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     modes = _TRACING.get(threading.get_ident())
     if modes is None:
         return original(*args, **kwargs)
-    if cls is torch.utils.checkpoint.CheckpointFunction:  # the gradient of what it runs
+    if cls is checkpoint.CheckpointFunction:  # the gradient of what it runs
         run, _, *rest = args
         return run(*rest)
     name = f"{cls.__module__}.{cls.__qualname__}"

@@ -36,8 +36,11 @@ from kernels_hub.compiler.rewrite.views import CANCEL, SINK
 
 SIMPLIFY = Rules("simplify", (*CANCEL, *PARTS, *REGROUP, *EVERYTHING, *ALGEBRA, *CLAMP, *SINK))
 
+INFERENCE_PASS = Rules("inference", INFERENCE)
+"""Graphs that are to be differentiated go without it."""
+
 PIPELINE: tuple[Pass, ...] = (
-    Rules("inference", INFERENCE),
+    INFERENCE_PASS,
     FoldConstants(),
     SIMPLIFY,
     FoldConstants(),

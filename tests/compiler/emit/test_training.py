@@ -28,7 +28,9 @@ from kernels_hub.compiler.autodiff.rule import Derivative
 from kernels_hub.compiler.autodiff.rules import DERIVATIVES
 from kernels_hub.compiler.emit import Emitted, emit_layer
 from kernels_hub.compiler.errors import EngineError
+from kernels_hub.compiler.importers.aten_ops import HANDLERS
 from tests.compiler.autodiff.modules import Embedded
+from tests.compiler.autodiff.tricky_modules import Tripled
 from tests.compiler.emit.emitted_layers import BATCH, LENGTH, GatedMLP, gated_mlp, llama, normed, token_ids
 from tests.tolerances import assert_close
 
@@ -332,6 +334,92 @@ def test_an_embedding(emitted_folder: Any):
     with trained(module, emitted) as program:
         compare(module, program, token_ids(3, 4) % 12)
         compare(module, program, torch.tensor([[1, 1, 1, 0, 11]]))
+
+
+def test_the_padding_row_is_not_trained(emitted_folder: Any):
+    """The example lacks the padding id: the row's gradient is zero all the same."""
+    torch.manual_seed(4)
+    module = nn.Embedding(7, 4, padding_idx=0)
+    emitted = emit_layer(
+        (module, (torch.tensor([[1, 2, 3], [6, 5, 1]]),)), layer_name="Padded", out=emitted_folder / "Padded",
+        triton=False, benchmark=False,
+    )  # fmt: skip
+    assert emitted.gradients is not None and not emitted.gradients.reason
+    forward = get_local_kernel(emitted.path, backend="cpu").layers.Padded.forward
+    ids = torch.tensor([[0, 2, 0], [0, 5, 1]])
+    weights = torch.randn(2, 3, 4)
+    module.train()
+    (ours,) = torch.autograd.grad(forward(module, ids), [module.weight], weights)
+    (theirs,) = torch.autograd.grad(module(ids), [module.weight], weights)
+    assert torch.equal(ours, theirs) and not ours[0].any()
+
+
+def test_a_gradient_that_is_wrong_for_other_inputs_is_not_written(
+    emitted_folder: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """Of an id that is not in the example, which inputs made for the graph have."""
+    monkeypatch.setitem(HANDLERS, "embedding.default", lambda call, weight, ids, *_: weight.gather(ids, 0))
+    module = nn.Embedding(7, 4, padding_idx=0)
+    out = emitted_folder / "WronglyPadded"
+    with pytest.raises(EngineError, match=r"a gradient of weight that differs .* on inputs 'ids"):
+        emit_layer(
+            (module, (torch.tensor([[1, 2, 3]]),)),
+            layer_name="Padded",
+            out=out,
+            triton=False,
+            benchmark=False,
+        )
+    assert not out.exists()
+
+
+class Straight(nn.Module):
+    """Its gradient ends in places, and goes on in others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-3)
+        y = x / scale * self.weight
+        y = y + (y.round() - y).detach()
+        return torch.nn.functional.softplus(y) * torch.nn.functional.normalize(x, dim=-1)
+
+
+def test_a_gradient_that_ends_in_places(emitted_folder: Any):
+    torch.manual_seed(5)
+    module = Straight()
+    emitted = emit_layer(
+        (module, (torch.randn(5, 6),)), layer_name="Straight", out=emitted_folder / "Straight", triton=False,
+        benchmark=False,
+    )  # fmt: skip
+    assert emitted.gradients is not None and not emitted.gradients.reason
+    forward = get_local_kernel(emitted.path, backend="cpu").layers.Straight.forward
+    x = torch.randn(5, 6)
+    x[1], x[2, :3] = 0, x[2, 3:]
+    module.train()
+    x.requires_grad_()
+    weights = torch.randn(5, 6)
+    ours, theirs = (
+        torch.autograd.grad(one, [x, module.weight], weights) for one in (forward(module, x), module(x))
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_what_has_a_backward_of_its_own_keeps_it(emitted_folder: Any):
+    """A torch.autograd.Function: no gradient is derived, and the report says why."""
+    emitted = emit_layer(
+        (OwnBackward(), (torch.randn(3, 6),)), layer_name="OwnBackward", out=emitted_folder / "OwnBackward",
+        triton=False, benchmark=False,
+    )  # fmt: skip
+    assert emitted.gradients is not None
+    assert "Tripled is a torch.autograd.Function, whose backward is its own" in emitted.gradients.reason
+
+
+class OwnBackward(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Tripled.apply(x) * 2  # type: ignore[no-any-return, no-untyped-call]
 
 
 def test_another_forward_in_training_has_no_backward(emitted_folder: Any):
