@@ -159,23 +159,42 @@ def begin(runtime: Sequence[str], level: Isa | None = None) -> None:
     level = level or machine_isas()[0]
     pool = ThreadPoolExecutor(max_workers=max(1, (os.cpu_count() or 1) - 1), thread_name_prefix="kernels_hub")
     for one in runtime:
-        pool.submit(_begin, RUNTIME / one, compiler, level)
+        pool.submit(_begin, one, compiler, level)
     pool.shutdown(wait=False)
 
 
-def _begin(code: Path, compiler: str, level: Isa) -> None:
+def _begin(code: str, compiler: str, level: Isa) -> None:
     with contextlib.suppress(OSError, BuildError):
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         _runtime_object(code, folder, compiler, level)
 
 
-def load(path: Path) -> ctypes.CDLL:
-    """A library of this module's. Raises BuildError where the dynamic linker refuses it."""
+def load(path: Path, data: bytes | None = None) -> ctypes.CDLL:
+    """A library. Raises BuildError where the dynamic linker refuses it.
+
+    data: what the file holds, where it was verified: these bytes are loaded, whatever lies there by now.
+    """
     try:
-        return ctypes.CDLL(str(path))
+        return ctypes.CDLL(str(path if data is None else _copied(path.name, data)))
     except OSError as error:
         raise BuildError(f"{path} does not load: {error}; delete it, and it is built again") from error
+
+
+def _copied(name: str, data: bytes) -> Path:
+    """A file that nobody else can write, with these bytes."""
+    with contextlib.suppress(OSError, AttributeError):  # other systems; no /proc
+        descriptor = os.memfd_create(name[:200])
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(data)
+        # Left open: the dynamic linker knows a library by its path, which another file must not get.
+        if (place := Path(f"/proc/self/fd/{descriptor}")).exists():
+            return place
+        os.close(descriptor)
+    place = _OWN.get() / f"{hashlib.sha256(data).hexdigest()[:32]}-{name}"
+    if not place.exists():
+        _replace(place, data)
+    return place
 
 
 def _cached(source: str, stem: str, runtime: Sequence[str], folder: Path, compiler: str, level: Isa) -> Path:
@@ -184,12 +203,13 @@ def _cached(source: str, stem: str, runtime: Sequence[str], folder: Path, compil
         return target
     code = folder / f"{stem}.cpp"
     _replace(code, source.encode())
-    parts = [RUNTIME / one for one in runtime]
     with tempfile.TemporaryDirectory(dir=folder, prefix=f"{stem}-", suffix=".tmp") as private:
         own, linked = Path(private) / "unit.o", Path(private) / "unit.so"
-        with ThreadPoolExecutor(max_workers=len(parts) + 1) as pool:  # some wait for what `begin` began
-            shared = [pool.submit(_runtime_object, one, folder, compiler, level) for one in parts]
-            pool.submit(_compile, code, own, compiler, level).result()
+        unit = Path(private) / "unit.cpp"
+        unit.write_text(source, encoding="utf-8")
+        with ThreadPoolExecutor(max_workers=len(runtime) + 1) as pool:  # some wait for what `begin` began
+            shared = [pool.submit(_runtime_object, one, folder, compiler, level) for one in runtime]
+            pool.submit(_compile, unit, own, compiler, level, code).result()
             objects = [own, *(one.result() for one in shared)]
         link = [compiler, "-shared", "-fopenmp", *map(str, objects), "-o", str(linked)]
         _run(link, code, f"{compiler} failed to link {code} (kept)")
@@ -197,15 +217,15 @@ def _cached(source: str, stem: str, runtime: Sequence[str], folder: Path, compil
     return target
 
 
-def _runtime_object(code: Path, folder: Path, compiler: str, level: Isa) -> Path:
+def _runtime_object(code: str, folder: Path, compiler: str, level: Isa) -> Path:
     """The object of a source file of the runtime, from the cache or compiled now."""
     key = _key("", compiler, level)
-    target = folder / f"runtime_{code.stem}-{level.name}-{key}.o"
+    target = folder / f"runtime_{Path(code).stem}-{level.name}-{key}.o"
     with _LOCKS[target.name]:
         if not _is_whole(target):
             with tempfile.TemporaryDirectory(dir=folder, prefix=f"{target.stem}-", suffix=".tmp") as private:
                 made = Path(private) / "part.o"
-                _compile(code, made, compiler, level)
+                _compile(_headers().folder() / code, made, compiler, level, RUNTIME / code)
                 _publish(made, target)
     return target
 
@@ -239,9 +259,11 @@ def _replace(path: Path, data: bytes) -> None:
         Path(private).unlink(missing_ok=True)
 
 
-def _compile(code: Path, target: Path, compiler: str, level: Isa) -> None:
-    command = [compiler, *FLAGS, *level.flags, f"-I{RUNTIME}", "-c", str(code), "-o", str(target)]
-    _run(command, code, f"{compiler} failed on {code} (kept)")
+def _compile(code: Path, target: Path, compiler: str, level: Isa, kept: Path) -> None:
+    """Compile a private copy of a file. kept: where people find it."""
+    include = _headers().folder()
+    command = [compiler, *FLAGS, *level.flags, f"-I{include}", "-c", str(code), "-o", str(target)]
+    _run(command, kept, f"{compiler} failed on {kept} (kept)")
 
 
 def _run(command: list[str], code: Path, what: str) -> None:
@@ -282,7 +304,13 @@ _LOCKS = _Locks()
 
 def _key(source: str, compiler: str, level: Isa) -> str:
     digest = hashlib.sha256()
-    parts = (source, _headers(), _version(compiler), " ".join((*FLAGS, *level.flags)), platform.machine())
+    parts = (
+        source,
+        _headers().digest,
+        _version(compiler),
+        " ".join((*FLAGS, *level.flags)),
+        platform.machine(),
+    )
     for part in parts:
         data = part.encode()
         digest.update(len(data).to_bytes(8, "little"))
@@ -290,19 +318,46 @@ def _key(source: str, compiler: str, level: Isa) -> str:
     return digest.hexdigest()[:32]
 
 
-def _headers() -> str:
-    """What the headers of the runtime are: their content, read again where a file has changed."""
+@dataclass(frozen=True)
+class _Headers:
+    """The headers and sources of the runtime: their bytes as they were read, which are what is compiled."""
+
+    files: tuple[tuple[str, bytes], ...]
+    digest: str
+
+    def folder(self) -> Path:
+        """A copy that nobody else can write, made when something is compiled."""
+        with _LOCKS["headers"]:
+            folder = _OWN.get() / f"runtime-{self.digest}"
+            if not folder.exists():
+                made = Path(tempfile.mkdtemp(dir=folder.parent))
+                for name, data in self.files:
+                    (made / name).write_bytes(data)
+                made.rename(folder)
+            return folder
+
+
+def _headers() -> _Headers:
+    """What the headers of the runtime are, read again where a file has changed."""
     files = sorted((*RUNTIME.glob("*.h"), *RUNTIME.glob("*.cpp")))
-    return _headers_digest(tuple((str(one), one.stat().st_mtime_ns, one.stat().st_size) for one in files))
+    return _read_headers(tuple((str(one), one.stat().st_mtime_ns, one.stat().st_size) for one in files))
 
 
 @functools.lru_cache(maxsize=4)
-def _headers_digest(files: tuple[tuple[str, int, int], ...]) -> str:
-    digest = hashlib.sha256()
-    for path, _, size in files:
-        digest.update(f"{Path(path).name}:{size}:".encode())
-        digest.update(Path(path).read_bytes())
-    return digest.hexdigest()
+def _read_headers(files: tuple[tuple[str, int, int], ...]) -> _Headers:
+    digest, found = hashlib.sha256(), []
+    for path, _, _ in files:
+        data = _read(Path(path))
+        digest.update(f"{Path(path).name}:{len(data)}:".encode())
+        digest.update(data)
+        found.append((Path(path).name, data))
+    return _Headers(tuple(found), digest.hexdigest())
+
+
+def _read(path: Path) -> bytes:
+    """A file beside this one, by the loader that imported this: the library's gives what it verified."""
+    get_data = getattr(None if __spec__ is None else __spec__.loader, "get_data", None)
+    return path.read_bytes() if get_data is None else bytes(get_data(str(path)))
 
 
 @functools.cache

@@ -52,7 +52,7 @@ def write_card(
     source = first.found
     sections = [
         f"# {MarkdownText(card.name)}",
-        f"{MarkdownText(card.summary)}. Written by `kernels-hub compile`, release {card.version}.",
+        f"{MarkdownText(card.summary)}. Written by `kernels-hub compile`.",
         _usage(card.layer, gradients, gpu=first.triton is not None, standalone=source.example is None),
         _inputs([one.found for one in programs]),
         _correctness(checked),

@@ -20,7 +20,7 @@ RUNTIME = Path(__file__).parent / "runtime"
 """The Python that is copied."""
 COPIED = {
     "call": ("arguments.py", "arrays.py", "caches.py", "errors.py", "knobs.py", "layer.py", "modules.py", "parts.py",
-             "state.py", "watched.py", "weights.py"),
+             "state.py", "verified.py", "watched.py", "weights.py"),
     "cpu": ("native.py", "native_layer.py", "native_watched.py", "prebuilt.py"),
     "triton": ("binaries.py", "driver.py", "launched_layer.py", "launcher.py"),
 }  # fmt: skip

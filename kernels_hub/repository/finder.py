@@ -9,19 +9,27 @@ imports) is Python's own.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import linecache
+import os
+import shutil
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, SourceFileLoader
-from importlib.util import spec_from_file_location
+from importlib.util import decode_source, spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
 
 from kernels_hub.errors import IntegrityError
+from kernels_hub.files import write_atomically
 
 
-@dataclass(frozen=True)
+@dataclass
 class Package:
     """What the finder knows of a kernel."""
 
@@ -33,6 +41,48 @@ class Package:
     """Called once its `__init__.py` has run, before any waiting thread goes on."""
     sealed: Mapping[str, str] | None = None
     """Path inside -> sha256 of what may be imported; None for folders that one works in."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    _private: Path | None = field(default=None, init=False, repr=False, compare=False)
+
+    def read(self, path: str) -> bytes:
+        """A file of the kernel, or of another place; of a sealed kernel only what was verified.
+
+        Raises IntegrityError for a file inside the kernel that was changed, or is none of those verified.
+        """
+        if self.sealed is None:
+            return Path(path).read_bytes()
+        place = os.path.abspath(path)  # noqa: PTH100 (links of a Hub's cache stay as they are)
+        if (inside := self._inside.get(place)) is not None:
+            content = self.files[inside].read_bytes()
+            self.check(inside, content)
+            return content
+        if any(place.startswith(f"{os.path.abspath(folder)}{os.sep}") for folder in self.folders):  # noqa: PTH100
+            raise IntegrityError(
+                f"{path} was never verified: its kernel does not list it; nothing of it was used"
+            )
+        return Path(path).read_bytes()
+
+    def library(self, inside: str, path: Path) -> Path:
+        """Where to load a shared object from: of a sealed kernel a private copy of what was verified.
+
+        The others of the kernel are copied with it, as it may link to them by their place.
+        """
+        if self.sealed is None:
+            return path
+        with self._lock:
+            if self._private is None:
+                # Kept: the dynamic linker and debuggers go on naming it. Its owner's alone (0700).
+                self._private = Path(tempfile.mkdtemp(prefix="kernels_hub-verified-"))
+                atexit.register(shutil.rmtree, self._private, ignore_errors=True)
+            if not (self._private / inside).is_file():
+                for name, other in self.files.items():
+                    if name.endswith((".so", ".pyd", ".dylib", ".dll")) or ".so." in name:
+                        write_atomically(self._private / name, self.read(str(other)), mode=0o700)
+            return self._private / inside
+
+    @cached_property
+    def _inside(self) -> dict[str, str]:
+        return {os.path.abspath(path): inside for inside, path in self.files.items()}  # noqa: PTH100
 
     def check(self, inside: str, content: bytes) -> None:
         """Raise IntegrityError unless a sealed file still has the content that was verified."""
@@ -76,9 +126,7 @@ class KernelFinder:
             )
         for suffix in EXTENSION_SUFFIXES:
             if (extension := package.files.get(inside + suffix)) is not None:
-                if package.sealed is not None:
-                    package.check(inside + suffix, extension.read_bytes())
-                return spec_from_file_location(fullname, extension)
+                return spec_from_file_location(fullname, package.library(inside + suffix, extension))
         if (source := package.files.get(f"{inside}.py")) is not None:
             loader = _SourceLoader(fullname, str(source), package, f"{inside}.py")
             return spec_from_file_location(fullname, source, loader=loader)
@@ -106,7 +154,29 @@ class _SourceLoader(SourceFileLoader):
         source = self.get_data(path)
         self._package.check(self._inside, source)
         code: CodeType = self.source_to_code(source, path)
+        if self._package.sealed is not None:
+            _remember(path, source)
         return code
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether only what was verified is read and run."""
+        return self._package.sealed is not None
+
+    def get_data(self, path: str) -> bytes:
+        """A file's bytes. What lies beside a sealed kernel's sources (C++, weights, tables) is verified as they are.
+
+        Kernels read it by `__spec__.loader.get_data`, which every loader of Python's has.
+        """
+        return self._package.read(path)
+
+
+def _remember(path: str, source: bytes) -> None:
+    """Give `inspect` the source that was verified: Triton compiles what it says, which else is read from the disk.
+
+    An entry without a time is never compared with the file, as for modules that come from archives.
+    """
+    linecache.cache[path] = (len(source), None, decode_source(source).splitlines(keepends=True), path)
 
 
 class _KernelLoader(_SourceLoader):

@@ -27,6 +27,7 @@ import sys
 import tempfile
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 _LOGGER = logging.getLogger("kernels_hub")
 
@@ -57,14 +58,15 @@ def load(source: Path, headers: Path | None = None) -> ctypes.CDLL | None:
     if compiler is None:
         _say_once(source.parent.name, "no C++ compiler found (set KERNELS_HUB_CXX or install g++)")
         return None
-    target = cache_folder() / "native" / f"{source.stem}-{_digest(source, headers, compiler)}.so"
     try:
+        sources = _read_sources(source, headers)
+        target = cache_folder() / "native" / f"{source.stem}-{_digest(sources, compiler)}.so"
         if not target.exists():
-            _build(source, headers, target, compiler)
+            _build(source, sources, target, compiler)
         try:
             return ctypes.CDLL(str(target))
         except OSError:  # a truncated or foreign file in the cache: build it again, once
-            _build(source, headers, target, compiler)
+            _build(source, sources, target, compiler)
             return ctypes.CDLL(str(target))
     except (OSError, subprocess.SubprocessError) as error:
         _say_once(source.parent.name, str(error).strip() or type(error).__name__)
@@ -105,13 +107,31 @@ def _machine(compiler: str) -> str:
     return "\n".join((platform.machine(), version, flags))
 
 
-def _digest(source: Path, headers: Path | None, compiler: str) -> str:
+def _digest(sources: _Sources, compiler: str) -> str:
     digest = hashlib.sha256()
-    included = [path.read_bytes() for folder in _folders(headers) for path in sorted(folder.glob("*.h"))]
-    for part in (source.read_bytes(), *included, _machine(compiler).encode(), " ".join(_FLAGS).encode()):
+    machine, flags = _machine(compiler).encode(), " ".join(_FLAGS).encode()
+    for part in (sources.unit, *(data for _, data in sources.headers), machine, flags):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()[:32]
+
+
+class _Sources(NamedTuple):
+    """What is compiled: bytes as they were read, once; what lies on the disk may change meanwhile."""
+
+    unit: bytes
+    headers: tuple[tuple[str, bytes], ...]
+
+
+def _read_sources(source: Path, headers: Path | None) -> _Sources:
+    paths = [path for folder in _folders(headers) for path in sorted(folder.glob("*.h"))]
+    return _Sources(_read(source), tuple((path.name, _read(path)) for path in paths))
+
+
+def _read(path: Path) -> bytes:
+    """A file that came along, by the loader that imported this one: the library's gives what it verified, or raises."""
+    get_data = getattr(None if __spec__ is None else __spec__.loader, "get_data", None)
+    return path.read_bytes() if get_data is None else bytes(get_data(str(path)))
 
 
 def _folders(headers: Path | None) -> list[Path]:
@@ -120,15 +140,16 @@ def _folders(headers: Path | None) -> list[Path]:
     return [own] if headers is None or headers == own else [own, headers]
 
 
-def _build(source: Path, headers: Path | None, target: Path, compiler: str) -> None:
+def _build(source: Path, sources: _Sources, target: Path, compiler: str) -> None:
+    """Compile a private copy of the sources, in a folder that nobody else can write."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=target.stem, suffix=".tmp")
-    os.close(descriptor)
-    partial = Path(name)
-    include = [f"-I{folder}" for folder in _folders(headers)]
-    try:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=target.stem, suffix=".tmp") as private:
+        unit, partial = Path(private) / source.name, Path(private) / "unit.so"
+        unit.write_bytes(sources.unit)
+        for name, data in sources.headers:
+            (unit.parent / name).write_bytes(data)
         done = subprocess.run(
-            [compiler, *_FLAGS, *include, str(source), "-o", str(partial)],
+            [compiler, *_FLAGS, str(unit), "-o", str(partial)],
             capture_output=True,
             text=True,
             check=False,
@@ -137,8 +158,6 @@ def _build(source: Path, headers: Path | None, target: Path, compiler: str) -> N
         if done.returncode != 0:
             raise OSError(f"{compiler} failed on {source}:\n{done.stderr[-2000:]}")
         partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @cache

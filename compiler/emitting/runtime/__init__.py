@@ -7,6 +7,7 @@ modules.py     whether a module is what the program was made for
 state.py       a module's weights, packed
 arena.py       where scratch buffers lie for given sizes
 arrays.py      safetensors files
+verified.py    the bytes of files that came along
 weights.py     what kernelize asks of kernels that pack weights
 toolchain.py   the compiler's own, in what is emitted: C++ to a loaded library, built once a machine
 """

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from .verified import read
+
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
     "I64": torch.int64, "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "F16": torch.float16,
@@ -17,7 +19,7 @@ _DTYPES = {
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Name -> tensor, each in memory of its own. Raises ValueError for a file that is cut or of another form."""
-    data = path.read_bytes()
+    data = read(path)
     length = int.from_bytes(data[:8], "little")
     try:
         header = json.loads(data[8 : 8 + length])

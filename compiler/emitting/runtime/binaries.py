@@ -20,6 +20,7 @@ import torch
 
 from .driver import CUDA, HIP, Driver, DriverError
 from .parts import Table
+from .verified import beside, read
 
 _LOGGER = logging.getLogger("kernels_hub")
 
@@ -109,7 +110,7 @@ class Binaries:
             function = self._function(found, device)
             values = found.values(arguments)
             self.driver.launch(function, grid, found.warps, found.shared, stream, values)
-        except (OSError, DriverError) as error:
+        except (OSError, ValueError, DriverError) as error:
             del self._rows[kernel]
             self._say(kernel, f"the binary {found.file} cannot be used: {error}")
             return False
@@ -118,7 +119,7 @@ class Binaries:
     def _function(self, one: Binary, device: int) -> ctypes.c_void_p:
         key = (device, one.file)
         if key not in self._functions:
-            data = (self.folder / FOLDER / one.file).read_bytes()
+            data = read(beside(self.folder / FOLDER, one.file))
             if hashlib.sha256(data).hexdigest() != one.sha256:
                 raise DriverError("it is not what was published, its digest differs")
             self._functions[key] = self.driver.load(data, one.symbol, one.shared)
@@ -152,7 +153,7 @@ def find_binaries(folder: Path, table: Table, arch: str) -> Binaries | None:
 
 def read_index(index: Path, program: str) -> dict[str, tuple[Binary, ...]]:
     """Architecture -> the binaries of a program."""
-    document: Any = json.loads(index.read_text(encoding="utf-8"))
+    document: Any = json.loads(read(index))
     fields = [*Binary.__dataclass_fields__]
     return {
         arch: tuple(

@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .verified import read
+
 _LOGGER = logging.getLogger("kernels_hub")
 _ARCH = re.compile(r"(sm_|gfx)([0-9a-f]+?)[a-z]?")
 
@@ -58,7 +60,7 @@ def _number(arch: str) -> tuple[str, int] | None:
 @cache
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        document: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, dict[str, Any]] = json.loads(read(path))
         if not all(isinstance(row, dict) for row in document.values()):
             raise TypeError("each entry is to be a table")
     except FileNotFoundError:

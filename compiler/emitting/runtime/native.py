@@ -14,6 +14,7 @@ from .knobs import knobs_for
 from .parts import Table
 from .prebuilt import prebuilt
 from .toolchain import Isa, build, load, machine_isas
+from .verified import read
 from .weight_guard import Native as GuardNative
 
 _LOGGER = logging.getLogger("kernels_hub")
@@ -25,8 +26,8 @@ _OUT_OF_RANGE = "its weights hold an index that is out of range"
 class Native:
     """A loaded program. Calls release the GIL, keep no state, and may come from several threads."""
 
-    def __init__(self, path: Path) -> None:
-        library = load(path)
+    def __init__(self, path: Path, data: bytes | None = None) -> None:
+        library = load(path, data)
         library.kh_prepare.argtypes, library.kh_prepare.restype = (_POINTERS, _SIZES), ctypes.c_int
         library.kh_packed_bytes.argtypes = (ctypes.c_int64,)
         library.kh_packed_bytes.restype = ctypes.c_int64
@@ -83,13 +84,13 @@ class Builder:
     def _load(self) -> None:
         unusable = ""
         try:
-            if (path := prebuilt(self.folder, self.table.source)) is not None:
-                self._native, self.path = Native(path), path
+            if (found := prebuilt(self.folder, self.table.source)) is not None:
+                self._native, self.path = Native(*found), found[0]
                 return
         except BuildError as error:
             unusable = f"the native code that came along cannot be used: {error}"
         try:
-            source = (self.folder / self.table.source).read_text(encoding="utf-8")
+            source = read(self.folder / self.table.source).decode()
             path = build(source, self.table.layer, _level(), runtime=self.table.sources)
             self._native, self.path = Native(path), path
         except (OSError, RuntimeError) as error:

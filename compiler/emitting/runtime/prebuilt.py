@@ -15,13 +15,14 @@ from typing import Any
 
 from .errors import BuildError
 from .toolchain import machine_isas
+from .verified import beside, read
 
 FOLDER = "native"
 INDEX = "prebuilt.json"
 
 
-def prebuilt(folder: Path, program: str) -> Path | None:
-    """The library of a program (its source file's name) for this machine; None where none came along.
+def prebuilt(folder: Path, program: str) -> tuple[Path, bytes] | None:
+    """The library of a program (its source file's name) for this machine, with its bytes; None where none came along.
 
     Raises BuildError where some did, and none can be used: they are for other machines, or damaged.
     """
@@ -29,21 +30,22 @@ def prebuilt(folder: Path, program: str) -> Path | None:
     if not index.is_file():
         return None
     try:
-        document: Any = json.loads(index.read_text(encoding="utf-8"))
+        document: Any = json.loads(read(index))
         rows = {row["isa"]: row for row in document["programs"][program] if row["machine"] == machine()}
         levels = [one.name for one in machine_isas() if one.name in rows]
         if not levels:
             raise BuildError(f"{index} has none for {machine()}")
         row = rows[levels[0]]
-        path = folder / FOLDER / str(row["file"])
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        path = beside(folder / FOLDER, row["file"])
+        data = read(path)
+        digest = hashlib.sha256(data).hexdigest()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BuildError(f"{index} does not say what it should: {type(error).__name__} {error}") from error
     if digest != row["sha256"]:
         raise BuildError(
             f"{path} is not what was published: its sha256 is {digest[:16]}…, not {row['sha256'][:16]}…"
         )
-    return path
+    return path, data
 
 
 def machine() -> str:

@@ -66,7 +66,7 @@ def test_source_flags_and_runtime_are_part_of_the_key(monkeypatch):
     first = build(SOURCE, "g", PLAIN)
     assert build(SOURCE.replace("42", "43"), "g", PLAIN) != first
     assert build(SOURCE, "g", Isa("plain", ("-O1",), frozenset())) != first
-    monkeypatch.setattr(toolchain, "_headers", lambda: "other headers")
+    monkeypatch.setattr(toolchain, "_headers", lambda: toolchain._Headers((), "other headers"))
     assert build(SOURCE, "g", PLAIN) != first
 
 
@@ -102,10 +102,10 @@ def test_the_runtime_is_compiled_once_for_all(runs, tmp_path, monkeypatch):
     text = '#include "part.h"\nextern "C" int answer() { return part() + 2; }\n'
     assert answer(build(text, "g", PLAIN, runtime=("part.cpp",))) == 42
     assert answer(build(text.replace("+ 2", "+ 3"), "g", PLAIN, runtime=("part.cpp",))) == 43
-    assert sum(str(folder / "part.cpp") in command for command in runs) == 1
+    assert sum(any(one.endswith("/part.cpp") for one in command) for command in runs) == 1
     (folder / "part.h").write_text("int part();  // changed\n")
     build(text, "g", PLAIN, runtime=("part.cpp",))
-    assert sum(str(folder / "part.cpp") in command for command in runs) == 2
+    assert sum(any(one.endswith("/part.cpp") for one in command) for command in runs) == 2
 
 
 def test_a_failing_compiler_is_shown_shortened_and_the_source_is_kept():
