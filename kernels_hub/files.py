@@ -199,13 +199,16 @@ def _is_link(name: str, handle: int) -> bool:
 
 
 @contextmanager
-def replacing(path: Path, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
+def replacing(path: Path, *, mode: int = 0o644, beside: Path | None = None) -> Iterator[IO[bytes]]:
     """A new file that takes the place of `path` when the block ends, whole; after an error all is as it was.
 
     mode: its permissions, less nothing (the umask does not count). The folder is created where it is missing.
+    beside: a folder of the same file system to write it in, where others would mind a file under another name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".tmp")
+    descriptor, name = tempfile.mkstemp(
+        dir=beside or path.parent, prefix=f".{path.name[:100]}.", suffix=".tmp"
+    )
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -217,7 +220,9 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
         raise
 
 
-def write_atomically(path: Path, content: bytes | str, *, mode: int = 0o644) -> None:
+def write_atomically(
+    path: Path, content: bytes | str, *, mode: int = 0o644, beside: Path | None = None
+) -> None:
     """Write a whole file, or leave what was there. Text is UTF-8."""
-    with replacing(path, mode=mode) as file:
+    with replacing(path, mode=mode, beside=beside) as file:
         file.write(content.encode() if isinstance(content, str) else content)

@@ -96,7 +96,9 @@ def parse_json(
         raise error(_message(where, f"{len(data):,} bytes; at most {most_bytes:,} are read", advice))
     try:
         if unique_keys:
-            document = json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+            document = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+            if b"\\u" in data:  # half of a pair is no text: it could be neither written nor shown
+                json.dumps(document, ensure_ascii=False).encode()
             return msgspec.convert(document, kind, dec_hook=_decode)
         return msgspec.json.decode(data, type=kind, dec_hook=_decode)
     except (msgspec.MsgspecError, ValueError, RecursionError) as problem:

@@ -330,9 +330,12 @@ class _Headers:
         with _LOCKS["headers"]:
             folder = _OWN.get() / f"runtime-{self.digest}"
             if not folder.exists():
-                made = Path(tempfile.mkdtemp(dir=folder.parent))
+                is_gone = not folder.parent.exists()  # with the process that this one was forked off
+                made = Path(tempfile.mkdtemp(dir=None if is_gone else folder.parent))
                 for name, data in self.files:
                     (made / name).write_bytes(data)
+                if is_gone:
+                    return made
                 made.rename(folder)
             return folder
 

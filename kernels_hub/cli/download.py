@@ -105,4 +105,5 @@ def _bytes(text: str) -> int:
         raise typer.BadParameter(f"expected a size such as 20GiB, got {text!r}", param_hint="--max-unpacked")
     unit = (found[2] or "").upper()
     base = 1024 if unit.endswith("I") else 1000
-    return int(found[1]) * base ** " KMGT".index(unit[:1] or " ")
+    scale: int = base ** " KMGT".index(unit[:1] or " ")
+    return int(found[1]) * scale

@@ -21,7 +21,7 @@ def lock(
     ] = None,
     upgrade_all: Annotated[bool, typer.Option("--upgrade-all", help="Resolve every kernel anew.")] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Change nothing; fail if the lock is out of date (for CI).")
+        bool, typer.Option("--check", help="Change nothing; fail if the lock is out of date, or a tag moved.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Default: kernels.lock in the project.")
@@ -40,7 +40,7 @@ def lock(
     """
     from kernels_hub.errors import LockError
     from kernels_hub.hub.lock import LOCK_FILE, PROJECT_FILE, read_dependencies, read_lock
-    from kernels_hub.hub.locking import changes, check_lock, make_lock, write_lock
+    from kernels_hub.hub.locking import changes, check_lock, check_tags, make_lock, write_lock
 
     dependencies = read_dependencies(project / PROJECT_FILE)
     if not dependencies and not check:
@@ -51,9 +51,13 @@ def lock(
     path = output or project / LOCK_FILE
     former = _former(project / LOCK_FILE, needed=not upgrade_all)
     if check:
-        check_lock(former or read_lock(project / LOCK_FILE), dependencies)
+        pinned = former or read_lock(project / LOCK_FILE)
+        check_lock(pinned, dependencies)
+        unknown = check_tags(pinned)
+        if unknown is not None:
+            echo(f"tags were compared with what was last known of them: {unknown}", err=True)
         if as_json:
-            print_json({"lock": str(path), "up_to_date": True})
+            print_json({"lock": str(path), "up_to_date": True, "tags_asked": unknown is None})
         else:
             echo(f"{project / LOCK_FILE} is up to date")
         return

@@ -42,12 +42,12 @@ def publish(
 ) -> None:
     """Publish a release, by one commit and a tag.
 
-    Checks and builds the repository, signs it if asked to, moves the branch of its major and writes
-    the card. A publish that died is completed by running it again.
+    Checks and builds the repository, signs it if asked to (its own build/ too, so that `verify` holds there),
+    moves the branch of its major and writes the card. A publish that died is completed by running it again.
     """
     from kernels_hub.hub import publish as publishing
     from kernels_hub.hub.keys import load_signing_key
-    from kernels_hub.hub.release import prepare_release
+    from kernels_hub.hub.release import leave_signatures, prepare_release
 
     key = None if sign is None else load_signing_key(sign)
     with prepare_release(
@@ -61,6 +61,14 @@ def publish(
             replace_unfinished=replace_unfinished,
             report=lambda step: echo(step, err=True),
         )
+        if key is not None and not dry_run:
+            _, others = leave_signatures(path, release, key)
+            for folder in others:
+                echo(
+                    f"{folder} is of another build than {release.version} and stays as it is, not signed; for what "
+                    f"was published: kernels-hub build {path} --version {release.version}, and publish it again",
+                    err=True,
+                )
         if as_json:
             print_json(_document(found, dry_run))
         elif dry_run:

@@ -392,10 +392,11 @@ def _check(item: Item, admission: Admission, blobs: Mapping[str, Path], folder: 
     """Every file against all that is said of it, and every variant as a download is verified before it is imported."""
     folder.mkdir()
     for file in item.tree.files.values():
-        if file.sha256 not in blobs:
+        blob = blobs.get(str(file.sha256))
+        if blob is None:
             raise IntegrityError(f"{source} lacks {file.path} of {item.place.repo_id}; {_ANEW}")
-        file.check(blobs[file.sha256])
-        with replacing_inside(folder, file.path) as target, blobs[file.sha256].open("rb") as stream:
+        file.check(blob)
+        with replacing_inside(folder, file.path) as target, blob.open("rb") as stream:
             shutil.copyfileobj(stream, target, _CHUNK)
     refs = item.known.refs if item.known is not None else Refs()
     names = [Pinned(item.tree.commit, name).version for name in (*refs.tags, *refs.branches)]
@@ -406,11 +407,6 @@ def _check(item: Item, admission: Admission, blobs: Mapping[str, Path], folder: 
         for version in versions or [None]:
             candidate = _candidate(item, False, False, version)
             check_signature(admission, candidate, folder / "build" / variant)
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    return folder
 
 
 def _install(item: Item, blobs: Mapping[str, Path], source: Path) -> None:

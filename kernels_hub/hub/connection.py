@@ -6,19 +6,20 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import kernels_hub
-from kernels_hub.errors import HubError, RepositoryNotFoundError
+from kernels_hub.errors import HubError, MetadataError, RepositoryNotFoundError
 from kernels_hub.hub.cache import KnownRefs, RepositoryCache
 from kernels_hub.hub.http_errors import hub_errors, status_of
 from kernels_hub.hub.tree import BUILD, File, Tree
-from kernels_hub.repository.versions import MAIN, Refs
+from kernels_hub.repository.versions import MAIN, Refs, is_commit
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -33,6 +34,7 @@ _PARALLEL = 8
 _LOG_SECONDS = 30.0
 _WITHOUT_RELEASE_LOG = frozenset({"https://huggingface.co"})
 """Hubs that are known to keep none: they need not be asked."""
+_MOST_YANKED = 1 << 20
 _T = TypeVar("_T")
 
 
@@ -72,10 +74,7 @@ class Connection:
 
         def ask() -> Refs:
             found = self.api.list_repo_refs(repo_id, repo_type=repo_type)
-            return Refs(
-                {ref.name: ref.target_commit for ref in found.branches},
-                {ref.name: ref.target_commit for ref in found.tags},
-            )
+            return Refs(_commits(repo_id, found.branches), _commits(repo_id, found.tags))
 
         return self._ask(f"list the versions of {repo_id}", ask)
 
@@ -138,13 +137,7 @@ class Connection:
             )
             return Tree.of(
                 commit,
-                (
-                    File(entry.path, entry.size, sha256=entry.lfs.sha256)
-                    if entry.lfs is not None
-                    else File(entry.path, entry.size, blob=entry.blob_id)
-                    for entry in entries
-                    if isinstance(entry, RepoFile)
-                ),
+                (listed_file(entry) for entry in entries if isinstance(entry, RepoFile)),
             )
 
         from huggingface_hub.errors import EntryNotFoundError
@@ -169,7 +162,8 @@ class Connection:
         from huggingface_hub.utils.tqdm import tqdm
 
         def fetch(file: File) -> None:
-            with hub_errors(self.endpoint, f"download {file.path} of {repo_id}"):
+            what = f"download {file.path} of {repo_id}"
+            with hub_errors(self.endpoint, what), _answers(self.endpoint, what):
                 self.api.hf_hub_download(
                     repo_id,
                     file.path,
@@ -193,7 +187,7 @@ class Connection:
 
         def ask() -> bool:
             overview = self.api.get_organization_overview(organisation)
-            return bool(getattr(overview, "trustedKernelPublisher", False))
+            return getattr(overview, "trustedKernelPublisher", False) is True
 
         try:
             return self._ask(f"ask whether {organisation} is a trusted publisher", ask)
@@ -214,23 +208,20 @@ class Connection:
                     repo_id, YANKED_FILE, repo_type=repo_type, revision=main, cache_dir=cache_dir
                 ),
             )
-            document = json.loads(Path(path).read_bytes())
+            return parse_yanked(Path(path).read_bytes(), f"{repo_id}: {YANKED_FILE} on {MAIN}")
         except RepositoryNotFoundError as error:
             if isinstance(error.__cause__, EntryNotFoundError):
                 return {}
             raise
-        except ValueError:
-            logger.warning(
-                "%s: %s of %s is not JSON; no release is taken as yanked", repo_id, YANKED_FILE, main
-            )
+        except (OSError, MetadataError) as error:
+            logger.warning("%s; no release of it is taken as yanked", error)
             return {}
-        return {str(key): str(value) for key, value in document.items()} if isinstance(document, dict) else {}
 
     def _ask(self, what: str, question: Callable[[], _T]) -> _T:
         """Ask, and ask again with growing pauses while the Hub is busy or failing."""
         for tries in range(1, _TRIES + 1):
             try:
-                with hub_errors(self.endpoint, what):
+                with hub_errors(self.endpoint, what), _answers(self.endpoint, what):
                     return question()
             except Exception as error:
                 if tries == _TRIES or status_of(error) not in _RETRIED:
@@ -241,9 +232,58 @@ class Connection:
         raise AssertionError("unreachable")
 
 
+def parse_yanked(data: bytes, where: str) -> dict[str, str]:
+    """Release -> reason, of a yanked.json. Raises MetadataError for one that is not of the form."""
+    from kernels_hub.parsing import Text, parse_json
+
+    advice = 'expected {"1.2.0": "reason"}'
+    return parse_json(data, dict[Text, Text], where=where, most_bytes=_MOST_YANKED, advice=advice)
+
+
+def listed_file(entry: Any) -> File:
+    """A file as a Hub lists it. Raises HubError for names of its content that are not of their form."""
+    if entry.lfs is not None:
+        file = File(entry.path, entry.size, sha256=entry.lfs.sha256)
+    else:
+        file = File(entry.path, entry.size, blob=entry.blob_id)
+    if not file.is_well_formed():
+        raise HubError(
+            f"the Hub lists {str(entry.path)[:100]!r} with a size or name of its content that is none"
+        )
+    return file
+
+
+def _commits(repo_id: str, refs: Iterable[Any]) -> dict[str, str]:
+    found = {}
+    for ref in refs:
+        name, commit = ref.name, ref.target_commit
+        if not isinstance(name, str) or not isinstance(commit, str) or not is_commit(commit):
+            raise HubError(
+                f"the Hub says that {str(name)[:100]!r} of {repo_id} is at {str(commit)[:100]!r}, which is no commit"
+            )
+        found[name] = commit
+    return found
+
+
+@contextmanager
+def _answers(endpoint: str, what: str) -> Iterator[None]:
+    """Raise HubError for an answer that huggingface_hub stumbles over: it parses what should be there."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
+        raise HubError(
+            f"cannot {what} at {endpoint}: the answer is not what a Hub says ({type(error).__name__}: "
+            f"{str(error)[:200]}); check HF_ENDPOINT"
+        ) from error
+
+
 def _pause(error: Any, tries: int) -> float:
     """Seconds until the next try: what the Hub asks for, or twice as long each time."""
     response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
     asked = "" if response is None else response.headers.get("Retry-After", "")
     longest = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (tries - 1))
-    return min(float(asked), _LONGEST_WAIT) if asked.isdigit() else longest * random.uniform(0.5, 1)  # noqa: S311 (jitter)
+    return (
+        min(float(asked), _LONGEST_WAIT)
+        if asked.isascii() and asked.isdigit()
+        else longest * random.uniform(0.5, 1)  # noqa: S311 (jitter)
+    )

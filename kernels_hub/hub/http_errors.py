@@ -60,7 +60,7 @@ def wait_asked_for(error: BaseException) -> float | None:
     """Seconds that the Hub asks to wait before the next try; None where it does not say."""
     response = _response_of(error)
     asked = "" if response is None else response.headers.get("Retry-After", "")
-    return float(asked) if asked.isdigit() else None
+    return float(asked) if asked.isascii() and asked.isdigit() else None
 
 
 def _response_of(error: BaseException) -> Any:

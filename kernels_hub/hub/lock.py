@@ -7,6 +7,7 @@ of HF `kernels`, which pin commits only, are read too.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,13 +17,12 @@ from typing import Any
 from kernels_hub.errors import LockError, VersionError
 from kernels_hub.hub.tree import BUILD, File, Tree
 from kernels_hub.repository.caller import Caller
-from kernels_hub.repository.versions import Wanted, is_commit
+from kernels_hub.repository.versions import Wanted
 
 LOCK_FILE = "kernels.lock"
 PROJECT_FILE = "pyproject.toml"
 _FORMAT = 1
-_SHA256_DIGITS = 64
-_ANEW = "make it anew with: kernels-hub lock --upgrade-all"
+_REPOSITORY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -113,33 +113,21 @@ class Lock:
 def read_lock(path: Path) -> Lock:
     """Raises LockError (a ValueError), naming the file and the key, for one that is missing or malformed."""
     try:
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
     except FileNotFoundError as error:
         raise LockError(
             f"no lock file {path}; make one beside {PROJECT_FILE} with: kernels-hub lock"
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise LockError(f"{path} cannot be read: {error}") from error
-    return parse_lock(text, str(path))
+    return parse_lock(data, str(path))
 
 
-def parse_lock(text: str, where: str = LOCK_FILE) -> Lock:
+def parse_lock(text: str | bytes, where: str = LOCK_FILE) -> Lock:
     """Raises LockError for text that is no lock file."""
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise LockError(f"{where} is not JSON: {error}; {_ANEW}") from error
-    try:
-        if isinstance(document, list):
-            return Lock(tuple(_peer_kernel(row) for row in document), where)
-        if document["format"] != _FORMAT:
-            raise LockError(
-                f"{where} has format {document['format']!r}, this release reads {_FORMAT}; upgrade kernels_hub"
-            )
-        return Lock(tuple(_kernel(row) for row in document["kernels"]), where)
-    except (KeyError, TypeError, AttributeError, VersionError, _Malformed) as error:
-        problem = f"key {error} is missing" if isinstance(error, KeyError) else str(error)
-        raise LockError(f"{where} is no lock file: {problem}; {_ANEW}") from error
+    from kernels_hub.hub.lock_file import parse  # msgspec is imported where it is used
+
+    return parse(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text, where)
 
 
 def find_lock(caller: Caller) -> Lock:
@@ -181,11 +169,14 @@ def read_dependencies(project: Path) -> list[Dependency]:
         raise LockError(
             f"no {PROJECT_FILE} at {project}; name the folder of a project that has one"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise LockError(f"{project} is not TOML: {error}; correct it, and try again") from error
+    except OSError as error:
+        raise LockError(f"{project} cannot be read: {error}") from error
+    tools = document.get("tool", {})
     found: dict[str, Dependency] = {}
     for section in ("kernels-hub", "kernels"):
-        tool = document.get("tool", {}).get(section, {})
+        tool = tools.get(section, {}) if isinstance(tools, dict) else {}
         table = tool.get("dependencies", {}) if isinstance(tool, dict) else {}
         where = f"{project}, [tool.{section}.dependencies]"
         if not isinstance(table, dict):
@@ -215,10 +206,6 @@ def write_egg_lockfile(command: Any, basename: str, filename: str) -> None:
 # -- reading and writing ----------------------------------------------------------------------------
 
 
-class _Malformed(ValueError):
-    """What is wrong with a lock file; `parse_lock` says which file."""
-
-
 def _order(kernel: LockedKernel) -> tuple[str, str]:
     return kernel.repo_id, str(kernel.wanted)
 
@@ -244,44 +231,6 @@ def _wanted_row(wanted: Wanted) -> dict[str, Any]:
     return {key: value for key, value in known.items() if value is not None}
 
 
-def _kernel(row: dict[str, Any]) -> LockedKernel:
-    repo_id, commit = row["repository"], row["commit"]
-    if not is_commit(commit):
-        raise _Malformed(f"{repo_id}: {commit!r} is not a commit")
-    variants = {name: dict(files) for name, files in row["variants"].items()}
-    for name, files in variants.items():
-        for inside, sha256 in files.items():
-            if not isinstance(sha256, str) or len(sha256) != _SHA256_DIGITS:
-                raise _Malformed(f"{repo_id}, {name}/{inside}: {sha256!r} is not a sha256 in hexadecimal")
-    if not variants:
-        raise _Malformed(f"{repo_id}: it pins no files")
-    return LockedKernel(
-        repo_id,
-        row["type"],
-        Wanted.of(repo_id, row.get("version"), row.get("revision")),
-        row["ref"],
-        commit,
-        bool(row["direct"]),
-        variants,
-        tuple(
-            Dependency(
-                other["repository"],
-                Wanted.of(other["repository"], other.get("version"), other.get("revision")),
-            )
-            for other in row["depends"]
-        ),
-    )
-
-
-def _peer_kernel(row: dict[str, Any]) -> LockedKernel:
-    asked = row["dependency"]
-    repo_id, commit = asked["repo-id"], row["lock"]["commit"]
-    if not is_commit(commit):
-        raise _Malformed(f"{repo_id}: {commit!r} is not a commit")
-    wanted = Wanted.of(repo_id, asked.get("version"), asked.get("revision"))
-    return LockedKernel(repo_id, "kernel", wanted, commit, commit, True, {})
-
-
 def _dependency(repo_id: str, value: object, where: str) -> Dependency:
     table = value if isinstance(value, dict) else {"version": value}
     if unknown := sorted(table.keys() - {"version", "revision", "type"}):
@@ -289,9 +238,9 @@ def _dependency(repo_id: str, value: object, where: str) -> Dependency:
             f"{where}: {repo_id} has an unknown key {unknown[0]!r}; expected version, revision, type"
         )
     repo_type = table.get("type")
-    if repo_type not in (None, "kernel", "model"):
+    if repo_type is not None and repo_type not in ["kernel", "model"]:
         raise LockError(f"{where}: {repo_id} has type {repo_type!r}; expected 'kernel' or 'model'")
-    if repo_id.count("/") != 1:
+    if _REPOSITORY.fullmatch(repo_id) is None or "--" in repo_id or ".." in repo_id:
         raise LockError(f"{where}: {repo_id!r} is not of the form 'org/name'")
     try:
         wanted = Wanted.of(repo_id, table.get("version"), table.get("revision"))

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kernels_hub.errors import LockError, MetadataError
-from kernels_hub.hub.cache import RepositoryCache
+from kernels_hub.errors import HubError, LockError, MetadataError, RepositoryNotFoundError
+from kernels_hub.files import write_atomically
+from kernels_hub.hub.cache import RepositoryCache, cache_folder
 from kernels_hub.hub.client import list_files
 from kernels_hub.hub.connection import Connection
 from kernels_hub.hub.locate import Request, locate
-from kernels_hub.hub.lock import LOCK_FILE, Dependency, Lock, LockedKernel
+from kernels_hub.hub.lock import Dependency, Lock, LockedKernel
 from kernels_hub.hub.tree import BUILD, File, Tree
 from kernels_hub.repository.metadata import METADATA_FILE, read_metadata
-from kernels_hub.repository.versions import Wanted
+from kernels_hub.repository.versions import Wanted, parse_tag
 
 logger = logging.getLogger("kernels_hub")
 
@@ -109,18 +108,58 @@ def check_lock(lock: Lock, dependencies: Iterable[Dependency]) -> None:
         raise LockError(f"{lock.where} is out of date: {'; '.join(problems)}. Run: kernels-hub lock")
 
 
+def check_tags(lock: Lock) -> str | None:
+    """Raise LockError where a release's tag is no longer at the commit that a lock pins, or gone.
+
+    Returns None, or why tags could not be compared: this process may not ask the Hub, or it does not answer. What
+    was last known of the tags is compared then.
+    """
+    hub = Connection()
+    unknown: str | None = "HF_HUB_OFFLINE is set" if hub.is_offline else None
+    moved = []
+    for (repo_id, repo_type), kernels in _tagged(lock).items():
+        tags = None
+        if unknown is None:
+            try:
+                tags = hub.refs(repo_id, repo_type).tags
+            except RepositoryNotFoundError as error:
+                moved.append(str(error))
+                continue
+            except HubError as error:
+                unknown = str(error)
+        asked = tags is not None
+        if tags is None:
+            known = RepositoryCache(cache_folder(), repo_id, repo_type).read_refs()
+            tags = {} if known is None else known.refs.tags
+        for kernel in kernels:
+            now = tags.get(kernel.ref)
+            if now is None and asked:
+                moved.append(f"tag {kernel.ref} of {repo_id}, locked at {kernel.commit[:12]}, is gone")
+            elif now not in (None, kernel.commit):
+                moved.append(
+                    f"tag {kernel.ref} of {repo_id} moved: it is at {str(now)[:12]}, locked at {kernel.commit[:12]}"
+                )
+    if moved:
+        raise LockError(
+            f"{lock.where} pins releases that changed on the Hub, which releases never do: {'; '.join(moved)}. Ask the "
+            "publisher why; what is locked still loads, and kernels-hub lock --upgrade ORG/NAME takes what is there now"
+        )
+    return unknown
+
+
+def _tagged(lock: Lock) -> dict[tuple[str, str], list[LockedKernel]]:
+    """The kernels that are pinned by a release's tag, by repository."""
+    found: dict[tuple[str, str], list[LockedKernel]] = {}
+    for kernel in lock.kernels:
+        if parse_tag(kernel.ref) is not None:
+            found.setdefault((kernel.repo_id, kernel.repo_type), []).append(kernel)
+    return found
+
+
 def write_lock(lock: Lock, path: Path, for_peer: bool = False) -> None:
     """Write the file whole or not at all."""
     text = lock.to_peer_json() if for_peer else lock.to_json()
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{LOCK_FILE}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_atomically(path, text)
 
 
 def _sorted(pairs: set[tuple[str, Wanted]]) -> list[tuple[str, Wanted]]:

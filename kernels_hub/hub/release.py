@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from packaging.version import InvalidVersion, Version
 
-from kernels_hub.errors import PublishError
+from kernels_hub.errors import MetadataError, PublishError
 from kernels_hub.hub.signature import sign_variant
+from kernels_hub.hub.variant_files import read_bounded
 from kernels_hub.repository.build import build_repository
 from kernels_hub.repository.card import CARD_FILE, CardInput, read_benchmarks, write_card
 from kernels_hub.repository.check import check_kernels
@@ -155,6 +156,31 @@ def prepare_release(
         yield Release(repo_id, repo_type, wanted, files, interface)
 
 
+def leave_signatures(path: Path, release: Release, key: SigningKey) -> tuple[list[Path], list[Path]]:
+    """Sign the variants that lie in a published repository's own folder, where they are what was published.
+
+    Returns the signature files, and the variants that were left unsigned as they are of another build.
+    """
+    signed: list[Path] = []
+    others: list[Path] = []
+    for folder in _variants_beside(path):
+        published = release.files.get(f"build/{folder.name}/{METADATA_FILE}")
+        metadata = read_bounded(folder / METADATA_FILE)
+        if published is None or metadata is None or hashlib.sha256(metadata).hexdigest() != published.sha256:
+            others.append(folder)
+            continue
+        signed.append(sign_variant(folder, key, repo_id=release.repo_id, release=str(release.version)))
+    return signed, others
+
+
+def _variants_beside(path: Path) -> list[Path]:
+    """The built variants at a path that is published: a repository, its `build/`, or one variant."""
+    if (path / METADATA_FILE).is_file():
+        return [path]
+    builds = path / "build" if (path / "build").is_dir() else path
+    return sorted(child for child in builds.iterdir() if (child / METADATA_FILE).is_file())
+
+
 def _can_be_built(path: Path) -> bool:
     """Whether there are sources: a published repository has a kernel.toml too, but not its folders."""
     if not is_source_repository(path):
@@ -198,8 +224,13 @@ def _write_manifest(path: Path, folder: Path, version: Version) -> None:
         return
     import tomlkit
 
-    document: Any = tomlkit.parse(manifest.read_text(encoding="utf-8"))
-    document["kernel"]["version"] = str(version)
+    try:
+        document: Any = tomlkit.parse(manifest.read_text(encoding="utf-8"))
+        document["kernel"]["version"] = str(version)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise MetadataError(
+            f"{manifest} is no manifest with a table [kernel]: {error}; correct it"
+        ) from error
     (folder / MANIFEST_FILE).write_text(tomlkit.dumps(document), encoding="utf-8", newline="\n")
 
 
@@ -224,5 +255,6 @@ def _write_card(
 def _dtypes(manifest: Path) -> tuple[str, ...]:
     if not manifest.is_file():
         return ()
-    kernel = tomllib.loads(manifest.read_text(encoding="utf-8")).get("kernel", {})
-    return tuple(map(str, kernel.get("dtypes", ())))
+    kernel = tomllib.loads(manifest.read_text(encoding="utf-8"))["kernel"]
+    dtypes = kernel.get("dtypes", ()) if isinstance(kernel, dict) else ()
+    return tuple(map(str, dtypes)) if isinstance(dtypes, list) else ()

@@ -13,14 +13,13 @@ from typing import Any
 from packaging.version import Version
 
 from kernels_hub.errors import (
-    MetadataError,
     NoVariantError,
     PublishError,
     RepositoryNotFoundError,
     VersionError,
 )
 from kernels_hub.hub.cache import RepositoryCache, cache_folder
-from kernels_hub.hub.connection import YANKED_FILE, Connection
+from kernels_hub.hub.connection import YANKED_FILE, Connection, parse_yanked
 from kernels_hub.hub.http_errors import hub_errors, status_of
 from kernels_hub.hub.release_log import ReleaseLog, checked_refs
 from kernels_hub.hub.tree import BUILD, Tree
@@ -173,15 +172,8 @@ def read_yanked(connection: Connection, repo_id: str, repo_type: str, refs: Refs
         if isinstance(error.__cause__, EntryNotFoundError):
             return {}
         raise
-    try:
-        document = json.loads(Path(path).read_bytes())
-        if not all(isinstance(value, str) for value in document.values()):
-            raise TypeError("a reason is no string")
-        return dict(document)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise MetadataError(
-            f'{repo_id}: {YANKED_FILE} on {MAIN} is not of the form {{"1.2.0": "reason"}}: {error}'
-        ) from error
+    where = f"{repo_id}: {YANKED_FILE} on {MAIN} is not of the form"
+    return parse_yanked(Path(path).read_bytes(), where)
 
 
 def remote_interface(connection: Connection, repo_id: str, repo_type: str, commit: str) -> Interface:

@@ -14,15 +14,14 @@ that the signer named, so that a signed variant says nothing elsewhere. docs/tru
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kernels_hub.errors import IntegrityError, MetadataError, SignatureError, TrustError
+from kernels_hub.files import write_atomically
 from kernels_hub.hub.keys import PublicKey, SigningKey
 from kernels_hub.hub.variant_files import (
     SIGNATURE_FILE,
@@ -36,7 +35,6 @@ from kernels_hub.repository.metadata import METADATA_FILE
 _FORMAT = 1
 _DOMAIN = b"kernels_hub variant signature v1\0"
 _MAX_FILE = 256 * 1024
-_MAX_SIGNATURES = 64
 
 
 @dataclass(frozen=True)
@@ -117,9 +115,8 @@ def sign_variant(
         if (other.key, other.statement.repository) != (key.public, repo_id) and other.is_valid(metadata)
     ]
     target = folder / SIGNATURE_FILE
-    _write(
-        target, _encode(sorted([own, *others], key=lambda one: (one.key.id, one.statement.repository or "")))
-    )
+    content = _encode(sorted([own, *others], key=lambda one: (one.key.id, one.statement.repository or "")))
+    write_atomically(target, content, beside=folder.parent)  # a variant holds nothing that is not listed
     return target
 
 
@@ -152,9 +149,9 @@ def _read(path: Path) -> tuple[Signature, ...]:
     if content is None:
         return ()
     try:
-        signatures = _decode(json.loads(content))
+        signatures = _decode(content, path)
         canonical = _encode(signatures)
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, TrustError) as error:
+    except (ValueError, TrustError) as error:
         raise SignatureError(f"{path} is not a file of signatures: {error}") from error
     if canonical != content:
         # One spelling only: no byte of the file can change without being noticed.
@@ -162,25 +159,20 @@ def _read(path: Path) -> tuple[Signature, ...]:
     return signatures
 
 
-def _decode(document: Any) -> tuple[Signature, ...]:
-    if not isinstance(document, dict) or document.get("version") != _FORMAT:
-        raise ValueError(f"expected version {_FORMAT} of the format")
-    entries = document["signatures"]
-    if not isinstance(entries, list) or not 0 < len(entries) <= _MAX_SIGNATURES:
-        raise ValueError(f"expected 1 to {_MAX_SIGNATURES} signatures")
-    return tuple(_decode_one(entry) for entry in entries)
+def _decode(content: bytes, path: Path) -> tuple[Signature, ...]:
+    from kernels_hub.hub.signature_file import SignatureFile
+    from kernels_hub.parsing import parse_json
 
-
-def _decode_one(entry: dict[str, Any]) -> Signature:
-    texts = (entry["variant"], entry["repository"] or "", entry["release"] or "", entry["signature"])
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError("expected variant, repository, release and signature as strings")
-    try:
-        value = base64.b64decode(entry["signature"], validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"key 'signature': expected base64: {error}") from error
-    statement = Statement(entry["variant"], entry["repository"], entry["release"])
-    return Signature(PublicKey.parse(entry["key"]), statement, value)
+    where = f"{path} is not a file of signatures"
+    document = parse_json(content, SignatureFile, where=where, error=SignatureError, unique_keys=True)
+    return tuple(
+        Signature(
+            PublicKey.parse(entry.key),
+            Statement(entry.variant, entry.repository, entry.release),
+            base64.b64decode(entry.signature, validate=True),
+        )
+        for entry in document.signatures
+    )
 
 
 def _encode(signatures: list[Signature] | tuple[Signature, ...]) -> bytes:
@@ -201,17 +193,3 @@ def _encode(signatures: list[Signature] | tuple[Signature, ...]) -> bytes:
 
 def _compact(document: dict[str, Any]) -> bytes:
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _write(path: Path, content: bytes) -> None:
-    descriptor, scratch = tempfile.mkstemp(dir=path.parent.parent, prefix=".signing-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(scratch).chmod(0o644)
-        Path(scratch).replace(path)
-    except BaseException:
-        Path(scratch).unlink(missing_ok=True)
-        raise

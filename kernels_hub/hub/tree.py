@@ -59,6 +59,11 @@ class File:
                 )
         return sha256.hexdigest()
 
+    def is_well_formed(self) -> bool:
+        """Whether its path is text, its size a number, and the names of its content hexadecimal of their length."""
+        sized = self.size is None or (type(self.size) is int and self.size >= 0)
+        return isinstance(self.path, str) and sized and _is(_BLOB, self.blob) and _is(_SHA256, self.sha256)
+
     @property
     def name_in_cache(self) -> str | None:
         """What the Hub's clients call the content in their cache: its ETag."""
@@ -124,20 +129,18 @@ class Tree:
 
 def _file(path: str, row: object) -> File:
     match row:
-        case {
-            "size": int() | None as size,
-            "blob": str() | None as blob,
-            "sha256": str() | None as sha256,
-        } if (
-            (size is None or (size >= 0 and not isinstance(size, bool)))
-            and (blob is None or _BLOB.fullmatch(blob))
-            and (sha256 is None or _SHA256.fullmatch(sha256))
-        ):
-            return File(path, size, blob, sha256)
+        case {"size": size, "blob": blob, "sha256": sha256} if (
+            file := File(path, size, blob, sha256)
+        ).is_well_formed():
+            return file
         case _:
             raise MetadataError(
                 f"not a list of files: {path[:100]!r}: expected a size and the names of a content in hexadecimal"
             )
+
+
+def _is(pattern: re.Pattern[str], name: object) -> bool:
+    return name is None or (isinstance(name, str) and pattern.fullmatch(name) is not None)
 
 
 def _wanted(file: File) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kernels_hub.errors import TrustError
+from kernels_hub.files import replacing
 from kernels_hub.hub.keys import PublicKey
 from kernels_hub.hub.sigstore_bundle import KNOWN_SIGNERS
 from kernels_hub.hub.trust_policy import (
@@ -245,17 +245,10 @@ def _content(path: Path) -> bytes:
 def _replace(path: Path, content: bytes) -> None:
     target = Path(os.path.realpath(path))  # a link to a file kept elsewhere stays one
     mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
-    descriptor, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(scratch).chmod(mode)
-        Path(scratch).replace(target)
-    except BaseException:
-        Path(scratch).unlink(missing_ok=True)
-        raise
+    with replacing(target, mode=mode) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def parse_signer(text: str) -> Signer:

@@ -70,7 +70,7 @@ def read_bounded(path: Path, limit: int = _MAX_METADATA) -> bytes | None:
 def parse_listing(content: bytes, where: Path) -> Listing:
     """The listing in the bytes of a metadata.json. Raises MetadataError naming file and key."""
     try:
-        document = json.loads(content, object_pairs_hook=_without_duplicates)
+        document = json.loads(content.decode(), object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
         raise MetadataError(f"{where} is not JSON: {error}") from error
     if not isinstance(document, dict):

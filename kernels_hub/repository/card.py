@@ -43,6 +43,8 @@ _HUB_LICENSES = {
 }  # fmt: skip
 """Of the licences that huggingface.co lists, those for software."""
 _ORIGINAL = "eager"
+_COMPILED = re.compile(r"(Written by `kernels-hub compile`), release [^\s,]+?(?=\.(?:\s|$))", re.ASCII)
+"""What earlier releases wrote into an introduction: the release of kernel.toml, not the one that is published."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def read_benchmarks(folder: Path) -> tuple[Benchmark, ...]:
 def write_card(interface: Interface, given: CardInput) -> str:
     """The text of README.md. Raises MetadataError for a README.md whose front matter is not YAML."""
     front, introduction = _split(given.readme, given.repo_id)
-    title, introduction = _title(introduction, given.repo_id)
+    title, introduction = _title(_COMPILED.sub(r"\1", introduction), given.repo_id)
     backends = sorted({variant.backend or "universal" for variant in interface.variants.values()})
     matter: dict[str, Any] = {
         "library_name": "kernels",

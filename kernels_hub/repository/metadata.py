@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from kernels_hub.errors import KernelImportError, MetadataError, RepositoryNotFoundError
+from kernels_hub.files import relative_path_problem
 from kernels_hub.repository.backends import BACKENDS
 from kernels_hub.repository.python_depends import is_standard, missing_packages
 
@@ -22,6 +23,9 @@ DIGEST_ALGORITHMS = ("sha256", "sha512")
 
 _EXTENSION = "kernels-hub"
 _BY_METADATA_TYPE = {backend.metadata_type: backend.name for backend in BACKENDS.values()}
+_MOST_BYTES = 32 << 20
+_REPOSITORY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
+_PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?", re.ASCII)
 _MINVER = re.compile(r"\d+(\.\d+)*", re.ASCII)
 _T = TypeVar("_T")
 
@@ -134,13 +138,27 @@ def read_metadata(folder: Path, default_name: str | None = None) -> Metadata:
     """
     path = folder / METADATA_FILE
     try:
-        document = json.loads(path.read_bytes())
+        content = path.read_bytes()
     except FileNotFoundError as error:
         if default_name is not None:
             return Metadata(default_name)
         raise RepositoryNotFoundError(f"no {METADATA_FILE} in {folder}: not a built variant") from error
     except OSError as error:
         raise MetadataError(f"{path} cannot be read: {error}") from error
+    return parse_metadata(content, path, default_name)
+
+
+def parse_metadata(content: bytes, path: Path, default_name: str | None = None) -> Metadata:
+    """A metadata.json from its bytes. Raises MetadataError as `read_metadata` does.
+
+    By hand: on the way of every load, where importing msgspec would take longer.
+    """
+    if len(content) > _MOST_BYTES:
+        raise MetadataError(f"{path} has {len(content):,} bytes; at most {_MOST_BYTES:,} are read")
+    try:
+        document = json.loads(content.decode())
+        if b"\\u" in content:  # half of a surrogate pair is no text: it could be neither written nor shown
+            json.dumps(document, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise MetadataError(f"{path} is not JSON: {error}; fetch or build the variant again") from error
     if not isinstance(document, dict):
@@ -190,6 +208,14 @@ class _Table:
                 self.refuse(f"{key}[{index}]", f"expected a string, got {_shown(value)}")
         return tuple(values)
 
+    def packages(self, key: str) -> tuple[str, ...]:
+        """Names as pip takes them, which messages tell people to install."""
+        names = self.strings(key)
+        for index, name in enumerate(names):
+            if _PACKAGE.fullmatch(name) is None:
+                self.refuse(f"{key}[{index}]", f"expected the name of a package, got {_shown(name)}")
+        return names
+
     def table(self, key: str) -> _Table | None:
         values = self.get(key, dict)
         return None if values is None else _Table(values, self.file, f"{self.inside}{key}.")
@@ -221,7 +247,7 @@ def _parse(document: _Table, default_name: str | None) -> Metadata:
         license=document.get("license", str),
         upstream=document.get("upstream", str),
         source=document.get("source", str),
-        python_depends=(*document.strings("python-depends"), *extension.strings("python-depends")),
+        python_depends=(*document.packages("python-depends"), *extension.packages("python-depends")),
         kernel_depends=_parse_kernel_depends(document),
         kernels_minver=minver,
         backend=None if backend_type is None else _BY_METADATA_TYPE.get(backend_type, backend_type),
@@ -243,7 +269,7 @@ def _parse_kernel_depends(document: _Table) -> tuple[KernelDependency, ...]:
             document.refuse(key, f"expected an object, got {_shown(value)}")
         table = _Table(value, document.file, f"{key}.")
         dependency = KernelDependency(
-            table.get("repo-id", str) or table.refuse("repo-id", "expected 'org/name', got none"),
+            _repository(table),
             table.get("version", int),
             table.get("revision", str),
         )
@@ -253,6 +279,13 @@ def _parse_kernel_depends(document: _Table) -> tuple[KernelDependency, ...]:
     return tuple(found)
 
 
+def _repository(table: _Table) -> str:
+    repo_id = table.get("repo-id", str)
+    if repo_id is None or _REPOSITORY.fullmatch(repo_id) is None or "--" in repo_id or ".." in repo_id:
+        table.refuse("repo-id", f"expected 'org/name', got {'none' if repo_id is None else _shown(repo_id)}")
+    return repo_id
+
+
 def _parse_digest(table: _Table | None) -> Digest | None:
     if table is None:
         return None
@@ -260,6 +293,9 @@ def _parse_digest(table: _Table | None) -> Digest | None:
     if algorithm not in DIGEST_ALGORITHMS:
         table.refuse("algorithm", f"expected one of {', '.join(DIGEST_ALGORITHMS)}, got {_shown(algorithm)}")
     files = table.table("files") or table.refuse("files", "expected an object, got none")
+    for path in files.values:
+        if (problem := relative_path_problem(path)) is not None:
+            table.refuse("files", f"{path[:100]!r} is no path inside a variant: {problem}")
     return Digest(algorithm, {path: files.get(path, str) or "" for path in files.values})
 
 
@@ -269,5 +305,8 @@ def _known(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        text = f"a {type(value).__name__} that is nested too deeply"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -259,6 +260,28 @@ def test_the_commands_of_a_project(place: Place, project: Path) -> None:
     assert json.loads(got.stdout)["kernels"][0]["variants"] == ["torch-cpu"]
     listed = cli(place, "variants", f"{place.repo()}@1.0.0", "--device", "cpu", cwd=project)
     assert listed.returncode == 0 and "torch-cpu" in listed.stdout, listed.stderr
+
+
+def test_a_tag_that_moved_is_said(place: Place, project: Path) -> None:
+    """The lock answers what the project asks for; but the release is another one by now, or gone."""
+    commit = place.release("1.0.0", "first")
+    ask(project, **{place.repo(): '"==1.0.0"'})
+    assert cli(place, "lock", cwd=project).returncode == 0
+    text = (project / "kernels.lock").read_text()
+    for before, after, message in (
+        (f'"commit": "{commit}"', f'"commit": "{"a" * 40}"', "tag v1.0.0 of .* moved"),
+        ('"ref": "v1.0.0"', '"ref": "v1.0.1"', "tag v1.0.1 of .* is gone"),
+    ):
+        assert before in text
+        (project / "kernels.lock").write_text(text.replace(before, after))
+        moved = cli(place, "lock", "--check", cwd=project)
+        assert moved.returncode == 1 and re.search(message, moved.stderr), moved
+        assert "up to date" not in moved.stdout
+    (project / "kernels.lock").write_text(text)
+    assert cli(place, "lock", "--check", cwd=project).returncode == 0
+    place.monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    unreachable = cli(place, "lock", "--check", cwd=project)
+    assert unreachable.returncode == 0 and "last known of them: HF_HUB_OFFLINE" in unreachable.stderr
 
 
 def test_an_air_gapped_machine(place: Place, project: Path, tmp_path: Path) -> None:

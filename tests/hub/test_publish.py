@@ -192,6 +192,22 @@ def test_a_built_tree(at: Place, source: Path, tmp_path: Path):
         publish_source(tmp_path / "out", at.repo("scale"), None)
 
 
+def test_verify_holds_where_it_was_published_from(at: Place, source: Path, monkeypatch: pytest.MonkeyPatch):
+    """`publish --sign PATH`, then `verify PATH`; a build of another release stays as it was, which is said."""
+    from kernels_hub.cli.publish import publish as command
+    from kernels_hub.cli.verify import _variants, _verify
+    from kernels_hub.repository.build import build_repository
+
+    new_key("left")
+    for version, signed in (("1.2.0", True), ("1.3.0", False)):
+        build_repository(source, source, version="1.2.0")
+        (signature := source / "build" / "torch-cpu" / "metadata.json.ed25519").unlink(missing_ok=True)
+        command(source, repo=at.repo("left"), version=version, sign="left")
+        rows = [_verify(folder, None, at.repo("left")) for folder in _variants(source)]
+        assert [row.problem is None for row in rows] == [signed], rows
+        assert signature.exists() is signed
+
+
 def test_a_signed_release(at: Place, source: Path):
     from kernels_hub.hub.signed_variant import verify_signed
 

@@ -127,3 +127,11 @@ def test_a_broken_benchmark(text: str, tmp_path: Path):
     (tmp_path / "benchmark-cpu.json").write_text(text)
     with pytest.raises(MetadataError, match=r"benchmark-cpu\.json is not the result of a benchmark"):
         read_benchmarks(tmp_path)
+
+
+def test_the_release_is_the_one_that_is_published(activation):
+    """Not the one that `kernels-hub compile` wrote its README for."""
+    readme = "# gate\n\nA layer. Written by `kernels-hub compile`, release 0.1.0.\n\nOf release 0.1.0 of something else."
+    card = _card(activation, readme=readme)
+    assert "Written by `kernels-hub compile`.\n" in card and "Release 1.2.0 of the kernel" in card
+    assert card.count("0.1.0") == 1

@@ -210,6 +210,8 @@ def test_check_python_depends() -> None:
 # -- writing ----------------------------------------------------------------------------------------
 
 texts = st.text(min_size=1, max_size=8)
+repositories = st.from_regex(r"[a-z0-9]{1,4}/[a-z0-9]{1,4}", fullmatch=True)
+paths = st.from_regex(r"[a-z]{1,4}(/[a-z]{1,4})?", fullmatch=True)
 names = st.sampled_from(["einops", "triton", "nki", "tvm-ffi", "own-package"])
 metadatas = st.builds(
     Metadata,
@@ -221,15 +223,15 @@ metadatas = st.builds(
     source=st.none() | st.just("https://example.org/source"),
     python_depends=st.lists(names, unique=True).map(tuple),
     kernel_depends=st.lists(
-        st.builds(KernelDependency, texts, version=st.integers(0, 9))
-        | st.builds(KernelDependency, texts, revision=texts),
+        st.builds(KernelDependency, repositories, version=st.integers(0, 9))
+        | st.builds(KernelDependency, repositories, revision=texts),
         max_size=2,
     ).map(tuple),
     kernels_minver=st.none() | st.just("0.10.0"),
     backend=st.sampled_from(sorted(BACKENDS)),
     archs=st.lists(texts, max_size=2).map(tuple),
     digest=st.none()
-    | st.builds(Digest, st.sampled_from(["sha256", "sha512"]), st.dictionaries(texts, texts, max_size=2)),
+    | st.builds(Digest, st.sampled_from(["sha256", "sha512"]), st.dictionaries(paths, texts, max_size=2)),
     release=st.none() | texts,
     summary=st.none() | texts,
     layers=st.lists(texts, max_size=2).map(tuple),
