@@ -92,6 +92,7 @@ def restore_refs(hub: Hub, repository: Repository, branches: Mapping[str, str]) 
                     f"{name} would be at {ref.commit}, which is no commit of {repository.full_name}; "
                     "restore the repository from a backup"
                 )
+        hub.repositories.mark_changed(repository)
         with hub.database.transaction():
             content.refs.replace(kept)
             log.done(repository)
@@ -121,6 +122,7 @@ def fit_copy(hub: Hub) -> None:
                 if (at := refs.get(TAGS + tag)) is None or at.commit != commit:
                     changes[TAGS + tag] = Ref(commit)
             if changes:
+                hub.repositories.mark_changed(repository)
                 content.refs.change(changes)
     for chain in hub.releases.log.chains():
         kind, namespace, name = chain.split("/")

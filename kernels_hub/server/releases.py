@@ -104,6 +104,8 @@ class Releases:
         """Complete what a crash interrupted, and log tags that are older than the log; whether there was anything."""
         found = False
         if (changes := self.log.pending(repository)) is not None:
+            # Lists may have read the repository again since the crash.
+            self._database.change("UPDATE search SET stale = 1 WHERE repository = ?", repository.id)
             refs.change(changes)
             self.log.done(repository)
             found = True

@@ -18,6 +18,7 @@ from kernels_hub.server.durable import locked
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.packs import BLOB, git_object
 from kernels_hub.server.refusal import Refusal
+from kernels_hub.server.release_check import restore_refs
 from kernels_hub.server.repositories import Repository
 from kernels_hub.server.search import describe
 
@@ -139,6 +140,16 @@ def test_a_repository_that_is_being_changed_holds_up_no_search(hub: Hub):
         assert names(hub, "gelu") == ["acme/kernels"], "what was known before"
         assert hub.search.public([], 0, 10).rows[0].described is None, "is not called current"
     assert hub.search.public([], 0, 10).rows[0].described is not None
+
+
+def test_refs_that_an_administrator_restores_show_at_once(hub: Hub):
+    repository = make(hub, "acme/kernels")
+    commit(hub, repository, "kernel.toml", toml("Fast GELU"))
+    before = hub.store.resolve(repository, "main")
+    commit(hub, repository, "kernel.toml", toml("Fast ReLU"))
+    assert names(hub, "relu") == ["acme/kernels"]
+    restore_refs(hub, repository, {"main": before})
+    assert names(hub, "gelu") == ["acme/kernels"] and names(hub, "relu") == []
 
 
 def test_searches_beside_writers_lose_nothing(hub: Hub):
