@@ -494,9 +494,11 @@ def test_limits(strict: RunningHub):
 
 def test_the_rate_limit(strict: RunningHub):
     with httpx.Client(base_url=strict.endpoint) as nobody:
-        statuses = [nobody.get("/api/agent-harnesses").status_code for _ in range(640)]
-        assert statuses[0] == 200 and statuses.count(429) >= 20
-        answer = nobody.get("/api/agent-harnesses")
+        # 600 at once, and 10 a second: a slow machine takes some more to meet the limit.
+        passed = 0
+        while (answer := nobody.get("/api/agent-harnesses")).status_code == 200 and passed < 3000:
+            passed += 1
+        assert passed >= 600
         refused(answer, 429, "Too many requests")
         assert int(answer.headers["retry-after"]) >= 1
         assert nobody.get("/health").status_code == 200
