@@ -152,9 +152,10 @@ def _speed(checked: Checked) -> str:
     if not rows:
         return ""
     head = ("sizes", "original, ms", "compiled, ms", "times faster")
-    return f"## Speed\n\nMedians of calls in turn on {MarkdownText(checked.machine)}.\n\n" + markdown_table(
-        head, rows
-    )
+    return (
+        f"## Speed\n\nMedians of calls in turn on {MarkdownText(checked.machine)}; the ratio is the least of two "
+        "measurements, and is left out where they differ by more than 10%.\n\n"
+    ) + markdown_table(head, rows)
 
 
 def _graph(first: Programs) -> str:

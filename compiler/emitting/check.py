@@ -1,6 +1,7 @@
 """The emitted layer as clients load it, against the module that it was made of and against the oracle; and timed.
 
-Cases are the example's sizes, the smallest that the declared ranges allow, and odd ones. Inputs are seeded.
+Cases are the example's sizes, the smallest that the declared ranges allow, and odd ones. Inputs are seeded. At the
+example's sizes, the oracle also judges each element on inputs made for the graph (`judging`).
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ import math
 import os
 import platform
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from kernels_hub.compiler.emitting.programs import dtype_name
 from kernels_hub.compiler.emitting.runtime.caches import pairs_of
 from kernels_hub.compiler.emitting.runtime.parts import Cache, Record, Tensor
 from kernels_hub.compiler.emitting.source import Example, Source, evaluating, resized
+from kernels_hub.compiler.engines.engine import Device
 from kernels_hub.compiler.errors import BuildError, CompilerError, EngineError
 from kernels_hub.compiler.importers.torch_export import array_of
 from kernels_hub.compiler.importers.torch_trace import paths_of
@@ -40,6 +41,8 @@ from kernels_hub.compiler.ir.dims import Symbol, dim_symbols, substitute
 from kernels_hub.compiler.ir.dummy import dummy_inputs
 from kernels_hub.compiler.ir.evaluate import evaluate
 from kernels_hub.compiler.ir.types import Array
+from kernels_hub.compiler.judging import Judge
+from kernels_hub.compiler.judging.timing import gain
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 1e-2, "bfloat16": 4e-2}
 """Largest error in units of the largest magnitude, by the output's dtype. Anything else is to be equal."""
@@ -50,7 +53,9 @@ that these err by more than the tolerance, ours may err as much, up to so many t
 
 _ORACLE_S = 10.0
 """Where the oracle took longer than this, it judges no further case."""
-_TIMED_S = 0.4
+_JUDGED_S = 4.0
+"""Seconds of the oracle for inputs made for the graph."""
+_TIMED_S = 0.2
 _ODD = (3, 17, 5, 9)
 
 
@@ -59,7 +64,8 @@ class Case:
     """One set of sizes. Errors are in units of the largest magnitude, None where there was nothing to compare with.
 
     dtype: of the weights, where there are programs for several. eager_ms, compiled_ms: medians of a call, None where
-    not measured; ratio: the median of ratios of calls in turn. seed: of the inputs.
+    not measured, or where the ratio does not repeat; ratio: the least that was seen of calls in turn, twice. seed: of
+    the inputs.
     """
 
     sizes: Mapping[str, int]
@@ -146,9 +152,48 @@ def _checked(kernel: Any, layer: str, source: Source, *, benchmark: bool, severa
         eager_ms, compiled_ms, ratio = (
             _timed(example.run, compiled) if benchmark and original is not None else (None, None, None)
         )
+        if not seed:
+            _judge(source, example, compiled, layer, lambda: _require(program, layer))
         dtype = dtype_name(source.example) if several and source.example is not None else ""
         cases.append(Case(sizes, original, oracle, eager_ms, compiled_ms, ratio, dtype, seed))
     return cases
+
+
+def _judge(
+    source: Source,
+    example: Example,
+    compiled: Callable[[Example], tuple[Any, Any, Any]],
+    layer: str,
+    require: Callable[[], None],
+) -> None:
+    """Each element of each output, on inputs made for the graph. Raises EngineError for one that is wrong."""
+    graph = source.graph
+    named = _named(source, example)
+    types = {name: one.type for name, one in graph.inputs.items()}
+    sizes = bind_shapes(types, [tuple(named[name].shape) for name in graph.inputs])
+    weights = {name: held() if callable(held) else held for name, held in source.arrays.items()}
+    judge = Judge(graph, sizes, weights=weights, patience=_JUDGED_S, other_sizes=False)
+    for case in judge.cases:
+        result = compiled(_with_inputs(source, example, case.inputs.arrays))
+        require()
+        found = [array_of(one) for one in _outputs(source, *result)]
+        if (reason := case.against(dict(zip(case.oracle.values, found, strict=True)))) is not None:
+            raise EngineError(f"layer {layer}: {reason}: a defect of the compiler; nothing was written")
+
+
+def _with_inputs(source: Source, example: Example, arrays: Mapping[str, Array]) -> Example:
+    """The example with other tensors for the inputs of the graph."""
+    leaves, form = pytree.tree_flatten((example.args, dict(example.kwargs)))
+    names = (
+        list(source.graph.inputs)
+        if source.example is None
+        else paths_of(source.example.module, example.args, example.kwargs)
+    )
+    given = [
+        _tensor(arrays[name]) if name in arrays else leaf for name, leaf in zip(names, leaves, strict=True)
+    ]
+    args, kwargs = pytree.tree_unflatten(given, form)
+    return replace(example, args=tuple(args), kwargs=kwargs)
 
 
 def _check_prebuilt(
@@ -406,22 +451,14 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
     return float("inf") if math.isnan(error) else error / largest if largest else error
 
 
-def _timed(eager: Callable[[], Any], compiled: Callable[[], Any]) -> tuple[float, float, float]:
-    rows: list[tuple[float, float]] = []
-    end = time.perf_counter() + _TIMED_S
-    while len(rows) < 5 or time.perf_counter() < end:
-        first = time.perf_counter()
-        eager()
-        second = time.perf_counter()
-        compiled()
-        rows.append((second - first, time.perf_counter() - second))
-    rows = rows[1:]
-    median = statistics.median
-    return (
-        median(one for one, _ in rows) * 1e3,
-        median(other for _, other in rows) * 1e3,
-        median(one / other for one, other in rows),
-    )
+def _timed(
+    eager: Callable[[], Any], compiled: Callable[[], Any]
+) -> tuple[float, float, float] | tuple[None, None, None]:
+    """Milliseconds of both, and the ratio; nothing where that does not repeat, or is no more than noise."""
+    found = gain(eager, compiled, Device("cpu"), seconds=_TIMED_S)
+    if not found.repeats or (found.ratio > 1 and not found.faster):
+        return None, None, None
+    return found.original * 1e3, found.second.candidate * 1e3, found.ratio
 
 
 def _shown(sizes: Mapping[str, int]) -> str:

@@ -184,13 +184,10 @@ def training_section(checked: CheckedGradients, machine: str) -> str:
     inputs = ", ".join(map(code_span, checked.asked)) or "no input"
     head = ["sizes", "largest error of any gradient"]
     rows = [[_label(one), f"{one.error:.1e}"] for one in cases]
-    timed = [one for one in cases if one.ratio is not None]
+    timed = any(one.ratio is not None for one in cases)
     if timed:
         head += ["original, ms", "compiled, ms", "times faster"]
-        rows = [
-            [*row, f"{one.eager_ms:.3g}", f"{one.compiled_ms:.3g}", f"{one.ratio:.2f}"]
-            for row, one in zip(rows, timed, strict=True)
-        ]
+        rows = [[*row, *_times(one)] for row, one in zip(rows, cases, strict=True)]
     text = (
         "## In training\n\nIn training, where a gradient is asked for, two programs of their own run: "
         "`cpu/program_training*.cpp`, which keeps what the other needs, and `cpu/program_backward*.cpp`. Gradients are "
@@ -200,6 +197,12 @@ def training_section(checked: CheckedGradients, machine: str) -> str:
     )
     text += f"; times are of a call and its backward, on {MarkdownText(machine)}.\n\n" if timed else ".\n\n"
     return text + markdown_table(head, rows)
+
+
+def _times(case: GradientCase) -> list[str]:
+    if case.ratio is None:
+        return ["-", "-", "-"]
+    return [f"{case.eager_ms:.3g}", f"{case.compiled_ms:.3g}", f"{case.ratio:.2f}"]
 
 
 def _label(case: GradientCase) -> str:

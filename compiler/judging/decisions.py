@@ -198,7 +198,7 @@ def _before(value: Value, target: float) -> Iterator[tuple[Value, float]]:
         for one in operands:
             yield one, target
     elif name in {"add", "sub", "mul", "div"}:
-        yield from _of_two(name, *operands, target)
+        yield from _of_two(name, operands[0], operands[1], target)
     elif name in {"reduce_mean", "reduce_max", "reduce_min", "max_pool", "avg_pool"}:
         yield operands[0], target
     elif name == "reduce_sum":

@@ -94,7 +94,10 @@ def _sum_of_two(at: At) -> Pair:
     size = at.sizes[0] + at.sizes[1]
     same = at.node.operands[0] is at.node.operands[1]
     brought = a + b if same else _square(a, b)
-    tiny = np.where((size > 0) & (size < 2 * least(at.row)), least(at.row), 0.0)
+    # -0.0 + 0.0 is 0.0, and rewrites may leave out what adds 0.0: of that zero either sign is right.
+    tiny = np.where(
+        (size < 2 * least(at.row)) & ((size > 0) | (at.node.op.name == "add")), least(at.row), 0.0
+    )
     return _propagated(at, _square(brought, SAFETY * u * size) + tiny), size
 
 
@@ -180,6 +183,7 @@ def _change(at: At, moves: Sequence[Array]) -> Array:
             same = (there == centre) | (np.isnan(there) & np.isnan(centre)) | (move == 0)
             change = np.where(same, 0.0, np.abs(there - centre))
             total = np.maximum(total, np.where(np.isnan(change), np.inf, change))
+        total = np.where(np.isinf(move), np.inf, total)  # it may be NaN
     return total
 
 
@@ -357,10 +361,13 @@ def _soft(at: At) -> Pair:
 def _contracted(at: At) -> Pair:
     x, y = at.values[:2]
     more = at.step.operands[2:]
-    terms = {
-        "conv": lambda: math.prod(y.shape[1:]),
-        "conv_transpose": lambda: math.prod((y.shape[0], *y.shape[2:])) // at.step.attrs["groups"],
-    }.get(at.node.op.name, lambda: x.shape[-1])()
+    name = at.node.op.name
+    if name == "conv":
+        terms = math.prod(y.shape[1:])
+    elif name == "conv_transpose":
+        terms = math.prod((y.shape[0], *y.shape[2:])) // int(at.step.attrs["groups"])
+    else:
+        terms = int(x.shape[-1])
 
     def run(a: Array, b: Array) -> Array:
         return at.run(a, b, *more)
@@ -384,7 +391,7 @@ def _contracted(at: At) -> Pair:
         return error, size
     flags = [np.isnan(one).astype(np.float64) for one in (x, y)]
     nan = (run(flags[0], np.ones(y.shape)) + run(np.ones(x.shape), flags[1])) > 0
-    nan &= np.isnan(at.result) & ~np.isinf(brought)
+    nan &= np.isnan(at.result) & np.isfinite(brought)
     return np.where(nan, 0.0, np.where(np.isfinite(size) & np.isfinite(at.result), error, np.inf)), size
 
 

@@ -38,7 +38,8 @@ def _finfo(row: DType) -> tuple[float, float, float]:
     else:
         import ml_dtypes
 
-        info = ml_dtypes.finfo(row.numpy)
+        finfo: Any = ml_dtypes.finfo
+        info = finfo(row.numpy)
     return float(info.eps) / 2, float(info.tiny), float(info.max)
 
 

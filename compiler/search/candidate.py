@@ -124,3 +124,9 @@ class Evaluator(Protocol):
 
     def measure_many(self, candidates: Sequence[Candidate]) -> list[Measured]:
         """Of several, timed in rounds that alternate between them, so that what disturbs one disturbs all."""
+
+    def measure_again(self, candidates: Sequence[Candidate]) -> list[Measured]:
+        """Of two, the original and a candidate: whether what it gains repeats. "fastest" where it does.
+
+        Seconds of the candidate are those of the original over the least gain that was seen.
+        """

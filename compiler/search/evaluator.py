@@ -1,9 +1,9 @@
-"""The evaluator of a graph on a device: builds a candidate, compares it with the oracle on seeded inputs, times it.
+"""The evaluator of a graph on a device: builds a candidate, judges it by the oracle on inputs made for it, times it.
 
 What is compared is the graph that the search began with, as the oracle computes it, and what the candidate's plan
-gives, on two sets of inputs; only who agrees is timed. For a GPU that is not here, candidates are compiled, and what
-the hardware would be given is reported: one that spills registers, or takes more shared memory than there is, is
-"pruned", and none is timed.
+gives, element by element, on the inputs of `judging`; only who agrees is timed. For a GPU that is not here, candidates
+are compiled, and what the hardware would be given is reported: one that spills registers, or takes more shared memory
+than there is, is "pruned", and none is timed.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ from kernels_hub.compiler.engines.guard import one_line
 from kernels_hub.compiler.engines.tensors import to_tensor
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.heuristics import middling
-from kernels_hub.compiler.ir.dummy import dummy_inputs, dummy_weights
-from kernels_hub.compiler.ir.evaluate import evaluate
+from kernels_hub.compiler.ir.dummy import dummy_weights
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.parser import parse_graph
 from kernels_hub.compiler.ir.printer import print_graph
-from kernels_hub.compiler.ir.transform import bind
 from kernels_hub.compiler.ir.types import Array
+from kernels_hub.compiler.judging import Judge
+from kernels_hub.compiler.judging.timing import Clock, Gain, gain, measure
 from kernels_hub.compiler.plan import Plan
 from kernels_hub.compiler.rewrite.fold import FoldParameters
 from kernels_hub.compiler.rewrite.rule import Options
 from kernels_hub.compiler.search.candidate import Candidate, Measured, Status
 from kernels_hub.compiler.selection import create_plans
-from kernels_hub.compiler.tuning import difference, measure
 
-CHECKS = 2
-"""Sets of inputs that a candidate is compared on."""
+PATIENCE_S = 8.0
+"""Seconds of the oracle for what a candidate is judged by."""
 MOST_KEPT = 16
 """Built candidates that an evaluator keeps, so that what was checked needs not be built again to be timed."""
 ROUNDS = 3
@@ -77,7 +76,7 @@ class GraphEvaluator:
 
     text: the graph that candidates are to compute, as `print_graph(graph, data=True)`. weights: by name. sizes: of
     its symbols, middling ones where none is given. timer: seconds of each of several calls, by default
-    `tuning.measure`.
+    `timing.measure`. clock: seconds that pass, for what is timed again.
     """
 
     text: str
@@ -86,6 +85,7 @@ class GraphEvaluator:
     sizes: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
     timer: Timer = measure
+    clock: Clock = time.perf_counter
 
     @classmethod
     def of(
@@ -141,19 +141,29 @@ class GraphEvaluator:
             rows.append(Measured(candidate.digest, status, seconds[place], reason, _facts(one)))
         return rows
 
+    def measure_again(self, candidates: Sequence[Candidate]) -> list[Measured]:
+        """See `Evaluator`."""
+        built = [self._built(one) for one in candidates]
+        original, other = built
+        if not isinstance(original, Plan) or not isinstance(other, Plan):
+            return [
+                one
+                if isinstance(one, Measured)
+                else Measured(candidate.digest, "slower", None, "not timed again")
+                for candidate, one in zip(candidates, built, strict=True)
+            ]
+        found = gain(self._call(original), self._call(other), self.device, clock=self.clock)
+        return told(found, candidates, [_facts(original), _facts(other)])
+
     # -- what is kept where it was made
 
     @cached_property
-    def _checks(self) -> list[tuple[Mapping[str, Array], Mapping[str, Array]]]:
-        """Inputs, and what the oracle gives for them."""
+    def judge(self) -> Judge:
+        """Of the graph."""
         graph = parse_graph(self.text)
         graph.weights = dict(self.weights)
         sizes = {name: size for name, size in self.sizes.items() if name in graph.symbols}
-        found: list[tuple[Mapping[str, Array], Mapping[str, Array]]] = []
-        for seed in range(self.seed, self.seed + CHECKS):
-            inputs = dummy_inputs(graph, seed, sizes)
-            found.append((inputs, evaluate(bind(graph, sizes) if sizes else graph, inputs)))
-        return found
+        return Judge(graph, sizes, self.seed, patience=PATIENCE_S)
 
     @cached_property
     def _kept(self) -> dict[str, Plan | Measured]:
@@ -161,7 +171,7 @@ class GraphEvaluator:
 
     @cached_property
     def _tensors(self) -> list[torch.Tensor]:
-        inputs = self._checks[0][0]
+        inputs = self.judge.cases[0].inputs.arrays
         place = torch.device("cpu") if self.device.type == "cpu" else torch.device("cuda", self.device.index)
         return [to_tensor(one).to(place) for one in inputs.values()]
 
@@ -186,10 +196,8 @@ class GraphEvaluator:
             if not self.is_here:
                 return self._report(candidate, graph)
             plan = plan_of(graph, self.device, candidate.choices)
-            for inputs, expected in self._checks:
-                reason = difference(plan.execute(inputs), expected)
-                if reason is not None:
-                    return Measured(candidate.digest, "wrong", None, reason)
+            if (reason := self.judge(plan.execute)) is not None:
+                return Measured(candidate.digest, "wrong", None, reason)
         except Exception as error:  # noqa: BLE001  (whatever is wrong with it, others are tried)
             return Measured(candidate.digest, "failed", None, one_line(error))
         return plan
@@ -202,6 +210,16 @@ class GraphEvaluator:
         if (problem := fault(facts, self.device.arch)) is not None:
             return Measured(candidate.digest, "pruned", None, problem, facts)
         return Measured(candidate.digest, "slower", None, "compiled; no such GPU is here to time it", facts)
+
+
+def told(found: Gain, candidates: Sequence[Candidate], facts: Sequence[Mapping[str, int]]) -> list[Measured]:
+    """What became of an original and of a candidate that was timed against it again."""
+    original, other = candidates
+    status: Status = "fastest" if found.holds else "slower"
+    return [
+        Measured(original.digest, "slower", found.original, "timed in turn with one other", facts[0]),
+        Measured(other.digest, status, found.candidate, str(found), facts[1]),
+    ]
 
 
 def _facts(plan: Plan) -> dict[str, int]:

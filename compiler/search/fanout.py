@@ -125,6 +125,25 @@ def measure_together(
     return rows
 
 
+def measure_again(
+    candidates: Iterable[Candidate],
+    evaluator: Evaluator,
+    executor: Executor,
+    *,
+    retries: int = RETRIES,
+    timeout: float | None = TIMEOUT_S,
+) -> list[Measured]:
+    """Time a candidate against the original once more, alone on a machine; see `Evaluator.measure_again`.
+
+    What another driver measured does not count. Both are "failed" where the worker is lost.
+    """
+    wanted = list(candidates)
+    task = _Task(tuple(one.digest for one in wanted), evaluator.measure_again, wanted, measuring)
+    whole = None if timeout is None else timeout * len(wanted)
+    found = _Fan(executor, None, "timed", retries, whole, None, None).run([task])
+    return [found[one.digest] for one in wanted if one.digest in found]
+
+
 @dataclass
 class _Task:
     """What one worker does at a time. digests: of whom it tells; apart: what to do instead of again if it is lost."""

@@ -9,9 +9,12 @@
 3. Equality saturation gives other graphs; the cost model says which are worth building.
 4. Around the best few, one choice for the loops is changed at a time, for as long as that helps and the budget lasts.
 5. Those who are left are timed in turn, once more. Within the noise the earlier candidate wins.
+6. The winner is timed again on its own against candidate 0, beside a control, twice: a gain that does not repeat within
+   10% is none, and the next one is asked.
 
-Every candidate is compared with the oracle before it is timed. The order in which they are tried is a function of
-graph, device and seed; a winner is kept in the tuning database and chosen again without a measurement.
+Every candidate is judged by the oracle, on inputs made for the graph (`judging`), before it is timed. The order in
+which they are tried is a function of graph, device and seed; a winner is kept in the tuning database and chosen again
+without a measurement.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +44,7 @@ from kernels_hub.compiler.search.equations import EQUATIONS, Equation
 from kernels_hub.compiler.search.evaluator import GraphEvaluator
 from kernels_hub.compiler.search.extract import best
 from kernels_hub.compiler.search.neighbours import neighbours, predicted
+from kernels_hub.compiler.search.quiet import BusyError, measuring
 from kernels_hub.compiler.search.result import SearchResult, Standing, Tried
 from kernels_hub.compiler.search.saturate import Limits, saturate
 from kernels_hub.compiler.tuning_database import TuningDatabase, Winner
@@ -157,6 +161,8 @@ class _Driver:
             text, {}, "the default pipeline", predicted(graph, settings.device, self.sizes)
         )
         self.base_seconds: float | None = None
+        self.bases: list[float] = []
+        self.confirmed: set[str] = set()
 
     # -- the whole way
 
@@ -173,6 +179,8 @@ class _Driver:
         try:
             self._begin(former)
             self._explore()
+            if self._is_here:
+                self._confirm()
         except KeyboardInterrupt:
             if self.first.digest not in self.shares and self._is_here:
                 raise
@@ -344,12 +352,14 @@ class _Driver:
 
             rows = measure_together(together, self.evaluator, settings.executor, journal=settings.journal)
         else:
-            rows = self.evaluator.measure_many(together)
+            with _quiet():
+                rows = self.evaluator.measure_many(together)
         found = {one.digest: one for one in rows}
         base = found.get(self.first.digest)
         if base is None or base.seconds is None:
             return
-        self.base_seconds = self.base_seconds or base.seconds
+        self.bases.append(base.seconds)
+        self.base_seconds = statistics.median(self.bases)
         for candidate in together:
             row = found.get(candidate.digest)
             if row is not None and row.seconds is not None:
@@ -366,6 +376,39 @@ class _Driver:
             for one in left:
                 found[one.digest].append(self.shares[one.digest])
         self.shares.update({digest: statistics.median(shares) for digest, shares in found.items()})
+
+    def _confirm(self) -> None:
+        """The winner timed again on its own; one whose gain does not repeat has none, and the next is asked."""
+        asked = 0
+        while (ranked := self._ranked()) and ranked[0].digest not in {self.first.digest, *self.confirmed}:
+            if asked == FINALISTS:
+                for digest in set(self.shares) - self.confirmed:
+                    self.shares[digest] = max(self.shares[digest], 1.0)
+                return
+            asked += 1
+            self._confirm_one(ranked[0])
+
+    def _confirm_one(self, candidate: Candidate) -> None:
+        settings = self.settings
+        if settings.executor is not None:
+            from kernels_hub.compiler.search.fanout import measure_again
+
+            rows = measure_again([self.first, candidate], self.evaluator, settings.executor)
+        else:
+            with _quiet():
+                rows = self.evaluator.measure_again([self.first, candidate])
+        found = {one.digest: one for one in rows}
+        base, row = found.get(self.first.digest), found.get(candidate.digest)
+        share = 1.0
+        if row is not None and row.status == "fastest" and row.seconds and base is not None and base.seconds:
+            share = row.seconds / base.seconds
+            self.base_seconds = base.seconds
+            self.confirmed.add(candidate.digest)
+        else:
+            share = max(share, self.shares[candidate.digest])
+        self.shares[candidate.digest] = share
+        if row is not None:
+            self._note(candidate, row, "again")
 
     def _note(self, candidate: Candidate, measured: Measured, stage: str = "built") -> None:
         self.tried[candidate.digest] = row = Tried(candidate, measured)
@@ -483,6 +526,17 @@ def _candidate_of(kept: Winner, graph: str) -> Candidate | None:
     except (KeyError, CompilerError) as error:
         LOGGER.warning("graph %s: what won before cannot be read (%s), it is searched again", graph, error)
         return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing else is built or measured meanwhile; where others do not end, it is measured beside them."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(measuring())
+        except BusyError as error:
+            LOGGER.warning("what is measured may be disturbed: %s", error)
+        yield
 
 
 _OF_PLACES = frozenset({"apart", "again", "loops"})

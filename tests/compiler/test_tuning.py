@@ -17,8 +17,10 @@ from kernels_hub.compiler import Filter, Graph, bind, compile, evaluate, tuning
 from kernels_hub.compiler.engines.engine import Device, Knob, Support
 from kernels_hub.compiler.engines.reference import ENGINE as REFERENCE
 from kernels_hub.compiler.errors import EngineError
-from kernels_hub.compiler.tuning import difference, knob_sets, measure
+from kernels_hub.compiler.judging.timing import measure
+from kernels_hub.compiler.tuning import knob_sets
 from kernels_hub.compiler.tuning_database import TuningDatabase, Winner
+from tests.compiler.differences import difference
 from tests.compiler.plan_engines import FailingEngine, PartEngine, PartPlan, only_engines
 from tests.compiler.strategies import assert_same_outputs
 
@@ -72,7 +74,7 @@ def test_the_fastest_that_is_right_wins_and_is_remembered(tmp_path, caplog):
         assert_same_outputs({"y": run(X)}, {"y": EXPECTED})
         rows = [(one.engine, dict(one.knobs), one.reason) for one in run.candidates]
         wrong = [reason for engine, given, reason in rows if engine == "knobs" and given["error"]]
-        assert len(wrong) == 3 and all("wrong: output 'y'" in reason for reason in wrong)
+        assert len(wrong) == 3 and all("of output 'y' is" in reason for reason in wrong)
         assert any(engine == "broken" and "not built" in reason for engine, _, reason in rows)
         timed = {one.seconds: one for one in run.candidates if one.seconds is not None}
         best = timed[min(timed)]
@@ -228,7 +230,9 @@ def test_calls_are_measured_in_turns():
     ]
     a, b, c = measure(calls, CPU)
     assert 2e-3 < a < b < c
-    assert "".join(order) == "abcabc" + "ab" * 7, "what is hopeless is not measured again"
+    assert order[:2] == ["a", "a"], "first calls warm up"
+    assert order.count("c") == 4, "what is hopeless is not measured again"
+    assert "".join(order[-4:]) in {"abab", "baba", "abba", "baab"}
     assert measure([], CPU) == []
 
 
@@ -263,7 +267,7 @@ def test_other_wrong_outputs():
 def test_a_benchmark_of_a_plugin(tmp_path, monkeypatch):
     def last_is_best(calls, device):
         assert device.type == "cpu"
-        return [float(-place) for place, _ in enumerate(calls)]
+        return [1.0 / (1 + place) for place, _ in enumerate(calls)]
 
     class Point:
         name, value = "mine", "module:function"

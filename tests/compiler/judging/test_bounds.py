@@ -58,7 +58,7 @@ def test_what_is_exact_has_no_room():
     x = graph.input("x", (8,))
     graph.output("cast", x.cast("float16").cast("float32"))
     graph.output("less", x < 0.5)
-    graph.output("zero", x + 0.0)
+    graph.output("zero", 0.0 - x)
     found = bounded(graph, {"x": np.linspace(-1, 1, 8, dtype=np.float32)})
     assert not found.bounds["cast"].any() and not found.bounds["less"].any()
     judge = Judge(graph)
@@ -66,7 +66,7 @@ def test_what_is_exact_has_no_room():
     for name, wrong in (
         ("cast", lambda x: x),
         ("less", lambda x: x <= 0.5),
-        ("zero", lambda x: x),
+        ("zero", lambda x: -x),
     ):
         reason = judge(lambda inputs, n=name, w=wrong: {**evaluate(graph, inputs), n: w(inputs["x"])})
         assert f"output '{name}'" in reason
@@ -80,6 +80,28 @@ def test_an_element_that_is_not_sure_is_not_judged():
     inputs[:, 0], inputs[:, 1:8] = [1.0, 3.0], 1e-9
     found = bounded(graph, {"x": inputs})
     assert found.bounds["y"].tolist() == [1.0, 0.0]
+
+
+def test_what_infinities_come_to_is_not_judged_where_sums_are_associated():
+    """(x A) B has a NaN where x (A B) has an infinity, and a function of it another number."""
+    graphs = []
+    for second in (False, True):
+        graph = Graph("associated")
+        x, a, b = (
+            graph.input("x", (4, 8)),
+            *(
+                graph.parameter(
+                    name, shape, data=np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+                )
+                for name, shape in (("a", (8, 2)), ("b", (2, 8)))
+            ),
+        )
+        graph.output("y", (x @ (a @ b) if second else (x @ a) @ b).tanh() + x)
+        graphs.append(graph)
+    judge = Judge(graphs[0])
+    assert judge(lambda inputs: evaluate(graphs[1], inputs)) is None
+    assert Judge(graphs[1])(lambda inputs: evaluate(graphs[0], inputs)) is None
+    assert judge.coverage > 0.5
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 
 from kernels_hub.compiler import Graph, evaluate
 from kernels_hub.compiler.search.saturate import Class, Space
-from kernels_hub.compiler.tuning import difference
+from tests.compiler.differences import difference
 
 
 def disagreements(
