@@ -112,6 +112,22 @@ def test_random_layers_and_buffers(make_repository: Make) -> None:
     assert torch.equal(model[2].running_mean, mean) and int(model[2].num_batches_tracked) == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_one_wrong_element_is_not_lost_among_many(dtype: torch.dtype) -> None:
+    """The norm of a million numbers does not see one that is off by a hundredth, or a row that is."""
+    original = torch.linspace(1, 2, 1 << 16).repeat(16, 1).to(dtype)
+    kernel = original.clone()
+    kernel[7, 77] *= 1.0 + {torch.bfloat16: 0.5, torch.float64: 5e-9}.get(dtype, 1e-3)
+    assert "element [7, 77]" in str(difference(kernel, original))
+    small = original.clone()
+    small[3] = 1e-12
+    wrong = small.clone()
+    wrong[3] *= 2
+    assert "element [3, " in str(difference(wrong, small))
+    rounded = (original.double() * (1 + torch.finfo(dtype).eps * torch.randn(original.shape))).to(dtype)
+    assert difference(rounded, original) is None
+
+
 def test_difference_accepts_equal_and_rejects_wrong() -> None:
     nan = torch.tensor([float("nan"), 1.0])
     assert difference((X, {"a": nan, "b": 3}), (X.clone(), {"a": nan.clone(), "b": 3})) is None
