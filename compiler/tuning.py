@@ -134,7 +134,7 @@ def _again(
     if by is measure:
         return gain(original, other, device)
     pairs = [_measured(by, [original, other], device) for _ in range(2)]
-    first, second = (Paired(a, b, a / max(b, 1e-12), a / max(b, 1e-12), 0.0) for a, b in pairs)
+    first, second = (Paired(a, b, *[a / max(b, 1e-12)] * 3, 0.0) for a, b in pairs)
     return Gain(first, second)
 
 

@@ -7,15 +7,14 @@ with a number, functions of one value. `Decision` says which sides a set of inpu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from kernels_hub.compiler.ir.evaluate import evaluate
-from kernels_hub.compiler.ir.graph import Graph, Value
-from kernels_hub.compiler.ir.op import Trait
-from kernels_hub.compiler.ir.transform import extract
+from kernels_hub.compiler.ir.graph import Graph, Node, Value
+from kernels_hub.compiler.ir.op import Step, Trait
 from kernels_hub.compiler.ir.types import Array
 
 MOST_POINTS = 160
@@ -33,7 +32,6 @@ class Decision:
     value: Value
     wanted: tuple[str, ...]
     sides: set[str] = field(default_factory=set)
-    _part: Graph | None = None
 
     @property
     def open(self) -> bool:
@@ -48,35 +46,34 @@ class Decision:
             if one not in self.sides
         ]
 
-    def observe(
-        self, inputs: Mapping[str, Array], sizes: Mapping[str, int], weights: Mapping[str, Array]
-    ) -> bool:
-        """Whether inputs reach a side that was not reached before."""
-        part = self._graph()
-        given = {name: weights[name] for name in part.parameters if name in weights}
-        needed = {name: inputs[name] for name in part.inputs}
-        bindings = {name: size for name, size in sizes.items() if name in part.symbols}
-        found = list(evaluate(part, needed, bindings=bindings, weights=given).values())
-        before = len(self.sides)
+    def note(self, operands: Sequence[Array]) -> None:
+        """The sides that these operands are on."""
         with np.errstate(all="ignore"):
-            a = found[0].astype(np.float64)
-            b = found[1].astype(np.float64) if len(found) > 1 else np.zeros(())
+            a = operands[0].astype(np.float64)
+            b = operands[1].astype(np.float64) if len(operands) > 1 else np.zeros(())
             for side, there in (("a < b", a < b), ("a > b", a > b), ("a == b", a == b)):
                 if there.any():
                     self.sides.add(side)
-        return len(self.sides) > before
 
-    def _graph(self) -> Graph:
-        if self._part is None:
-            graph = self.value.graph
-            outputs = {f"operand{place}": one for place, one in enumerate(self.value.operands)}
-            if len(set(outputs.values())) < len(outputs):
-                outputs = {"operand0": self.value.operands[0]}
-            self._part = extract(graph, graph.inputs, outputs, "side")
-            self._part.weights = {
-                name: graph.weights[name] for name in self._part.parameters if name in graph.weights
-            }
-        return self._part
+
+def observe(
+    open_: Sequence[Decision],
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    sizes: Mapping[str, int],
+    weights: Mapping[str, Array],
+) -> bool:
+    """Whether inputs reach a side of one of these that was not reached before, in one run of the oracle."""
+    by_node = {one.value.node: one for one in open_}
+    before = sum(len(one.sides) for one in open_)
+
+    def note(node: Node, step: Step | None, _: Sequence[Array]) -> None:
+        if step is not None and node in by_node:
+            by_node[node].note(step.operands)
+
+    bindings = {name: size for name, size in sizes.items() if name in graph.symbols}
+    evaluate(graph, inputs, bindings=bindings, weights=weights, observe=note)
+    return sum(len(one.sides) for one in open_) > before
 
 
 def decisions(graph: Graph) -> list[Decision]:

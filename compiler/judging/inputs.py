@@ -26,7 +26,7 @@ from kernels_hub.compiler.ir.dummy import dummy_inputs, index_limit
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.ops.conversion import convert
 from kernels_hub.compiler.ir.types import Array, DType
-from kernels_hub.compiler.judging.decisions import Decision, decisions, thresholds
+from kernels_hub.compiler.judging.decisions import Decision, decisions, observe, thresholds
 from kernels_hub.compiler.judging.roles import Role, role_of
 from kernels_hub.compiler.judging.roundoff import largest, least
 
@@ -355,7 +355,7 @@ def _reached(
     for one in sets:
         if not any(each.open for each in open_) or time.monotonic() > end:
             break
-        _observe(open_, one, weights)
+        _observe(open_, made, one, weights)
     found: list[InputSet] = []
     for each in open_:
         if each.open and made.of(Role.NUMBER) and time.monotonic() < end:
@@ -363,16 +363,12 @@ def _reached(
     return found, [text for each in open_ for text in each.missed()]
 
 
-def _observe(open_: Sequence[Decision], one: InputSet, weights: Mapping[str, Array]) -> bool:
+def _observe(open_: Sequence[Decision], made: _Made, one: InputSet, weights: Mapping[str, Array]) -> bool:
     """Note which sides a set reaches; whether a new one is among them."""
-    new = False
-    for each in open_:
-        if each.open:
-            try:
-                new |= each.observe(one.arrays, one.sizes, weights)
-            except (CompilerError, DimError):
-                continue
-    return new
+    try:
+        return observe(open_, made.graph, one.arrays, one.sizes, weights)
+    except CompilerError:
+        return False
 
 
 def _looked_for(
@@ -397,8 +393,9 @@ def _looked_for(
             f"to a side of %{each.value.id} ({each.value.op_name}), scale {sign or 'of both signs'} 1e{power}",
             made.filled("scaled", fill), made.sizes,
         )  # fmt: skip
-        if _observe([each], one, weights):
-            _observe(open_, one, weights)
+        before = set(each.sides)
+        _observe(open_, made, one, weights)
+        if each.sides > before:
             yield one
 
 

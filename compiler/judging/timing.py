@@ -5,8 +5,9 @@
     if found.holds: ...                                  found.ratio times faster, the least that was seen
 
 `gain` times the original, the candidate, and the original again as a control, in turn, many times; and then all of it
-once more. It holds where both times, by the median and by the lower quartile, say the same within `REPEATS`, and
-more than the control says of the original against itself. First calls never count.
+once more. It holds where both times, by the median, by the lower quartile and by the fastest call, say the same within
+`REPEATS`, and more than the control says of the original against itself. First calls never count. The fastest calls
+tell a gain from what others take away all the time: threads that wait for one whose core is busy.
 """
 
 from __future__ import annotations
@@ -66,12 +67,14 @@ def measure(calls: Sequence[Call], device: Device, *, clock: Clock = time.perf_c
 @dataclass(frozen=True)
 class Paired:
     """Seconds of a call, medians. ratio: of the original over the candidate in turn, by the median; least: by the lower
-    quartiles. control: how far the original was off from itself, as a share."""
+    quartiles; fastest: by the fastest call of each, which others that are busy all the time disturb least. control: how
+    far the original was off from itself, as a share."""
 
     original: float
     candidate: float
     ratio: float
     least: float
+    fastest: float
     control: float
 
 
@@ -89,8 +92,10 @@ class Gain:
 
     @property
     def seen(self) -> tuple[float, ...]:
-        """What both measurements say, by the median and by the lower quartile."""
-        return self.first.ratio, self.first.least, self.second.ratio, self.second.least
+        """What both measurements say: by the median, by the lower quartile, and by the fastest calls."""
+        return tuple(
+            found for one in (self.first, self.second) for found in (one.ratio, one.least, one.fastest)
+        )
 
     @property
     def repeats(self) -> bool:
@@ -168,12 +173,14 @@ def _paired(
     """Original, candidate and control in turn, each of them first at times."""
     calls = (original, candidate, original)
     rows: list[list[float]] = []
+    fastest = [math.inf, math.inf, math.inf]
     end = clock() + seconds
     while len(rows) < _LEAST_PAIRS or (clock() < end and len(rows) < _MOST_PAIRS):
         row = [0.0, 0.0, 0.0]
         start = len(rows) % 3
         for at in (start, (start + 1) % 3, (start + 2) % 3):
-            row[at] = _timed(calls[at], repeats, place, clock)
+            row[at], least = _timed_each(calls[at], repeats, place, clock)
+            fastest[at] = min(fastest[at], least)
         rows.append(row)
     first, other, control = (sorted(column) for column in zip(*rows, strict=True))
     quarter = len(rows) // 4
@@ -186,6 +193,7 @@ def _paired(
         statistics.median(first), statistics.median(other),
         statistics.median(_ratio(row[0], row[1]) for row in rows),
         _ratio(first[quarter], other[quarter]),
+        _ratio(min(fastest[0], fastest[2]), fastest[1]),
         max(abs(one - 1) for one in off),
     )  # fmt: skip
 
@@ -213,6 +221,21 @@ def _timed(call: Call, repeats: int, place: torch.device, clock: Clock) -> float
         call()
     wait(place)
     return (clock() - start) / repeats
+
+
+def _timed_each(call: Call, repeats: int, place: torch.device, clock: Clock) -> tuple[float, float]:
+    """Seconds of a call: the mean, and the least of any. On a GPU, calls are not told apart."""
+    if place.type != "cpu":
+        mean = _timed(call, repeats, place, clock)
+        return mean, mean
+    least, begun = math.inf, clock()
+    before = begun
+    for _ in range(repeats):
+        call()
+        now = clock()
+        least = min(least, now - before)
+        before = now
+    return (before - begun) / repeats, least
 
 
 def _place(device: Device) -> torch.device:
