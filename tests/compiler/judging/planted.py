@@ -198,7 +198,7 @@ WRONG = _rules({
     ),
     "a product the other way round": (lambda g: square(g) @ w(g, 6, 6), lambda g: w(g, 6, 6) @ square(g)),
     "a difference the other way round": (
-        lambda g: x(g) - x(g, name="z"), lambda g: x(g, name="z") - x(g)
+        lambda g: x(g) - x(g, name="z"), lambda g: -(x(g) - x(g, name="z"))
     ),
     "a mask of the other sign": (
         lambda g: mask(g).select(scores(g), -math.inf).softmax(),
