@@ -21,7 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -32,6 +33,7 @@ from kernels_hub.compiler.container import AGAIN, Bytes, read_container, write_c
 from kernels_hub.compiler.devices import find_device
 from kernels_hub.compiler.engines.engine import Device, Note, Outcome, Signature
 from kernels_hub.compiler.errors import CompilerError, DimError, EngineError, PlanError
+from kernels_hub.compiler.followed import Followed, frozen
 from kernels_hub.compiler.heuristics import Heuristic, middling
 from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.ir.graph import Graph
@@ -81,6 +83,7 @@ def compile(  # noqa: A001  (the verb that everybody looks for)
     dims: Any = None,
     max_shapes: int = 8,
     cache: str | os.PathLike[str] | None = None,
+    weights: Literal["frozen", "followed"] = "frozen",
 ) -> Executable:
     """Something to call that computes the outputs of `source`.
 
@@ -90,21 +93,42 @@ def compile(  # noqa: A001  (the verb that everybody looks for)
     (measure what applies, keep the fastest), a plugin's name, or a function. rewrite: simplify and fuse first.
     dims: sizes of symbols (ONNX: of named axes; a module: `dynamic_shapes`, as torch.export takes them).
     max_shapes: where plans are made for each set of shapes, how many are kept. cache: folder in which "benchmark"
-    remembers what was fastest; by default, in that of KERNELS_HUB_CACHE. Weights are those of now: what is written to
-    them later may be seen or not.
+    remembers what was fastest; by default, in that of KERNELS_HUB_CACHE.
+
+    weights: "frozen" takes a copy of the weights as they are now; whatever is written to them later has no effect, on
+    any engine and for shapes that are compiled later, too. That is the default, as for ONNX files and what `save`
+    writes: the result is a function of its inputs, outlives its source, and compares nothing at its calls. "followed",
+    of a module, computes with the weights that the module has at each call, and is made again where they are others:
+    at once where PyTorch counts the change, within 16 calls or 2 s of calls, whichever is later, where it does not
+    (`weight.data[5] = 3.0`), at once after `refresh()`. See docs/weights.md.
 
     Raises ImportFailure for what cannot be imported, EngineError with every engine's reason where none takes it.
     """
+    if weights not in ("frozen", "followed"):
+        raise CompilerError(f'weights is "frozen" or "followed", not {weights!r}')
     names = None if engines is None else (engines,) if isinstance(engines, str) else tuple(engines)
     only = Filter(names, frozenset(exclude_notes), workspace_limit)
     settings = Settings(find_device(device), only, heuristic, max_shapes, cache)
     _begin(source, settings)
     graph, module = _imported(source, dims)
-    if rewrite:
-        from kernels_hub.compiler.rewrite.pipeline import rewrite as simplify
+    followed = None
+    if weights == "followed":
+        if module is None:
+            raise CompilerError(
+                'weights="followed" needs a module, as in compile((module, args)): weights of a '
+                f"{type(source).__name__} are frozen"
+            )
+        followed = Followed(source[0], graph, lambda: _imported(source, dims)[0])
+        graph = followed.graph()
+    elif module is not None or isinstance(source, Graph):  # those of a file do not change
+        graph = frozen(graph)
+    return Executable.of(graph, settings, module, followed, rewrite=rewrite)
 
-        graph = simplify(graph).graph
-    return Executable.of(graph, settings, module)
+
+def _simplified(graph: Graph) -> Graph:
+    from kernels_hub.compiler.rewrite.pipeline import rewrite
+
+    return rewrite(graph).graph
 
 
 def _begin(source: Any, settings: Settings) -> None:
@@ -157,7 +181,11 @@ class Executable:
         settings: Settings,
         graph: Graph | None,
         module: ModuleCall | None = None,
+        followed: Followed | None = None,
+        *,
+        rewrite: bool = True,
     ) -> None:
+        self._followed, self._rewrite = followed, rewrite
         self.signature, self.settings, self.graph = signature, settings, graph
         self.name = graph.name if graph is not None else ""
         self.candidates: list[Outcome] = []
@@ -173,9 +201,18 @@ class Executable:
         self._number = traced.enter(self)
 
     @classmethod
-    def of(cls, graph: Graph, settings: Settings, module: ModuleCall | None = None) -> Executable:
+    def of(
+        cls,
+        graph: Graph,
+        settings: Settings,
+        module: ModuleCall | None = None,
+        followed: Followed | None = None,
+        *,
+        rewrite: bool = False,
+    ) -> Executable:
         """Of a graph. Raises EngineError where no engine takes it."""
-        made = cls(signature_of(graph), settings, graph, module)
+        graph = _simplified(graph) if rewrite else graph
+        made = cls(signature_of(graph), settings, graph, module, followed, rewrite=rewrite)
         if not made._specialises(graph):
             made._plan = made._choose(graph)
         return made
@@ -209,6 +246,16 @@ class Executable:
         if torch.compiler.is_compiling():
             results = traced.run(self._number, inputs)
             return results[0] if len(results) == 1 else tuple(results)
+        followed = self._followed
+        if followed is None:
+            return self._run_plan(inputs)
+        self._follow()
+        begin = perf_counter_ns()
+        results = self._run_plan(inputs)
+        followed.took(perf_counter_ns() - begin)
+        return results
+
+    def _run_plan(self, inputs: tuple[Any, ...]) -> Any:
         plan = self._plan
         if plan is None:
             plan = self._plan_for(inputs)
@@ -221,12 +268,39 @@ class Executable:
         """The outputs by name: see `Plan.execute`. Inputs are those of the graph, also where it was a module."""
         if isinstance(inputs, Mapping):
             inputs = self._merge((), dict(inputs))
+        self._follow()
+        begin = perf_counter_ns()
         plan = self._plan or self._plan_for(inputs)
         try:
-            return plan.execute(inputs, **more)
+            results = plan.execute(inputs, **more)
         except SegmentError as error:
             self._again(error, plan, inputs)
-            return (self._plan or self._plan_for(inputs)).execute(inputs, **more)
+            results = (self._plan or self._plan_for(inputs)).execute(inputs, **more)
+        if self._followed is not None:
+            self._followed.took(perf_counter_ns() - begin)
+        return results
+
+    def refresh(self) -> None:
+        """Of one that follows its module: compare all weights now, and take those that are there."""
+        self._follow(whole=True)
+
+    def _follow(self, *, whole: bool = False) -> None:
+        """Be made again where weights that are followed are others."""
+        followed = self._followed
+        if followed is None or followed.holds(whole=whole):
+            return
+        with self._lock:
+            graph = followed.graph()
+            if signature_of(graph) != self.signature:
+                raise CompilerError(
+                    f"graph {self.name}: the module that it follows has other outputs now: {signature_of(graph)}, "
+                    f"not {self.signature}; compile it again"
+                )
+            self.graph = graph = _simplified(graph) if self._rewrite else graph
+            if self._plan is not None:
+                self._plan = self._choose(graph)
+            self._plans.clear()
+            self._last = None
 
     def arrays(self, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, Array]:
         """As `execute`, with NumPy arrays for results, whatever the inputs are."""
@@ -236,6 +310,7 @@ class Executable:
 
     def profile(self, *inputs: Any, repeats: int = 10, rates: Rates | None = None, **named: Any) -> Profile:
         """Seconds, bytes and FLOPs of each step, on inputs of the graph: see `profiling`."""
+        self._follow()
         listed = self._merge(inputs, named)
         return (self._plan or self._plan_for(listed)).profile(listed, repeats, rates=rates)
 
@@ -367,7 +442,11 @@ class Executable:
     # -- files
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all plans to a file, whole or not at all. Raises PlanError where there is none yet, OSError."""
+        """Write all plans to a file, whole or not at all. Raises PlanError where there is none yet, OSError.
+
+        Weights are written as they are now, and are frozen in what `load_executable` gives.
+        """
+        self._follow(whole=True)
         plans = [self._plan] if self._plan is not None else list(self._plans.values())
         if not plans:
             raise PlanError(

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kernels_hub.errors import NoKernelError
 from kernels_hub.layer.bind import Forward, KernelForward, KernelFunction, kernel_function, weights_protocol
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 logger = logging.getLogger("kernels_hub")
+
+T = TypeVar("T")
 
 _ANY_STRICT = threading.Event()
 """Whether weights of any model were ever to be compared at every call: those of the others are told otherwise then."""
@@ -144,7 +146,7 @@ def kernelize(
     return model
 
 
-def refresh(model: nn.Module) -> nn.Module:
+def refresh(model: T) -> T:
     """Make all that kernels keep of a model's weights right, now; returns the model.
 
     To be called after weights were written in a way that PyTorch does not count: `weight.data[5] = 3.0`,
@@ -156,7 +158,7 @@ def refresh(model: nn.Module) -> nn.Module:
     from torch import nn
 
     if not isinstance(model, nn.Module):
-        model.refresh()
+        cast("Any", model).refresh()
         return model
     with _CHANGING:
         for module in model.modules():

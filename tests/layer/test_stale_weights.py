@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
+import re
 import shutil
 import struct
 import sys
@@ -24,11 +25,14 @@ import torch
 from hypothesis import HealthCheck, currently_in_test_context, given, reject, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.export import Dim
 
 import kernels_hub
 from kernels_hub import LocalLayerRepository, Mode, kernelize, load_kernel_mapping, report, use_kernel_mapping
-from kernels_hub.compiler import layer_store
+from kernels_hub.compiler import CompilerError, compile, import_torch, layer_store
+from kernels_hub.errors import NoKernelError
 from kernels_hub.layer import compile_on_call
+from kernels_hub.layer.bind import weights_protocol
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers")
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -163,6 +167,7 @@ class Kind:
     tolerance: float = 1e-4
     most_rows: int = 1024
     run: Callable[..., Any] | None = None
+    refresh: Callable[[], Any] | None = None
     before: dict[str, Tensor] = field(default_factory=dict)
 
     def call(self, rows: int) -> Tensor:
@@ -326,6 +331,25 @@ def _published() -> Path:
     return emit_case(gated_mlp(), "GatedMLP", Path(tempfile.mkdtemp())).path
 
 
+def followed(*, strict: bool, engine: str) -> Kind:
+    """What `compile` gives, in the place of the module. It has no strict form: it is refreshed before each call."""
+    module = nn.Sequential(nn.Linear(96, 160), nn.GELU(), nn.Linear(160, 64)).eval().requires_grad_(False)
+    inputs = rows_of(96, torch.float32)
+    rows = Dim("rows", min=1, max=4096)
+    executable = compile(
+        (module, inputs(9)[0]), "cpu", engines=[engine], dims=({0: rows},), weights="followed"
+    )
+
+    def run(*args: Any) -> Any:
+        if strict:
+            executable.refresh()
+        return executable(*args)
+
+    kind = Kind(module, inputs, run=run)
+    kind.refresh = executable.refresh
+    return kind
+
+
 MAKE: dict[str, Callable[..., Kind]] = {
     "linear": partial(linear, torch.float32),
     "linear, bfloat16": partial(linear, torch.bfloat16),
@@ -338,6 +362,8 @@ MAKE: dict[str, Callable[..., Kind]] = {
     "experts": experts,
     "compiled": compiled,
     "published": published,
+    "compile, followed, C++": partial(followed, engine="cpp"),
+    "compile, followed, PyTorch": partial(followed, engine="library"),
 }
 
 
@@ -414,7 +440,7 @@ def check_write(
     if way in COUNTED or then == "strict":
         assert kind.is_right(rows, reference)
     elif then == "refresh":
-        kernels_hub.refresh(kind.module)
+        (kind.refresh or partial(kernels_hub.refresh, kind.module))()
         assert kind.is_right(rows, reference)
     else:
         calls_until_right(kind, rows, reference)
@@ -448,6 +474,46 @@ def test_any_write_is_seen_at_length(**write: Any) -> None:
 
 
 @NEEDS_COMPILER
+@pytest.mark.parametrize("engine", ["cpp", "library", "reference"])
+@pytest.mark.parametrize("way", [*UNCOUNTED, *COUNTED])
+def test_frozen_weights_stay(engine: str, way: Callable[[Place], None]) -> None:
+    """Also for shapes that come later."""
+    module = nn.Sequential(nn.Linear(96, 160), nn.GELU(), nn.Linear(160, 64)).eval().requires_grad_(False)
+    inputs = rows_of(96, torch.float32)
+    dims = ({0: Dim("rows", min=1, max=4096)},)
+    expected = {rows: module(*inputs(rows)[0]) for rows in (3, 130)}
+    run = compile((module, inputs(3)[0]), "cpu", engines=[engine], dims=dims)
+    way(Place(module[0], "weight", (17, 5), 6.0))
+    for rows, before in expected.items():
+        assert Kind.differs(run(*inputs(rows)[0]), before) < 1e-4
+    run.refresh()
+    assert Kind.differs(run(*inputs(3)[0]), expected[3]) < 1e-4
+
+
+def test_followed_weights_that_become_tied_and_untied() -> None:
+    module = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).eval().requires_grad_(False)
+    x = torch.randn(5, 64)
+    run = compile((module, (x,)), "cpu", engines=["library"], weights="followed")
+    module[1].weight = module[0].weight
+    torch.testing.assert_close(run(x), module(x))
+    module[0].weight.mul_(2)
+    torch.testing.assert_close(run(x), module(x))
+    module[1].weight = nn.Parameter(torch.randn(64, 64), requires_grad=False)
+    torch.testing.assert_close(run(x), module(x))
+    module[1] = nn.Linear(64, 32).requires_grad_(False)
+    with pytest.raises(CompilerError, match="compile it again"):
+        run(x)
+
+
+def test_what_cannot_be_followed_is_refused() -> None:
+    graph = import_torch(nn.Linear(4, 4), (torch.randn(2, 4),))
+    with pytest.raises(CompilerError, match="needs a module"):
+        compile(graph, "cpu", weights="followed")
+    with pytest.raises(CompilerError, match="frozen"):
+        compile(graph, "cpu", weights="thawed")
+
+
+@NEEDS_COMPILER
 @pytest.mark.parametrize("name", MAKE)
 @pytest.mark.parametrize("way", [*UNCOUNTED, *COUNTED])
 def test_every_way_on_every_kind(name: str, way: Callable[[Place], None]) -> None:
@@ -455,22 +521,22 @@ def test_every_way_on_every_kind(name: str, way: Callable[[Place], None]) -> Non
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize(
-    "name", ["linear", "convolution", "feed-forward", "projections", "compiled", "published"]
-)
+@pytest.mark.parametrize("name", ["linear", "convolution", "published"])
 def test_without_the_guard_a_write_is_not_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the property would find, were content not compared."""
     for module in [
-        one for key, one in sys.modules.items() if key.endswith("weight_guard") and hasattr(one, "Content")
+        one
+        for key, one in sys.modules.items()
+        if key.endswith("weight_guard") and hasattr(one, "TorchContent")
     ]:
         for content in (module.NativeContent, module.TorchContent):
             monkeypatch.setattr(content, "holds", lambda self, whole=False: True)
         monkeypatch.setattr(module, "content_of", lambda tensors, native: None)
     kind = MAKE[name](strict=False)
     kind.before = {key: one.clone() for key, one in kind.module.state_dict().items()}
-    monkeypatch.setitem(MAKE, "without", lambda strict: kind)
+    monkeypatch.setitem(MAKE, f"{name} without", lambda strict: kind)
     with pytest.raises(AssertionError, match="wrong for"):
-        check_write("without", by_data, "wait", 128, 0, 0.37)
+        check_write(f"{name} without", by_data, "wait", 128, 0, 0.37)
 
 
 @NEEDS_COMPILER
@@ -523,3 +589,33 @@ def test_a_parameter_that_takes_the_place_of_a_strict_one_is_strict() -> None:
 def test_refresh_of_what_has_no_kernels() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     assert kernels_hub.refresh(model) is model
+
+
+def test_the_documentation_does_what_it_says() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "weights.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(code, {})
+
+
+@pytest.mark.parametrize("use_fallback", [True, False])
+def test_a_kernel_that_cannot_be_strict_is_left_out(
+    use_fallback: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that was published before there was a weight guard; `refresh` makes its copies again."""
+    model = on_kernels(nn.Sequential(nn.Linear(320, 512)), strict=False)
+    weights = weights_protocol(model[0].forward.func)
+    monkeypatch.delattr(weights, "strict")
+    monkeypatch.delattr(weights, "refresh")
+    x = torch.randn(128, 320)
+    model(x)
+    model[0].weight.data[3, 100] += 6.0
+    kernels_hub.refresh(model)
+    torch.testing.assert_close(model(x), nn.functional.linear(x, model[0].weight, model[0].bias))
+    with use_kernel_mapping(load_kernel_mapping("default"), inherit_mapping=False):
+        if use_fallback:
+            kernelize(model, mode=Mode.INFERENCE, strict_weights=True)
+            (row,) = [one for one in report(model).rows if one.path == "0"]
+            assert not row.swapped and "built before" in str(row.reason)
+        else:
+            with pytest.raises(NoKernelError, match="strict_weights"):
+                kernelize(model, mode=Mode.INFERENCE, strict_weights=True, use_fallback=False)

@@ -97,20 +97,17 @@ static inline int64_t kh_guard_due(KhGuard* guard, double elapsed, int64_t team)
 // What `due` chunks, `bytes` long, took of the call's time, and of a thread's.
 static inline void kh_guard_paid(KhGuard* guard, int64_t due, int64_t bytes, double wall, double thread) {
   if (due == 0) return;
-  guard->credit -= wall;
-  // Smoothed, and bounded, so that a chunk that was interrupted does not count for many.
-  double cost = thread / static_cast<double>(bytes > 0 ? bytes : 1);
-  if (cost > 4 * guard->cost) cost = 4 * guard->cost;
+  // Bounded, and smoothed: other work that took the processor in between is not this one's.
+  const double length = static_cast<double>(bytes > 0 ? bytes : 1), most = 4 * guard->cost;
+  guard->credit -= wall < most * length ? wall : most * length;
+  const double cost = thread / length < most ? thread / length : most;
   guard->cost += (cost - guard->cost) / 16;
-  if (guard->credit < -static_cast<double>(guard->bytes) * guard->cost)
-    guard->credit = -static_cast<double>(guard->bytes) * guard->cost;
   guard->next += due;
   while (guard->next >= guard->count) guard->next -= guard->count, ++guard->turns;
 }
 
 static inline KhChunk& kh_guard_chunk(KhGuard* guard, int64_t next, int64_t which) {
-  const int64_t at = next + which;
-  return guard->chunks[at < guard->count ? at : at - guard->count];
+  return guard->chunks[(next + which) % guard->count];  // also while another thread goes on to the next turn
 }
 
 // Take down what memory holds.

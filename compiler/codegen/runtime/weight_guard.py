@@ -169,9 +169,11 @@ class TorchContent(Content):
         self._next += 1
         if self._next == len(self._chunks):
             self._next, self._turns = 0, self._turns + 1
-        took = perf_counter_ns() - begin
+        took = min(
+            perf_counter_ns() - begin, 4 * self._cost
+        )  # other work that took the processor is not this one's
         self._credit -= took
-        self._cost += (min(took, 4 * self._cost) - self._cost) / 16
+        self._cost += (took - self._cost) / 16
         return same
 
     def _chunk_holds(self, which: int) -> bool:
@@ -203,11 +205,12 @@ class WeightGuard:
     To be made before the copy, so that an edit in between is noticed later. It holds no tensor.
     """
 
-    __slots__ = ("_states", "content")
+    __slots__ = ("_is_stale", "_states", "content")
 
     def __init__(self, tensors: Sequence[Tensor], native: Native | None = None) -> None:
         self._states = [_state(one) for one in tensors]
         self.content = content_of(tensors, native)
+        self._is_stale = False
 
     def holds(self, tensors: Sequence[Tensor], *, whole: bool = False) -> bool:
         """Whether `tensors` are still what they were, as far as is compared now. whole: all of them is.
@@ -220,8 +223,10 @@ class WeightGuard:
         content = self.content
         if content is None:
             return True
-        if not content.holds(whole=whole):
-            tell(tensors)
+        if self._is_stale or not content.holds(whole=whole):
+            if not self._is_stale:
+                self._is_stale = True  # the next question may compare another part
+                tell(tensors)
             return False
         if not whole:
             _RUNNING.content, _RUNNING.since = content, perf_counter_ns()
@@ -265,6 +270,9 @@ def finished() -> None:
         content.elapsed += perf_counter_ns() - running.since
 
 
+_NOT_THEIRS = ("torch._", "torch.export", "torch.fx")
+"""Where modules are made that wrap a user's while it is traced."""
+
 _TOLD: set[int] = set()
 """The weights of models of which it was said that they were written to."""
 
@@ -290,7 +298,11 @@ def _named(tensors: Sequence[Tensor]) -> tuple[str, set[int]]:
     Looks at every module there is: a warning is rare.
     """
     wanted, best, kind, weights = {id(one) for one in tensors}, "", "", set[int]()
-    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    modules = [
+        one
+        for one in gc.get_objects()
+        if issubclass(type(one), nn.Module) and not type(one).__module__.startswith(_NOT_THEIRS)
+    ]
     for module in modules:
         try:
             of = {id(one): name for name, one in (*module.named_parameters(), *module.named_buffers())}

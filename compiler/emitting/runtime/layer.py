@@ -179,13 +179,14 @@ class Layer(ABC, Generic[S, B]):
 
     def state(self, module: nn.Module) -> S:
         """The module's weights as the program takes them, made now where that is needed. Raises Misfit."""
+        owner = module
         if self.shipped is not None and not module._parameters and not module._modules:
             module = self.shipped()
         found = self._states.get(module)
         if found is None or not found.is_current(module):
             with self._lock:
                 found = self._states[module] = self.make_state(module)
-                found.be_strict(module in self._strict)
+                found.be_strict(owner in self._strict)
         return found
 
     def refresh(self, module: nn.Module) -> None:
