@@ -20,7 +20,6 @@ from kernels_hub.compiler.emitting.runtime.modules import Held
 from kernels_hub.compiler.emitting.runtime.watched import Watched
 from kernels_hub.compiler.emitting.runtime.weight_guard import Native
 from kernels_hub.compiler.engines.tensors import snapshot
-from kernels_hub.compiler.importers.torch_export import array_of
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.transform import bind
 from kernels_hub.compiler.ir.types import Array
@@ -76,6 +75,8 @@ class Followed:
         self._watched = self._watch()
 
     def _load(self, name: str) -> Array:
+        from kernels_hub.compiler.importers.torch_export import array_of
+
         tensor = self._tensors().get(name)
         return self._graph.weight(name) if tensor is None else array_of(tensor)
 
