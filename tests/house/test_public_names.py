@@ -20,7 +20,7 @@ NAMES = """
 
     Mode Device CUDAProperties ROCMProperties KernelizeFallback
     use_kernel_forward_from_hub replace_kernel_forward_from_hub use_kernelized_func use_kernel_func_from_hub
-    kernelize restore explain report Report Row
+    kernelize restore refresh explain report Report Row
 
     FuncRepository LocalFuncRepository LockedFuncRepository
     LayerRepository LocalLayerRepository BundledLayerRepository LockedLayerRepository CompiledLayer

@@ -34,8 +34,9 @@ struct KhGuard {
 };
 
 // Of the time of calls. Small weights are compared within milliseconds of calls at the least share, larger ones within
-// kKhTurn as long as the largest share lasts for that: some 130 MB for each 10 GB/s that a thread reads.
-constexpr double kKhLeast = 0.002, kKhMost = 0.0085, kKhTurn = 1.5e9;
+// kKhTurn, half of what is promised, as long as the largest share lasts for that; then within the promise, up to some
+// 130 MB for each 10 GB/s that a thread reads.
+constexpr double kKhLeast = 0.002, kKhMost = 0.0085, kKhTurn = 1e9;
 constexpr double kKhLongest = 1e9;  // a call that seems to take longer was suspended, or pays for a second
 
 static inline double kh_guard_now() {

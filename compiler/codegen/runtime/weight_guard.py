@@ -7,7 +7,7 @@
     4. all of it, a part after the other         the rest of that
 
 1 to 3 are compared at every use. 4 takes a share of the time of the calls that use the copy, 0.2% for most weights and
-0.85% at most, and goes through all of a weight within 1.5 s of these calls: up to 130 MB for each 10 GB/s that a thread
+0.85% at most, and goes through all of a weight within 2 s of these calls: up to 130 MB for each 10 GB/s that a thread
 reads; larger ones take longer in proportion. A guard that is `strict` compares everything at every use.
 
 Checksums of chunks of 64 KiB are compared, by native code (weight_guard.h) where there is some, else by PyTorch.
@@ -27,6 +27,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -38,9 +39,9 @@ _IS_ON = os.environ.get("KERNELS_HUB_PACKED_GUARD", "1") != "0"
 
 CHUNK = 1 << 16
 """Bytes of which one checksum is kept."""
-_PLACES, _WIDTH, _SMALL = 16, 32, 1 << 13
+_PLACES, _WIDTH, _SMALL = 8, 32, 1 << 13
 """Of larger weights, so many places of so many bytes are compared at every use; smaller ones whole."""
-_LEAST, _MOST, _TURN = 0.002, 0.0085, 1.5e9
+_LEAST, _MOST, _TURN = 0.002, 0.0085, 1e9
 """Shares of the time of calls, and the nanoseconds of calls in which all is compared: as in weight_guard.h."""
 _LONGEST = 1e9
 
@@ -118,7 +119,7 @@ class NativeContent(Content):
     def holds(self, *, whole: bool = False) -> bool:
         """See `Content`."""
         elapsed, self.elapsed = self.elapsed, 0
-        return bool(self._holds(self.address, elapsed, whole or self.strict))
+        return self._holds(self.address, elapsed, whole or self.strict) != 0
 
     @property
     def turns(self) -> int:
@@ -193,7 +194,8 @@ class _State(NamedTuple):
     """What PyTorch says of a tensor."""
 
     address: int
-    version: int
+    version: int | None
+    """None of an inference tensor, which counts none."""
     shape: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
@@ -237,7 +239,7 @@ class WeightGuard:
         for tensor, (address, version, shape, stride, dtype) in zip(tensors, self._states, strict=True):
             if (
                 tensor.data_ptr() != address
-                or _version(tensor) != version
+                or (version is not None and tensor._version != version)
                 or tensor.shape != shape
                 or tensor.dtype is not dtype
                 or tensor.stride() != stride
@@ -304,10 +306,9 @@ def _named(tensors: Sequence[Tensor]) -> tuple[str, set[int]]:
         if issubclass(type(one), nn.Module) and not type(one).__module__.startswith(_NOT_THEIRS)
     ]
     for module in modules:
-        try:
+        of: dict[int, str] = {}
+        with suppress(Exception):  # one that is half made, changed by another thread, or has ways of its own
             of = {id(one): name for name, one in (*module.named_parameters(), *module.named_buffers())}
-        except (AttributeError, RuntimeError):  # one that is half made, or changed by another thread
-            continue
         found = next((name for key, name in of.items() if key in wanted), None)
         if found is not None and (len(of), len(found)) > (len(weights), len(best)):
             best, kind, weights = found, type(module).__qualname__, set(of)
@@ -403,8 +404,5 @@ def _is_aligned(chunk: Tensor) -> bool:
 
 
 def _state(tensor: Tensor) -> _State:
-    return _State(tensor.data_ptr(), _version(tensor), tensor.shape, tensor.stride(), tensor.dtype)
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version  # inference tensors count no versions
+    version = None if tensor.is_inference() else tensor._version
+    return _State(tensor.data_ptr(), version, tensor.shape, tensor.stride(), tensor.dtype)
