@@ -61,7 +61,7 @@ def _is_for_pytorch(size: int, small: tuple[int, int], requires_grad: bool) -> b
     """
     if forward_ad._current_level >= 0:
         return True
-    return size < small[requires_grad and torch.is_grad_enabled()] and not torch.compiler.is_compiling()
+    return size < small[int(requires_grad and torch.is_grad_enabled())] and not torch.compiler.is_compiling()
 
 
 def silu(input: Tensor) -> Tensor:
