@@ -234,7 +234,7 @@ def _patch() -> list[Callable[[], None]]:
 
     inference.__enter__, inference.__exit__ = entered, left  # type: ignore[method-assign]
     own = vars(function).get("apply")
-    function.apply = classmethod(functools.partial(_applied, own))  # type: ignore[assignment, method-assign]
+    function.apply = classmethod(functools.partial(_applied, own))
 
     def undo_inference() -> None:
         inference.__enter__, inference.__exit__ = enter, leave  # type: ignore[method-assign]
@@ -243,7 +243,7 @@ def _patch() -> list[Callable[[], None]]:
         if own is None:
             del function.apply
         else:
-            function.apply = own  # type: ignore[method-assign]
+            function.apply = own
 
     return [undo_inference, undo_function]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -78,7 +79,9 @@ def decomposed(program: Any, name: str) -> Any:
             op = getattr(getattr(torch.ops.aten, packet), overload)
             if op in table:
                 table.pop(op)
-        return program.run_decompositions(table)
+        with warnings.catch_warnings():  # torch.export, of its own copies
+            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
+            return program.run_decompositions(table)
 
 
 @contextmanager
