@@ -88,7 +88,7 @@ def install(environment: Path) -> Path:
     python = environment / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     if not python.exists():
         venv.create(environment, with_pip=True)
-    command = [python, "-m", "pip", "install", "--disable-pip-version-check", "--upgrade"]
+    command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--upgrade"]
     subprocess.run([*command, "--upgrade-strategy", "eager", "-e", ".[test,bench]"], cwd=ROOT, check=True)
     return python
 

@@ -34,7 +34,7 @@ def mend_interpreter() -> None:
     try:
         InterpreterBuilder().get_all_ones_value(tl.uint8)
     except OverflowError:
-        InterpreterBuilder.get_all_ones_value = _all_ones(InterpreterBuilder.get_all_ones_value)  # type: ignore[method-assign]
+        InterpreterBuilder.get_all_ones_value = _all_ones(InterpreterBuilder.get_all_ones_value)
     of_release = interpreter._patch_lang_tensor
     if triton.__version__.startswith("3.6.") and not hasattr(of_release, "mended"):
 
