@@ -110,7 +110,8 @@ def _positive(random: np.random.Generator, shape: tuple[int, ...], _: DType, __:
 def _decades(random: np.random.Generator, shape: tuple[int, ...], row: DType, _: Sequence[float]) -> Array:
     span = _span(row)
     magnitudes: Array = 10 ** random.uniform(-span, span, shape)
-    return magnitudes * random.choice((-1.0, 1.0), shape)
+    signs: Array = random.choice((-1.0, 1.0), shape)
+    return np.asarray(magnitudes * signs)
 
 
 def _rows(random: np.random.Generator, shape: tuple[int, ...], row: DType, _: Sequence[float]) -> Array:
