@@ -70,6 +70,7 @@ def _call(model: str, mapping: str) -> Callable[[], Any]:
             if model == "bert":
                 return module(**inputs)
             cache = transformers.DynamicCache(config=module.config)
+            layer: Any
             for layer, (keys, values) in zip(cache.layers, filled, strict=True):
                 layer.lazy_initialization(keys, values)
                 layer.keys, layer.values = keys, values
@@ -80,7 +81,8 @@ def _call(model: str, mapping: str) -> Callable[[], Any]:
         first = transformers.DynamicCache(config=module.config) if model != "bert" else None
         if first is not None:
             module(input_ids=prompt, past_key_values=first, use_cache=True)
-            filled = [(one.keys.clone(), one.values.clone()) for one in first.layers]
+            held: list[Any] = list(first.layers)
+            filled = [(one.keys.clone(), one.values.clone()) for one in held]
     for _ in range(20):
         run()
     swapped = sum(row.swapped for row in report(module).rows)
@@ -133,7 +135,8 @@ class Guards:
     @property
     def mib(self) -> float:
         """What is compared."""
-        return sum(one.record.bytes for _, one in self.contents if hasattr(one, "record")) / 2**20
+        compared: int = sum(one.record.bytes for _, one in self.contents if hasattr(one, "record"))
+        return compared / 2**20
 
 
 def _seconds(run: Callable[[], Any]) -> float:
@@ -238,7 +241,7 @@ def main() -> None:
     }
     rows = []
     for name, of in results.items():
-        shares = (f"{mid:.2f} ({low:.2f} to {high:.2f})" for mid, low, high in map(of.get, WAYS))
+        shares = (f"{mid:.2f} ({low:.2f} to {high:.2f})" for mid, low, high in (of[way] for way in WAYS))
         inside = f"{of['inside'][0]:.2f}, mean {of['inside'][1]:.2f}"
         rows.append((name, f"{of['ms']:.2f}", f"{of['compared_mib']:.0f}", inside, *shares))
     print(table(("call", "ms", "MiB compared", "inside, %", *(f"{one}, %" for one in WAYS)), rows))

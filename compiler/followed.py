@@ -45,14 +45,16 @@ class Followed:
 
     def __init__(self, module: nn.Module, graph: Graph, trace: Callable[[], Graph]) -> None:
         self._module, self._trace = module, trace
+        self._ties: frozenset[tuple[str, ...]] = frozenset()
+        """Names that stand for one weight."""
         self._take(graph)
 
     def graph(self) -> Graph:
         """The graph with a snapshot of the weights that are there now, which `holds` compares with from here on."""
-        ties = self._ties
+        before = self._ties
         self._watched = self._watch()
         self._ties = _ties(self._tensors())
-        if ties != self._ties or any(
+        if before != self._ties or any(
             name in self._types and self._types[name] != _type(one) for name, one in self._tensors().items()
         ):
             self._take(self._trace())

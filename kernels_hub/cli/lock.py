@@ -53,11 +53,11 @@ def lock(
     if check:
         pinned = former or read_lock(project / LOCK_FILE)
         check_lock(pinned, dependencies)
-        unknown = check_tags(pinned)
-        if unknown is not None:
-            echo(f"tags were compared with what was last known of them: {unknown}", err=True)
+        not_asked = check_tags(pinned)
+        if not_asked is not None:
+            echo(f"tags were compared with what was last known of them: {not_asked}", err=True)
         if as_json:
-            print_json({"lock": str(path), "up_to_date": True, "tags_asked": unknown is None})
+            print_json({"lock": str(path), "up_to_date": True, "tags_asked": not_asked is None})
         else:
             echo(f"{project / LOCK_FILE} is up to date")
         return

@@ -400,11 +400,11 @@ def _check(item: Item, admission: Admission, blobs: Mapping[str, Path], folder: 
             shutil.copyfileobj(stream, target, _CHUNK)
     refs = item.known.refs if item.known is not None else Refs()
     names = [Pinned(item.tree.commit, name).version for name in (*refs.tags, *refs.branches)]
-    versions = (
-        list(dict.fromkeys(name for name in names if name is not None)) if admission.signature_keys else []
-    )
+    versions: list[str | int | None] = [None]
+    if admission.signature_keys:
+        versions = list(dict.fromkeys(name for name in names if name is not None)) or [None]
     for variant in item.tree.variants():
-        for version in versions or [None]:
+        for version in versions:
             candidate = _candidate(item, False, False, version)
             check_signature(admission, candidate, folder / "build" / variant)
 

@@ -120,7 +120,8 @@ class KernelForward(functools.partial):  # type: ignore[type-arg]
     @property
     def __wrapped__(self) -> Forward:
         """What the kernel wraps, as a bound method answers; AttributeError where it wraps nothing."""
-        wrapped: Forward = self.func.__wrapped__
+        function: Any = self.func
+        wrapped: Forward = function.__wrapped__
         return wrapped
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -253,7 +254,8 @@ def _rebind(module: nn.Module, record: Record | None) -> Any:
         if record is None:
             raise KernelsHubError("its record of the decision is gone")
         forward = forward_of_record(record, cls)
-        if record.strict and hasattr(weights := weights_protocol(forward), "strict"):
+        weights = weights_protocol(forward)
+        if record.strict and weights is not None and hasattr(weights, "strict"):
             weights.strict(module, True)
         return KernelForward(forward, module)
     except (KernelsHubError, ImportError) as error:

@@ -53,8 +53,8 @@ def shared_package(folder: Path) -> ModuleType:
             finder = _Finder(name, folder, sources)
             sys.meta_path.insert(0, finder)
             spec = finder.find_spec(name)
-            assert spec is not None
-            assert spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         vars(module)["guard"] = guard
         sys.modules[name] = module

@@ -400,7 +400,7 @@ def _checksum(chunk: Tensor) -> Tensor:
 
 
 def _is_aligned(chunk: Tensor) -> bool:
-    return chunk.data_ptr() % 8 == 0 and chunk.storage_offset() % 8 == 0
+    return bool(chunk.data_ptr() % 8 == 0 and chunk.storage_offset() % 8 == 0)
 
 
 def _state(tensor: Tensor) -> _State:

@@ -89,7 +89,7 @@ class Trained:
                     f"gradient of {one.name}", f"a gradient of {one.name} is asked for, which it has not"
                 )
         self.build()
-        return list(_Run.apply(self, *inputs, *weights))  # type: ignore[no-untyped-call]
+        return list(_Run.apply(self, *inputs, *weights))
 
     def state(self, module: nn.Module) -> State:
         """The module's weights, as they are. Raises Misfit where the program was not built for them."""
@@ -149,9 +149,7 @@ class _Run(torch.autograd.Function):
             found = _gradients(ctx, gradients, iter(saved))
         if torch.is_grad_enabled():
             there = [one for one in found if one is not None]
-            last = _Last.apply(  # type: ignore[no-untyped-call]
-                ctx.trained, len(there), *there, *gradients, *saved
-            )
+            last = _Last.apply(ctx.trained, len(there), *there, *gradients, *saved)
             given = iter(last)
             found = [one if one is None else next(given) for one in found]
         return (None, *found)
