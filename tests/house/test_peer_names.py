@@ -9,8 +9,6 @@ import pytest
 
 import kernels_hub
 
-NAMES = sorted(set(kernels.__all__) - {"__version__"})
-
 # (name, argument of the peer's) -> why ours differs.
 DIFFERENT = {
     ("CUDAProperties", "max_capability"): "optional: without one there is no upper bound",
@@ -25,17 +23,26 @@ DIFFERENT = {
     ("use_kernelized_func", "args"): "called `functions`; it can only be given by position",
 }  # fmt: skip
 
-# Attributes of the peer's classes that are not public in its documentation.
+# Attributes of the peer's classes that are no part of its documentation, or made by its binding to Rust.
 OF_ITS_DATACLASSES = {"validate", "validate_capability_range"}
+OF_ITS_BINDING = {
+    "from_bytes", "read_from_file",  # `kernels_hub.repository.metadata.read_metadata` takes a folder
+    "name",  # a field without a default, which the class itself does not have
+}  # fmt: skip
+
+MISSING = {"Benchmark": "there is no command yet that runs the benchmarks of a repository"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(set(kernels.__all__) - {"__version__"} - set(MISSING)))
 def test_a_name_of_the_peer(name: str) -> None:
     assert name in kernels_hub.__all__, f"{name} is missing"
     theirs, ours = getattr(kernels, name), getattr(kernels_hub, name)
     if inspect.isclass(theirs):
         missing = (
-            {one for one in dir(theirs) if not one.startswith("_")} - set(dir(ours)) - OF_ITS_DATACLASSES
+            {one for one in dir(theirs) if not one.startswith("_")}
+            - set(dir(ours))
+            - OF_ITS_DATACLASSES
+            - OF_ITS_BINDING
         )
         assert not missing, f"{name} lacks {sorted(missing)}"
     try:
@@ -60,5 +67,6 @@ def test_a_name_of_the_peer(name: str) -> None:
 
 
 def test_every_difference_exists() -> None:
+    assert not set(MISSING) & set(kernels_hub.__all__)
     for name, argument in DIFFERENT:
         assert argument in inspect.signature(getattr(kernels, name)).parameters, (name, argument)
