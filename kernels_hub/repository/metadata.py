@@ -156,7 +156,7 @@ def parse_metadata(content: bytes, path: Path, default_name: str | None = None) 
     if len(content) > _MOST_BYTES:
         raise MetadataError(f"{path} has {len(content):,} bytes; at most {_MOST_BYTES:,} are read")
     try:
-        document = json.loads(content.decode())
+        document = json.loads(content.decode("utf-8-sig"))
         if b"\\u" in content:  # half of a surrogate pair is no text: it could be neither written nor shown
             json.dumps(document, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
