@@ -39,7 +39,7 @@ class _Row(Struct, frozen=True):
     format: int
     key: dict[str, Any]
     engine: Text
-    knobs: dict[str, bool | int | float | str]
+    knobs: dict[str, Any]
     seconds: float
 
 

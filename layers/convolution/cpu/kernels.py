@@ -209,10 +209,14 @@ def _convolved(
             return None
         layout = folded.make(input.shape, None, *geometry)
     input = input.contiguous(memory_format=torch.channels_last)  # so that an unpacked weight follows
-    if residual is None:
+    if residual is None or _has_two_layouts(layout.output_shape):
         output = _CONVOLVE(
             input, layout.weight, folded.bias, padding, stride, dilation, groups, "none", [], ""
         )
+        if residual is not None:
+            if residual.shape != output.shape or residual.dtype is not output.dtype:
+                return None
+            output += residual
     elif residual.shape == layout.output_shape and residual.dtype is input.dtype:
         output = _CONVOLVE_AND_ADD(
             input,
@@ -232,6 +236,14 @@ def _convolved(
     else:
         return None
     return output.relu_() if relu else output
+
+
+def _has_two_layouts(shape: Sequence[int]) -> bool:
+    """Whether an output of one channel, or of one pixel, is contiguous and channels last at once.
+
+    The fused sum of PyTorch 2.11 "could not create a memory" for those.
+    """
+    return shape[1] == 1 or shape[2] == shape[3] == 1
 
 
 def forget(weight: Tensor) -> None:
