@@ -121,8 +121,11 @@ def first_place(x: tl.tensor, best: tl.tensor, places: tl.tensor, none: tl.tenso
     return tl.min(tl.where(found, places, none), 1, keep_dims=True)
 
 
+_IEEE = tl.constexpr("ieee")  # wrapped, as Triton 3.6 takes defaults as they are
+
+
 @_jit
-def dot(a: tl.tensor, b: tl.tensor, total: tl.tensor, precision: tl.constexpr = "ieee") -> tl.tensor:
+def dot(a: tl.tensor, b: tl.tensor, total: tl.tensor, precision: tl.constexpr = _IEEE) -> tl.tensor:
     """total + a @ b. precision: of float32 operands, "ieee" or "tf32"."""
     return tl.dot(a, b, total, input_precision=precision)
 
