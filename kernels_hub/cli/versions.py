@@ -28,7 +28,10 @@ def versions(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The releases and branches of a repository on a Hub; its log of releases is checked where the Hub keeps one."""
+    """The releases and branches of a repository on a Hub.
+
+    Its release log is checked where the Hub keeps one.
+    """
     from kernels_hub.hub.releases import list_releases
 
     kind = None if repo_type is None else repo_type.value

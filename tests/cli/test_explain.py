@@ -29,7 +29,7 @@ def model():
     return nn.Sequential(Block(), Block())
 
 def bare():
-    return nn.Sequential(nn.Identity())
+    return nn.Sequential(nn.Linear(1, 1, device="meta"))
 
 def broken():
     raise ValueError("no weights")
@@ -112,7 +112,7 @@ def test_text_for_a_gpu_that_is_not_here(run: Run, folder: Path):
         (("my_broken:model",), 1, "module 'my_broken' raised ZeroDivisionError on import: division by zero"),
         (("my_needy:model",), 1, "No module named 'a_package_that_is_missing'"),
         (("my_models:broken",), 1, "my_models:broken() raised ValueError: no weights"),
-        (("my_models:bare",), 1, "pass device="),
+        (("my_models:bare",), 1, "lies on the meta device: pass device="),
         (("my_models:model", "--mode", "fast"), 1, "unknown mode 'fast'"),
         (("my_models:model", "--mode", "fallback"), 1, "kernelize cannot serve"),
         (("my_models:model", "--device", "gpu"), 1, "unknown device type 'gpu'; known: cpu, cuda"),

@@ -65,7 +65,7 @@ def _cases(dtype: DType):
         except TypeRuleError:
             continue
         a, b = (one.reshape(-1) for one in np.meshgrid(_values(dtype), _values(dtype)))
-        arrays = [np.arange(len(a)) % 2 == 0, a, b] if row.name == "select" else [a, b][:count]
+        arrays = [np.arange(len(a)) % 2 == 0, a, b] if row.name == "select" else [a, b, np.roll(b, 1)][:count]
         yield row, arrays, result.dtype
 
 
