@@ -32,6 +32,8 @@ _RELATIVE = {torch.float32: 1e-4, torch.float64: 1e-9}
 """Of an element, whatever rounding does; gradients of other dtypes are not judged here."""
 _ROUNDING = 32.0
 """How many times autograd's own error ours may be."""
+_CANCELLED = 16.0
+"""Units of rounding, of the largest gradient, that are left where a sum cancels."""
 _LARGEST = 1e9
 """Numbers beyond that overflow in products of a few, and where depends on their order."""
 _PICKS = frozenset({"argtopk", "argsort"})
@@ -63,8 +65,9 @@ def judge_gradients(
             rounded = theirs(example.module, given)
         except (RuntimeError, IndexError, ValueError):
             continue  # the module does not take such inputs
+        largest = max((_magnitude(one) for one in exact.values()), default=0.0)
         for name, found in ours(given).items():
-            if (reason := _wrong(found, rounded[name], exact[name])) is not None:
+            if (reason := _wrong(found, rounded[name], exact[name], largest)) is not None:
                 raise EngineError(
                     f"layer {source.graph.name} has a gradient of {name} that differs from the original module's on "
                     f"inputs {one.name!r}: {reason}; a defect of the compiler; nothing was written"
@@ -104,9 +107,9 @@ def _widened(example: Example, module: nn.Module) -> Example:
 
 
 def _wrong(
-    found: torch.Tensor | None, rounded: torch.Tensor | None, exact: torch.Tensor | None
+    found: torch.Tensor | None, rounded: torch.Tensor | None, exact: torch.Tensor | None, largest: float
 ) -> str | None:
-    """What is wrong with a gradient; None where nothing is."""
+    """What is wrong with a gradient; None where nothing is. largest: magnitude of any gradient of these inputs."""
     like = next((one for one in (found, rounded, exact) if one is not None), None)
     if like is None or not like.numel():
         return None
@@ -118,10 +121,20 @@ def _wrong(
     if not judged.any():
         return None
     noise = float((theirs - true)[judged].abs().max())
-    bound = _RELATIVE.get(like.dtype, 1e-4) * true.abs() + _ROUNDING * noise
+    # Sums that cancel leave what their terms were rounded by, though autograd's order of them may leave nothing.
+    cancelled = _CANCELLED * torch.finfo(like.dtype).eps * largest
+    bound = _RELATIVE.get(like.dtype, 1e-4) * true.abs() + _ROUNDING * noise + cancelled
     error = (ours - true).abs()
     wrong = judged & ~(error <= bound)
     if not wrong.any():
         return None
     place = tuple(wrong.nonzero()[0].tolist())
     return f"element {list(place)} is {float(ours[place]):.6g}, expected {float(true[place]):.6g}"
+
+
+def _magnitude(one: torch.Tensor | None) -> float:
+    """The largest finite magnitude of a gradient."""
+    if one is None or not one.numel():
+        return 0.0
+    values = one.detach().to_dense().abs()
+    return float(torch.where(torch.isfinite(values), values, 0.0).max())

@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def beside(folder: Path, name: object) -> Path:
-    """A file of a folder, by a name that an index gives. Raises ValueError for what is no name of a file."""
+    """A file inside a folder, by the path that an index gives, with "/". Raises ValueError for one that leads out."""
     if (
         not isinstance(name, str)
-        or name in {"", ".", ".."}
+        or {"", ".", ".."} & set(name.split("/"))
         or not name.isprintable()
-        or {"/", "\\", ":"} & set(name)
+        or {"\\", ":"} & set(name)
     ):
         raise ValueError(f"{name!r} is no name of a file in {folder.name}")
     return folder / name
