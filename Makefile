@@ -3,7 +3,7 @@
 #
 #   make demo      real models, before and after kernelize; one as an ONNX file; layers compiled and published
 #   make test      lint, types and tests, as in continuous integration
-#   make test-oldest  the tests of operators, Triton and the compiler with the oldest PyTorch that is supported
+#   make test-oldest  the tests of layers, kernelize and Triton kernels with the oldest PyTorch that is supported
 #   make test-all  the same with the tests that are too long for every change, and the suite with each
 #                  PyTorch of RELEASES, every one in an environment of its own (7 GB each)
 #   make newest    the suite with the newest release of everything: what breaks, and the new constraints.txt
@@ -23,8 +23,7 @@ ARGS ?=
 # PyTorch as its wheels for CUDA come, each with the one Triton that it names; the newest is in constraints.txt.
 OLDEST = 2.11.0
 RELEASES = $(OLDEST) 2.13.0 2.14.1
-TESTS_OF_VERSIONS = tests/test_triton_interpreted.py tests/layers tests/layer tests/compiler \
-	--ignore=tests/compiler/search --ignore=tests/compiler/view --ignore=tests/compiler/judging
+TESTS_OF_VERSIONS = tests/test_triton_interpreted.py tests/layers tests/layer
 PROCESSES ?= auto
 BENCHMARKS ?= import_time kernelize layers models hub server compiler_front compiler cold_start
 
