@@ -195,16 +195,22 @@ class Search:
             lock = try_lock(self._store.layout.lock(repository.id))
         except OSError:
             return
-        if lock is None:
-            return  # It is being changed, which nobody was told of yet.
         try:
             described, words = describe(self._store, repository)
+            # Without the lock another search describes it, or it is being changed: what was acknowledged before is
+            # found, and the row stays stale.
             self._database.change(
-                "UPDATE search SET stale = 0, words = ?, document = ? WHERE repository = ?",
-                *(words[:_MOST_WORDS], msgspec.json.encode(described).decode(), repository.id),
+                "UPDATE search SET stale = ?, words = ?, document = ? WHERE repository = ? AND stale = 1",
+                *(
+                    int(lock is None),
+                    words[:_MOST_WORDS],
+                    msgspec.json.encode(described).decode(),
+                    repository.id,
+                ),
             )
         finally:
-            os.close(lock)
+            if lock is not None:
+                os.close(lock)
 
     def start(self) -> None:
         """Describe in the background what is stale now: every repository, after an upgrade."""
