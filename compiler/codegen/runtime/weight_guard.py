@@ -228,7 +228,8 @@ class WeightGuard:
         if self._is_stale or not content.holds(whole=whole):
             if not self._is_stale:
                 self._is_stale = True  # the next question may compare another part
-                tell(tensors)
+                if not whole:  # else it was asked for, which is what the warning advises
+                    tell(tensors)
             return False
         if not whole:
             _RUNNING.content, _RUNNING.since = content, perf_counter_ns()
