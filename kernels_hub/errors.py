@@ -22,7 +22,10 @@
     │   ├── NoVariantError                            none of its variants fits this machine (each with its reason)
     │   └── LayerNotFoundError    ValueError          the repository has no layer of that name
     ├── KernelImportError         ImportError         a kernel that raised while it was imported (cause chained)
+    ├── CopyBudgetError           ValueError          a copy_budget that is neither bytes nor a share
     ├── NoKernelError             ValueError          use_fallback forbids to keep the original forward
+    ├── BenchmarkError            ValueError          a repository without benchmarks, or a script that does not load
+    ├── CalibrationError          ValueError          measured gains that cannot be read, or of another machine
     └── VerificationError         ValueError          a kernel disagrees with the forward that it replaces
 
 Each is also the builtin that a caller would expect. Messages say what, where, what was expected,
@@ -130,8 +133,20 @@ class KernelImportError(KernelsHubError, ImportError):
     """A kernel whose import failed; the cause is chained."""
 
 
+class CopyBudgetError(KernelsHubError, ValueError):
+    """A `copy_budget` that is neither a number of bytes nor a share of the parameters."""
+
+
 class NoKernelError(KernelsHubError, ValueError):
     """No kernel is usable for a layer and `use_fallback` does not allow its original forward."""
+
+
+class BenchmarkError(KernelsHubError, ValueError):
+    """A repository without benchmarks, or a benchmark script that does not load."""
+
+
+class CalibrationError(KernelsHubError, ValueError):
+    """A file of measured gains that is missing, malformed, or of another machine."""
 
 
 class VerificationError(KernelsHubError, ValueError):

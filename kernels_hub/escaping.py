@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Self
+from typing import Final, Self
 
 LONGEST: Final = 200
 """Characters of a name that comments and docstrings show; the rest is cut."""
@@ -123,7 +123,7 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def json_text(value: Any, *, indent: int | None = None) -> str:
+def json_text(value: object, *, indent: int | None = None) -> str:
     r"""JSON in which whatever is not printable is escaped (`\u001b`): safe on a terminal and in UTF-8.
 
     Compact without an indent. Raises TypeError and ValueError as `json.dumps` does.
@@ -138,7 +138,7 @@ def quoted(text: str) -> str:
     return json_text(text)
 
 
-def yaml_text(value: Any) -> str:
+def yaml_text(value: object) -> str:
     r"""A value of JSON's kinds on one line of YAML. Lone surrogates, which YAML cannot say, become U+FFFD."""
     return _each_unprintable(_without_surrogates(json.dumps(value, ensure_ascii=False)), _as_toml)
 

@@ -1,228 +1,228 @@
-"""Files on disk: paths that stay inside their folder, and files that appear whole or not at all.
+"""Files that appear whole or not at all, and the folders that the library keeps files in.
 
-Paths that come from outside (an archive, an index, a lock, a request) are opened relative to a handle of the
-folder that they belong to, part by part and following no symbolic link, so that neither their spelling nor what
-lies on the disk leads outside. `inside` is the only function that joins such a path to a folder; a test looks
-for any other.
+Imports the standard library alone: a copy of this file is shipped wherever these functions are needed without the
+library.
+
+Environment:
+    KERNELS_HUB_CACHE   folder of the cache (default: $XDG_CACHE_HOME/kernels_hub or ~/.cache/kernels_hub)
 """
 
 from __future__ import annotations
 
+import atexit
 import os
-import secrets
-import stat
+import shutil
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from kernels_hub.errors import IntegrityError
-
-MOST_PATH_BYTES = 1024
-MOST_PART_BYTES = 255
-_BY_HANDLE = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
-
-
-def relative_path_problem(text: str) -> str | None:
-    """What keeps text from being a path inside a folder, on any system; None where it is one."""
-    try:
-        encoded = text.encode()
-    except UnicodeEncodeError:
-        return "it holds characters that are not Unicode text"
-    if not text:
-        return "it is empty"
-    if len(encoded) > MOST_PATH_BYTES:
-        return f"it has {len(encoded):,} bytes, at most {MOST_PATH_BYTES:,} are allowed"
-    if any(character < " " or character == "\x7f" for character in text):
-        return "it holds a control character"
-    if "\\" in text or ":" in text:
-        return "it holds '\\' or ':', which separate parts and drives on Windows"
-    for part in text.split("/"):
-        if part in ("", ".", ".."):
-            return "it is absolute, or has an empty part" if not part else f"it has the part {part!r}"
-        if len(part.encode()) > MOST_PART_BYTES:
-            return f"a part of it is longer than {MOST_PART_BYTES} bytes"
-    return None
-
-
-def inside(folder: Path, relative: str) -> Path:
-    """The path of `relative` inside `folder`.
-
-    relative: a path from outside, with forward slashes.
-
-    Raises IntegrityError for a path that leads outside by its spelling, or through a symbolic link that is on
-    the disk below `folder` (`folder` itself may be one). To open a file that others may replace meanwhile use
-    `open_inside`.
-    """
-    if problem := relative_path_problem(relative):
-        raise IntegrityError(f"{relative[:100]!r} is no path inside {folder}: {problem}")
-    path = folder
-    for part in relative.split("/"):
-        path = path / part
-        if path.is_symlink():
-            raise IntegrityError(f"{path} is a symbolic link; {relative!r} must lie inside {folder} itself")
-    return path
-
-
-def open_inside(folder: Path, relative: str, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
-    """Open `relative` inside `folder` by directory handles, following no symbolic link below `folder`.
-
-    flags, mode: those of `os.open`; with O_CREAT the folders between are created.
-
-    Returns the descriptor. Raises IntegrityError for a path that leads outside, or through something that is no
-    folder; OSError where the file cannot be opened.
-    """
-    if problem := relative_path_problem(relative):
-        raise IntegrityError(f"{relative[:100]!r} is no path inside {folder}: {problem}")
-    if not _BY_HANDLE:  # Windows: no handles of folders; links are looked for by name
-        path = inside(folder, relative)
-        if flags & os.O_CREAT:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, flags | getattr(os, "O_BINARY", 0), mode)
-    with _parent(folder, relative, create=bool(flags & os.O_CREAT)) as (handle, name):
-        try:
-            return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=handle)
-        except OSError as error:
-            if _is_link(name, handle):
-                raise IntegrityError(
-                    f"{relative!r} inside {folder} is a symbolic link; files from outside are never written or "
-                    "read through one"
-                ) from error
-            raise
-
 
 @contextmanager
-def replacing_inside(folder: Path, relative: str, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
-    """`replacing` for a path from outside: by directory handles, following no symbolic link below `folder`.
-
-    A link that lies at the path itself is replaced, not followed. Raises IntegrityError as `open_inside` does.
-    """
-    if problem := relative_path_problem(relative):
-        raise IntegrityError(f"{relative[:100]!r} is no path inside {folder}: {problem}")
-    if not _BY_HANDLE:
-        with replacing(inside(folder, relative), mode=mode) as file:
-            yield file
-        return
-    with _parent(folder, relative, create=True) as (handle, name):
-        temporary = _temporary_name()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(temporary, flags, 0o600, dir_fd=handle)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                yield file
-                file.flush()
-                os.fchmod(descriptor, mode)
-            _rename(temporary, name, handle, folder, relative)
-        except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary, dir_fd=handle)
-            raise
-
-
-def link_inside(folder: Path, relative: str, target: str) -> bool:
-    """Put a symbolic link to `target` at a path from outside, in place of a file or link that is there.
-
-    Returns False, with nothing done, where the system has no symbolic links. Raises IntegrityError as
-    `open_inside` does.
-    """
-    if problem := relative_path_problem(relative):
-        raise IntegrityError(f"{relative[:100]!r} is no path inside {folder}: {problem}")
-    if not _BY_HANDLE:
-        path = inside(folder, relative)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(_temporary_name())
-        try:
-            scratch.symlink_to(target)
-        except OSError:
-            return False
-        scratch.replace(path)
-        return True
-    with _parent(folder, relative, create=True) as (handle, name):
-        temporary = _temporary_name()
-        try:
-            os.symlink(target, temporary, dir_fd=handle)
-        except OSError:
-            return False
-        try:
-            _rename(temporary, name, handle, folder, relative)
-        except BaseException:
-            os.unlink(temporary, dir_fd=handle)
-            raise
-        return True
-
-
-def _temporary_name() -> str:
-    return f".{secrets.token_hex(8)}.tmp"
-
-
-def _rename(temporary: str, name: str, handle: int, folder: Path, relative: str) -> None:
-    try:
-        os.replace(temporary, name, src_dir_fd=handle, dst_dir_fd=handle)
-    except (IsADirectoryError, NotADirectoryError) as error:
-        raise IntegrityError(f"{relative!r} inside {folder} is a folder, where a file belongs") from error
-
-
-@contextmanager
-def _parent(folder: Path, relative: str, *, create: bool) -> Iterator[tuple[int, str]]:
-    """A handle of the folder that holds `relative`, reached part by part, and the name inside of it."""
-    *parents, name = relative.split("/")
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for part in parents:
-            if create:
-                with suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=handle)
-            handle, outer = _open_folder(part, handle, folder, relative), handle
-            os.close(outer)
-        yield handle, name
-    finally:
-        os.close(handle)
-
-
-def _open_folder(part: str, handle: int, folder: Path, relative: str) -> int:
-    try:
-        return os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=handle)
-    except OSError as error:
-        if isinstance(error, FileNotFoundError):
-            raise
-        raise IntegrityError(
-            f"{relative!r} inside {folder}: {part!r} is a symbolic link or no folder; nothing was opened"
-        ) from error
-
-
-def _is_link(name: str, handle: int) -> bool:
-    try:
-        return stat.S_ISLNK(os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode)
-    except OSError:
-        return False
-
-
-@contextmanager
-def replacing(path: Path, *, mode: int = 0o644, beside: Path | None = None) -> Iterator[IO[bytes]]:
+def replacing(
+    path: Path,
+    *,
+    mode: int = 0o644,
+    beside: Path | None = None,
+    durable: bool = False,
+    overwrite: bool = True,
+    dir_fd: int | None = None,
+) -> Iterator[IO[bytes]]:
     """A new file that takes the place of `path` when the block ends, whole; after an error all is as it was.
 
     mode: its permissions, less nothing (the umask does not count). The folder is created where it is missing.
     beside: a folder of the same file system to write it in, where others would mind a file under another name.
+    durable: content and name are on the disk when the block has ended, and a loss of power in between leaves the old
+    file or the new one.
+    overwrite: False to raise FileExistsError where there is a file already, whoever made it meanwhile.
+    dir_fd: the handle of an open folder that holds `path`, which is a bare name then: no path is looked up.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(
-        dir=beside or path.parent, prefix=f".{path.name[:100]}.", suffix=".tmp"
-    )
-    temporary = Path(name)
+    if dir_fd is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = (beside or path.parent) / _temporary_name(path.name)
+    descriptor = os.open(temporary, _NEW_FILE, 0o600, dir_fd=dir_fd)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
-        temporary.chmod(mode)
-        temporary.replace(path)
+            file.flush()
+            if dir_fd is None:
+                temporary.chmod(mode)
+            else:
+                os.fchmod(descriptor, mode)
+            if durable:
+                os.fsync(descriptor)
+        if overwrite:
+            os.replace(temporary, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        else:
+            os.link(temporary, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+            os.unlink(temporary, dir_fd=dir_fd)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=dir_fd)
         raise
+    if durable:
+        flush_folder(path.parent)
 
 
 def write_atomically(
-    path: Path, content: bytes | str, *, mode: int = 0o644, beside: Path | None = None
+    path: Path,
+    content: bytes | str,
+    *,
+    mode: int = 0o644,
+    beside: Path | None = None,
+    durable: bool = False,
+    overwrite: bool = True,
 ) -> None:
-    """Write a whole file, or leave what was there. Text is UTF-8."""
-    with replacing(path, mode=mode, beside=beside) as file:
+    """Write a whole file, or leave what was there; see `replacing`. Text is UTF-8."""
+    with replacing(path, mode=mode, beside=beside, durable=durable, overwrite=overwrite) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def link_atomically(path: Path, target: str, *, dir_fd: int | None = None) -> bool:
+    """Put a symbolic link to `target` in place of a file or link, which is there until then; dir_fd as in `replacing`.
+
+    Returns False, with nothing done, where the system has no symbolic links.
+    """
+    temporary = path.with_name(_temporary_name(path.name))
+    try:
+        os.symlink(target, temporary, dir_fd=dir_fd)
+    except OSError:
+        return False
+    try:
+        os.replace(temporary, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    except BaseException:
+        os.unlink(temporary, dir_fd=dir_fd)
+        raise
+    return True
+
+
+def move_into_place(finished: Path, path: Path, *, durable: bool = False, overwrite: bool = True) -> Path:
+    """Move a finished file or folder to `path`, on the same file system, where it appears whole; returns `path`.
+
+    A file that was there is replaced. A folder that was there is set aside first, comes back where the move fails, and
+    is removed after it.
+    durable: the name is on the disk when this returns (flush the content before).
+    overwrite: False to raise OSError where there is a file, or a folder that is not empty.
+    """
+    if not finished.is_dir() and not overwrite:
+        os.link(finished, path)
+        finished.unlink()
+    elif finished.is_dir() and path.is_dir() and overwrite:
+        with set_aside(path.parent, [path.name], beside=path.parent):
+            finished.rename(path)
+    else:
+        finished.replace(path)
+    if durable:
+        flush_folder(path.parent)
+    return path
+
+
+@contextmanager
+def set_aside(folder: Path, names: Iterable[str], *, beside: Path | None = None) -> Iterator[None]:
+    """Files and folders of these names make room for new ones; after an error they are back, and what is new is gone.
+
+    folder: created where it is missing, and removed after an error where it was.
+    beside: the folder of the same file system that holds them meanwhile; that of `folder` by default.
+    """
+    names = tuple(names)
+    was_there = folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    with scratch_folder(beside or folder.parent, f".{folder.name[:100]}-former-") as former:
+        moved = [name for name in names if os.path.lexists(folder / name)]
+        for name in moved:
+            (folder / name).rename(former / name)
+        try:
+            yield
+        except BaseException:
+            for name in names:
+                path = folder / name
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(
+                    missing_ok=True
+                )
+            for name in moved:
+                (former / name).rename(folder / name)
+            if not was_there:
+                folder.rmdir()
+            raise
+
+
+def _temporary_name(name: str) -> str:
+    return f".{name[:100]}.{os.urandom(8).hex()}.tmp"
+
+
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_NEW_FILE |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+def flush_folder(folder: Path) -> None:
+    """Make the names in a folder survive a loss of power."""
+    if os.name == "nt":  # folders cannot be opened there
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def cache_folder(name: str) -> Path:
+    """Where files of one kind are cached, which need not exist yet: `<cache>/<name>`."""
+    if folder := os.environ.get("KERNELS_HUB_CACHE"):
+        return Path(folder) / name
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "kernels_hub" / name
+
+
+def read_shipped(path: Path) -> bytes:
+    """A file that was shipped with the package that this copy belongs to.
+
+    It is read by the loader that imported the package: the library's returns what was verified, and raises where a file
+    was changed since; Python's own reads the file. Raises OSError.
+    """
+    get_data = getattr(None if __spec__ is None else __spec__.loader, "get_data", None)
+    return path.read_bytes() if get_data is None else bytes(get_data(str(path)))
+
+
+@contextmanager
+def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A folder to make something in, its owner's alone (0700), which goes when the block ends.
+
+    A child that is forked meanwhile and ends leaves it alone, as tempfile.TemporaryDirectory does not.
+    """
+    folder = Path(tempfile.mkdtemp(dir=parent, prefix=prefix, suffix=".tmp"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class PrivateFolder:
+    """A folder of this process, for where the cache cannot be used; made when first asked for.
+
+    It lies under the system's temporary one, is its owner's alone (0700), and is removed when the process ends.
+    name: the beginning of its name, after "kernels_hub-".
+    """
+
+    def __init__(self, name: str) -> None:
+        self._prefix = f"kernels_hub-{name}-"
+        self._lock = threading.Lock()
+        self._made: Path | None = None
+
+    def get(self) -> Path:
+        """The folder. Raises OSError where none can be made."""
+        with self._lock:
+            if self._made is None:
+                self._made = Path(tempfile.mkdtemp(prefix=self._prefix))
+                atexit.register(_remove, self._made, os.getpid())
+            return self._made
+
+    def made(self) -> tuple[Path, ...]:
+        """The folder if this process has asked for it, as something to iterate over."""
+        return () if self._made is None else (self._made,)
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # not a process that was forked off it
+        shutil.rmtree(folder, ignore_errors=True)

@@ -19,14 +19,15 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
+from kernels_hub.contained_paths import relative_path_problem
 from kernels_hub.errors import KernelsHubError, MetadataError
-from kernels_hub.files import relative_path_problem
 
 __all__ = [
     "Base64",
@@ -92,17 +93,14 @@ def parse_json(
     Raises `error` for what is too long, is not JSON, is nested too deeply, or is not of that type; the message
     names the place inside the document.
     """
-    if len(data) > most_bytes:
-        raise error(_message(where, f"{len(data):,} bytes; at most {most_bytes:,} are read", advice))
-    try:
+    with _explained(where, error, advice):
+        _check_size(data, most_bytes)
         if unique_keys:
             document = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
             if b"\\u" in data:  # half of a pair is no text: it could be neither written nor shown
                 json.dumps(document, ensure_ascii=False).encode()
             return msgspec.convert(document, kind, dec_hook=_decode)
         return msgspec.json.decode(data, type=kind, dec_hook=_decode)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as problem:
-        raise error(_message(where, _shortened(problem), advice)) from problem
 
 
 def parse_toml(
@@ -115,13 +113,9 @@ def parse_toml(
     advice: str = "",
 ) -> T:
     """Parse a TOML document as `kind`; arguments and errors are those of `parse_json`."""
-    if len(data) > most_bytes:
-        raise error(_message(where, f"{len(data):,} bytes; at most {most_bytes:,} are read", advice))
-    try:
-        document = tomllib.loads(data.decode())
-        return msgspec.convert(document, kind, dec_hook=_decode)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as problem:
-        raise error(_message(where, _shortened(problem), advice)) from problem
+    with _explained(where, error, advice):
+        _check_size(data, most_bytes)
+        return msgspec.convert(tomllib.loads(data.decode()), kind, dec_hook=_decode)
 
 
 def convert(
@@ -133,10 +127,23 @@ def convert(
     advice: str = "",
 ) -> T:
     """A document that is parsed already (dicts, lists, strings, numbers) as `kind`; raises `error` otherwise."""
-    try:
+    with _explained(where, error, advice):
         return msgspec.convert(document, kind, dec_hook=_decode)
+
+
+@contextmanager
+def _explained(where: str, error: type[KernelsHubError], advice: str) -> Iterator[None]:
+    """Turns whatever is wrong with a document into `error`, on one line that says where and what to do."""
+    try:
+        yield
     except (msgspec.MsgspecError, ValueError, RecursionError) as problem:
-        raise error(_message(where, _shortened(problem), advice)) from problem
+        text = f"{where}: {_shortened(problem)}"
+        raise error(f"{text}; {advice}" if advice else text) from problem
+
+
+def _check_size(data: bytes, most_bytes: int) -> None:
+    if len(data) > most_bytes:
+        raise ValueError(f"{len(data):,} bytes; at most {most_bytes:,} are read")
 
 
 def _decode(kind: type[Any], value: object) -> object:
@@ -169,7 +176,3 @@ def _shortened(problem: BaseException) -> str:
     text = _ADDRESS.sub("", str(problem)) or type(problem).__name__
     text = text.encode("unicode_escape").decode()
     return text if len(text) <= 300 else text[:297] + "..."
-
-
-def _message(where: str, problem: str, advice: str) -> str:
-    return f"{where}: {problem}" + (f"; {advice}" if advice else "")

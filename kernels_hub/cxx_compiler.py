@@ -1,0 +1,190 @@
+"""The system's C++ compiler: finds it, runs it, and names and publishes what it builds.
+
+Native code is kept in the cache under a name that is a digest of everything that determines it: sources, flags, and the
+compiler's version. A library appears whole, by a rename; a digest beside it tells a damaged one, which is built again.
+
+Imports the standard library and `files` alone: a copy of this file is shipped wherever native code is built without the
+library.
+
+Environment:
+    KERNELS_HUB_CXX   the compiler (default: $CXX, c++, g++ or clang++, the first that exists); "none" turns it off
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Literal
+
+from .files import move_into_place, write_atomically
+
+FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC")
+"""Flags of all native code. -fopenmp links libgomp.so.1 by soname; torch has loaded its own copy under that name
+already, so the dynamic linker reuses it and both share one thread pool, which torch.set_num_threads governs."""
+
+_MESSAGE_LINES = 12
+_VERSION_TIMEOUT_S = 60
+_RUNNING: set[subprocess.Popen[bytes]] = set()
+_ENGLISH = {"LC_ALL": "C.UTF-8", "LANGUAGE": ""}
+"""What is looked for in a compiler's errors is not there in other languages."""
+_STARTING = threading.RLock()
+"""Held while a compiler is started, and by a fork: a child made meanwhile would keep a pipe open that the start reads
+to its end."""
+
+
+def find_compiler() -> str | None:
+    """Path of the C++ compiler, or None. Not cached: the environment may change."""
+    configured = os.environ.get("KERNELS_HUB_CXX")
+    if configured == "none" or sys.platform != "linux":
+        return None
+    for name in (configured, os.environ.get("CXX"), "c++", "g++", "clang++"):
+        if name and (path := shutil.which(name)):
+            return path
+    return None
+
+
+@functools.cache
+def compiler_version(compiler: str) -> str:
+    """What a compiler says of itself. Raises OSError or subprocess.SubprocessError where it does not run."""
+    status, text = _run([compiler, "--version"], _VERSION_TIMEOUT_S, "stdout")
+    if status != 0:
+        raise subprocess.CalledProcessError(status, compiler)
+    return text
+
+
+def cpu_flags() -> str:
+    """The line of /proc/cpuinfo that lists the instruction sets of this machine; "" without one."""
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+        return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return ""
+
+
+def run_compiler(command: Sequence[str], timeout: float) -> str | None:
+    """Run a compiler; returns its first errors where it fails, None where it does not. It ends with this process.
+
+    Raises subprocess.TimeoutExpired, and OSError where the disk is full or the command cannot be started.
+    """
+    status, message = _run(command, timeout, "stderr")
+    if status == 0:
+        return None
+    if "No space left" in message:
+        raise OSError(errno.ENOSPC, f"no space left for the output of {command[0]}")
+    return _first_errors(message, status)
+
+
+def _run(command: Sequence[str], timeout: float, stream: Literal["stdout", "stderr"]) -> tuple[int, str]:
+    """The status of a command, and what it wrote to one stream.
+
+    Written to a file: a pipe ends only when each child that this process forked meanwhile has ended.
+    """
+    with _written() as file:
+        with _STARTING:
+            process = subprocess.Popen(
+                command,
+                stdout=file if stream == "stdout" else subprocess.DEVNULL,
+                stderr=file if stream == "stderr" else subprocess.DEVNULL,
+                env={**os.environ, **_ENGLISH},
+            )
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            process.kill()
+
+        timer = threading.Timer(timeout, end)
+        timer.daemon = True
+        timer.start()  # `wait(timeout)` looks every 50 ms
+        _RUNNING.add(process)
+        try:
+            status = process.wait()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            timer.cancel()
+            _RUNNING.discard(process)
+        if is_late.is_set():
+            raise subprocess.TimeoutExpired(command, timeout)
+        file.seek(0)
+        return status, file.read().decode(errors="replace")
+
+
+def _written() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("compiler"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _after_fork() -> None:
+    """The compilers that run are the parent's."""
+    _RUNNING.clear()
+    _STARTING.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_STARTING.acquire, after_in_parent=_STARTING.release, after_in_child=_after_fork
+    )
+
+
+@atexit.register
+def kill_compilers() -> None:
+    """End the compilers that this process runs."""
+    for process in list(_RUNNING):
+        process.kill()
+
+
+def _first_errors(message: str, status: int) -> str:
+    """The first errors of a compiler's message, each with the lines that show its place."""
+    lines = [line for line in message.splitlines() if line.strip()]
+    starts = [number for number, line in enumerate(lines) if re.search(r"\b(error|fatal)\b", line)]
+    if not starts:
+        return "\n".join(lines[-_MESSAGE_LINES:]) or f"exit status {status}, no message"
+    shown: list[str] = []
+    for start in starts[:3]:
+        shown += lines[start : start + 4]
+    rest = f"\n… and {len(starts) - 3} more errors" if len(starts) > 3 else ""
+    return "\n".join(shown[:_MESSAGE_LINES]) + rest
+
+
+def digest_of(*parts: str | bytes) -> str:
+    """32 hexadecimal digits for a sequence of parts, which no other sequence has."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()[:32]
+
+
+def publish(built: Path, target: Path) -> None:
+    """Move a finished file into the cache, and write its digest beside it."""
+    digest = hashlib.sha256(built.read_bytes()).hexdigest()
+    move_into_place(built, target)
+    write_atomically(_digest_file(target), digest)
+
+
+def is_whole(target: Path) -> bool:
+    """Whether a file is in the cache, with the content that was published."""
+    try:
+        digest = _digest_file(target).read_text(encoding="ascii")
+        return hashlib.sha256(target.read_bytes()).hexdigest() == digest
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _digest_file(target: Path) -> Path:
+    return target.with_name(f"{target.name}.sha256")
