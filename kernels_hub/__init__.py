@@ -13,48 +13,52 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__: str
 
 # Public name -> the module that defines it.
 _PUBLIC = {
+    "Benchmark": "repository.benchmark",
+    "BenchmarkError": "errors",
     "BuildError": "errors",
-    "BundledLayerRepository": "repository.refs",
-    "CUDAProperties": "layer.device",
-    "CompiledLayer": "repository.compiled",
-    "Device": "layer.device",
+    "CalibrationError": "errors",
+    "BundledLayerRepository": "hub.references",
+    "CUDAProperties": "kernelization.device",
+    "CompiledLayer": "kernelization.compiled_layer",
+    "CopyBudgetError": "errors",
+    "Device": "kernelization.device",
     "DeviceError": "errors",
-    "FuncRepository": "repository.function_refs",
+    "FuncRepository": "hub.function_references",
     "HubError": "errors",
     "HubPermissionError": "errors",
     "IntegrityError": "errors",
     "KernelImportError": "errors",
-    "KernelMapping": "layer.mapping",
-    "KernelizeFallback": "layer.fallback",
+    "KernelMapping": "kernelization.mapping_records",
+    "KernelizeFallback": "kernelization.fallback",
     "KernelsHubError": "errors",
     "LayerContractError": "errors",
     "LayerNotFoundError": "errors",
-    "LayerRepository": "repository.refs",
+    "LayerRepository": "hub.references",
     "LoadedKernel": "repository.load",
-    "LocalFuncRepository": "repository.function_refs",
-    "LocalLayerRepository": "repository.refs",
+    "LocalFuncRepository": "hub.function_references",
+    "LocalLayerRepository": "hub.references",
     "LockError": "errors",
-    "LockedFuncRepository": "repository.function_refs",
-    "LockedLayerRepository": "repository.refs",
+    "LockedFuncRepository": "hub.function_references",
+    "LockedLayerRepository": "hub.references",
     "MappingError": "errors",
     "MappingNotFoundError": "errors",
     "Metadata": "repository.metadata",
     "MetadataError": "errors",
-    "Mode": "layer.mode",
+    "Mode": "kernelization.mode",
     "ModeError": "errors",
     "NoKernelError": "errors",
     "NoVariantError": "errors",
     "OfflineError": "errors",
     "PublishError": "errors",
-    "ROCMProperties": "layer.device",
+    "ROCMProperties": "kernelization.device",
     "RepoInfo": "repository.load",
-    "Report": "layer.report",
+    "Report": "kernelization.report",
     "RepositoryNotFoundError": "errors",
-    "Row": "layer.report",
+    "Row": "kernelization.report",
     "SignatureError": "errors",
     "TrustError": "errors",
     "VariantAccepted": "repository.variants",
@@ -62,36 +66,39 @@ _PUBLIC = {
     "VerificationError": "errors",
     "VersionError": "errors",
     "VersionExistsError": "errors",
-    "explain": "layer.kernelize",
-    "get_kernel": "repository.kernel",
+    "explain": "kernelization.apply",
+    "get_kernel": "hub.kernels",
     "get_kernel_dep": "repository.resolved",
-    "get_kernel_variants": "repository.kernel",
+    "get_kernel_variants": "hub.kernels",
     "get_loaded_kernels": "repository.load",
-    "get_local_kernel": "repository.kernel",
-    "get_locked_kernel": "repository.kernel",
-    "has_kernel": "repository.kernel",
-    "install_kernel": "repository.kernel",
-    "kernelize": "layer.kernelize",
-    "load_kernel": "repository.kernel",
-    "load_kernel_mapping": "layer.mapping_file",
-    "refresh": "layer.kernelize",
-    "register_kernel_mapping": "layer.mapping",
-    "replace_kernel_forward_from_hub": "layer.tag",
-    "report": "layer.report",
-    "restore": "layer.kernelize",
-    "use_kernel_forward_from_hub": "layer.tag",
-    "use_kernel_func_from_hub": "layer.tag",
-    "use_kernel_mapping": "layer.mapping",
-    "use_kernelized_func": "layer.tag",
+    "get_local_kernel": "hub.kernels",
+    "get_locked_kernel": "hub.kernels",
+    "has_kernel": "hub.kernels",
+    "install_kernel": "hub.kernels",
+    "kernelize": "kernelization.apply",
+    "load_kernel": "hub.kernels",
+    "load_kernel_mapping": "kernelization.mapping_file",
+    "profiler_ranges": "kernelization.profiling",
+    "refresh": "kernelization.apply",
+    "register_kernel_mapping": "kernelization.mapping",
+    "replace_kernel_forward_from_hub": "kernelization.tag",
+    "report": "kernelization.report",
+    "restore": "kernelization.apply",
+    "use_kernel_forward_from_hub": "kernelization.tag",
+    "use_kernel_func_from_hub": "kernelization.tag",
+    "use_kernel_mapping": "kernelization.mapping",
+    "use_kernelized_func": "kernelization.tag",
+    "wait_until_compiled": "kernelization.jit",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+    module = "version" if name == "__version__" else _PUBLIC.get(name)
+    if module is None:
         raise AttributeError(f"module 'kernels_hub' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"kernels_hub.{_PUBLIC[name]}"), name)
+    value = getattr(importlib.import_module(f"kernels_hub.{module}"), name)
     globals()[name] = value
     return value
 
@@ -101,7 +108,10 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from kernels_hub.errors import BenchmarkError as BenchmarkError
     from kernels_hub.errors import BuildError as BuildError
+    from kernels_hub.errors import CalibrationError as CalibrationError
+    from kernels_hub.errors import CopyBudgetError as CopyBudgetError
     from kernels_hub.errors import DeviceError as DeviceError
     from kernels_hub.errors import HubError as HubError
     from kernels_hub.errors import HubPermissionError as HubPermissionError
@@ -125,45 +135,50 @@ if TYPE_CHECKING:
     from kernels_hub.errors import VerificationError as VerificationError
     from kernels_hub.errors import VersionError as VersionError
     from kernels_hub.errors import VersionExistsError as VersionExistsError
-    from kernels_hub.layer.device import CUDAProperties as CUDAProperties
-    from kernels_hub.layer.device import Device as Device
-    from kernels_hub.layer.device import ROCMProperties as ROCMProperties
-    from kernels_hub.layer.fallback import KernelizeFallback as KernelizeFallback
-    from kernels_hub.layer.kernelize import explain as explain
-    from kernels_hub.layer.kernelize import kernelize as kernelize
-    from kernels_hub.layer.kernelize import refresh as refresh
-    from kernels_hub.layer.kernelize import restore as restore
-    from kernels_hub.layer.mapping import KernelMapping as KernelMapping
-    from kernels_hub.layer.mapping import register_kernel_mapping as register_kernel_mapping
-    from kernels_hub.layer.mapping import use_kernel_mapping as use_kernel_mapping
-    from kernels_hub.layer.mapping_file import load_kernel_mapping as load_kernel_mapping
-    from kernels_hub.layer.mode import Mode as Mode
-    from kernels_hub.layer.report import Report as Report
-    from kernels_hub.layer.report import Row as Row
-    from kernels_hub.layer.report import report as report
-    from kernels_hub.layer.tag import replace_kernel_forward_from_hub as replace_kernel_forward_from_hub
-    from kernels_hub.layer.tag import use_kernel_forward_from_hub as use_kernel_forward_from_hub
-    from kernels_hub.layer.tag import use_kernel_func_from_hub as use_kernel_func_from_hub
-    from kernels_hub.layer.tag import use_kernelized_func as use_kernelized_func
-    from kernels_hub.repository.compiled import CompiledLayer as CompiledLayer
-    from kernels_hub.repository.function_refs import FuncRepository as FuncRepository
-    from kernels_hub.repository.function_refs import LocalFuncRepository as LocalFuncRepository
-    from kernels_hub.repository.function_refs import LockedFuncRepository as LockedFuncRepository
-    from kernels_hub.repository.kernel import get_kernel as get_kernel
-    from kernels_hub.repository.kernel import get_kernel_variants as get_kernel_variants
-    from kernels_hub.repository.kernel import get_local_kernel as get_local_kernel
-    from kernels_hub.repository.kernel import get_locked_kernel as get_locked_kernel
-    from kernels_hub.repository.kernel import has_kernel as has_kernel
-    from kernels_hub.repository.kernel import install_kernel as install_kernel
-    from kernels_hub.repository.kernel import load_kernel as load_kernel
+    from kernels_hub.hub.function_references import FuncRepository as FuncRepository
+    from kernels_hub.hub.function_references import LocalFuncRepository as LocalFuncRepository
+    from kernels_hub.hub.function_references import LockedFuncRepository as LockedFuncRepository
+    from kernels_hub.hub.kernels import get_kernel as get_kernel
+    from kernels_hub.hub.kernels import get_kernel_variants as get_kernel_variants
+    from kernels_hub.hub.kernels import get_local_kernel as get_local_kernel
+    from kernels_hub.hub.kernels import get_locked_kernel as get_locked_kernel
+    from kernels_hub.hub.kernels import has_kernel as has_kernel
+    from kernels_hub.hub.kernels import install_kernel as install_kernel
+    from kernels_hub.hub.kernels import load_kernel as load_kernel
+    from kernels_hub.hub.references import BundledLayerRepository as BundledLayerRepository
+    from kernels_hub.hub.references import LayerRepository as LayerRepository
+    from kernels_hub.hub.references import LocalLayerRepository as LocalLayerRepository
+    from kernels_hub.hub.references import LockedLayerRepository as LockedLayerRepository
+    from kernels_hub.kernelization.apply import explain as explain
+    from kernels_hub.kernelization.apply import kernelize as kernelize
+    from kernels_hub.kernelization.apply import refresh as refresh
+    from kernels_hub.kernelization.apply import restore as restore
+    from kernels_hub.kernelization.compiled_layer import CompiledLayer as CompiledLayer
+    from kernels_hub.kernelization.device import CUDAProperties as CUDAProperties
+    from kernels_hub.kernelization.device import Device as Device
+    from kernels_hub.kernelization.device import ROCMProperties as ROCMProperties
+    from kernels_hub.kernelization.fallback import KernelizeFallback as KernelizeFallback
+    from kernels_hub.kernelization.jit import wait_until_compiled as wait_until_compiled
+    from kernels_hub.kernelization.mapping import register_kernel_mapping as register_kernel_mapping
+    from kernels_hub.kernelization.mapping import use_kernel_mapping as use_kernel_mapping
+    from kernels_hub.kernelization.mapping_file import load_kernel_mapping as load_kernel_mapping
+    from kernels_hub.kernelization.mapping_records import KernelMapping as KernelMapping
+    from kernels_hub.kernelization.mode import Mode as Mode
+    from kernels_hub.kernelization.profiling import profiler_ranges as profiler_ranges
+    from kernels_hub.kernelization.report import Report as Report
+    from kernels_hub.kernelization.report import Row as Row
+    from kernels_hub.kernelization.report import report as report
+    from kernels_hub.kernelization.tag import (
+        replace_kernel_forward_from_hub as replace_kernel_forward_from_hub,
+    )
+    from kernels_hub.kernelization.tag import use_kernel_forward_from_hub as use_kernel_forward_from_hub
+    from kernels_hub.kernelization.tag import use_kernel_func_from_hub as use_kernel_func_from_hub
+    from kernels_hub.kernelization.tag import use_kernelized_func as use_kernelized_func
+    from kernels_hub.repository.benchmark import Benchmark as Benchmark
     from kernels_hub.repository.load import LoadedKernel as LoadedKernel
     from kernels_hub.repository.load import RepoInfo as RepoInfo
     from kernels_hub.repository.load import get_loaded_kernels as get_loaded_kernels
     from kernels_hub.repository.metadata import Metadata as Metadata
-    from kernels_hub.repository.refs import BundledLayerRepository as BundledLayerRepository
-    from kernels_hub.repository.refs import LayerRepository as LayerRepository
-    from kernels_hub.repository.refs import LocalLayerRepository as LocalLayerRepository
-    from kernels_hub.repository.refs import LockedLayerRepository as LockedLayerRepository
     from kernels_hub.repository.resolved import get_kernel_dep as get_kernel_dep
     from kernels_hub.repository.variants import VariantAccepted as VariantAccepted
     from kernels_hub.repository.variants import VariantRejected as VariantRejected

@@ -1,0 +1,215 @@
+"""Database of measured gains: a JSON file for each processor, thread count and versions, and tables that are shipped.
+
+The file lies in `calibration` in the cache (KERNELS_HUB_CACHE), beside what `kernels-hub tune` keeps. It is replaced
+as a whole, under a lock, so that processes that measure side by side add to one another. A file that makes no sense
+is measured anew, and one line says so. KERNELS_HUB_CALIBRATION decides what is asked:
+
+    (unset)     this machine's file, then the shipped table of its processor; what is missing is measured beside
+    off         the same, and nothing is measured unless `kernels-hub calibrate` is called
+    ignore      nothing: every kernel of the mapping runs, whatever it gains
+    FILE.json   that file alone, as `kernels-hub calibrate --export` wrote it: the same choices everywhere
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from kernels_hub.calibration.gain_table import Gain, GainTable, Shape, ranges
+from kernels_hub.calibration.kinds import class_of, rows_of
+from kernels_hub.calibration.processor import this_processor
+from kernels_hub.errors import CalibrationError
+from kernels_hub.files import cache_folder, write_atomically
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+IGNORE, OFF = "ignore", "off"
+THIS_MACHINE, SHIPPED, PINNED = "this machine", "shipped table", "pinned file"
+_VARIABLE = "KERNELS_HUB_CALIBRATION"
+_MOST_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What measurements are valid for. `versions` do not count for shipped tables."""
+
+    processor: str
+    threads: int
+    versions: tuple[tuple[str, str], ...]
+
+    @property
+    def file_name(self) -> str:
+        """The name of its file."""
+        versions = "-".join(version for _, version in self.versions)
+        return f"{self.processor}-{self.threads}-{versions}.json".replace("/", "_")
+
+
+def this_machine() -> Machine:
+    """This process: its processor, PyTorch's threads, the versions of PyTorch and of this library."""
+    import torch
+
+    versions = (("torch", str(torch.__version__)), ("kernels_hub", importlib.metadata.version("kernels-hub")))
+    return Machine(this_processor().name, torch.get_num_threads(), versions)
+
+
+def calibration_folder() -> Path:
+    """Where this machine's measurements are kept."""
+    return cache_folder("calibration")
+
+
+def setting() -> str:
+    """The value of KERNELS_HUB_CALIBRATION."""
+    return os.environ.get(_VARIABLE, "")
+
+
+class KnownGains:
+    """What is known in this process, the nearest source first."""
+
+    def __init__(self, tables: tuple[tuple[str, GainTable], ...], *, deterministic: bool = False) -> None:
+        self.tables = tables
+        self.is_empty_by_determinism = deterministic
+        """Nothing is asked, for PyTorch is told to be deterministic and no file is pinned."""
+
+    def gain(self, shape: Shape) -> Gain | None:
+        """What is known of a shape: of each class of rows, what the first source says that knows it; or None."""
+        cell = class_of(shape)
+        known: dict[int, tuple[float, str]] = {}
+        for source, table in reversed(self.tables):
+            known.update({rows: (ratio, source) for rows, ratio in table.cells.get(cell, {}).items()})
+        if not known:
+            return None
+        ratios = {rows: ratio for rows, (ratio, _) in known.items()}
+        complete = ratios.keys() >= set(rows_of(cell))
+        best, source = max(known.values(), key=lambda each: each[0])
+        return Gain(best, source, ranges(ratios, complete=complete), complete)
+
+
+def known_gains(machine: Machine) -> KnownGains:
+    """The tables that hold for a machine, under KERNELS_HUB_CALIBRATION.
+
+    Where PyTorch is told to be deterministic, a pinned file alone counts: nothing is chosen by time.
+    Raises CalibrationError for a pinned file that cannot be read.
+    """
+    import torch
+
+    pinned = setting()
+    if pinned not in ("", OFF, IGNORE):
+        return KnownGains(((PINNED, read(Path(pinned).expanduser(), None)),))
+    if torch.are_deterministic_algorithms_enabled():
+        return KnownGains((), deterministic=True)
+    return KnownGains(((THIS_MACHINE, load(machine)), (SHIPPED, shipped(machine))))
+
+
+def load(machine: Machine) -> GainTable:
+    """What this machine has measured so far; empty where nothing was, or cannot be read."""
+    path = calibration_folder() / machine.file_name
+    try:
+        status = path.stat()
+    except OSError:
+        return GainTable()
+    return _loaded(path, status.st_mtime_ns, machine)
+
+
+@lru_cache(maxsize=4)
+def _loaded(path: Path, _: int, machine: Machine) -> GainTable:
+    try:
+        return read(path, machine)
+    except CalibrationError as error:
+        logger.warning("%s; it is measured anew", str(error)[:160])
+        return GainTable()
+
+
+@lru_cache(maxsize=4)
+def shipped(machine: Machine) -> GainTable:
+    """The shipped table of a machine's processor and thread count; empty where there is none."""
+    folder = importlib.util.find_spec("kernels_hub.mappings")
+    assert folder is not None and folder.submodule_search_locations
+    name = f"{machine.processor}-{machine.threads}.json"
+    path = Path(folder.submodule_search_locations[0]) / "gains" / name
+    return read(path, None) if path.is_file() else GainTable()
+
+
+def add(machine: Machine, measured: GainTable) -> Path | None:
+    """Add measurements to this machine's file; None, with one line said, where it cannot be written."""
+    from filelock import FileLock, Timeout
+
+    path = calibration_folder() / machine.file_name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock", timeout=10):
+            table = GainTable()
+            with suppress(CalibrationError):  # not there yet, or not to be read: `load` says so
+                table.merge(read(path, machine))
+            table.merge(measured)
+            write(path, machine, table)
+    except (OSError, Timeout) as error:
+        logger.warning("what was measured is not kept: %s", str(error)[:160])
+        return None
+    return path
+
+
+def write(path: Path, machine: Machine, table: GainTable) -> None:
+    """Write a table as a file, whole or not at all."""
+    gains: dict[str, dict[str, dict[str, float]]] = {}
+    for shape, rows, ratio in sorted(
+        table.rows(), key=lambda each: (each[0].kind, each[0].dtype, each[0].depth, each[0].columns, each[1])
+    ):
+        of_kind = gains.setdefault(f"{shape.kind}, {shape.dtype}", {})
+        of_kind.setdefault(f"{shape.depth} x {shape.columns}", {})[str(rows)] = ratio
+    document = {"format": FORMAT, "machine": {**asdict(machine), "versions": dict(machine.versions)}}
+    write_atomically(path, _text(document, gains))
+
+
+def _text(document: Mapping[str, object], gains: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """JSON with a line for each class of shape, so that a table is read and compared line by line."""
+    head = json.dumps(document, indent=1)[:-2]
+    kinds = []
+    for kind, cells in gains.items():
+        lines = ",\n".join(f"   {json.dumps(name)}: {json.dumps(ratios)}" for name, ratios in cells.items())
+        kinds.append(f"  {json.dumps(kind)}: {{\n{lines}\n  }}")
+    return head + ',\n "gains": {\n' + ",\n".join(kinds) + "\n }\n}\n"
+
+
+def read(path: Path, machine: Machine | None) -> GainTable:
+    """The table in a file. machine: for which it must have been measured, None for any.
+
+    Raises CalibrationError where the file is missing, is not what `write` writes, or is of another machine.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise CalibrationError(f"{path} has more than {_MOST_BYTES:,} bytes")
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["format"] != FORMAT:
+            raise CalibrationError(f"{path} is of format {document['format']!r}, this version reads {FORMAT}")
+        if machine is not None:
+            of = document["machine"]
+            found = Machine(of["processor"], of["threads"], tuple(of["versions"].items()))
+            if found != machine:
+                raise CalibrationError(f"{path} was measured on {found.file_name}")
+        table = GainTable()
+        for name, cells in document["gains"].items():
+            kind, _, dtype = name.rpartition(", ")
+            for cell, ratios in cells.items():
+                depth, columns = map(int, cell.split(" x "))
+                for rows, ratio in ratios.items():
+                    if not 0 < float(ratio) < 1e6 or int(rows) < 1:
+                        raise CalibrationError(f"{path}: {name}, {cell}: {rows}: {ratio} is no ratio")
+                    table.put(Shape(kind, dtype, depth, columns), int(rows), float(ratio))
+    except OSError as error:
+        raise CalibrationError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, CalibrationError):
+            raise
+        raise CalibrationError(
+            f"{path} is no calibration file: {type(error).__name__} {error}"[:200]
+        ) from error
+    return table

@@ -1,0 +1,457 @@
+"""The kinds of layers that are measured: how a module's shape is read, and how a module of a shape is made.
+
+A kind has the name of a layer in mapping files. Its columns and depth are those of its (first) product; a layer
+without one has a depth of its own: a norm its width, an activation 1. A row is what a module does to one token, one
+pixel, or (of an activation) one element; so many elements of the first argument make a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from kernels_hub.calibration.gain_table import Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Layer: TypeAlias = Any
+"""A module: its attributes are those of its kind."""
+Arguments: TypeAlias = "tuple[tuple[Tensor, ...], dict[str, Any]]"
+Read = Callable[[Layer], tuple[str, int, int, int]]
+"""A module -> what tells its form from others of its kind, depth, columns, elements a row."""
+Build = Callable[[str, int, int], "nn.Module"]
+"""A form, depth and columns -> a module as PyTorch or transformers has it. ImportError where it cannot be had."""
+Example = Callable[[str, int, int, int], list[Arguments]]
+"""A form, depth, columns and rows -> the arguments of calls; of several, the one that gains least counts."""
+
+ROWS = (1, 2, 4, 16, 64, 256, 1024)
+_PIXELS = (16, 64, 256, 1024, 4096, 16384)
+_ELEMENTS = tuple(1 << exponent for exponent in range(8, 23, 2))
+_WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of layers. sizes: the (form, depth, columns) that `kernels-hub calibrate` measures."""
+
+    read: Read
+    build: Build
+    example: Example
+    rows: Sequence[int]
+    sizes: Sequence[tuple[str, int, int]]
+    work: Callable[[str, int, int, int], float]
+    """Multiplications of (form, depth, columns, rows): what is too much work is not measured."""
+
+
+def read_shape(layer: str, module: Layer) -> tuple[Shape, int] | None:
+    """The shape of a module, and the elements of its first argument that make a row; None where it has none."""
+    layer = _MEASURED_AS.get(layer, layer)
+    kind = KINDS.get(layer)
+    if kind is None:
+        return None
+    try:
+        form, depth, columns, width = kind.read(module)
+        dtype = _dtype(module)
+    except (AttributeError, LookupError, TypeError, StopIteration, ZeroDivisionError):
+        return None
+    return Shape(f"{layer} {form}" if form else layer, dtype, depth, columns), width
+
+
+MOST_WORK = 1.5e9
+"""Multiplications of a call above which a class of rows is not measured: what holds for fewer rows holds for it."""
+
+
+def rows_of(shape: Shape) -> list[int]:
+    """The classes of rows that are measured for a class of shape."""
+    layer, form = split_kind(shape.kind)
+    kind = KINDS.get(layer)
+    if kind is None:
+        return []
+    try:
+        return [rows for rows in kind.rows if kind.work(form, shape.depth, shape.columns, rows) <= MOST_WORK]
+    except (ImportError, ValueError):  # a form that is not measured
+        return []
+
+
+def split_kind(name: str) -> tuple[str, str]:
+    """The layer and the form of a shape's kind."""
+    layer, _, form = name.partition(" ")
+    return layer, form
+
+
+def _dtype(module: Layer) -> str:
+    for each in (module, *module.modules()):
+        for tensor in each._parameters.values():
+            if tensor is not None:
+                return str(tensor.dtype).removeprefix("torch.")
+    return "float32"  # an activation: its inputs are not known yet
+
+
+# -- linear layers and feed-forward blocks -----------------------------------------------------------
+
+
+def _read_linear(module: Layer) -> tuple[str, int, int, int]:
+    return "", module.in_features, module.out_features, module.in_features
+
+
+def _read_first_linear(module: Layer) -> tuple[str, int, int, int]:
+    return _read_linear(next(child for child in module._modules.values() if hasattr(child, "in_features")))
+
+
+def _linear(_: str, depth: int, columns: int) -> nn.Module:
+    from torch import nn
+
+    return nn.Linear(depth, columns)
+
+
+def _linear_activation(_: str, depth: int, columns: int) -> nn.Module:
+    from transformers import BertConfig
+    from transformers.models.bert.modeling_bert import BertIntermediate
+
+    return BertIntermediate(BertConfig(hidden_size=depth, intermediate_size=columns, num_attention_heads=1))
+
+
+def _mlp(_: str, depth: int, columns: int) -> nn.Module:
+    from transformers import ViTConfig
+    from transformers.models.vit.modeling_vit import ViTMLP
+
+    return ViTMLP(ViTConfig(hidden_size=depth, intermediate_size=columns, num_attention_heads=1))
+
+
+def _gated_mlp(_: str, depth: int, columns: int) -> nn.Module:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    return LlamaMLP(LlamaConfig(hidden_size=depth, intermediate_size=columns, num_attention_heads=1))
+
+
+def _tokens(_: str, depth: int, __: int, rows: int) -> list[Arguments]:
+    import torch
+
+    return [((torch.randn(1, rows, depth),), {})]
+
+
+def _product(factor: int) -> Callable[[str, int, int, int], float]:
+    return lambda _, depth, columns, rows: float(factor * depth * columns * rows)
+
+
+_LINEAR_SIZES = [
+    *(("", depth, columns) for depth in _WIDTHS for columns in _WIDTHS),
+    *(("", depth, 1 << 15) for depth in (256, 512, 1024, 2048)),
+]
+_BLOCK_SIZES = [
+    ("", depth, columns) for depth in _WIDTHS for columns in (*_WIDTHS, 8192) if depth <= columns <= 4 * depth
+]
+
+# -- convolutions ------------------------------------------------------------------------------------
+
+
+def _form(convolution: Layer) -> str:
+    height, width = convolution.kernel_size
+    form = f"{height}x{width}/{convolution.stride[0]}"
+    if convolution.groups == 1:
+        return form
+    return f"{form} depthwise" if convolution.groups == convolution.in_channels else f"{form} grouped"
+
+
+def _read_convolution(module: Layer) -> tuple[str, int, int, int]:
+    depth = module.in_channels // module.groups
+    return _form(module), depth, module.out_channels, module.in_channels
+
+
+def _read_block(module: Layer) -> tuple[str, int, int, int]:
+    return _read_convolution(module.convolution)
+
+
+def _read_residual(module: Layer) -> tuple[str, int, int, int]:
+    blocks = list(module.layer)
+    stride = max(block.convolution.stride[0] for block in blocks)
+    depth, columns = blocks[0].convolution.in_channels, blocks[-1].convolution.out_channels
+    return f"/{stride}", depth, columns, depth
+
+
+def _geometry(form: str) -> tuple[int, int, bool]:
+    sizes, _, groups = form.partition(" ")
+    kernel, _, stride = sizes.partition("/")
+    height, _, width = kernel.partition("x")
+    if height != width or groups == "grouped":
+        raise ImportError(f"no convolution of the form {form!r} is measured")
+    return int(height), int(stride), groups == "depthwise"
+
+
+def _convolution(form: str, depth: int, columns: int) -> nn.Module:
+    from torch import nn
+
+    kernel, stride, depthwise = _geometry(form)
+    padding = kernel // 2 if stride < kernel else 0
+    channels = columns if depthwise else depth
+    groups = columns if depthwise else 1
+    return nn.Conv2d(channels, columns, kernel, stride, padding, groups=groups)
+
+
+def _conv_norm_activation(form: str, depth: int, columns: int) -> nn.Module:
+    from transformers.models.resnet.modeling_resnet import ResNetConvLayer
+
+    kernel, stride, _ = _geometry(form)
+    return ResNetConvLayer(depth, columns, kernel, stride)
+
+
+def _conv_norm(form: str, depth: int, columns: int) -> nn.Module:
+    from transformers.models.resnet.modeling_resnet import ResNetShortCut
+
+    return ResNetShortCut(depth, columns, _geometry(form)[1])
+
+
+def _resnet_basic(form: str, depth: int, columns: int) -> nn.Module:
+    from transformers.models.resnet.modeling_resnet import ResNetBasicLayer
+
+    return ResNetBasicLayer(depth, columns, int(form[1:]))
+
+
+def _resnet_bottleneck(form: str, depth: int, columns: int) -> nn.Module:
+    from transformers.models.resnet.modeling_resnet import ResNetBottleNeckLayer
+
+    return ResNetBottleNeckLayer(depth, columns, int(form[1:]))
+
+
+def _image(form: str, depth: int, columns: int, rows: int) -> list[Arguments]:
+    """An image as the first layer of a model gets it, so that changing to channels_last is paid for."""
+    import torch
+
+    channels = columns if form.endswith("depthwise") else depth
+    side = max(1, round(rows**0.5))
+    return [((torch.randn(1, channels, side, side),), {})]
+
+
+def _convolution_work(form: str, depth: int, columns: int, rows: int) -> float:
+    kernel, stride, depthwise = _geometry(form)
+    if kernel * kernel > rows:
+        return float("inf")  # the image is smaller than the kernel
+    return (1 if depthwise else depth) * columns * rows * kernel * kernel / stride**2
+
+
+_DEPTHWISE = ("7x7/1 depthwise", "5x5/1 depthwise", "3x3/1 depthwise", "3x3/2 depthwise")
+_STEMS = ("4x4/4", "7x7/2", "7x7/4", "3x3/2", "16x16/16")
+_CHANNELS = (32, 64, 128, 256, 512, 1024)
+_CONVOLUTION_SIZES = [
+    *((form, 1, columns) for form in _DEPTHWISE for columns in _CHANNELS),
+    *((form, 4, columns) for form in _STEMS for columns in (32, 64, 128, 256, 512)),
+    *((form, depth, columns) for form in ("1x1/1", "3x3/1", "3x3/2", "2x2/2", "1x1/2")
+      for depth in _CHANNELS for columns in _CHANNELS if depth / 4 <= columns <= depth * 4),
+]  # fmt: skip
+_CONV_NORM_SIZES = [
+    *(("7x7/2", 4, columns) for columns in (32, 64)),
+    *((form, depth, columns) for form in ("1x1/1", "3x3/1", "3x3/2") for depth in _CHANNELS for columns in _CHANNELS
+      if depth / 4 <= columns <= depth * 4),
+]  # fmt: skip
+_SHORTCUT_SIZES = [("1x1/2", depth, 2 * depth) for depth in _CHANNELS] + [("1x1/1", 64, 256)]
+_RESIDUAL_SIZES = [
+    *(("/1", depth, depth) for depth in (*_CHANNELS, 2048)),
+    *(("/2", depth, 2 * depth) for depth in _CHANNELS),
+]
+
+# -- attention ---------------------------------------------------------------------------------------
+
+
+def _read_joined(names: tuple[str, str], width_of_a_head: str) -> Read:
+    def read(module: Layer) -> tuple[str, int, int, int]:
+        query, key = (module._modules[name] for name in names)
+        shared = query.out_features // key.out_features
+        return f"1:{shared}", query.in_features, getattr(module, width_of_a_head), query.in_features
+
+    return read
+
+
+def _encoder_attention(_: str, depth: int, columns: int) -> nn.Module:
+    from transformers import ViTConfig
+    from transformers.models.vit.modeling_vit import ViTAttention
+
+    config = ViTConfig(hidden_size=depth, num_attention_heads=depth // columns)
+    config._attn_implementation = "sdpa"
+    return ViTAttention(config)
+
+
+def _self_attention(_: str, depth: int, columns: int) -> nn.Module:
+    from transformers import BertConfig
+    from transformers.models.bert.modeling_bert import BertSelfAttention
+
+    config = BertConfig(hidden_size=depth, num_attention_heads=depth // columns)
+    config._attn_implementation = "sdpa"
+    return BertSelfAttention(config)
+
+
+def _rotary_attention(form: str, depth: int, columns: int) -> nn.Module:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaAttention
+
+    heads, shared = depth // columns, int(form.partition(":")[2])
+    config = LlamaConfig(
+        hidden_size=depth, num_attention_heads=heads, num_key_value_heads=heads // shared, head_dim=columns
+    )
+    config._attn_implementation = "sdpa"
+    return LlamaAttention(config, 0)
+
+
+def _sequences(_: str, depth: int, __: int, rows: int) -> list[Arguments]:
+    import torch
+
+    shapes = [(1, rows), *([(4, rows // 4)] if rows >= 16 else [])]
+    return [((torch.randn(*shape, depth),), {}) for shape in shapes]
+
+
+def _rotary_sequences(form: str, depth: int, columns: int, rows: int) -> list[Arguments]:
+    import torch
+
+    rotary_sequences: list[Arguments] = []
+    for (hidden,), _ in _sequences(form, depth, columns, rows):
+        angles = torch.randn(1, hidden.shape[1], columns)
+        given: dict[str, Any] = {"position_embeddings": (angles.cos(), angles.sin()), "attention_mask": None}
+        rotary_sequences.append(((hidden,), given))
+    return rotary_sequences
+
+
+def _attention_sizes(*forms: str) -> list[tuple[str, int, int]]:
+    return [
+        (form, depth, columns)
+        for form in forms
+        for depth in (64, 128, 256, 512, 1024, 2048)
+        for columns in (32, 64, 128)
+        if depth // columns >= int(form.partition(":")[2])
+    ]
+
+
+# -- norms and activations ---------------------------------------------------------------------------
+
+
+def _read_norm(module: Layer) -> tuple[str, int, int, int]:
+    width = module.weight.numel()
+    return "", width, 1, width
+
+
+def _norm(modeling: str, name: str) -> Build:
+    def build(_: str, depth: int, __: int) -> nn.Module:
+        return _of_transformers(modeling, name)(depth)  # type: ignore[no-any-return]
+
+    return build
+
+
+def _torch_norm(_: str, depth: int, __: int) -> nn.Module:
+    from torch import nn
+
+    return nn.RMSNorm(depth)
+
+
+def _read_activation(_: Layer) -> tuple[str, int, int, int]:
+    return "", 1, 1, 1
+
+
+def _build_activation(name: str) -> Build:
+    def build(_: str, __: int, ___: int) -> nn.Module:
+        from torch import nn
+
+        own = getattr(nn, name, None)
+        return (own or _of_transformers("activations", name))()  # type: ignore[no-any-return]
+
+    return build
+
+
+def _of_transformers(module: str, name: str) -> Layer:
+    import importlib
+
+    try:
+        return getattr(importlib.import_module(f"transformers.{module}"), name)
+    except AttributeError as error:
+        raise ImportError(str(error)) from error
+
+
+def _elements(_: str, __: int, ___: int, rows: int) -> list[Arguments]:
+    import torch
+
+    return [((torch.randn(rows),), {})]
+
+
+def _passes(factor: int) -> Callable[[str, int, int, int], float]:
+    return lambda _, depth, __, rows: float(factor * depth * rows)
+
+
+def _norm_kind(build: Build) -> Kind:
+    rows = (1, 4, 16, 64, 256, 1024)
+    return Kind(_read_norm, build, _tokens, rows, [("", depth, 1) for depth in _WIDTHS], _passes(50))
+
+
+def _activation_kind(name: str) -> Kind:
+    return Kind(_read_activation, _build_activation(name), _elements, _ELEMENTS, [("", 1, 1)], _passes(50))
+
+
+KINDS: Mapping[str, Kind] = {
+    "Linear": Kind(_read_linear, _linear, _tokens, ROWS, _LINEAR_SIZES, _product(1)),
+    "LinearActivation": Kind(
+        _read_first_linear, _linear_activation, _tokens, ROWS, _BLOCK_SIZES, _product(1)
+    ),
+    "MLP": Kind(_read_first_linear, _mlp, _tokens, ROWS, _BLOCK_SIZES, _product(2)),
+    "GatedMLP": Kind(_read_first_linear, _gated_mlp, _tokens, ROWS, _BLOCK_SIZES, _product(3)),
+    "Conv2d": Kind(
+        _read_convolution, _convolution, _image, _PIXELS, _CONVOLUTION_SIZES, _convolution_work
+    ),
+    "ConvNormActivation": Kind(
+        _read_block, _conv_norm_activation, _image, _PIXELS, _CONV_NORM_SIZES, _convolution_work
+    ),
+    "ConvNorm": Kind(_read_block, _conv_norm, _image, _PIXELS, _SHORTCUT_SIZES, _convolution_work),
+    "ResNetBasic": Kind(_read_residual, _resnet_basic, _image, _PIXELS, _RESIDUAL_SIZES, _product(18)),
+    "ResNetBottleneck": Kind(
+        _read_residual, _resnet_bottleneck, _image, _PIXELS, _RESIDUAL_SIZES, _product(1)
+    ),
+    "EncoderAttention": Kind(
+        _read_joined(("q_proj", "k_proj"), "head_dim"), _encoder_attention, _sequences, ROWS,
+        _attention_sizes("1:1"), _product(16),
+    ),
+    "SelfAttention": Kind(
+        _read_joined(("query", "key"), "attention_head_size"), _self_attention, _sequences, ROWS,
+        _attention_sizes("1:1"), _product(16),
+    ),
+    "RotaryAttention": Kind(
+        _read_joined(("q_proj", "k_proj"), "head_dim"), _rotary_attention, _rotary_sequences, ROWS,
+        _attention_sizes("1:1", "1:2", "1:4"), _product(16),
+    ),
+    "RMSNorm": _norm_kind(_norm("models.llama.modeling_llama", "LlamaRMSNorm")),
+    "RMSNormRoundedOnce": _norm_kind(_norm("models.gpt_oss.modeling_gpt_oss", "GptOssRMSNorm")),
+    "RMSNormZeroCentered": _norm_kind(_norm("models.gemma.modeling_gemma", "GemmaRMSNorm")),
+    "TorchRMSNorm": _norm_kind(_torch_norm),
+    "SiLU": _activation_kind("SiLU"),
+    "GELU": _activation_kind("GELU"),
+    "GeluTanh": _activation_kind("GELUTanh"),
+    "FastGELU": _activation_kind("FastGELUActivation"),
+    "NewGELU": _activation_kind("NewGELUActivation"),
+    "QuickGELU": _activation_kind("QuickGELUActivation"),
+}  # fmt: skip
+
+
+_MEASURED_AS = {"ClipAttention": "EncoderAttention"}
+"""Layers that compute what another does, on modules that give their parts other names."""
+MEASURED = frozenset({*KINDS, *_MEASURED_AS})
+"""Layers whose gains can be known."""
+
+
+@lru_cache(maxsize=4096)
+def class_of(shape: Shape) -> Shape:
+    """The class of shape that is measured for a shape: its own, or its kind's largest where it is larger still."""
+    cell = shape.cell
+    layer, form = split_kind(cell.kind)
+    if layer not in KINDS:
+        return cell
+    measured = {each for each in shapes(layer, cell.dtype) if split_kind(each.kind)[1] == form}
+    depth = min(cell.depth, max((each.depth for each in measured), default=cell.depth))
+    of_depth = [each.columns for each in measured if each.depth == depth]
+    largest = Shape(cell.kind, cell.dtype, depth, min(cell.columns, max(of_depth, default=cell.columns)))
+    return largest if largest in measured else cell
+
+
+def shapes(layer: str, dtype: str) -> list[Shape]:
+    """The classes of shape of a kind that `kernels-hub calibrate` measures."""
+    return [
+        Shape(f"{layer} {form}" if form else layer, dtype, depth, columns).cell
+        for form, depth, columns in KINDS[layer].sizes
+    ]

@@ -1,0 +1,1 @@
+"""Implements `kernelize`: tags, modes, devices, mappings, resolution, binding, verification and reports."""

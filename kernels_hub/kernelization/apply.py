@@ -1,0 +1,585 @@
+"""Swap the forwards of a model: plan everything, then apply everything. The only module that mutates a model.
+
+    walk the modules  ->  plan (resolve, load, validate; nothing changes)  ->  verify  ->  apply  ->  log
+
+Planning may raise at any point and leaves the model as it was. Applying only writes to the
+modules' `__dict__`; where packing weights fails half-way it is rolled back.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from types import FunctionType, MappingProxyType, MethodType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from kernels_hub.calibration.background import measure_beside
+from kernels_hub.errors import NoKernelError
+from kernels_hub.kernelization.bind import (
+    Forward,
+    KernelForward,
+    KernelFunction,
+    kernel_function,
+    weights_protocol,
+)
+from kernels_hub.kernelization.copy_budget import budget_in_bytes, over_budget
+from kernels_hub.kernelization.device import Device, as_target, is_here
+from kernels_hub.kernelization.fallback import KernelizeFallback, as_fallback
+from kernels_hub.kernelization.function_places import held_out_of_reach
+from kernels_hub.kernelization.gain_gate import multiplies_few_rows_only
+from kernels_hub.kernelization.jit import JitForward
+from kernels_hub.kernelization.mapping import active_mapping
+from kernels_hub.kernelization.mode import Mode, check_kernelize_mode
+from kernels_hub.kernelization.native_builds import build_at_once
+from kernels_hub.kernelization.outcome import RECORD_ATTRIBUTE, ModuleRecord, SwapDecision, record_of
+from kernels_hub.kernelization.report import Report, Row, row_of
+from kernels_hub.kernelization.resolve import ClassPlan, ClassResolver, FunctionPlan, overlay_forward
+from kernels_hub.kernelization.settle import CHANGING
+from kernels_hub.kernelization.steps import Group, Plan, Step
+from kernels_hub.kernelization.verify import verify_steps
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ANY_STRICT = threading.Event()
+"""Whether weights of any model were ever to be compared at every call: those of the others are told otherwise then."""
+
+
+def kernelize(
+    model: nn.Module,
+    *,
+    mode: Mode,
+    device: str | torch.device | Device | None = None,
+    use_fallback: bool | KernelizeFallback = True,
+    verify: Any = None,
+    free_weights: bool = False,
+    strict_weights: bool = False,
+    copy_budget: float | None = None,
+    wait: bool = False,
+) -> nn.Module:
+    """Replace the forward of every tagged layer by the kernel that the active mapping gives for it.
+
+    model: changed in place, all of its layers or (on an error) none, and returned. Only the
+        instances' `forward` changes: hooks, state_dict, deepcopy, pickle, DDP, torch.compile and
+        autograd keep working. Run it again for another mode; `restore(model)` undoes it.
+    mode: Mode.INFERENCE or Mode.TRAINING, with | Mode.TORCH_COMPILE for a model to be compiled.
+    device: what it will run on; inferred from its parameters and buffers when None.
+    use_fallback: True keeps the original forward where nothing fits (see `report(model)` for the
+        reasons), False raises NoKernelError instead; `KernelizeFallback` flags choose case by case.
+    verify: example inputs (a tensor, a tuple of arguments or a dict of keyword arguments). The
+        model is run on them once; every layer's kernel is given the inputs that the layer really
+        gets, and the original is kept where they disagree (VerificationError instead if
+        `use_fallback` is False).
+    free_weights: kernels that keep packed copies of weights free the originals; `restore` unpacks
+        them. Without it both are kept, and `report` states the extra memory.
+    strict_weights: kernels that keep copies of weights compare all of them with the weights at every
+        call. Without it, a change that PyTorch counts (in-place operations, optimizers,
+        `load_state_dict`, another parameter or storage) is seen at once, and one that it does not
+        count (through `.data`, NumPy, DLPack) at the latest within 16 calls or 2 s of calls,
+        whichever is later; `refresh(model)` makes copies right at once. See docs/weights.md.
+    copy_budget: what the copies of weights that kernels keep may take together, for inputs of one size: bytes as an
+        int, or a share of the parameters' bytes as a float (0.25). It is spent on the layers that are known to
+        gain most; the others keep their original forward, and `report` says so. None: no limit.
+    wait: calls wait for layers that are compiled for them. Without it they are compiled in the background, and the
+        original forwards run meanwhile; see `wait_until_compiled`, and docs/mappings.md for KERNELS_HUB_JIT.
+
+    Raises ModeError, DeviceError, CopyBudgetError, NoKernelError (all ValueErrors), LayerContractError (a TypeError,
+    whatever `use_fallback` says), RepositoryNotFoundError (a FileNotFoundError), KernelImportError.
+
+    >>> model = kernelize(nn.Sequential(nn.SiLU()), mode=Mode.INFERENCE, device="cpu")
+    >>> print(report(model))
+    module  class  layer  count  kernel ...
+    """
+    mode = check_kernelize_mode(mode)
+    fallback = as_fallback(use_fallback)
+    if os.environ.get("DISABLE_KERNEL_MAPPING", "0") not in ("", "0"):
+        logger.info("DISABLE_KERNEL_MAPPING is set: every layer keeps its original forward")
+        return restore(model)
+    originals = not (wait or free_weights or verify is not None)
+    resolver = ClassResolver(
+        active_mapping(), as_target(device, model), mode, fallback, keeps_originals=originals
+    )
+    plan = _plan_within(budget_in_bytes(copy_budget, model), model, resolver, fallback)
+    if wait:
+        build_at_once()
+    _begin_to_compile(plan, strict=fallback is KernelizeFallback.NONE, waits=wait or verify is not None)
+    if verify is not None:
+        verified = verify_steps(model, plan.all_steps(), verify, mode, fallback)
+        plan = Plan({}, [_as_compiled(step, waits=wait) for step in verified], bound=plan.bound)
+    if strict_weights:
+        plan = _as_strict(plan, fallback)
+    with CHANGING:
+        _apply(plan, prepare=Mode.INFERENCE in mode, free=free_weights)
+    _log(plan)
+    if resolver.gains.unknown:
+        measure_beside(resolver.gains.unknown, resolver.gains.machine)
+    return model
+
+
+def refresh(model: T) -> T:
+    """Make all that kernels keep of a model's weights right, now; returns the model.
+
+    To be called after weights were written in a way that PyTorch does not count: `weight.data[5] = 3.0`,
+    a mask through `.data`, a NumPy or DLPack view. All copies are compared with their weights, and those
+    that are of other values are made again. Does nothing to modules without kernels.
+
+    model: any module, or what `kernels_hub.compiler.compile` gave (`Executable.refresh`).
+
+    >>> model = kernelize(nn.Sequential(nn.Linear(8, 8)), mode=Mode.INFERENCE, device="cpu")
+    >>> model[0].weight.data[5] = 3.0
+    >>> refresh(model) is model
+    True
+    """
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        cast("Any", model).refresh()
+        return model
+    with CHANGING:
+        for module in model.modules():
+            bound = module.__dict__.get("forward")
+            if type(bound) is KernelForward and (weights := weights_protocol(bound.func)) is not None:
+                if hasattr(weights, "refresh"):
+                    weights.refresh(module)
+                else:  # it was built before there was a refresh: all is made again
+                    weights.release(module)
+                    weights.prepare(module)
+    return model
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Give every module of a model its original forward back (and its freed weights); returns the model.
+
+    >>> model = kernelize(nn.Sequential(nn.SiLU()), mode=Mode.INFERENCE, device="cpu")
+    >>> any(row.swapped for row in report(restore(model)).rows)
+    False
+    """
+    with CHANGING:
+        for module in model.modules():
+            _unbind(module)
+    return model
+
+
+def explain(model: nn.Module, *, mode: Mode, device: str | torch.device | Device | None = None) -> Report:
+    """What `kernelize` would do, without doing it: a row a module.
+
+    device: may name hardware that is not here, as in `Device("cuda", CUDAProperties(90, 90))`;
+        kernels are then chosen but not imported.
+
+    Raises ModeError and DeviceError; everything else becomes a row's reason.
+
+    >>> row = explain(nn.Sequential(nn.SiLU()), mode=Mode.INFERENCE, device="cpu").rows[1]
+    >>> row.path, row.layer_name
+    ('0', 'SiLU')
+    """
+    mode = check_kernelize_mode(mode)
+    target = as_target(device, model)
+    resolver = ClassResolver(
+        active_mapping(), target, mode, KernelizeFallback.ALL, dry=True, importable=is_here(target)
+    )
+    steps = {id(step.module): step for step in _plan(model, resolver).all_steps()}
+    rows: list[Row] = []
+    for path, module in model.named_modules():
+        step = steps.get(id(module))
+        name = type(module).__qualname__
+        own = step.record.own if step else None
+        rows.append(row_of(path, name, own or SwapDecision(None, reason="no tag: nothing maps this class")))
+        if step:
+            rows.extend(
+                row_of(f"{path}:{function}", function, outcome)
+                for function, outcome in (*step.record.functions, *step.record.attributes)
+            )
+    return Report(tuple(rows))
+
+
+# -- plan ----------------------------------------------------------------------------------------
+
+
+def _plan_within(
+    budget: int | None, model: nn.Module, resolver: ClassResolver, fallback: KernelizeFallback
+) -> Plan:
+    """The plan whose copies of weights fit into a budget; where a block's do not, its children's may."""
+    reasons: dict[int, str] = {}
+    while True:
+        plan = _plan(model, resolver, reasons)
+        refused = {} if budget is None else over_budget(plan, budget, fallback)
+        if not refused:
+            return plan
+        reasons.update(refused)
+
+
+def _plan(model: nn.Module, resolver: ClassResolver, kept: Mapping[int, str] = MappingProxyType({})) -> Plan:
+    """What to do with every module that has, or had, something to do. Nothing changes.
+
+    kept: why modules keep their original forward whatever their class has, by their identity.
+    """
+    from torch import nn
+
+    model_plan = Plan({}, [])
+    groups, steps, order, group_of = (
+        model_plan.groups,
+        model_plan.steps,
+        model_plan.order,
+        model_plan.group_of,
+    )
+    plans: dict[type, ClassPlan] = {}
+    covered: dict[int, SwapDecision] = {}
+    parameter, bare = nn.Parameter, len(nn.Module().__dict__)
+    seen: set[int] = set()
+    stack = [model]
+    grouped: ClassPlan | None = None
+    group: Group | None = None
+    while stack:  # every module once, parents before children
+        module = stack.pop()
+        if (number := id(module)) in seen:
+            continue
+        seen.add(number)
+        cls, state = type(module), module.__dict__
+        if children := module._modules:
+            stack.extend(child for child in reversed(children.values()) if child is not None)
+        plan = plans.get(cls)
+        if plan is None:
+            plan = plans[cls] = resolver.plan(cls)
+        if RECORD_ATTRIBUTE in state:
+            model_plan.bound.append(module)
+        attributes = _attribute_plans(state, resolver, plan.functions) if len(state) > bare else ()
+        if plan.idle and not attributes:
+            if RECORD_ATTRIBUTE in state:
+                steps.append(Step(module, NOTHING, None))
+            continue
+        asks = plan.checks or plan.covers or state.get("_parameters", True) or "forward" in state
+        reason = _obstacle(module, state, plan, parameter) if asks else None
+        if kept and reason is None:
+            reason = kept.get(number)
+        is_plain = reason is None and not (covered and number in covered)
+        if is_plain and plan.decided is not None:
+            plan = plan.decided(module)
+        if is_plain and not attributes and plan.forward is not None:
+            if group is None or plan is not grouped:  # nearly always that of the module before
+                grouped, group = plan, _group_of(plan, plan.forward, groups)
+            group.modules.append(module)
+            order.append(module)
+            group_of.append(group)
+            if plan.covers:
+                covered.update(_covered(module, plan))
+        else:
+            step = _special_step(module, plan, attributes, covered.get(id(module)), reason)
+            steps.append(step)
+            if plan.covers and step.record.own is not None and step.record.own.swapped:
+                covered.update(_covered(module, plan))
+    return model_plan
+
+
+def _group_of(plan: ClassPlan, forward: Forward, groups: dict[int, Group]) -> Group:
+    group = groups.get(id(plan))
+    if group is None:
+        group = groups[id(plan)] = Group(ModuleRecord(plan.own, _outcomes(plan.functions)), forward)
+    return group
+
+
+NOTHING = ModuleRecord(None)
+"""Record of a module that had one and needs none any more."""
+
+
+def _covered(module: nn.Module, plan: ClassPlan) -> Iterator[tuple[int, SwapDecision]]:
+    """The children whose own forwards the module's kernel makes idle."""
+    assert plan.own is not None
+    outcome = SwapDecision(None, reason=f"idle: its parent's kernel {plan.own.layer_name} computes it")
+    for name in plan.covers:
+        child = module._modules.get(name)
+        if child is not None:
+            yield id(child), outcome
+
+
+def _obstacle(module: nn.Module, state: dict[str, Any], plan: ClassPlan, parameter: type) -> str | None:
+    """Why this instance must keep its forward although its class has a kernel; None if nothing."""
+    forward = state.get("forward")
+    ours = type(forward) is KernelForward
+    if forward is not None and not ours:
+        return "its forward was already replaced on this instance, for example by hooks of another library"
+    if not ours:  # a kernel of ours may have freed its weights: those are no obstacle
+        if (reason := _unusual_parameter(module, parameter)) is not None:
+            return f"its {reason}"
+        for name in plan.covers:
+            child = module._modules.get(name)
+            if child is not None and (reason := _must_run_itself(child, parameter)) is not None:
+                return f"its {name} must run itself: {reason}"
+    for check in plan.checks:
+        if (reason := check(module)) is not None:
+            return reason
+    return None
+
+
+def _unusual_parameter(module: nn.Module, parameter: type) -> str | None:
+    for name, value in module._parameters.items():
+        if value is not None and type(value) is not parameter:
+            return f"parameter {name!r} is a {type(value).__name__}, not a plain torch.nn.Parameter"
+    return None
+
+
+def _must_run_itself(child: nn.Module, parameter: type) -> str | None:
+    """Why a block's kernel may not compute what its child does; None if it may."""
+    if child._forward_hooks or child._forward_pre_hooks or child._backward_hooks or child._backward_pre_hooks:
+        return "it has hooks"
+    if type(child.__dict__.get("forward")) not in (KernelForward, type(None)):
+        return "its forward was already replaced on this instance"
+    reason = _unusual_parameter(child, parameter)
+    return f"its {reason}" if reason else None
+
+
+def _special_step(
+    module: nn.Module,
+    plan: ClassPlan,
+    attributes: tuple[FunctionPlan, ...],
+    covered: SwapDecision | None,
+    reason: str | None,
+) -> Step:
+    """The step of an instance that is not like every other of its class."""
+    own = plan.own
+    if covered is not None:
+        own = replace(covered, layer_name=own.layer_name if own else None)
+    elif reason is not None and own is not None:
+        own = replace(own, swapped=False, reason=reason) if own.swapped else own
+    forward = plan.forward if own is not None and own.swapped else None
+    functions = plan.functions
+    if forward is None and functions:
+        if type(module.__dict__.get("forward")) not in (KernelForward, type(None)):
+            functions = tuple(_without_kernel(function, str(reason)) for function in functions)
+        forward = overlay_forward(type(module), functions)
+    record = ModuleRecord(own, _outcomes(functions), _outcomes(attributes))
+    return Step(module, record, forward, functions if own is None or not own.swapped else (), attributes)
+
+
+def _without_kernel(plan: FunctionPlan, reason: str) -> FunctionPlan:
+    return replace(plan, kernel=None, outcome=replace(plan.outcome, swapped=False, reason=reason))
+
+
+def _outcomes(plans: tuple[FunctionPlan, ...]) -> tuple[tuple[str, SwapDecision], ...]:
+    return tuple((plan.name, plan.outcome) for plan in plans)
+
+
+def _attribute_plans(
+    state: dict[str, Any], resolver: ClassResolver, called: tuple[FunctionPlan, ...]
+) -> tuple[FunctionPlan, ...]:
+    """Tagged functions that the instance holds: as attributes, or elsewhere, where no kernel replaces them."""
+    attribute_plans: list[FunctionPlan] = []
+    for name, value in state.items():
+        kind = value.__class__
+        if kind is FunctionType or kind is partial or kind is MethodType:
+            plan = resolver.function(name, value)
+        elif kind is KernelFunction:
+            plan = resolver.function(name, value.original)
+        else:
+            continue
+        if plan is not None:
+            attribute_plans.append(plan)
+    unreachable = held_out_of_reach(
+        state, [called_plan.original for called_plan in (*called, *attribute_plans)]
+    )
+    attribute_plans += [resolver.kept(*attribute) for attribute in unreachable]
+    return tuple(attribute_plans)
+
+
+# -- weights that are compared at every call -------------------------------------------------------
+
+
+def _as_strict(plan: Plan, fallback: KernelizeFallback) -> Plan:
+    """The plan with strict records, and without kernels that keep copies and cannot compare them at every call.
+
+    Raises NoKernelError for one of those, where no original may be kept.
+    """
+    for group in plan.groups.values():
+        group.record = replace(group.record, strict=True)
+    groups = {key: group for key, group in plan.groups.items() if _can_be_strict(group.forward)}
+    late = [step for key, group in plan.groups.items() if key not in groups for step in group.steps()]
+    steps = []
+    for step in (*plan.steps, *late):
+        own = step.record.own
+        if step.forward is None or own is None or not own.swapped or _can_be_strict(step.forward):
+            record = step.record if step.record is NOTHING else replace(step.record, strict=True)
+            steps.append(replace(step, record=record))
+            continue
+        reason = "it keeps copies of weights and was built before kernels could compare them at every call"
+        if fallback is KernelizeFallback.NONE:
+            raise NoKernelError(f"{own.layer_name}: {reason}; build it again, or leave strict_weights out")
+        own = replace(own, swapped=False, reason=reason)
+        steps.append(replace(step, forward=None, record=replace(step.record, own=own)))
+    gone = {id(step.module) for step in late}
+    kept = [
+        (module, group)
+        for module, group in zip(plan.order, plan.group_of, strict=True)
+        if id(module) not in gone
+    ]
+    return Plan(groups, steps, [module for module, _ in kept], [group for _, group in kept], plan.bound)
+
+
+def _can_be_strict(forward: Forward) -> bool:
+    weights = weights_protocol(forward)
+    return weights is None or hasattr(weights, "strict")
+
+
+# -- layers that are compiled ----------------------------------------------------------------------
+
+
+def _begin_to_compile(plan: Plan, *, strict: bool, waits: bool) -> None:
+    work: list[tuple[Forward | None, Sequence[nn.Module]]] = [
+        *((group.forward, group.modules) for group in plan.groups.values()),
+        *((step.forward, (step.module,)) for step in plan.steps),
+    ]
+    for forward, modules in work:
+        if isinstance(forward, JitForward):
+            for module in modules:
+                forward.begin(module, strict=strict, waits=waits)
+
+
+def _as_compiled(step: Step, *, waits: bool) -> Step:
+    """The step with what `verify`'s call has compiled. waits: later calls wait as well."""
+    own = step.record.own
+    if isinstance(step.forward, JitForward) and own is not None:
+        if not waits:
+            step.forward.waits_no_more(step.module)
+        outcome = step.forward.decided(step.module, own)
+        if outcome is not None:
+            return replace(step, record=replace(step.record, own=outcome))
+    return step
+
+
+# -- apply ---------------------------------------------------------------------------------------
+
+
+def _apply(plan: Plan, *, prepare: bool, free: bool) -> None:
+    """Bind every kernel; on any error unbind what was bound and put back what was there before."""
+    before = [
+        (module, {name: module.__dict__.get(name) for name in ("forward", RECORD_ATTRIBUTE)})
+        for module in plan.bound
+    ]
+    try:
+        with _collector_paused():
+            _bind_groups(plan)
+        for step in plan.steps:
+            _bind(step)
+        _prepare_weights(plan, prepare=prepare, free=free)
+    except BaseException:
+        for module in (*plan.order, *(step.module for step in plan.steps)):
+            _unbind(module)
+        for module, state in before:
+            module.__dict__.update((name, value) for name, value in state.items() if value is not None)
+        raise
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """No garbage collection while thousands of objects are made that all stay.
+
+    Each would count towards the next collection, which walks the whole model and frees nothing:
+    with it, the cost of a module grew with the size of its model.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _bind_groups(plan: Plan) -> None:
+    for module, group in zip(plan.order, plan.group_of, strict=True):
+        forward, record = group.forward, group.record
+        state = module.__dict__
+        current = state.get("forward")
+        if current is not None and current.func is not forward:  # another kernel of ours
+            _unbind(module)
+            current = None
+        if current is None:
+            state["forward"] = KernelForward(forward, module)
+        state[RECORD_ATTRIBUTE] = record
+
+
+def _prepare_weights(plan: Plan, *, prepare: bool, free: bool) -> None:
+    """Let kernels that pack weights pack them now, so that time and memory are spent where it shows."""
+    work = [(group.forward, group.modules, group.record) for group in plan.groups.values()]
+    work += [(step.forward, [step.module], step.record) for step in plan.steps if step.forward is not None]
+    if any(record.strict for _, _, record in work):
+        _ANY_STRICT.set()
+    for forward, modules, record in work:
+        weights = weights_protocol(forward)
+        if weights is None:
+            continue
+        few = record.own is not None and multiplies_few_rows_only(record.own.gain)
+        for module in modules:
+            if _ANY_STRICT.is_set() and hasattr(weights, "strict"):
+                weights.strict(module, record.strict)
+            if prepare and not few:
+                weights.prepare(module)
+            (weights.free_originals if prepare and free else weights.restore_originals)(module)
+
+
+def _bind(step: Step) -> None:
+    state = step.module.__dict__
+    current = state.get("forward")
+    if type(current) is KernelForward and current.func is not step.forward:
+        _unbind(step.module)
+        current = None
+    if step.forward is not None and current is None:
+        state["forward"] = KernelForward(step.forward, step.module)
+    for plan in step.attributes:
+        if plan.kernel is not None:
+            state[plan.name] = kernel_function(plan.kernel, plan.original, plan.outcome)
+        elif plan.name in state:
+            state[plan.name] = plan.original
+    if step.record is NOTHING:
+        state.pop(RECORD_ATTRIBUTE, None)
+    else:
+        state[RECORD_ATTRIBUTE] = step.record
+
+
+def _unbind(module: nn.Module) -> None:
+    state = module.__dict__
+    forward = state.get("forward")
+    if type(forward) is KernelForward:
+        weights = weights_protocol(forward.func)
+        if weights is not None:
+            weights.release(module)
+        del state["forward"]
+    record = record_of(module)
+    if record is not None:
+        for name, _ in record.attributes:
+            bound = state.get(name)
+            if type(bound) is KernelFunction:
+                state[name] = bound.original
+    state.pop(RECORD_ATTRIBUTE, None)
+
+
+def _log(plan: Plan) -> None:
+    """One INFO line a layer name, however many modules it serves."""
+    used: Counter[SwapDecision] = Counter()
+    for record, count in (
+        *((group.record, len(group.modules)) for group in plan.groups.values()),
+        *((step.record, 1) for step in plan.steps),
+    ):
+        for outcome in (record.own, *(outcome for _, outcome in (*record.functions, *record.attributes))):
+            if outcome is not None and outcome.swapped:
+                used[outcome] += count
+    for outcome, count in sorted(used.items(), key=lambda item: str(item[0].layer_name)):
+        logger.info(
+            "%s: %s%s, %s, in %d module%s",
+            outcome.layer_name,
+            outcome.repository,
+            f"@{outcome.revision}" if outcome.revision else "",
+            outcome.variant or outcome.device,
+            count,
+            "" if count == 1 else "s",
+        )

@@ -1,0 +1,300 @@
+"""Contracts: a class or a function is matched by what it computes, never by its name alone.
+
+A contract is the source of a reference forward. A class fulfils it when
+    1. its `forward` is a plain function: no decorator but those that the contract names, no closure,
+       source at hand, and that source is what really runs;
+    2. its canonical form (`canonical.py`) equals the reference's;
+    3. the free names in it mean the same objects: `F` is `torch.nn.functional`, `rotate_half` fulfils
+       a contract of its own;
+    4. the attributes of `self` that it uses are data of the instance, methods that fulfil contracts
+       of their own, or properties whose values the tag's conditions are about;
+    5. the class is called as every `nn.Module` is: no `__call__` or `__getattr__` of its own.
+
+Everything else is declined, with a reason that names the first thing that differs.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dis
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+from kernels_hub.kernelization.canonical import (
+    CanonicalForm,
+    NoCanonicalForm,
+    canonical_form_of_node,
+    first_difference,
+    parse_function,
+)
+from kernels_hub.kernelization.decoration import undecorated
+from kernels_hub.kernelization.loaded_object import MISSING, find_loaded
+
+USUAL_NAMES: Mapping[str, str] = {
+    "torch": "torch",
+    "nn": "torch.nn",
+    "F": "torch.nn.functional",
+    "math": "math",
+}
+"""What these free names mean in every contract, unless it says otherwise."""
+
+_CALL_PROTOCOL = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__", "__getattribute__")
+
+
+@dataclass(frozen=True, eq=False)
+class Contract:
+    """A reference forward (or function).
+
+    source: one function definition.
+    names: what further free names of it must be bound to: an object's name ("torch.nn.functional"),
+        or contracts one of which the bound function must fulfil.
+    methods: the same for methods of the class that it calls through `self`.
+    properties: attributes of `self` that may be properties.
+    decorators: names of the decorators that the function is inside of, outermost first.
+    """
+
+    name: str
+    source: str
+    names: Mapping[str, str | tuple[Contract, ...]] = field(default_factory=dict)
+    methods: Mapping[str, tuple[Contract, ...]] = field(default_factory=dict)
+    properties: frozenset[str] = frozenset()
+    decorators: tuple[str, ...] = ()
+
+    @cached_property
+    def form(self) -> CanonicalForm:
+        """The canonical form of the source, made when first asked for.
+
+        Raises SyntaxError or NoCanonicalForm.
+        """
+        return canonical_form_of_node(parse_function(self.source))
+
+    def unexplained_names(self) -> list[str]:
+        """Free names of the source that are neither built in, nor usual, nor explained in `names`."""
+        known = self.names.keys() | USUAL_NAMES.keys() | vars(builtins).keys()
+        return sorted(self.form.free - known)
+
+
+class Difference(NamedTuple):
+    """Where a function leaves a contract."""
+
+    nearness: float
+    """Equal lines before it, plus the share of names in common (below 1); negative without a form.
+
+    Of several contracts, the nearest explains best.
+    """
+    reason: str
+
+
+def matches(function: object, reference: Contract | str) -> bool:
+    """Whether a function fulfils a contract; a string is the source of a reference."""
+    return difference(function, reference) is None
+
+
+def difference(function: object, reference: Contract | str) -> str | None:
+    """The first thing in which a function differs from a contract, None where it fulfils it."""
+    contract = Contract("reference", reference) if isinstance(reference, str) else reference
+    problem = function_difference(function, (contract,))
+    return problem and problem.reason
+
+
+def function_difference(function: object, contracts: Iterable[Contract]) -> Difference | None:
+    """None where a function fulfils one of several contracts, else how it differs from the nearest."""
+    return _nearest(contracts, lambda contract: _compare(function, contract))
+
+
+def class_difference(cls: type, contracts: Iterable[Contract]) -> Difference | None:
+    """None where a module class fulfils one of several contracts, else what speaks against it."""
+    if (reason := _call_difference(cls)) is not None:
+        return Difference(-1, reason)
+    forward = inspect.getattr_static(cls, "forward", None)
+
+    def compare(contract: Contract) -> Difference | None:
+        problem = _compare(forward, contract)
+        if problem is not None:
+            what = "differs from the known formula" if problem.nearness >= 0 else "cannot be compared"
+            return Difference(problem.nearness, f"its forward {what}: {problem.reason}")
+        reason = _self_difference(cls, contract)
+        return None if reason is None else Difference(len(contract.form.lines), reason)
+
+    return _nearest(contracts, compare)
+
+
+def _nearest(
+    contracts: Iterable[Contract], compare: Callable[[Contract], Difference | None]
+) -> Difference | None:
+    nearest: Difference | None = None
+    for contract in contracts:
+        problem = compare(contract)
+        if problem is None:
+            return None
+        if nearest is None or problem.nearness > nearest.nearness:
+            nearest = problem
+    return nearest
+
+
+def original_function(function: object) -> Any:
+    """The function behind the module that HF `kernels` makes of a decorated function.
+
+    Its decorator leaves an instance of a class `Func` in the function's place, whose forward calls
+    the function through a closure. Anything else is returned as it is.
+    """
+    if isinstance(function, FunctionType):
+        return function
+    forward = inspect.getattr_static(type(function), "forward", None)
+    if isinstance(forward, FunctionType) and forward.__module__.partition(".")[0] == "kernels":
+        cells = dict(zip(forward.__code__.co_freevars, forward.__closure__ or (), strict=True))
+        if isinstance(original := _content(cells.get("func")), FunctionType):
+            return original
+    return function
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except (AttributeError, ValueError):  # no such cell, or an empty one
+        return None
+
+
+def _compare(function: Any, contract: Contract) -> Difference | None:
+    if contract.decorators:
+        function = undecorated(function, contract.decorators)
+        if isinstance(function, str):
+            return Difference(-1, function)
+    form = form_of_function(function)
+    if isinstance(form, str):
+        return Difference(-1, form)
+    if form.lines != contract.form.lines:
+        equal, reason = first_difference(contract.form, form)
+        return Difference(equal + _names_in_common(form, contract.form), reason)
+    difference = _names_difference(function, contract)
+    return None if difference is None else Difference(len(form.lines), difference)
+
+
+def _names_in_common(form: CanonicalForm, other: CanonicalForm) -> float:
+    names, others = form.free | form.self_attributes, other.free | other.self_attributes
+    return len(names & others) / (len(names | others) + 1)
+
+
+def _names_difference(function: FunctionType, contract: Contract) -> str | None:
+    for name in sorted(contract.form.free):
+        bound = function.__globals__.get(name, MISSING)
+        meaning = contract.names.get(name) or USUAL_NAMES.get(name)
+        if meaning is None:
+            if bound is not MISSING:
+                return f"the builtin `{name}` is hidden by a global of its module"
+        elif isinstance(meaning, str):
+            if bound is MISSING or bound is not find_loaded(meaning):
+                return f"the name `{name}` is not {meaning} in its module"
+        elif (problem := function_difference(original_function(bound), meaning)) is not None:
+            return f"the function `{name}` that it calls is another: {problem.reason}"
+    return None
+
+
+def _call_difference(cls: type) -> str | None:
+    torch_nn = sys.modules.get("torch.nn")
+    if torch_nn is None or not issubclass(cls, torch_nn.Module):
+        return "it is not a torch.nn.Module"
+    for name in _CALL_PROTOCOL:
+        if getattr(cls, name, None) is not getattr(torch_nn.Module, name, None):
+            return f"it has a {name} of its own"
+    return None
+
+
+def _self_difference(cls: type, contract: Contract) -> str | None:
+    """Methods and properties of the class that a matching forward uses, and nobody vouches for."""
+    for name in sorted(contract.form.self_attributes):
+        attribute = inspect.getattr_static(cls, name, MISSING)
+        references = contract.methods.get(name)
+        if isinstance(attribute, staticmethod):
+            attribute = attribute.__func__
+        if references is not None:
+            if attribute is MISSING:
+                return f"its class has no method {name}"
+            if (reference := function_difference(attribute, references)) is not None:
+                return f"its method {name} is another: {reference.reason}"
+        elif attribute is not MISSING and hasattr(type(attribute), "__get__"):
+            if name in contract.properties and isinstance(attribute, property):
+                continue
+            return f"its class defines {name}, which the contract takes for an attribute of the instance"
+    return None
+
+
+_FORMS: weakref.WeakKeyDictionary[FunctionType, tuple[CodeType, CanonicalForm | str]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def form_of_function(function: object) -> CanonicalForm | str:
+    """The canonical form of a live function, or the reason why it has none. Cached per function."""
+    if not isinstance(function, FunctionType):
+        return f"it is {_article(type(function).__name__)}, not a plain function"
+    known = _FORMS.get(function)
+    if known is None or known[0] is not function.__code__:
+        known = _FORMS[function] = (function.__code__, _read_form(function))
+    return known[1]
+
+
+def _read_form(function: FunctionType) -> CanonicalForm | str:
+    if hasattr(function, "__wrapped__"):
+        return "it is decorated"
+    if function.__code__.co_freevars:
+        return f"it closes over {', '.join(function.__code__.co_freevars)}"
+    try:
+        node = parse_function(inspect.getsource(function))
+        if not _is_source_of(node, function.__code__):
+            return "its source file no longer holds what runs"
+        return canonical_form_of_node(node)
+    except OSError:
+        return "its source is not available"
+    except SyntaxError as error:
+        return f"its source does not parse on its own: {error.msg}"
+    except NoCanonicalForm as error:
+        return str(error)
+
+
+def _is_source_of(node: ast.FunctionDef | ast.AsyncFunctionDef, code: CodeType) -> bool:
+    """Whether compiling a definition gives the code that a function runs.
+
+    It does not where a file was edited after its import, or an import hook rewrote it.
+    """
+    bare = type(node)(**{**dict(ast.iter_fields(node)), "decorator_list": []})
+    module = ast.Module([ast.copy_location(bare, node)], type_ignores=[])
+    flags = code.co_flags & ~(2**16 - 1)  # the __future__ features it was compiled with
+    compiled = compile(module, "<contract>", "exec", flags=flags, dont_inherit=True)
+    return any(_same_code(code, const) for const in compiled.co_consts if isinstance(const, CodeType))
+
+
+def _same_code(one: CodeType, other: CodeType) -> bool:
+    return one.co_varnames == other.co_varnames and list(_steps(one)) == list(_steps(other))
+
+
+def _steps(code: CodeType) -> Iterator[tuple[str, str]]:
+    """What a code object does, without what the compiler derives from the rest of the module.
+
+    `torch.rsqrt(x)` compiles to an attribute or to a method call, depending on whether `torch` is
+    imported at the top of the same file.
+    """
+    for step in dis.get_instructions(code):
+        if step.opname in _CALL_FRAMING:
+            continue
+        if step.opcode in _JUMPS:
+            yield step.opname, ""
+        elif isinstance(step.argval, CodeType):
+            yield step.opname, str(list(_steps(step.argval)))
+        else:
+            yield "LOAD_ATTR" if step.opname == "LOAD_METHOD" else step.opname, repr(step.argval)
+
+
+_CALL_FRAMING = frozenset(("PUSH_NULL", "EXTENDED_ARG", "CACHE", "NOP"))
+_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
+
+
+def _article(word: str) -> str:
+    return f"{'an' if word[:1].lower() in 'aeiou' else 'a'} {word}"

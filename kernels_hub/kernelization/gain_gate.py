@@ -1,0 +1,123 @@
+"""Runs a kernel only where it is known to be faster: decided for a module when it is bound, for its rows at the call.
+
+A module whose kernel gains for no number of rows keeps its original forward, at no cost a call. Where it depends on
+the rows, a gate in front of the kernel compares the number of elements of its first argument with the bounds.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kernels_hub.calibration.database import IGNORE, KnownGains, Machine, known_gains, setting, this_machine
+from kernels_hub.calibration.gain_table import Gain, Shape
+from kernels_hub.calibration.kinds import class_of, read_shape, rows_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Forward = Callable[..., Any]
+Sizes = tuple[tuple[int, float], ...]
+"""Ranges, first and last, of the number of elements of a forward's first argument."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a module gets its kernel. `reason` is why not, None where it gets it, for arguments of these sizes."""
+
+    reason: str | None
+    gain: Gain | None = None
+    sizes: Sizes = ()
+
+
+@dataclass
+class GainGate:
+    """Decides for the modules of one `kernelize` call; `unknown` are the classes of shape that nothing is known of."""
+
+    unknown: dict[Shape, None] = field(default_factory=dict)
+    _machine: Machine | None = None
+    _known: KnownGains | None = None
+    _verdicts: dict[tuple[Shape, int], Verdict] = field(default_factory=dict)
+
+    @property
+    def machine(self) -> Machine:
+        """The machine that is decided for."""
+        if self._machine is None:
+            self._machine = this_machine()
+        return self._machine
+
+    def decide(self, layer: str, module: nn.Module) -> Verdict:
+        """The verdict on the kernel that a layer name has, for one module."""
+        read = read_shape(layer, module)
+        if read is None:
+            return _UNREADABLE
+        verdict = self._verdicts.get(read)
+        if verdict is None:
+            verdict = self._verdicts[read] = self._decide(*read)
+        return verdict
+
+    def _decide(self, shape: Shape, width: int) -> Verdict:
+        if self._known is None:
+            self._known = known_gains(self.machine)
+        gain = self._known.gain(shape)
+        cell = class_of(shape)
+        if (gain is None or not gain.complete) and rows_of(cell):
+            self.unknown[cell] = None
+        if gain is None and self._known.is_empty_by_determinism:
+            return _CHOSEN_BY_TIME
+        if gain is None:
+            return Verdict(f"kept: its gain is unknown on this processor ({self.machine.processor})")
+        if not gain.rows:
+            return Verdict(f"kept: {gain.ratio:.2f} of PyTorch here ({gain.source})", gain)
+        return Verdict(None, gain, tuple((first * width, last * width) for first, last in gain.rows))
+
+
+_CHOSEN_BY_TIME = Verdict(
+    "kept: nothing is chosen by time under torch.use_deterministic_algorithms; "
+    "KERNELS_HUB_CALIBRATION=FILE.json pins what was measured"
+)
+_UNREADABLE = Verdict("kept: its gain is unknown, for its shape is of no kind that is measured")
+
+
+def asks_for_gains() -> bool:
+    """Whether gains decide at all in this process."""
+    return setting() != IGNORE
+
+
+_FEW_ROWS = 63
+"""Below the class of 64 rows: a kernel that gains at 16 and not at 64 reaches no further."""
+
+
+def multiplies_few_rows_only(gain: Gain | None) -> bool:
+    """Whether a kernel runs for so few rows that copies of its weights are made when a call needs them, if ever."""
+    return gain is not None and bool(gain.rows) and gain.rows[-1][1] <= _FEW_ROWS
+
+
+@functools.lru_cache(maxsize=4096)
+def gated_forward(kernel: Forward, cls: type[nn.Module], sizes: Sizes) -> Forward:
+    """The kernel's forward for first arguments of these numbers of elements, the class's own for others."""
+    original = cls.forward
+    signature = inspect.signature(original)
+    _, first, *others = signature.parameters.values()
+    rest = ", *args, **kwargs" if others else ""
+    test = " or ".join(
+        f"{int(low)} <= size" if high == math.inf else f"{int(low)} <= size <= {int(high)}"
+        for low, high in sizes
+    )
+    namespace: dict[str, Any] = {"kernel": kernel, "original": original}
+    exec(  # noqa: S102 - a name from a real signature, which is an identifier, and numbers
+        f"def forward(self, {first.name}{rest}):\n"
+        f"    size = {first.name}.numel()\n"
+        f"    if {test}:\n"
+        f"        return kernel(self, {first.name}{rest})\n"
+        f"    return original(self, {first.name}{rest})\n",
+        namespace,
+    )
+    forward: Any = namespace["forward"]
+    forward.__module__, forward.__qualname__ = kernel.__module__, kernel.__qualname__
+    forward.__doc__, forward.__signature__ = kernel.__doc__, signature
+    return forward  # type: ignore[no-any-return]

@@ -1,0 +1,516 @@
+"""The forward of a module whose layer is compiled just in time: the original until what was compiled takes its place.
+
+    a call of a new signature -> a request: copies of its arguments
+    in the background         -> its key -> known on this machine, or compiled in a forked process -> loaded
+                              -> timed against the original on the arguments of that call
+    a later call              -> adopts it, unless a `generate` is under way
+
+Everything is decided by the signature of a call: which arguments there are, their dtypes, which sizes are 1, what a
+cache holds. A call that cannot be compiled, or is slower compiled, says nothing of others. What was timed beside other
+work is timed again, on the arguments of a later call, until a time counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import threading
+import time
+import weakref
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from kernels_hub.errors import KernelImportError, LayerContractError
+from kernels_hub.kernelization.background import BACKGROUND, Job, wait_for
+from kernels_hub.kernelization.bind import Forward, KernelForward, object_name, weights_protocol
+from kernels_hub.kernelization.compiled_layer import Arguments, CompiledLayer, Keywords, Refusal, one_line
+from kernels_hub.kernelization.generation import is_within_generation, others_generate
+from kernels_hub.kernelization.jit_compilations import Compilations, Compiled, Request, copies
+from kernels_hub.kernelization.jit_settings import JitMode, is_timed, jit_mode, signatures_per_module
+from kernels_hub.kernelization.native_builds import wait_for_native_builds
+from kernels_hub.kernelization.outcome import RECORD_ATTRIBUTE, SwapDecision, record_of
+from kernels_hub.kernelization.settle import settle
+
+if TYPE_CHECKING:
+    from torch import nn
+
+AT_FIRST_CALL = "compiled at its first call"
+"""Variant of an outcome that is still to come."""
+
+_PENDING = "being compiled; the original runs meanwhile"
+_FIRST_RETRIAL_S, _LAST_RETRIAL_S = 10.0, 3600.0
+"""What was timed on a disturbed machine is timed again after so long, then after twice as long each time."""
+
+
+_now = time.monotonic
+
+
+@dataclass
+class _Doubt:
+    """A choice that was made by times of a disturbed machine. due: when it is to be timed again; pause: before that."""
+
+    due: float
+    pause: float = _FIRST_RETRIAL_S
+
+
+@dataclass(eq=False)
+class _ModuleCalls:
+    """What is known of a module's calls."""
+
+    chosen: dict[Hashable, Compiled] = field(default_factory=dict)
+    """By signature: what its calls run on."""
+    requests: dict[Hashable, Request] = field(default_factory=dict)
+    """Not adopted yet."""
+    doubts: dict[Hashable, _Doubt] = field(default_factory=dict)
+    """By signature: what is to be timed again."""
+    strict: bool = False
+    waits: bool = False
+    running: int = 0
+    """Calls under way, counted while anything is open."""
+
+
+class _Locks:
+    """Locks that a forked process has anew."""
+
+    def __init__(self) -> None:
+        self.requests = threading.Lock()
+
+
+_LOCKS = _Locks()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_LOCKS.__init__)  # type: ignore[misc]
+
+
+class _Calls(threading.local):
+    """Calls under way on a thread."""
+
+    waits = False
+    """Whether one of them is of a module that is being compiled: what it calls is not compiled for itself as well."""
+
+
+_CALLS = _Calls()
+
+
+class JitForward:
+    """A forward for the modules of one class: called with the module first, as a class's own is."""
+
+    def __init__(self, layer: CompiledLayer, backend: str, cls: type[nn.Module]) -> None:
+        self.layer, self.backend, self.cls = layer, backend, cls
+        self.kernel_weights = _CompiledWeights(self)
+        """See `weights_protocol`."""
+        self._compilations = Compilations(layer, backend, cls)
+        self._modules: weakref.WeakKeyDictionary[nn.Module, _ModuleCalls] = weakref.WeakKeyDictionary()
+        self.strict_weights: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        """Modules whose copies of weights are compared at every call."""
+        self.__signature__ = inspect.signature(cls.forward)
+
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """The result of a call: of the compiled layer where there is one for its signature."""
+        import torch
+
+        if torch.compiler.is_compiling():
+            return self.cls.forward(module, *args, **kwargs)
+        state = self._modules.get(module) or self._state(module)
+        signature = self._signature(module, args, kwargs)
+        compiled = state.chosen.get(signature)
+        if signature is None or (compiled is not None and not (state.requests or state.doubts)):
+            forward = None if compiled is None else compiled.forward
+            return (forward or self.cls.forward)(module, *args, **kwargs)
+        compiled = self._look(module, state, signature, args, kwargs)
+        forward = None if compiled is None else compiled.forward
+        outer = _CALLS.waits
+        _CALLS.waits = outer or (compiled is None and signature in state.requests)
+        state.running += 1
+        try:
+            return (forward or self.cls.forward)(module, *args, **kwargs)
+        finally:
+            state.running -= 1
+            _CALLS.waits = outer
+
+    def begin(self, module: nn.Module, *, strict: bool, waits: bool = False) -> None:
+        """Decide anew from the module's next call on.
+
+        strict: raise there, where it cannot be compiled. waits: calls wait for what they need.
+        """
+        self.kernel_weights.release(module)
+        self._compilations.forget_failures()
+        self._modules[module] = _ModuleCalls(strict=strict, waits=waits or strict)
+
+    def waits_no_more(self, module: nn.Module) -> None:
+        """Calls go on while they are compiled from now on."""
+        state = self._state(module)
+        state.waits = state.strict
+
+    def jobs(self, module: nn.Module) -> list[Job]:
+        """What goes on for a module."""
+        state = self._modules.get(module)
+        requests = list(state.requests.values()) if state is not None else []
+        return [request.job for request in requests if request.job is not None]
+
+    def adopt(self, module: nn.Module) -> None:
+        """Have what is ready take effect."""
+        state = self._modules.get(module)
+        for request in list(state.requests.values()) if state is not None else ():
+            if request.compiled is not None:
+                self._adopt(module, self._state(module), request)
+
+    def drop_requests(self, module: nn.Module) -> None:
+        """Let nothing that is being compiled for a module take effect."""
+        if (state := self._modules.get(module)) is not None:
+            state.requests, state.doubts = {}, {}
+
+    def decided(self, module: nn.Module, own: SwapDecision) -> SwapDecision | None:
+        """The outcome of a module that was called; None where nothing was decided."""
+        state = self._modules.get(module)
+        return None if state is None or not state.chosen else self._outcome(state, own)
+
+    def forwards(self, module: nn.Module) -> list[Forward]:
+        """The compiled layers that a module's calls run on."""
+        state = self._modules.get(module)
+        found = [*state.chosen.values()] if state is not None else []
+        return list(dict.fromkeys(one.forward for one in found if one.forward is not None))
+
+    def _state(self, module: nn.Module) -> _ModuleCalls:
+        return self._modules.setdefault(module, _ModuleCalls())
+
+    def _signature(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> Hashable | None:
+        compiler = self._compilations.compiler
+        if compiler is None:
+            return (module.training,)
+        found = compiler.signature(self.layer, module, args, kwargs)
+        return None if found is None else (module.training, found)
+
+    # -- in a call ---------------------------------------------------------------------------------
+
+    def _look(
+        self, module: nn.Module, state: _ModuleCalls, signature: Hashable, args: Arguments, kwargs: Keywords
+    ) -> Compiled | None:
+        """What a call runs on: what is ready is adopted, and what is new is asked for."""
+        if BACKGROUND.is_own_thread():  # a trial of a module around this one
+            return state.chosen.get(signature)
+        waits = state.waits or jit_mode() is JitMode.WAIT
+        if not waits or state.doubts:
+            self._adopt_what_is_ready(module, state)
+        compiled = state.chosen.get(signature)
+        if compiled is not None:
+            self._doubt(module, state, signature, args, kwargs)
+            return compiled
+        request = state.requests.get(signature)
+        if request is not None and _is_left_behind(request):
+            request = None
+        if request is None and not _CALLS.waits:
+            request = self._request(module, state, signature, args, kwargs, waits)
+        if request is None or request.job is None or not waits:
+            return None
+        wait_for([request.job])
+        if request.compiled is None:
+            return None
+        return self._adopt(module, state, request)
+
+    def _adopt_what_is_ready(self, module: nn.Module, state: _ModuleCalls) -> None:
+        if not state.requests:
+            return
+        within = is_within_generation(state)
+        ready = [request for request in [*state.requests.values()] if request.compiled is not None]
+        if ready and not within and not others_generate():
+            for request in ready:
+                self._adopt(module, state, request)
+
+    def _doubt(
+        self, module: nn.Module, state: _ModuleCalls, signature: Hashable, args: Arguments, kwargs: Keywords
+    ) -> None:
+        """Have a choice that was made on a disturbed machine timed again, in the background, once that is due."""
+        doubt = state.doubts.get(signature)
+        if doubt is None or _now() < doubt.due or _CALLS.waits:
+            return
+        request = state.requests.get(signature)
+        if request is not None and not _is_left_behind(request):
+            return
+        doubt.due = _now() + doubt.pause
+        if is_timed() and jit_mode() is not JitMode.OFF:
+            self._request(module, state, signature, args, kwargs, waits=False, again=True)
+
+    def _request(
+        self,
+        module: nn.Module,
+        state: _ModuleCalls,
+        signature: Hashable,
+        args: Arguments,
+        kwargs: Keywords,
+        waits: bool,
+        again: bool = False,
+    ) -> Request | None:
+        import torch
+
+        if not _is_plain_call(args, kwargs):
+            return None
+        if jit_mode() is JitMode.OFF:
+            self._leave(module, state, "KERNELS_HUB_JIT is off")
+            return None
+        if not waits and torch.are_deterministic_algorithms_enabled():
+            self._leave(
+                module,
+                state,
+                "under torch.use_deterministic_algorithms nothing is replaced while it runs: "
+                "kernelize with wait=True",
+            )
+            return None
+        if not again and len(state.chosen) + len(state.requests) >= (most := signatures_per_module()):
+            self._refuse(
+                module,
+                state,
+                signature,
+                f"over budget: {most} call signatures are compiled (KERNELS_HUB_JIT_SIGNATURES)",
+            )
+            return None
+        try:
+            copied = copies(args, kwargs)
+        except Exception as error:  # noqa: BLE001 - objects of any kind are among arguments
+            if again:
+                return None
+            self._refuse(module, state, signature, f"its arguments cannot be copied: {error}")
+            return None
+        reference = weakref.ref(module)
+        request = Request(
+            reference,
+            signature,
+            *copied,
+            inference=torch.is_inference_mode_enabled(),
+            background=not waits,
+            is_running=lambda: bool(state.running),
+            others=lambda: [] if (one := reference()) is None else self.forwards(one),
+            strict=lambda: reference() in self.strict_weights,
+            again=again,
+        )
+        if not waits:
+            is_within_generation(state)
+        with _LOCKS.requests:
+            other = state.requests.get(signature)
+            if other is not None and (
+                other.compiled is not None or not (other.job is None or other.job.is_done)
+            ):
+                return other
+            job = Job(f"compiling {self.cls.__name__}", lambda _: self._work(request), urgent=waits)
+            request.job = job
+            if not waits and not again:
+                self._tell(module, reason=_PENDING)
+            state.requests[signature] = request
+        BACKGROUND.submit(job)
+        return request
+
+    def _refuse(self, module: nn.Module, state: _ModuleCalls, signature: Hashable, reason: str) -> None:
+        """Keep the original for a signature without asking a compiler."""
+        if len(state.chosen) < 2 * signatures_per_module() + 64:
+            state.chosen[signature] = Compiled(None, refusal=Refusal(one_line(reason)))
+        self._compilations.say(reason)
+        if state.strict:
+            raise KernelImportError(f"{object_name(self.cls)}: {self.layer} cannot be compiled: {reason}")
+        record = record_of(module)
+        if record is not None and record.own is not None:
+            settle(module, self, self._outcome(state, record.own), release=False)
+
+    def _leave(self, module: nn.Module, state: _ModuleCalls, reason: str) -> None:
+        """Keep the original for now."""
+        self._compilations.say(reason)
+        if state.strict:
+            raise KernelImportError(f"{object_name(self.cls)}: {self.layer} cannot be compiled: {reason}")
+        self._tell(module, reason=reason)
+
+    def _adopt(self, module: nn.Module, state: _ModuleCalls, request: Request) -> Compiled:
+        compiled = request.compiled
+        assert compiled is not None
+        first = not self.forwards(module)
+        with _LOCKS.requests:
+            before = state.chosen.get(request.signature)
+            state.chosen[request.signature] = compiled
+            if state.requests.get(request.signature) is request:
+                del state.requests[request.signature]
+        self._note_doubt(state, request)
+        if before is not None:
+            self._release_unused(module, before.forward)
+        record = record_of(module)
+        if record is not None and record.own is not None:
+            release = first and compiled.forward is not None
+            settle(module, self, self._outcome(state, record.own), release=release)
+        if state.strict and compiled.refusal is not None and compiled.timing is None:
+            raise KernelImportError(
+                f"{object_name(self.cls)}: {self.layer} cannot be compiled: {compiled.refusal.reason}"
+            )
+        return compiled
+
+    def _note_doubt(self, state: _ModuleCalls, request: Request) -> None:
+        """Note when what was adopted is to be timed again, if ever."""
+        before = state.doubts.pop(request.signature, None)
+        assert request.compiled is not None
+        if request.compiled.timing is not None and request.compiled.timing.disturbed:
+            pause = _FIRST_RETRIAL_S if before is None else min(2 * before.pause, _LAST_RETRIAL_S)
+            state.doubts[request.signature] = _Doubt(_now() + pause, pause)
+
+    def _tell(self, module: nn.Module, *, reason: str) -> None:
+        record = record_of(module)
+        if record is not None and record.own is not None and record.own.variant == AT_FIRST_CALL:
+            module.__dict__[RECORD_ATTRIBUTE] = replace(record, own=replace(record.own, reason=reason))
+
+    def _outcome(self, state: _ModuleCalls, own: SwapDecision) -> SwapDecision:
+        """Of all signatures together: swapped where one is compiled; the first reason where none is."""
+        found = [*state.chosen.values()]
+        best = next((one for one in found if one.forward is not None), found[-1])
+        refusals = [one.refusal for one in found if one.refusal is not None]
+        timed = replace(
+            own,
+            details="\n".join(dict.fromkeys(refusal.details or refusal.reason for refusal in refusals))
+            or None,
+            original_ms=None if best.timing is None else best.timing.original * 1e3,
+            compiled_ms=None if best.timing is None else best.timing.compiled * 1e3,
+        )
+        if best.forward is None:
+            reason = None if best.refusal is None else best.refusal.reason
+            return replace(timed, swapped=False, revision=None, variant=None, reason=reason)
+        return replace(timed, swapped=True, revision=best.revision, variant=best.variant, reason=None)
+
+    def _work(self, request: Request) -> None:
+        """What a request comes to. Never raises: whatever a compiler raises is a reason."""
+        module = request.module()
+        if module is None:
+            return
+        try:
+            request.compiled = self._compilations.compiled(module, request)
+        finally:
+            request.args, request.kwargs = (), {}
+            self._release_unwanted(module, request)
+
+    def _release_unwanted(self, module: nn.Module, request: Request) -> None:
+        """Drop what was packed for a request that nobody waits for any more, or that gains nothing."""
+        if self._state(module).requests.get(request.signature) is not request:
+            self._release_unused(module, None if request.compiled is None else request.compiled.forward)
+
+    def _release_unused(self, module: nn.Module, forward: Forward | None) -> None:
+        """Drop what was packed for a compiled layer that none of a module's calls run on."""
+        if forward is None or forward in self.forwards(module):
+            return
+        if (weights := weights_protocol(forward)) is not None:
+            weights.release(module)
+
+
+class _CompiledWeights:
+    """The weights protocol over all compiled layers that a module's calls run on."""
+
+    def __init__(self, of: JitForward) -> None:
+        self._of = of
+
+    def prepare(self, module: nn.Module) -> None:
+        """Nothing: a layer packs a module's weights when it is compiled."""
+
+    def packed_nbytes(self, module: nn.Module) -> int:
+        """Bytes held for a module beyond its own weights."""
+        return sum(one.packed_nbytes(module) for one in self._each(module))
+
+    def free_originals(self, module: nn.Module) -> None:
+        """Nothing: calls of other signatures need them."""
+
+    def restore_originals(self, module: nn.Module) -> None:
+        """Nothing: none was freed."""
+
+    def refresh(self, module: nn.Module) -> None:
+        """Compare all copies with the weights, and make those again that are of others."""
+        for one in self._each(module):
+            one.refresh(module)
+
+    def strict(self, module: nn.Module, on: bool) -> None:
+        """Compare all copies with the weights at every call, or no more, also of layers yet to be compiled."""
+        (self._of.strict_weights.add if on else self._of.strict_weights.discard)(module)
+        for one in self._each(module):
+            one.strict(module, on)
+
+    def release(self, module: nn.Module) -> None:
+        """Drop the copies."""
+        for one in self._each(module):
+            one.release(module)
+        self._of.drop_requests(module)
+
+    def _each(self, module: nn.Module) -> list[Any]:
+        found = [weights_protocol(forward) for forward in self._of.forwards(module)]
+        return [one for one in found if one is not None]
+
+
+def _is_left_behind(request: Request) -> bool:
+    """Whether a fork left it with nobody to work on it."""
+    return request.compiled is None and request.job is not None and request.job.is_done
+
+
+@dataclass(frozen=True)
+class PendingLayer:
+    """Stands for the layer where a `LoadedLayer` has one."""
+
+    layer: CompiledLayer
+    backend: str
+    has_backward: bool = False
+    can_torch_compile: bool = False
+
+    def forward_for(self, cls: type[nn.Module]) -> JitForward:
+        """The forward of a class's modules; the same for the same class."""
+        return _forward_of(self.layer, self.backend, cls)  # type: ignore[arg-type]  # a class can be hashed
+
+
+def wait_until_compiled(model: nn.Module, timeout: float | None = None) -> bool:
+    """Wait until all that is being compiled for a model's calls is ready, and have it take effect.
+
+    The C++ of bundled layers that is being built counts, too.
+
+    timeout: seconds to wait at most; None: until it is ready. A line on stderr shows the progress, where that is a
+        terminal. Compilation begins with the first call of each kind: call the model first.
+
+    Returns whether all is ready. What cannot be compiled, or gains nothing, is ready as well: see `report(model)`.
+
+    >>> model = kernelize(nn.Sequential(nn.SiLU()), mode=Mode.INFERENCE, device="cpu")
+    >>> result = model(torch.ones(2, 4))
+    >>> wait_until_compiled(model)
+    True
+    """
+    pending: list[tuple[JitForward, nn.Module]] = [
+        (bound.func, module)
+        for module in model.modules()
+        if type(bound := module.__dict__.get("forward")) is KernelForward
+        and isinstance(bound.func, JitForward)
+    ]
+    jobs = [job for forward, module in pending for job in forward.jobs(module)]
+    started = time.monotonic()
+    ready = wait_for(jobs, timeout)
+    left = None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
+    ready = wait_for_native_builds(left) and ready
+    for forward, module in pending:
+        forward.adopt(module)
+    return ready
+
+
+@functools.lru_cache(maxsize=1024)
+def _forward_of(layer: CompiledLayer, backend: str, cls: type[nn.Module]) -> JitForward:
+    if cls.forward is _no_forward():
+        raise LayerContractError(f"{object_name(cls)} has no forward that {layer} could be compiled of")
+    return JitForward(layer, backend, cls)
+
+
+def _no_forward() -> Any:
+    from torch import nn
+
+    return nn.Module.forward
+
+
+def _is_plain_call(args: Arguments, kwargs: Keywords) -> bool:
+    """Whether tensors are what they seem: nothing is traced, transformed, or made of other tensors."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    if torch._C._get_tracing_state() is not None:
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+        return False
+    return all(
+        type(leaf) in (torch.Tensor, torch.nn.Parameter) and not leaf.is_meta
+        for leaf in pytree.tree_leaves((args, kwargs))
+        if isinstance(leaf, torch.Tensor)
+    )

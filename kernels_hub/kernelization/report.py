@@ -1,0 +1,265 @@
+"""Reports of `kernelize`: a row for each module, as a table for people and as data for programs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kernels_hub.calibration.gain_table import Gain
+from kernels_hub.escaping import HtmlText, TerminalText
+from kernels_hub.kernelization.bind import KernelForward, KernelFunction, weights_protocol
+from kernels_hub.kernelization.mode import Mode
+from kernels_hub.kernelization.native_builds import original_runs
+from kernels_hub.kernelization.outcome import SwapDecision, record_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was decided for one module, or for one function that a module calls."""
+
+    path: str
+    """As in `model.named_modules()`; a function is "path:function"; the model itself is ""."""
+    class_name: str
+    layer_name: str | None
+    """The tag; None for a class without one."""
+    swapped: bool
+    repository: str | None = None
+    revision: str | None = None
+    variant: str | None = None
+    device: str | None = None
+    mode: Mode | None = None
+    reason: str | None = None
+    """Why the original forward was kept; None when swapped."""
+    packed_nbytes: int = 0
+    """Bytes of packed weights that the kernel holds for this module beside the originals."""
+    details: str | None = None
+    """All that is known of why calls keep the original forward, where `reason` has only its beginning."""
+    original_ms: float | None = None
+    compiled_ms: float | None = None
+    """What a call took when a compiled layer was tried, each way; None where none was."""
+    gain: float | None = None
+    """The time of PyTorch over the kernel's as measured, the best over all numbers of rows; None where not known."""
+    gain_source: str | None = None
+    """Where that was measured: "this machine", "shipped table" or "pinned file"."""
+    gain_rows: tuple[tuple[int, float], ...] = ()
+    """Ranges, first and last, of the numbers of rows for which the kernel runs; none: for all."""
+
+    @property
+    def kernel(self) -> str | None:
+        """What runs instead of the original, as "repository@revision/variant"; None where nothing does."""
+        if not self.swapped or self.repository is None:
+            return None
+        revision = f"@{self.revision}" if self.revision else ""
+        return self.repository + revision + (f"/{self.variant}" if self.variant else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as JSON-ready data; a range of rows without an end has None for its last."""
+        rows = [[first, None if last == math.inf else int(last)] for first, last in self.gain_rows]
+        mode = None if self.mode is None else str(self.mode)
+        return {**self.__dict__, "mode": mode, "gain_rows": rows}
+
+
+@dataclass(frozen=True)
+class Report:
+    """Rows of `report(model)` or `explain(model, …)`; prints as a table."""
+
+    rows: tuple[Row, ...]
+    parameters_nbytes: int = 0
+    """Bytes of the model's parameters, each counted once."""
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def swapped(self) -> tuple[Row, ...]:
+        """Rows that run on a kernel."""
+        return tuple(row for row in self.rows if row.swapped)
+
+    @property
+    def kept(self) -> tuple[Row, ...]:
+        """Tagged rows that keep their original forward, each with its reason."""
+        return tuple(row for row in self.rows if not row.swapped and row.layer_name is not None)
+
+    @property
+    def packed_nbytes(self) -> int:
+        """Bytes of packed weights beside the originals, over all modules."""
+        return sum(row.packed_nbytes for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON-ready data: every row, and the totals."""
+        return {
+            "modules": len(self.rows),
+            "swapped": len(self.swapped),
+            "kept": len(self.kept),
+            "packed_nbytes": self.packed_nbytes,
+            "parameters_nbytes": self.parameters_nbytes,
+            "rows": [row.to_dict() for row in self.rows],
+        }
+
+    def __str__(self) -> str:
+        lines = _columns([_HEADER, *(_cells(group) for group in _grouped(self.rows))])
+        return "\n".join((*lines, self._summary()))
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{HtmlText(cell)}</th>" for cell in _HEADER)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{HtmlText(cell)}</td>" for cell in _cells(group)) + "</tr>"
+            for group in _grouped(self.rows)
+        )
+        return (
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            f"<p>{HtmlText(self._summary())}</p>"
+        )
+
+    def _summary(self) -> str:
+        untagged = len(self.rows) - len(self.swapped) - len(self.kept)
+        text = f"{len(self.swapped)} swapped, {len(self.kept)} kept with a reason, {untagged} without a tag"
+        if self.packed_nbytes:
+            text += f"; packed weights hold {self.packed_nbytes / 2**20:.1f} MiB"
+            text += f" beside {self.parameters_nbytes / 2**20:.1f} MiB of parameters"
+        return text
+
+
+_HEADER = ("module", "class", "layer", "count", "kernel", "matched", "gain", "reason")
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Rows that differ in the numbers of their paths only: the blocks of a model."""
+
+    path: str
+    row: Row
+    count: int
+
+
+def _grouped(rows: Iterable[Row]) -> list[_Group]:
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if row.layer_name is None:
+            continue
+        key = (
+            re.sub(r"\d+", "*", row.path),
+            *(v for k, v in row.__dict__.items() if k not in ("path", "packed_nbytes")),
+        )
+        groups.setdefault(key, []).append(row)
+    return [
+        _Group(members[0].path if len(members) == 1 else key[0], members[0], len(members))
+        for key, members in groups.items()
+    ]
+
+
+def _cells(group: _Group) -> tuple[str, ...]:
+    row = group.row
+    matched = f"{row.device} {row.mode}" if row.swapped else "-"
+    path = group.path or "(model)"
+    reason = "; ".join(filter(None, (_times(row), row.reason)))
+    gain = "-" if row.gain is None or row.gain_source is None or not row.swapped else _gain(row)
+    name = row.layer_name or "-"
+    return (path, row.class_name, name, str(group.count), row.kernel or "-", matched, gain, reason)
+
+
+def _times(row: Row) -> str | None:
+    if row.original_ms is None or row.compiled_ms is None:
+        return None
+    return f"{row.original_ms:.3g} ms, compiled {row.compiled_ms:.3g} ms"
+
+
+def _gain(row: Row) -> str:
+    assert row.gain is not None and row.gain_source is not None
+    return str(Gain(row.gain, row.gain_source, row.gain_rows))
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    table = [tuple(map(TerminalText, cells)) for cells in rows]
+    widths = [max(len(cells[column]) for cells in table) for column in range(len(table[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+        for cells in table
+    ]
+    return [
+        lines[0],
+        "  ".join("-" * width for width in widths[:-1]) + "  " + "-" * min(widths[-1], 40),
+        *lines[1:],
+    ]
+
+
+def report(model: nn.Module) -> Report:
+    """What the last `kernelize` did to a model: a row for every module, and for every function replaced.
+
+    Reads the modules themselves, so it also tells of a model that was unpickled or deep-copied.
+
+    >>> model = kernelize(nn.Sequential(nn.SiLU()), mode=Mode.INFERENCE, device="cpu")
+    >>> [row.path for row in report(model).rows]
+    ['', '0']
+    """
+    rows: list[Row] = []
+    for path, module in model.named_modules():
+        rows.extend(_rows_of(path, module))
+    return Report(tuple(rows), sum(parameter.nbytes for parameter in model.parameters()))
+
+
+def _rows_of(path: str, module: nn.Module) -> Iterator[Row]:
+    record = record_of(module)
+    class_name = type(module).__qualname__
+    if record is None or record.own is None:
+        yield Row(path, class_name, None, False, reason="no tag: nothing maps this class")
+    else:
+        yield _own_row(path, class_name, module, record.own)
+    for name, outcome in (*(record.functions if record else ()), *(record.attributes if record else ())):
+        bound = module.__dict__.get(name)
+        held = record is not None and (name, outcome) in record.attributes
+        lost = "its kernel was replaced" if held and outcome.swapped else None
+        yield row_of(f"{path}:{name}", name, outcome, lost if not isinstance(bound, KernelFunction) else None)
+
+
+def _own_row(path: str, class_name: str, module: nn.Module, own: SwapDecision) -> Row:
+    if not own.swapped:
+        return row_of(path, class_name, own)
+    forward = module.__dict__.get("forward")
+    if not isinstance(forward, KernelForward):
+        return row_of(path, class_name, own, "its forward was replaced by someone else after kernelize")
+    if forward.lost is not None:
+        return row_of(path, class_name, own, forward.lost)
+    if (reason := original_runs(forward.func)) is not None:
+        return row_of(path, class_name, own, reason)
+    weights = weights_protocol(forward.func)
+    packed = weights.packed_nbytes(module) if weights is not None else 0
+    return row_of(path, class_name, own, packed_nbytes=packed)
+
+
+def _bounded(gain: Gain) -> tuple[tuple[int, float], ...]:
+    return () if gain.for_all_rows else gain.rows
+
+
+def row_of(
+    path: str, class_name: str, outcome: SwapDecision, lost: str | None = None, packed_nbytes: int = 0
+) -> Row:
+    """An outcome as a row. lost: why a swapped one does not run on its kernel after all."""
+    return Row(
+        path=path,
+        class_name=class_name,
+        layer_name=outcome.layer_name,
+        swapped=outcome.swapped and lost is None,
+        repository=outcome.repository,
+        revision=outcome.revision,
+        variant=outcome.variant,
+        device=outcome.device,
+        mode=outcome.mode,
+        reason=lost or outcome.reason,
+        packed_nbytes=packed_nbytes,
+        details=outcome.details,
+        original_ms=outcome.original_ms,
+        compiled_ms=outcome.compiled_ms,
+        gain=None if outcome.gain is None else outcome.gain.ratio,
+        gain_source=None if outcome.gain is None else outcome.gain.source,
+        gain_rows=() if outcome.gain is None or not outcome.swapped else _bounded(outcome.gain),
+    )

@@ -1,0 +1,441 @@
+"""From a class to its kernel: tag -> map -> resolve -> load -> validate, once per class and call.
+
+`ClassResolver` answers for classes, not instances, so a model of 10,000 layers of four classes
+resolves four times. What must be asked of every instance (a tag's condition, a mapping's `where`)
+is handed on as predicates.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from kernels_hub.errors import (
+    KernelImportError,
+    LayerContractError,
+    MappingError,
+    NoKernelError,
+    RepositoryNotFoundError,
+)
+from kernels_hub.hub.references import Reference
+from kernels_hub.kernelization.bind import (
+    Forward,
+    LoadedLayer,
+    bind_class_forward,
+    bind_function,
+    object_name,
+    overlay_globals,
+)
+from kernels_hub.kernelization.compiled_layer import CompiledLayer, missing_compiler
+from kernels_hub.kernelization.contract import original_function
+from kernels_hub.kernelization.device import Target
+from kernels_hub.kernelization.fallback import KernelizeFallback
+from kernels_hub.kernelization.function_places import out_of_reach, referred, unseen_by_a_kernel
+from kernels_hub.kernelization.gain_gate import (
+    GainGate,
+    Verdict,
+    asks_for_gains,
+    gated_forward,
+)
+from kernels_hub.kernelization.jit import AT_FIRST_CALL
+from kernels_hub.kernelization.mapping_records import (
+    ActiveMapping,
+    Choice,
+    Predicate,
+    RuleDecision,
+    choose_mode,
+)
+from kernels_hub.kernelization.mode import Mode
+from kernels_hub.kernelization.native_builds import until_built
+from kernels_hub.kernelization.outcome import SwapDecision
+from kernels_hub.kernelization.rebind import load_source
+from kernels_hub.kernelization.tag import CONDITION_ATTRIBUTE, NAME_ATTRIBUTE, find_tag
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Named:
+    """A tagged class or function: the name to look up, and how its arguments correspond."""
+
+    layer_name: str
+    what: str
+    """As messages call it."""
+    positional: bool = False
+    checks: tuple[Predicate, ...] = ()
+
+
+@dataclass(frozen=True)
+class ResolvedKernel:
+    """What a name resolved to. Without `loaded`, `outcome.reason` says why not."""
+
+    outcome: SwapDecision
+    loaded: LoadedLayer | None = None
+    choice: Choice | None = None
+
+
+@dataclass(frozen=True)
+class FunctionPlan:
+    """A tagged function that a forward calls by a global name, or that an attribute holds."""
+
+    name: str
+    original: Forward
+    outcome: SwapDecision
+    kernel: Forward | None
+
+
+@dataclass(frozen=True)
+class ClassPlan:
+    """What to do with every instance of a class that passes the checks."""
+
+    own: SwapDecision | None
+    """None where the class has no tag of its own."""
+    forward: Forward | None = None
+    loaded: LoadedLayer | None = None
+    checks: tuple[Predicate, ...] = ()
+    covers: tuple[str, ...] = ()
+    functions: tuple[FunctionPlan, ...] = ()
+    decided: Callable[[nn.Module], ClassPlan] | None = None
+    """The plan for one instance, by what its kernel is known to gain; None where that does not matter."""
+    idle: bool = field(init=False)
+    """Nothing to do and nothing to report. A field: it is asked once a module."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "idle", self.own is None and not self.functions)
+
+
+class ClassResolver:
+    """Resolves the classes of one model, for one mode, on one device, under one mapping.
+
+    dry: report every failure as a reason instead of raising, and do not import kernels for
+        hardware that is not here (`explain`).
+    keeps_originals: original forwards can run until the native code of their kernels is built.
+    """
+
+    def __init__(
+        self,
+        mapping: ActiveMapping,
+        target: Target,
+        mode: Mode,
+        fallback: KernelizeFallback,
+        *,
+        dry: bool = False,
+        importable: bool = True,
+        keeps_originals: bool = False,
+    ) -> None:
+        self._mapping = mapping
+        self._rules = mapping.rules()
+        self._target = target
+        self._mode = mode
+        self._fallback = fallback
+        self._dry = dry
+        self._importable = importable
+        self._keeps_originals = keeps_originals
+        self.gains = GainGate()
+        """What is known of kernels that run only where they are faster, and what was missed."""
+        self._plans: dict[type, ClassPlan] = {}
+        self._kernels: dict[tuple[Any, ...], ResolvedKernel] = {}
+        self._functions: dict[int, tuple[Any, FunctionPlan]] = {}
+
+    def plan(self, cls: type[nn.Module]) -> ClassPlan:
+        """The plan for a class."""
+        class_plan = self._plans.get(cls)
+        if class_plan is None:
+            class_plan = self._plans[cls] = self._plan(cls)
+        return class_plan
+
+    def _plan(self, cls: type[nn.Module]) -> ClassPlan:
+        functions = self._called_functions(cls)
+        named = self._name_of_class(cls)
+        if named is None:
+            return ClassPlan(None, functions=functions)
+        if isinstance(named, SwapDecision):
+            return ClassPlan(named, functions=functions)
+        kernel = self._kernel(named)
+        own = replace(kernel.outcome, positional=named.positional)
+        if not own.swapped:
+            return ClassPlan(own, functions=functions)
+        choice = kernel.choice
+        assert choice is not None
+        checks = (*named.checks, *((choice.where,) if choice.where else ()))
+        if kernel.loaded is None:  # a dry run for hardware that is not here
+            return ClassPlan(own, None, None, checks, choice.covers, functions)
+        try:
+            forward = bind_class_forward(kernel.loaded, cls, named.positional, str(choice.repository))
+        except LayerContractError as error:
+            if not self._dry:
+                raise
+            return ClassPlan(_kept(own, f"would raise LayerContractError: {error}"), functions=functions)
+        if (
+            self._keeps_originals
+            and Mode.TORCH_COMPILE not in self._mode  # Dynamo traces kernels, not what is built
+            and not getattr(kernel.loaded.forward, "runs_unbuilt", False)
+        ):
+            forward = until_built(forward, cls)
+        idle = tuple(
+            replace(
+                plan, kernel=None, outcome=_kept(plan.outcome, "its module's forward is replaced as a whole")
+            )
+            for plan in functions
+        )
+        plan = ClassPlan(own, forward, kernel.loaded, checks, choice.covers, idle)
+        if choice.measured and asks_for_gains():
+            return replace(plan, decided=self._by_gain(cls, plan, functions))
+        return plan
+
+    def _by_gain(
+        self, cls: type[nn.Module], plan: ClassPlan, functions: tuple[FunctionPlan, ...]
+    ) -> Callable[[nn.Module], ClassPlan]:
+        """For an instance: the plan with its kernel, gated by the rows, or with the original forward."""
+        own, forward = plan.own, plan.forward
+        assert own is not None and forward is not None
+        plans: dict[int, tuple[Verdict, ClassPlan]] = {}
+
+        def decided(module: nn.Module) -> ClassPlan:
+            verdict = self.gains.decide(str(own.layer_name), module)
+            known = plans.get(id(verdict))
+            if known is not None:
+                return known[1]
+            if verdict.reason is not None:
+                kept = replace(_kept(own, verdict.reason), gain=verdict.gain)
+                found = ClassPlan(kept, None, None, plan.checks, (), functions)
+            elif verdict.gain is not None and verdict.gain.for_all_rows:
+                found = replace(plan, own=replace(own, gain=verdict.gain), decided=None)
+            else:
+                swapped = replace(own, gain=verdict.gain, sizes=verdict.sizes)
+                gated = gated_forward(forward, cls, verdict.sizes)  # type: ignore[arg-type]  # a class can be hashed
+                found = replace(plan, own=swapped, forward=gated, decided=None)
+            plans[id(verdict)] = (verdict, found)
+            return found
+
+        return decided
+
+    # -- names: which tag holds ------------------------------------------------------------------
+
+    def _name_of_class(self, cls: type[nn.Module]) -> Named | SwapDecision | None:
+        """The class's name for look-ups, or the reason to leave it alone, or None without a tag."""
+        what = object_name(cls)
+        for rule in self._rules:
+            if (decision := rule.decide_class(cls)) is not None:
+                return _named(decision, what)
+        tag = find_tag(cls)
+        if tag is None:
+            return None
+        if cls.forward is not tag.owner.forward:  # type: ignore[attr-defined]
+            return SwapDecision(
+                tag.layer_name,
+                reason=f"{cls.__qualname__} has a forward of its own; the tag belongs to {tag.owner.__qualname__}",
+            )
+        return Named(tag.layer_name, what, checks=(_condition_check(tag.condition),) if tag.condition else ())
+
+    def _called_functions(self, cls: type[nn.Module]) -> tuple[FunctionPlan, ...]:
+        forward = getattr(cls, "forward", None)  # a class of TorchScript has none
+        if not isinstance(forward, FunctionType):
+            return ()
+        plans = [
+            plan
+            for name, value in referred(forward)
+            if _may_be_tagged(value) and (plan := self.function(name, value)) is not None
+        ]
+        plans += [self.kept(name, function, reason) for name, function, reason in out_of_reach(cls)]
+        return tuple(plans)
+
+    def kept(self, name: str, function: Any, reason: str) -> FunctionPlan:
+        """The plan for a tagged function that no kernel can take the place of."""
+        tagged = function.func if isinstance(function, partial) else function
+        return FunctionPlan(
+            name, function, SwapDecision(str(getattr(tagged, NAME_ATTRIBUTE)), reason=reason), None
+        )
+
+    def function(self, name: str, function: Any) -> FunctionPlan | None:
+        """The plan for a function, None where it has no tag. `function` may be a wrapper module."""
+        cached = self._functions.get(id(function))
+        if cached is not None and cached[0] is function:
+            return replace(cached[1], name=name)
+        named = self._name_of_function(function)
+        if named is None:
+            return None
+        plan = self._plan_function(name, function, named)
+        self._functions[id(function)] = (function, plan)
+        return plan
+
+    def _plan_function(self, name: str, function: Any, named: Named | SwapDecision) -> FunctionPlan:
+        if isinstance(named, SwapDecision):
+            return FunctionPlan(name, function, named, None)
+        kernel = self._kernel(named)
+        outcome = replace(kernel.outcome, positional=named.positional)
+        if outcome.swapped and (reason := unseen_by_a_kernel(function)) is not None:
+            return FunctionPlan(name, function, _kept(outcome, reason), None)
+        if kernel.loaded is None:
+            return FunctionPlan(name, function, outcome, None)
+        assert kernel.choice is not None
+        try:
+            bound = bind_function(kernel.loaded, function, named.positional, str(kernel.choice.repository))
+        except LayerContractError as error:
+            if not self._dry:
+                raise
+            return FunctionPlan(
+                name, function, _kept(outcome, f"would raise LayerContractError: {error}"), None
+            )
+        return FunctionPlan(name, function, outcome, bound)
+
+    def _name_of_function(self, function: Any) -> Named | SwapDecision | None:
+        if isinstance(function, partial):
+            return self._name_of_function(function.func)
+        what = object_name(original_function(function))
+        for rule in self._rules:
+            if (decision := rule.decide_function(function)) is not None:
+                return _named(decision, what)
+        layer_name = getattr(function, NAME_ATTRIBUTE, None)
+        return None if layer_name is None else Named(str(layer_name), what)
+
+    # -- kernels: what the mapping offers --------------------------------------------------------
+
+    def _kernel(self, named: Named) -> ResolvedKernel:
+        key = (named.layer_name,)
+        loaded = self._kernels.get(key)
+        if loaded is None:
+            loaded = self._kernels[key] = self._select(named)
+        return loaded
+
+    def _select(self, named: Named) -> ResolvedKernel:
+        name, target, mode = named.layer_name, self._target, self._mode
+        known = self._mapping.devices(name)
+        if not known:
+            return self._none(named, KernelizeFallback.NO_LAYER, f"no kernel is mapped for {name!r}")
+        mapped = ", ".join(dict.fromkeys(str(entry.device) for entry in known))
+        entry = self._mapping.find(name, target)
+        if entry is None and all(other.device.type != target.type for other in known):
+            return self._none(
+                named,
+                KernelizeFallback.NO_DEVICE,
+                f"{name!r} has no kernel for {target.type}; it is mapped for {mapped}",
+            )
+        if entry is None:
+            return self._none(
+                named,
+                KernelizeFallback.NO_COMPATIBLE_PROPERTIES,
+                f"no kernel of {name!r} fits {target}; it is mapped for {mapped}",
+            )
+        chosen = choose_mode(entry.modes, mode)
+        if chosen is None:
+            offered = ", ".join(sorted(str(registered) for registered in entry.modes))
+            return self._none(
+                named,
+                KernelizeFallback.NO_COMPATIBLE_MODE,
+                f"{name!r} on {entry.device} is mapped for {offered} only, not for {mode}",
+            )
+        return self._load(named, str(entry.device), *chosen)
+
+    def _load(self, named: Named, device: str, registered: Mode, choice: Choice) -> ResolvedKernel:
+        source = choice.repository
+        outcome = SwapDecision(
+            named.layer_name,
+            swapped=True,
+            repository=str(source),
+            device=device,
+            mode=registered,
+            source=source,
+            target=self._target,
+        )
+        if isinstance(source, CompiledLayer):
+            if problem := missing_compiler(self._target.type):
+                return self._none(named, KernelizeFallback.NO_DEVICE, problem, outcome)
+            outcome = replace(outcome, variant=f"would be {AT_FIRST_CALL}" if self._dry else AT_FIRST_CALL)
+        try:
+            if not self._importable:
+                return ResolvedKernel(_resolved_only(outcome, source, self._target), None, choice)
+            loaded = load_source(source, self._target.type)
+        except (RepositoryNotFoundError, KernelImportError, OSError) as error:
+            if KernelizeFallback.CANNOT_LOAD not in self._fallback:
+                raise
+            return ResolvedKernel(_kept(outcome, f"its kernel cannot be loaded: {error}"))
+        except LayerContractError as error:
+            if not self._dry:
+                raise
+            return ResolvedKernel(_kept(outcome, f"would raise LayerContractError: {error}"))
+        if loaded.resolved is not None:
+            outcome = replace(
+                outcome,
+                repository=loaded.resolved.repository,
+                revision=loaded.resolved.revision,
+                variant=loaded.resolved.files.variant,
+            )
+        if problem := _unsupported(loaded, registered):
+            text = f"{source} is registered for {named.layer_name!r} with mode {registered}, but it {problem}"
+            if not self._dry:
+                raise MappingError(f"{text}; register it for another mode")
+            return ResolvedKernel(_kept(outcome, f"would raise MappingError: {text}"))
+        if problem := _unsupported(loaded, self._mode):
+            return self._none(named, KernelizeFallback.NO_COMPATIBLE_MODE, f"{source} {problem}", outcome)
+        return ResolvedKernel(outcome, loaded, choice)
+
+    def _none(
+        self, named: Named, case: KernelizeFallback, reason: str, outcome: SwapDecision | None = None
+    ) -> ResolvedKernel:
+        if case not in self._fallback:
+            raise NoKernelError(
+                f"{named.what}: {reason}. Map one with register_kernel_mapping, "
+                f"or allow the original forward with use_fallback=True or KernelizeFallback.{case.name}"
+            )
+        return ResolvedKernel(_kept(outcome or SwapDecision(named.layer_name), reason))
+
+
+def _named(decision: RuleDecision, what: str) -> Named | SwapDecision:
+    if decision.reason is not None:
+        return SwapDecision(decision.layer_name, reason=decision.reason)
+    return Named(
+        decision.layer_name,
+        what,
+        decision.positional,
+        (decision.where,) if decision.where is not None else (),
+    )
+
+
+def _kept(outcome: SwapDecision, reason: str) -> SwapDecision:
+    return replace(outcome, swapped=False, reason=reason)
+
+
+def _condition_check(condition: Callable[[Any], bool]) -> Predicate:
+    def check(module: nn.Module) -> str | None:
+        return None if condition(module) else "the condition of its tag does not hold"
+
+    return check
+
+
+def _may_be_tagged(value: Any) -> bool:
+    """A function, or an instance of a class with a tag (HF `kernels` wraps functions so); no class."""
+    return inspect.isfunction(value) or (
+        not inspect.isclass(value)
+        and "<locals>"
+        in type(value).__qualname__  # of that library's own making: no layer that a module holds
+        and CONDITION_ATTRIBUTE in type(value).__dict__
+        and hasattr(value, "forward")
+    )
+
+
+def _unsupported(loaded: LoadedLayer, mode: Mode) -> str | None:
+    if Mode.TRAINING in mode and not loaded.has_backward:
+        return "has no backward (has_backward is False)"
+    if Mode.TORCH_COMPILE in mode and not loaded.can_torch_compile:
+        return "does not support torch.compile (can_torch_compile is False)"
+    return None
+
+
+def _resolved_only(outcome: SwapDecision, source: Any, target: Target) -> SwapDecision:
+    if not isinstance(source, Reference):
+        return outcome
+    found = source.preview(target.type)
+    return replace(outcome, repository=found.repository, revision=found.revision, variant=found.variant)
+
+
+def overlay_forward(cls: type[nn.Module], plans: tuple[FunctionPlan, ...]) -> Forward | None:
+    """A forward of `cls` that calls the kernels of `plans`; None where none has one."""
+    kernels = {plan.name: plan.kernel for plan in plans if plan.kernel is not None}
+    forward = cls.forward
+    return overlay_globals(forward, kernels) if kernels and isinstance(forward, FunctionType) else None

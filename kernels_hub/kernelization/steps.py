@@ -1,0 +1,58 @@
+"""Records of a planned `kernelize` call: made by the plan, checked by `verify`, carried out by `apply`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kernels_hub.kernelization.bind import Forward
+from kernels_hub.kernelization.outcome import ModuleRecord
+from kernels_hub.kernelization.resolve import FunctionPlan
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(slots=True)
+class Step:
+    """What will be done to one module. `forward` None: it runs its class's own."""
+
+    module: nn.Module
+    record: ModuleRecord
+    forward: Forward | None
+    functions: tuple[FunctionPlan, ...] = ()
+    """Kernels inside `forward`, where that is the class's own forward over other globals."""
+    attributes: tuple[FunctionPlan, ...] = ()
+
+
+@dataclass(slots=True)
+class Group:
+    """Modules of one class that all get the same: the common case, kept free of per-module objects."""
+
+    record: ModuleRecord
+    forward: Forward
+    modules: list[nn.Module] = field(default_factory=list)
+
+    def steps(self) -> Iterator[Step]:
+        """One step a module."""
+        return (Step(module, self.record, self.forward) for module in self.modules)
+
+
+@dataclass(slots=True)
+class Plan:
+    """Everything that one `kernelize` call will do."""
+
+    groups: dict[int, Group]
+    """By the identity of what was decided for them."""
+    steps: list[Step]
+    order: list[nn.Module] = field(default_factory=list)
+    """The modules of all groups as the model has them, which is how they lie in memory."""
+    group_of: list[Group] = field(default_factory=list)
+    """Their groups. A list of its own: thousands of pairs would set the garbage collector going."""
+    bound: list[nn.Module] = field(default_factory=list)
+    """Modules with a record of before."""
+
+    def all_steps(self) -> list[Step]:
+        """Groups and steps alike, one step a module."""
+        return [*(step for group in self.groups.values() for step in group.steps()), *self.steps]

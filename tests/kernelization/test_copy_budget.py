@@ -1,0 +1,132 @@
+"""copy_budget: what copies of weights may take, on which modules it is spent, and what the report says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from kernels_hub import (
+    CopyBudgetError,
+    Mode,
+    NoKernelError,
+    kernelize,
+    load_kernel_mapping,
+    report,
+    use_kernel_mapping,
+)
+from kernels_hub.calibration import database
+from kernels_hub.calibration.gain_table import GainTable, Shape
+from kernels_hub.calibration.kinds import rows_of
+
+MIB = 1 << 20
+GAINS = {256: 1.2, 512: 2.0, 1024: 1.5}
+"""By the columns of a Linear of depth 1024."""
+
+
+@pytest.fixture(autouse=True)
+def _known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    path, table = tmp_path / "known.json", GainTable()
+    for columns, gain in GAINS.items():
+        shape = Shape("Linear", "float32", 1024, columns)
+        for rows in rows_of(shape):
+            table.put(shape, rows, gain)
+    database.write(path, database.this_machine(), table)
+    monkeypatch.setenv("KERNELS_HUB_CALIBRATION", str(path))
+    with use_kernel_mapping(load_kernel_mapping("default"), inherit_mapping=False):
+        yield
+
+
+def _model() -> nn.Module:
+    return nn.ModuleList(nn.Linear(1024, columns) for columns in GAINS).eval()
+
+
+def _swapped(model: nn.Module) -> set[int]:
+    rows = {row.path: row for row in report(model).swapped}
+    return {module.out_features for path, module in model.named_modules() if path in rows}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        (None, {256, 512, 1024}),
+        (0, set()),
+        (2 * MIB, {512}),
+        (3 * MIB, {512, 256}),
+        (6 * MIB, {512, 1024}),
+        (0.29, {512}),  # of 7 MiB and the biases
+        (1.0, {256, 512, 1024}),
+    ],
+)
+def test_a_budget_is_spent_where_it_gains_most(budget: float | None, expected: set[int]):
+    model = _model()
+    parameters = sum(parameter.nbytes for parameter in model.parameters())
+    kernelize(model, mode=Mode.INFERENCE, copy_budget=budget)
+    assert _swapped(model) == expected
+    told = report(model)
+    assert told.parameters_nbytes == parameters
+    if budget is not None:
+        assert told.packed_nbytes <= (budget if isinstance(budget, int) else budget * parameters)
+        assert all("copy_budget" in str(row.reason) for row in told.kept)
+    if told.packed_nbytes:
+        assert f"beside {parameters / MIB:.1f} MiB of parameters" in str(told)
+
+
+def test_a_larger_budget_takes_effect_at_the_next_kernelize_and_a_smaller_one_gives_memory_back():
+    model = kernelize(_model(), mode=Mode.INFERENCE, copy_budget=0)
+    assert report(model).packed_nbytes == 0
+    kernelize(model, mode=Mode.INFERENCE)
+    everything = report(model).packed_nbytes
+    kernelize(model, mode=Mode.INFERENCE, copy_budget=2 * MIB)
+    assert 0 < report(model).packed_nbytes <= 2 * MIB < everything
+
+
+def test_the_numbers_stay_the_same():
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 512)).eval()
+    x = torch.randn(64, 1024)
+    with torch.inference_mode():
+        expected = model(x)
+        kernelize(model, mode=Mode.INFERENCE, copy_budget=0.4)
+        assert len(report(model).swapped) == 1
+        torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_where_a_block_does_not_fit_its_children_may(monkeypatch: pytest.MonkeyPatch):
+    transformers = pytest.importorskip("transformers", reason="needs the package transformers")
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    monkeypatch.setenv("KERNELS_HUB_CALIBRATION", "ignore")
+    config = transformers.LlamaConfig(hidden_size=256, intermediate_size=512, num_attention_heads=4)
+    block = kernelize(LlamaMLP(config), mode=Mode.INFERENCE, copy_budget=MIB)
+    rows = {row.path: row for row in report(block)}
+    assert "copy_budget" in str(rows[""].reason)
+    assert [rows[name].swapped for name in ("gate_proj", "up_proj", "down_proj")] == [True, True, False]
+    assert report(block).packed_nbytes <= MIB
+
+
+def test_convolutions_stay_within_what_they_say(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("KERNELS_HUB_CALIBRATION", "ignore")
+    convolution = nn.Conv2d(64, 64, 3, padding=1).eval()
+    x = torch.randn(1, 64, 28, 28)
+    with torch.inference_mode():
+        for share, packs in ((1.0, False), (1.8, True)):
+            kernelize(convolution, mode=Mode.INFERENCE, copy_budget=share)
+            convolution(x)
+            assert bool(report(convolution).swapped) == packs
+            assert report(convolution).packed_nbytes <= share * convolution.weight.nbytes
+
+
+@pytest.mark.parametrize("budget", [-1, -0.5, float("nan"), float("inf"), "1 GiB", True])
+def test_what_is_no_budget_is_refused_and_nothing_changes(budget: float):
+    model = _model()
+    with pytest.raises(CopyBudgetError, match="copy_budget"):
+        kernelize(model, mode=Mode.INFERENCE, copy_budget=budget)
+    assert all("forward" not in module.__dict__ for module in model.modules())
+
+
+def test_without_fallback_a_budget_that_is_too_small_is_an_error():
+    with pytest.raises(NoKernelError, match="copy_budget"):
+        kernelize(_model(), mode=Mode.INFERENCE, copy_budget=MIB, use_fallback=False)

@@ -1,0 +1,280 @@
+"""Kernels run only where they are known to gain: at kernelize, and by the rows of a call."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from kernels_hub import (
+    Mode,
+    explain,
+    kernelize,
+    load_kernel_mapping,
+    report,
+    restore,
+    use_kernel_mapping,
+)
+from kernels_hub.calibration import database
+from kernels_hub.calibration.gain_table import GainTable, Shape
+from kernels_hub.calibration.kinds import KINDS, rows_of, shapes
+from kernels_hub.errors import MappingError
+from kernels_hub.kernelization.gain_gate import gated_forward
+
+Tell = Callable[[str, int, int, dict[int, float]], None]
+
+
+MAPPING = """
+schema = 1
+include = ["default"]
+
+[[map]]
+layer = "Linear"
+device = "cpu"
+modes = ["inference", "inference|torch_compile"]
+repository = "bundled:linear"
+measured = true
+
+[[map]]
+layer = "GatedMLP"
+device = "cpu"
+modes = ["inference"]
+repository = "bundled:mlp"
+measured = true
+covers = ["gate_proj", "up_proj", "down_proj", "act_fn"]
+"""
+
+
+@pytest.fixture
+def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tell]:
+    """A mapping where gains decide, and what is known is pinned: a function that adds ratios of a class of shape."""
+    path = tmp_path / "known.json"
+    monkeypatch.setenv("KERNELS_HUB_CALIBRATION", str(path))
+    table = GainTable()
+
+    def add(kind: str, depth: int, columns: int, ratios: dict[int, float]) -> None:
+        for rows, ratio in ratios.items():
+            table.put(Shape(kind, "float32", depth, columns), rows, ratio)
+        database.write(path, database.this_machine(), table)
+
+    database.write(path, database.this_machine(), table)
+    mapping = tmp_path / "measured.toml"
+    mapping.write_text(MAPPING)
+    with use_kernel_mapping(load_kernel_mapping(mapping), inherit_mapping=False):
+        yield add
+
+
+def _all_rows(shape: Shape, ratio: float, **others: float) -> dict[int, float]:
+    return {rows: others.get(f"rows{rows}", ratio) for rows in rows_of(shape)}
+
+
+LINEAR = Shape("Linear", "float32", 256, 512)
+
+
+def _linear() -> nn.Module:
+    return nn.Sequential(nn.Linear(256, 512), nn.Linear(512, 64)).eval()
+
+
+def test_until_something_is_known_the_original_runs(tell: Tell):
+    model = kernelize(_linear(), mode=Mode.INFERENCE)
+    assert all("forward" not in module.__dict__ for module in model.modules())
+    reasons = [row.reason for row in report(model).kept]
+    assert reasons and all("unknown on this processor" in str(reason) for reason in reasons)
+
+
+def test_what_gains_for_no_number_of_rows_keeps_its_forward_without_a_wrapper(tell: Tell):
+    tell("Linear", 256, 512, _all_rows(LINEAR, 0.83))
+    model = kernelize(_linear(), mode=Mode.INFERENCE)
+    assert "forward" not in model[0].__dict__
+    row = report(model).rows[1]
+    assert not row.swapped
+    assert row.reason == "kept: 0.83 of PyTorch here (pinned file)"
+    assert (row.gain, row.gain_source) == (0.83, "pinned file")
+    assert row.reason in str(report(model)) and row.reason in str(explain(_linear(), mode=Mode.INFERENCE))
+
+
+def test_what_gains_everywhere_runs_without_a_test_at_the_call(tell: Tell):
+    tell("Linear", 256, 512, _all_rows(LINEAR, 1.5))
+    model = kernelize(_linear(), mode=Mode.INFERENCE)
+    assert model[0].forward.func.__module__.endswith("layers")
+    row = report(model).rows[1]
+    assert row.swapped and row.gain == 1.5 and row.gain_rows == ()
+    assert "1.50 (pinned file)" in str(report(model))
+
+
+def _watched(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of the calls that a module's gate gives to the original forward, from now on."""
+    found: list[int] = []
+    names = module.forward.func.__globals__
+    own = names["original"]
+
+    def original(self: nn.Module, input: torch.Tensor) -> torch.Tensor:
+        found.append(input.numel() // input.shape[-1])
+        result: torch.Tensor = own(self, input)
+        return result
+
+    monkeypatch.setitem(names, "original", original)
+    return found
+
+
+def test_rows_decide_at_the_call(tell: Tell, monkeypatch: pytest.MonkeyPatch):
+    tell("Linear", 256, 512, _all_rows(LINEAR, 0.8, rows16=1.5, rows1024=1.3))
+    model = nn.Sequential(nn.Linear(256, 512)).eval()
+    original = copy.deepcopy(model)
+    kernelize(model, mode=Mode.INFERENCE)
+    row = report(model).rows[1]
+    assert row.swapped and row.gain_rows == ((8, 35), (557, math.inf))
+    assert "8 to 35 rows, from 557 rows" in str(report(model))
+    calls = _watched(model[0], monkeypatch)
+    for shape in ((1, 256), (256,), (7, 256), (8, 256), (5, 7, 256), (36, 256), (557, 256), (3000, 256)):
+        x = torch.randn(shape)
+        calls.clear()
+        with torch.inference_mode():
+            actual = model(x)
+            by_original = list(calls)
+            torch.testing.assert_close(actual, original(x), rtol=1e-4, atol=1e-4)
+        rows = x.numel() // 256
+        assert by_original == ([] if 8 <= rows <= 35 or rows >= 557 else [rows]), shape
+    with torch.inference_mode():
+        torch.testing.assert_close(model[0](input=x), original[0](input=x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_gated_module_is_copied_pickled_and_restored(tell: Tell, monkeypatch: pytest.MonkeyPatch):
+    tell("Linear", 256, 512, _all_rows(LINEAR, 0.8, rows1024=1.3))
+    model = kernelize(nn.Sequential(nn.Linear(256, 512)).eval(), mode=Mode.INFERENCE)
+    x = torch.randn(4, 256)
+    calls = _watched(model[0], monkeypatch)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        calls.clear()
+        with torch.inference_mode():
+            assert torch.equal(other(x), model(x))
+        assert calls == [4, 4]
+        assert [replace(row, packed_nbytes=0) for row in report(other)] == [
+            replace(row, packed_nbytes=0) for row in report(model)
+        ]
+        assert other[0].forward.func is model[0].forward.func
+    assert "forward" not in restore(model)[0].__dict__
+
+
+def test_one_class_may_have_modules_of_all_kinds(tell: Tell):
+    tell("Linear", 256, 512, _all_rows(LINEAR, 0.8, rows1024=1.3))
+    tell("Linear", 512, 64, _all_rows(Shape("Linear", "float32", 512, 64), 1.3))
+    model = nn.Sequential(nn.Linear(256, 512), nn.Linear(512, 64), nn.Linear(64, 64))
+    first = kernelize(model, mode=Mode.INFERENCE)
+    assert [row.swapped for row in report(first).rows[1:]] == [True, True, False]
+    bound = [module.__dict__.get("forward") for module in model]
+    kernelize(model, mode=Mode.INFERENCE)
+    assert [module.__dict__.get("forward") for module in model] == bound  # nothing is bound anew
+
+
+def test_another_kernelize_takes_back_what_no_longer_gains(tell: Tell):
+    tell("Linear", 256, 512, _all_rows(LINEAR, 1.5))
+    model = kernelize(nn.Sequential(nn.Linear(256, 512)), mode=Mode.INFERENCE)
+    assert "forward" in model[0].__dict__
+    tell("Linear", 256, 512, _all_rows(LINEAR, 0.5))
+    kernelize(model, mode=Mode.INFERENCE)
+    assert "forward" not in model[0].__dict__
+
+
+def test_copies_are_not_made_ahead_for_a_few_rows(tell: Tell):
+    few = {rows: 1.5 if rows <= 16 else 0.8 for rows in rows_of(LINEAR)}
+    tell("Linear", 256, 512, few)
+    model = kernelize(nn.Sequential(nn.Linear(256, 512)), mode=Mode.INFERENCE)
+    assert report(model).swapped and report(model).packed_nbytes == 0
+    tell("Linear", 256, 512, _all_rows(LINEAR, 1.5))
+    model = kernelize(nn.Sequential(nn.Linear(256, 512)), mode=Mode.INFERENCE)
+    assert report(model).packed_nbytes > 0
+
+
+def test_a_block_that_is_kept_leaves_its_children_their_kernels(tell: Tell):
+    transformers = pytest.importorskip("transformers", reason="needs the package transformers")
+    config = transformers.LlamaConfig(hidden_size=256, intermediate_size=512, num_attention_heads=4)
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    block = Shape("GatedMLP", "float32", 256, 512)
+    tell("GatedMLP", 256, 512, _all_rows(block, 0.8))
+    tell("Linear", 256, 512, _all_rows(LINEAR, 1.5))
+    names = [row.layer_name for row in report(kernelize(LlamaMLP(config), mode=Mode.INFERENCE)).swapped]
+    assert names.count("Linear") == 2 and "GatedMLP" not in names
+    tell("GatedMLP", 256, 512, _all_rows(block, 1.2))
+    names = [row.layer_name for row in report(kernelize(LlamaMLP(config), mode=Mode.INFERENCE)).swapped]
+    assert names == ["GatedMLP"]
+
+
+def test_a_gated_model_runs_under_torch_compile(tell: Tell):
+    tell("Linear", 256, 512, _all_rows(LINEAR, 0.8, rows1024=1.3))
+    model = nn.Sequential(nn.Linear(256, 512)).eval()
+    kernelize(model, mode=Mode.INFERENCE | Mode.TORCH_COMPILE)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.inference_mode():
+        for rows in (4, 1024):
+            x = torch.randn(rows, 256)
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+class _Takes(nn.Module):
+    def forward(self, x: torch.Tensor, scale: float = 2.0, *, shift: float = 0.0) -> torch.Tensor:
+        return x * scale + shift
+
+
+def test_a_gate_passes_all_arguments_on():
+    def kernel(self: nn.Module, x: torch.Tensor, *args: float, **kwargs: float) -> tuple[object, ...]:
+        return ("kernel", args, kwargs)
+
+    forward = gated_forward(kernel, _Takes, ((4, 8.0), (100, math.inf)))
+    module = _Takes()
+    assert forward(module, torch.ones(4), 3.0, shift=1.0) == ("kernel", (3.0,), {"shift": 1.0})
+    assert forward(module, x=torch.ones(100)) == ("kernel", (), {})
+    assert forward(module, torch.ones(3), 3.0, shift=1.0).tolist() == [4.0] * 3
+    assert forward(module, torch.ones(9)).tolist() == [2.0] * 9
+    assert forward is gated_forward(kernel, _Takes, ((4, 8.0), (100, math.inf)))
+
+
+# -- kinds -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", KINDS)
+def test_a_module_that_is_made_of_a_shape_has_that_shape(layer: str):
+    from kernels_hub.calibration.kinds import read_shape, split_kind
+
+    pytest.importorskip("transformers", reason="needs the package transformers")
+    shape = min(shapes(layer, "float32"), key=lambda each: each.depth * each.columns)
+    kind = KINDS[layer]
+    form = split_kind(shape.kind)[1]
+    module = kind.build(form, shape.depth, shape.columns)
+    read = read_shape(layer, module)
+    assert read is not None
+    assert read[0].cell == shape
+    rows = rows_of(shape)
+    assert rows
+    for args, _ in kind.example(form, shape.depth, shape.columns, rows[-1]):
+        assert args[0].numel() == rows[-1] * read[1]
+
+
+def test_what_cannot_be_read_is_not_known(tell: Tell):
+    from kernels_hub.calibration.kinds import read_shape
+
+    assert read_shape("Linear", nn.ReLU()) is None
+    assert read_shape("NoSuchLayer", nn.Linear(2, 2)) is None
+
+
+def test_a_mapping_may_not_ask_for_gains_of_what_is_not_measured(tmp_path: Path):
+    path = tmp_path / "mapping.toml"
+    path.write_text(MAPPING.replace('layer = "GatedMLP"', 'layer = "LayerNorm"'))
+    with pytest.raises(MappingError, match="'LayerNorm'"):
+        load_kernel_mapping(path)
+
+
+def test_a_mapping_that_does_not_ask_runs_its_kernels_whatever_they_gain(tell: Tell, tmp_path: Path):
+    tell("Linear", 256, 512, _all_rows(LINEAR, 0.5))
+    path = tmp_path / "asks_nothing.toml"
+    path.write_text(MAPPING.replace("measured = true", "measured = false"))
+    with use_kernel_mapping(load_kernel_mapping(path), inherit_mapping=False):
+        assert report(kernelize(_linear(), mode=Mode.INFERENCE)).swapped
