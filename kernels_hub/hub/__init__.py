@@ -1,0 +1,1 @@
+"""The client of a Hub: references to kernels, fetching, locks, bundles and publishing."""

@@ -19,23 +19,23 @@ import json
 import os
 import shutil
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from kernels_hub.contained_paths import link_inside, replacing_inside
 from kernels_hub.errors import IntegrityError, MetadataError, RepositoryNotFoundError
-from kernels_hub.files import link_inside, replacing, replacing_inside
-from kernels_hub.hub.cache import KnownRefs, RepositoryCache, cache_folder
+from kernels_hub.files import replacing, scratch_folder
+from kernels_hub.hub.cache import KnownRefs, RepositoryCache, hub_cache_folder
 from kernels_hub.hub.tree import File, Tree
-from kernels_hub.hub.trust import Admission, Candidate, admit_bundle, check_signature
 from kernels_hub.repository.versions import Pinned, Refs
+from kernels_hub.trust.decision import Admission, RemoteCode, admit_bundle, check_signature
 
 if TYPE_CHECKING:
-    from kernels_hub.hub.bundle_index import Row
-    from kernels_hub.hub.lock import Lock
+    from kernels_hub.hub.bundle_index import RepositoryRow
+    from kernels_hub.hub.locked_kernels import Lock
 
 INDEX = "bundle.json"
 _BLOBS = "blobs"
@@ -122,7 +122,7 @@ def read_bundle(
     """
     from kernels_hub.hub.bundle_index import parse_index, sizes
 
-    root = root or cache_folder()
+    root = root or hub_cache_folder()
     if not source.is_file():
         raise RepositoryNotFoundError(
             f"no bundle at {source}; make one where the Hub can be reached: kernels-hub bundle"
@@ -136,18 +136,18 @@ def read_bundle(
         if size > limits.index:
             raise _too_large(source, f"its {INDEX} has {size:,} bytes, at most {limits.index:,} are read")
         rows = parse_index(b"".join(archive.content()), source, limits.index)
-        wanted = sizes(rows)
-        _count(source, wanted, packed, limits)
+        expected_sizes = sizes(rows)
+        _count(source, expected_sizes, packed, limits)
         items = [_item(row, root) for row in rows]
         admissions = [_admit(item, trust_remote_code, lock) for item in items]
         for item in items:
             _check_known(item, source)
         root.mkdir(parents=True, exist_ok=True)
-        _check_space(source, root, wanted)
-        with tempfile.TemporaryDirectory(dir=root, prefix=".bundle-") as scratch:  # its owner's alone
-            blobs = _unpack(archive, wanted, Path(scratch), packed, limits)
+        _check_space(source, root, expected_sizes)
+        with scratch_folder(root, ".bundle-") as scratch:  # its owner's alone
+            blobs = _unpack(archive, expected_sizes, scratch, packed, limits)
             for number, (item, admission) in enumerate(zip(items, admissions, strict=True)):
-                _check(item, admission, blobs, Path(scratch) / f"tree{number}", source)
+                _check(item, admission, blobs, scratch / f"tree{number}", source)
             for item in items:
                 _install(item, blobs, source)
     return items
@@ -244,7 +244,7 @@ class _Archive:
     def _some(self, count: int) -> bytes:
         try:
             return self._stream.read(count)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        except (OSError, EOFError, zlib.error) as error:  # of gzip, or of the disk
             raise self._damaged(error) from error
 
     def _damaged(self, problem: object) -> IntegrityError:
@@ -286,9 +286,9 @@ def _check_space(source: Path, root: Path, wanted: Mapping[str, int | None]) -> 
         )
 
 
-def _item(row: Row, root: Path) -> Item:
-    place = RepositoryCache(root, row.repository, row.type)
-    return Item(place, replace(row.files(), bundled=True), KnownRefs(row.refs(), row.yanked))
+def _item(row: RepositoryRow, root: Path) -> Item:
+    cache = RepositoryCache(root, row.repository, row.type)
+    return Item(cache, replace(row.files(), bundled=True), KnownRefs(row.refs(), row.yanked))
 
 
 def _unpack(
@@ -328,13 +328,13 @@ def _admit(item: Item, trust_remote_code: bool | tuple[str, ...], lock: Lock | N
 
 def _candidate(
     item: Item, trust_remote_code: bool | tuple[str, ...], locked: bool, version: str | int | None
-) -> Candidate:
+) -> RemoteCode:
     from kernels_hub.hub.connection import Connection
 
-    place = item.place
-    return Candidate(
-        place.repo_id,
-        place.repo_type,
+    cache = item.place
+    return RemoteCode(
+        cache.repo_id,
+        cache.repo_type,
         item.tree.commit,
         Connection().endpoint,
         trust_remote_code,
@@ -359,15 +359,15 @@ def _check_known(item: Item, source: Path) -> None:
     """Raise IntegrityError where an archive contradicts what is known here of a release or a commit."""
     from kernels_hub.hub.bundle_index import rebound
 
-    place, known = item.place, item.place.read_refs()
+    cache, known = item.place, item.place.read_refs()
     arrived = item.known.refs if item.known is not None else Refs()
     for tag, before, after in rebound({} if known is None else known.refs.tags, arrived.tags):
         raise IntegrityError(
-            f"{source} says that {tag} of {place.repo_id} is commit {after[:12]}; here it is known as {before[:12]}, "
+            f"{source} says that {tag} of {cache.repo_id} is commit {after[:12]}; here it is known as {before[:12]}, "
             "and a release never changes. Nothing was unpacked. Ask its publisher which of the two is right; if the "
-            f"bundle is, remove {place.folder} and unpack it again"
+            f"bundle is, remove {cache.folder} and unpack it again"
         )
-    former = place.read_tree(item.tree.commit)
+    former = cache.read_tree(item.tree.commit)
     if former is None:
         return
     for path, file in item.tree.files.items():
@@ -383,7 +383,7 @@ def _check_known(item: Item, source: Path) -> None:
             )
         ):
             raise IntegrityError(
-                f"{source} has other content for {path} of {place.repo_id} at commit {item.tree.commit[:12]} than is "
+                f"{source} has other content for {path} of {cache.repo_id} at commit {item.tree.commit[:12]} than is "
                 "known here, and a commit never changes. Nothing was unpacked; make the bundle anew: kernels-hub bundle"
             )
 
@@ -411,29 +411,29 @@ def _check(item: Item, admission: Admission, blobs: Mapping[str, Path], folder: 
 
 def _install(item: Item, blobs: Mapping[str, Path], source: Path) -> None:
     """As a download would have: blobs by name, a snapshot of links to them, then the lists."""
-    place, commit = item.place, item.tree.commit
-    place.folder.mkdir(parents=True, exist_ok=True)
-    with place.lock("bundle"):
+    cache, commit = item.place, item.tree.commit
+    cache.folder.mkdir(parents=True, exist_ok=True)
+    with cache.lock("bundle"):
         _check_known(item, source)
         for file in item.tree.files.values():
             name = f"blobs/{file.name_in_cache or file.sha256}"
-            if not _intact(file, place.folder / name):
-                _put(file, blobs[str(file.sha256)], place.folder, name)
-            _link(place.folder, f"snapshots/{commit}/{file.path}", name)
-        known = place.read_refs() or KnownRefs(Refs())
+            if not _intact(file, cache.folder / name):
+                _put(file, blobs[str(file.sha256)], cache.folder, name)
+            _link(cache.folder, f"snapshots/{commit}/{file.path}", name)
+        known = cache.read_refs() or KnownRefs(Refs())
         arrived = item.known or KnownRefs(Refs())
         refs = Refs(
             {**known.refs.branches, **arrived.refs.branches}, {**arrived.refs.tags, **known.refs.tags}
         )
-        place.write_refs(replace(known, refs=refs, yanked={**arrived.yanked, **known.yanked}, asked=0.0))
+        cache.write_refs(replace(known, refs=refs, yanked={**arrived.yanked, **known.yanked}, asked=0.0))
         for name, at in arrived.refs.branches.items():
             if at == commit:
-                place.write_ref(name, commit)
-        former = place.read_tree(commit)
+                cache.write_ref(name, commit)
+        former = cache.read_tree(commit)
         files = {**item.tree.files, **({} if former is None else former.files)}
         partial = item.tree.partial and (former is None or former.partial)
         bundled = former is None or former.bundled or files.keys() != former.files.keys()
-        place.write_tree(Tree.of(commit, files.values(), partial, bundled))
+        cache.write_tree(Tree.of(commit, files.values(), partial, bundled))
 
 
 def _put(file: File, blob: Path, folder: Path, name: str) -> None:

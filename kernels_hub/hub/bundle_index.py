@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from kernels_hub.contained_paths import relative_path_problem
 from kernels_hub.errors import MetadataError
-from kernels_hub.files import relative_path_problem
 from kernels_hub.hub.tree import BUILD, File, Tree
 from kernels_hub.parsing import CommitId, RepositoryId, Sha256, Struct, Text, parse_json
 from kernels_hub.repository.versions import Refs, parse_tag
@@ -42,7 +42,7 @@ class TreeRow(Struct, frozen=True, forbid_unknown_fields=True):
     partial: bool
 
 
-class Row(Struct, frozen=True, forbid_unknown_fields=True):
+class RepositoryRow(Struct, frozen=True, forbid_unknown_fields=True):
     """One repository at one commit."""
 
     repository: RepositoryId
@@ -71,10 +71,10 @@ class _Format(Struct, frozen=True):
 
 class _Index(Struct, frozen=True, forbid_unknown_fields=True):
     format: int
-    repositories: list[Row]
+    repositories: list[RepositoryRow]
 
 
-def parse_index(data: bytes, source: Path, most_bytes: int) -> list[Row]:
+def parse_index(data: bytes, source: Path, most_bytes: int) -> list[RepositoryRow]:
     """The rows of an index. Raises MetadataError for one that is malformed or contradicts itself."""
     where = f"{source} is no bundle: its {INDEX}"
     found = parse_json(data, _Format, where=where, most_bytes=most_bytes, advice=_ANEW).format
@@ -91,7 +91,7 @@ def parse_index(data: bytes, source: Path, most_bytes: int) -> list[Row]:
     return rows
 
 
-def sizes(rows: list[Row]) -> dict[str, int | None]:
+def sizes(rows: list[RepositoryRow]) -> dict[str, int | None]:
     """sha256 -> size of every content that the index names; None where it does not say."""
     found: dict[str, int | None] = {}
     for row in rows:
@@ -100,7 +100,7 @@ def sizes(rows: list[Row]) -> dict[str, int | None]:
     return found
 
 
-def _problem(row: Row) -> str | None:
+def _problem(row: RepositoryRow) -> str | None:
     """What is wrong with one repository's row by itself."""
     for kind, refs in (("branch", row.branches), ("tag", row.tags)):
         for name, commit in refs.items():
@@ -121,7 +121,7 @@ def _problem(row: Row) -> str | None:
     return None
 
 
-def _contradiction(rows: list[Row]) -> str | None:
+def _contradiction(rows: list[RepositoryRow]) -> str | None:
     """Two rows, or two names, that cannot both be right."""
     seen: set[tuple[str, str, str]] = set()
     releases: dict[tuple[str, str, str], str] = {}

@@ -1,4 +1,4 @@
-"""Where fetched repositories lie: Hugging Face's cache, plus what it does not keep.
+"""The cache of fetched repositories: Hugging Face's, plus what that does not keep.
 
     <cache>/kernels--org--name/
         blobs/ refs/ snapshots/            the Hub client's own: other clients share the files
@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kernels_hub.contained_paths import relative_path_problem, replacing_inside
 from kernels_hub.errors import HubError, IntegrityError, MetadataError
-from kernels_hub.files import relative_path_problem, replacing_inside, write_atomically
+from kernels_hub.files import write_atomically
 from kernels_hub.hub.tree import File, Tree
 from kernels_hub.repository.versions import Refs, is_commit
 
@@ -42,7 +43,7 @@ class KnownRefs:
     """When the question was asked, in seconds since the epoch."""
 
 
-def cache_folder() -> Path:
+def hub_cache_folder() -> Path:
     """KERNELS_CACHE, which HF `kernels` reads too, or the Hub client's cache."""
     if folder := os.environ.get("KERNELS_CACHE"):
         return Path(folder).expanduser()

@@ -23,19 +23,19 @@ from kernels_hub.errors import (
     RepositoryNotFoundError,
     VersionError,
 )
-from kernels_hub.hub.cache import RepositoryCache, cache_folder
+from kernels_hub.hub.cache import RepositoryCache, hub_cache_folder
 from kernels_hub.hub.connection import Connection
 from kernels_hub.hub.locate import Request, locate
-from kernels_hub.hub.lock import LockedKernel
+from kernels_hub.hub.locked_kernels import LockedKernel
 from kernels_hub.hub.tree import BUILD, File, Tree
-from kernels_hub.hub.trust import Admission, Candidate, admit, check_signature
 from kernels_hub.repository.load import KernelFiles
 from kernels_hub.repository.local import read_variant
 from kernels_hub.repository.system import System
 from kernels_hub.repository.variants import VariantAccepted, VariantRejected, rank
 from kernels_hub.repository.versions import MAIN, Pinned
+from kernels_hub.trust.decision import Admission, RemoteCode, admit, check_signature
 
-logger = logging.getLogger("kernels_hub")
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -112,19 +112,19 @@ def forget() -> None:
 def judge(request: Request) -> list[VariantAccepted | VariantRejected]:
     """Every variant of a kernel on a Hub, accepted ones best first; nothing but the list is fetched."""
     hub = Connection(request.user_agent, request.local_files_only)
-    place, candidates = _locate_once(request, hub)
-    tree = list_files(hub, place, candidates[0].commit)
+    cache, candidates = _locate_once(request, hub)
+    tree = list_files(hub, cache, candidates[0].commit)
     return rank(tree.variants(), System.detect(request.backend)).decisions
 
 
 def preview(request: Request) -> tuple[str, Pinned, str]:
     """Repository, commit and variant that `fetch` would choose; the Hub is asked for lists only."""
     hub = Connection(request.user_agent, request.local_files_only)
-    place, candidates = _locate_once(request, hub)
+    cache, candidates = _locate_once(request, hub)
     pinned = candidates[0]
-    tree = list_files(hub, place, pinned.commit)
-    variant = best_variant(f"{place.repo_id}@{pinned.ref}", tree.variants(), System.detect(request.backend))
-    return place.repo_id, pinned, variant
+    tree = list_files(hub, cache, pinned.commit)
+    variant = best_variant(f"{cache.repo_id}@{pinned.ref}", tree.variants(), System.detect(request.backend))
+    return cache.repo_id, pinned, variant
 
 
 def _locate_once(request: Request, hub: Connection) -> tuple[RepositoryCache, list[Pinned]]:
@@ -137,20 +137,20 @@ def _locate_once(request: Request, hub: Connection) -> tuple[RepositoryCache, li
 
 def _fetch(request: Request) -> Fetched:
     hub = Connection(request.user_agent, request.local_files_only)
-    place, candidates = _locate_once(request, hub)
+    cache, candidates = _locate_once(request, hub)
     system = System.detect(request.backend)
-    candidate, pinned, admission, tree = _choose(request, hub, place, candidates, system)
+    candidate, pinned, admission, tree = _choose(request, hub, cache, candidates, system)
     if not tree.files and pinned.ref == MAIN:
-        raise _nothing_on_main(place)
-    variant = best_variant(f"{place.repo_id}@{pinned.ref}", tree.variants(), system)
-    folder = download_files(hub, place, tree, variant)
-    _note_branches(place, pinned.commit)
-    return _checked(place, candidate, pinned, admission, tree.variant(variant), folder)
+        raise _nothing_on_main(cache)
+    variant = best_variant(f"{cache.repo_id}@{pinned.ref}", tree.variants(), system)
+    folder = download_files(hub, cache, tree, variant)
+    _note_branches(cache, pinned.commit)
+    return _checked(cache, candidate, pinned, admission, tree.variant(variant), folder)
 
 
 def _choose(
     request: Request, hub: Connection, place: RepositoryCache, candidates: list[Pinned], system: System
-) -> tuple[Candidate, Pinned, Admission, Tree]:
+) -> tuple[RemoteCode, Pinned, Admission, Tree]:
     """The best commit; offline the best one of which a variant for this machine is here in full."""
     for pinned in candidates if hub.is_offline else candidates[:1]:
         candidate = _candidate(hub, place, pinned, request.trust_remote_code)
@@ -169,7 +169,7 @@ def _choose(
     )
 
 
-def _admit(hub: Connection, place: RepositoryCache, candidate: Candidate) -> Admission:
+def _admit(hub: Connection, place: RepositoryCache, candidate: RemoteCode) -> Admission:
     """Ask the policy, before anything is downloaded. Raises TrustError; HubError for network trouble."""
 
     def is_trusted_publisher(organisation: str) -> bool:
@@ -214,8 +214,8 @@ def _candidate(
     pinned: Pinned,
     trust_remote_code: bool | tuple[str, ...],
     locked: bool = False,
-) -> Candidate:
-    return Candidate(
+) -> RemoteCode:
+    return RemoteCode(
         place.repo_id,
         place.repo_type,
         pinned.commit,
@@ -279,14 +279,14 @@ def _fetch_locked(
     locked: LockedKernel, backend: str | None, trust_remote_code: bool | tuple[str, ...], download: bool
 ) -> Fetched:
     hub = Connection()
-    place = RepositoryCache(cache_folder(), locked.repo_id, locked.repo_type)
+    cache = RepositoryCache(hub_cache_folder(), locked.repo_id, locked.repo_type)
     pinned = Pinned(locked.commit, locked.ref)
-    candidate = _candidate(hub, place, pinned, trust_remote_code, locked=bool(locked.variants))
-    admission = _admit(hub, place, candidate)
-    tree = locked.tree() if locked.variants else list_files(hub, place, locked.commit)
+    candidate = _candidate(hub, cache, pinned, trust_remote_code, locked=bool(locked.variants))
+    admission = _admit(hub, cache, candidate)
+    tree = locked.tree() if locked.variants else list_files(hub, cache, locked.commit)
     variant = best_variant(f"{locked.repo_id} as locked", tree.variants(), System.detect(backend))
-    folder = download_files(hub, place, tree, variant, download)
-    return _checked(place, candidate, pinned, admission, tree.variant(variant), folder)
+    folder = download_files(hub, cache, tree, variant, download)
+    return _checked(cache, candidate, pinned, admission, tree.variant(variant), folder)
 
 
 # -- files ------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ def _repair(hub: Connection, place: RepositoryCache, commit: str, files: list[Fi
 
 def _checked(
     place: RepositoryCache,
-    candidate: Candidate,
+    candidate: RemoteCode,
     pinned: Pinned,
     admission: Admission,
     files: list[File],

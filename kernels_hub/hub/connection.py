@@ -1,10 +1,11 @@
-"""Questions to a Hub, by `huggingface_hub`: retried where that helps, and with this library's errors."""
+"""Requests to a Hub through `huggingface_hub`, with retries and this library's errors."""
 
 from __future__ import annotations
 
 import json
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,19 +15,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import kernels_hub
-from kernels_hub.errors import HubError, MetadataError, RepositoryNotFoundError
-from kernels_hub.hub.cache import KnownRefs, RepositoryCache
+from kernels_hub.errors import HubError, RepositoryNotFoundError
 from kernels_hub.hub.http_errors import hub_errors, status_of
 from kernels_hub.hub.tree import BUILD, File, Tree
-from kernels_hub.repository.versions import MAIN, Refs, is_commit
+from kernels_hub.repository.versions import Refs, is_commit
+from kernels_hub.version import __version__
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-logger = logging.getLogger("kernels_hub")
+logger = logging.getLogger(__name__)
 
-YANKED_FILE = "yanked.json"
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _TRIES = 5
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0
@@ -34,8 +33,16 @@ _PARALLEL = 8
 _LOG_SECONDS = 30.0
 _WITHOUT_RELEASE_LOG = frozenset({"https://huggingface.co"})
 """Hubs that are known to keep none: they need not be asked."""
-_MOST_YANKED = 1 << 20
 _T = TypeVar("_T")
+
+
+def check_repository_name(repo_id: str) -> None:
+    """Raise RepositoryNotFoundError for a text that can name nothing on a Hub, a mistyped path for one."""
+    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", repo_id, re.ASCII) is None:
+        raise RepositoryNotFoundError(
+            f"{repo_id[:200]!r} names no repository: expected org/name (letters, digits, '-', '_' and '.'), "
+            "or where a folder or file is taken, one that exists"
+        )
 
 
 @dataclass(frozen=True)
@@ -51,9 +58,7 @@ class Connection:
         """The client; making it asks nothing."""
         from huggingface_hub import HfApi
 
-        return HfApi(
-            library_name="kernels_hub", library_version=kernels_hub.__version__, user_agent=self.user_agent
-        )
+        return HfApi(library_name="kernels_hub", library_version=__version__, user_agent=self.user_agent)
 
     @property
     def endpoint(self) -> str:
@@ -73,25 +78,10 @@ class Connection:
         """The branches and tags, in one call. Raises RepositoryNotFoundError, HubError."""
 
         def ask() -> Refs:
-            found = self.api.list_repo_refs(repo_id, repo_type=repo_type)
-            return Refs(_commits(repo_id, found.branches), _commits(repo_id, found.tags))
+            repo_refs = self.api.list_repo_refs(repo_id, repo_type=repo_type)
+            return Refs(_commits(repo_id, repo_refs.branches), _commits(repo_id, repo_refs.tags))
 
-        return self._ask(f"list the versions of {repo_id}", ask)
-
-    def known_refs(self, repo_id: str, repo_type: str, cache_dir: Path) -> KnownRefs:
-        """The branches, the tags, and which releases are yanked: one call, and one more a new `main`.
-
-        Raises IntegrityError where the Hub's release log refuses them.
-        """
-        from kernels_hub.hub.release_log import checked_refs
-
-        asked = time.time()
-        place = RepositoryCache(cache_dir, repo_id, repo_type)
-        refs, _ = checked_refs(self, place, self.refs(repo_id, repo_type))
-        yanked = {}
-        if refs.tags and (main := refs.branches.get(MAIN)) is not None:
-            yanked = self._yanked(repo_id, repo_type, main, cache_dir)
-        return KnownRefs(refs, yanked, asked)
+        return self.ask(f"list the versions of {repo_id}", ask)
 
     def release_log(self, repo_id: str, repo_type: str, after: int, most_bytes: int) -> bytes | None:
         """The release log from an entry on, as JSON; None where the Hub keeps none, as Hugging Face's does not.
@@ -124,7 +114,7 @@ class Connection:
                 hf_raise_for_status(response)
             return bytes(content)
 
-        return self._ask(f"read the release log of {repo_id}", ask)
+        return self.ask(f"read the release log of {repo_id}", ask)
 
     def tree(self, repo_id: str, repo_type: str, commit: str) -> Tree:
         """The files below `build/`, in one call (a thousand files each)."""
@@ -143,7 +133,7 @@ class Connection:
         from huggingface_hub.errors import EntryNotFoundError
 
         try:
-            return self._ask(f"list the variants of {repo_id} at {commit[:12]}", ask)
+            return self.ask(f"list the variants of {repo_id} at {commit[:12]}", ask)
         except RepositoryNotFoundError as error:
             if isinstance(error.__cause__, EntryNotFoundError):
                 return Tree(commit, {})
@@ -190,34 +180,11 @@ class Connection:
             return getattr(overview, "trustedKernelPublisher", False) is True
 
         try:
-            return self._ask(f"ask whether {organisation} is a trusted publisher", ask)
+            return self.ask(f"ask whether {organisation} is a trusted publisher", ask)
         except RepositoryNotFoundError:
             return False
 
-    def _yanked(self, repo_id: str, repo_type: str, main: str, cache_dir: Path) -> dict[str, str]:
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import EntryNotFoundError
-
-        known = try_to_load_from_cache(repo_id, YANKED_FILE, cache_dir, main, repo_type)
-        if known is not None and not isinstance(known, str):
-            return {}  # the Hub said once that this commit has none
-        try:
-            path = self._ask(
-                f"read {YANKED_FILE} of {repo_id}",
-                lambda: self.api.hf_hub_download(
-                    repo_id, YANKED_FILE, repo_type=repo_type, revision=main, cache_dir=cache_dir
-                ),
-            )
-            return parse_yanked(Path(path).read_bytes(), f"{repo_id}: {YANKED_FILE} on {MAIN}")
-        except RepositoryNotFoundError as error:
-            if isinstance(error.__cause__, EntryNotFoundError):
-                return {}
-            raise
-        except (OSError, MetadataError) as error:
-            logger.warning("%s; no release of it is taken as yanked", error)
-            return {}
-
-    def _ask(self, what: str, question: Callable[[], _T]) -> _T:
+    def ask(self, what: str, question: Callable[[], _T]) -> _T:
         """Ask, and ask again with growing pauses while the Hub is busy or failing."""
         for tries in range(1, _TRIES + 1):
             try:
@@ -230,14 +197,6 @@ class Connection:
                 logger.info("%s; asking again in %.1f s", error, wait)
                 time.sleep(wait)
         raise AssertionError("unreachable")
-
-
-def parse_yanked(data: bytes, where: str) -> dict[str, str]:
-    """Release -> reason, of a yanked.json. Raises MetadataError for one that is not of the form."""
-    from kernels_hub.parsing import Text, parse_json
-
-    advice = 'expected {"1.2.0": "reason"}'
-    return parse_json(data, dict[Text, Text], where=where, most_bytes=_MOST_YANKED, advice=advice)
 
 
 def listed_file(entry: Any) -> File:
@@ -254,15 +213,15 @@ def listed_file(entry: Any) -> File:
 
 
 def _commits(repo_id: str, refs: Iterable[Any]) -> dict[str, str]:
-    found = {}
+    commits = {}
     for ref in refs:
         name, commit = ref.name, ref.target_commit
         if not isinstance(name, str) or not isinstance(commit, str) or not is_commit(commit):
             raise HubError(
                 f"the Hub says that {str(name)[:100]!r} of {repo_id} is at {str(commit)[:100]!r}, which is no commit"
             )
-        found[name] = commit
-    return found
+        commits[name] = commit
+    return commits
 
 
 @contextmanager

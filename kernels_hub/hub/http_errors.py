@@ -1,4 +1,4 @@
-"""The one place where errors of `huggingface_hub` become errors of this library.
+"""Translates errors of `huggingface_hub` into errors of this library.
 
     unreachable, timeout, 5xx, 429, any other answer   HubError
     401, 403, a gated repository                       HubPermissionError
@@ -87,7 +87,7 @@ def translate(error: Exception, endpoint: str, what: str) -> KernelsHubError | N
     if isinstance(error, theirs.EntryNotFoundError):
         return RepositoryNotFoundError(f"{problem}: {_first_line(error)}")
     if isinstance(error, theirs.HFValidationError):
-        return RepositoryNotFoundError(f"{problem}: {_first_line(error)}")
+        return RepositoryNotFoundError(f"{problem}: {_first_line(error)}; a repository's name is org/name")
     if isinstance(error, theirs.LocalTokenNotFoundError):
         return HubPermissionError(f"{problem}: no token; log in with `hf auth login` or set HF_TOKEN")
     if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):

@@ -1,4 +1,4 @@
-"""Which commit a reference means, and in which repository: asked of the Hub, or known from before.
+"""Resolves a reference to a repository and a commit: asks the Hub, or its cached refs.
 
 A commit, and a release's tag whose files are here, are never asked for. Everything else is asked for
 once a process, and of processes that ask at the same time one asks for all. Where the Hub cannot be
@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kernels_hub.errors import HubError, HubPermissionError, OfflineError, RepositoryNotFoundError
-from kernels_hub.hub.cache import KnownRefs, RepositoryCache, cache_folder
-from kernels_hub.hub.connection import Connection
+from kernels_hub.hub.cache import KnownRefs, RepositoryCache, hub_cache_folder
+from kernels_hub.hub.connection import Connection, check_repository_name
+from kernels_hub.hub.known_refs import known_refs
 from kernels_hub.hub.tree import BUILD
-from kernels_hub.repository.versions import Pinned, Refs, Wanted
+from kernels_hub.repository.versions import Pinned, Refs, VersionRequest
 
-logger = logging.getLogger("kernels_hub")
+logger = logging.getLogger(__name__)
 
 REPO_TYPES = ("kernel", "model")
 MAX_AGE_VARIABLE = "KERNELS_HUB_REFS_MAX_AGE"
@@ -30,7 +31,7 @@ class Request:
     """What a reference asks for."""
 
     repo_id: str
-    wanted: Wanted
+    wanted: VersionRequest
     backend: str | None = None
     """Device type; None for the one that torch was built for."""
     repo_type: str | None = None
@@ -46,35 +47,36 @@ class Request:
 
 def locate(request: Request, hub: Connection) -> tuple[RepositoryCache, list[Pinned]]:
     """The repository's cache and the commits that fit, best first; offline, those that are known."""
-    root = cache_folder()
+    check_repository_name(request.repo_id)
+    root = hub_cache_folder()
     types = [request.repo_type] if request.repo_type else _types_by_presence(root, request.repo_id)
     if hub.is_offline:
         return _locate_offline(request, [RepositoryCache(root, request.repo_id, kind) for kind in types])
     for repo_type in types:
-        place = RepositoryCache(root, request.repo_id, repo_type)
-        if pinned := _immutable(request.wanted, place):
-            return place, [pinned]
+        cache = RepositoryCache(root, request.repo_id, repo_type)
+        if pinned := _immutable(request.wanted, cache):
+            return cache, [pinned]
     missing: RepositoryNotFoundError | None = None
     for repo_type in types:
-        place = RepositoryCache(root, request.repo_id, repo_type)
+        cache = RepositoryCache(root, request.repo_id, repo_type)
         try:
-            known = _ask_refs(hub, place)
+            known = _ask_refs(hub, cache)
         except RepositoryNotFoundError as error:
             missing = missing or error
             continue
         except HubPermissionError:
             raise
         except HubError as error:
-            known_before = place.read_refs()
+            known_before = cache.read_refs()
             fitting = [] if known_before is None else _candidates(request.wanted, known_before)
-            if not any(has_any_variant(place, pinned) for pinned in fitting):
+            if not any(has_any_variant(cache, pinned) for pinned in fitting):
                 raise
             logger.warning("%s; using %s of %s from the cache", error, fitting[0], request.repo_id)
-            return place, fitting
+            return cache, fitting
         fitting = _candidates(request.wanted, known)
         if not fitting:
             raise request.wanted.missing(request.repo_id, known.refs, known.yanked)
-        return place, fitting
+        return cache, fitting
     raise RepositoryNotFoundError(
         f"no repository {request.repo_id} at {hub.endpoint}, neither as a kernel nor as a model, "
         "or a private one that this token may not see; "
@@ -87,7 +89,7 @@ def _types_by_presence(root: Path, repo_id: str) -> list[str]:
     return sorted(REPO_TYPES, key=lambda kind: not RepositoryCache(root, repo_id, kind).folder.is_dir())
 
 
-def _immutable(wanted: Wanted, place: RepositoryCache) -> Pinned | None:
+def _immutable(wanted: VersionRequest, place: RepositoryCache) -> Pinned | None:
     """What needs no question: a commit, or the tag of a release that was seen before, with its files."""
     if wanted.commit is not None:
         pinned = Pinned(wanted.commit, wanted.commit)
@@ -109,7 +111,7 @@ def has_any_variant(place: RepositoryCache, pinned: Pinned) -> bool:
     return any(place.holds(pinned.commit, tree.variant(name)) for name in tree.variants())
 
 
-def _candidates(wanted: Wanted, known: KnownRefs) -> list[Pinned]:
+def _candidates(wanted: VersionRequest, known: KnownRefs) -> list[Pinned]:
     return wanted.candidates(known.refs, known.yanked)
 
 
@@ -121,17 +123,17 @@ def _ask_refs(hub: Connection, place: RepositoryCache) -> KnownRefs:
         known = place.read_refs()
         if known is not None and known.asked >= oldest:
             return known
-        known = hub.known_refs(place.repo_id, place.repo_type, place.root)
+        known = known_refs(hub, place)
         place.write_refs(known)
     return known
 
 
 def _locate_offline(request: Request, places: list[RepositoryCache]) -> tuple[RepositoryCache, list[Pinned]]:
-    for place in places:
-        fitting = _candidates(request.wanted, place.read_refs() or KnownRefs(Refs()))
-        here = [pinned for pinned in fitting if has_any_variant(place, pinned)]
+    for cache in places:
+        fitting = _candidates(request.wanted, cache.read_refs() or KnownRefs(Refs()))
+        here = [pinned for pinned in fitting if has_any_variant(cache, pinned)]
         if here:
-            return place, here
+            return cache, here
     raise OfflineError(
         f"{request} is not available offline: HF_HUB_OFFLINE is set and {places[0].root} does not hold it; "
         f"fetch it once online (kernels-hub download {request.repo_id}), bring it in a bundle, "

@@ -1,113 +1,19 @@
-"""kernels.lock: which commits a project uses, and the sha256 of every file of every variant.
-
-The file is JSON, sorted, and a function of its content: locking twice gives equal bytes. Lock files
-of HF `kernels`, which pin commits only, are read too.
-"""
+"""Reads kernels.lock and the dependencies that a pyproject.toml asks for; finds the lock of a caller's project."""
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from kernels_hub.errors import LockError, VersionError
-from kernels_hub.hub.tree import BUILD, File, Tree
-from kernels_hub.repository.caller import Caller
-from kernels_hub.repository.versions import Wanted
+from kernels_hub.hub.caller import Caller
+from kernels_hub.hub.locked_kernels import LOCK_FILE, PROJECT_FILE, Dependency, Lock
+from kernels_hub.repository.versions import VersionRequest
 
-LOCK_FILE = "kernels.lock"
-PROJECT_FILE = "pyproject.toml"
-_FORMAT = 1
 _REPOSITORY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Dependency:
-    """A kernel that a project, or another kernel, asks for."""
-
-    repo_id: str
-    wanted: Wanted
-    repo_type: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.repo_id}{self.wanted}"
-
-
-@dataclass(frozen=True)
-class LockedKernel:
-    """One kernel at one commit."""
-
-    repo_id: str
-    repo_type: str
-    wanted: Wanted
-    ref: str
-    """The tag, branch or commit that was chosen."""
-    commit: str
-    direct: bool
-    """Whether the project itself asks for it; otherwise another kernel does."""
-    variants: Mapping[str, Mapping[str, str]] = field(hash=False)
-    """Variant -> path inside -> sha256. Empty where another library's lock pins the commit only."""
-    depends: tuple[Dependency, ...] = ()
-
-    def tree(self) -> Tree:
-        """The files that it pins."""
-        return Tree.of(
-            self.commit,
-            (
-                File(f"{BUILD}/{variant}/{inside}", sha256=sha256)
-                for variant, files in self.variants.items()
-                for inside, sha256 in files.items()
-            ),
-        )
-
-    def __str__(self) -> str:
-        return f"{self.repo_id}{self.wanted} at {self.ref} ({self.commit[:12]})"
-
-
-@dataclass(frozen=True)
-class Lock:
-    """The content of a kernels.lock."""
-
-    kernels: tuple[LockedKernel, ...]
-    where: str = LOCK_FILE
-
-    def direct(self, repo_id: str) -> LockedKernel:
-        """What the project pins of a repository. Raises LockError where it pins nothing."""
-        for kernel in self.kernels:
-            if kernel.repo_id == repo_id and kernel.direct:
-                return kernel
-        known = ", ".join(sorted({kernel.repo_id for kernel in self.kernels if kernel.direct})) or "nothing"
-        raise LockError(
-            f"{self.where} does not lock {repo_id}; it locks {known}. Add it to [tool.kernels-hub.dependencies] of "
-            f"{PROJECT_FILE} and run: kernels-hub lock"
-        )
-
-    def find(self, dependency: Dependency) -> LockedKernel | None:
-        """What is pinned for exactly this request."""
-        for kernel in self.kernels:
-            if (kernel.repo_id, kernel.wanted) == (dependency.repo_id, dependency.wanted):
-                return kernel
-        return None
-
-    def to_json(self) -> str:
-        """The file's text."""
-        rows = [_row(kernel) for kernel in sorted(self.kernels, key=_order)]
-        return json.dumps({"format": _FORMAT, "kernels": rows}, indent=1, ensure_ascii=False) + "\n"
-
-    def to_peer_json(self) -> str:
-        """The same commits as HF `kernels` reads them; it knows no digests and no specifiers."""
-        rows = []
-        for kernel in sorted(self.kernels, key=_order):
-            wanted = kernel.wanted
-            by: dict[str, Any] = (
-                {"version": wanted.version} if isinstance(wanted.version, int) else {"revision": kernel.ref}
-            )
-            rows.append({"dependency": {"repo-id": kernel.repo_id, **by}, "lock": {"commit": kernel.commit}})
-        return json.dumps(rows, indent=2) + "\n"
 
 
 def read_lock(path: Path) -> Lock:
@@ -174,7 +80,7 @@ def read_dependencies(project: Path) -> list[Dependency]:
     except OSError as error:
         raise LockError(f"{project} cannot be read: {error}") from error
     tools = document.get("tool", {})
-    found: dict[str, Dependency] = {}
+    dependencies: dict[str, Dependency] = {}
     for section in ("kernels-hub", "kernels"):
         tool = tools.get(section, {}) if isinstance(tools, dict) else {}
         table = tool.get("dependencies", {}) if isinstance(tool, dict) else {}
@@ -183,11 +89,11 @@ def read_dependencies(project: Path) -> list[Dependency]:
             raise LockError(f"{where}: expected a table of repositories")
         for repo_id, value in table.items():
             dependency = _dependency(repo_id, value, where)
-            if found.setdefault(repo_id, dependency) != dependency:
+            if dependencies.setdefault(repo_id, dependency) != dependency:
                 raise LockError(
-                    f"{where}: {repo_id} is asked for twice, as {found[repo_id]} and {dependency}"
+                    f"{where}: {repo_id} is asked for twice, as {dependencies[repo_id]} and {dependency}"
                 )
-    return [found[repo_id] for repo_id in sorted(found)]
+    return [dependencies[repo_id] for repo_id in sorted(dependencies)]
 
 
 def write_egg_lockfile(command: Any, basename: str, filename: str) -> None:
@@ -203,34 +109,6 @@ def write_egg_lockfile(command: Any, basename: str, filename: str) -> None:
         command.write_or_delete_file(LOCK_FILE, filename, text)
 
 
-# -- reading and writing ----------------------------------------------------------------------------
-
-
-def _order(kernel: LockedKernel) -> tuple[str, str]:
-    return kernel.repo_id, str(kernel.wanted)
-
-
-def _row(kernel: LockedKernel) -> dict[str, Any]:
-    return {
-        "repository": kernel.repo_id,
-        "type": kernel.repo_type,
-        **_wanted_row(kernel.wanted),
-        "ref": kernel.ref,
-        "commit": kernel.commit,
-        "direct": kernel.direct,
-        "depends": [
-            {"repository": dependency.repo_id, **_wanted_row(dependency.wanted)}
-            for dependency in kernel.depends
-        ],
-        "variants": {name: dict(sorted(files.items())) for name, files in sorted(kernel.variants.items())},
-    }
-
-
-def _wanted_row(wanted: Wanted) -> dict[str, Any]:
-    known = {"version": wanted.version, "revision": wanted.revision}
-    return {key: value for key, value in known.items() if value is not None}
-
-
 def _dependency(repo_id: str, value: object, where: str) -> Dependency:
     table = value if isinstance(value, dict) else {"version": value}
     if unknown := sorted(table.keys() - {"version", "revision", "type"}):
@@ -243,7 +121,7 @@ def _dependency(repo_id: str, value: object, where: str) -> Dependency:
     if _REPOSITORY.fullmatch(repo_id) is None or "--" in repo_id or ".." in repo_id:
         raise LockError(f"{where}: {repo_id!r} is not of the form 'org/name'")
     try:
-        wanted = Wanted.of(repo_id, table.get("version"), table.get("revision"))
+        wanted = VersionRequest.of(repo_id, table.get("version"), table.get("revision"))
     except VersionError as error:
         raise LockError(f"{where}: {error}") from error
     return Dependency(repo_id, wanted, repo_type)
@@ -251,11 +129,11 @@ def _dependency(repo_id: str, value: object, where: str) -> Dependency:
 
 def up_to_the_project(folder: Path) -> Iterator[Path]:
     """A folder and those above it, to the one that holds the project; none of site-packages and above."""
-    for place in (folder, *folder.parents):
-        if place.name in {"site-packages", "dist-packages"}:
+    for parent in (folder, *folder.parents):
+        if parent.name in {"site-packages", "dist-packages"}:
             return
-        yield place
-        if (place / PROJECT_FILE).is_file() or (place / ".git").exists():
+        yield parent
+        if (parent / PROJECT_FILE).is_file() or (parent / ".git").exists():
             return
 
 

@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
+from kernels_hub.contained_paths import relative_path_problem
 from kernels_hub.errors import LockError, VersionError
-from kernels_hub.files import relative_path_problem
-from kernels_hub.hub.lock import Dependency, Lock, LockedKernel
+from kernels_hub.hub.locked_kernels import Dependency, Lock, LockedKernel
 from kernels_hub.hub.tree import BUILD
 from kernels_hub.parsing import CommitId, RepositoryId, Sha256, Struct, parse_json
-from kernels_hub.repository.versions import Wanted
+from kernels_hub.repository.versions import VersionRequest
 
 FORMAT = 1
 MOST_BYTES = 32 << 20
@@ -105,7 +105,7 @@ class _Malformed(ValueError):
 
 
 def _once(kernels: Iterable[LockedKernel]) -> tuple[LockedKernel, ...]:
-    found: dict[tuple[str, Wanted], LockedKernel] = {}
+    found: dict[tuple[str, VersionRequest], LockedKernel] = {}
     for kernel in kernels:
         if found.setdefault((kernel.repo_id, kernel.wanted), kernel) is not kernel:
             raise _Malformed(f"{kernel.repo_id}{kernel.wanted} stands there twice")
@@ -129,19 +129,21 @@ def _kernel(row: KernelRow) -> LockedKernel:
     return LockedKernel(
         row.repository,
         row.type,
-        Wanted.of(row.repository, row.version, row.revision),
+        VersionRequest.of(row.repository, row.version, row.revision),
         row.ref,
         row.commit,
         row.direct,
         row.variants,
         tuple(
-            Dependency(one.repository, Wanted.of(one.repository, one.version, one.revision))
-            for one in row.depends
+            Dependency(
+                depend.repository, VersionRequest.of(depend.repository, depend.version, depend.revision)
+            )
+            for depend in row.depends
         ),
     )
 
 
 def _peer_kernel(row: _PeerRow) -> LockedKernel:
     asked, commit = row.dependency, row.lock.commit
-    wanted = Wanted.of(asked.repo_id, asked.version, asked.revision)
+    wanted = VersionRequest.of(asked.repo_id, asked.version, asked.revision)
     return LockedKernel(asked.repo_id, "kernel", wanted, commit, commit, True, {})

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from kernels_hub.errors import HubError, LockError, MetadataError, RepositoryNotFoundError
 from kernels_hub.files import write_atomically
-from kernels_hub.hub.cache import RepositoryCache, cache_folder
+from kernels_hub.hub.cache import RepositoryCache, hub_cache_folder
 from kernels_hub.hub.client import list_files
 from kernels_hub.hub.connection import Connection
 from kernels_hub.hub.locate import Request, locate
-from kernels_hub.hub.lock import Dependency, Lock, LockedKernel
+from kernels_hub.hub.locked_kernels import Dependency, Lock, LockedKernel
 from kernels_hub.hub.tree import BUILD, File, Tree
 from kernels_hub.repository.metadata import METADATA_FILE, read_metadata
-from kernels_hub.repository.versions import Wanted, parse_tag
+from kernels_hub.repository.versions import VersionRequest, parse_tag
 
-logger = logging.getLogger("kernels_hub")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,29 +47,32 @@ def make_lock(
     depend on one another in a ring.
     """
     hub = Connection()
-    found: dict[Dependency, LockedKernel] = {}
+    kernels: dict[Dependency, LockedKernel] = {}
 
     def visit(asked: Dependency, chain: tuple[Dependency, ...]) -> None:
-        if any(other.repo_id == asked.repo_id for other in chain):
+        if any(ancestor.repo_id == asked.repo_id for ancestor in chain):
             ring = " -> ".join(map(str, (*chain, asked)))
             raise MetadataError(f"kernels depend on one another in a ring: {ring}")
         key = replace(asked, repo_type=None)
-        if key in found:
+        if key in kernels:
             if not chain:
-                found[key] = replace(found[key], direct=True)
+                kernels[key] = replace(kernels[key], direct=True)
             return
-        kept = None if former is None else former.find(asked)
+        former_kernel = None if former is None else former.find(asked)
         keep = (
-            kept is not None and bool(kept.variants) and upgrade is not None and asked.repo_id not in upgrade
+            former_kernel is not None
+            and bool(former_kernel.variants)
+            and upgrade is not None
+            and asked.repo_id not in upgrade
         )
-        kernel = kept if keep and kept is not None else _lock(hub, asked)
-        found[key] = replace(kernel, direct=not chain)
+        kernel = former_kernel if keep and former_kernel is not None else _lock(hub, asked)
+        kernels[key] = replace(kernel, direct=not chain)
         for dependency in kernel.depends:
             visit(dependency, (*chain, asked))
 
     for dependency in dependencies:
         visit(dependency, ())
-    return Lock(tuple(found.values()))
+    return Lock(tuple(kernels.values()))
 
 
 def changes(former: Lock | None, new: Lock) -> list[Change]:
@@ -79,29 +82,29 @@ def changes(former: Lock | None, new: Lock) -> list[Change]:
         return {} if lock is None else {Dependency(k.repo_id, k.wanted): k for k in lock.kernels}
 
     before, after = by_request(former), by_request(new)
-    found = []
+    differences = []
     for key in sorted(before.keys() | after.keys(), key=lambda d: (d.repo_id, str(d.wanted))):
         old, fresh = before.get(key), after.get(key)
         if old != fresh:
-            found.append(
+            differences.append(
                 Change(
                     str(key),
                     None if old is None else f"{old.ref} ({old.commit[:12]})",
                     None if fresh is None else f"{fresh.ref} ({fresh.commit[:12]})",
                 )
             )
-    return found
+    return differences
 
 
 def check_lock(lock: Lock, dependencies: Iterable[Dependency]) -> None:
     """Raise LockError unless a lock answers exactly what a project asks for. Asks no Hub."""
-    wanted = {(dependency.repo_id, dependency.wanted) for dependency in dependencies}
+    required = {(dependency.repo_id, dependency.wanted) for dependency in dependencies}
     pinned = {(kernel.repo_id, kernel.wanted) for kernel in lock.kernels if kernel.direct}
     everything = {(kernel.repo_id, kernel.wanted) for kernel in lock.kernels}
     needed = {(d.repo_id, d.wanted) for kernel in lock.kernels for d in kernel.depends}
     problems = [
-        *(f"{repo}{want} is asked for, but not locked" for repo, want in _sorted(wanted - pinned)),
-        *(f"{repo}{want} is locked, but not asked for" for repo, want in _sorted(pinned - wanted)),
+        *(f"{repo}{want} is asked for, but not locked" for repo, want in _sorted(required - pinned)),
+        *(f"{repo}{want} is locked, but not asked for" for repo, want in _sorted(pinned - required)),
         *(f"{repo}{want} is depended on, but not locked" for repo, want in _sorted(needed - everything)),
     ]
     if problems:
@@ -127,13 +130,13 @@ def check_tags(lock: Lock) -> str | None:
                 continue
             except HubError as error:
                 unknown = str(error)
-        asked = tags is not None
+        remote = tags is not None
         if tags is None:
-            known = RepositoryCache(cache_folder(), repo_id, repo_type).read_refs()
+            known = RepositoryCache(hub_cache_folder(), repo_id, repo_type).read_refs()
             tags = {} if known is None else known.refs.tags
         for kernel in kernels:
             now = tags.get(kernel.ref)
-            if now is None and asked:
+            if now is None and remote:
                 moved.append(f"tag {kernel.ref} of {repo_id}, locked at {kernel.commit[:12]}, is gone")
             elif now not in (None, kernel.commit):
                 moved.append(
@@ -149,11 +152,11 @@ def check_tags(lock: Lock) -> str | None:
 
 def _tagged(lock: Lock) -> dict[tuple[str, str], list[LockedKernel]]:
     """The kernels that are pinned by a release's tag, by repository."""
-    found: dict[tuple[str, str], list[LockedKernel]] = {}
+    by_repository: dict[tuple[str, str], list[LockedKernel]] = {}
     for kernel in lock.kernels:
         if parse_tag(kernel.ref) is not None:
-            found.setdefault((kernel.repo_id, kernel.repo_type), []).append(kernel)
-    return found
+            by_repository.setdefault((kernel.repo_id, kernel.repo_type), []).append(kernel)
+    return by_repository
 
 
 def write_lock(lock: Lock, path: Path, for_peer: bool = False) -> None:
@@ -162,33 +165,33 @@ def write_lock(lock: Lock, path: Path, for_peer: bool = False) -> None:
     write_atomically(path, text)
 
 
-def _sorted(pairs: set[tuple[str, Wanted]]) -> list[tuple[str, Wanted]]:
+def _sorted(pairs: set[tuple[str, VersionRequest]]) -> list[tuple[str, VersionRequest]]:
     return sorted(pairs, key=lambda pair: (pair[0], str(pair[1])))
 
 
 def _lock(hub: Connection, asked: Dependency) -> LockedKernel:
-    place, candidates = locate(Request(asked.repo_id, asked.wanted, repo_type=asked.repo_type), hub)
+    cache, candidates = locate(Request(asked.repo_id, asked.wanted, repo_type=asked.repo_type), hub)
     pinned = candidates[0]
     logger.info("locking %s at %s", asked, pinned)
-    tree = list_files(hub, place, pinned.commit)
+    tree = list_files(hub, cache, pinned.commit)
     if not tree.files:
-        raise LockError(f"{asked} cannot be locked: {place.repo_id} has nothing in {BUILD}/ at {pinned}")
-    _fetch_small(hub, place, tree)
+        raise LockError(f"{asked} cannot be locked: {cache.repo_id} has nothing in {BUILD}/ at {pinned}")
+    _fetch_small(hub, cache, tree)
     variants = {
         name: {
-            file.path.removeprefix(f"{BUILD}/{name}/"): _sha256(place, tree, file)
+            file.path.removeprefix(f"{BUILD}/{name}/"): _sha256(cache, tree, file)
             for file in tree.variant(name)
         }
         for name in tree.variants()
     }
     depends: dict[Dependency, None] = {}
     for name in variants:
-        metadata = read_metadata(place.snapshot(tree.commit) / BUILD / name, place.repo_id.partition("/")[2])
+        metadata = read_metadata(cache.snapshot(tree.commit) / BUILD / name, cache.repo_id.partition("/")[2])
         for row in metadata.kernel_depends:
-            depends[Dependency(row.repo_id, Wanted.of(row.repo_id, row.version, row.revision))] = None
+            depends[Dependency(row.repo_id, VersionRequest.of(row.repo_id, row.version, row.revision))] = None
     return LockedKernel(
-        place.repo_id,
-        place.repo_type,
+        cache.repo_id,
+        cache.repo_type,
         asked.wanted,
         pinned.ref,
         pinned.commit,

@@ -7,15 +7,16 @@ from pathlib import Path
 
 from kernels_hub.errors import LockError
 from kernels_hub.hub.bundle import Item
-from kernels_hub.hub.cache import RepositoryCache, cache_folder
+from kernels_hub.hub.cache import RepositoryCache, hub_cache_folder
 from kernels_hub.hub.client import best_variant, download_files, list_files
 from kernels_hub.hub.connection import Connection
 from kernels_hub.hub.locate import Request, locate
-from kernels_hub.hub.lock import LOCK_FILE, Dependency, LockedKernel, read_lock
+from kernels_hub.hub.lock import read_lock
+from kernels_hub.hub.locked_kernels import LOCK_FILE, Dependency, LockedKernel
 from kernels_hub.hub.tree import BUILD, Tree
 from kernels_hub.repository.metadata import read_metadata
 from kernels_hub.repository.system import System
-from kernels_hub.repository.versions import Wanted
+from kernels_hub.repository.versions import VersionRequest
 
 Wish = Dependency | LockedKernel
 """What to bring: a version that is to be resolved, or one that a lock pins."""
@@ -29,7 +30,7 @@ def wanted_kernels(texts: Sequence[str], lockfile: Path | None = None) -> list[W
     if texts and lockfile is None:
         return [parse_dependency(text) for text in texts]
     path = lockfile or Path(LOCK_FILE)
-    if lockfile is None and not path.is_file():
+    if lockfile is None and not path.exists():
         raise LockError(
             f"name kernels (org/name@1), or run this beside a {LOCK_FILE}; {path.absolute()} is missing"
         )
@@ -41,15 +42,15 @@ def wanted_kernels(texts: Sequence[str], lockfile: Path | None = None) -> list[W
 
 def parse_dependency(text: str) -> Dependency:
     """ "org/name", "org/name@1" (branch v1), "org/name@>=1,<2", "org/name@1.2.0", or a revision after the @."""
-    repo_id, _, asked = text.partition("@")
-    if not asked:
-        return Dependency(repo_id, Wanted())
-    if asked.isdigit():
-        return Dependency(repo_id, Wanted.of(repo_id, int(asked), None))
-    if asked[0] in "<>=!~":
-        return Dependency(repo_id, Wanted.of(repo_id, asked, None))
-    revision = f"v{asked}" if asked[0].isdigit() and asked.count(".") == 2 else asked
-    return Dependency(repo_id, Wanted.of(repo_id, None, revision))
+    repo_id, _, version = text.partition("@")
+    if not version:
+        return Dependency(repo_id, VersionRequest())
+    if version.isdigit():
+        return Dependency(repo_id, VersionRequest.of(repo_id, int(version), None))
+    if version[0] in "<>=!~":
+        return Dependency(repo_id, VersionRequest.of(repo_id, version, None))
+    revision = f"v{version}" if version[0].isdigit() and version.count(".") == 2 else version
+    return Dependency(repo_id, VersionRequest.of(repo_id, None, revision))
 
 
 def provision(wishes: Iterable[Wish], backend: str | None = None, all_variants: bool = False) -> list[Item]:
@@ -68,31 +69,31 @@ def provision(wishes: Iterable[Wish], backend: str | None = None, all_variants: 
         wish = queue.pop(0)
         if wish in done:
             continue
-        place, tree = _find(hub, wish)
+        cache, tree = _find(hub, wish)
         what = str(wish)
         variants = tree.variants() if system is None else [best_variant(what, tree.variants(), system)]
         for name in variants:
-            download_files(hub, place, tree, name)
+            download_files(hub, cache, tree, name)
         files = [file for name in variants for file in tree.variant(name)]
         partial = tree.partial or len(variants) < len(tree.variants())
-        done[wish] = Item(place, Tree.of(tree.commit, files, partial), place.read_refs())
+        done[wish] = Item(cache, Tree.of(tree.commit, files, partial), cache.read_refs())
         if isinstance(wish, Dependency) or not wish.variants:
-            queue += _depends(place, tree.commit, variants)
+            queue += _depends(cache, tree.commit, variants)
     return list({(item.place.repo_id, item.tree.commit): item for item in done.values()}.values())
 
 
 def _find(hub: Connection, wish: Wish) -> tuple[RepositoryCache, Tree]:
     if isinstance(wish, LockedKernel):
-        place = RepositoryCache(cache_folder(), wish.repo_id, wish.repo_type)
-        return place, wish.tree() if wish.variants else list_files(hub, place, wish.commit)
-    place, candidates = locate(Request(wish.repo_id, wish.wanted, repo_type=wish.repo_type), hub)
-    return place, list_files(hub, place, candidates[0].commit)
+        cache = RepositoryCache(hub_cache_folder(), wish.repo_id, wish.repo_type)
+        return cache, wish.tree() if wish.variants else list_files(hub, cache, wish.commit)
+    cache, candidates = locate(Request(wish.repo_id, wish.wanted, repo_type=wish.repo_type), hub)
+    return cache, list_files(hub, cache, candidates[0].commit)
 
 
 def _depends(place: RepositoryCache, commit: str, variants: Iterable[str]) -> list[Wish]:
-    found: dict[Wish, None] = {}
+    depends: dict[Wish, None] = {}
     for name in variants:
         metadata = read_metadata(place.snapshot(commit) / BUILD / name, place.repo_id.partition("/")[2])
         for row in metadata.kernel_depends:
-            found[Dependency(row.repo_id, Wanted.of(row.repo_id, row.version, row.revision))] = None
-    return list(found)
+            depends[Dependency(row.repo_id, VersionRequest.of(row.repo_id, row.version, row.revision))] = None
+    return list(depends)

@@ -41,7 +41,7 @@ from kernels_hub.hub.publish_plan import (
     previous_release,
 )
 from kernels_hub.hub.release import Release
-from kernels_hub.hub.releases import read_yanked, remote_interface
+from kernels_hub.hub.releases import read_yanked, remote_file, remote_interface
 from kernels_hub.repository.versions import MAIN
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class _Look:
         self.endpoint = self.connection.endpoint
         self.tree: Callable[[str], Tree] = cache(self._tree)
         self.title: Callable[[str], str] = cache(self._title)
+        self.content: Callable[[str, str], bytes] = cache(self._content)
 
     def remote(self) -> Remote:
         release = self.release
@@ -96,7 +97,7 @@ class _Look:
             raise
         except RepositoryNotFoundError:
             return Remote(exists=False)
-        return Remote(True, refs, self.tree, self.title)
+        return Remote(True, refs, self.tree, self.title, self.content)
 
     def _tree(self, commit: str) -> Tree:
         from huggingface_hub.hf_api import RepoFile
@@ -121,6 +122,10 @@ class _Look:
                 release.repo_id, revision=commit, repo_type=release.repo_type
             )
         return commits[0].title if commits else ""
+
+    def _content(self, commit: str, path: str) -> bytes:
+        release = self.release
+        return remote_file(self.connection, release.repo_id, release.repo_type, commit, path)
 
 
 def publish(
@@ -281,8 +286,8 @@ class _Publisher:
             time.sleep(_pause(min(self._stale, 5)))
         elif status in _BUSY and self._busy < _MAX_BUSY:
             self._busy += 1
-            asked = min(wait_asked_for(error) or 0.0, _LONGEST_WAIT_S)
-            time.sleep(max(asked, _pause(2 ** (self._busy + 1))))
+            wait_s = min(wait_asked_for(error) or 0.0, _LONGEST_WAIT_S)
+            time.sleep(max(wait_s, _pause(2 ** (self._busy + 1))))
         elif status in _STALE:
             raise PublishError(
                 f"{self.release.repo_id} changes faster than {self.release.version} can be published: {error}; "
@@ -294,17 +299,17 @@ class _Publisher:
 
 def _do(step: Step, release: Release, look: _Look, private: bool) -> None:
     api: Any = look.api
-    place = {"repo_id": release.repo_id, "repo_type": release.repo_type}
+    target = {"repo_id": release.repo_id, "repo_type": release.repo_type}
     with hub_errors(look.endpoint, f"{step} of {release.repo_id}"):
         match step:
             case CreateRepository():
                 _create_repository(release, look, private)
             case CreateBranch(branch=branch, commit=commit):
-                api.create_branch(**place, branch=branch, revision=commit)
+                api.create_branch(**target, branch=branch, revision=commit)
             case CreateTag(tag=tag, commit=commit):
-                api.create_tag(**place, tag=tag, revision=commit, tag_message=release.title)
+                api.create_tag(**target, tag=tag, revision=commit, tag_message=release.title)
             case DeleteBranch(branch=branch):
-                api.delete_branch(**place, branch=branch)
+                api.delete_branch(**target, branch=branch)
             case Commit():
                 _commit(step, release, look)
             case Unfinished():
@@ -335,7 +340,7 @@ def _commit(step: Commit, release: Release, look: _Look) -> None:
 
     with ExitStack() as stack:
         try:
-            found = look.api.create_commit(
+            created = look.api.create_commit(
                 release.repo_id,
                 [
                     *(CommitOperationDelete(path, is_folder=False) for path in step.delete),
@@ -353,7 +358,7 @@ def _commit(step: Commit, release: Release, look: _Look) -> None:
                 f"{release.repo_id}: the Hub does not take the card or a path: {error}"
             ) from error
     if step.branch != MAIN:
-        _check_commit(found.oid, step, release, look)
+        _check_commit(created.oid, step, release, look)
 
 
 def _additions(step: Commit, stack: ExitStack) -> Iterator[tuple[str, BinaryIO | str]]:

@@ -1,11 +1,11 @@
-"""What is left to be done to publish a release: one step at a time, from what the Hub holds.
+"""Plans the publication of a release: the next step, from what the Hub holds.
 
     1. no repository                    CreateRepository
     2. no branch to commit to           CreateBranch, from main
     3. the branch holds something else  Commit: one, with its parent, to exactly the release's tree
     4. the branch holds the release     CreateTag v1.2.0, which makes it a release for everyone
     5. a branch of its own is left      DeleteBranch
-    6. main shows another card          Commit of README.md and kernel.toml
+    6. main shows another card          Commit of README.md, its pictures and kernel.toml
 
 `next_step` looks only at the Hub's state, so a publish that died anywhere goes on where it stopped,
 and one that finds nothing left to do does nothing. Before the tag is there nobody takes it for a
@@ -24,9 +24,12 @@ from dataclasses import dataclass, field, replace
 from packaging.version import Version
 
 from kernels_hub.errors import VersionExistsError
-from kernels_hub.hub.release import Release, ReleaseFile
+from kernels_hub.hub.release import Release, ReleaseFile, is_picture
 from kernels_hub.repository.card import CARD_FILE
+from kernels_hub.repository.metadata import METADATA_FILE
+from kernels_hub.repository.provenance import equal_but_for_provenance
 from kernels_hub.repository.source import MANIFEST_FILE
+from kernels_hub.repository.variant_files import SIGNATURE_FILE
 from kernels_hub.repository.versions import MAIN, Refs
 
 CARD_FILES = (CARD_FILE, MANIFEST_FILE)
@@ -36,6 +39,7 @@ KEPT = frozenset({".gitattributes"})
 
 _TITLE = re.compile(r"Release (\S+)")
 _SHOWN = 5
+_MOST_METADATA_BYTES = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ class Remote:
     """Every file at a commit."""
     title: Callable[[str], str] = field(default=lambda _: "", compare=False)
     """First line of a commit's message."""
+    content: Callable[[str, str], bytes] = field(default=lambda _commit, _path: b"", compare=False)
+    """A file at a commit, by its path."""
 
 
 # -- steps ------------------------------------------------------------------------------------------
@@ -154,7 +160,7 @@ def next_step(release: Release, remote: Remote, *, replace_unfinished: bool = Fa
     tagged = remote.refs.tags.get(release.tag)
     if tagged is None:
         return _towards_the_tag(release, remote, replace_unfinished=replace_unfinished)
-    if differences := _differences(release, remote.tree(tagged)):
+    if differences := _differences(release, remote, tagged):
         shown = ", ".join(differences[:_SHOWN])
         rest = f" and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
         raise VersionExistsError(
@@ -205,7 +211,7 @@ def _towards_the_tag(release: Release, remote: Remote, *, replace_unfinished: bo
         previous = previous_release(release, remote.refs, {})
         return CreateBranch(branch, branches[MAIN] if leads or previous is None else previous[1])
     tree = remote.tree(head)
-    if not _differences(release, tree):
+    if not _differences(release, remote, head):
         return CreateTag(release.tag, head)
     if not replace_unfinished and (title := _unfinished(remote, head)) is not None:
         return Unfinished(branch, head, title)
@@ -240,23 +246,37 @@ def _towards_the_card(release: Release, remote: Remote) -> Step | None:
 
 
 def _card_commit(release: Release, head: str | None, tree: Tree) -> Commit:
-    wanted = [release.files[path] for path in CARD_FILES if path in release.files]
-    add = tuple(file for file in wanted if not _holds(tree, file.path, file))
+    shown = (*CARD_FILES, *sorted(release.pictures))
+    shown_files = [release.files[path] for path in shown if path in release.files]
+    add = tuple(file for file in shown_files if not _holds(tree, file.path, file))
     return Commit(MAIN, head, f"Card of {release.version}", add)
 
 
-def _differences(release: Release, tree: Tree) -> list[str]:
-    """Paths at which a commit is not the release. The card may have been written by another version
-    of this library: it does not count."""
-    ignored = KEPT | {CARD_FILE}
-    return [
-        *(
-            path
-            for path, file in release.files.items()
-            if path not in ignored and not _holds(tree, path, file)
-        ),
-        *(path for path in sorted(tree) if path not in release.files and path not in ignored),
-    ]
+def _differences(release: Release, remote: Remote, commit: str) -> list[str]:
+    """Paths at which a commit is not the release.
+
+    What may differ between builds of the same content does not count: the card, which another version of this library
+    may have written, and its pictures; where the variants come from, and then the signatures over that.
+    """
+    tree = remote.tree(commit)
+    changed = [path for path, file in release.files.items() if not _holds(tree, path, file)]
+    added = [path for path in sorted(tree) if path not in release.files]
+    rebuilt = {
+        path.rpartition("/")[0]
+        for path in changed
+        if path.rpartition("/")[2] == METADATA_FILE
+        and path in tree
+        and tree[path].size <= _MOST_METADATA_BYTES
+        and equal_but_for_provenance(release.files[path].local.read_bytes(), remote.content(commit, path))
+    }
+
+    def counts(path: str) -> bool:
+        folder, _, name = path.rpartition("/")
+        if folder in rebuilt and name in (METADATA_FILE, SIGNATURE_FILE):
+            return path not in tree
+        return path not in KEPT and path != CARD_FILE and not is_picture(path)
+
+    return list(filter(counts, changed + added))
 
 
 def _holds(tree: Tree, path: str, file: ReleaseFile) -> bool:
@@ -296,11 +316,11 @@ def _after(state: Remote, step: Step, trees: dict[str, Tree], new: str) -> Remot
         case DeleteBranch(branch=branch):
             del branches[branch]
         case Commit(branch=branch, parent=parent):
-            kept = {} if parent is None else dict(state.tree(parent))
+            remaining = {} if parent is None else dict(state.tree(parent))
             for path in step.delete:
-                del kept[path]
-            kept |= {file.path: RemoteFile(file.size, file.blob, file.sha256) for file in step.add}
-            trees[new] = kept
+                del remaining[path]
+            remaining |= {file.path: RemoteFile(file.size, file.blob, file.sha256) for file in step.add}
+            trees[new] = remaining
             branches[branch] = new
         case Unfinished():
             return state

@@ -1,7 +1,7 @@
-"""A release as it will lie on a Hub: exactly which files, with which content.
+"""The content of a release: exactly which files, with which bytes.
 
 build/<variant>/…   the variants, checked, with digests, and signatures where a key is given
-README.md           the card
+README.md           the card, and beside it the pictures of the repository that it shows
 kernel.toml         what it was built from, with the release's version
 """
 
@@ -15,15 +15,15 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.parse import unquote
 
 from packaging.version import InvalidVersion, Version
 
-from kernels_hub.errors import MetadataError, PublishError
-from kernels_hub.hub.signature import sign_variant
-from kernels_hub.hub.variant_files import read_bounded
+from kernels_hub.contained_paths import inside, relative_path_problem
+from kernels_hub.errors import IntegrityError, MetadataError, PublishError
 from kernels_hub.repository.build import build_repository
 from kernels_hub.repository.card import CARD_FILE, CardInput, read_benchmarks, write_card
 from kernels_hub.repository.check import check_kernels
@@ -32,13 +32,19 @@ from kernels_hub.repository.interface import Interface, built_variants, interfac
 from kernels_hub.repository.metadata import METADATA_FILE
 from kernels_hub.repository.shared_objects import MANYLINUX
 from kernels_hub.repository.source import MANIFEST_FILE, is_source_repository, read_source_repository
+from kernels_hub.repository.variant_files import read_bounded
+from kernels_hub.trust.signature import sign_variant
 
 if TYPE_CHECKING:
-    from kernels_hub.hub.keys import SigningKey
+    from kernels_hub.trust.keys import SigningKey
 
 _REPO_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _IN_MEMORY = 1 << 20
 _CHUNK = 1 << 20
+_PICTURES = frozenset({".gif", ".jpeg", ".jpg", ".png", ".svg", ".webp"})
+_SHOWN_PICTURE = re.compile(r"!\[[^\]]*\]\(\s*<?([^)\s>]+)")
+_MOST_PICTURE_BYTES = 1 << 20
+"""Of a picture that is published with its card; a larger one stays with its author."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,16 @@ class Release:
         """Title of its commit, by which an unfinished release is known again."""
         return f"Release {self.version}"
 
+    @property
+    def pictures(self) -> frozenset[str]:
+        """Paths of the pictures that its card shows."""
+        return frozenset(filter(is_picture, self.files))
+
+
+def is_picture(path: str) -> bool:
+    """Whether a file of a release is a picture of its card, by its path."""
+    return PurePosixPath(path).suffix.lower() in _PICTURES and not path.startswith("build/")
+
 
 def parse_version(text: str) -> Version:
     """A release's version, spelled major.minor.patch. Raises PublishError for anything else."""
@@ -152,7 +168,7 @@ def prepare_release(
                 sign_variant(folder / "build" / name, key, repo_id=repo_id, release=str(wanted))
         interface = interface_of(read_kernels(folder))
         _write_card(path, folder, interface, repo_id, repo_type, wanted)
-        files = {inside: ReleaseFile.read(inside, file) for inside, file in list_files(folder).items()}
+        files = {name: ReleaseFile.read(name, file) for name, file in list_files(folder).items()}
         yield Release(repo_id, repo_type, wanted, files, interface)
 
 
@@ -211,9 +227,10 @@ def _take_build(path: Path, folder: Path, wanted: Version | None, manylinux: tup
             )
         wanted = parse_version(release)
         target = folder / "build" / kernel.variant
-        for inside, file in kernel.files.items():
-            (target / inside).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target / inside)
+        for name, file in kernel.files.items():
+            place = inside(target, name)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
     assert wanted is not None  # there is at least one variant
     return wanted
 
@@ -250,6 +267,23 @@ def _write_card(
     )
     card = write_card(replace(interface, version=str(version)), given)
     (folder / CARD_FILE).write_text(card, encoding="utf-8", newline="\n")
+    _copy_pictures(card, root, folder)
+
+
+def _copy_pictures(card: str, root: Path, folder: Path) -> None:
+    """Copy what a card shows of its repository's own pictures: small files that no link leads to."""
+    for address in dict.fromkeys(_SHOWN_PICTURE.findall(card)):
+        path = unquote(address.partition("#")[0].partition("?")[0]).removeprefix("./")
+        if not is_picture(path) or relative_path_problem(path) is not None:
+            continue
+        try:
+            picture = inside(root, path)
+        except IntegrityError:  # a link
+            continue
+        if picture.is_file() and picture.stat().st_size <= _MOST_PICTURE_BYTES:
+            copy = inside(folder, path)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(picture, copy)
 
 
 def _dtypes(manifest: Path) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from kernels_hub.repository.versions import Refs
 if TYPE_CHECKING:
     from kernels_hub.hub.connection import Connection
 
-logger = logging.getLogger("kernels_hub")
+logger = logging.getLogger(__name__)
 
 _FILE = "release_log.json"
 _MOST_BYTES = 64 << 20

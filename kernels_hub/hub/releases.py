@@ -18,9 +18,10 @@ from kernels_hub.errors import (
     RepositoryNotFoundError,
     VersionError,
 )
-from kernels_hub.hub.cache import RepositoryCache, cache_folder
-from kernels_hub.hub.connection import YANKED_FILE, Connection, parse_yanked
+from kernels_hub.hub.cache import RepositoryCache, hub_cache_folder
+from kernels_hub.hub.connection import Connection, check_repository_name
 from kernels_hub.hub.http_errors import hub_errors, status_of
+from kernels_hub.hub.known_refs import YANKED_FILE, parse_yanked
 from kernels_hub.hub.release_log import ReleaseLog, checked_refs
 from kernels_hub.hub.tree import BUILD, Tree
 from kernels_hub.repository.digest import list_files
@@ -28,7 +29,7 @@ from kernels_hub.repository.interface import Interface, interface_of
 from kernels_hub.repository.load import KernelFiles
 from kernels_hub.repository.metadata import METADATA_FILE, Digest, read_metadata
 from kernels_hub.repository.release_entry import forced
-from kernels_hub.repository.versions import MAIN, Refs, Wanted, parse_tag
+from kernels_hub.repository.versions import MAIN, Refs, VersionRequest, parse_tag
 
 REPO_TYPES = ("kernel", "model")
 _TRIES = 8
@@ -73,12 +74,13 @@ def find_repository(connection: Connection, repo_id: str, repo_type: str | None)
 
 
 def _find(connection: Connection, repo_id: str, repo_type: str | None) -> tuple[str, Refs, ReleaseLog | None]:
+    check_repository_name(repo_id)
     types = (repo_type,) if repo_type is not None else REPO_TYPES
     missing: RepositoryNotFoundError | None = None
     for kind in types:
         try:
             refs = connection.refs(repo_id, kind)
-            return kind, *checked_refs(connection, RepositoryCache(cache_folder(), repo_id, kind), refs)
+            return kind, *checked_refs(connection, RepositoryCache(hub_cache_folder(), repo_id, kind), refs)
         except RepositoryNotFoundError as error:
             missing = missing or error
     assert missing is not None
@@ -138,12 +140,12 @@ def yank(
         kind, refs = find_repository(connection, repo_id, repo_type)
         release = _existing(repo_id, version, refs)
         known = read_yanked(connection, repo_id, kind, refs)
-        wanted = {key: value for key, value in known.items() if key != release}
+        remaining = {key: value for key, value in known.items() if key != release}
         if not undo:
-            wanted[release] = reason
-        if wanted == known:
+            remaining[release] = reason
+        if remaining == known:
             return False
-        text = json.dumps(dict(sorted(wanted.items())), indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps(dict(sorted(remaining.items())), indent=2, ensure_ascii=False) + "\n"
         title = f"{'Unyank' if undo else 'Yank'} {release}"
         try:
             _commit_yanked(connection, repo_id, kind, refs, title, text)
@@ -182,25 +184,34 @@ def remote_interface(connection: Connection, repo_id: str, repo_type: str, commi
     Raises NoVariantError when nothing was built there, MetadataError, HubError.
     """
     tree = connection.tree(repo_id, repo_type, commit)
-    wanted = [path for path in tree.files if path.endswith(".py") or path.rpartition("/")[2] == METADATA_FILE]
-    if not wanted:
+    paths = [path for path in tree.files if path.endswith(".py") or path.rpartition("/")[2] == METADATA_FILE]
+    if not paths:
         raise NoVariantError(f"{repo_id} at {commit[:12]} holds no variants, so it has no interface")
-    place = RepositoryCache(cache_folder(), repo_id, repo_type)
-    files = [tree.files[path] for path in wanted]
-    if not place.holds(commit, files):
-        connection.download(repo_id, repo_type, commit, files, place.root)
-    folder = place.snapshot(commit)
+    cache = RepositoryCache(hub_cache_folder(), repo_id, repo_type)
+    files = [tree.files[path] for path in paths]
+    if not cache.holds(commit, files):
+        connection.download(repo_id, repo_type, commit, files, cache.root)
+    folder = cache.snapshot(commit)
     kernels = [_kernel(repo_id, folder / BUILD / name) for name in tree.variants()]
-    found = interface_of(kernels)
+    interface = interface_of(kernels)
     variants = {
         kernel.variant: replace(
-            found.variants[kernel.variant],
+            interface.variants[kernel.variant],
             files=_listed(kernel, tree),
             nbytes=sum(file.size or 0 for file in tree.variant(kernel.variant)),
         )
         for kernel in kernels
     }
-    return replace(found, variants=variants)
+    return replace(interface, variants=variants)
+
+
+def remote_file(connection: Connection, repo_id: str, repo_type: str, commit: str, path: str) -> bytes:
+    """A file of a repository at a commit. Raises KeyError for one that is not there, HubError."""
+    file = connection.tree(repo_id, repo_type, commit).files[path]
+    cache = RepositoryCache(hub_cache_folder(), repo_id, repo_type)
+    if not cache.holds(commit, [file]):
+        connection.download(repo_id, repo_type, commit, [file], cache.root)
+    return cache.path(commit, file).read_bytes()
 
 
 def release_commit(
@@ -212,21 +223,23 @@ def release_commit(
     """
     kind, refs = find_repository(connection, repo_id, repo_type)
     tagged = refs.releases().get(Version(version)) if parse_tag(f"v{version}") is not None else None
-    wanted = Wanted.of(repo_id, None, tagged or version)
-    found = wanted.candidates(refs)
-    if not found:
-        asked = Wanted.of(repo_id, f"=={version}", None) if parse_tag(f"v{version}") else wanted
-        raise asked.missing(repo_id, refs)
-    return kind, found[0].commit
+    version_request = VersionRequest.of(repo_id, None, tagged or version)
+    candidates = version_request.candidates(refs)
+    if not candidates:
+        exact_request = (
+            VersionRequest.of(repo_id, f"=={version}", None) if parse_tag(f"v{version}") else version_request
+        )
+        raise exact_request.missing(repo_id, refs)
+    return kind, candidates[0].commit
 
 
 def _existing(repo_id: str, version: str, refs: Refs) -> str:
-    wanted = parse_tag(f"v{version.removeprefix('v')}")
-    if wanted is None:
+    parsed = parse_tag(f"v{version.removeprefix('v')}")
+    if parsed is None:
         raise VersionError(f"{version!r} is no version of a release: it must read major.minor.patch")
-    if wanted not in refs.releases():
-        raise Wanted.of(repo_id, f"=={wanted}", None).missing(repo_id, refs)
-    return str(wanted)
+    if parsed not in refs.releases():
+        raise VersionRequest.of(repo_id, f"=={parsed}", None).missing(repo_id, refs)
+    return str(parsed)
 
 
 def _commit_yanked(
@@ -247,19 +260,19 @@ def _commit_yanked(
 
 def _dates(connection: Connection, repo_id: str, repo_type: str, refs: Refs) -> dict[str, str]:
     """When each release was committed. A branch's history tells of most: one question a branch."""
-    found: dict[str, str] = {}
+    dates: dict[str, str] = {}
     releases = [refs.tags[tag] for tag in refs.releases().values()]
     heads = [head for name, head in refs.branches.items() if name != MAIN]
     for start in (*heads, *releases):
-        if start in found or not set(releases) - set(found):
+        if start in dates or not set(releases) - set(dates):
             continue
         with hub_errors(connection.endpoint, f"read the history of {repo_id}"):
             commits: list[Any] = connection.api.list_repo_commits(
                 repo_id, revision=start, repo_type=repo_type
             )
         dated = (commit for commit in commits if isinstance(commit.created_at, datetime))
-        found |= {commit.commit_id: commit.created_at.isoformat() for commit in dated}
-    return found
+        dates |= {commit.commit_id: commit.created_at.isoformat() for commit in dated}
+    return dates
 
 
 def _kernel(repo_id: str, folder: Path) -> KernelFiles:

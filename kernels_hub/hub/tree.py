@@ -1,4 +1,4 @@
-"""The files of a repository at one commit, as far as kernels need them: what is below `build/`."""
+"""The files of a repository at one commit, below `build/`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kernels_hub.contained_paths import relative_path_problem
 from kernels_hub.errors import HubError, IntegrityError, MetadataError
-from kernels_hub.files import relative_path_problem
 from kernels_hub.repository.versions import is_commit
 
 BUILD = "build"

@@ -1,4 +1,4 @@
-"""Whether a variant's GPU code runs on the GPU that is here, by the architectures that its metadata.json declares.
+"""Checks whether a variant's GPU code runs on this machine's GPU, by the architectures that metadata.json declares.
 
 CUDA: a compute capability ("9.0", which also runs on later minor versions of the same major one), for exactly one
 capability ("9.0a"), for a family ("10.0f"), or with intermediate code that is compiled for later GPUs ("9.0+PTX").

@@ -11,15 +11,18 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from kernels_hub.errors import MetadataError
+from kernels_hub.files import move_into_place, scratch_folder
 from kernels_hub.repository.check import check_repository
 from kernels_hub.repository.digest import compute_digest
+from kernels_hub.repository.git_state import GitState, git_state
 from kernels_hub.repository.metadata import METADATA_FILE, Metadata
+from kernels_hub.repository.provenance import provenance_of, read_compiled_from
 from kernels_hub.repository.shared_objects import MANYLINUX
 from kernels_hub.repository.source import (
     MANIFEST_FILE,
@@ -50,8 +53,9 @@ def build_repository(
         variants' names promise of native files (`check_repository`), before anything is written.
     manylinux: the glibc that native files may need, where that is checked.
 
-    Returns the variants' folders. Equal sources give equal bytes. Each folder appears whole, and
-    none is touched unless every one could be built; one that is there already is replaced.
+    Returns the variants' folders. Equal sources, of equal commits where they lie in a git work tree, give equal bytes.
+    Each folder appears whole, and none is touched unless every one could be built; one that is there already is
+    replaced.
 
     Raises RepositoryNotFoundError, NoVariantError for a backend that the repository lacks, and
     MetadataError for a manifest or sources that no client could load; BuildError with every problem
@@ -61,21 +65,40 @@ def build_repository(
     _check_name(repository)
     if version is not None:
         repository = replace(repository, version=version)
-    wanted = [repository.backend(name).name for name in (backends or repository.backends)]
+    backend_names = [repository.backend(name).name for name in (backends or repository.backends)]
     if check:
-        check_repository(repository, wanted, manylinux=manylinux)
+        check_repository(repository, backend_names, manylinux=manylinux)
+    provenance = provenance_of(_git_state(repository), read_compiled_from(source))
     builds = out / "build"
     builds.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=builds, prefix=".building-") as scratch:
+    with scratch_folder(builds, ".building-") as scratch:
         fresh = [
-            _build(repository, one, Path(scratch))
-            for name in dict.fromkeys(wanted)
-            for one in (repository.backends[name], *repository.backends[name].arch_variants)
+            _build(repository, variant, provenance, scratch)
+            for name in dict.fromkeys(backend_names)
+            for variant in (repository.backends[name], *repository.backends[name].arch_variants)
         ]
-        return [_publish(folder, builds / folder.name, Path(scratch)) for folder in fresh]
+        return [move_into_place(folder, builds / folder.name) for folder in fresh]
 
 
-def _build(repository: SourceRepository, source: SourceBackend, scratch: Path) -> Path:
+def _git_state(repository: SourceRepository) -> GitState | None:
+    """Of kernel.toml, and of all that goes into variants but for this library's own modules."""
+    variants = [
+        variant for source in repository.backends.values() for variant in (source, *source.arch_variants)
+    ]
+    roots = dict.fromkeys(folder for variant in variants for folder in variant.folders)
+    files = {
+        path
+        for variant in variants
+        for inside, path in variant.files().items()
+        if inside not in variant.shared
+    }
+    manifest = repository.path / MANIFEST_FILE
+    return git_state([manifest, *roots], [manifest, *sorted(files)])
+
+
+def _build(
+    repository: SourceRepository, source: SourceBackend, provenance: Mapping[str, Any], scratch: Path
+) -> Path:
     files = source.files()
     where = f"{repository.path / MANIFEST_FILE} [backends.{source.name}]"
     if "__init__.py" not in files:
@@ -92,27 +115,17 @@ def _build(repository: SourceRepository, source: SourceBackend, scratch: Path) -
     metadata = replace(repository.metadata(source), digest=digest)
     if metadata.backend is None:
         metadata = replace(metadata, backend="cpu")  # Hugging Face's client knows no "universal" here
-    text = replace(metadata, id=_identity(metadata, source.variant or source.name)).to_json()
+    identity = _identity(metadata, source.variant or source.name)
+    text = replace(metadata, id=identity, provenance=provenance).to_json()
     (folder / METADATA_FILE).write_text(text, encoding="utf-8", newline="\n")
     return folder
 
 
 def _identity(metadata: Metadata, backend: str) -> str:
-    """Unique for name, version, backend and content; other clients import the package under it."""
+    """Unique for name, version, backend and content, wherever that comes from; other clients import the package under
+    it."""
     digest = hashlib.sha256(f"{backend}\0{metadata.to_json()}".encode()).hexdigest()
     return f"{metadata.python_name}_{backend}_{digest[:12]}"
-
-
-def _publish(fresh: Path, target: Path, scratch: Path) -> Path:
-    """Move a finished folder into place; a former one leaves by a rename too."""
-    if not target.exists():
-        return fresh.rename(target)
-    former = target.rename(scratch / f"{target.name}.former")
-    try:
-        return fresh.rename(target)
-    except OSError:
-        former.rename(target)
-        raise
 
 
 def _check_name(repository: SourceRepository) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from importlib import resources
 from pathlib import Path
 
 from kernels_hub.errors import RepositoryNotFoundError
@@ -14,9 +15,7 @@ from kernels_hub.repository.source import MANIFEST_FILE, SourceRepository, read_
 @cache
 def bundled_folder() -> Path:
     """The folder of the shipped layer repositories."""
-    import kernels_hub.layers
-
-    return Path(next(iter(kernels_hub.layers.__path__))).resolve()
+    return Path(str(resources.files("kernels_hub.layers"))).resolve()
 
 
 def bundled_names() -> tuple[str, ...]:

@@ -46,9 +46,14 @@ _ORIGINAL = "eager"
 _COMPILED = re.compile(r"(Written by `kernels-hub compile`), release [^\s,]+?(?=\.(?:\s|$))", re.ASCII)
 """What earlier releases wrote into an introduction: the release of kernel.toml, not the one that is published."""
 
+_SCAFFOLD = re.compile(
+    r"^To make it your own: write the formula into .*?--dry-run$\n?", re.MULTILINE | re.DOTALL
+)
+"""What the README.md of `kernels-hub init` said to the author in earlier releases."""
+
 
 @dataclass(frozen=True)
-class Benchmark:
+class CardBenchmark:
     """Figures of one machine."""
 
     where: str
@@ -67,10 +72,10 @@ class CardInput:
     dtypes: tuple[str, ...] = ()
     readme: str = ""
     """The author's README.md."""
-    benchmarks: tuple[Benchmark, ...] = ()
+    benchmarks: tuple[CardBenchmark, ...] = ()
 
 
-def read_benchmarks(folder: Path) -> tuple[Benchmark, ...]:
+def read_benchmarks(folder: Path) -> tuple[CardBenchmark, ...]:
     """Every result file beside kernel.toml. Raises MetadataError for one that is not of the form."""
     return tuple(_read_benchmark(path) for path in sorted(folder.glob(BENCHMARKS)))
 
@@ -78,7 +83,7 @@ def read_benchmarks(folder: Path) -> tuple[Benchmark, ...]:
 def write_card(interface: Interface, given: CardInput) -> str:
     """The text of README.md. Raises MetadataError for a README.md whose front matter is not YAML."""
     front, introduction = _split(given.readme, given.repo_id)
-    title, introduction = _title(_COMPILED.sub(r"\1", introduction), given.repo_id)
+    title, introduction = _title(_SCAFFOLD.sub("", _COMPILED.sub(r"\1", introduction)), given.repo_id)
     backends = sorted({variant.backend or "universal" for variant in interface.variants.values()})
     matter: dict[str, Any] = {
         "library_name": "kernels",
@@ -194,30 +199,32 @@ def _variants(interface: Interface) -> str:
     return "## Variants\n\n" + markdown_table(head, rows)
 
 
-def _speed(benchmark: Benchmark) -> str:
-    timed = {case: found for case, found in benchmark.cases.items() if found.get("median_ms")}
-    peers = list(dict.fromkeys(peer for found in timed.values() for peer in found["median_ms"]))
+def _speed(benchmark: CardBenchmark) -> str:
+    timed = {case: figures for case, figures in benchmark.cases.items() if figures.get("median_ms")}
+    peers = list(dict.fromkeys(peer for figures in timed.values() for peer in figures["median_ms"]))
     if not timed:
         return ""
     others = [peer for peer in peers if peer != _ORIGINAL]
     rows = [
         (
             _cell(case),
-            *(_number(found["median_ms"].get(peer)) for peer in peers),
-            *(_number(found.get("speedup_over_eager", {}).get(peer)) for peer in others),
+            *(_number(figures["median_ms"].get(peer)) for peer in peers),
+            *(_number(figures.get("speedup_over_eager", {}).get(peer)) for peer in others),
         )
-        for case, found in timed.items()
+        for case, figures in timed.items()
     ]
     head = ("case", *(f"{peer}, ms" for peer in peers), *(f"{peer}: times faster" for peer in others))
     return f"## Speed\n\nMedians on {_cell(benchmark.where)}.\n\n" + markdown_table(head, rows)
 
 
-def _errors(benchmark: Benchmark) -> str:
-    checked = {case: found["errors"] for case, found in benchmark.cases.items() if found.get("errors")}
-    columns = list(dict.fromkeys(name for found in checked.values() for name in found))
+def _errors(benchmark: CardBenchmark) -> str:
+    checked = {case: figures["errors"] for case, figures in benchmark.cases.items() if figures.get("errors")}
+    columns = list(dict.fromkeys(name for figures in checked.values() for name in figures))
     if not checked:
         return ""
-    rows = [(_cell(case), *(_number(found.get(name)) for name in columns)) for case, found in checked.items()]
+    rows = [
+        (_cell(case), *(_number(figures.get(name)) for name in columns)) for case, figures in checked.items()
+    ]
     head = ("case", *(name.replace("_", " ") for name in columns))
     return f"## Errors\n\nAgainst the original, on {_cell(benchmark.where)}.\n\n" + markdown_table(head, rows)
 
@@ -234,8 +241,8 @@ def _license(spdx: str | None) -> dict[str, str]:
 
 
 def _devices(interface: Interface, layer: str) -> str:
-    found = [v.backend or "universal" for v in interface.variants.values() if layer in v.layers]
-    return ", ".join(sorted(set(found)))
+    devices = [v.backend or "universal" for v in interface.variants.values() if layer in v.layers]
+    return ", ".join(sorted(set(devices)))
 
 
 def _flag(layer: CallableInterface, flag: str) -> str:
@@ -244,8 +251,8 @@ def _flag(layer: CallableInterface, flag: str) -> str:
 
 
 def _identifier(name: str) -> str:
-    found = Identifier(name).lower()
-    return found if found.isidentifier() and not keyword.iskeyword(found) else f"_{found}"
+    identifier = Identifier(name).lower()
+    return identifier if identifier.isidentifier() and not keyword.iskeyword(identifier) else f"_{identifier}"
 
 
 def _key(name: str) -> str:
@@ -293,7 +300,7 @@ def _title(introduction: str, repo_id: str) -> tuple[str, str]:
     return repo_id.rpartition("/")[2], introduction
 
 
-def _read_benchmark(path: Path) -> Benchmark:
+def _read_benchmark(path: Path) -> CardBenchmark:
     try:
         document = json.loads(path.read_bytes())
         machine = document.get("machine", {})
@@ -305,7 +312,7 @@ def _read_benchmark(path: Path) -> Benchmark:
         known += [f"{package} {versions[package]}" for package in ("torch", "triton") if package in versions]
         if document.get("threads"):
             known.append(f"{document['threads']} threads")
-        return Benchmark(", ".join(known) or "a machine that it does not name", cases)
+        return CardBenchmark(", ".join(known) or "a machine that it does not name", cases)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise MetadataError(
             f'{path} is not the result of a benchmark, {{"machine": …, "cases": {{case: …}}}}: '

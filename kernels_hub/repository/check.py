@@ -24,7 +24,7 @@ from kernels_hub.repository.shared_objects import MANYLINUX, check_shared_object
 from kernels_hub.repository.source import SourceRepository
 from kernels_hub.repository.static_package import (
     Definition,
-    Module,
+    ParsedModule,
     StaticPackage,
     Unknown,
     read_package,
@@ -62,8 +62,8 @@ def check_repository(
     """
     names = repository.backends if backends is None else [repository.backend(name).name for name in backends]
     sources = [repository.backends[name] for name in dict.fromkeys(names)]
-    variants = [one for source in sources for one in (source, *source.arch_variants)]
-    check_kernels([repository.files_of(one) for one in variants], manylinux=manylinux)
+    variants = [variant for source in sources for variant in (source, *source.arch_variants)]
+    check_kernels([repository.files_of(variant) for variant in variants], manylinux=manylinux)
 
 
 def check_kernels(kernels: Iterable[KernelFiles], *, manylinux: tuple[int, int] = MANYLINUX) -> None:
@@ -133,7 +133,7 @@ def _contract_problems(kernel: KernelFiles, metadata: Metadata, package: StaticP
             )
 
 
-def _imports_layers(module: Module) -> bool:
+def _imports_layers(module: ParsedModule) -> bool:
     """Whether a module imports the package's layers, which makes them an attribute of the package."""
     for node in ast.walk(module.tree):
         if isinstance(node, ast.ImportFrom) and node.level:
@@ -143,7 +143,7 @@ def _imports_layers(module: Module) -> bool:
     return False
 
 
-def _layer_problems(name: str, layers: Module, package: StaticPackage) -> Iterator[Problem]:
+def _layer_problems(name: str, layers: ParsedModule, package: StaticPackage) -> Iterator[Problem]:
     found = package.resolve("layers", name)
     if found is None:
         yield Problem(str(layers.path), 0, f"does not define the layer {name!r} that is listed")
@@ -240,17 +240,17 @@ def _members(cls: ast.ClassDef) -> Iterator[tuple[str, ast.stmt]]:
                 yield f"code ({ast.unparse(node).splitlines()[0]})", node
 
 
-def _is_module_class(found: Definition, package: StaticPackage) -> bool:
-    if not isinstance(found.node, ast.ClassDef):
+def _is_module_class(definition: Definition, package: StaticPackage) -> bool:
+    if not isinstance(definition.node, ast.ClassDef):
         return False
-    _, external, _ = package.lineage(found)
+    _, external, _ = package.lineage(definition)
     return any(base.name in _MODULES for base in external)
 
 
 # -- imports ------------------------------------------------------------------------------------------
 
 
-def _import_problems(module: Module, package: StaticPackage, metadata: Metadata) -> Iterator[Problem]:
+def _import_problems(module: ParsedModule, package: StaticPackage, metadata: Metadata) -> Iterator[Problem]:
     declared = _declared_modules(metadata.python_depends)
     dependencies = {dependency.repo_id for dependency in metadata.kernel_depends}
     for node in _required_nodes(module.tree):
@@ -314,7 +314,7 @@ def _absolute_problem(
     )
 
 
-def _relative_problems(node: ast.ImportFrom, module: Module, package: StaticPackage) -> Iterator[str]:
+def _relative_problems(node: ast.ImportFrom, module: ParsedModule, package: StaticPackage) -> Iterator[str]:
     target = module.relative(node.level, node.module)
     dots = "." * node.level
     if target is None:

@@ -1,4 +1,4 @@
-"""What a repository on disk is: its metadata, layers with their signatures, and variants.
+"""Describes a repository on disk: its metadata, layers with their signatures, and variants.
 
 Read from the files alone: nothing is imported, so a repository that is not trusted, or whose
 backend is not here, can be looked at.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from kernels_hub.repository.load import KernelFiles
 from kernels_hub.repository.local import local_variants, read_variant
-from kernels_hub.repository.metadata import Metadata
+from kernels_hub.repository.metadata import METADATA_FILE, Metadata
+from kernels_hub.repository.provenance import compiled_provenance, parse_provenance, read_compiled_from
 from kernels_hub.repository.source import read_source_repository
 from kernels_hub.repository.system import System
 from kernels_hub.repository.variants import Variant
@@ -45,6 +47,8 @@ class VariantDescription:
     """Algorithm of the digests in metadata.json, which the files were found to match; None without any."""
     files: int
     nbytes: int
+    provenance: dict[str, Any] | None = None
+    """What metadata.json says of where it comes from, or provenance.json of a repository in source form."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,8 @@ class Description:
 def describe(path: Path) -> Description:
     """Describe a repository, its `build/`, or one variant.
 
-    Raises RepositoryNotFoundError when it is none of these, and MetadataError for a metadata.json
-    or kernel.toml that is wrong, or digests that do not match.
+    Raises RepositoryNotFoundError when it is none of these, and MetadataError for a metadata.json,
+    kernel.toml or provenance.json that is wrong, or digests that do not match.
     """
     form, kernels = _read(path)
     first = kernels[0]
@@ -102,11 +106,18 @@ def _read(path: Path) -> tuple[str, list[KernelFiles]]:
         if (folder / names[0]).is_dir():
             return "built", [read_variant(folder / name) for name in names]
     repository = read_source_repository(path)
-    return "source", [repository.variant(backend) for backend in repository.backends]
+    compiled = read_compiled_from(path)
+    provenance = None if compiled is None else compiled_provenance(compiled)
+    kernels = [repository.variant(backend) for backend in repository.backends]
+    return "source", [
+        replace(kernel, metadata=replace(kernel.metadata or Metadata(kernel.name), provenance=provenance))
+        for kernel in kernels
+    ]
 
 
 def _variant(kernel: KernelFiles) -> VariantDescription:
     metadata = kernel.metadata or Metadata(kernel.name)
+    parse_provenance(metadata.provenance, kernel.folders[0] / METADATA_FILE)
     return VariantDescription(
         name=kernel.variant,
         backend=metadata.backend,
@@ -116,6 +127,7 @@ def _variant(kernel: KernelFiles) -> VariantDescription:
         digest=None if metadata.digest is None else metadata.digest.algorithm,
         files=len(kernel.files),
         nbytes=sum(file.stat().st_size for file in kernel.files.values()),
+        provenance=None if metadata.provenance is None else dict(metadata.provenance),
     )
 
 
@@ -140,7 +152,7 @@ def _callables(
 
 def _definitions(files: Mapping[str, Path]) -> dict[str, _Definition]:
     """Top-level classes and functions by name; layers.py and then __init__.py have the last word."""
-    found: dict[str, _Definition] = {}
+    definitions: dict[str, _Definition] = {}
     for inside in sorted(files, key=lambda name: (name == "layers.py", name == "__init__.py", name)):
         if not inside.endswith(".py"):
             continue
@@ -148,31 +160,31 @@ def _definitions(files: Mapping[str, Path]) -> dict[str, _Definition]:
             tree = ast.parse(files[inside].read_bytes())
         except (SyntaxError, ValueError):
             continue  # its importer will say so; what the other files define is still worth showing
-        found.update({node.name: node for node in tree.body if isinstance(node, _Definition)})
-    return found
+        definitions.update({node.name: node for node in tree.body if isinstance(node, _Definition)})
+    return definitions
 
 
 def _layer(name: str, definitions: Mapping[str, _Definition]) -> CallableDescription:
-    found = definitions.get(name)
-    if not isinstance(found, ast.ClassDef):
+    definition = definitions.get(name)
+    if not isinstance(definition, ast.ClassDef):
         return _function(name, definitions)
-    forward = _forward(found, definitions)
+    forward = _forward(definition, definitions)
     flags: dict[str, bool | str] = {}
-    for target, value in _class_values(found, definitions):
+    for target, value in _class_values(definition, definitions):
         match value:
             case ast.Constant(value=bool(flag)):
                 flags[target] = flag
             case _:
                 flags[target] = ast.unparse(value)
     signature = "…" if forward is None else _signature(forward, skip_self=True)
-    return CallableDescription(name, signature, _summary(found), flags)
+    return CallableDescription(name, signature, _summary(definition), flags)
 
 
 def _function(name: str, definitions: Mapping[str, _Definition]) -> CallableDescription:
-    found = definitions.get(name)
-    if found is None or isinstance(found, ast.ClassDef):
+    definition = definitions.get(name)
+    if definition is None or isinstance(definition, ast.ClassDef):
         return CallableDescription(name, "…")
-    return CallableDescription(name, _signature(found, skip_self=False), _summary(found))
+    return CallableDescription(name, _signature(definition, skip_self=False), _summary(definition))
 
 
 def _lineage(cls: ast.ClassDef, definitions: Mapping[str, _Definition]) -> Iterable[ast.ClassDef]:

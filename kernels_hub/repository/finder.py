@@ -1,4 +1,4 @@
-"""Python's import system, taught about kernels.
+"""Import finder for kernels, in Python's import system.
 
 A finder of our own rather than a path, for three reasons: the folders of a kernel are laid over one
 another; bytecode lying beside sources that come from elsewhere is neither read (it is outside every
@@ -9,13 +9,10 @@ imports) is Python's own.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import linecache
 import os
-import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +23,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from kernels_hub.errors import IntegrityError
-from kernels_hub.files import write_atomically
+from kernels_hub.files import PrivateFolder, write_atomically
 
 
 @dataclass
@@ -42,7 +39,9 @@ class Package:
     sealed: Mapping[str, str] | None = None
     """Path inside -> sha256 of what may be imported; None for folders that one works in."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
-    _private: Path | None = field(default=None, init=False, repr=False, compare=False)
+    _private: PrivateFolder = field(
+        default_factory=lambda: PrivateFolder("verified"), init=False, repr=False, compare=False
+    )
 
     def read(self, path: str) -> bytes:
         """A file of the kernel, or of another place; of a sealed kernel only what was verified.
@@ -70,15 +69,12 @@ class Package:
         if self.sealed is None:
             return path
         with self._lock:
-            if self._private is None:
-                # Kept: the dynamic linker and debuggers go on naming it. Its owner's alone (0700).
-                self._private = Path(tempfile.mkdtemp(prefix="kernels_hub-verified-"))
-                atexit.register(shutil.rmtree, self._private, ignore_errors=True)
-            if not (self._private / inside).is_file():
+            private = self._private.get()  # kept: the dynamic linker and debuggers go on naming it
+            if not (private / inside).is_file():
                 for name, other in self.files.items():
                     if name.endswith((".so", ".pyd", ".dylib", ".dll")) or ".so." in name:
-                        write_atomically(self._private / name, self.read(str(other)), mode=0o700)
-            return self._private / inside
+                        write_atomically(private / name, self.read(str(other)), mode=0o700)
+            return private / inside
 
     @cached_property
     def _inside(self) -> dict[str, str]:

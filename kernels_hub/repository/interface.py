@@ -161,11 +161,11 @@ def _holds(path: Path, name: str) -> bool:
 
 
 def _merged(each: Iterable[Mapping[str, CallableInterface]]) -> dict[str, CallableInterface]:
-    found: dict[str, CallableInterface] = {}
+    interfaces: dict[str, CallableInterface] = {}
     for callables in each:
         for name, callable_ in callables.items():
-            found.setdefault(name, callable_)
-    return found
+            interfaces.setdefault(name, callable_)
+    return interfaces
 
 
 def _variant(kernel: KernelFiles) -> VariantInterface:
@@ -275,17 +275,19 @@ def _parameters(arguments: ast.arguments) -> tuple[Parameter, ...]:
     ]
     without_default = len(positional) - len(arguments.defaults)
     defaults = [*([None] * without_default), *map(ast.unparse, arguments.defaults)]
-    found = [
+    parameters = [
         Parameter(argument.arg, kind, default)
         for (argument, kind), default in zip(positional, defaults, strict=True)
     ]
     if arguments.vararg is not None:
-        found.append(Parameter(arguments.vararg.arg, "*"))
+        parameters.append(Parameter(arguments.vararg.arg, "*"))
     for argument, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        found.append(Parameter(argument.arg, "keyword-only", None if value is None else ast.unparse(value)))
+        parameters.append(
+            Parameter(argument.arg, "keyword-only", None if value is None else ast.unparse(value))
+        )
     if arguments.kwarg is not None:
-        found.append(Parameter(arguments.kwarg.arg, "**"))
-    return tuple(found)
+        parameters.append(Parameter(arguments.kwarg.arg, "**"))
+    return tuple(parameters)
 
 
 def _summary(node: ast.ClassDef | Function) -> str:

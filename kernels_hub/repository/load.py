@@ -1,7 +1,13 @@
-"""Import kernels: once per content in a process, whatever the number of threads and of copies."""
+"""Import kernels: once per content in a process, whatever the number of threads and of copies.
+
+Only where the files of the imported copy are gone from the disk, an equal copy elsewhere is imported again: modules
+read data files, and import submodules, later on.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +19,8 @@ from kernels_hub.errors import IntegrityError, KernelImportError, RepositoryNotF
 from kernels_hub.repository.digest import content_digest, file_sha256
 from kernels_hub.repository.finder import KernelFinder, Package
 from kernels_hub.repository.metadata import Metadata, check_python_depends
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,16 +84,27 @@ class LoadedKernel:
         """Its metadata.json."""
         return self.kernel.metadata
 
+    def serves(self, kernel: KernelFiles) -> bool:
+        """Whether its module can stand for an equal kernel: it is the same folder, or its own is still there."""
+        return kernel.folders == self.kernel.folders or all(
+            path.exists() for path in self.kernel.files.values()
+        )
+
 
 _FINDER = KernelFinder()
 _NAMES: dict[str, str] = {}
-"""Content digest -> name of the module. Entries are only ever added, each by one atomic operation."""
+"""Content digest -> name of the module that serves it. Each change is one atomic operation."""
 _LOADED: dict[str, LoadedKernel] = {}
-"""Content digest -> kernel whose import is complete."""
+"""Name of a module -> kernel whose import is complete. Entries are only ever added."""
 
 
 def get_loaded_kernels() -> list[LoadedKernel]:
-    """A snapshot of every kernel that this process has imported."""
+    """A snapshot of every kernel that this process has imported.
+
+    >>> model = kernelize(nn.Sequential(nn.SiLU()), mode=Mode.INFERENCE, device="cpu")
+    >>> "activation" in {loaded.kernel.name for loaded in get_loaded_kernels()}
+    True
+    """
     return list(_LOADED.values())
 
 
@@ -94,30 +113,49 @@ def import_kernel(kernel: KernelFiles, repo_info: RepoInfo | None = None) -> Mod
 
     repo_info: the repository on a Hub that it comes from, for `get_loaded_kernels`.
 
-    Equal content shares one module, wherever it lies; other content gets one of its own, whatever
-    its name. The module's name carries the digest, so operator namespaces derived from it never
-    collide. Threads wait for the one that imports; a failed import can be tried again.
+    Equal content shares one module, wherever it lies, as long as the files that it was imported from are
+    there; other content gets one of its own, whatever its name. The module's name carries the digest, so
+    operator namespaces derived from it never collide. Threads wait for the one that imports; a failed import
+    can be tried again.
 
     Raises KernelImportError (an ImportError), with the cause chained and without a trace in
     `sys.modules`, when the code raises; also when a Python package that it needs is missing.
     Raises IntegrityError for a sealed file that was changed, before any of it runs.
     """
-    if (loaded := _LOADED.get(kernel.digest)) is not None:
+    name = _NAMES.setdefault(kernel.digest, kernel.module_name)
+    if (loaded := _LOADED.get(name)) is None:
+        return _imported(name, kernel, repo_info)
+    if loaded.serves(kernel):
         return loaded.module
+    path_digest = hashlib.sha256("\0".join(map(str, kernel.folders)).encode()).hexdigest()[:8]
+    name = f"{kernel.module_name}_{path_digest}"
+    try:
+        module = _imported(name, kernel, repo_info)
+    except KernelImportError as error:  # a native library may refuse to register its operators again
+        _LOGGER.warning(
+            "%s is not there any more, and the equal %s cannot be imported beside it; the module of the former is "
+            "used: %s", _where(loaded.kernel), _where(kernel), error,
+        )  # fmt: skip
+        return loaded.module
+    _NAMES[kernel.digest] = name
+    return module
+
+
+def _imported(name: str, kernel: KernelFiles, repo_info: RepoInfo | None) -> ModuleType:
+    """The package of a variant under a name of its own, imported unless it is already."""
     if "__init__.py" not in kernel.files:
         raise RepositoryNotFoundError(
             f"kernel {kernel.name!r}, variant {kernel.variant!r}: no __init__.py in {_where(kernel)}"
         )
     if kernel.metadata is not None:
         check_python_depends(kernel.metadata)
-    name = _NAMES.setdefault(kernel.digest, kernel.module_name)
 
     def loaded_now(module: ModuleType) -> None:
-        _LOADED[kernel.digest] = LoadedKernel(kernel, module, repo_info)
+        _LOADED[name] = LoadedKernel(kernel, module, repo_info)
 
     _FINDER.register(name, Package(kernel.folders, kernel.files, kernel.bytecode, loaded_now, kernel.sealed))
     try:
-        return _import(name, kernel.digest)
+        return _import(name)
     except IntegrityError:
         raise
     except (Exception, SystemExit) as error:
@@ -127,13 +165,13 @@ def import_kernel(kernel: KernelFiles, repo_info: RepoInfo | None = None) -> Mod
         ) from error
 
 
-def _import(name: str, digest: str) -> ModuleType:
+def _import(name: str) -> ModuleType:
     # `__import__`, which the import statement calls: where a cycle of imports over two threads must be
     # cut, it gives the module as far as it is, while importlib.import_module raises. But it also gives
     # a waiting thread the module whose import just failed in another: that one has left sys.modules.
     while True:
         module = __import__(name)
-        if digest in _LOADED or sys.modules.get(name) is module:
+        if name in _LOADED or sys.modules.get(name) is module:
             return module
 
 

@@ -43,27 +43,27 @@ def local_variant(path: Path, system: System, package_name: str | None = None) -
     for each variant when none fits; MetadataError for a metadata.json or kernel.toml that is wrong,
     of another package, or lists other digests than the files have.
     """
-    found = _open(path)
-    if found.folder is None:
-        return read_variant(found.path, package_name)
-    ranking = rank(found.variants, system)
+    repository = _open(path)
+    if repository.folder is None:
+        return read_variant(repository.path, package_name)
+    ranking = rank(repository.variants, system)
     if ranking.best is None:
-        raise NoVariantError(_no_variant(found, ranking, system))
-    if found.source:
-        return _source_variant(found.path, ranking.best.backend, package_name)
-    return read_variant(found.folder / str(ranking.best), package_name)
+        raise NoVariantError(_no_variant(repository, ranking, system))
+    if repository.source:
+        return _source_variant(repository.path, ranking.best.backend, package_name)
+    return read_variant(repository.folder / str(ranking.best), package_name)
 
 
 def local_variants(path: Path, system: System) -> list[VariantAccepted | VariantRejected]:
     """Every variant of a local folder (as in `local_variant`): accepted ones best first, then the
     rejected with their reasons; a metadata.json that is wrong is one. Empty for a folder that is a
     package without a variant's name."""
-    found = _open(path)
-    ranking = rank(found.variants, system)
-    if found.source or found.folder is None:
+    repository = _open(path)
+    ranking = rank(repository.variants, system)
+    if repository.source or repository.folder is None:
         return ranking.decisions
-    judged = [_readable(found.folder, one) for one in ranking.accepted]
-    return [*sorted(judged, key=lambda one: isinstance(one, VariantRejected)), *ranking.rejected]
+    judged = [_readable(repository.folder, accepted) for accepted in ranking.accepted]
+    return [*sorted(judged, key=lambda decision: isinstance(decision, VariantRejected)), *ranking.rejected]
 
 
 def _readable(folder: Path, accepted: VariantAccepted) -> VariantAccepted | VariantRejected:
@@ -87,7 +87,7 @@ def read_variant(folder: Path, package_name: str | None = None) -> KernelFiles:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _FoundVariants:
     path: Path
     folder: Path | None
     """Holds the variants; None where the path is a variant itself and is not to be judged."""
@@ -95,7 +95,7 @@ class _Found:
     source: bool = False
 
 
-def _open(path: Path) -> _Found:
+def _open(path: Path) -> _FoundVariants:
     path = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would leave a Hub cache's symlinks)
     if not path.is_dir():
         what = "is a file, not a folder" if path.exists() else "does not exist"
@@ -104,19 +104,19 @@ def _open(path: Path) -> _Found:
         )
     is_package = (path / "__init__.py").is_file() or (path / METADATA_FILE).is_file()
     if _is_variant(path.name) and (is_package or _packages(path)):
-        return _Found(path, path.parent, (path.name,))
+        return _FoundVariants(path, path.parent, (path.name,))
     in_build, here = _folders(path / "build"), _folders(path)
     if any(map(_is_variant, in_build)):
-        return _Found(path, path / "build", in_build)
+        return _FoundVariants(path, path / "build", in_build)
     if any(map(_is_variant, here)):
-        return _Found(path, path, here)
+        return _FoundVariants(path, path, here)
     if is_source_repository(path):
         backends = read_source_repository(path).backends
-        return _Found(path, path, tuple(f"torch-{backend}" for backend in backends), source=True)
+        return _FoundVariants(path, path, tuple(f"torch-{backend}" for backend in backends), source=True)
     if is_package:
-        return _Found(path, None, ())
+        return _FoundVariants(path, None, ())
     if in_build:
-        return _Found(path, path / "build", in_build)
+        return _FoundVariants(path, path / "build", in_build)
     raise RepositoryNotFoundError(
         f"no kernel repository at {path}: expected build/<variant>/, {MANIFEST_FILE}, "
         f"or a variant's own __init__.py and {METADATA_FILE}; it holds {', '.join(here) or 'no folders'}"
@@ -145,7 +145,7 @@ def _packages(folder: Path) -> list[str]:
     return [name for name in _folders(folder) if (folder / name / "__init__.py").is_file()]
 
 
-def _no_variant(found: _Found, ranking: Ranking, system: System) -> str:
+def _no_variant(found: _FoundVariants, ranking: Ranking, system: System) -> str:
     torch = "" if system.torch_version is None else f", torch {'.'.join(map(str, system.torch_version))}"
     reasons = "".join(f"\n  {decision}" for decision in ranking.rejected)
     unknown_only = all(isinstance(decision.variant, UnknownVariant) for decision in ranking.rejected)
@@ -200,7 +200,7 @@ def _nested_package(folder: Path, packages: list[str], metadata: Metadata) -> st
 def _source_variant(path: Path, backend: str, package_name: str | None) -> KernelFiles:
     def roots() -> tuple[Path, ...]:
         repository = read_source_repository(path)
-        return (path / MANIFEST_FILE, *repository.backend(backend).folders)
+        return (path / MANIFEST_FILE, *repository.backend(backend).roots)
 
     def read() -> KernelFiles:
         kernel = read_source_repository(path).variant(backend)

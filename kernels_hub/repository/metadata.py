@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from kernels_hub.contained_paths import relative_path_problem
 from kernels_hub.errors import KernelImportError, MetadataError, RepositoryNotFoundError
-from kernels_hub.files import relative_path_problem
 from kernels_hub.repository.backends import BACKENDS
 from kernels_hub.repository.python_depends import is_standard, missing_packages
 
@@ -83,9 +83,9 @@ class Metadata:
     def to_json(self) -> str:
         """The file's text: keys sorted, a key for everything that is known."""
         standard: list[str] = []
-        other: list[str] = []
+        rest: list[str] = []
         for name in self.python_depends:
-            (standard if self.backend is None or is_standard(name, self.backend) else other).append(name)
+            (standard if self.backend is None or is_standard(name, self.backend) else rest).append(name)
         document: dict[str, Any] = {
             "name": self.name,
             "id": self.id,
@@ -105,7 +105,7 @@ class Metadata:
                     "summary": self.summary,
                     "layers": list(self.layers),
                     "functions": list(self.functions),
-                    "python-depends": other,
+                    "python-depends": rest,
                 }
             ),
         }
@@ -163,7 +163,7 @@ def parse_metadata(content: bytes, path: Path, default_name: str | None = None) 
         raise MetadataError(f"{path} is not JSON: {error}; fetch or build the variant again") from error
     if not isinstance(document, dict):
         raise MetadataError(f"{path}: expected an object, got {_shown(document)}")
-    return _parse(_Table(document, path), default_name)
+    return _parse(_JsonObject(document, path), default_name)
 
 
 def check_name(metadata: Metadata, expected: str, where: Path) -> None:
@@ -185,7 +185,7 @@ def check_python_depends(metadata: Metadata) -> None:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _JsonObject:
     """An object of the file, with the path of keys that leads to it."""
 
     values: Mapping[str, Any]
@@ -216,9 +216,9 @@ class _Table:
                 self.refuse(f"{key}[{index}]", f"expected the name of a package, got {_shown(name)}")
         return names
 
-    def table(self, key: str) -> _Table | None:
+    def table(self, key: str) -> _JsonObject | None:
         values = self.get(key, dict)
-        return None if values is None else _Table(values, self.file, f"{self.inside}{key}.")
+        return None if values is None else _JsonObject(values, self.file, f"{self.inside}{key}.")
 
     def refuse(self, key: str, problem: str) -> NoReturn:
         raise MetadataError(f"{self.file}: key {self.inside + key!r}: {problem}")
@@ -227,7 +227,7 @@ class _Table:
 _KINDS: dict[type, str] = {str: "a string", int: "an integer", list: "an array", dict: "an object"}
 
 
-def _parse(document: _Table, default_name: str | None) -> Metadata:
+def _parse(document: _JsonObject, default_name: str | None) -> Metadata:
     name = document.get("name", str) or default_name
     if not name:
         document.refuse("name", "expected the kernel's name, got none")
@@ -239,7 +239,7 @@ def _parse(document: _Table, default_name: str | None) -> Metadata:
         document.refuse("kernels-minver", f"expected a version such as '0.10.0', got {_shown(minver)}")
     backend = document.table("backend")
     backend_type = None if backend is None else backend.get("type", str)
-    extension = document.table(_EXTENSION) or _Table({}, document.file)
+    extension = document.table(_EXTENSION) or _JsonObject({}, document.file)
     return Metadata(
         name=name,
         id=document.get("id", str),
@@ -261,13 +261,13 @@ def _parse(document: _Table, default_name: str | None) -> Metadata:
     )
 
 
-def _parse_kernel_depends(document: _Table) -> tuple[KernelDependency, ...]:
-    found = []
+def _parse_kernel_depends(document: _JsonObject) -> tuple[KernelDependency, ...]:
+    dependencies = []
     for index, value in enumerate(document.get("kernel-depends", list) or []):
         key = f"kernel-depends[{index}]"
         if not isinstance(value, dict):
             document.refuse(key, f"expected an object, got {_shown(value)}")
-        table = _Table(value, document.file, f"{key}.")
+        table = _JsonObject(value, document.file, f"{key}.")
         dependency = KernelDependency(
             _repository(table),
             table.get("version", int),
@@ -275,18 +275,18 @@ def _parse_kernel_depends(document: _Table) -> tuple[KernelDependency, ...]:
         )
         if (dependency.version is None) == (dependency.revision is None):
             document.refuse(key, "expected one of 'version' and 'revision'")
-        found.append(dependency)
-    return tuple(found)
+        dependencies.append(dependency)
+    return tuple(dependencies)
 
 
-def _repository(table: _Table) -> str:
+def _repository(table: _JsonObject) -> str:
     repo_id = table.get("repo-id", str)
     if repo_id is None or _REPOSITORY.fullmatch(repo_id) is None or "--" in repo_id or ".." in repo_id:
         table.refuse("repo-id", f"expected 'org/name', got {'none' if repo_id is None else _shown(repo_id)}")
     return repo_id
 
 
-def _parse_digest(table: _Table | None) -> Digest | None:
+def _parse_digest(table: _JsonObject | None) -> Digest | None:
     if table is None:
         return None
     algorithm = table.get("algorithm", str)
@@ -299,7 +299,7 @@ def _parse_digest(table: _Table | None) -> Digest | None:
     return Digest(algorithm, {path: files.get(path, str) or "" for path in files.values})
 
 
-def _known(document: Mapping[str, Any]) -> dict[str, Any]:
+def _known(document: Mapping[str, object]) -> dict[str, Any]:
     """Without keys that hold nothing."""
     return {key: value for key, value in document.items() if value is not None and value not in ([], {})}
 

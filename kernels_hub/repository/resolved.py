@@ -61,6 +61,15 @@ def get_kernel_dep(repo_id: str) -> ModuleType:
 
     repo_id: "org/name", listed with its version under kernel-depends in kernel.toml.
 
+    A kernel in the folder "my-stack" depends on acme/scale:
+
+    >>> print(Path("my-stack", "package", "__init__.py").read_text())
+    from kernels_hub import get_kernel_dep
+    scale = get_kernel_dep("acme/scale")
+    def quadrupled(x): return scale.doubled(scale.doubled(x))
+    >>> get_local_kernel("my-stack", backend="cpu").quadrupled(torch.ones(2))
+    tensor([4., 4.])
+
     Raises KernelImportError outside of an import, or for a repository that is not listed.
     """
     loading = _LOADING.get()

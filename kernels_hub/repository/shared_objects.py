@@ -1,4 +1,4 @@
-"""What a compiled file of a variant may need: what the variant's name promises, and nothing else.
+"""Checks the compiled files of a variant: they may need what the variant's name promises, and nothing else.
 
     torch213-cu130-x86_64-linux            an x86_64 ELF file, glibc as in manylinux_2_28, libtorch
     torch-stable-abi210-cpu-aarch64-linux  the same for aarch64, of torch only its stable C interface
@@ -132,20 +132,24 @@ def check_shared_object(
         if path.read_bytes()[:4] == _MAGIC[0]:
             yield f"is an ELF file, for Linux, in a variant for {variant.os}"
         return
-    found = read_shared_object(path)
-    if found is None:
+    shared_object = read_shared_object(path)
+    if shared_object is None:
         yield "is not a whole ELF file, which is what compiled code for Linux is"
         return
     expected = _MACHINES.get(str(variant.cpu))
-    if found.kind != "ET_DYN":
-        yield f"is not a shared object but {found.kind}"
-    if expected is not None and (found.machine, found.bits, found.little_endian) != (expected, 64, True):
-        machine = found.machine.removeprefix("EM_").lower()
-        yield f"is compiled for {machine} ({found.bits} bits), the variant is for {variant.cpu}"
-    yield from _version_problems(found, manylinux)
-    yield from _library_problems(found, variant, {name.rpartition("/")[2] for name in siblings})
-    yield from _python_problems(inside, found)
-    yield from _torch_problems(found, variant)
+    if shared_object.kind != "ET_DYN":
+        yield f"is not a shared object but {shared_object.kind}"
+    if expected is not None and (shared_object.machine, shared_object.bits, shared_object.little_endian) != (
+        expected,
+        64,
+        True,
+    ):
+        machine = shared_object.machine.removeprefix("EM_").lower()
+        yield f"is compiled for {machine} ({shared_object.bits} bits), the variant is for {variant.cpu}"
+    yield from _version_problems(shared_object, manylinux)
+    yield from _library_problems(shared_object, variant, {name.rpartition("/")[2] for name in siblings})
+    yield from _python_problems(inside, shared_object)
+    yield from _torch_problems(shared_object, variant)
 
 
 def _version_problems(found: SharedObject, manylinux: tuple[int, int]) -> Iterator[str]:

@@ -17,6 +17,11 @@ Compiled code may come along, in variants for one CPU and OS beside the noarch o
     [backends.cpu]
     sources = ["package", "cpu"]
     variants = { torch-stable-abi211-cpu-x86_64-linux = ["prebuilt"] }
+
+Code that this library shares with layers, which must run without it, is named by `shared`: each file is a module of
+kernels_hub that imports the standard library and its like alone, and goes along byte for byte.
+
+    shared = ["files.py", "cxx_compiler.py"]
 """
 
 from __future__ import annotations
@@ -38,7 +43,12 @@ from kernels_hub.repository.variants import Variant
 MANIFEST_FILE = "kernel.toml"
 
 _KERNEL_KEYS = {"name", "version", "license", "summary", "layers", "functions", "dtypes", "kernel-depends"}
-_BACKEND_KEYS = {"sources", "python-depends", "archs", "variants"}
+_BACKEND_KEYS = {"sources", "python-depends", "archs", "variants", "shared"}
+
+_LIBRARY = Path(__file__).parents[1]
+_SHARED = {"files.py": _LIBRARY / "files.py", "cxx_compiler.py": _LIBRARY / "cxx_compiler.py"}
+SHARED = tuple(_SHARED)
+"""Modules of this library that `shared` may name."""
 
 
 @dataclass(frozen=True)
@@ -53,26 +63,33 @@ class SourceBackend:
     """The name of what is built of it; "" for the noarch variant."""
     arch_variants: tuple[SourceBackend, ...] = ()
     """The variants with compiled code, each with all of its folders."""
+    shared: tuple[str, ...] = ()
+    """Modules of this library that go along."""
 
     @property
     def variant_name(self) -> str:
         """The name of what is built of it."""
         return self.variant or f"torch-{self.name}"
 
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """The folders and files that it consists of."""
+        return (*self.folders, *(_SHARED[name] for name in self.shared))
+
     def files(self) -> dict[str, Path]:
         """Path inside the package -> source file, in sorted order."""
-        found: dict[str, Path] = {}
+        sources = {name: _SHARED[name] for name in self.shared}
         for folder in self.folders:
             for inside, path in list_files(folder).items():
                 if inside.startswith(".") or "/." in inside:
                     continue
-                if inside in found:
+                if inside in sources:
                     raise MetadataError(
-                        f"backend {self.name!r} lays {path} over {found[inside]}: "
+                        f"backend {self.name!r} lays {path} over {sources[inside]}: "
                         "a file name may occur in one of its source folders only; rename one"
                     )
-                found[inside] = path
-        return dict(sorted(found.items()))
+                sources[inside] = path
+        return dict(sorted(sources.items()))
 
 
 @dataclass(frozen=True)
@@ -97,14 +114,14 @@ class SourceRepository:
 
         Raises NoVariantError naming those that exist, DeviceError for an unknown name.
         """
-        wanted = name if name == UNIVERSAL else backend_named(name).name
-        found = self.backends.get(wanted) or self.backends.get(UNIVERSAL)
-        if found is None:
+        backend_name = name if name == UNIVERSAL else backend_named(name).name
+        source = self.backends.get(backend_name) or self.backends.get(UNIVERSAL)
+        if source is None:
             raise NoVariantError(
-                f"layer repository {self.name!r} ({self.path}) has no backend {wanted!r}; "
+                f"layer repository {self.name!r} ({self.path}) has no backend {backend_name!r}; "
                 f"it has {', '.join(sorted(self.backends))}"
             )
-        return found
+        return source
 
     def variant(self, backend: str) -> KernelFiles:
         """The noarch variant of a backend, to be imported in place; raises as `backend` does."""
@@ -178,24 +195,25 @@ def read_source_repository(path: Path) -> SourceRepository:
     )
 
 
-def _read_backend(name: str, table: Any, manifest: Path) -> SourceBackend:
+def _read_backend(name: str, table: object, manifest: Path) -> SourceBackend:
     where = f"{manifest} [backends.{name}]"
     if name not in BACKENDS and name != UNIVERSAL:
         raise MetadataError(f"{where}: unknown backend; known: {', '.join([*BACKENDS, UNIVERSAL])}")
     if not isinstance(table, dict):
         raise MetadataError(f"{where}: expected a table with the key 'sources'")
     _only(table, _BACKEND_KEYS, where)
-    found = SourceBackend(
+    backend = SourceBackend(
         name,
         _folders(table, "sources", manifest, where),
         _strings(table, "python-depends", where),
         _strings(table, "archs", where),
+        shared=_shared(table, where),
     )
     variants = table.get("variants", {})
     if not isinstance(variants, dict):
         raise MetadataError(f"{where}: 'variants' must be a table of folders by the names of variants")
-    arch = tuple(_arch_variant(found, one, variants, manifest, where) for one in variants)
-    return replace(found, arch_variants=arch)
+    arch = tuple(_arch_variant(backend, variant, variants, manifest, where) for variant in variants)
+    return replace(backend, arch_variants=arch)
 
 
 def _arch_variant(
@@ -209,6 +227,16 @@ def _arch_variant(
         )
     more = _folders(table, name, manifest, f"{where} variants")
     return replace(source, folders=(*source.folders, *more), variant=name)
+
+
+def _shared(table: dict[str, Any], where: str) -> tuple[str, ...]:
+    names = _strings(table, "shared", where)
+    if unknown := [name for name in names if name not in SHARED]:
+        raise MetadataError(
+            f"{where}: 'shared' names {unknown[0]!r}; expected modules of kernels_hub that layers may carry: "
+            f"{', '.join(SHARED)}"
+        )
+    return names
 
 
 def _folders(table: dict[str, Any], key: str, manifest: Path, where: str) -> tuple[Path, ...]:
@@ -247,16 +275,16 @@ def _kernel_depends(table: dict[str, Any], where: str) -> tuple[KernelDependency
     value = table.get("kernel-depends", [])
     if not isinstance(value, list):
         raise MetadataError(f"{where}: 'kernel-depends' must be {expected}, got {value!r}")
-    found = []
+    dependencies = []
     for item in value:
         match item:
             case {"repo-id": str(repo), "version": int(version), **rest} if not rest and version >= 0:
-                found.append(KernelDependency(repo, version=version))
+                dependencies.append(KernelDependency(repo, version=version))
             case {"repo-id": str(repo), "revision": str(revision), **rest} if not rest:
-                found.append(KernelDependency(repo, revision=revision))
+                dependencies.append(KernelDependency(repo, revision=revision))
             case _:
                 raise MetadataError(f"{where}: 'kernel-depends' must be {expected}, got {item!r} in it")
-    return tuple(found)
+    return tuple(dependencies)
 
 
 def _version(table: dict[str, Any], manifest: Path) -> str:

@@ -63,7 +63,7 @@ class _FromPackage:
 
 
 @dataclass
-class Module:
+class ParsedModule:
     """One parsed file."""
 
     name: str
@@ -92,7 +92,7 @@ class Module:
 class StaticPackage:
     """A package's modules by dotted name, and the files that do not parse."""
 
-    modules: Mapping[str, Module]
+    modules: Mapping[str, ParsedModule]
     broken: tuple[tuple[Path, int, str], ...]
     """File, line, message."""
     others: frozenset[str]
@@ -182,7 +182,7 @@ class StaticPackage:
 
 def read_package(files: Mapping[str, Path]) -> StaticPackage:
     """Parse the Python files of a package, given by their path inside it."""
-    modules: dict[str, Module] = {}
+    modules: dict[str, ParsedModule] = {}
     broken: list[tuple[Path, int, str]] = []
     others: set[str] = set()
     for inside, path in files.items():
@@ -201,7 +201,7 @@ def read_package(files: Mapping[str, Path]) -> StaticPackage:
             broken.append((path, 1, f"does not parse: {error}"))
             others.add(name)
             continue
-        module = Module(name, inside, path, tree, is_package)
+        module = ParsedModule(name, inside, path, tree, is_package)
         _bind(module, tree.body)
         modules[name] = module
     return StaticPackage(modules, tuple(broken), frozenset(others))
@@ -214,7 +214,7 @@ def _module_name(inside: str) -> tuple[str, bool]:
     return ".".join(parts), False
 
 
-def _bind(module: Module, body: Iterable[ast.stmt]) -> None:
+def _bind(module: ParsedModule, body: Iterable[ast.stmt]) -> None:
     for node in _top_level(body):
         match node:
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -243,7 +243,7 @@ def _bind(module: Module, body: Iterable[ast.stmt]) -> None:
                 continue
 
 
-def _bind_items(module: Module, items: Iterable[ast.withitem]) -> None:
+def _bind_items(module: ParsedModule, items: Iterable[ast.withitem]) -> None:
     for item in items:
         if item.optional_vars is not None:
             _bind_target(module, item.optional_vars, item.context_expr)
@@ -255,7 +255,7 @@ def _may_bind(node: ast.Expr) -> bool:
     return any(isinstance(inner, ast.Name) and inner.id in names for inner in ast.walk(node))
 
 
-def _bind_from(module: Module, node: ast.ImportFrom) -> None:
+def _bind_from(module: ParsedModule, node: ast.ImportFrom) -> None:
     target = module.relative(node.level, node.module) if node.level else None
     for alias in node.names:
         if alias.name == "*":
@@ -269,7 +269,7 @@ def _bind_from(module: Module, node: ast.ImportFrom) -> None:
             module.bindings[alias.asname or alias.name] = _FromPackage(target, alias.name)
 
 
-def _bind_target(module: Module, target: ast.expr, value: ast.expr) -> None:
+def _bind_target(module: ParsedModule, target: ast.expr, value: ast.expr) -> None:
     match target:
         case ast.Name(id=name):
             module.bindings[name] = Definition(module.name, value)

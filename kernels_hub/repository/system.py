@@ -1,4 +1,4 @@
-"""What variants are judged against: the software and hardware of this process, or of another."""
+"""The system that variants are matched with: software and hardware of this process, or of another."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`kernels-hub init`: a layer repository that works as it is, to be changed into one's own.
 
 One layer, SquaredReLU, with a Triton kernel for GPUs and plain PyTorch for CPUs behind one operator,
-so that autograd and torch.compile work; a test, a benchmark, and a README.
+so that autograd and torch.compile work; a test, a benchmark, a README, and what to do next.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class SquaredReLU(nn.Module):
     has_backward: bool = True
     can_torch_compile: bool = True
 
-    def forward(self, input: Tensor) -> Tensor:
-        return squared_relu(input)
+    def forward(self, x: Tensor) -> Tensor:
+        return squared_relu(x)
 '''
 
 _OPERATORS = '''\
@@ -110,9 +110,9 @@ torch.library.register_autograd(
 )
 
 
-def squared_relu(input: Tensor) -> Tensor:
+def squared_relu(x: Tensor) -> Tensor:
     """max(x, 0)^2, contiguous."""
-    return _FORWARD(input.contiguous())
+    return _FORWARD(x.contiguous())
 '''
 
 _CPU = '''\
@@ -213,8 +213,8 @@ TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 class SquaredReLU(nn.Module):
     """The module that the layer replaces."""
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return torch.relu(input).square()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x).square()
 
 
 @pytest.fixture(scope="module")
@@ -349,10 +349,15 @@ _README = """\
 # @NAME@
 
 Squared ReLU, max(x, 0)^2, with a Triton kernel for GPUs and plain PyTorch for CPUs.
+"""
 
-To make it your own: write the formula into `package/layers.py` (the signature of `forward` has to be
+_NEXT_STEPS = """\
+# Make it your own
+
+Write the formula into `package/layers.py` (the signature of `forward` has to be
 that of the module it replaces), the kernels into `cpu/kernels.py` and `triton/kernels.py`, and the
-names of layers and functions into `kernel.toml`.
+names of layers and functions into `kernel.toml`. README.md is what users read: it becomes the introduction of
+the card. This file is for you, and is not published.
 
     python -m pytest tests             the kernels against the formula
     python benchmark.py                figures for the card
@@ -364,6 +369,7 @@ _IGNORED = "build/\n__pycache__/\n"
 
 FILES = {
     ".gitignore": _IGNORED,
+    "NEXT_STEPS.md": _NEXT_STEPS,
     "README.md": _README,
     "benchmark.py": _BENCHMARK,
     "cpu/kernels.py": _CPU,

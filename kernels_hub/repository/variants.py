@@ -206,8 +206,8 @@ def rejection(variant: Variant, system: System) -> str | None:
 
 def _torch_rejection(variant: Variant, system: System) -> str | None:
     if variant.framework_version != system.torch_version:
-        wanted, here = _dotted(variant.framework_version), _dotted(system.torch_version)
-        return f"it is for torch {wanted}, here is {here}"
+        required, here = _dotted(variant.framework_version), _dotted(system.torch_version)
+        return f"it is for torch {required}, here is {here}"
     if variant.cxx11_abi is not None and variant.cxx11_abi != system.cxx11_abi:
         return f"it is for the C++ ABI {_abi(variant.cxx11_abi)}, torch here has {_abi(system.cxx11_abi)}"
     return None
@@ -225,8 +225,8 @@ def _stable_abi_rejection(variant: Variant, system: System) -> str | None:
 
 def _tvm_ffi_rejection(variant: Variant, system: System) -> str | None:
     if variant.framework_version != system.tvm_ffi_version:
-        wanted, here = _dotted(variant.framework_version), _dotted(system.tvm_ffi_version)
-        return f"it is for tvm-ffi {wanted}, here is {here}"
+        required, here = _dotted(variant.framework_version), _dotted(system.tvm_ffi_version)
+        return f"it is for tvm-ffi {required}, here is {here}"
     return None
 
 
@@ -254,8 +254,8 @@ def _backend_rejection(variant: Variant, system: System) -> str | None:
         same_major = variant.backend_version[0] == system.backend_version[0]
         if same_major and variant.backend_version[1] <= system.backend_version[1]:
             return None
-        wanted, here = _dotted(variant.backend_version), _dotted(system.backend_version)
-        return f"it is for CUDA {wanted}, torch here has {here}"
+        required, here = _dotted(variant.backend_version), _dotted(system.backend_version)
+        return f"it is for CUDA {required}, torch here has {here}"
     # The spellings, not the parsed versions, which are a guess for versions of three digits and more.
     if variant.arch_backend != (here := _spelled(system.backend, system.backend_version)):
         return f"it is for {variant.arch_backend}, torch here has {here}"

@@ -62,14 +62,14 @@ class Pinned:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class VersionRequest:
     """The version that a reference asks for. Build it with `of`, which checks it."""
 
     version: str | int | None = None
     revision: str | None = None
 
     @classmethod
-    def of(cls, repo_id: str, version: object, revision: object) -> Wanted:
+    def of(cls, repo_id: str, version: object, revision: object) -> VersionRequest:
         """Raise VersionError unless at most one of both is given and it is well formed."""
         if version is not None and revision is not None:
             raise VersionError(f"{repo_id}: give version={version!r} or revision={revision!r}, not both")

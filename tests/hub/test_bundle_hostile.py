@@ -18,12 +18,12 @@ import pytest
 from kernels_hub.errors import IntegrityError, KernelsHubError, MetadataError, SignatureError, TrustError
 from kernels_hub.hub.bundle import BundleLimits, Item, read_bundle, write_bundle
 from kernels_hub.hub.cache import KnownRefs, RepositoryCache
-from kernels_hub.hub.lock import Lock, LockedKernel
-from kernels_hub.hub.signature import sign_variant
+from kernels_hub.hub.locked_kernels import Lock, LockedKernel
 from kernels_hub.hub.tree import File, Tree
-from kernels_hub.hub.trust_edit import add_rule
-from kernels_hub.repository.versions import Refs, Wanted
-from tests.fuzz.harness import budget
+from kernels_hub.repository.versions import Refs, VersionRequest
+from kernels_hub.trust.policy_edit import add_rule
+from kernels_hub.trust.signature import sign_variant
+from tests.fuzz.harness import budget, limited
 from tests.fuzz.mutations import HOSTILE_TEXTS
 from tests.hub.trust_cases import key, make_variant
 
@@ -226,7 +226,7 @@ def test_what_a_lock_pins_is_unpacked(tmp_path: Path) -> None:
 
     def lock(commit: str, sha256: str) -> Lock:
         variants = {"torch-cpu": {"__init__.py": sha256}}
-        return Lock((LockedKernel("org/x", "kernel", Wanted(1), "v1", commit, True, variants),))
+        return Lock((LockedKernel("org/x", "kernel", VersionRequest(1), "v1", commit, True, variants),))
 
     refused(path, root, "org/x", lock=lock(OTHER, SHA256))
     refused(path, root, "org/x", lock=lock(COMMIT, "0" * 64))
@@ -368,6 +368,17 @@ def test_a_header_is_not_followed_into_memory(tmp_path: Path) -> None:
             unpack(tmp_path / "x.bundle", tmp_path / "to")
 
 
+@pytest.mark.skipif(
+    not Path("/proc/self/mem").exists(), reason="needs a file whose reads fail: Linux's /proc"
+)
+def test_a_disk_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(
+        IntegrityError, match="/proc/self/mem is no bundle, or cut short: .*Input/output error"
+    ):
+        read_bundle(Path("/proc/self/mem"), tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
 def test_what_lies_behind_the_last_file_is_bounded(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.bundle", [row()], CODE)
     with path.open("ab") as file:
@@ -419,8 +430,10 @@ def test_no_value_writes_outside_of_its_place(tmp_path: Path) -> None:
         root = outside / f"cache{number}"
         hostile, _ = _mutated(chance)
         index = json.dumps({"format": 1, "repositories": [hostile]}).encode("utf-8", "surrogatepass")
+        path = archive(tmp_path / "x.bundle", [], CODE, index=index)
         try:
-            (item,) = unpack(archive(tmp_path / "x.bundle", [], CODE, index=index), root)
+            with limited("bundle", index):
+                (item,) = unpack(path, root)
         except KernelsHubError:
             assert everything(outside) == {}
         else:

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -48,7 +47,7 @@ from kernels_hub.hub.cache import KnownRefs, RepositoryCache
 from kernels_hub.hub.locate import Request
 from kernels_hub.hub.tree import Tree
 from kernels_hub.repository.metadata import KernelDependency
-from kernels_hub.repository.versions import Refs, Wanted
+from kernels_hub.repository.versions import Refs, VersionRequest
 from tests.hub.place import Place
 from tests.hub.small_kernels import put, write_variant
 
@@ -193,10 +192,8 @@ def test_threads_share_one_resolution(place: Place) -> None:
     before = len(place.hub.requests())
     reference = LayerRepository(place.repo(), layer_name="Scale", version=">=1", trust_remote_code=True)
     reference.load()
-    started = time.perf_counter()
     for _ in range(100):
         reference.load()
-    assert time.perf_counter() - started < 1  # no figure, only: nothing is read or asked
     assert len(place.hub.requests()) == before
 
 
@@ -204,10 +201,10 @@ def test_processes_share_one_download(place: Place) -> None:
     place.release("1.0.0", 1, files={f"data_{n}.py": f"N = {n}" for n in range(5)})
     seen = len(place.requests())
     program = (
-        "from kernels_hub.repository.versions import Wanted\n"
+        "from kernels_hub.repository.versions import VersionRequest\n"
         "from kernels_hub.hub.client import fetch\n"
         "from kernels_hub.hub.locate import Request\n"
-        f"fetch(Request({place.repo()!r}, Wanted('>=1'), 'cpu', trust_remote_code=True))\n"
+        f"fetch(Request({place.repo()!r}, VersionRequest('>=1'), 'cpu', trust_remote_code=True))\n"
         "print('ok')"
     )
     processes = [
@@ -368,7 +365,9 @@ def test_the_publisher_flag_does_not_cover_what_a_bundle_brings(place: Place) ->
 @pytest.mark.parametrize("inside", ["__init__.py", "layers.py", "metadata.json"])
 def test_a_damaged_cache_is_noticed_before_anything_runs(place: Place, inside: str) -> None:
     place.release("1.0.0", 1, init="import sys\nsys.was_run = True\n")
-    commit = client.fetch(Request(place.repo(), Wanted(1), "cpu", trust_remote_code=True)).pinned.commit
+    commit = client.fetch(
+        Request(place.repo(), VersionRequest(1), "cpu", trust_remote_code=True)
+    ).pinned.commit
     path = (
         place.cache
         / f"kernels--{place.organisation}--small"

@@ -14,33 +14,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_hub.errors import LockError
-from kernels_hub.hub.lock import (
-    Dependency,
-    Lock,
-    LockedKernel,
-    find_lock,
-    parse_lock,
-    read_dependencies,
-    read_lock,
-)
+from kernels_hub.hub.caller import Caller, find_caller
+from kernels_hub.hub.lock import find_lock, parse_lock, read_dependencies, read_lock
+from kernels_hub.hub.locked_kernels import Dependency, Lock, LockedKernel
 from kernels_hub.hub.locking import changes, check_lock, write_lock
-from kernels_hub.repository.caller import Caller, find_caller
-from kernels_hub.repository.versions import Wanted
+from kernels_hub.repository.versions import VersionRequest
 
 A, B = "a" * 40, "b" * 40
 SHA = "0" * 64
 
 
-def kernel(repo_id: str = "org/one", wanted: Wanted = Wanted(">=1"), **values: object) -> LockedKernel:
+def kernel(
+    repo_id: str = "org/one", wanted: VersionRequest = VersionRequest(">=1"), **values: object
+) -> LockedKernel:
     base = LockedKernel(repo_id, "kernel", wanted, "v1.2.0", A, True, {"torch-cpu": {"__init__.py": SHA}})
     return replace(base, **values)
 
 
 LOCK = Lock(
     (
-        kernel(depends=(Dependency("org/two", Wanted(1)),)),
-        kernel("org/two", Wanted(1), ref="v1", commit=B, direct=False),
-        kernel("org/three", Wanted(revision="main"), repo_type="model", ref="main"),
+        kernel(depends=(Dependency("org/two", VersionRequest(1)),)),
+        kernel("org/two", VersionRequest(1), ref="v1", commit=B, direct=False),
+        kernel("org/three", VersionRequest(revision="main"), repo_type="model", ref="main"),
     )
 )
 
@@ -50,9 +45,9 @@ def test_a_lock_survives_its_own_text(tmp_path: Path) -> None:
     again = read_lock(tmp_path / "kernels.lock")
     assert set(again.kernels) == set(LOCK.kernels)
     assert again.to_json() == LOCK.to_json() == Lock(LOCK.kernels[::-1]).to_json()
-    assert again.direct("org/one").depends == (Dependency("org/two", Wanted(1)),)
-    assert again.find(Dependency("org/two", Wanted(1))) == LOCK.kernels[1]
-    assert again.find(Dependency("org/two", Wanted(2))) is None
+    assert again.direct("org/one").depends == (Dependency("org/two", VersionRequest(1)),)
+    assert again.find(Dependency("org/two", VersionRequest(1))) == LOCK.kernels[1]
+    assert again.find(Dependency("org/two", VersionRequest(2))) is None
     assert [file.path for file in again.direct("org/one").tree().variant("torch-cpu")] == [
         "build/torch-cpu/__init__.py"
     ]
@@ -74,7 +69,7 @@ def test_the_peer_reads_its_format() -> None:
     assert theirs[by_tag].commit == A
     ours = parse_lock(theirs.to_json())
     assert ours.direct("org/two").commit == B
-    assert ours.direct("org/two").wanted == Wanted(1)
+    assert ours.direct("org/two").wanted == VersionRequest(1)
 
 
 @pytest.mark.parametrize(
@@ -141,10 +136,10 @@ def test_dependencies_of_a_project(tmp_path: Path) -> None:
         """,
     )
     assert read_dependencies(path) == [
-        Dependency("org/four", Wanted(2)),
-        Dependency("org/one", Wanted(1)),
-        Dependency("org/three", Wanted(revision="main"), "model"),
-        Dependency("org/two", Wanted(">=1.2,<2")),
+        Dependency("org/four", VersionRequest(2)),
+        Dependency("org/one", VersionRequest(1)),
+        Dependency("org/three", VersionRequest(revision="main"), "model"),
+        Dependency("org/two", VersionRequest(">=1.2,<2")),
     ]
 
 
@@ -171,10 +166,13 @@ def test_a_project_that_asks_for_nonsense(text: str, message: str, tmp_path: Pat
 
 
 def test_a_lock_that_is_out_of_date() -> None:
-    asked = [Dependency("org/one", Wanted(">=1")), Dependency("org/three", Wanted(revision="main"))]
+    asked = [
+        Dependency("org/one", VersionRequest(">=1")),
+        Dependency("org/three", VersionRequest(revision="main")),
+    ]
     check_lock(LOCK, asked)
     with pytest.raises(LockError, match=r"org/four@v1 is asked for, but not locked"):
-        check_lock(LOCK, [*asked, Dependency("org/four", Wanted(1))])
+        check_lock(LOCK, [*asked, Dependency("org/four", VersionRequest(1))])
     with pytest.raises(LockError, match=r"org/three@main is locked, but not asked for"):
         check_lock(LOCK, asked[:1])
     with pytest.raises(LockError, match=r"org/two@v1 is depended on, but not locked"):

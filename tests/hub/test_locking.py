@@ -31,11 +31,12 @@ from kernels_hub import (
 )
 from kernels_hub.hub import client
 from kernels_hub.hub.bundle import read_bundle, write_bundle
-from kernels_hub.hub.lock import Lock, read_dependencies, read_lock
+from kernels_hub.hub.lock import read_dependencies, read_lock
+from kernels_hub.hub.locked_kernels import Lock
 from kernels_hub.hub.locking import make_lock, write_lock
 from kernels_hub.hub.provision import parse_dependency, provision, wanted_kernels
 from kernels_hub.repository.metadata import KernelDependency
-from kernels_hub.repository.versions import Wanted
+from kernels_hub.repository.versions import VersionRequest
 from tests.hub.place import Place
 from tests.hub.small_kernels import put, write_variant
 
@@ -307,15 +308,15 @@ def test_an_air_gapped_machine(place: Place, project: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("org/x", Wanted()),
-        ("org/x@1", Wanted(1)),
-        ("org/x@>=1,<2", Wanted(">=1,<2")),
-        ("org/x@1.2.0", Wanted(revision="v1.2.0")),
-        ("org/x@v1.2.0", Wanted(revision="v1.2.0")),
-        ("org/x@feature", Wanted(revision="feature")),
+        ("org/x", VersionRequest()),
+        ("org/x@1", VersionRequest(1)),
+        ("org/x@>=1,<2", VersionRequest(">=1,<2")),
+        ("org/x@1.2.0", VersionRequest(revision="v1.2.0")),
+        ("org/x@v1.2.0", VersionRequest(revision="v1.2.0")),
+        ("org/x@feature", VersionRequest(revision="feature")),
     ],
 )
-def test_kernels_on_a_command_line(text: str, wanted: Wanted) -> None:
+def test_kernels_on_a_command_line(text: str, wanted: VersionRequest) -> None:
     assert parse_dependency(text).wanted == wanted
 
 

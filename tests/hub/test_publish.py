@@ -22,13 +22,13 @@ from kernels_hub.errors import (
     PublishError,
     VersionExistsError,
 )
-from kernels_hub.hub.keys import load_signing_key, new_key
 from kernels_hub.hub.publish_plan import Commit, CreateBranch, CreateRepository, CreateTag, DeleteBranch
 from kernels_hub.hub.release import prepare_release
 from kernels_hub.repository.build import build_repository
 from kernels_hub.repository.bundled import bundled_folder
 from kernels_hub.repository.digest import compute_digest, list_files
 from kernels_hub.repository.metadata import read_metadata
+from kernels_hub.trust.keys import load_signing_key, new_key
 from tests.hub.place import Place
 from tests.hub.publisher import (
     LAYERS,
@@ -39,6 +39,7 @@ from tests.hub.publisher import (
     tree_of,
     write_source,
 )
+from tests.repository.test_git_state import commit, git
 
 
 @pytest.fixture
@@ -110,6 +111,27 @@ def test_again_does_nothing(at: Place, source: Path):
     assert net.writes == []
     assert state_of(at.api, repo) == before
     assert again.commit == at.api.repo_info(repo, revision="v1.2.0", repo_type="kernel").sha
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_the_same_content_of_another_commit_is_the_same(
+    at: Place, source: Path, tmp_path: Path, signed: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("KERNELS_HUB_KEYS", str(tmp_path / "keys"))
+    key = load_signing_key(new_key("ada").name) if signed else None
+    repo = at.repo("scale")
+    publish_source(source, repo, "1.2.0", key=key)
+    before = state_of(at.api, repo)
+    git(tmp_path, "init", "-q", str(source))
+    commit(source)
+    with network() as net:
+        again = publish_source(source, repo, "1.2.0", key=key)
+    assert again.was_there
+    assert net.writes == []
+    assert state_of(at.api, repo) == before
+    write_source(source, factor=3)
+    with pytest.raises(VersionExistsError, match=r"layers\.py"):
+        publish_source(source, repo, "1.2.0", key=key)
 
 
 def test_a_version_never_changes(at: Place, source: Path):
@@ -209,7 +231,7 @@ def test_verify_holds_where_it_was_published_from(at: Place, source: Path, monke
 
 
 def test_a_signed_release(at: Place, source: Path):
-    from kernels_hub.hub.signed_variant import verify_signed
+    from kernels_hub.trust.signed_variant import verify_signed
 
     new_key("maker")
     key = load_signing_key("maker")
@@ -238,6 +260,30 @@ def test_another_card(at: Place, source: Path):
     assert after["branches"]["v1"] == before["branches"]["v1"]
     shown = at.api.hf_hub_download(repo, "README.md", repo_type="kernel")
     assert "# Better words\n" in Path(shown).read_text()
+
+
+def test_pictures_of_the_card(at: Place, source: Path, tmp_path: Path):
+    """They go with it, to the tag and to main; nothing else of the repository does, and no link is followed."""
+    (tmp_path / "outside.svg").write_text("<svg/>")
+    (source / "docs").mkdir()
+    for name, size in (("graph.svg", 9), ("docs/a b.png", 9), ("unused.svg", 9), ("huge.png", (1 << 20) + 1)):
+        (source / name).write_bytes(b"x" * size)
+    (source / "link.svg").symlink_to(tmp_path / "outside.svg")
+    shown = "graph.svg docs/a%20b.png huge.png link.svg ../outside.svg missing.svg layers.py https://x.example/y.png"
+    (source / "README.md").write_text("# Scale\n\n" + "\n".join(f"![it]({one})" for one in shown.split()))
+    repo = at.repo("scale")
+    publish_source(source, repo, "1.2.0")
+    pictures = {"graph.svg", "docs/a b.png"}
+    state = state_of(at.api, repo)
+    for tree in (state["tags"]["v1.2.0"][0], state["branches"]["main"][0]):
+        assert {path for path in tree if path.endswith(("svg", "png"))} == pictures
+    # As the card they belong to, they are no part of what a release is.
+    for path, text in (("graph.svg", "<svg>new</svg>"), ("README.md", "# Scale\n")):
+        (source / path).write_text(text)
+        steps = publish_source(source, repo, "1.2.0").steps
+        assert [(type(step), step.branch, [file.path for file in step.add]) for step in steps] == [
+            (Commit, "main", [path])
+        ]
 
 
 @pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")  # huggingface_hub's own

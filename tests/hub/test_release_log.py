@@ -17,13 +17,13 @@ from kernels_hub.errors import HubPermissionError, IntegrityError, KernelsHubErr
 from kernels_hub.hub import client
 from kernels_hub.hub.cache import RepositoryCache
 from kernels_hub.hub.connection import Connection
-from kernels_hub.hub.lock import Dependency
+from kernels_hub.hub.locked_kernels import Dependency
 from kernels_hub.hub.locking import make_lock
 from kernels_hub.hub.release_log import _Page, checked_refs
 from kernels_hub.hub.releases import list_releases, release_commit, yank
 from kernels_hub.parsing import parse_json
 from kernels_hub.repository.release_entry import START, ReleaseEntry
-from kernels_hub.repository.versions import Refs, Wanted
+from kernels_hub.repository.versions import Refs, VersionRequest
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.refs import TAGS, Ref
 from kernels_hub.server.releases import Force
@@ -80,7 +80,7 @@ def ways(place: Place) -> dict[str, Callable[[], object]]:
 
 
 def lock(place: Place) -> None:
-    make_lock([Dependency(place.repo(), Wanted.of(place.repo(), ">=1", None))])
+    make_lock([Dependency(place.repo(), VersionRequest.of(place.repo(), ">=1", None))])
 
 
 def refused(place: Place, match: str) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_hub.errors import TrustError
-from kernels_hub.hub.keys import (
+from kernels_hub.trust.keys import (
     KEY_PASSPHRASE,
     KEYS_FOLDER,
     PublicKey,
@@ -81,7 +81,7 @@ def test_an_existing_key_is_never_replaced():
 
 
 def test_one_of_many_at_once_makes_the_key(tmp_path: Path):
-    code = "from kernels_hub.hub.keys import new_key\nprint(new_key('alice').public.id)"
+    code = "from kernels_hub.trust.keys import new_key\nprint(new_key('alice').public.id)"
     runs = [
         subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -213,7 +213,7 @@ def test_texts_that_are_no_public_key(text: str):
 
 def test_importing_the_modules_is_light():
     code = (
-        "import sys\nimport kernels_hub.hub.trust, kernels_hub.hub.keys, kernels_hub.hub.trust_edit\n"
+        "import sys\nimport kernels_hub.trust.decision, kernels_hub.trust.keys, kernels_hub.trust.policy_edit\n"
         "heavy = {'cryptography', 'sigstore', 'torch', 'huggingface_hub', 'tomlkit', 'filelock'}\n"
         "print(sorted(heavy & {name.partition('.')[0] for name in sys.modules}))"
     )

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels_hub.errors import HubError, IntegrityError, SignatureError, TrustError
-from kernels_hub.hub.signature import sign_variant
-from kernels_hub.hub.signed_variant import verify_signed
-from kernels_hub.hub.sigstore_bundle import KNOWN_SIGNERS, SIGSTORE_ROOT, SigstoreSigner, verify_bundle
-from kernels_hub.hub.trust import Admission, Candidate, check_signature
 from kernels_hub.repository.metadata import METADATA_FILE
+from kernels_hub.trust.decision import Admission, RemoteCode, check_signature
+from kernels_hub.trust.signature import sign_variant
+from kernels_hub.trust.signed_variant import verify_signed
+from kernels_hub.trust.sigstore_bundle import KNOWN_SIGNERS, SIGSTORE_ROOT, SigstoreSigner, verify_bundle
 from tests.hub.own_sigstore import COMMUNITY, OwnSigstore
 from tests.hub.trust_cases import CANDIDATE, edit_metadata, key, make_variant
 
@@ -228,7 +228,7 @@ def variant(sigstore: OwnSigstore, tmp_path: Path) -> Path:
 
 
 def check(
-    folder: Path, candidate: Candidate = CANDIDATE, admission: Admission = BY_COMMUNITY
+    folder: Path, candidate: RemoteCode = CANDIDATE, admission: Admission = BY_COMMUNITY
 ) -> dict[str, str]:
     return check_signature(admission, candidate, folder)
 

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels_hub.errors import IntegrityError, MetadataError, SignatureError, TrustError
-from kernels_hub.hub.signature import Statement, read_signatures, sign_variant, signed_bytes
-from kernels_hub.hub.signed_variant import UnsignedError, verify_signed, verify_unsigned
-from kernels_hub.hub.trust import Admission, check_signature
 from kernels_hub.repository.digest import content_digest, list_files
 from kernels_hub.repository.metadata import METADATA_FILE, Metadata
+from kernels_hub.trust.decision import Admission, check_signature
+from kernels_hub.trust.signature import Statement, read_signatures, sign_variant, signed_bytes
+from kernels_hub.trust.signed_variant import UnsignedError, verify_signed, verify_unsigned
 from tests.hub.trust_cases import CANDIDATE, FILES, edit_metadata, key, make_variant, relist
 
 ALICE, BOB = key("alice"), key("bob")
@@ -460,7 +460,7 @@ def test_the_hub_caches_links_are_followed_into_its_blobs_only(tmp_path: Path, v
 
 
 def test_a_change_between_two_readings_is_found(variant: Path, monkeypatch: pytest.MonkeyPatch):
-    from kernels_hub.hub import signed_variant
+    from kernels_hub.trust import signed_variant
 
     def swapped(folder: Path, *arguments: object) -> object:
         edit_metadata(folder, license="evil")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kernels_hub.errors import HubError, SignatureError, TrustError
-from kernels_hub.hub.signature import sign_variant
-from kernels_hub.hub.sigstore_bundle import KNOWN_SIGNERS
-from kernels_hub.hub.trust import Admission, Candidate, admit, check_signature, preview
+from kernels_hub.trust.decision import Admission, RemoteCode, admit, check_signature, preview
+from kernels_hub.trust.signature import sign_variant
+from kernels_hub.trust.sigstore_bundle import KNOWN_SIGNERS
 from tests.hub.trust_cases import CANDIDATE, HUB, key, make_variant
 
 ALICE, BOB = key("alice"), key("bob")
@@ -37,7 +37,7 @@ class Publisher:
         return self.trusted
 
 
-def refuses(candidate: Candidate, publisher: Publisher | None = None) -> str:
+def refuses(candidate: RemoteCode, publisher: Publisher | None = None) -> str:
     with pytest.raises(TrustError) as raised:
         admit(candidate, publisher or Publisher())
     return str(raised.value)

@@ -10,8 +10,8 @@ from huggingface_hub import CommitOperationAdd
 from kernels_hub import get_kernel
 from kernels_hub.errors import HubError, IntegrityError, SignatureError, TrustError
 from kernels_hub.hub import client
-from kernels_hub.hub.signature import sign_variant
-from kernels_hub.hub.trust_edit import add_rule, remove_rule, set_switch
+from kernels_hub.trust.policy_edit import add_rule, remove_rule, set_switch
+from kernels_hub.trust.signature import sign_variant
 from tests.hub.place import Place
 from tests.hub.small_kernels import put, write_variant
 from tests.hub.trust_cases import key

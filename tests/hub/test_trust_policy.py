@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_hub.errors import TrustError
-from kernels_hub.hub.sigstore_bundle import KNOWN_SIGNERS, SigstoreSigner
-from kernels_hub.hub.trust import admit
-from kernels_hub.hub.trust_edit import (
+from kernels_hub.trust.decision import admit
+from kernels_hub.trust.policy import load_policy, matches, normal_endpoint, parse_policy
+from kernels_hub.trust.policy_edit import (
     add_rule,
     parse_signer,
     remove_pattern,
@@ -24,7 +24,7 @@ from kernels_hub.hub.trust_edit import (
     remove_signer,
     set_switch,
 )
-from kernels_hub.hub.trust_policy import load_policy, matches, normal_endpoint, parse_policy
+from kernels_hub.trust.sigstore_bundle import KNOWN_SIGNERS, SigstoreSigner
 from tests.hub.trust_cases import CANDIDATE, HUB, key
 
 ALICE, BOB = key("alice").public, key("bob").public
@@ -357,7 +357,7 @@ def test_permissions_and_links_stay(policy_file: Path, tmp_path: Path):
 
 def test_changes_at_once_are_all_made(policy_file: Path):
     code = (
-        "import sys\nfrom kernels_hub.hub.trust_edit import add_rule\n"
+        "import sys\nfrom kernels_hub.trust.policy_edit import add_rule\n"
         "for i in range(10): add_rule('allow', f'org{sys.argv[1]}/k{i}')"
     )
     runs = [subprocess.Popen([sys.executable, "-c", code, str(number)]) for number in range(3)]
@@ -371,7 +371,7 @@ def test_a_change_waits_for_another_but_not_for_ever(policy_file: Path, monkeypa
     from filelock import FileLock
 
     add_rule("deny", "evil/*")
-    monkeypatch.setattr("kernels_hub.hub.trust_edit._PATIENCE", 0.05)
+    monkeypatch.setattr("kernels_hub.trust.policy_edit._PATIENCE", 0.05)
     code = (
         "import sys\nfrom filelock import FileLock\n"
         "with FileLock(sys.argv[1]): print('held', flush=True); sys.stdin.read()"
@@ -408,7 +408,7 @@ def test_a_full_disk_leaves_the_policy(policy_file: Path, monkeypatch: pytest.Mo
 
 
 def test_ways_to_name_a_signer(tmp_path: Path):
-    from kernels_hub.hub.keys import new_key
+    from kernels_hub.trust.keys import new_key
 
     made = new_key("own", "secret")
     (tmp_path / "alice.pub").write_text(f"{ALICE}\n")

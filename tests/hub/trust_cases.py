@@ -9,13 +9,13 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from kernels_hub.hub.keys import PublicKey, SigningKey
-from kernels_hub.hub.trust import Candidate
 from kernels_hub.repository.digest import compute_digest, list_files
 from kernels_hub.repository.metadata import METADATA_FILE, Metadata
+from kernels_hub.trust.decision import RemoteCode
+from kernels_hub.trust.keys import PublicKey, SigningKey
 
 HUB = "https://hub.example.org"
-CANDIDATE = Candidate("org/doubling", "kernel", "0" * 40, HUB)
+CANDIDATE = RemoteCode("org/doubling", "kernel", "0" * 40, HUB)
 
 FILES = {
     "__init__.py": b"raise RuntimeError('imported')\n",

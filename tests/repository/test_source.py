@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 
+import kernels_hub
 from kernels_hub.errors import DeviceError, MetadataError, NoVariantError, RepositoryNotFoundError
+from kernels_hub.repository.build import build_repository
 from kernels_hub.repository.load import import_kernel
 from kernels_hub.repository.metadata import Metadata
-from kernels_hub.repository.source import is_source_repository, read_source_repository
+from kernels_hub.repository.source import SHARED, is_source_repository, read_source_repository
+
+ROOT = Path(__file__).resolve().parents[2]
 
 MANIFEST = """
 [kernel]
@@ -72,6 +76,29 @@ def test_variant(scale: Path) -> None:
         functions=("scale",),
     )
     assert import_kernel(read_source_repository(scale).variant("cpu")).NAME == "cpu"
+
+
+def test_shared_modules_go_along_byte_for_byte(scale: Path, tmp_path: Path) -> None:
+    manifest = scale / "kernel.toml"
+    manifest.write_text(MANIFEST.replace('"cpu"]', '"cpu"]\nshared = ["files.py", "cxx_compiler.py"]', 1))
+    (scale / "package" / "__init__.py").write_text(
+        "from .files import cache_folder\nfrom .cxx_compiler import find_compiler\n"
+    )
+    assert import_kernel(read_source_repository(scale).variant("cpu")).cache_folder("x").name == "x"
+    build_repository(scale, tmp_path, ["cpu"])
+    for name in SHARED:
+        built = (tmp_path / "build" / "torch-cpu" / name).read_bytes()
+        assert built == (Path(kernels_hub.__file__).parent / name).read_bytes()
+
+
+def test_every_bundled_layer_that_builds_carries_the_one_compiler_lookup() -> None:
+    building = [
+        backend for manifest in (ROOT / "layers").glob("*/kernel.toml")
+        for backend in read_source_repository(manifest.parent).backends.values()
+        if "native.py" in backend.files()
+    ]  # fmt: skip
+    assert len(building) >= 10
+    assert [backend.shared for backend in building] == [SHARED] * len(building)
 
 
 def test_aliases_and_universal(scale: Path) -> None:
@@ -138,6 +165,10 @@ WRONG = {
         "'sources' must name at least one folder",
     ),
     "missing folder": (MANIFEST.replace('"triton"]\npy', '"tritonn"]\npy'), "tritonn does not exist"),
+    "shared": (
+        MANIFEST.replace('"cpu"]', '"cpu"]\nshared = ["errors.py"]', 1),
+        "'shared' names 'errors.py'; expected modules of kernels_hub that layers may carry: files.py, cxx_compiler.py",
+    ),
     "kernel-depends": (
         MANIFEST.replace("[kernel]", "[kernel]\nkernel-depends = 'org/name'", 1),
         "'kernel-depends' must be an array of tables such as { repo-id = 'org/name', version = 1 }, got 'org/name'",

@@ -125,7 +125,7 @@ def test_unknown_backend() -> None:
 
 
 def test_every_device_type_is_a_backend() -> None:
-    from kernels_hub.layer.device import DEVICE_TYPES
+    from kernels_hub.kernelization.device import DEVICE_TYPES
 
     assert {backend_named(kind).name for kind in DEVICE_TYPES} == set(BACKENDS)
 

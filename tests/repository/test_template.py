@@ -100,8 +100,8 @@ def test_it_builds_and_kernelizes(template: Path, tmp_path: Path):
     class Act(nn.Module):
         kernel_layer_name = "SquaredReLU"
 
-        def forward(self, input):
-            return torch.relu(input) ** 2
+        def forward(self, x):
+            return torch.relu(x) ** 2
 
     model, x = nn.Sequential(nn.Linear(4, 4), Act()), torch.randn(5, 4)
     expected = model(x)
@@ -113,6 +113,29 @@ def test_it_builds_and_kernelizes(template: Path, tmp_path: Path):
     torch.testing.assert_close(y, expected)
     y.sum().backward()
     assert model[0].weight.grad is not None
+
+
+EARLIER = """\
+# my-relu
+
+Squared ReLU.
+
+To make it your own: write the formula into `package/layers.py` (the signature of `forward` has to be
+that of the module it replaces), the kernels into `cpu/kernels.py`.
+
+    python -m pytest tests             the kernels against the formula
+    kernels-hub publish . --repo ORG/my-relu --version 0.1.0 --dry-run
+
+What the author added.
+"""
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_what_is_said_to_the_author_is_not_published(template: Path, earlier: bool):
+    readme = EARLIER if earlier else (template / "README.md").read_text()
+    card = write_card(read_interface(template), CardInput("org/my-relu", "0.1.0", readme=readme))
+    assert "Squared ReLU" in card and ("What the author added." in card) == earlier
+    assert not [words for words in ("your own", "Write the formula", "pytest", "--dry-run") if words in card]
 
 
 def test_names(template: Path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernels_hub.repository.refs import LayerRepository, LocalLayerRepository, LockedLayerRepository
+from kernels_hub.hub.references import LayerRepository, LocalLayerRepository, LockedLayerRepository
 
 
 class FuncRepository(LayerRepository):

@@ -38,8 +38,8 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from kernels_hub.errors import TrustError
-from kernels_hub.hub.keys import PublicKey, config_folder
-from kernels_hub.hub.sigstore_bundle import KNOWN_SIGNERS, SigstoreSigner
+from kernels_hub.trust.keys import PublicKey, config_folder
+from kernels_hub.trust.sigstore_bundle import KNOWN_SIGNERS, SigstoreSigner
 
 TRUST_FILE = "KERNELS_HUB_TRUST"
 """Environment variable: path of the policy file."""
@@ -51,7 +51,7 @@ Signer = PublicKey | SigstoreSigner
 
 _STRICT = ("deny", "signature")
 """Actions whose patterns match whatever the case, since a Hub may not tell cases apart."""
-_PATTERN = re.compile(r"\*|[A-Za-z0-9_.*?-]+(/[A-Za-z0-9_.*?-]+)?", re.ASCII)
+_PATTERN = re.compile(r"\*|[A-Za-z0-9_.*?-]+/[A-Za-z0-9_.*?-]+", re.ASCII)
 _GITHUB = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9_.-]+", re.ASCII)
 _WORKFLOW = re.compile(r"[A-Za-z0-9_.-]+\.ya?ml@refs/[A-Za-z0-9_./-]+", re.ASCII)
 _PORTS = {"http": 80, "https": 443}
@@ -215,8 +215,13 @@ def check_pattern(pattern: object) -> str:
     if not isinstance(pattern, str) or _PATTERN.fullmatch(pattern) is None:
         raise ValueError(
             f"expected a repository or a pattern such as 'org/name', 'org/*' or '*', got {pattern!r}"
+            + (f"; for all of an organisation, {f'{pattern}/*'!r}" if _is_alone(pattern) else "")
         )
     return pattern
+
+
+def _is_alone(pattern: object) -> bool:
+    return isinstance(pattern, str) and _PATTERN.fullmatch(f"{pattern}/*") is not None
 
 
 # -- parsing ----------------------------------------------------------------------------------------
@@ -244,7 +249,7 @@ def _rule(entry: Mapping[str, Any], number: int, path: Path) -> Rule:
     return Rule(action, repositories, _endpoint(entry, where, path), _signers(entry, where, path), number)
 
 
-def _endpoint(entry: Mapping[str, Any], where: str, path: Path) -> str | None:
+def _endpoint(entry: Mapping[str, object], where: str, path: Path) -> str | None:
     value = entry.get("endpoint")
     if value is None:
         return None
@@ -254,7 +259,7 @@ def _endpoint(entry: Mapping[str, Any], where: str, path: Path) -> str | None:
         _refuse(path, f"{where}.endpoint", str(error))
 
 
-def _signers(entry: Mapping[str, Any], where: str, path: Path) -> tuple[Signer, ...]:
+def _signers(entry: Mapping[str, object], where: str, path: Path) -> tuple[Signer, ...]:
     if "signature" not in entry:
         return ()
     signers: list[Signer] = []

@@ -15,17 +15,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kernels_hub.errors import LayerNotFoundError, VersionError
+from kernels_hub.hub.caller import Caller, find_caller
 from kernels_hub.repository.bundled import bundled_repository, source_variant
-from kernels_hub.repository.caller import Caller, find_caller
 from kernels_hub.repository.local import local_variant
 from kernels_hub.repository.resolved import Preview, ResolvedKernel
 from kernels_hub.repository.system import System
-from kernels_hub.repository.versions import Wanted
+from kernels_hub.repository.versions import VersionRequest
 
 if TYPE_CHECKING:
     from kernels_hub.hub.locate import Request
 
-logger = logging.getLogger("kernels_hub")
+logger = logging.getLogger(__name__)
 
 
 def find_layer(module: ModuleType, layer_name: str, repository: str) -> Any:
@@ -35,10 +35,10 @@ def find_layer(module: ModuleType, layer_name: str, repository: str) -> Any:
     package's own functions. Raises LayerNotFoundError naming the layers that exist.
     """
     layers = getattr(module, "layers", None)
-    for place in (layers, module):
-        found = getattr(place, layer_name, None)
-        if callable(found):
-            return found
+    for namespace in (layers, module):
+        layer = getattr(namespace, layer_name, None)
+        if callable(layer):
+            return layer
     known = (
         sorted(name for name, value in vars(layers).items() if not name.startswith("_") and _is_layer(value))
         if layers is not None
@@ -107,16 +107,16 @@ class LayerRepository(Reference):
     repo_type: str | None = field(default=None, kw_only=True)
     trust_remote_code: bool | tuple[str, ...] = field(default=False, kw_only=True)
     user_agent: str | dict[str, str] | None = field(default=None, kw_only=True, compare=False, repr=False)
-    _wanted: Wanted = field(init=False, compare=False, repr=False)
+    _wanted: VersionRequest = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trust_remote_code", frozen_trust(self.trust_remote_code))
-        wanted = Wanted.of(self.repo_id, self.version, self.revision)
+        version_request = VersionRequest.of(self.repo_id, self.version, self.revision)
         if self.repo_type not in (None, "kernel", "model"):
             raise VersionError(
                 f"{self.repo_id}: repo_type is 'kernel', 'model' or None, got {self.repo_type!r}"
             )
-        object.__setattr__(self, "_wanted", wanted)
+        object.__setattr__(self, "_wanted", version_request)
         if self.version is None and self.revision is None:
             _warn_unpinned(self.repo_id)
 
@@ -128,13 +128,13 @@ class LayerRepository(Reference):
 
         Raises VersionError, TrustError, NoVariantError, OfflineError, HubError, IntegrityError.
         """
-        from kernels_hub.repository.fetching import resolve_hub_kernel
+        from kernels_hub.hub.fetching import resolve_hub_kernel
 
         return resolve_hub_kernel(self._request(backend))
 
     def preview(self, backend: str | None = None) -> Preview:
         """What `resolve` would find: the Hub is asked for lists only."""
-        from kernels_hub.repository.fetching import preview_hub_kernel
+        from kernels_hub.hub.fetching import preview_hub_kernel
 
         return preview_hub_kernel(self._request(backend))
 
@@ -165,7 +165,7 @@ class LocalLayerRepository(Reference):
 
     def resolve(self, backend: str | None = None) -> ResolvedKernel:
         """Find the variant for this machine; raises RepositoryNotFoundError or NoVariantError."""
-        from kernels_hub.repository.fetching import with_dependencies
+        from kernels_hub.hub.fetching import with_dependencies
 
         files = local_variant(self.repo_path, System.detect(backend), self.package_name)
         return with_dependencies(ResolvedKernel(str(self.repo_path), None, files), backend)
@@ -216,8 +216,8 @@ class LockedLayerRepository(Reference):
 
         Raises LockError, IntegrityError, TrustError, NoVariantError, OfflineError, HubError.
         """
+        from kernels_hub.hub.fetching import resolve_locked_kernel
         from kernels_hub.hub.lock import find_lock, read_lock
-        from kernels_hub.repository.fetching import resolve_locked_kernel
 
         lockfile, caller = self.lockfile, self._caller
         find = (lambda: find_lock(caller)) if lockfile is None else (lambda: read_lock(lockfile))

@@ -22,15 +22,15 @@ from typing import Any
 
 from kernels_hub.errors import IntegrityError, MetadataError, SignatureError, TrustError
 from kernels_hub.files import write_atomically
-from kernels_hub.hub.keys import PublicKey, SigningKey
-from kernels_hub.hub.variant_files import (
+from kernels_hub.repository.metadata import METADATA_FILE
+from kernels_hub.repository.variant_files import (
     SIGNATURE_FILE,
     check_portable,
     parse_listing,
     read_bounded,
     verify_files,
 )
-from kernels_hub.repository.metadata import METADATA_FILE
+from kernels_hub.trust.keys import PublicKey, SigningKey
 
 _FORMAT = 1
 _DOMAIN = b"kernels_hub variant signature v1\0"
@@ -115,7 +115,9 @@ def sign_variant(
         if (other.key, other.statement.repository) != (key.public, repo_id) and other.is_valid(metadata)
     ]
     target = folder / SIGNATURE_FILE
-    content = _encode(sorted([own, *others], key=lambda one: (one.key.id, one.statement.repository or "")))
+    content = _encode(
+        sorted([own, *others], key=lambda other: (other.key.id, other.statement.repository or ""))
+    )
     write_atomically(target, content, beside=folder.parent)  # a variant holds nothing that is not listed
     return target
 
@@ -160,8 +162,8 @@ def _read(path: Path) -> tuple[Signature, ...]:
 
 
 def _decode(content: bytes, path: Path) -> tuple[Signature, ...]:
-    from kernels_hub.hub.signature_file import SignatureFile
     from kernels_hub.parsing import parse_json
+    from kernels_hub.trust.signature_file import SignatureFile
 
     where = f"{path} is not a file of signatures"
     document = parse_json(content, SignatureFile, where=where, error=SignatureError, unique_keys=True)

@@ -1,4 +1,4 @@
-"""Who calls this library: the code whose project's lock applies."""
+"""Finds the calling code's project, whose lock applies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that live on a Hub, and the kernels that a kernel depends on: found, fetched, put together.
+"""Fetches kernels from a Hub, with the kernels that they depend on.
 
 LOCAL_KERNELS comes first for every repository: a folder in its place needs neither Hub nor trust.
 """
@@ -10,14 +10,14 @@ from dataclasses import replace
 
 from kernels_hub.errors import LockError, MetadataError
 from kernels_hub.hub.client import Fetched, fetch, fetch_locked, preview
+from kernels_hub.hub.local_overrides import local_override
 from kernels_hub.hub.locate import Request
-from kernels_hub.hub.lock import Dependency, Lock
+from kernels_hub.hub.locked_kernels import Dependency, Lock
 from kernels_hub.repository.load import RepoInfo
 from kernels_hub.repository.local import local_variant
-from kernels_hub.repository.local_overrides import local_override
 from kernels_hub.repository.resolved import Preview, ResolvedKernel
 from kernels_hub.repository.system import System
-from kernels_hub.repository.versions import Wanted
+from kernels_hub.repository.versions import VersionRequest
 
 _Resolve = Callable[[Dependency, tuple[Dependency, ...]], ResolvedKernel]
 
@@ -70,9 +70,9 @@ def with_dependencies(
     """A kernel of a local folder, with the kernels of a Hub that its metadata.json asks for."""
     if kernel.files.metadata is None or not kernel.files.metadata.kernel_depends:
         return kernel
-    request = Request(kernel.repository, Wanted(), backend, None, trust_remote_code, user_agent)
+    request = Request(kernel.repository, VersionRequest(), backend, None, trust_remote_code, user_agent)
     resolve = _resolver(request)
-    return _depending(kernel, Dependency(kernel.repository, Wanted()), (), resolve)
+    return _depending(kernel, Dependency(kernel.repository, VersionRequest()), (), resolve)
 
 
 def _resolver(request: Request) -> _Resolve:
@@ -113,9 +113,9 @@ def _depending(
     chain = (*chain, asked)
     depends = {}
     for row in metadata.kernel_depends:
-        dependency = Dependency(row.repo_id, Wanted.of(row.repo_id, row.version, row.revision))
-        if any(other.repo_id == dependency.repo_id for other in chain):
-            ring = " -> ".join(str(other) for other in (*chain, dependency))
+        dependency = Dependency(row.repo_id, VersionRequest.of(row.repo_id, row.version, row.revision))
+        if any(ancestor.repo_id == dependency.repo_id for ancestor in chain):
+            ring = " -> ".join(str(link) for link in (*chain, dependency))
             raise MetadataError(f"kernels depend on one another in a ring: {ring}")
         depends[row.repo_id] = resolve(dependency, chain)
     return replace(kernel, depends=depends)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernels_hub.errors import MappingError
-from kernels_hub.repository.local_overrides import local_override, parse_local_kernels
+from kernels_hub.hub.local_overrides import local_override, parse_local_kernels
 
 POSIX, WINDOWS = ":", ";"
 

@@ -12,13 +12,13 @@ import os
 import re
 import stat
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels_hub.errors import TrustError
+from kernels_hub.files import write_atomically
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -230,15 +230,7 @@ def _create(path: Path, content: bytes) -> None:
     """A new file that only its owner reads: whole or not at all, and never over another."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=".new-")  # 0600
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(scratch, path)
-        finally:
-            Path(scratch).unlink()
+        write_atomically(path, content, mode=0o600, durable=True, overwrite=False)
     except FileExistsError as error:
         raise TrustError(f"there is a key at {path} already; choose another name, or remove it") from error
     except OSError as error:

@@ -218,14 +218,14 @@ def _shown(path: str | Path) -> str:
 # -- parsing ----------------------------------------------------------------------------------------
 
 
-def _get(document: Mapping[str, Any], key: str, kind: type, where: Path) -> Any:
+def _get(document: Mapping[str, object], key: str, kind: type, where: Path) -> Any:
     value = document.get(key)
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
         raise MetadataError(f"{where}: key {key!r}: expected {kind.__name__}, got {type(value).__name__}")
     return value
 
 
-def _digests(digest: Mapping[str, Any], where: Path) -> tuple[str, dict[str, bytes]]:
+def _digests(digest: Mapping[str, object], where: Path) -> tuple[str, dict[str, bytes]]:
     algorithm = _get(digest, "algorithm", str, where)
     if algorithm not in DIGEST_ALGORITHMS:
         raise MetadataError(

@@ -1,4 +1,4 @@
-"""Whether a repository's code may run: the trust policy, applied before a download and after it.
+"""Decides whether a repository's code may run: applies the trust policy before a download and after it.
 
     candidate -> admit (before anything is fetched) -> Admission -> check_signature (before any import)
 
@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels_hub.errors import SignatureError, TrustError
-from kernels_hub.hub.signed_variant import UnsignedError, verify_signed, verify_unsigned
-from kernels_hub.hub.trust_policy import Rule, Signer, TrustPolicy, load_policy, without_credentials
+from kernels_hub.trust.policy import Rule, Signer, TrustPolicy, load_policy, without_credentials
+from kernels_hub.trust.signed_variant import UnsignedError, verify_signed, verify_unsigned
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RemoteCode:
     """A repository whose code is about to be fetched and run."""
 
     repo_id: str
@@ -65,7 +65,7 @@ class Preview:
     signature_keys: tuple[Signer, ...] = ()
 
 
-def admit(candidate: Candidate, is_trusted_publisher: Callable[[str], bool]) -> Admission:
+def admit(candidate: RemoteCode, is_trusted_publisher: Callable[[str], bool]) -> Admission:
     """The policy's verdict on a repository, before anything of it is downloaded.
 
     is_trusted_publisher: asks the Hub about an organisation; only called where nothing else decides.
@@ -83,7 +83,7 @@ def admit(candidate: Candidate, is_trusted_publisher: Callable[[str], bool]) -> 
     raise TrustError(_nothing_admits(candidate, policy, rule is not None))
 
 
-def preview(candidate: Candidate) -> Preview:
+def preview(candidate: RemoteCode) -> Preview:
     """What `admit` would say, without asking the Hub. Raises TrustError for a policy that cannot be read."""
     policy = load_policy()
     try:
@@ -97,7 +97,7 @@ def preview(candidate: Candidate) -> Preview:
     return Preview("refused", _nothing_admits(candidate, policy, False))
 
 
-def admit_bundle(candidate: Candidate) -> Admission:
+def admit_bundle(candidate: RemoteCode) -> Admission:
     """The policy's verdict on a repository that an archive brings, before anything of it is unpacked.
 
     As `admit`, but the Hub's flag for trusted publishers does not count: whoever made the archive chose its names.
@@ -117,7 +117,7 @@ def admit_bundle(candidate: Candidate) -> Admission:
     )
 
 
-def check_signature(admission: Admission, candidate: Candidate, variant_folder: Path) -> dict[str, str]:
+def check_signature(admission: Admission, candidate: RemoteCode, variant_folder: Path) -> dict[str, str]:
     """Verify a downloaded variant before anything of it is imported or parsed.
 
     Where the admission asks for a signature: that one of its keys signed exactly the bytes of
@@ -147,7 +147,7 @@ def check_signature(admission: Admission, candidate: Candidate, variant_folder: 
 # -- before the download ----------------------------------------------------------------------------
 
 
-def _decide(candidate: Candidate, policy: TrustPolicy) -> Admission | None:
+def _decide(candidate: RemoteCode, policy: TrustPolicy) -> Admission | None:
     """By everything but the publisher's flag; None where that is left."""
     if _REPOSITORY.fullmatch(candidate.repo_id) is None:
         raise TrustError(f"{_named(candidate)} is not trusted: its name is not of the form 'org/name'")
@@ -168,18 +168,18 @@ def _decide(candidate: Candidate, policy: TrustPolicy) -> Admission | None:
     return None
 
 
-def _matching(action: str, candidate: Candidate, policy: TrustPolicy) -> list[Rule]:
+def _matching(action: str, candidate: RemoteCode, policy: TrustPolicy) -> list[Rule]:
     return policy.matching(action, candidate.repo_id, candidate.endpoint)
 
 
-def _vouched_for(candidate: Candidate) -> bool:
+def _vouched_for(candidate: RemoteCode) -> bool:
     vouched = candidate.trust_remote_code
     if isinstance(vouched, bool):
         return vouched
     return candidate.repo_id in ((vouched,) if isinstance(vouched, str) else vouched)
 
 
-def _publisher_rule(candidate: Candidate, policy: TrustPolicy) -> str | None:
+def _publisher_rule(candidate: RemoteCode, policy: TrustPolicy) -> str | None:
     """The rule under which the publisher's flag admits; None where it does not count."""
     if not _organisation(candidate):
         return None
@@ -192,12 +192,12 @@ def _publisher_rule(candidate: Candidate, policy: TrustPolicy) -> str | None:
     return f"{rule}: the flag of publisher {_organisation(candidate)!r} on {without_credentials(candidate.endpoint)}"
 
 
-def _organisation(candidate: Candidate) -> str:
+def _organisation(candidate: RemoteCode) -> str:
     organisation, slash, _ = candidate.repo_id.partition("/")
     return organisation if slash else ""
 
 
-def _nothing_admits(candidate: Candidate, policy: TrustPolicy, asked: bool) -> str:
+def _nothing_admits(candidate: RemoteCode, policy: TrustPolicy, asked: bool) -> str:
     source = _policy_named(policy)
     if asked:
         publisher = f"{_organisation(candidate)!r} is not a trusted publisher there"
@@ -242,5 +242,5 @@ def _switch(enabled: bool, given: bool, absent: str, disabled: str) -> str:
     return f"{disabled} (it was given in vain)" if given else disabled
 
 
-def _named(candidate: Candidate) -> str:
+def _named(candidate: RemoteCode) -> str:
     return f"{candidate.repo_type} {candidate.repo_id!r} on {without_credentials(candidate.endpoint)}"

@@ -1,4 +1,4 @@
-"""A variant on disk: is it signed, by whom, for which place, and is every file what was signed?
+"""Verifies a variant on disk: by whom it is signed, for which place, and that every file is what was signed.
 
     bytes of metadata.json -> signatures over them -> the listing in them -> every file
 
@@ -15,11 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kernels_hub.errors import IntegrityError, SignatureError
-from kernels_hub.hub.keys import PublicKey
-from kernels_hub.hub.signature import Signature, Statement, read_signatures
-from kernels_hub.hub.sigstore_bundle import KNOWN_SIGNERS, SigstoreSigner, verify_bundle
-from kernels_hub.hub.trust_policy import Signer
-from kernels_hub.hub.variant_files import (
+from kernels_hub.repository.metadata import METADATA_FILE, python_name
+from kernels_hub.repository.variant_files import (
     BUNDLE_FILE,
     SIGNATURE_FILE,
     UNKNOWN,
@@ -28,7 +25,10 @@ from kernels_hub.hub.variant_files import (
     read_bounded,
     verify_files,
 )
-from kernels_hub.repository.metadata import METADATA_FILE, python_name
+from kernels_hub.trust.keys import PublicKey
+from kernels_hub.trust.policy import Signer
+from kernels_hub.trust.signature import Signature, Statement, read_signatures
+from kernels_hub.trust.sigstore_bundle import KNOWN_SIGNERS, SigstoreSigner, verify_bundle
 
 Signed = tuple[Signer, Statement | None]
 """Who signed, and what they stated: nothing, in a Sigstore bundle."""
@@ -81,8 +81,10 @@ def verify_signed(
     statements = [statement for _, statement in fitting if statement is not None]
     return Verified(
         tuple(dict.fromkeys(signer for signer, _ in fitting)),
-        next((one.repository for one in statements if one.repository is not None), None),
-        next((one.release for one in statements if one.release is not None), listing.release),
+        next((statement.repository for statement in statements if statement.repository is not None), None),
+        next(
+            (statement.release for statement in statements if statement.release is not None), listing.release
+        ),
         _verify_files(folder, listing, metadata),
     )
 
@@ -136,9 +138,9 @@ def _signed_by(folder: Path, metadata: bytes, signers: Sequence[Signer] | None) 
 
 def _by_keys(signatures: Sequence[Signature], keys: Sequence[PublicKey] | None) -> list[Signed]:
     if keys is None:
-        return [(one.key, one.statement) for one in signatures]
+        return [(signature.key, signature.statement) for signature in signatures]
     known = {key: key for key in keys}  # with their comments, which a signature does not have
-    return [(known[one.key], one.statement) for one in signatures if one.key in known]
+    return [(known[signature.key], signature.statement) for signature in signatures if signature.key in known]
 
 
 # -- the place that it was signed for ---------------------------------------------------------------

@@ -6,18 +6,19 @@ from pathlib import Path
 from types import ModuleType
 
 from kernels_hub.errors import NoVariantError
+from kernels_hub.hub.caller import find_caller
 from kernels_hub.hub.client import judge
+from kernels_hub.hub.fetching import resolve_hub_kernel, resolve_locked_kernel, with_dependencies
+from kernels_hub.hub.local_overrides import local_override
 from kernels_hub.hub.locate import Request
-from kernels_hub.hub.lock import Lock, find_lock, read_lock
-from kernels_hub.repository.caller import find_caller
-from kernels_hub.repository.fetching import resolve_hub_kernel, resolve_locked_kernel, with_dependencies
+from kernels_hub.hub.lock import find_lock, read_lock
+from kernels_hub.hub.locked_kernels import Lock
+from kernels_hub.hub.references import frozen_trust
 from kernels_hub.repository.local import local_variant, local_variants
-from kernels_hub.repository.local_overrides import local_override
-from kernels_hub.repository.refs import frozen_trust
 from kernels_hub.repository.resolved import ResolvedKernel
 from kernels_hub.repository.system import System
 from kernels_hub.repository.variants import VariantAccepted, VariantRejected
-from kernels_hub.repository.versions import Wanted
+from kernels_hub.repository.versions import VersionRequest
 
 
 def get_kernel(
@@ -37,12 +38,16 @@ def get_kernel(
     backend: device type to choose the variant for; None for the one that torch was built for.
     check_arch: refuse a kernel that declares GPU architectures without that of the GPU here.
 
+    >>> kernel = get_kernel("acme/scale", version=">=1,<2", backend="cpu")
+    >>> kernel.doubled(torch.ones(2))
+    tensor([2., 2.])
+
     Raises VersionError, RepositoryNotFoundError, NoVariantError, TrustError, IntegrityError,
     OfflineError, HubError, KernelImportError; nothing of the kernel has run but for the last.
     """
-    wanted = Wanted.of(repo_id, version, revision)
+    version_request = VersionRequest.of(repo_id, version, revision)
     trust = frozen_trust(trust_remote_code)
-    request = Request(repo_id, wanted, backend, repo_type, trust, user_agent)
+    request = Request(repo_id, version_request, backend, repo_type, trust, user_agent)
     return resolve_hub_kernel(request).load(check_arch=check_arch)
 
 
@@ -62,11 +67,15 @@ def install_kernel(
     backend: device type to choose the variant for; None for the one that torch was built for.
     local_files_only: use what is in the cache, and ask no Hub.
 
+    >>> folder = install_kernel("acme/scale", version=">=1,<2", backend="cpu")
+    >>> (folder / "__init__.py").exists()
+    True
+
     Returns the variant's folder. Raises as `get_kernel` does, but for KernelImportError.
     """
-    wanted = Wanted.of(repo_id, version, revision)
+    version_request = VersionRequest.of(repo_id, version, revision)
     trust = frozen_trust(trust_remote_code)
-    request = Request(repo_id, wanted, backend, None, trust, user_agent, local_files_only)
+    request = Request(repo_id, version_request, backend, None, trust, user_agent, local_files_only)
     return resolve_hub_kernel(request).files.folders[0]
 
 
@@ -81,6 +90,9 @@ def get_locked_kernel(
 
     lockfile: the lock; None to find it beside the caller's project or in its distribution.
 
+    >>> get_locked_kernel("acme/scale", lockfile="kernels.lock", backend="cpu").doubled(torch.ones(2))
+    tensor([2., 2.])
+
     Raises LockError, and IntegrityError for any file that is not the one that was locked.
     """
     return _locked(repo_id, lockfile, backend, frozen_trust(trust_remote_code), download=True)
@@ -89,7 +101,11 @@ def get_locked_kernel(
 def load_kernel(
     repo_id: str, *, lockfile: str | Path | None = None, backend: str | None = None
 ) -> ModuleType:
-    """As `get_locked_kernel`, but never downloads: OfflineError for what `kernels-hub download` did not fetch."""
+    """As `get_locked_kernel`, but never downloads: OfflineError for what `kernels-hub download` did not fetch.
+
+    >>> load_kernel("acme/scale", lockfile="kernels.lock", backend="cpu").doubled(torch.ones(2))
+    tensor([2., 2.])
+    """
     return _locked(repo_id, lockfile, backend, trust_remote_code=False, download=False)
 
 
@@ -105,6 +121,9 @@ def get_local_kernel(
 
     trust_remote_code, user_agent: for the kernels of a Hub that it depends on, as for `LayerRepository`; the
         folder's own code is run as it is.
+
+    >>> get_local_kernel("my-kernels", backend="cpu").doubled(torch.ones(2))
+    tensor([2., 2.])
 
     Raises RepositoryNotFoundError, NoVariantError, MetadataError, KernelImportError.
     """
@@ -123,17 +142,20 @@ def has_kernel(
 ) -> bool:
     """Whether a kernel exists with a variant that this machine accepts; nothing but lists is fetched.
 
+    >>> has_kernel("acme/scale", version=">=1,<2", backend="cpu")
+    True
+
     Raises VersionError for a version that does not exist, RepositoryNotFoundError, and OfflineError or
     HubError when the answer cannot be known.
     """
-    wanted = Wanted.of(repo_id, version, revision)
+    version_request = VersionRequest.of(repo_id, version, revision)
     if (folder := local_override(repo_id)) is not None:
         try:
             local_variant(folder, System.detect(backend))
         except NoVariantError:
             return False
         return True
-    decisions = judge(Request(repo_id, wanted, backend, repo_type))
+    decisions = judge(Request(repo_id, version_request, backend, repo_type))
     return any(isinstance(decision, VariantAccepted) for decision in decisions)
 
 
@@ -149,15 +171,18 @@ def get_kernel_variants(
 
     repo_id: "org/name", or the path of a local repository.
 
+    >>> print(*get_kernel_variants("my-kernels", backend="cpu"))
+    torch-cpu: compatible
+
     Raises VersionError, RepositoryNotFoundError, OfflineError, HubError.
     """
     system = System.detect(backend)
     if isinstance(repo_id, Path) or Path(repo_id).is_dir():
         return local_variants(Path(repo_id), system)
-    wanted = Wanted.of(repo_id, version, revision)
+    version_request = VersionRequest.of(repo_id, version, revision)
     if (folder := local_override(repo_id)) is not None:
         return local_variants(folder, system)
-    return judge(Request(repo_id, wanted, backend, repo_type))
+    return judge(Request(repo_id, version_request, backend, repo_type))
 
 
 def _locked(

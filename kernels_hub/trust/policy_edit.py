@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kernels_hub.errors import TrustError
-from kernels_hub.files import replacing
-from kernels_hub.hub.keys import PublicKey
-from kernels_hub.hub.sigstore_bundle import KNOWN_SIGNERS
-from kernels_hub.hub.trust_policy import (
+from kernels_hub.files import write_atomically
+from kernels_hub.trust.keys import PublicKey
+from kernels_hub.trust.policy import (
     SCHEMA,
     SWITCHES,
     Rule,
@@ -22,6 +21,7 @@ from kernels_hub.hub.trust_policy import (
     parse_policy,
     policy_path,
 )
+from kernels_hub.trust.sigstore_bundle import KNOWN_SIGNERS
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
@@ -245,16 +245,13 @@ def _content(path: Path) -> bytes:
 def _replace(path: Path, content: bytes) -> None:
     target = Path(os.path.realpath(path))  # a link to a file kept elsewhere stays one
     mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
-    with replacing(target, mode=mode) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    write_atomically(target, content, mode=mode, durable=True)
 
 
 def parse_signer(text: str) -> Signer:
     """Who `trust add` and `verify --key` mean: a public key, a file with one, a key of one's own by name,
     or the short name of a Sigstore signer. Raises TrustError."""
-    from kernels_hub.hub.keys import public_key
+    from kernels_hub.trust.keys import public_key
 
     if text in KNOWN_SIGNERS:
         return KNOWN_SIGNERS[text]

@@ -1,0 +1,1 @@
+"""Keys, signatures, and the policy that says whose code may run."""
