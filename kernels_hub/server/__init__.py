@@ -1,10 +1,11 @@
-"""A Hub of one's own, which unmodified Hub clients use through HF_ENDPOINT.
+"""The self-hosted Hub, which unmodified Hub clients use through HF_ENDPOINT.
 
     refusal, paths          what is refused, and how it is said; names and paths
     durable, layout         files that survive a crash; where things lie under the root
-    database, accounts      users, organisations, tokens
+    database, accounts      users, organisations, tokens; sessions of the web pages
     repositories, access    repositories as rows; who may do what
     packs, refs, listing    git: objects, refs, what a commit holds
+    search, facets          lists: found, filtered, sorted; download_counts
     store, lfs, commit      changes: commits, branches, large files
     api_*, lfs_api, downloads, app    the HTTP side
 

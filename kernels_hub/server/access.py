@@ -1,4 +1,4 @@
-"""Who may do what. Every handler asks here; nothing else decides.
+"""Access rules: who may do what. Every handler asks here; nothing else decides.
 
                          anonymous   other user   reader     writer      admin
     public: see, get     yes         yes          yes        yes         yes

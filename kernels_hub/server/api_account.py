@@ -1,4 +1,4 @@
-"""Who one is, who others are, and what needs no repository: `/api/whoami-v2` and its neighbours."""
+"""API of accounts: users, organisations, and what needs no repository (`/api/whoami-v2` and its neighbours)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from starlette.responses import Response
 
 from kernels_hub.server.accounts import Account
 from kernels_hub.server.bodies import CardBody
-from kernels_hub.server.call import Call, Route, json_response
+from kernels_hub.server.call import HubRequest, Route, json_response
 from kernels_hub.server.refusal import Refusal, header_text, login_required
 from kernels_hub.server.store import timestamp
 
 
-def whoami(call: Call) -> Response:
+def whoami(call: HubRequest) -> Response:
     """The user of the token, organisations with roles, and what the token may."""
     token = call.caller.token
     if token is None:
@@ -55,7 +55,7 @@ def whoami(call: Call) -> Response:
     )
 
 
-def _account(call: Call, kind: str) -> Account:
+def _account(call: HubRequest, kind: str) -> Account:
     account = call.hub.accounts.find(call.params["account"])
     if account is None or account.kind != kind:
         what = "user" if kind == "user" else "organization"
@@ -63,7 +63,7 @@ def _account(call: Call, kind: str) -> Account:
     return account
 
 
-def _owned(call: Call, account: Account) -> dict[str, int]:
+def _owned(call: HubRequest, account: Account) -> dict[str, int]:
     counts = call.hub.search.count_of(call.caller, account.name)
     return {
         "numModels": counts.get("model", 0),
@@ -73,7 +73,7 @@ def _owned(call: Call, account: Account) -> dict[str, int]:
     }
 
 
-def organisation_overview(call: Call) -> Response:
+def organisation_overview(call: HubRequest) -> Response:
     """An organisation, with the flag that clients' trust checks read."""
     account = _account(call, "org")
     return json_response(
@@ -90,7 +90,7 @@ def organisation_overview(call: Call) -> Response:
     )
 
 
-def organisation_members(call: Call) -> Response:
+def organisation_members(call: HubRequest) -> Response:
     """Who belongs to an organisation."""
     account = _account(call, "org")
     return json_response(
@@ -107,7 +107,7 @@ def organisation_members(call: Call) -> Response:
     )
 
 
-def user_overview(call: Call) -> Response:
+def user_overview(call: HubRequest) -> Response:
     """A user."""
     account = _account(call, "user")
     return json_response(
@@ -127,7 +127,7 @@ def user_overview(call: Call) -> Response:
     )
 
 
-def validate_card(call: Call) -> Response:
+def validate_card(call: HubRequest) -> Response:
     """Whether the YAML at the head of a README parses; always JSON with 200 or 400."""
     from kernels_hub.server.card import card_problems
 
@@ -140,7 +140,7 @@ def validate_card(call: Call) -> Response:
     return json_response({"errors": errors, "warnings": []}, 400 if errors else 200, headers)
 
 
-def agent_harnesses(_call: Call) -> Response:
+def agent_harnesses(_call: HubRequest) -> Response:
     """Clients probe this once a day to name the agent that runs them; none are known here."""
     return json_response({"standardEnvVars": [], "harnesses": {}})
 

@@ -1,4 +1,4 @@
-"""What is inside a repository: trees, history, branches, tags, and commits to it."""
+"""API of a repository's content: trees, history, branches, tags, and commits to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, quote
 from starlette.responses import Response
 
 from kernels_hub.server.bodies import MOST_PATHS, BranchBody, PathsBody, PreuploadBody, TagBody
-from kernels_hub.server.call import Call, Route, json_response
+from kernels_hub.server.call import HubRequest, Route, json_response
 from kernels_hub.server.commit import CommitReader
 from kernels_hub.server.listing import Entry, Listing
 from kernels_hub.server.paths import checked_path
@@ -23,7 +23,7 @@ from kernels_hub.server.upload_mode import UploadRules
 _TREE_PAGE, _COMMITS_PAGE, _LOG_PAGE = 1000, 50, 1000
 
 
-def refs(call: Call) -> Response:
+def refs(call: HubRequest) -> Response:
     """Branches and tags with the commits that they point to."""
     repository = call.visible()
     found: dict[str, list[dict[str, str]]] = {BRANCHES: [], TAGS: []}
@@ -35,7 +35,7 @@ def refs(call: Call) -> Response:
     return json_response({**document, "pullRequests": []} if call.flag("include_prs") else document)
 
 
-def create_branch(call: Call) -> Response:
+def create_branch(call: HubRequest) -> Response:
     """A branch, at `startingPoint` or at main."""
     repository, document = call.writable(), call.parse(BranchBody)
     call.hub.changes.create_branch(
@@ -48,13 +48,13 @@ def create_branch(call: Call) -> Response:
     return json_response({})
 
 
-def delete_branch(call: Call) -> Response:
+def delete_branch(call: HubRequest) -> Response:
     """Delete a branch."""
     call.hub.changes.delete_branch(call.writable(), call.params["branch"], call.caller.user or "")
     return json_response({})
 
 
-def create_tag(call: Call) -> Response:
+def create_tag(call: HubRequest) -> Response:
     """A tag at a revision."""
     repository, document = call.writable(), call.parse(TagBody)
     call.hub.changes.create_tag(
@@ -63,7 +63,7 @@ def create_tag(call: Call) -> Response:
     return json_response({})
 
 
-def delete_tag(call: Call) -> Response:
+def delete_tag(call: HubRequest) -> Response:
     """Delete a tag; 403 for a release."""
     call.hub.changes.delete_tag(call.writable(), call.params["revision"], call.caller.user or "")
     return json_response({})
@@ -77,15 +77,11 @@ def _row(entry: Entry) -> dict[str, object]:
         "path": entry.path,
     }
     if entry.large:
-        row["lfs"] = {
-            "oid": entry.large.sha256,
-            "size": entry.large.size,
-            "pointerSize": entry.large.pointer_size,
-        }
+        row["lfs"] = entry.large.to_dict("oid")
     return row
 
 
-def tree(call: Call) -> Response:
+def tree(call: HubRequest) -> Response:
     """The entries of a folder, or of everything below it; a page at a time, all of one commit."""
     repository, store = call.visible(), call.hub.store
     start = 0
@@ -106,12 +102,12 @@ def tree(call: Call) -> Response:
     return json_response([_row(entry) for entry in entries[start : start + size]], headers=headers)
 
 
-def _raw_path(call: Call) -> str:
+def _raw_path(call: HubRequest) -> str:
     raw: bytes = call.request.scope["raw_path"]
     return raw.decode("ascii", "replace")
 
 
-def _below(listing: Listing, path: str, commit: str, call: Call) -> Sequence[Entry]:
+def _below(listing: Listing, path: str, commit: str, call: HubRequest) -> Sequence[Entry]:
     path = path.rstrip("/")
     if path and ((entry := listing.entries.get(path)) is None or not entry.is_folder):
         raise entry_not_found(path, commit)
@@ -124,7 +120,7 @@ def _below(listing: Listing, path: str, commit: str, call: Call) -> Sequence[Ent
     ]
 
 
-def paths_info(call: Call) -> Response:
+def paths_info(call: HubRequest) -> Response:
     """The entries of the paths that are asked for; those that are not there are left out."""
     repository, store = call.visible(), call.hub.store
     commit = store.resolve(repository, call.params["revision"])
@@ -143,7 +139,7 @@ def paths_info(call: Call) -> Response:
     return json_response([_row(entry) for entry in found], headers={"X-Repo-Commit": commit})
 
 
-def commits(call: Call) -> Response:
+def commits(call: HubRequest) -> Response:
     """The history of a revision, newest first."""
     repository, store = call.visible(), call.hub.store
     start = store.resolve(repository, call.query("cursor") or call.params["revision"])
@@ -168,7 +164,7 @@ def commits(call: Call) -> Response:
     return json_response(rows, headers=headers)
 
 
-def preupload(call: Call) -> Response:
+def preupload(call: HubRequest) -> Response:
     """How each file should come: in the commit, or through LFS; and what is there already."""
     repository, document = call.writable(), call.parse(PreuploadBody)
     if len(document.files) > (most := call.hub.limits.max_operations):
@@ -194,7 +190,7 @@ def preupload(call: Call) -> Response:
     return json_response({"files": rows, "commitOid": commit})
 
 
-async def commit(call: Call) -> Response:
+async def commit(call: HubRequest) -> Response:
     """Commit to a branch: all operations or none."""
     repository = await call.run(call.writable)
     if call.flag("create_pr"):
@@ -209,7 +205,7 @@ async def commit(call: Call) -> Response:
     return json_response({"success": True, "commitOid": changed.oid, "commitUrl": url, "hookOutput": ""})
 
 
-def release_log(call: Call) -> Response:
+def release_log(call: HubRequest) -> Response:
     """The log of releases and yanks from an entry on, and its head; only our own Hub has one."""
     repository, log = call.visible(), call.hub.releases.log
     # Whoever read the refs before finds every release of theirs here.

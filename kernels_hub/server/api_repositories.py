@@ -1,4 +1,4 @@
-"""Repositories as a whole: made, listed, described, moved, deleted; and who was let into a gated one."""
+"""API of repositories as a whole: created, listed, described, moved, deleted; and access to gated ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.responses import Response
 
 from kernels_hub.server.bodies import AccessBody, RepositoryBody, SettingsBody
-from kernels_hub.server.call import REPOSITORY_TYPES, Call, Route, json_response
+from kernels_hub.server.call import REPOSITORY_TYPES, HubRequest, Route, json_response
 from kernels_hub.server.card import card_data
 from kernels_hub.server.listing import Entry, Listing
 from kernels_hub.server.paths import checked_repository_name
@@ -18,6 +18,8 @@ from kernels_hub.server.search import Listed
 from kernels_hub.server.store import DEFAULT_BRANCH, timestamp
 
 _PAGE, _MOST = 100, 1000
+_SORTS = {"lastModified": "updated", "last_modified": "updated", "downloads": "downloads"}
+"""What clients call the orders of `SORTS`; any other is by creation, newest first."""
 _CARD_BYTES = 1 << 20
 
 
@@ -28,7 +30,7 @@ def _type(document: RepositoryBody) -> str:
     return kind
 
 
-def _namespace(call: Call, organisation: str | None) -> str:
+def _namespace(call: HubRequest, organisation: str | None) -> str:
     """Where a repository goes: an account's name as it is written, by default the caller's."""
     wanted = organisation or call.caller.user
     if wanted is None:
@@ -48,7 +50,7 @@ def _private(document: RepositoryBody | SettingsBody) -> bool | None:
     return document.private
 
 
-def create(call: Call) -> Response:
+def create(call: HubRequest) -> Response:
     """A new repository. The 409 for one that is there names it too."""
     document = call.parse(RepositoryBody)
     kind, name = _type(document), checked_repository_name(document.name)
@@ -71,7 +73,7 @@ def create(call: Call) -> Response:
     )
 
 
-def delete(call: Call) -> Response:
+def delete(call: HubRequest) -> Response:
     """Delete a repository."""
     document = call.parse(RepositoryBody)
     namespace = document.organization or call.caller.user or ""
@@ -83,7 +85,7 @@ def delete(call: Call) -> Response:
     return json_response({})
 
 
-def move(call: Call) -> Response:
+def move(call: HubRequest) -> Response:
     """Give a repository another name or owner."""
     document = call.parse(RepositoryBody)
     halves = [(name or "").split("/") for name in (document.from_repo, document.to_repo)]
@@ -99,7 +101,7 @@ def move(call: Call) -> Response:
     return json_response({"url": call.base + f"/{namespace}/{name}"})
 
 
-def settings(call: Call) -> Response:
+def settings(call: HubRequest) -> Response:
     """Make a repository private or public, gated or open."""
     repository, document = call.writable(admin=True), call.parse(SettingsBody)
     private, gated = _private(document), document.gated
@@ -114,12 +116,12 @@ def settings(call: Call) -> Response:
     return json_response({"private": current.private, "gated": current.gated or False})
 
 
-def listed(call: Call) -> Response:
-    """Repositories of a type that the caller may see, newest first; `author`, `search`, `limit`, `cursor`."""
+def listed(call: HubRequest) -> Response:
+    """Repositories of a type that the caller may see, newest first; `author`, `search`, `sort`, `limit`, `cursor`."""
     size, start = call.number("limit", _PAGE, _MOST), call.number("cursor", 1, 10**9) - 1
     page = call.hub.search.visible(
         *(call.caller, REPOSITORY_TYPES[call.params["type"]], call.query("author"), call.query("search")),
-        *(start, size),
+        *(start, size, _SORTS.get(call.query("sort"), "newest")),
     )
     headers = {}
     if start + size < page.total:
@@ -129,20 +131,21 @@ def listed(call: Call) -> Response:
     return json_response([_summary(call, listed) for listed in page.rows], headers=headers)
 
 
-def _summary(call: Call, listed: Listed) -> dict[str, object]:
+def _summary(call: HubRequest, listed: Listed) -> dict[str, object]:
     repository, described = listed.repository, listed.described
+    common = _common(repository, listed.downloads)
     if described is not None:
         head, modified = described.head, described.modified or timestamp(repository.created)
-        return {**_common(repository), "sha": head, "lastModified": modified}
+        return {**common, "sha": head, "lastModified": modified}
     try:
         head = call.hub.store.resolve(repository, DEFAULT_BRANCH)
         modified = call.hub.store.commit_info(repository, head).date
     except Refusal:  # Deleted between the list and here, or without a main branch.
         head, modified = None, timestamp(repository.created)
-    return {**_common(repository), "sha": head, "lastModified": modified}
+    return {**common, "sha": head, "lastModified": modified}
 
 
-def _common(repository: Repository) -> dict[str, object]:
+def _common(repository: Repository, downloads: int) -> dict[str, object]:
     return {
         "_id": repository.id[:24],
         "id": repository.full_name,
@@ -151,14 +154,14 @@ def _common(repository: Repository) -> dict[str, object]:
         "private": repository.private,
         "gated": repository.gated or False,
         "disabled": False,
-        "downloads": 0,
+        "downloads": downloads,
         "likes": 0,
         "tags": [],
         "createdAt": timestamp(repository.created),
     }
 
 
-def info(call: Call) -> Response:
+def info(call: HubRequest) -> Response:
     """A repository at a revision: its commit, and every file (with sizes and hashes for `blobs`)."""
     repository, store = call.visible(), call.hub.store
     commit = store.resolve(repository, call.params.get("revision", DEFAULT_BRANCH))
@@ -166,7 +169,7 @@ def info(call: Call) -> Response:
     blobs = call.flag("blobs")
     siblings = [_sibling(entry) if blobs else {"rfilename": entry.path} for entry in listing.files()]
     document = {
-        **_common(repository),
+        **_common(repository, call.hub.downloads.of(repository.id).total),
         "sha": commit,
         "lastModified": store.commit_info(repository, commit).date,
         "siblings": siblings,
@@ -177,7 +180,7 @@ def info(call: Call) -> Response:
     return json_response(document)
 
 
-def _card(call: Call, repository: Repository, listing: Listing) -> dict[str, Any]:
+def _card(call: HubRequest, repository: Repository, listing: Listing) -> dict[str, Any]:
     entry = listing.entries.get("README.md")
     if entry is None or entry.is_folder or entry.large or entry.size > _CARD_BYTES:
         return {}
@@ -187,21 +190,17 @@ def _card(call: Call, repository: Repository, listing: Listing) -> dict[str, Any
 def _sibling(entry: Entry) -> dict[str, object]:
     document: dict[str, object] = {"rfilename": entry.path, "size": entry.size, "blobId": entry.oid}
     if entry.large:
-        document["lfs"] = {
-            "sha256": entry.large.sha256,
-            "size": entry.large.size,
-            "pointerSize": entry.large.pointer_size,
-        }
+        document["lfs"] = entry.large.to_dict("sha256")
     return document
 
 
-def auth_check(call: Call) -> Response:
+def auth_check(call: HubRequest) -> Response:
     """200 for those who may download."""
     call.hub.access.check_download(call.caller, call.visible())
     return json_response({})
 
 
-def ask_access(call: Call) -> Response:
+def ask_access(call: HubRequest) -> Response:
     """Ask for access to a gated repository: granted at once where that is automatic."""
     repository = call.visible()
     if call.caller.user is None:
@@ -215,14 +214,14 @@ def ask_access(call: Call) -> Response:
     return json_response({"status": call.hub.repositories.grant_of(repository, call.caller.user)})
 
 
-def _gated(call: Call) -> Repository:
+def _gated(call: HubRequest) -> Repository:
     repository = call.writable()
     if not repository.gated:
         raise bad_request(f"{repository.full_name} is not gated")
     return repository
 
 
-def requests(call: Call) -> Response:
+def requests(call: HubRequest) -> Response:
     """The users of a status: accepted, pending or rejected."""
     repository = _gated(call)
     return json_response(
@@ -237,7 +236,7 @@ def requests(call: Call) -> Response:
     )
 
 
-def handle_request(call: Call) -> Response:
+def handle_request(call: HubRequest) -> Response:
     """Answer a request for access, or give access without one."""
     repository, document = _gated(call), call.parse(AccessBody)
     status = "accepted" if call.params["action"] == "grant" else document.status
@@ -252,7 +251,7 @@ def handle_request(call: Call) -> Response:
     return json_response({"user": account.name, "status": status})
 
 
-def unknown_type(call: Call) -> Response:
+def unknown_type(call: HubRequest) -> Response:
     """Data sets, spaces and the rest: there are none here."""
     raise repository_not_found(anonymous=call.caller.token is None)
 

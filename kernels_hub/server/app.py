@@ -20,6 +20,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import ClientDisconnect, Request
@@ -27,7 +28,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from kernels_hub.server import api_account, api_git, api_repositories, downloads, lfs_api
-from kernels_hub.server.call import Call, Route, json_response
+from kernels_hub.server.call import HubRequest, Route, json_response
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.limits import Limits, RateLimit
 from kernels_hub.server.logs import masked_path, set_up_logs
@@ -40,7 +41,8 @@ from kernels_hub.server.xet import routes as xet_api
 _READERS, _WRITERS, _SLOW = 24, 24, 2
 _SWITCH_SECONDS = 0.001
 _DRAIN_BYTES, _DRAIN_SECONDS = 64 << 20, 10
-_HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
+_HEADERS = {b"x-content-type-options": b"nosniff", b"referrer-policy": b"no-referrer"}
+"""Of every answer that does not say otherwise."""
 _ANYTHING_ELSE = "/api/{path:rest}"
 _OPEN_TO_ALL = frozenset({"/health", "/metrics"})
 _SIGNED = ("/lfs/", "/xet/")
@@ -48,12 +50,12 @@ access_log = logging.getLogger("kernels_hub.server.access")
 log = logging.getLogger("kernels_hub.server")
 
 
-def nothing(_call: Call) -> Response:
+def nothing(_call: HubRequest) -> Response:
     """Clients that expect JSON get no page."""
     raise Refusal(404, "There is nothing at this address")
 
 
-def health(call: Call) -> Response:
+def health(call: HubRequest) -> Response:
     """200 while the rows can be read."""
     call.hub.database.row("SELECT 1")
     return PlainTextResponse("ok\n")
@@ -76,7 +78,7 @@ class App:
         self._bad_tokens = RateLimit(hub.limits.max_bad_tokens_per_minute / workers)
         self._threads: dict[str, CapacityLimiter] = {}
 
-    def _metrics(self, _call: Call) -> Response:
+    def _metrics(self, _call: HubRequest) -> Response:
         return Response(self.metrics.text(), media_type=CONTENT_TYPE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,7 +115,7 @@ class App:
             threads = self._threads[
                 "slow" if found.slow else "read" if scope["method"] in ("GET", "HEAD") else "write"
             ]
-            call = Call(self.hub, request, params, threads)
+            call = HubRequest(self.hub, request, params, threads)
             await self._admit(found, call)
             response = await self._answer(found, call)
             await response(scope, exchange.receive, exchange.send)
@@ -145,7 +147,7 @@ class App:
             raise Refusal(405, f"This address takes {allowed}", headers={"Allow": allowed})
         raise Refusal(404, "There is nothing at this address")
 
-    async def _admit(self, route: Route, call: Call) -> None:
+    async def _admit(self, route: Route, call: HubRequest) -> None:
         """Refuse requests beyond the rate limit, and, on a closed Hub, those without a token."""
         if route.template in _OPEN_TO_ALL:
             return
@@ -156,16 +158,21 @@ class App:
             self._count(self._rate, address)
         else:
             try:
-                caller = await call.run(lambda: call.caller)
+                caller = await call.run(lambda: call.viewer if route.page else call.caller)
             except Refusal:
                 # Guessing is bounded, and costs the address what any request does.
                 self._count(self._bad_tokens, address)
                 self._count(self._rate, address)
                 raise
             self._count(self._rate, f"token {caller.token.id}" if caller.token else address)
-        if self._require_token and not signed and (await call.run(lambda: call.caller)).token is None:
+        if self._require_token and not signed and not route.open:
+            if (await call.run(lambda: call.viewer if route.page else call.caller)).token is not None:
+                return
+            headers = {"Location": f"/login?next={quote(call.request.scope['path'], safe='')}"}
             raise Refusal(
-                401, "This Hub answers only with a token; log in with `hf auth login` or set HF_TOKEN"
+                303 if route.page and call.request.method in ("GET", "HEAD") else 401,
+                "This Hub answers only with a token; log in with `hf auth login` or set HF_TOKEN",
+                headers=headers if route.page else {},
             )
 
     def _count(self, rate: RateLimit, caller: str) -> None:
@@ -179,13 +186,15 @@ class App:
             }
             raise Refusal(429, f"Too many requests; try again in {wait} s", headers=headers)
 
-    async def _answer(self, route: Route, call: Call) -> Response:
+    async def _answer(self, route: Route, call: HubRequest) -> Response:
         if route.streams:
             answer = await route.handler(call)  # type: ignore[misc]
         else:
             if call.request.method not in ("GET", "HEAD"):
                 call.body = await call.read_body(self.hub.limits.max_json_bytes)
             answer = await call.run(route.handler, call)
+        if call.guessed:
+            self._count(self._bad_tokens, call.request.client.host if call.request.client else "")
         assert isinstance(answer, Response)
         return answer
 
@@ -203,7 +212,7 @@ class App:
         response = json_response({"error": message, **refusal.body}, refusal.status, headers)
         await response(scope, exchange.receive, exchange.send)
 
-    def _account(self, scope: Scope, route: str, call: Call | None, exchange: _Exchange) -> None:
+    def _account(self, scope: Scope, route: str, call: HubRequest | None, exchange: _Exchange) -> None:
         seconds = time.monotonic() - exchange.started
         method, status = scope["method"], str(exchange.status or 500)
         if method not in ("GET", "HEAD", "POST", "PUT", "DELETE"):
@@ -246,9 +255,9 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [
-                *message["headers"], *_HEADERS, (b"x-request-id", self.id.encode())
-            ]  # fmt: skip
+            own = {name: value for name, value in message["headers"] if name in _HEADERS}
+            kept = [header for header in message["headers"] if header[0] not in own]
+            message["headers"] = [*kept, *{**_HEADERS, **own}.items(), (b"x-request-id", self.id.encode())]
         else:
             self.sent += len(message.get("body", b""))
         await self._send(message)
@@ -302,6 +311,7 @@ def create() -> App:
     limits = Limits(**settings["limits"])
     hub = Hub(Path(settings["root"]), limits=limits)
     hub.search.start()
+    hub.downloads.start()
     if settings["workers"] > 1:
         threading.Thread(target=_end_with_parent, args=(settings["supervisor"],), daemon=True).start()
     return App(hub, workers=settings["workers"], require_token=settings["require_token"])

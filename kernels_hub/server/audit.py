@@ -32,7 +32,7 @@ class Actor:
 
 
 @dataclass(frozen=True)
-class Record:
+class AuditRecord:
     """One act of administration."""
 
     number: int
@@ -92,7 +92,7 @@ class Audit:
         with self._database.transaction():
             last = self._database.row("SELECT number, hash FROM audit_log ORDER BY number DESC LIMIT 1")
             actor = current_actor()
-            record = Record(
+            record = AuditRecord(
                 0 if last is None else last["number"] + 1,
                 START if last is None else last["hash"],
                 utc(time.time()),
@@ -107,12 +107,12 @@ class Audit:
                 *(record.number, json.dumps(asdict(record)), record.hash),
             )
 
-    def records(self, *, last: int | None = None) -> list[Record]:
+    def records(self, *, last: int | None = None) -> list[AuditRecord]:
         """Every record, or the last few, oldest first."""
         rows = self._database.rows(
             "SELECT document FROM audit_log ORDER BY number DESC LIMIT ?", -1 if last is None else last
         )
-        return [Record(**json.loads(row["document"])) for row in reversed(rows)]
+        return [AuditRecord(**json.loads(row["document"])) for row in reversed(rows)]
 
     def problems(self) -> list[str]:
         """What is wrong with the chain."""
@@ -121,7 +121,7 @@ class Audit:
         rows = self._database.rows("SELECT * FROM audit_log ORDER BY number")
         for number, row in enumerate(rows):
             try:
-                record = Record(**json.loads(row["document"]))
+                record = AuditRecord(**json.loads(row["document"]))
             except (ValueError, TypeError):
                 return [*found, f"audit log: record {number} cannot be read"]
             if (record.number, record.previous, record.hash) != (number, previous, row["hash"]):

@@ -28,9 +28,11 @@ from kernels_hub.server.audit import acting
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.refusal import bad_request, too_large, unauthorized
 from kernels_hub.server.repositories import Repository
+from kernels_hub.server.sessions import COOKIE, Session
 
 REPOSITORY_TYPES = {"models": "model", "kernels": "kernel"}
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
+_COOKIE = re.compile(r"[0-9a-f]{64}")
 _MOST_TOKEN = 1024
 _MOST_PARAMETERS = 1000
 Kind = TypeVar("Kind")
@@ -44,7 +46,7 @@ def json_response(document: object, status: int = 200, headers: Mapping[str, str
 
 
 @dataclass
-class Call:
+class HubRequest:
     """One request: the Hub, what was asked, by whom."""
 
     hub: Hub
@@ -54,6 +56,23 @@ class Call:
     body: bytes = b""
     user: str | None = field(default=None)
     """The authenticated user, for the log."""
+    guessed: bool = False
+    """Whether a token was given that is none, other than in the Authorization header; it counts as one there does."""
+
+    @cached_property
+    def session(self) -> Session | None:
+        """The session of the browser's cookie, for pages and what they show; no other request looks at it. Blocks."""
+        secret = self.request.cookies.get(COOKIE, "")
+        session = self.hub.sessions.find(secret) if _COOKIE.fullmatch(secret) else None
+        if session is not None:
+            self.user = session.token.user
+        return session
+
+    @cached_property
+    def viewer(self) -> Caller:
+        """Who looks at pages and loads files: the caller, or whoever is signed in. Nothing is changed by these."""
+        caller = self.caller
+        return Caller(self.session.token) if caller.token is None and self.session is not None else caller
 
     @cached_property
     def caller(self) -> Caller:
@@ -87,9 +106,16 @@ class Call:
 
     def visible(self) -> Repository:
         """The repository that the path names, if the caller may see it."""
+        return self._seen_by(self.caller)
+
+    def viewable(self) -> Repository:
+        """The repository that the path names, if the viewer may see it."""
+        return self._seen_by(self.viewer)
+
+    def _seen_by(self, caller: Caller) -> Repository:
         params = self.params
         return self.hub.access.visible(
-            self.caller, REPOSITORY_TYPES[params["type"]], params["namespace"], params["name"]
+            caller, REPOSITORY_TYPES[params["type"]], params["namespace"], params["name"]
         )
 
     def writable(self, *, admin: bool = False) -> Repository:
@@ -101,7 +127,7 @@ class Call:
 
     def acting(self) -> AbstractContextManager[None]:
         """What is changed inside is recorded in the audit log as done by the caller."""
-        token = self.caller.token
+        token = self.viewer.token
         client = self.request.client
         source = f"token {token.id if token else '-'} from {client.host if client else '-'}"
         return acting(token.user if token else "", source)
@@ -160,7 +186,7 @@ class Call:
         return bytes(content)
 
 
-Handler = Callable[[Call], Response] | Callable[[Call], Awaitable[Response]]
+Handler = Callable[[HubRequest], Response] | Callable[[HubRequest], Awaitable[Response]]
 
 
 class Route:
@@ -170,10 +196,21 @@ class Route:
     """
 
     def __init__(
-        self, methods: str, template: str, handler: Handler, *, slow: bool = False, **fixed: str
+        self,
+        methods: str,
+        template: str,
+        handler: Handler,
+        *,
+        slow: bool = False,
+        page: bool = False,
+        open: bool = False,  # noqa: A002
+        **fixed: str,
     ) -> None:
-        """slow: whether anybody can make it compute for long; such routes share a few threads of their own."""
-        self.slow = slow
+        """slow: whether anybody can make it compute for long; such routes share a few threads of their own.
+
+        page: whether browsers ask for it, whose sessions count. open: whether a closed Hub answers everybody.
+        """
+        self.slow, self.page, self.open = slow, page, open
         self.methods = frozenset(methods.split())
         self.template = template
         self.handler = handler

@@ -124,7 +124,8 @@ def _read(block: bytes) -> Card:
         if document is not None and not isinstance(document, dict):
             return Card(problems=("the YAML at the head is not a mapping",))
         # YAML has dates, keys and numbers that JSON has not.
-        text = json.dumps(document or {}, default=str, skipkeys=True)
+        # Encoded, as not every loader refuses half a surrogate pair, which no page or answer could hold.
+        text = json.dumps(document or {}, default=str, skipkeys=True, ensure_ascii=False).encode()
         return Card(json.loads(text, parse_constant=lambda _: None))
     except (yaml.YAMLError, *_WRONG_VALUES) as error:
         reason = " ".join(str(error).encode("utf-8", "replace").decode().split())[:500]

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
+from kernels_hub.files import move_into_place
 from kernels_hub.server.commit import AddFile, AddLarge, CommitRequest, DeleteFile, Operation
-from kernels_hub.server.durable import flush_folder, locked
+from kernels_hub.server.durable import locked
 from kernels_hub.server.limits import Limits
 from kernels_hub.server.listing import EXECUTABLE, REGULAR, Listing, build_trees, pointer
 from kernels_hub.server.packs import BLOB, COMMIT, TAG, AnyObject, GitObject, git_object
@@ -108,8 +109,7 @@ class Changes:
         layout = self._store.layout
         # Under the lock: a sweep takes a folder without a row for what a crash left.
         with locked(layout.lock(identifier)):
-            home.rename(layout.repository(identifier))
-            flush_folder(layout.repositories)
+            move_into_place(home, layout.repository(identifier), durable=True, overwrite=False)
             repository = self._store.repositories.insert(identifier, kind, namespace, name, private=private)
             if repository is None:
                 self._store.discard(identifier)

@@ -1,4 +1,4 @@
-"""The rows: accounts, members, tokens, repositories, access grants, large files.
+"""Database records: accounts, members, tokens, repositories, access grants, large files.
 
 One sqlite file in WAL mode, `synchronous=FULL`: a committed row survives a loss of power. Every thread
 has a connection of its own; several processes may use the file at once.

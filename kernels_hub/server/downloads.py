@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from starlette.responses import Response, StreamingResponse
 
-from kernels_hub.server.call import Call, Route
+from kernels_hub.server.call import HubRequest, Route
 from kernels_hub.server.listing import Entry
 from kernels_hub.server.refusal import Refusal, entry_not_found
 from kernels_hub.server.repositories import Repository
@@ -24,16 +24,17 @@ _CHUNK = 1 << 20
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
 
-class _Found:
+class _Download:
     """A file that may be sent: its headers, and where its content is."""
 
-    def __init__(self, call: Call) -> None:
-        self.repository: Repository = call.visible()
+    def __init__(self, call: HubRequest) -> None:
+        self.repository: Repository = call.viewable()
         store = call.hub.store
         self.commit = store.resolve(self.repository, call.params["revision"])
         path = call.params["path"]
-        entry = store.listing(self.repository, self.commit).entries.get(path)
-        call.hub.access.check_download(call.caller, self.repository)
+        self.paths = store.listing(self.repository, self.commit).entries
+        entry = self.paths.get(path)
+        call.hub.access.check_download(call.viewer, self.repository)
         if entry is None or entry.is_folder:
             raise entry_not_found(path, self.commit)
         self.entry: Entry = entry
@@ -60,7 +61,7 @@ class _Found:
         }
 
 
-def _span(call: Call, size: int, etag: str) -> tuple[int, int] | None:
+def _span(call: HubRequest, size: int, etag: str) -> tuple[int, int] | None:
     """The first and one past the last byte that are asked for; None for all. 416 beyond the end."""
     text = call.request.headers.get("range", "")
     match = _RANGE.fullmatch(text.replace(" ", ""))
@@ -83,9 +84,9 @@ def _span(call: Call, size: int, etag: str) -> tuple[int, int] | None:
     return start, end
 
 
-async def download(call: Call) -> Response:
+async def download(call: HubRequest) -> Response:
     """HEAD or GET of a file."""
-    found: _Found = await call.run(_Found, call)
+    found: _Download = await call.run(_Download, call)
     headers, size = found.headers(), found.entry.size
     if f'"{found.etag}"' in call.request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
@@ -97,6 +98,8 @@ async def download(call: Call) -> Response:
     if span:
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
     status = 206 if span else 200
+    if start == 0:
+        call.hub.downloads.add(found.repository.id, found.entry.path, found.paths)
     if isinstance(found.content, bytes):
         return Response(found.content[start:end], status, headers)
     try:
@@ -108,7 +111,7 @@ async def download(call: Call) -> Response:
     return StreamingResponse(_pieces(call, file, start, end), status, headers)
 
 
-async def _pieces(call: Call, file: FileIO, start: int, end: int) -> AsyncIterator[bytes]:
+async def _pieces(call: HubRequest, file: FileIO, start: int, end: int) -> AsyncIterator[bytes]:
     try:
         while start < end:
             data: bytes = await call.run(os.pread, file.fileno(), min(_CHUNK, end - start), start)

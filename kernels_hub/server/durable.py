@@ -1,31 +1,21 @@
-"""Files that are there after a crash or not at all, and locks that die with their process.
+"""Durable files, which are there whole after a crash or not at all, and locks that die with their process.
 
-A new file is written under a temporary name, flushed (`fsync`), renamed to its place, and the folder
-flushed; in that order, a loss of power leaves the old state or the new one. Locks are `flock`s: the
+A file that is replaced is one of `kernels_hub.files.write_atomically(…, durable=True)`. Locks are `flock`s: the
 kernel drops them with the process, so a killed server leaves none behind.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kernels_hub.files import flush_folder
 from kernels_hub.server.refusal import Refusal
 
 _LOCK_TIMEOUT = 60.0
-
-
-def flush_folder(folder: Path) -> None:
-    """Make the names in a folder survive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def make_folders(folder: Path, top: Path) -> None:
@@ -47,14 +37,10 @@ def write_flushed(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def replace_flushed(temporary: Path, target: Path) -> None:
-    """Rename a flushed file to its place; on return the name is on disk too."""
-    temporary.rename(target)
-    flush_folder(target.parent)
-
-
 def try_lock(path: Path) -> int | None:
     """Take a lock file if nobody holds it: its descriptor (close it to let go), or None."""
+    import fcntl  # not on every system, and only a running server needs it
+
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

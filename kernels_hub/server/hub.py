@@ -11,13 +11,18 @@ from kernels_hub.server.accounts import Accounts
 from kernels_hub.server.audit import Audit
 from kernels_hub.server.changes import Changes
 from kernels_hub.server.database import Database
-from kernels_hub.server.layout import Layout
+from kernels_hub.server.download_counts import SCHEMA as DOWNLOADS
+from kernels_hub.server.download_counts import DownloadCounts
+from kernels_hub.server.facets import SCHEMA as FACETS
+from kernels_hub.server.layout import RootPaths
 from kernels_hub.server.lfs import LargeFiles
 from kernels_hub.server.limits import Budget, Limits
 from kernels_hub.server.refusal import Refusal, forbidden
 from kernels_hub.server.releases import Releases
 from kernels_hub.server.repositories import Repositories, Repository
 from kernels_hub.server.search import SCHEMA, Search
+from kernels_hub.server.sessions import SCHEMA as SESSIONS
+from kernels_hub.server.sessions import Sessions
 from kernels_hub.server.signing import Signer
 from kernels_hub.server.store import Store
 
@@ -31,17 +36,20 @@ class Hub:
 
     def __init__(self, root: Path, *, limits: Limits | None = None, create: bool = False) -> None:
         self.limits = limits or Limits()
-        self.layout = Layout.open(root, create=create)
+        self.layout = RootPaths.open(root, create=create)
         self.database = Database(self.layout.database)
         self.audit = Audit(self.database)
         self.accounts = Accounts(self.database, self.audit)
         self.repositories = Repositories(self.database, self.audit)
-        self.database.add(SCHEMA)
+        for schema in (SCHEMA, FACETS, DOWNLOADS, SESSIONS):
+            self.database.add(schema)
+        self.sessions = Sessions(self.database, self.accounts, self.limits.session_seconds)
         self.access = Access(self.accounts, self.repositories)
         self.large_files = LargeFiles(self.layout, self.database)
         self.releases = Releases(self.database, self.large_files, self.audit)
         self.store = Store(self.layout, self.repositories, self.large_files, self.releases)
         self.search = Search(self.database, self.accounts, self.repositories, self.store)
+        self.downloads = DownloadCounts(self.database)
         self.changes = Changes(self.store, self.limits, self.releases)
         self.commits = Budget(self.limits.max_commits_bytes)
         self.signer = Signer(self.layout.secret(), self.limits.upload_seconds)
@@ -59,6 +67,7 @@ class Hub:
     def close(self) -> None:
         """Close files and connections."""
         self.search.stop()
+        self.downloads.stop()
         self.store.close()
         self.database.close()
         self.layout.close()

@@ -19,14 +19,15 @@ import uuid
 from pathlib import Path
 
 from kernels_hub.errors import KernelsHubError
-from kernels_hub.server.durable import flush_folder, locked, replace_flushed, try_lock, write_flushed
+from kernels_hub.files import flush_folder, write_atomically
+from kernels_hub.server.durable import locked, try_lock
 
 FORMAT = "kernels-hub root 1\n"
 _FOLDERS = ("repositories", "locks", "incoming", "multipart", "orphans")
 _SECRET_BYTES = 32
 
 
-class Layout:
+class RootPaths:
     """The paths of one root, and this process's own corner for files that are being written."""
 
     def __init__(self, root: Path) -> None:
@@ -43,7 +44,7 @@ class Layout:
         self._own_guard = threading.Lock()
 
     @classmethod
-    def open(cls, root: Path, *, create: bool = False) -> Layout:
+    def open(cls, root: Path, *, create: bool = False) -> RootPaths:
         """The layout of a root; with `create`, an empty or missing folder becomes one.
 
         Raises KernelsHubError where there is no root, or a folder that holds something else.
@@ -51,9 +52,9 @@ class Layout:
         layout = cls(root)
         marker = layout.root / "FORMAT"
         if marker.is_file():
-            if (found := marker.read_text()) != FORMAT:
+            if (text := marker.read_text()) != FORMAT:
                 raise KernelsHubError(
-                    f"{root} is a Hub's root of another format ({found.strip()!r}, this version writes "
+                    f"{root} is a Hub's root of another format ({text.strip()!r}, this version writes "
                     f"{FORMAT.strip()!r}); use the version of kernels-hub that made it"
                 )
             if not layout.repositories.is_dir():
@@ -94,31 +95,25 @@ class Layout:
             if marker.is_file():
                 return
             known = {*_FOLDERS, "lock", "secret", "FORMAT.new", "lost+found"}
+            half_written = ("secret.", ".secret.", ".FORMAT.")
             names = sorted(entry.name for entry in self.root.iterdir())
-            if strangers := [name for name in names if name not in known and not name.startswith("secret.")]:
+            if strangers := [
+                name for name in names if name not in known and not name.startswith(half_written)
+            ]:
                 raise KernelsHubError(
                     f"{root} is neither empty nor the root of a Hub: it holds {strangers[0]!r}; choose another folder"
                 )
             for name in _FOLDERS:
                 (self.root / name).mkdir(exist_ok=True)
             self.secret()
-            temporary = self.root / "FORMAT.new"
-            temporary.unlink(missing_ok=True)
-            write_flushed(temporary, FORMAT.encode())
-            replace_flushed(temporary, marker)
+            write_atomically(marker, FORMAT, durable=True)
             flush_folder(self.root.parent)
 
     def secret(self) -> bytes:
         """The key that signs addresses; made once."""
         path = self.root / "secret"
         if not path.is_file():
-            temporary = self.root / f"secret.{uuid.uuid4().hex}"
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(_SECRET_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
-            replace_flushed(temporary, path)
+            write_atomically(path, secrets.token_bytes(_SECRET_BYTES), mode=0o600, durable=True)
         if len(key := path.read_bytes()) != _SECRET_BYTES:
             raise KernelsHubError(
                 f"{path} is damaged: it has {len(key)} bytes, expected {_SECRET_BYTES}; remove it and a new one is "

@@ -13,9 +13,10 @@ import sqlite3
 import time
 from pathlib import Path
 
+from kernels_hub.files import move_into_place
 from kernels_hub.server.database import Database
-from kernels_hub.server.durable import flush_folder, locked, make_folders
-from kernels_hub.server.layout import Layout
+from kernels_hub.server.durable import locked, make_folders
+from kernels_hub.server.layout import RootPaths
 from kernels_hub.server.refusal import bad_request, repository_not_found
 from kernels_hub.server.repositories import Repository
 
@@ -25,7 +26,7 @@ _CHUNK = 1 << 20
 class LargeFiles:
     """The large files of every repository of a root."""
 
-    def __init__(self, layout: Layout, database: Database) -> None:
+    def __init__(self, layout: RootPaths, database: Database) -> None:
         self._layout = layout
         self._database = database
 
@@ -92,8 +93,7 @@ class LargeFiles:
             raise repository_not_found(anonymous=False)
         target = self.path(repository, oid)
         make_folders(target.parent, home)
-        temporary.rename(target)
-        flush_folder(target.parent)
+        move_into_place(temporary, target, durable=True)
         try:
             self._database.change(
                 "INSERT INTO objects VALUES (?, ?, ?, ?) ON CONFLICT (repository, oid) "

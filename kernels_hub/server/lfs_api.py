@@ -20,11 +20,12 @@ from typing import Any, TypeVar
 
 from starlette.responses import Response
 
+from kernels_hub.contained_paths import inside, open_inside
 from kernels_hub.errors import IntegrityError, MetadataError
-from kernels_hub.files import inside, open_inside, write_atomically
+from kernels_hub.files import write_atomically
 from kernels_hub.parsing import parse_json
 from kernels_hub.server.bodies import MOST_PARTS, BatchBody, CompletionBody, LargeObject
-from kernels_hub.server.call import Call, Route, json_response
+from kernels_hub.server.call import HubRequest, Route, json_response
 from kernels_hub.server.refusal import Refusal, bad_request, too_large
 from kernels_hub.server.repositories import Repository
 from kernels_hub.server.signing import Address, CompleteUpload, UploadFile, UploadPart
@@ -36,7 +37,7 @@ _Kind = TypeVar("_Kind", bound=Address)
 _PART = re.compile(r"([1-9][0-9]{0,4})\.part")
 
 
-def batch(call: Call) -> Response:
+def batch(call: HubRequest) -> Response:
     """For each object: nothing to do, or where and how to send it."""
     repository, document = call.writable(), call.parse(BatchBody)
     if document.operation != "upload":
@@ -73,7 +74,7 @@ def batch(call: Call) -> Response:
     return response
 
 
-def _actions(call: Call, repository: Repository, item: LargeObject, multipart: bool) -> dict[str, Any]:
+def _actions(call: HubRequest, repository: Repository, item: LargeObject, multipart: bool) -> dict[str, Any]:
     limits, signer, token = call.hub.limits, call.hub.signer, call.caller.token
     assert token is not None, "an anonymous caller may write nothing"
     home = f"{call.base}/lfs/{repository.id}/{item.oid}"
@@ -109,7 +110,7 @@ def _lasting(expires: int) -> dict[str, int]:
     return {"expires_in": max(0, int(expires - time.time()))}
 
 
-def verify(call: Call) -> Response:
+def verify(call: HubRequest) -> Response:
     """Whether the repository has a large file now."""
     repository, document = call.writable(), call.parse(LargeObject)
     size = call.hub.large_files.size(repository, document.oid)
@@ -120,7 +121,7 @@ def verify(call: Call) -> Response:
     return json_response({})
 
 
-async def _checked(call: Call, kind: type[_Kind]) -> tuple[_Kind, Repository]:
+async def _checked(call: HubRequest, kind: type[_Kind]) -> tuple[_Kind, Repository]:
     """The signed address of a request, and its repository."""
     path = {name: call.params[name] for name in kind.in_path}
     query = call.request.scope["query_string"].decode("latin-1")
@@ -159,7 +160,7 @@ class _Sink:
         os.close(self._descriptor)
 
 
-async def _receive(call: Call, sink: _Sink) -> None:
+async def _receive(call: HubRequest, sink: _Sink) -> None:
     buffer = bytearray()
     async for chunk in call.request.stream():
         buffer += chunk
@@ -171,13 +172,13 @@ async def _receive(call: Call, sink: _Sink) -> None:
     sink.finish()
 
 
-def _check_length(call: Call, size: int) -> None:
+def _check_length(call: HubRequest, size: int) -> None:
     announced = call.request.headers.get("content-length")
     if announced is not None and announced != str(size):
         raise bad_request(f"This address is for {size} bytes, not for {announced[:20]}")
 
 
-async def _skip(call: Call, size: int) -> str:
+async def _skip(call: HubRequest, size: int) -> str:
     """Read a body of `size` bytes that is here already, and keep nothing of it; its SHA-256."""
     digest, left = hashlib.sha256(), size
     async for chunk in call.request.stream():
@@ -190,7 +191,7 @@ async def _skip(call: Call, size: int) -> str:
     return digest.hexdigest()
 
 
-async def put(call: Call) -> Response:
+async def put(call: HubRequest) -> Response:
     """A whole large file in one body. Sending it again changes nothing."""
     upload, repository = await _checked(call, UploadFile)
     _check_length(call, upload.size)
@@ -215,7 +216,7 @@ async def put(call: Call) -> Response:
     return Response(headers=etag)
 
 
-async def put_part(call: Call) -> Response:
+async def put_part(call: HubRequest) -> Response:
     """One part of a large file; sending it again replaces it, or changes nothing once the file is whole."""
     upload, repository = await _checked(call, UploadPart)
     start = (upload.number - 1) * upload.part_bytes
@@ -260,7 +261,7 @@ def _in_the_way() -> Refusal:
     return Refusal(409, "This upload was completed or removed meanwhile; start the upload again")
 
 
-async def complete(call: Call) -> Response:
+async def complete(call: HubRequest) -> Response:
     """All parts are there: they become the large file. Asking again is answered as the first time."""
     upload, repository = await _checked(call, CompleteUpload)
     body = await call.read_body(call.hub.limits.max_json_bytes)
@@ -268,7 +269,7 @@ async def complete(call: Call) -> Response:
     return json_response({"success": True})
 
 
-def _complete(call: Call, upload: CompleteUpload, repository: Repository, body: bytes) -> None:
+def _complete(call: HubRequest, upload: CompleteUpload, repository: Repository, body: bytes) -> None:
     try:
         document = parse_json(body, CompletionBody, where="the completion")
         folder = inside(call.hub.layout.multipart, upload.upload)

@@ -1,4 +1,4 @@
-"""How much of anything: sizes, quotas, rates. Every number of this kind stands here.
+"""Limits: sizes, quotas, rates. Every number of this kind stands here.
 
 Zero means no limit, for the quotas and the rates.
 """
@@ -67,6 +67,8 @@ class Limits:
     """How long a connection is kept between two requests."""
     upload_seconds: int = 3600
     """How long the address of an upload is valid."""
+    session_seconds: int = 12 * 3600
+    """How long a browser stays signed in."""
 
     def to_json(self) -> str:
         """As one line, for the environment of worker processes."""

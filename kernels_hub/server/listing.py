@@ -1,4 +1,4 @@
-"""What a commit holds: every file and folder with size, id and, for large files, their SHA-256.
+"""Listing of a commit: every file and folder with size, id and, for large files, their SHA-256.
 
 Trees are read once; since they never change, listings are kept by the id of their tree.
 """
@@ -31,6 +31,10 @@ class Large:
     sha256: str
     size: int
     pointer_size: int
+
+    def to_dict(self, digest_key: str) -> dict[str, object]:
+        """As the API says it. digest_key: the name of the digest, which differs from answer to answer."""
+        return {digest_key: self.sha256, "size": self.size, "pointerSize": self.pointer_size}
 
 
 @dataclass(frozen=True, slots=True)

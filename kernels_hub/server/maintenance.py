@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels_hub.errors import KernelsHubError
-from kernels_hub.server.durable import flush_folder, locked
+from kernels_hub.files import move_into_place
+from kernels_hub.server.durable import locked
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.layout import FORMAT
 from kernels_hub.server.lfs import sha256_of
@@ -223,8 +224,7 @@ def backup(hub: Hub, target: Path) -> None:
     with Hub(partial) as copy:
         fit_copy(copy)
     os.sync()
-    partial.rename(target)
-    flush_folder(target.parent)
+    move_into_place(partial, target, durable=True, overwrite=False)
 
 
 def _copy_repository(hub: Hub, repository: Repository, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `/metrics` shows: requests by kind and status, their times, bytes in and out.
+"""Metrics for `/metrics`: requests by kind and status, their times, bytes in and out.
 
 Several worker processes add up through prometheus-client's own files, in a folder that the process
 which starts them names in PROMETHEUS_MULTIPROC_DIR before this module is imported.

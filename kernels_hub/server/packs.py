@@ -21,7 +21,7 @@ from dulwich.object_store import DiskObjectStore
 from dulwich.objects import ObjectID
 from dulwich.pack import Pack, UnpackedObject, write_pack_data, write_pack_index
 
-from kernels_hub.server.durable import flush_folder
+from kernels_hub.files import flush_folder, move_into_place
 
 COMMIT, TREE, BLOB, TAG = 1, 2, 3, 4
 _KINDS = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob", TAG: b"tag"}
@@ -189,9 +189,8 @@ class Packs:
                 os.fsync(file.fileno())
             pack.chmod(0o444)
             index.chmod(0o444)
-            pack.rename(target)
-            index.rename(target.with_suffix(".idx"))
-            flush_folder(self._folder)
+            move_into_place(pack, target)
+            move_into_place(index, target.with_suffix(".idx"), durable=True)
         finally:
             pack.unlink(missing_ok=True)
             index.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Which names and paths exist here at all; everything else is refused before any lookup.
+"""Checks names and paths of requests: what can name nothing here is refused before any lookup.
 
 Names end up in URLs, in git trees, and on the disks of every client, Windows and macOS included.
 """

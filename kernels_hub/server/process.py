@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -80,8 +81,12 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
     """Serve until the process is told to end (SIGINT, SIGTERM).
 
     announce: is told the address, once it takes connections.
-    Raises KernelsHubError for a folder that is not a Hub's root, and for a certificate that is none.
+    Raises KernelsHubError for a folder that is not a Hub's root, for a certificate that is none, and off Unix.
     """
+    if importlib.util.find_spec("fcntl") is None:
+        raise KernelsHubError(
+            "a Hub needs file locks that this system lacks; run it on Linux or another Unix"
+        )
     _check_certificate(settings)
     import uvicorn
     from uvicorn.supervisors import Multiprocess

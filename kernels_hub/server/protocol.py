@@ -15,7 +15,6 @@ import ipaddress
 import json
 import logging
 import os
-import resource
 import time
 import weakref
 from collections import Counter, OrderedDict
@@ -49,6 +48,8 @@ def allow_open_files() -> int:
 
     Open packs and connections take descriptors; many systems start processes with 1,024.
     """
+    import resource  # not on every system, and only a running server needs it
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft < wanted:

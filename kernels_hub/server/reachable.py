@@ -1,4 +1,4 @@
-"""Which git objects and large files the branches and tags of a repository need."""
+"""Finds the git objects and large files that the branches and tags of a repository need."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels_hub.server.durable import replace_flushed, write_flushed
+from kernels_hub.files import write_atomically
 from kernels_hub.server.refusal import Refusal
 
 BRANCHES, TAGS = "refs/heads/", "refs/tags/"
@@ -86,12 +86,7 @@ class Refs:
                 lines.append(f"{ref.oid} {name}")
                 if ref.peeled:
                     lines.append(f"^{ref.peeled}")
-        temporary = self._temporary()
-        try:
-            write_flushed(temporary, ("\n".join(lines) + "\n").encode())
-            replace_flushed(temporary, self._path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_atomically(self._path, "\n".join(lines) + "\n", beside=self._temporary().parent, durable=True)
 
 
 def _parse(content: bytes) -> dict[str, Ref]:

@@ -1,4 +1,4 @@
-"""What the server answers when it does not do what it was asked.
+"""Error responses: what the server answers to a request that it refuses.
 
 A refusal carries the status, a one-line message and, where clients look for one, the error code that
 `huggingface_hub` maps to an exception: RepoNotFound, RevisionNotFound, EntryNotFound, GatedRepo.

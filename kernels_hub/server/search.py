@@ -5,16 +5,17 @@ summary, layers, newest release) is described by a document; a change marks it s
 repository's lock, and whoever searches next describes it again, holding the same lock. So a search finds what was
 acknowledged before it, whichever process did it, and a crash leaves at most a stale row too many.
 
-One index covers what a search reads, newest first: 10,000 repositories are scanned in about 3 ms.
+One index covers what a search reads, newest first: 10,000 repositories are scanned in about 3 ms. Other orders and
+facets have tables of their own, written with the document.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -23,6 +24,7 @@ from kernels_hub.server.access import Caller
 from kernels_hub.server.accounts import Accounts
 from kernels_hub.server.database import Database
 from kernels_hub.server.durable import try_lock
+from kernels_hub.server.facets import facets_of
 from kernels_hub.server.refusal import Refusal
 from kernels_hub.server.repositories import Repositories, Repository
 from kernels_hub.server.store import DEFAULT_BRANCH, Store
@@ -55,8 +57,43 @@ END;
 INSERT OR IGNORE INTO search (repository, type, namespace, name, private, gated, created)
     SELECT id, type, namespace, lower(namespace || '/' || name), private, gated, created FROM repositories
     WHERE id NOT IN (SELECT repository FROM search);
+CREATE TABLE IF NOT EXISTS ranks (
+    repository TEXT PRIMARY KEY REFERENCES repositories ON DELETE CASCADE,
+    created REAL NOT NULL,
+    updated TEXT NOT NULL DEFAULT '',
+    downloads INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS ranks_updated ON ranks (updated DESC, created DESC, repository);
+CREATE INDEX IF NOT EXISTS ranks_downloads ON ranks (downloads DESC, created DESC, repository);
+CREATE TRIGGER IF NOT EXISTS ranks_insert AFTER INSERT ON repositories BEGIN
+    INSERT INTO ranks (repository, created) VALUES (new.id, new.created);
+END;
+INSERT OR IGNORE INTO ranks (repository, created)
+    SELECT id, created FROM repositories WHERE id NOT IN (SELECT repository FROM ranks);
+UPDATE search SET stale = 1 WHERE NOT EXISTS (SELECT 1 FROM upgrades WHERE name = 'facets');
+INSERT OR IGNORE INTO upgrades VALUES ('facets');
 """
-"""The table, its triggers, and the rows of repositories that are older than it."""
+"""The tables, their triggers, and the rows of repositories that are older than they are; roots that are older than
+facets describe every repository again."""
+FACETS = ("device", "layer", "platform", "licence", "publisher")
+"""What a list is filtered by, in the order in which a page shows it."""
+SORTS = {
+    "newest": "",
+    "updated": "FROM ranks CROSS JOIN search ON search.repository = ranks.repository",
+    "downloads": "FROM ranks CROSS JOIN search ON search.repository = ranks.repository",
+    "name": "",
+}
+"""The orders of a list -> the tables that have it; "" for the search's own."""
+_ORDERS = {
+    "newest": "search.created DESC, search.repository",
+    "updated": "ranks.updated DESC, ranks.created DESC, ranks.repository",
+    "downloads": "ranks.downloads DESC, ranks.created DESC, ranks.repository",
+    "name": "search.name, search.repository",
+}
+MOST_COUNTED = 2000
+"""Repositories, the newest that match, of which facets are counted: a page takes as long with a million."""
+_FACET_VALUES = 12
+_NEWEST = "FROM search INDEXED BY search_newest"
 _AT_ONCE = 32
 _MOST_WORDS = 20_000
 _PAUSE_SECONDS = 0.005
@@ -81,6 +118,27 @@ class Listed:
 
     repository: Repository
     described: Described | None
+    downloads: int = 0
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A value of a facet, and of how many repositories."""
+
+    value: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a list is asked for, besides whose it is."""
+
+    words: Sequence[str] = ()
+    """In lower case; each is in the name, summary, layers or functions."""
+    facets: Mapping[str, str] = field(default_factory=dict)
+    """Kind of `FACETS` -> value, without regard to case."""
+    sort: str = "newest"
+    """One of `SORTS`."""
 
 
 @dataclass(frozen=True)
@@ -106,14 +164,53 @@ class Search:
 
     # -- finding
 
-    def public(self, words: Sequence[str], start: int, count: int) -> Page:
-        """What everybody may download, by words in names, summaries, layers and functions (lower case)."""
+    def shown(self, caller: Caller, wanted: Wanted, start: int, count: int) -> Page:
+        """What everybody may download and what is the caller's, of what is wanted."""
         self.refresh()
-        condition = "private = 0 AND gated = ''"
-        condition += " AND (instr(name, ?) OR instr(words, ?))" * len(words)
-        return self._page(condition, [word for word in words for _ in range(2)], start, count)
+        condition, values = self._shown(caller, wanted)
+        return self._page(condition, values, start, count, wanted.sort)
 
-    def visible(self, caller: Caller, kind: str, author: str, text: str, start: int, count: int) -> Page:
+    def facets(self, caller: Caller, wanted: Wanted) -> dict[str, list[Counted]]:
+        """Kind -> its most frequent values among what `shown` finds; none of a kind that is asked for.
+
+        Of the newest `MOST_COUNTED` that match.
+        """
+        condition, values = self._shown(caller, wanted)
+        newest = f"{_NEWEST} WHERE {condition} ORDER BY created DESC, repository LIMIT {MOST_COUNTED}"
+        rows = self._database.rows(
+            # Conditions are made here, values are bound.
+            f"SELECT kind, value, COUNT(*) AS n FROM facets WHERE repository IN (SELECT repository {newest}) "  # noqa: S608
+            f"GROUP BY kind, value UNION ALL SELECT 'publisher', namespace, COUNT(*) FROM (SELECT namespace {newest}) "
+            "AS newest GROUP BY namespace",
+            *(*values, *values),
+        )
+        found: dict[str, list[Counted]] = {kind: [] for kind in FACETS if kind not in wanted.facets}
+        for row in sorted(rows, key=lambda row: (-int(row["n"]), str(row["value"]).lower())):
+            if len(counted := found.get(row["kind"], [])) < _FACET_VALUES:
+                counted.append(Counted(str(row["value"]), int(row["n"])))
+        return found
+
+    def _shown(self, caller: Caller, wanted: Wanted) -> tuple[str, list[object]]:
+        condition, values = "private = 0 AND gated = ''", list[object]()
+        if caller.token is not None:
+            own, values = self._own(caller)
+            condition = f"({condition} OR ({own}))"
+        condition += " AND (instr(name, ?) OR instr(words, ?))" * len(wanted.words)
+        values += [word for word in wanted.words for _ in range(2)]
+        for kind, value in wanted.facets.items():
+            if kind == "publisher":
+                condition, values = f"{condition} AND namespace = ?", [*values, value]
+                continue
+            condition += (
+                " AND EXISTS (SELECT 1 FROM facets WHERE facets.repository = search.repository "
+                "AND facets.kind = ? AND facets.value = ?)"
+            )
+            values += [kind, value]
+        return condition, values
+
+    def visible(
+        self, caller: Caller, kind: str, author: str, text: str, start: int, count: int, sort: str = "newest"
+    ) -> Page:
         """What a caller may see, by type, account and text in the name; "" for any."""
         self.refresh()
         condition, values = self._seen_by(caller)
@@ -123,7 +220,7 @@ class Search:
             condition, values = f"{condition} AND namespace = ?", [*values, author]
         if text:
             condition, values = f"{condition} AND instr(name, ?)", [*values, text.lower()]
-        return self._page(condition, values, start, count)
+        return self._page(condition, values, start, count, sort)
 
     def count_of(self, caller: Caller, namespace: str) -> dict[str, int]:
         """How many repositories of each type an account has that a caller may see."""
@@ -138,30 +235,42 @@ class Search:
         """`Access.may_see`, as a condition on rows."""
         if caller.token is None:
             return "private = 0", []
-        member = [item.organisation for item in self._accounts.organisations_of(caller.token.user)]
-        spaces: list[object] = [caller.token.user, *member]
-        condition = f"namespace IN ({', '.join('?' * len(spaces))})"
-        if (scope := caller.token.repository) is not None:
-            condition, spaces = f"{condition} AND name = ?", [*spaces, scope.lower()]
-        return f"(private = 0 OR ({condition}))", spaces
+        condition, values = self._own(caller)
+        return f"(private = 0 OR ({condition}))", values
 
-    def _page(self, condition: str, values: Sequence[object], start: int, count: int) -> Page:
+    def _own(self, caller: Caller) -> tuple[str, list[object]]:
+        """What belongs to a caller's namespaces, as far as the token goes, as a condition on rows."""
+        assert caller.token is not None
+        member = [item.organisation for item in self._accounts.organisations_of(caller.token.user)]
+        values: list[object] = [caller.token.user, *member]
+        condition = f"namespace IN ({', '.join('?' * len(values))})"
+        if (scope := caller.token.repository) is not None:
+            condition, values = f"{condition} AND name = ?", [*values, scope.lower()]
+        return condition, values
+
+    def _page(self, condition: str, values: Sequence[object], start: int, count: int, sort: str) -> Page:
         # Over the covering index, by SQLite alone; conditions are made here, values are bound.
-        table = f"FROM search INDEXED BY search_newest WHERE {condition}"
+        table = f"{SORTS[sort] or _NEWEST} WHERE {condition}"
         found = self._database.rows(
-            f"SELECT repository {table} ORDER BY created DESC, repository LIMIT ? OFFSET ?",
+            f"SELECT search.repository {table} ORDER BY {_ORDERS[sort]} LIMIT ? OFFSET ?",
             *(*values, count + 1, start),
         )
         total = start + len(found)
         if len(found) > count or (start and not found):
             # Many match: the page was found early, and counting looks at the rest. Else the one pass told all.
-            (row,) = self._database.rows(f"SELECT COUNT(*) AS n {table}", *values)
+            (row,) = self._database.rows(
+                f"SELECT COUNT(*) AS n {_NEWEST} WHERE {condition}",
+                *values,
+            )
             total = int(row["n"])
         wanted = [row["repository"] for row in found[:count]]
+        if not wanted:
+            return Page((), total)
         marks = ", ".join("?" * len(wanted))
         rows = self._database.rows(
-            "SELECT repositories.*, search.stale, search.document FROM repositories JOIN search "  # noqa: S608
-            f"ON search.repository = repositories.id WHERE repositories.id IN ({marks})",
+            "SELECT repositories.*, search.stale, search.document, ranks.downloads FROM repositories "  # noqa: S608
+            "JOIN search ON search.repository = repositories.id JOIN ranks ON ranks.repository = repositories.id "
+            f"WHERE repositories.id IN ({marks})",
             *wanted,
         )
         by_id = {row["id"]: row for row in rows}
@@ -171,6 +280,7 @@ class Search:
                 None
                 if row["stale"] or not row["document"]
                 else msgspec.json.decode(row["document"], type=Described),
+                int(row["downloads"]),
             )
             for row in (by_id.get(identifier) for identifier in wanted)
             if row is not None  # deleted meanwhile
@@ -196,21 +306,35 @@ class Search:
         except OSError:
             return
         try:
-            described, words = describe(self._store, repository)
-            # Without the lock another search describes it, or it is being changed: what was acknowledged before is
-            # found, and the row stays stale.
-            self._database.change(
-                "UPDATE search SET stale = ?, words = ?, document = ? WHERE repository = ? AND stale = 1",
-                *(
-                    int(lock is None),
-                    words[:_MOST_WORDS],
-                    msgspec.json.encode(described).decode(),
-                    repository.id,
-                ),
-            )
+            described, words, facets = describe(self._store, repository)
+            with self._database.transaction():
+                # Without the lock another search describes it, or it is being changed: what was acknowledged before is
+                # found, and the row stays stale.
+                written = self._database.change(
+                    "UPDATE search SET stale = ?, words = ?, document = ? WHERE repository = ? AND stale = 1",
+                    *(
+                        int(lock is None),
+                        words[:_MOST_WORDS],
+                        msgspec.json.encode(described).decode(),
+                        repository.id,
+                    ),
+                )
+                if written:
+                    self._rank(repository, described, facets)
         finally:
             if lock is not None:
                 os.close(lock)
+
+    def _rank(
+        self, repository: Repository, described: Described, facets: Mapping[str, Sequence[str]]
+    ) -> None:
+        self._database.change(
+            "UPDATE ranks SET updated = ? WHERE repository = ?", described.updated or "", repository.id
+        )
+        self._database.change("DELETE FROM facets WHERE repository = ?", repository.id)
+        for kind, values in facets.items():
+            for value in values:
+                self._database.change("INSERT INTO facets VALUES (?, ?, ?)", repository.id, kind, value)
 
     def start(self) -> None:
         """Describe in the background what is stale now: every repository, after an upgrade."""
@@ -234,8 +358,8 @@ class Search:
             self._thread.join()
 
 
-def describe(store: Store, repository: Repository) -> tuple[Described, str]:
-    """What a list says of a repository, and the words that find it."""
+def describe(store: Store, repository: Repository) -> tuple[Described, str, dict[str, list[str]]]:
+    """What a list says of a repository, the words that find it, and its facets."""
     contents = Contents(store, repository)
     facts, described = Facts(), Described()
     with suppress(Refusal, KeyError, OSError):  # deleted meanwhile, or damaged: `fsck` says how
@@ -257,4 +381,4 @@ def describe(store: Store, repository: Repository) -> tuple[Described, str]:
             updated=revision.date,
         )
     names = (defined.name for defined in (*facts.layers, *facts.functions))
-    return described, " ".join((facts.summary or "", *names)).lower()
+    return described, " ".join((facts.summary or "", *names)).lower(), facets_of(facts)

@@ -1,4 +1,4 @@
-"""Addresses that are their own credential: uploads of large files are sent without a token.
+"""Signed addresses, by which large files are uploaded without a token.
 
 An address is a record of one of the types below. Each type is an operation with a fixed set of fields, of which
 some stand in the path and the rest, with the signature, in the query. What is signed is the record as JSON: the

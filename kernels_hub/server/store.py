@@ -10,9 +10,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernels_hub.files import flush_folder
 from kernels_hub.repository.release_entry import version_key
-from kernels_hub.server.durable import flush_folder, locked, write_flushed
-from kernels_hub.server.layout import Layout
+from kernels_hub.server.durable import locked, write_flushed
+from kernels_hub.server.layout import RootPaths
 from kernels_hub.server.lfs import LargeFiles
 from kernels_hub.server.listing import Listing, Listings
 from kernels_hub.server.packs import COMMIT, TAG, ByteCache, Packs
@@ -58,7 +59,7 @@ class Store:
     """Content by repository."""
 
     def __init__(
-        self, layout: Layout, repositories: Repositories, large_files: LargeFiles, releases: Releases
+        self, layout: RootPaths, repositories: Repositories, large_files: LargeFiles, releases: Releases
     ) -> None:
         self.layout = layout
         self.releases = releases
@@ -193,12 +194,12 @@ class Store:
 
     def history(self, repository: Repository, oid: str, count: int) -> tuple[list[CommitInfo], str | None]:
         """Commits from one on, newest first, and the id to go on with."""
-        found: list[CommitInfo] = []
+        infos: list[CommitInfo] = []
         following: str | None = oid
-        while following is not None and len(found) < count:
-            found.append(info := self.commit_info(repository, following))
+        while following is not None and len(infos) < count:
+            infos.append(info := self.commit_info(repository, following))
             following = info.parents[0] if info.parents else None
-        return found, following
+        return infos, following
 
 
 def parse_commit(oid: str, content: bytes) -> CommitInfo:

@@ -1,4 +1,4 @@
-"""What a crash may have left, removed when a server starts; other servers may be running on the root.
+"""Removes what a crash may have left, when a server starts; other servers may be running on the root.
 
 Everything here is invisible already: files of dead processes, uploads that nobody finishes, packs
 without an index. A release that is in the log and not yet a tag is completed. A repository without a

@@ -1,18 +1,18 @@
-"""Who may use the address of an upload: whoever holds it, as long as the token that asked for it may write."""
+"""Access to upload addresses: whoever holds one, as long as the token that asked for it may write."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from kernels_hub.server.access import Caller
-from kernels_hub.server.call import Call
+from kernels_hub.server.call import HubRequest
 from kernels_hub.server.refusal import forbidden, repository_not_found
 from kernels_hub.server.repositories import Repository
 from kernels_hub.server.signing import Kind
 
 
 def check_address(
-    call: Call, kind: type[Kind], path: Mapping[str, str], query: str
+    call: HubRequest, kind: type[Kind], path: Mapping[str, str], query: str
 ) -> tuple[Kind, Repository]:
     """What a signed address is for, and its repository. Blocks.
 

@@ -1,4 +1,4 @@
-"""Whether a file is kept in git or beside it, and whether `.gitignore` leaves it out."""
+"""Decides whether a file is kept in git or beside it, and whether `.gitignore` leaves it out."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def test_a_hub_that_answers_only_with_a_token(tmp_path):
         for path in (
             "/api/kernels/ada/open",
             "/kernels/ada/open/resolve/main/b",
-            "/",
             "/api/organizations/x/overview",
         ):
             assert httpx.get(hub.endpoint + path).status_code == 401
+        assert httpx.get(hub.endpoint + "/").headers["location"] == "/login?next=%2F"

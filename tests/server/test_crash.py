@@ -38,7 +38,7 @@ class Died(BaseException):
 class Disk:
     """Counts steps, and lets the process die before one of them."""
 
-    CALLS = ("fsync", "rename", "unlink", "rmdir", "mkdir")
+    CALLS = ("fsync", "rename", "replace", "link", "unlink", "rmdir", "mkdir")
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps = 0
@@ -184,21 +184,24 @@ def test_what_becomes_visible_was_flushed(name: str, tmp_path: Path, monkeypatch
     flushed: list[int] = []
     visible: list[tuple[Path, int]] = []
     problems: list[str] = []
-    fsync, rename, mkdir = os.fsync, os.rename, os.mkdir
+    fsync, mkdir = os.fsync, os.mkdir
 
     def seen_fsync(descriptor: int) -> None:
         fsync(descriptor)
         flushed.append(os.fstat(descriptor).st_ino)
 
-    def seen_rename(source: Path, target: Path, **options: Any) -> None:
-        hidden = "incoming" in Path(target).parts
-        for path in () if hidden else (Path(source), *Path(source).rglob("*")):
-            empty = path.is_dir() and not any(path.iterdir())
-            if path.stat().st_ino not in flushed and not empty:
-                problems.append(f"{path} became {target} before it was flushed")
-        rename(source, target, **options)
-        if not hidden:
-            visible.append((Path(target), len(flushed)))
+    def seen(move: Callable[..., None]) -> Callable[..., None]:
+        def seen_move(source: Path, target: Path, **options: Any) -> None:
+            hidden = "incoming" in Path(target).parts
+            for path in () if hidden else (Path(source), *Path(source).rglob("*")):
+                empty = path.is_dir() and not any(path.iterdir())
+                if path.stat().st_ino not in flushed and not empty:
+                    problems.append(f"{path} became {target} before it was flushed")
+            move(source, target, **options)
+            if not hidden:
+                visible.append((Path(target), len(flushed)))
+
+        return seen_move
 
     def seen_mkdir(path: Path, *mode: int, **options: Any) -> None:
         mkdir(path, *mode, **options)
@@ -208,8 +211,10 @@ def test_what_becomes_visible_was_flushed(name: str, tmp_path: Path, monkeypatch
     with Hub(root) as hub:
         repo = hub.repositories.find("kernel", "ada", "k")
         assert repo is not None
-        for function, seen in (("fsync", seen_fsync), ("rename", seen_rename), ("mkdir", seen_mkdir)):
-            monkeypatch.setattr(os, function, seen)
+        for function, replacement in (("fsync", seen_fsync), ("mkdir", seen_mkdir)):
+            monkeypatch.setattr(os, function, replacement)
+        for function in ("rename", "replace", "link"):
+            monkeypatch.setattr(os, function, seen(getattr(os, function)))
         CHANGES[name](hub, repo)
     problems += [
         f"the folder of {path} was not flushed"

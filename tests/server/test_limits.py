@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import inspect
 import json
 import os
 import tracemalloc
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels_hub.cli.serve import serve
 from kernels_hub.server.commit import AddFile, CommitReader
 from kernels_hub.server.limits import Budget, Limits, RateLimit
 from kernels_hub.server.protocol import Guard
@@ -166,3 +169,11 @@ def test_a_commit_takes_little_memory():
             tracemalloc.stop()
         assert len(request.operations) == 60 and peak < 12 << 20, f"{peak >> 20} MiB for a body of 56"
         assert [operation.blob.size for operation in request.operations] == [700_000] * 60  # type: ignore[union-attr]
+
+
+def test_every_limit_but_quotas_is_on_by_default():
+    command = inspect.signature(serve).parameters
+    off = {name for name, value in asdict(Limits()).items() if not value}
+    assert off == {"max_repository_bytes", "max_account_repositories"}
+    assert not off & {name for name, option in command.items() if option.default}
+    assert all(command[name].default == value for name, value in asdict(Limits()).items() if name in command)

@@ -22,7 +22,7 @@ from kernels_hub.server.maintenance import collect_garbage
 from kernels_hub.server.refusal import Refusal
 from kernels_hub.server.signing import Address, CompleteUpload, Signer, UploadFile, UploadPart, UploadXet
 from kernels_hub.server.sweep import sweep
-from tests.fuzz.harness import budget
+from tests.fuzz.harness import budget, limited
 from tests.fuzz.mutations import HOSTILE_TEXTS
 from tests.running_hub import RunningHub, start_hub
 
@@ -381,11 +381,6 @@ def files(root: Path) -> set[str]:
     }
 
 
-def peak_mib(process: int) -> float:
-    status = Path(f"/proc/{process}/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
-
-
 def test_no_changed_address_is_accepted(hub: RunningHub):
     chance, asked = random.Random(7), 0
     with hub.administer() as opened:
@@ -393,23 +388,24 @@ def test_no_changed_address_is_accepted(hub: RunningHub):
     others += ["0" * 64, "complete", "part"]
     address = urlsplit(hub.endpoint)
     connection = http.client.HTTPConnection(address.hostname, address.port, timeout=20)
-    before_memory, count, same = peak_mib(hub.process.pid), budget(300, 10_000), 0
+    count, same = budget(300, 10_000), 0
     fresh = targets(hub)
     before = files(hub.root)
     while asked < count:
         target = chance.choice(fresh)
         method, path, query = change(target, others, chance)
         asked += 1
-        start = time.perf_counter()
         try:
-            connection.request(method, f"{path}?{query}", target.body, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            answer.read()
+            with limited("address", (method, path[:500], query[:500]), hub.process.pid):
+                connection.request(
+                    method, f"{path}?{query}", target.body, {"Content-Type": "application/json"}
+                )
+                answer = connection.getresponse()
+                answer.read()
         except (ConnectionError, http.client.HTTPException):
             connection.close()  # the server refused before it had read everything
             continue
-        took = time.perf_counter() - start
-        assert answer.status < 500 and took < 2, (answer.status, took, method, path[:500], query[:500])
+        assert answer.status < 500, (answer.status, method, path[:500], query[:500])
         if answer.status < 400 and path.startswith("/lfs/"):
             assert meaning(method, path, query) == meaning(*target[:3]), (method, path[:500], query[:500])
             same += 1
@@ -418,7 +414,6 @@ def test_no_changed_address_is_accepted(hub: RunningHub):
     connection.close()
     assert files(hub.root) == before
     assert same >= count // 100, "some changes keep the meaning, and so are accepted"
-    assert peak_mib(hub.process.pid) - before_memory < 200
     assert not has(hub, "ada/one", fresh[0].body) and not has(hub, "eve/two", fresh[0].body)
 
 
@@ -444,7 +439,8 @@ def test_no_changed_credential_of_xet_is_accepted(hub: RunningHub):
             _, _, query = change(target, [other], chance)
             if len(query) > 16_000 or not query.isascii():
                 continue
-            answer = client.post(target.path, headers={"Authorization": f"Bearer {query}"})
+            with limited("credential", query[:500], hub.process.pid):
+                answer = client.post(target.path, headers={"Authorization": f"Bearer {query}"})
             if meaning("", "", query) != meaning("", "", target.query):
                 assert answer.status_code in (401, 403), (answer.status_code, query)
 

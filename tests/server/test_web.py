@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 import json
 import os
@@ -14,6 +15,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from kernels_hub.server.web.pages import SCRIPT
 from tests.running_hub import RunningHub, start_hub
 from tests.server.harmless_page import Page
 
@@ -173,9 +175,10 @@ def get(hub: RunningHub, path: str, status: int = 200, **arguments: object) -> P
     answer = httpx.get(hub.endpoint + path, **arguments)
     assert answer.status_code == status, answer.text[:500]
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     assert answer.headers["content-security-policy"] == (
-        "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; "
-        "frame-ancestors 'none'"
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'self'; img-src 'self'; form-action 'self'; "
+        "base-uri 'none'; frame-ancestors 'none'"
     )
     assert answer.headers["x-content-type-options"] == "nosniff"
     return Page(answer.text)
@@ -211,9 +214,15 @@ def test_a_repository_page_tells_its_newest_release(hub):
     page = get(hub, NORMS)
     for words in (
         "Fast norms", "Rows are normalized in one pass", "v2.0.0rc1", "v1.10.0", "v1.9.0 yanked", "RMSNorm", "rms_norm",
-        "torch-cpu", "Ed25519 signature", "Apache-2.0", 'LayerRepository( "ada/norms", layer_name="RMSNorm", version="==1.10.0", )',
+        "torch-cpu", "Ed25519 signature", "Apache-2.0",
     ):  # fmt: skip
         assert words in page.text, words
+    layer, function, download = page.blocks[:3]
+    assert 'LayerRepository("ada/norms", layer_name="RMSNorm", version="==1.10.0")' in layer
+    assert 'get_kernel("ada/norms", version="==1.10.0")' in function
+    assert "kernels-hub download 'ada/norms@==1.10.0'" in download
+    assert all(hub.endpoint in block for block in (layer, function, download))
+    page.text = page.text[page.text.index("Versions v2") :]
     assert page.text.index("v2.0.0rc1") < page.text.index("v1.10.0") < page.text.index("v1.9.0")
     assert "license:" not in page.text, "the card's YAML is not shown"
     assert f"{NORMS}/blob/v1.10.0/build/torch-cpu/layers.py#L2" in page.links
@@ -223,7 +232,7 @@ def test_a_repository_page_tells_its_newest_release(hub):
 def test_another_version_and_why_it_was_yanked(hub):
     page = get(hub, f"{NORMS}?revision=v1.9.0")
     assert "v1.9.0 was yanked. wrong in float16" in page.text
-    assert 'version="==1.9.0"' in page.text
+    assert 'version="==1.9.0"' in page.blocks[0]
 
 
 def test_a_repository_without_commits_or_card(hub):
@@ -245,6 +254,25 @@ def test_files_and_source(hub):
     raw = httpx.get(f"{hub.endpoint}{NORMS}/resolve/v1.10.0/build/torch-cpu/layers.py").text
     assert lines == raw.removesuffix("\n").split("\n")
     assert "This file is not text" in get(hub, f"{NORMS}/blob/v1.10.0/data.bin").text
+
+
+def test_pictures_of_a_card_are_shown_and_run_nothing(hub):
+    author = Author(hub)
+    author.repository("kernel", "drawn")
+    picture = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
+    author.commit(
+        "kernel", "drawn", {"README.md": "![The graph](graph.svg)", "graph.svg": picture, "a.html": "<b>"}
+    )
+    address = "/kernels/ada/drawn/picture/main/graph.svg"
+    assert address in get(hub, "/kernels/ada/drawn").images
+    answer = httpx.get(hub.endpoint + address)
+    assert (answer.content, answer.headers["content-type"]) == (picture, "image/svg+xml")
+    assert (
+        answer.headers["content-security-policy"] == "default-src 'none'; style-src 'unsafe-inline'; sandbox"
+    )
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    for other in ("a.html", "README.md", "none.svg"):
+        get(hub, f"/kernels/ada/drawn/picture/main/{other}", 404)
 
 
 def test_addresses_lead_to_each_other(hub):
@@ -318,10 +346,11 @@ def test_a_diff_in_one_column_and_in_two(hub):
     ],
 )  # fmt: skip
 def test_what_is_not_there_or_not_public_is_not_found(hub, path):
-    # Whoever asks: these pages are those of an anonymous visitor.
-    for headers in ({}, {"Authorization": f"Bearer {hub.token('ada')}"}):
-        page = get(hub, path, 404, headers=headers)
-        assert "There is no such public page here" in page.text
+    for headers in ({}, {"Authorization": f"Bearer {hub.token('eve')}"}):
+        # As the API tells those who have a token.
+        restricted = bool(headers) and path.startswith("/ada/gated")
+        page = get(hub, path, 403 if restricted else 404, headers=headers)
+        assert ("ask its owners for it" if restricted else "There is no such page here") in page.text
         assert "words" not in page.text
 
 
@@ -373,9 +402,9 @@ def test_a_hostile_repository_is_harmless(hub, path):
     page = get(hub, path)
     assert {image.split("?")[0] for image in page.images} <= {
         "/static/icon.svg",
-        "/kernels/ada/evil/resolve/v1.1.0/img/a.png",
-        "/kernels/ada/evil/resolve/v1.0.0/img/a.png",
-        f"/kernels/ada/evil/resolve/{EVIL_TAG}/img/a.png",
+        "/kernels/ada/evil/picture/v1.1.0/img/a.png",
+        "/kernels/ada/evil/picture/v1.0.0/img/a.png",
+        f"/kernels/ada/evil/picture/{EVIL_TAG}/img/a.png",
     }
     assert "alert(1)" in page.text, "it is shown as what it is: text"
 

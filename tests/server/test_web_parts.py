@@ -15,7 +15,7 @@ from kernels_hub.server.web.pages import Pages, with_query
 from kernels_hub.server.web.source import HIGHLIGHT_LIMIT, decode_text, highlight_block, highlight_file
 from tests.server.harmless_page import Page
 
-PLACE = CardPlace("/a/b/blob/v1", "/a/b/resolve/v1")
+PLACE = CardPlace("/a/b/blob/v1", "/a/b/picture/v1")
 lines = st.lists(st.sampled_from(["one", "two", "three", "", "four", "  five"]), max_size=40)
 hostile = st.lists(
     st.sampled_from(
@@ -93,7 +93,7 @@ def test_trees():
 @settings(max_examples=300)
 def test_no_card_makes_anything_that_runs_or_loads_from_elsewhere(text):
     page = Page(str(render_card(text, PLACE)))
-    assert all(image.startswith("/a/b/resolve/v1/") for image in page.images)
+    assert all(image.startswith("/a/b/picture/v1/") for image in page.images)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_images_from_elsewhere_become_links():
             )
         )
     )
-    assert page.images == ["/a/b/resolve/v1/img/l.png"]
+    assert page.images == ["/a/b/picture/v1/img/l.png"]
     assert page.links == ["https://x.y/l.png"]
     assert page.text == "logo data"
 
@@ -167,7 +167,9 @@ def test_what_is_text(content, text):
 
 def test_templates_refuse_what_is_not_given():
     with pytest.raises(Exception, match="'heading' is undefined"):
-        Pages().render("refused.html", "http://x", message="")
+        Pages()._environment.get_template("refused.html").render(
+            endpoint="http://x", user=None, form_key="", message=""
+        )
 
 
 def test_queries():

@@ -1,4 +1,4 @@
-"""A small read-only web page of the Hub: public repositories, their versions, cards, source and diffs.
+"""Web pages of the Hub: repositories, their versions, cards, source and diffs, and signing in.
 
 HTML from jinja2 templates and one style sheet; nothing is loaded from elsewhere and nothing needs
 JavaScript. Everything that a repository says is hostile until it is escaped.

@@ -14,7 +14,10 @@ from functools import lru_cache
 from urllib.parse import quote, unquote, urlsplit
 
 from markdown_it import MarkdownIt
+from markdown_it.common.utils import unescapeAll
+from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
+from markdown_it.utils import EnvType, OptionsDict
 from markupsafe import Markup, escape
 
 from kernels_hub.server.web.source import highlight_block
@@ -33,15 +36,15 @@ class CardPlace:
 
     pages: str
     """Address before a file's path: its page."""
-    files: str
-    """Address before a file's path: its bytes."""
+    pictures: str
+    """Address before a picture's path: the picture, as a browser shows it."""
 
 
 def without_front_matter(text: str) -> str:
     """The card without the YAML at its top."""
     text = text.replace("\r\n", "\n").removeprefix("\ufeff")
-    found = _FRONT_MATTER.match(text)
-    return text if found is None else text[found.end() :]
+    match = _FRONT_MATTER.match(text)
+    return text if match is None else text[match.end() :]
 
 
 @lru_cache(maxsize=16)
@@ -64,6 +67,9 @@ def _rewrite(tokens: Sequence[Token], place: CardPlace) -> None:
         if token.type in ("th_open", "td_open") and (style := token.attrs.pop("style", None)):
             # The policy of the pages allows no styles but the sheet's.
             token.attrSet("class", str(style).removeprefix("text-align:"))
+        if token.type == "table_open":
+            # It scrolls to the side: with keys, too.
+            token.attrSet("tabindex", "0")
         if token.type == "link_open":
             _rewrite_link(token, place)
         if token.type == "image":
@@ -84,7 +90,7 @@ def _rewrite_link(token: Token, place: CardPlace) -> None:
 
 def _rewrite_image(token: Token, place: CardPlace) -> None:
     address = str(token.attrGet("src") or "")
-    target = _resolve(address, place.files)
+    target = _resolve(address, place.pictures)
     outside = target is None or bool(urlsplit(target).netloc)
     label = "".join(child.content for child in token.children or ()) or "image"
     if not outside and target is not None:
@@ -119,10 +125,21 @@ def _resolve(address: str, base: str) -> str | None:
     return f"{base}/{quote(path)}{fragment}"
 
 
-def _fence(code: str, language: str, _attributes: str) -> str:
-    return str(highlight_block(code, language))
+def _code(
+    _renderer: RendererHTML, tokens: Sequence[Token], index: int, _options: OptionsDict, _env: EnvType
+) -> str:
+    """A block of code: it scrolls to the side, with keys too, and can be copied."""
+    token = tokens[index]
+    language = unescapeAll(token.info) if token.type == "fence" else ""
+    return str(
+        Markup(
+            '<div class="copied" data-copy="this code"><pre tabindex="0"><code>{}</code></pre></div>\n'
+        ).format(highlight_block(token.content, language))
+    )
 
 
-_MARKDOWN = MarkdownIt(
-    "commonmark", {"html": False, "linkify": False, "maxNesting": _NESTING, "highlight": _fence}
-).enable(["table", "strikethrough"])
+_MARKDOWN = MarkdownIt("commonmark", {"html": False, "linkify": False, "maxNesting": _NESTING}).enable(
+    ["table", "strikethrough"]
+)
+for _rule in ("fence", "code_block"):
+    _MARKDOWN.add_render_rule(_rule, _code)

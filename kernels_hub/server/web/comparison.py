@@ -10,8 +10,8 @@ from kernels_hub.server.listing import Entry
 from kernels_hub.server.web.contents import Contents, Revision
 from kernels_hub.server.web.diff import (
     DIFF_LIMIT,
+    DiffLine,
     Pair,
-    Row,
     TreeChange,
     compare_texts,
     compare_trees,
@@ -30,7 +30,7 @@ class FileDiff:
 
     path: str
     kind: str
-    rows: Sequence[Row] = ()
+    rows: Sequence[DiffLine] = ()
     pairs: Sequence[Pair] = ()
     reason: str | None = None
 

@@ -1,4 +1,4 @@
-"""What a repository is, as its pages tell it: versions, variants, layers; read from its refs and trees.
+"""Content of a repository for its pages: versions, variants, layers; read from its refs and trees.
 
 Nothing here trusts a file: metadata.json may be anything, and then the page says so.
 """
@@ -108,7 +108,7 @@ class Contents:
         counted = (name for name in releases if not _is_prerelease(name) and self._reason(name) is None)
         if (best := next(counted, next(iter(releases), None))) is not None:
             return best
-        if numbers := [int(found[1]) for name in self.branches if (found := _NUMBERED.fullmatch(name))]:
+        if numbers := [int(match[1]) for name in self.branches if (match := _NUMBERED.fullmatch(name))]:
             return f"v{max(numbers)}"
         return DEFAULT_BRANCH  # every repository has it
 
@@ -194,7 +194,7 @@ class Contents:
 
     def _definitions(self, files: Iterable[Entry]) -> dict[str, Defined]:
         """Classes and functions by name: where the first variant that has them defines them."""
-        found: dict[str, Defined] = {}
+        definitions: dict[str, Defined] = {}
         left = _SOURCE_LIMIT
         for entry in sorted(
             files, key=lambda entry: (entry.path.split("/")[1], entry.path.count("/"), entry.path)
@@ -205,8 +205,8 @@ class Contents:
             text = (self.read(entry) or b"").decode("utf-8", "replace")
             for match in _DEFINITION.finditer(text):
                 line = text.count("\n", 0, match.start()) + 1
-                found.setdefault(match[1], Defined(match[1], entry.path, line))
-        return found
+                definitions.setdefault(match[1], Defined(match[1], entry.path, line))
+        return definitions
 
     def card_license(self, commit: str) -> str | None:
         """The licence that the card's YAML names."""
@@ -303,17 +303,17 @@ def _json(content: bytes | None) -> object:
         return None
 
 
-def _table(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _table(document: Mapping[str, object], key: str) -> Mapping[str, Any]:
     value = document.get(key)
     return value if isinstance(value, dict) else {}
 
 
-def _text(document: Mapping[str, Any], key: str) -> str | None:
+def _text(document: Mapping[str, object], key: str) -> str | None:
     value = document.get(key)
     return value[:_NAME_LENGTH] if isinstance(value, str) and value else None
 
 
-def _texts(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
+def _texts(document: Mapping[str, object], key: str) -> tuple[str, ...]:
     value = document.get(key)
     names = value if isinstance(value, list) else []
     return tuple(name[:_NAME_LENGTH] for name in names[:_NAMES_LIMIT] if isinstance(name, str))

@@ -14,7 +14,7 @@ _CONTEXT = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DiffLine:
     """A line of a diff: its numbers before and after (None where it is not), kind and text."""
 
     old: int | None
@@ -28,8 +28,8 @@ class Row:
 class Pair:
     """A line of a side by side diff; a side that has no such line is None."""
 
-    old: Row | None
-    new: Row | None
+    old: DiffLine | None
+    new: DiffLine | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def compare_trees(old: Mapping[str, str], new: Mapping[str, str]) -> list[TreeCh
     ]
 
 
-def compare_texts(old: str, new: str) -> list[Row] | None:
+def compare_texts(old: str, new: str) -> list[DiffLine] | None:
     """The changed lines with three lines around them; None where there are too many to compare."""
     before, after = _split(old), _split(new)
     if max(len(before), len(after)) > LINES_LIMIT:
@@ -62,12 +62,12 @@ def compare_texts(old: str, new: str) -> list[Row] | None:
         return None
     start = max(head - _CONTEXT, 0)
     end = max(tail - _CONTEXT, 0)
-    rows: list[Row] = []
+    rows: list[DiffLine] = []
     matcher = difflib.SequenceMatcher(
         None, before[start : len(before) - end], after[start : len(after) - end]
     )
     for group in matcher.get_grouped_opcodes(_CONTEXT):
-        rows.append(Row(None, None, "gap", _range(group, start)))
+        rows.append(DiffLine(None, None, "gap", _range(group, start)))
         for _, old_from, old_to, new_from, new_to in group:
             rows += _rows(
                 before, after, (old_from + start, old_to + start), (new_from + start, new_to + start)
@@ -75,11 +75,11 @@ def compare_texts(old: str, new: str) -> list[Row] | None:
     return rows
 
 
-def side_by_side(rows: Sequence[Row]) -> Iterator[Pair]:
+def side_by_side(rows: Sequence[DiffLine]) -> Iterator[Pair]:
     """The same rows in two columns: removed lines beside the added ones that follow them."""
-    removed: list[Row] = []
-    added: list[Row] = []
-    for row in [*rows, Row(None, None, "gap", "")]:
+    removed: list[DiffLine] = []
+    added: list[DiffLine] = []
+    for row in [*rows, DiffLine(None, None, "gap", "")]:
         if row.kind == "removed" and not added:
             removed.append(row)
             continue
@@ -97,15 +97,15 @@ def side_by_side(rows: Sequence[Row]) -> Iterator[Pair]:
 
 def _rows(
     before: Sequence[str], after: Sequence[str], old: tuple[int, int], new: tuple[int, int]
-) -> Iterator[Row]:
+) -> Iterator[DiffLine]:
     if before[slice(*old)] == after[slice(*new)]:
         for offset, text in enumerate(before[slice(*old)]):
-            yield Row(old[0] + offset + 1, new[0] + offset + 1, "same", text)
+            yield DiffLine(old[0] + offset + 1, new[0] + offset + 1, "same", text)
         return
     for index in range(*old):
-        yield Row(index + 1, None, "removed", before[index])
+        yield DiffLine(index + 1, None, "removed", before[index])
     for index in range(*new):
-        yield Row(None, index + 1, "added", after[index])
+        yield DiffLine(None, index + 1, "added", after[index])
 
 
 def _range(group: Sequence[tuple[str, int, int, int, int]], start: int) -> str:
@@ -120,8 +120,8 @@ def _split(text: str) -> list[str]:
 
 def _common(first: Sequence[str], second: Sequence[str]) -> int:
     count = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
+    for name, other in zip(first, second, strict=False):
+        if name != other:
             break
         count += 1
     return count

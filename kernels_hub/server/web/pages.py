@@ -5,6 +5,7 @@ The application adds those that every answer carries: nosniff, no-referrer.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Iterator
 from functools import cached_property
@@ -13,19 +14,26 @@ from typing import NamedTuple
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
+
+from kernels_hub.server.call import HubRequest
+from kernels_hub.server.refusal import Refusal
 
 _HERE = Path(__file__).parent
 _STATIC = {"style.css": "text/css; charset=utf-8", "icon.svg": "image/svg+xml"}
+SCRIPT = (_HERE / "static" / "page.js").read_text(encoding="utf-8")
+"""The one script of the pages, which stands in each of them; the policy lets a browser run this text and no other."""
 _POLICY = (
-    "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; "
-    "base-uri 'none'; frame-ancestors 'none'"
+    f"default-src 'none'; script-src 'sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}'; "
+    "style-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Frame-Options": "DENY",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-cache",
+    "Referrer-Policy": "same-origin",  # without a referrer browsers send no Origin with a form
 }
 
 
@@ -54,13 +62,47 @@ class Pages:
         environment.filters.update(
             bytes=_readable_bytes, day=_day, iso=str, crumbs=_crumbs, with_query=with_query, address=quote
         )
-        environment.globals.update(style=self._address("style.css"), icon=self._address("icon.svg"))
+        environment.globals.update(
+            # A file of this package, which no request reaches.
+            script=Markup(SCRIPT),  # noqa: S704
+            style=self._address("style.css"),
+            icon=self._address("icon.svg"),
+        )
         return environment
 
-    def render(self, template: str, base: str, status: int = 200, **values: object) -> Response:
-        """A page. `base` is the address that clients use for this server."""
-        text = self._environment.get_template(template).render(endpoint=base, **values)
-        return Response(text, status, dict(_HEADERS), "text/html; charset=utf-8")
+    def render(self, template: str, call: HubRequest, status: int = 200, **values: object) -> Response:
+        """A page, with the name of whoever is signed in; theirs is kept by no cache."""
+        session = call.session
+        text = self._environment.get_template(template).render(
+            endpoint=self.endpoint(call),
+            user=session.token.user if session else None,
+            form_key=session.form_key if session else "",
+            **values,
+        )
+        return Response(text, status, self._kept(call), "text/html; charset=utf-8")
+
+    @staticmethod
+    def endpoint(call: HubRequest) -> str:
+        """The address that clients use for this server."""
+        try:
+            return call.base
+        except Refusal:
+            return ""  # the Host header itself is wrong
+
+    def _kept(self, call: HubRequest) -> dict[str, str]:
+        """The headers of an answer; what is somebody's own is kept by no cache."""
+        own = call.session is not None or "authorization" in call.request.headers
+        return {**_HEADERS, "Cache-Control": "private, no-store"} if own else dict(_HEADERS)
+
+    def picture(self, content: bytes, kind: str, call: HubRequest) -> Response:
+        """A picture of somebody's repository: by itself it may load nothing, run nothing, and be no part of a page."""
+        policy = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
+        headers = {
+            **self._kept(call),
+            "Content-Security-Policy": policy,
+            "Cross-Origin-Resource-Policy": "same-origin",
+        }
+        return Response(content, 200, headers, kind)
 
     def static(self, name: str, version: str) -> Response | None:
         """A file that pages load; None for any other name."""

@@ -1,9 +1,11 @@
-"""The pages of the Hub. They show what an anonymous visitor may download, and nothing else.
+"""The pages of the Hub. They show what their viewer may download, and nothing else: see `signed_in`.
 
-    GET /                                   repositories, newest first; ?q= searches
+    GET /                                   repositories; ?q= searches, facets filter, ?sort=
     GET /[kernels/]<org>/<name>             a repository; ?revision=
+    GET …/versions                          every release; ?page=
     GET …/tree/<revision>[/<path>]          a folder
     GET …/blob/<revision>/<path>            a file's source
+    GET …/picture/<revision>/<path>         a picture that a card shows
     GET …/commits/<revision>                history
     GET …/commit/<revision>                 leads to what a commit changed
     GET …/compare                           two versions; ?from= &to= &path= &view=
@@ -14,10 +16,9 @@ A revision is one segment: its slashes are quoted.
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from threading import Lock
 from typing import Any
@@ -25,123 +26,97 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
-from kernels_hub.server.call import REPOSITORY_TYPES, Call, Route
-from kernels_hub.server.hub import Hub
-from kernels_hub.server.refusal import Refusal, entry_not_found, header_text, repository_not_found
-from kernels_hub.server.repositories import Repository
-from kernels_hub.server.search import Listed, describe
-from kernels_hub.server.store import DEFAULT_BRANCH
+from kernels_hub.server.call import HubRequest, Route
+from kernels_hub.server.download_counts import RECENT_DAYS
+from kernels_hub.server.facets import devices_of, framework_of, platform_of
+from kernels_hub.server.refusal import Refusal, entry_not_found, header_text
+from kernels_hub.server.store import DEFAULT_BRANCH, CommitInfo
+from kernels_hub.server.web import signed_in
 from kernels_hub.server.web.card import CardPlace, render_card
 from kernels_hub.server.web.comparison import compare_revisions, text_of
-from kernels_hub.server.web.contents import Contents, Facts, Revision, is_release
+from kernels_hub.server.web.contents import Contents, Facts, Revision
+from kernels_hub.server.web.last_changes import LastChanges
+from kernels_hub.server.web.list_page import list_values
 from kernels_hub.server.web.pages import Pages, quoted, redirect, with_query
-from kernels_hub.server.web.source import LINES_SHOWN, SHOWN_LIMIT, highlight_file
+from kernels_hub.server.web.source import LINES_SHOWN, SHOWN_LIMIT, highlight_block, highlight_file
+from kernels_hub.server.web.usage import usage_of
 
-_PAGE_ROWS = 30
-_QUERY_LENGTH = 100
-_WORDS = 8
 _FACTS_KEPT = 4096
 _VERSIONS = 200
+_NEWEST_VERSIONS = 8
+_VERSION_ROWS = 50
+_DEVICES = 5
 _TREE_ROWS = 2000
 _COMMITS = 50
 _README = "README.md"
+_PICTURES = {
+    "gif": "image/gif", "jpeg": "image/jpeg", "jpg": "image/jpeg", "png": "image/png", "svg": "image/svg+xml",
+    "webp": "image/webp",
+}  # fmt: skip
 
-Handler = Callable[[Call], Response]
-
-
-@dataclass(frozen=True, slots=True)
-class RepositoryRow:
-    """A repository in the list."""
-
-    namespace: str
-    name: str
-    kind: str
-    href: str
-    summary: str | None
-    version: str | None
-    layers: int
-    variants: int
-    licence: str | None
-    updated: str | None
+Handler = Callable[[HubRequest], Response]
 
 
 class Site:
     """The handlers, with what they keep between requests."""
 
     def __init__(self) -> None:
-        self._pages = Pages()
+        self.pages = Pages()
         self._facts: OrderedDict[tuple[str, str], Facts] = OrderedDict()
+        self._changes = LastChanges()
         self._guard = Lock()
 
     def page(self, handler: Handler) -> Handler:
         """A handler whose refusals are pages too. What must not be seen is not found."""
 
-        def answer(call: Call) -> Response:
+        def answer(call: HubRequest) -> Response:
             try:
                 return handler(call)
             except Refusal as refusal:
-                try:
-                    base = call.base
-                except Refusal:
-                    base = ""  # the Host header itself is wrong
                 status = 404 if refusal.status == 401 else refusal.status
-                heading = "Not found" if status == 404 else "This cannot be shown"
-                message = "There is no such public page here." if status == 404 else refusal.message
-                response = self._pages.render("refused.html", base, status, heading=heading, message=message)
+                reads = call.request.method in ("GET", "HEAD")
+                heading = "Not found" if status == 404 else f"This cannot be {'shown' if reads else 'done'}"
+                message = refusal.message
+                if status == 404 and reads:
+                    message = "There is no such page here, or you may not see it."
+                response = self.pages.render("refused.html", call, status, heading=heading, message=message)
                 response.headers["X-Error-Message"] = header_text(message)
                 return response
 
         return answer
 
-    def static(self, call: Call) -> Response:
+    def static(self, call: HubRequest) -> Response:
         """The style sheet and the icon."""
-        response = self._pages.static(call.params["file"], call.query("v"))
+        response = self.pages.static(call.params["file"], call.query("v"))
         if response is None:
             raise entry_not_found(call.params["file"])
         return response
 
     # -- pages
 
-    def index(self, call: Call) -> Response:
-        """Every public repository."""
-        query = " ".join(call.query("q").split())[:_QUERY_LENGTH]
-        words, wanted = query.lower().split()[:_WORDS], call.number("page", 1, 10**6)
-        found = call.hub.search.public(words, (wanted - 1) * _PAGE_ROWS, _PAGE_ROWS)
-        pages = max(1, -(-found.total // _PAGE_ROWS))
-        page = min(wanted, pages)
-        if page != wanted:
-            found = call.hub.search.public(words, (page - 1) * _PAGE_ROWS, _PAGE_ROWS)
-        return self._pages.render(
-            "repositories.html",
-            call.base,
-            query=query,
-            total=found.total,
-            rows=[_row(call.hub, listed) for listed in found.rows],
-            page=page,
-            pages=pages,
-        )
+    def index(self, call: HubRequest) -> Response:
+        """The repositories that the viewer may download."""
+        return self.pages.render("repositories.html", call, **list_values(call))
 
-    def repository(self, call: Call) -> Response:
+    def repository(self, call: HubRequest) -> Response:
         """The card of a version, and what is in it."""
         contents = _contents(call)
         revision = contents.revision(call.query("revision") or contents.default)
         page, facts = contents.repository.page, self._facts_of(contents, revision.commit)
         card = self._card(contents, revision)
-        tags, branches = contents.tags[:_VERSIONS], contents.branches[:_VERSIONS]
-        versions = [
-            {
-                "name": release.name,
-                "date": release.date,
-                "yanked": release.yanked,
-                "changed": contents.changed.get(release.name),
-                "href": with_query(page, revision=release.name),
-                "previous": previous,
-                "compare": with_query(f"{page}/compare", **{"from": previous, "to": release.name}),
-            }
-            for release, previous in zip_longest(map(contents.revision, tags), tags[1:])
-        ]
+        counted = call.hub.downloads.of(contents.repository.id)
+        branches = contents.branches[:_VERSIONS]
         variants = [
-            {"href": f"{page}/tree/{quoted(revision.name)}/build/{quote(variant.name)}", "facts": variant}
+            {
+                "href": f"{page}/tree/{quoted(revision.name)}/build/{quote(variant.name)}",
+                "facts": variant,
+                "devices": ", ".join(devices_of(variant))
+                if len(devices_of(variant)) < _DEVICES
+                else "every device",
+                "framework": framework_of(variant),
+                "platform": platform_of(variant),
+                "downloads": counted.by_variant.get(variant.name, 0),
+            }
             for variant in facts.variants
         ]
         return self._inside(
@@ -152,12 +127,41 @@ class Site:
             revision=revision,
             facts=facts,
             card=card,
-            versions=versions,
-            removed=[item for item in contents.changed.items() if item[0] not in contents.tags][:_VERSIONS],
+            versions=_versions(contents, 0, _NEWEST_VERSIONS),
+            total_versions=len(contents.tags) + len(_removed(contents)),
             branches=[{"name": name, "href": with_query(page, revision=name)} for name in branches],
-            more=len(contents.tags) - len(tags) + len(contents.branches) - len(branches),
             variants=variants,
-            usage=_usage(contents.repository, revision, facts),
+            downloads=counted,
+            recent_days=RECENT_DAYS,
+            usage=[
+                (way, highlight_block(way.text, way.language))
+                for way in usage_of(contents.repository, revision, facts, self.pages.endpoint(call))
+            ],
+        )
+
+    def versions(self, call: HubRequest) -> Response:
+        """Every release: when, of which commit, what became of it."""
+        contents = _contents(call)
+        revision = contents.revision(contents.default)
+        pages = max(1, -(-len(contents.tags) // _VERSION_ROWS))
+        page = min(call.number("page", 1, 10**6), pages)
+        address = f"{contents.repository.page}/versions"
+        return self._inside(
+            call,
+            contents,
+            "versions.html",
+            "versions",
+            revision=revision,
+            versions=_versions(contents, (page - 1) * _VERSION_ROWS, _VERSION_ROWS),
+            removed=_removed(contents)[:_VERSIONS] if page == pages else [],
+            branches=[
+                {"name": name, "href": with_query(contents.repository.page, revision=name)}
+                for name in contents.branches[:_VERSIONS]
+            ],
+            newer=with_query(address, page=page - 1) if page > 1 else None,
+            older=with_query(address, page=page + 1) if page < pages else None,
+            page=page,
+            pages=pages,
         )
 
     def _card(self, contents: Contents, revision: Revision) -> object:
@@ -170,10 +174,10 @@ class Site:
         if text is None:
             return None
         page = contents.repository.page
-        place = CardPlace(f"{page}/blob/{quoted(name)}", f"{page}/resolve/{quoted(name)}")
+        place = CardPlace(f"{page}/blob/{quoted(name)}", f"{page}/picture/{quoted(name)}")
         return render_card(text, place)
 
-    def tree(self, call: Call) -> Response:
+    def tree(self, call: HubRequest) -> Response:
         """The files of a folder."""
         contents = _contents(call)
         revision = contents.revision(call.params["revision"])
@@ -189,9 +193,11 @@ class Site:
         ]
         base = f"{page}/tree/{quoted(revision.name)}"
         parent = None if not path else f"{base}/{quote(path.rpartition('/')[0])}".rstrip("/")
+        changes = self._changes.of(contents.store, contents.repository, revision.commit, path)
         entries = [
             {
                 "name": entry.path[len(prefix) :],
+                "changed": _change(page, changes.get(entry.path[len(prefix) :])),
                 "folder": entry.is_folder,
                 "size": None if entry.is_folder else entry.size,
                 "large": entry.large is not None,
@@ -211,7 +217,7 @@ class Site:
             parent=parent,
         )
 
-    def blob(self, call: Call) -> Response:
+    def blob(self, call: HubRequest) -> Response:
         """A file, line by line."""
         contents = _contents(call)
         revision = contents.revision(call.params["revision"])
@@ -237,7 +243,18 @@ class Site:
             download=f"{page}/resolve/{quoted(revision.name)}/{quote(path)}",
         )
 
-    def compare(self, call: Call) -> Response:
+    def picture(self, call: HubRequest) -> Response:
+        """A picture of a card, as what its name says it is; nothing of it runs, wherever it is opened."""
+        contents = _contents(call)
+        path = call.params["path"]
+        entry = contents.entry(contents.revision(call.params["revision"]).commit, path)
+        kind = _PICTURES.get(path.rpartition(".")[2].lower())
+        content = None if kind is None or entry.is_folder else contents.read(entry, SHOWN_LIMIT)
+        if kind is None or content is None:
+            raise entry_not_found(path)
+        return self.pages.picture(content, kind, call)
+
+    def compare(self, call: HubRequest) -> Response:
         """What changed between two versions."""
         contents = _contents(call)
         old, new = _two_revisions(contents, call.query("from"), call.query("to"))
@@ -259,7 +276,7 @@ class Site:
             rest=changes[len(files) :],
         )
 
-    def commits(self, call: Call) -> Response:
+    def commits(self, call: HubRequest) -> Response:
         """What led to a revision, newest first."""
         contents = _contents(call)
         revision, page = contents.revision(call.params["revision"]), contents.repository.page
@@ -282,7 +299,7 @@ class Site:
             call, contents, "commits.html", "commits", revision=revision, commits=commits, older=older
         )
 
-    def commit(self, call: Call) -> Response:
+    def commit(self, call: HubRequest) -> Response:
         """What a commit changed: its comparison with the one before."""
         contents = _contents(call)
         info = contents.store.commit_info(
@@ -294,7 +311,7 @@ class Site:
             with_query(f"{contents.repository.page}/compare", **{"from": info.parents[0], "to": info.oid})
         )
 
-    def goto(self, call: Call) -> Response:
+    def goto(self, call: HubRequest) -> Response:
         """From the form that chooses a version to its page."""
         contents = _contents(call)
         revision = contents.revision(call.query("revision") or contents.default)
@@ -308,7 +325,14 @@ class Site:
     # -- what they share
 
     def _inside(
-        self, call: Call, contents: Contents, template: str, tab: str, *, revision: Revision, **values: Any
+        self,
+        call: HubRequest,
+        contents: Contents,
+        template: str,
+        tab: str,
+        *,
+        revision: Revision,
+        **values: Any,
     ) -> Response:
         repository = contents.repository
         facts = values.pop("facts", None)
@@ -319,6 +343,7 @@ class Site:
             "name": repository.name,
             "full_name": repository.full_name,
             "kind": repository.type,
+            "private": repository.private,
             "href": repository.page,
             "summary": facts.summary,
         }
@@ -330,9 +355,9 @@ class Site:
             "quoted": quoted(revision.name),
             "is_default": revision.name == contents.default,
         }
-        return self._pages.render(
+        return self.pages.render(
             template,
-            call.base,
+            call,
             tab=tab,
             repo=repo,
             rev=rev,
@@ -357,30 +382,10 @@ class Site:
         return facts
 
 
-def _row(hub: Hub, listed: Listed) -> RepositoryRow:
-    repository = listed.repository
-    described = listed.described or describe(hub.store, repository)[0]
-    return RepositoryRow(
-        repository.namespace,
-        repository.name,
-        repository.type,
-        repository.page,
-        described.summary,
-        described.version,
-        described.layers,
-        described.variants,
-        described.licence,
-        described.updated,
-    )
-
-
-def _contents(call: Call) -> Contents:
-    """The repository of the path, if everybody may download it."""
-    params = call.params
-    kind = REPOSITORY_TYPES[params["type"]]
-    repository = call.hub.repositories.find(kind, params["namespace"], params["name"])
-    if repository is None or repository.private or repository.gated:
-        raise repository_not_found(anonymous=False)
+def _contents(call: HubRequest) -> Contents:
+    """The repository of the path, if the viewer may download it."""
+    repository = call.viewable()
+    call.hub.access.check_download(call.viewer, repository)
     return Contents(call.hub.store, repository)
 
 
@@ -399,31 +404,52 @@ def _choices(contents: Contents, *current: str) -> list[str]:
     return list(dict.fromkeys([*(name for name in current if name not in names), *names]))
 
 
-def _usage(repository: Repository, revision: Revision, facts: Facts) -> str | None:
-    """Lines of Python that load this version."""
-    if not facts.variants:
-        return None
-    name, layers = revision.name, [layer.name for layer in facts.layers if layer.name.isidentifier()][:1]
-    wanted = ("version", f"=={name[1:]}") if is_release(name) else ("revision", name)
-    arguments = [
-        json.dumps(repository.full_name),
-        *(f"layer_name={json.dumps(layer)}" for layer in layers),
-        f"{wanted[0]}={json.dumps(wanted[1])}",
+def _versions(contents: Contents, start: int, count: int) -> list[dict[str, object]]:
+    """Some of the releases, newest first, each with what it is compared with."""
+    page, tags = contents.repository.page, contents.tags
+    shown = tags[start : start + count]
+    return [
+        {
+            "name": release.name,
+            "date": release.date,
+            "commit": release.commit,
+            "files": f"{page}/tree/{quoted(release.name)}",
+            "yanked": release.yanked,
+            "changed": contents.changed.get(release.name),
+            "href": with_query(page, revision=release.name),
+            "previous": previous,
+            "compare": with_query(f"{page}/compare", **{"from": previous, "to": release.name}),
+        }
+        for release, previous in zip_longest(
+            map(contents.revision, shown), tags[start + 1 : start + len(shown) + 1]
+        )
     ]
-    function = "LayerRepository" if layers else "get_kernel"
-    inside = "".join(f"    {argument},\n" for argument in arguments)
-    return f"from kernels_hub import {function}\n\n{function}(\n{inside})"
+
+
+def _removed(contents: Contents) -> list[tuple[str, str]]:
+    """Releases that are no more, and what became of them."""
+    return [item for item in contents.changed.items() if item[0] not in contents.tags]
+
+
+def _change(page: str, commit: CommitInfo | None) -> dict[str, str] | None:
+    """The commit that changed a file last, for its row."""
+    if commit is None:
+        return None
+    return {"title": commit.title, "date": commit.date, "href": f"{page}/commit/{commit.oid}"}
 
 
 def _routes() -> Iterator[Route]:
     site = Site()
-    yield Route("GET HEAD", "/static/{file}", site.page(site.static))
-    yield Route("GET HEAD", "/", site.page(site.index))
+    yield Route("GET HEAD", "/static/{file}", site.page(site.static), page=True, open=True)
+    yield Route("GET HEAD", "/", site.page(site.index), page=True)
+    yield from signed_in.routes(site.pages, site.page)
     pages = {
         "": site.repository,
+        "/versions": site.versions,
         "/tree/{revision}": site.tree,
         "/tree/{revision}/{path:rest}": site.tree,
         "/blob/{revision}/{path:rest}": site.blob,
+        "/picture/{revision}/{path:rest}": site.picture,
         "/compare": site.compare,
         "/commits/{revision}": site.commits,
         "/commit/{revision}": site.commit,
@@ -432,7 +458,7 @@ def _routes() -> Iterator[Route]:
     for prefix, kind in (("/kernels", "kernels"), ("", "models")):
         for suffix, handler in pages.items():
             template = f"{prefix}/{{namespace}}/{{name}}{suffix}"
-            yield Route("GET HEAD", template, site.page(handler), type=kind)
+            yield Route("GET HEAD", template, site.page(handler), page=True, type=kind)
 
 
 ROUTES = tuple(_routes())

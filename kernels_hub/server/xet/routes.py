@@ -19,7 +19,7 @@ from typing import BinaryIO
 from starlette.responses import Response
 
 from kernels_hub.errors import MetadataError
-from kernels_hub.server.call import Call, Route, json_response
+from kernels_hub.server.call import HubRequest, Route, json_response
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.refusal import Refusal, bad_request, forbidden, too_large, unauthorized
 from kernels_hub.server.repositories import Repository
@@ -41,7 +41,7 @@ class _Sweeps:
     last = 0.0
 
 
-def write_token(call: Call) -> Response:
+def write_token(call: HubRequest) -> Response:
     """Where to upload, with what token, until when; for whoever may write to the repository."""
     repository, token = call.writable(), call.caller.token
     assert token is not None, "an anonymous caller may write nothing"
@@ -63,7 +63,7 @@ def write_token(call: Call) -> Response:
     )
 
 
-async def upload_xorb(call: Call) -> Response:
+async def upload_xorb(call: HubRequest) -> Response:
     """Take in a xorb: decoded and checked as it arrives, kept once it is whole."""
     repository, area = await call.run(_authorized, call)
     with _malformed_is_400():
@@ -83,7 +83,7 @@ async def upload_xorb(call: Call) -> Response:
     return json_response({"was_inserted": True})
 
 
-async def upload_shard(call: Call) -> Response:
+async def upload_shard(call: HubRequest) -> Response:
     """Make large files of the repository out of the xorbs that a shard names: all of its files or none."""
     repository, area = await call.run(_authorized, call)
     _check_length(call, SHARD_LIMIT)
@@ -98,7 +98,7 @@ async def upload_shard(call: Call) -> Response:
     return json_response({"result": int(added > 0)})
 
 
-def drop_telemetry(_call: Call) -> Response:
+def drop_telemetry(_call: HubRequest) -> Response:
     """Clients report how fast they were; nothing here wants to know."""
     return Response(status_code=204)
 
@@ -148,7 +148,7 @@ def _check_room(hub: Hub, repository: Repository, area: Area) -> None:
         raise forbidden(f"{repository.full_name} may hold {quota} bytes; more than that was sent this hour")
 
 
-def _authorized(call: Call) -> tuple[Repository, Area]:
+def _authorized(call: HubRequest) -> tuple[Repository, Area]:
     """The repository and area of the address; the token must be for it, and its user still allowed."""
     scheme, _, signed = call.request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not signed:
@@ -165,13 +165,13 @@ def _decode(decoder: XorbDecoder, piece: bytes, part: BinaryIO) -> None:
     part.writelines(decoder.feed(piece))
 
 
-def _check_length(call: Call, limit: int) -> None:
+def _check_length(call: HubRequest, limit: int) -> None:
     length = call.request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > limit:
         raise too_large(f"The body has {length} bytes, expected up to {limit}")
 
 
-async def _pieces(call: Call, limit: int) -> AsyncIterator[bytes]:
+async def _pieces(call: HubRequest, limit: int) -> AsyncIterator[bytes]:
     """The body in pieces of about a MiB."""
     pending, total = bytearray(), 0
     async for received in call.request.stream():

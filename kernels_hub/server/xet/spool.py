@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kernels_hub.errors import MetadataError
-from kernels_hub.server.layout import Layout
+from kernels_hub.server.layout import RootPaths
 from kernels_hub.server.xet.hashing import hash_to_hex
 
 HOUR = 3600
@@ -140,7 +140,7 @@ class Spool:
         return removed
 
 
-def spool_of(layout: Layout) -> Spool:
+def spool_of(layout: RootPaths) -> Spool:
     """The spool of a Hub's root."""
     return Spool(layout.root / "xet")
 

@@ -1,0 +1,94 @@
+"""Facets of a repository: what lists are filtered by, and counted for.
+
+A facet is a kind and a value. Devices and platforms are those of the variants of the release that a list shows; a
+variant for every backend counts for each. The publisher is the namespace, which a rename changes, so it is read from
+the list's own row and stands in no facet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernels_hub.errors import MetadataError
+from kernels_hub.repository.backends import BACKENDS, UNIVERSAL
+from kernels_hub.repository.variants import Variant
+from kernels_hub.server.web.contents import Facts, VariantFacts
+
+ANY_PLATFORM = "any"
+"""The platform of a variant without compiled code."""
+MOST_VALUES = 200
+"""Values of one kind that a repository is found by."""
+LONGEST_VALUE = 200
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS facets (
+    repository TEXT NOT NULL REFERENCES repositories ON DELETE CASCADE,
+    kind TEXT NOT NULL CHECK (kind IN ('layer', 'device', 'platform', 'licence')),
+    value TEXT NOT NULL COLLATE NOCASE,
+    PRIMARY KEY (repository, kind, value)
+) WITHOUT ROWID;
+"""
+
+
+def facets_of(facts: Facts) -> dict[str, list[str]]:
+    """Kind -> values, without regard to case each once, of a release."""
+    values = {
+        "layer": [layer.name for layer in facts.layers],
+        "device": [device for variant in facts.variants for device in devices_of(variant)],
+        "platform": [platform for variant in facts.variants if (platform := platform_of(variant))],
+        "licence": [facts.license] if facts.license else [],
+    }
+    return {kind: list(_distinct(found)) for kind, found in values.items()}
+
+
+def devices_of(variant: VariantFacts) -> tuple[str, ...]:
+    """The types of devices that a variant says it runs on, by its metadata, else by its name."""
+    backend = variant.backend or _backend_named(variant.name)
+    if backend == UNIVERSAL:
+        return tuple(BACKENDS)
+    return (backend,) if backend else ()
+
+
+def platform_of(variant: VariantFacts) -> str | None:
+    """ "linux x86_64"; "any" without compiled code; None where the name does not say."""
+    parsed = _parsed(variant.name)
+    if parsed is None:
+        return None
+    return ANY_PLATFORM if parsed.noarch else f"{parsed.os} {parsed.cpu}"
+
+
+def framework_of(variant: VariantFacts) -> str | None:
+    """What a variant is loaded with: "torch 2.13", "torch 2.10 or newer", "any torch"."""
+    parsed = _parsed(variant.name)
+    if parsed is None:
+        return None
+    if parsed.framework_version is None:
+        return "any torch"
+    version = ".".join(map(str, parsed.framework_version))
+    return {
+        "torch": f"torch {version}",
+        "torch-stable-abi": f"torch {version} or newer",
+        "tvm-ffi": f"any torch, tvm-ffi {version}",
+    }[parsed.framework]
+
+
+def _backend_named(name: str) -> str | None:
+    parsed = _parsed(name)
+    return parsed.backend if parsed else None
+
+
+def _parsed(name: str) -> Variant | None:
+    try:
+        return Variant.parse(name)
+    except MetadataError:
+        return None
+
+
+def _distinct(values: list[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for value in values:
+        # SQLite's NOCASE knows ASCII alone: what is lower here is at least as coarse.
+        text = value[:LONGEST_VALUE]
+        if text.lower() not in seen and len(seen) < MOST_VALUES:
+            seen.add(text.lower())
+            yield text
