@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import sys
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     from kernels_hub.cli.output import echo_lines
     from kernels_hub.errors import KernelsHubError
 
+    _print_whatever_the_locale()
     try:
         with _one_line_of_torch_export():
             app(None if arguments is None else list(arguments), prog_name="kernels-hub")
@@ -36,6 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(1)
 
 
+def _print_whatever_the_locale() -> None:
+    """Characters that the terminal's encoding lacks are printed as escapes, not raised as errors."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 _TOLD_BY_THE_ERROR = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 """Loggers that write of what torch.export cannot trace, before it raises."""
 
@@ -44,7 +53,7 @@ _TOLD_BY_THE_ERROR = ("torch.fx.experimental.symbolic_shapes", "torch._subclasse
 def _one_line_of_torch_export() -> Iterator[None]:
     """What torch.export prints and logs of a module that it cannot trace is left out: the error is enough."""
     loggers = [logging.getLogger(name) for name in _TOLD_BY_THE_ERROR]
-    before = [one.disabled for one in loggers]
+    before = [logger.disabled for logger in loggers]
     try:
         for one in loggers:
             one.disabled = True

@@ -7,10 +7,13 @@ from typing import Annotated
 
 import typer
 
+from kernels_hub.cli.benchmark import benchmark
 from kernels_hub.cli.build import build
 from kernels_hub.cli.bundle import bundle
+from kernels_hub.cli.calibrate import calibrate
 from kernels_hub.cli.compile import compile as compile_layer
 from kernels_hub.cli.diff import diff
+from kernels_hub.cli.doctor import doctor
 from kernels_hub.cli.download import download
 from kernels_hub.cli.engines import engines
 from kernels_hub.cli.explain import explain
@@ -43,7 +46,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from kernels_hub import __version__
+        from kernels_hub.version import __version__
 
         echo(f"kernels-hub {__version__}")
         raise typer.Exit
@@ -76,14 +79,15 @@ def demo(
 
 
 for command in (
-    *(explain, info, variants, versions, diff),  # use
+    *(doctor, explain, info, variants, versions, diff),  # use
     *(lock, download, bundle),  # pin and carry
     *(init, build, publish, yank),  # make
-    *(verify, serve, view),
+    *(verify, benchmark, serve, view),
 ):
     app.command()(command)
 app.command("compile")(compile_layer)
 app.command()(tune)
+app.command()(calibrate)
 app.add_typer(trust, name="trust")
 app.add_typer(key, name="key")
 app.add_typer(hub, name="hub")

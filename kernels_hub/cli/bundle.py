@@ -54,4 +54,8 @@ def bundle(
     print_columns(
         (item.place.repo_id, item.tree.commit[:12], ", ".join(item.tree.variants())) for item in items
     )
-    echo(f"{output}: {output.stat().st_size / 2**20:.1f} MiB")
+    echo(f"{output}: {_size(output.stat().st_size)}")
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.1f} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:.1f} KiB"

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kernels_hub.cli.onnx import Dims, _sizes
+from kernels_hub.cli.onnx_bindings import Dims, Shapes, Values, bindings
 from kernels_hub.cli.output import AsJson, echo, print_columns, print_json
 
 if TYPE_CHECKING:
-    from kernels_hub.compiler.emit import Emitted
-    from kernels_hub.compiler.emitting.ahead import Compiled
-    from kernels_hub.compiler.emitting.gradient_check import CheckedGradients
+    from kernels_hub.compiler.export.emit_layer import Emitted
+    from kernels_hub.compiler.export.gpu_binaries import Compiled
+    from kernels_hub.compiler.export.gradient_check import CheckedGradients
 
 
 def compile(  # noqa: A001  (the command's name)
@@ -33,6 +33,8 @@ def compile(  # noqa: A001  (the command's name)
         str | None, typer.Option(metavar="PATH", help="One layer of the model, as in layers.0.mlp.")
     ] = None,
     dim: Dims = None,
+    shape: Shapes = None,
+    value: Values = None,
     name: Annotated[str | None, typer.Option(help="The kernel's name. Default: made of the layer's.")] = None,
     version: Annotated[str, typer.Option(help="The release that kernel.toml states.")] = "0.1.0",
     dtypes: Annotated[
@@ -65,7 +67,7 @@ def compile(  # noqa: A001  (the command's name)
     kernels-hub build and kernels-hub publish.
     """
     options = dict(locals())
-    from kernels_hub.compiler.emit import emit_layer
+    from kernels_hub.compiler.export.emit_layer import emit_layer
 
     found, given = emit_arguments(options)
     emitted = emit_layer(found, out=out, command=command_of(context), **given)
@@ -77,7 +79,8 @@ def compile(  # noqa: A001  (the command's name)
 
 def emit_arguments(options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The source, and what `emit_layer` takes of this command's options, but for the folder and the command."""
-    source, dim = options["source"], options["dim"] or []
+    source = options["source"]
+    bound = {option: options[option] for option in ("dim", "shape", "value")}
     given = {name: options[name] for name in ("submodule", "name", "version", "prebuilt", "interpret")}
     given |= {
         "layer_name": options["layer"],
@@ -90,11 +93,13 @@ def emit_arguments(options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     if source.endswith(".onnx") or Path(source).is_file():
         if not Path(source).is_file():
             raise typer.BadParameter(f"there is no file {source}", param_hint="SOURCE")
-        return source, {**given, "dims": _sizes(dim)}
-    if dim:
-        raise typer.BadParameter(
-            "a factory returns its dynamic shapes; --dim is for ONNX files", param_hint="--dim"
-        )
+        return source, {**given, **bindings(**bound)}
+    for option, texts in bound.items():
+        if texts:
+            raise typer.BadParameter(
+                f"a factory returns its dynamic shapes; --{option} is for ONNX files",
+                param_hint=f"--{option}",
+            )
     found, args, dynamic_shapes = _from_factory(source)
     given["kwargs" if isinstance(args, dict) else "args"] = args
     return found, {**given, "dynamic_shapes": dynamic_shapes}
@@ -151,7 +156,9 @@ def command_of(context: typer.Context) -> str:
 
 
 def _show(emitted: Emitted) -> None:
-    rows: list[tuple[str, ...]] = [("SIZES", "ERROR", "OF THE ORACLE", "TIMES FASTER")]
+    rows: list[tuple[str, ...]] = [
+        ("SIZES", f"ERROR, OF {emitted.checked.original}".upper(), "OF THE ORACLE", "TIMES FASTER")
+    ]
     for one in emitted.checked.cases:
         sizes = ", ".join(
             [*([one.dtype] if one.dtype else []), *(f"{name} = {size}" for name, size in one.sizes.items())]
@@ -162,20 +169,20 @@ def _show(emitted: Emitted) -> None:
     print_columns(rows)
     echo(_on_gpus(emitted))
     if emitted.prebuilt:
-        echo(f"native code for {', '.join(dict.fromkeys(one.isa for one in emitted.prebuilt))}")
+        echo(f"native code for {', '.join(dict.fromkeys(prebuilt.isa for prebuilt in emitted.prebuilt))}")
     gradients = emitted.gradients
     if gradients is not None and gradients.cases:
-        echo(f"gradients: off by {max(one.error for one in gradients.cases):.1e} at most")
+        echo(f"gradients: off by {max(case.error for case in gradients.cases):.1e} at most")
     elif gradients is not None:
         echo(f"no gradients: {gradients.reason}")
     echo(f"written to {emitted.path}; next: kernels-hub build {emitted.path}")
 
 
 def _on_gpus(emitted: Emitted) -> str:
-    lacking = dict.fromkeys(one.without_triton for one in emitted.programs if one.triton is None)
+    lacking = dict.fromkeys(program.without_triton for program in emitted.programs if program.triton is None)
     if lacking:
         return f"no GPU kernels: {'; '.join(lacking)}"
-    errors = [one.error for one in emitted.interpreted if one.error is not None]
+    errors = [interpreted.error for interpreted in emitted.interpreted if interpreted.error is not None]
     off = f", off by {max(errors):.1e} at most in the interpreter" if errors else ""
     if not emitted.ahead:
         return f"GPU kernels: Triton, compiled where they run{off}"
@@ -197,47 +204,51 @@ def _document(emitted: Emitted) -> dict[str, Any]:
         "kernels": list(emitted.program.steps),
         "files": list(emitted.files),
         "machine": emitted.checked.machine,
+        "original": emitted.checked.original,
         "without_gpu": list(
-            dict.fromkeys(one.without_triton for one in emitted.programs if one.triton is None)
+            dict.fromkeys(program.without_triton for program in emitted.programs if program.triton is None)
         ),
-        "prebuilt": [{"file": one.file, "isa": one.isa, "bytes": one.nbytes} for one in emitted.prebuilt],
+        "prebuilt": [
+            {"file": prebuilt.file, "isa": prebuilt.isa, "bytes": prebuilt.nbytes}
+            for prebuilt in emitted.prebuilt
+        ],
         "interpreted": [
             {
-                "program": one.program,
-                "sizes": dict(one.sizes),
-                "error": one.error,
-                "reason": one.reason or None,
+                "program": interpreted.program,
+                "sizes": dict(interpreted.sizes),
+                "error": interpreted.error,
+                "reason": interpreted.reason or None,
             }
-            for one in emitted.interpreted
+            for interpreted in emitted.interpreted
         ],
         "ahead": [_ahead(one) for one in emitted.ahead],
         "cases": [
             {
-                "sizes": dict(one.sizes),
-                "dtype": one.dtype or None,
-                "error": one.original,
-                "oracle_error": one.oracle,
-                "eager_ms": one.eager_ms,
-                "compiled_ms": one.compiled_ms,
-                "times_faster": one.ratio,
+                "sizes": dict(case.sizes),
+                "dtype": case.dtype or None,
+                "error": case.original,
+                "oracle_error": case.oracle,
+                "eager_ms": case.eager_ms,
+                "compiled_ms": case.compiled_ms,
+                "times_faster": case.ratio,
             }
-            for one in emitted.checked.cases
+            for case in emitted.checked.cases
         ],
         "gradients": None if emitted.gradients is None else _gradients(emitted.gradients),
     }
 
 
-def _ahead(one: Compiled) -> dict[str, Any]:
+def _ahead(compiled: Compiled) -> dict[str, Any]:
     return {
-        "program": one.program,
-        "arch": one.arch,
-        "kernel": one.kernel,
-        "constants": dict(one.constants),
-        "registers": one.resources.registers,
-        "spills": one.resources.spills,
-        "shared": one.resources.shared,
-        "bytes": one.nbytes,
-        "left_out": one.reason or None,
+        "program": compiled.program,
+        "arch": compiled.arch,
+        "kernel": compiled.kernel,
+        "constants": dict(compiled.constants),
+        "registers": compiled.resources.registers,
+        "spills": compiled.resources.spills,
+        "shared": compiled.resources.shared,
+        "bytes": compiled.nbytes,
+        "left_out": compiled.reason or None,
     }
 
 
@@ -247,12 +258,12 @@ def _gradients(checked: CheckedGradients) -> dict[str, Any]:
         "reason": checked.reason or None,
         "cases": [
             {
-                "sizes": dict(one.sizes),
-                "error": one.error,
-                "eager_ms": one.eager_ms,
-                "compiled_ms": one.compiled_ms,
-                "times_faster": one.ratio,
+                "sizes": dict(case.sizes),
+                "error": case.error,
+                "eager_ms": case.eager_ms,
+                "compiled_ms": case.compiled_ms,
+                "times_faster": case.ratio,
             }
-            for one in checked.cases
+            for case in checked.cases
         ],
     }

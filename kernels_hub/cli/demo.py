@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from kernels_hub.cli.demo_onnx import OnnxFigures
+    from kernels_hub.cli.demo_page import Results
 
 
 @dataclass(frozen=True)
-class Figures:
+class Comparison:
     """One model before and after `kernelize`. Times in milliseconds."""
 
     model: str
@@ -34,18 +34,20 @@ class Figures:
 
 
 def demo(pairs: int = 15, folder: Path | None = None) -> dict[str, Any]:
-    """Run the demo, printing as it goes; returns its figures as JSON-ready data.
+    """Run the demo, printing as it goes; returns its comparison as JSON-ready data.
 
-    folder: where the ONNX file and its page are kept; None: the page alone, in a new temporary folder.
+    folder: where the ONNX file and the pages are kept; None: the pages alone, in new temporary folders. Ends with the
+    path of a page (HTML) of the results.
     """
     from rich.console import Console
 
     from kernels_hub.cli.demo_models import llama, resnet
     from kernels_hub.cli.demo_onnx import summary
+    from kernels_hub.cli.demo_page import write_page
     from kernels_hub.cli.demo_published import compiled_published_and_used
 
     console = Console()
-    results: list[Figures] = []
+    results: list[Comparison] = []
     with console.status("loading MiniLM with its real weights …"):
         similarities = _sentences(console)
     for title, build in (
@@ -63,11 +65,11 @@ def demo(pairs: int = 15, folder: Path | None = None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="kernels-hub-demo-") as place:
         published = compiled_published_and_used(console, Path(place))
     console.rule("summary")
-    for figures in results:
+    for comparison in results:
         console.print(
-            f"{figures.model}: {figures.before_ms:.1f} ms -> {figures.after_ms:.1f} ms, "
-            f"[bold]{figures.ratio:.2f} times faster[/bold]; largest error {figures.max_error:.1e} "
-            f"where outputs reach {figures.max_magnitude:.2g}"
+            f"{comparison.model}: {comparison.before_ms:.1f} ms -> {comparison.after_ms:.1f} ms, "
+            f"[bold]{comparison.ratio:.2f} times faster[/bold]; largest error {comparison.max_error:.1e} "
+            f"where outputs reach {comparison.max_magnitude:.2g}"
         )
     for line in summary(rewritten):
         console.print(f"MiniLM as ONNX: {line}", highlight=False, soft_wrap=True, markup=False)
@@ -75,25 +77,28 @@ def demo(pairs: int = 15, folder: Path | None = None) -> dict[str, Any]:
         console.print(
             " ".join(map(": ".join, zip(published[0], row, strict=True))), highlight=False, soft_wrap=True
         )
-    return {
-        "models": [vars(figures) for figures in results],
+    found = {
+        "models": [vars(comparison) for comparison in results],
         "similarities": similarities,
         "onnx": rewritten.as_json(),
         "published": [dict(zip(published[0], row, strict=True)) for row in published[1:]],
     }
+    page = write_page(cast("Results", found), folder or Path(tempfile.mkdtemp(prefix="kernels-hub-demo-")))
+    console.print(f"all of it as a page: {page}", highlight=False, soft_wrap=True, markup=False)
+    return found
 
 
-def _onnx(console: Any, folder: Path | None) -> OnnxFigures:
+def _onnx(console: Console, folder: Path | None) -> OnnxFigures:
     from kernels_hub.cli.demo_onnx import onnx_before_and_after
 
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="kernels-hub-demo-"))
-        figures = onnx_before_and_after(console, folder)
+        comparison = onnx_before_and_after(console, folder)
         (folder / "minilm.onnx").unlink()  # 90 MB
     else:
         folder.mkdir(parents=True, exist_ok=True)
-        figures = onnx_before_and_after(console, folder)
-    return figures
+        comparison = onnx_before_and_after(console, folder)
+    return comparison
 
 
 def _minilm() -> Any:
@@ -102,17 +107,20 @@ def _minilm() -> Any:
     return minilm()
 
 
-def _sentences(console: Any) -> list[dict[str, Any]]:
+def _sentences(console: Console) -> list[dict[str, Any]]:
     """Embed real sentences with and without kernels: the same neighbours, the same similarities."""
     import torch
 
-    from kernels_hub import Mode, kernelize
+    from kernels_hub import Mode, kernelize, wait_until_compiled
     from kernels_hub.cli.demo_models import SENTENCES, embeddings, sentences
 
     model, inputs = sentences()
     with torch.inference_mode():
         before = embeddings(model, inputs)
-        after = embeddings(kernelize(model, mode=Mode.INFERENCE), inputs)
+        embeddings(kernelize(model, mode=Mode.INFERENCE), inputs)
+        with console.status("building the kernels' C++, once a machine …"):
+            wait_until_compiled(model)
+        after = embeddings(model, inputs)
     pairs = []
     console.rule("MiniLM: similarities of sentences, original and kernelized")
     for first, second in ((0, 1), (2, 3), (4, 5), (0, 2)):
@@ -132,10 +140,13 @@ def _sentences(console: Any) -> list[dict[str, Any]]:
     return pairs
 
 
-def _before_and_after(console: Any, title: str, model: Any, inputs: dict[str, Any], pairs: int) -> Figures:
+def _before_and_after(
+    console: Console, title: str, model: Any, inputs: dict[str, Any], pairs: int
+) -> Comparison:
     import torch
 
-    from kernels_hub import Mode, kernelize, report
+    from kernels_hub import Mode, kernelize, report, wait_until_compiled
+    from kernels_hub.cli.demo_timing import paired
 
     with torch.inference_mode():
         original = copy.deepcopy(model)
@@ -143,10 +154,13 @@ def _before_and_after(console: Any, title: str, model: Any, inputs: dict[str, An
             kernelize(model, mode=Mode.INFERENCE)
         rows = report(model)
         console.print(str(rows), highlight=False, soft_wrap=True)
+        with console.status("building the kernels' C++, once a machine …"):
+            model(**inputs)  # by its originals, where something has to be built
+            wait_until_compiled(model)
         expected, found = original(**inputs)[0], model(**inputs)[0]
         with console.status(f"timing {pairs} pairs …"):
-            before, after, ratio = _paired(lambda: original(**inputs), lambda: model(**inputs), pairs)
-    figures = Figures(
+            before, after, ratio = paired(lambda: original(**inputs), lambda: model(**inputs), pairs)
+    comparison = Comparison(
         model=title,
         before_ms=before * 1e3,
         after_ms=after * 1e3,
@@ -158,25 +172,7 @@ def _before_and_after(console: Any, title: str, model: Any, inputs: dict[str, An
         modules=len(rows),
     )
     console.print(
-        f"{figures.before_ms:.1f} ms before, {figures.after_ms:.1f} ms after: {ratio:.2f} times faster; "
-        f"largest error {figures.max_error:.1e}"
+        f"{comparison.before_ms:.1f} ms before, {comparison.after_ms:.1f} ms after: {ratio:.2f} times faster; "
+        f"largest error {comparison.max_error:.1e}"
     )
-    return figures
-
-
-def _paired(first: Callable[[], Any], second: Callable[[], Any], pairs: int) -> tuple[float, float, float]:
-    """Median seconds of both, and the median ratio first / second, over interleaved calls."""
-    for _ in range(3):
-        first(), second()
-    times: list[tuple[float, float]] = []
-    for _ in range(pairs):
-        start = time.perf_counter()
-        first()
-        middle = time.perf_counter()
-        second()
-        times.append((middle - start, time.perf_counter() - middle))
-    return (
-        statistics.median(a for a, _ in times),
-        statistics.median(b for _, b in times),
-        statistics.median(a / b for a, b in times),
-    )
+    return comparison

@@ -15,6 +15,8 @@ from torch import nn
 from kernels_hub.cli.demo_models import Example, sentences
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from kernels_hub.compiler.ir.graph import Graph
 
 OPSET = 14
@@ -85,7 +87,7 @@ def export(path: Path, example: Example) -> tuple[nn.Module, dict[str, torch.Ten
     return model, inputs
 
 
-def onnx_before_and_after(console: Any, folder: Path, example: Example | None = None) -> OnnxFigures:
+def onnx_before_and_after(console: Console, folder: Path, example: Example | None = None) -> OnnxFigures:
     """Write minilm.onnx and its page into a folder; print and return what rewriting did.
 
     example: an encoder and its inputs, in place of MiniLM with its weights on real sentences.
@@ -95,7 +97,7 @@ def onnx_before_and_after(console: Any, folder: Path, example: Example | None = 
     from kernels_hub.compiler.importers.onnx_file import read_onnx
     from kernels_hub.compiler.rewrite.outline import composite
     from kernels_hub.compiler.rewrite.pipeline import rewrite
-    from kernels_hub.compiler.view import to_html
+    from kernels_hub.compiler.viewing.view import to_html
 
     file, page = folder / "minilm.onnx", folder / "minilm.html"
     with console.status("exporting …"):

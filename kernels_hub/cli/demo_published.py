@@ -19,7 +19,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernels_hub.numerics import largest_error
+
 if TYPE_CHECKING:
+    from rich.console import Console
     from torch import nn
 
 ORGANISATION = "acme"
@@ -68,7 +71,7 @@ def llama_mlp(folder: Path, *, layers: int = 2, hidden: int = 256, length: int =
     from torch.export import Dim
 
     from kernels_hub.cli.demo_models import llama
-    from kernels_hub.compiler.emit import emit_layer
+    from kernels_hub.compiler.export.emit_layer import emit_layer
 
     sizes = {"layers": layers, "hidden": hidden, "length": length, "batch": 2}
     model, inputs = llama(**sizes)
@@ -86,7 +89,7 @@ def bert_layer(folder: Path, *, layers: int = 2, hidden: int = 128, length: int 
     from torch.export import Dim
 
     from kernels_hub.cli.demo_models import bert
-    from kernels_hub.compiler.emit import emit_layer
+    from kernels_hub.compiler.export.emit_layer import emit_layer
 
     sizes = {"layers": layers, "hidden": hidden, "length": length, "batch": 2}
     model, inputs = bert(**sizes)
@@ -107,7 +110,7 @@ def bert_layer(folder: Path, *, layers: int = 2, hidden: int = 128, length: int 
 def minilm_encoder(folder: Path, *, layers: int = 6) -> Layer:
     """Compile MiniLM with its real weights, from the ONNX file that PyTorch exports. layers: of its six."""
     from kernels_hub.cli.demo_onnx import export
-    from kernels_hub.compiler.emit import emit_layer
+    from kernels_hub.compiler.export.emit_layer import emit_layer
 
     export(folder / "minilm.onnx", _minilm(layers))
     emit_layer(
@@ -117,14 +120,14 @@ def minilm_encoder(folder: Path, *, layers: int = 6) -> Layer:
     return Layer("MiniLM", str(folder / "minilm"), "", {"layers": layers})
 
 
-def compiled_published_and_used(console: Any, folder: Path, **minilm: int) -> list[tuple[str, ...]]:
+def compiled_published_and_used(console: Console, folder: Path, **minilm: int) -> list[tuple[str, ...]]:
     """All of it, small, with what goes on in `console`'s status line. The table's rows, which are printed, too.
 
     Without a C++ compiler, and without what a Hub is served or compiled files are checked with, says so; gives none.
     """
     from importlib.util import find_spec
 
-    from kernels_hub.compiler.codegen.toolchain import find_compiler
+    from kernels_hub.cxx_compiler import find_compiler
 
     lacking = [name for name in ("starlette", "uvicorn", "dulwich", "elftools") if find_spec(name) is None]
     if find_compiler() is None or lacking:
@@ -221,11 +224,11 @@ def kernelized(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What `use` runs."""
     import torch
 
-    from kernels_hub.cli.demo import _paired
+    from kernels_hub.cli.demo_timing import paired
 
     found = []
     with torch.inference_mode():
-        for layer in (Layer(**one) for one in layers):
+        for layer in (Layer(**layer) for layer in layers):
             original, inputs = _original(layer)
             expected = original(**inputs)[0]
             started = time.perf_counter()
@@ -235,8 +238,8 @@ def kernelized(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
             result = (
                 result["last_hidden_state"] if isinstance(result, dict) and not layer.model else result[0]
             )
-            _, __, ratio = _paired(lambda o=original, i=inputs: o(**i), lambda m=model, i=inputs: m(**i), 15)  # type: ignore[misc]
-            found.append(asdict(_judged(layer, model, first, _error(result, expected), ratio)))
+            _, __, ratio = paired(lambda o=original, i=inputs: o(**i), lambda m=model, i=inputs: m(**i), 15)  # type: ignore[misc]
+            found.append(asdict(_judged(layer, model, first, largest_error(result, expected), ratio)))
     return found
 
 
@@ -247,18 +250,20 @@ def by_the_other_client(layers: list[dict[str, Any]]) -> list[tuple[str, float]]
 
     found = []
     with torch.inference_mode():
-        for layer in (Layer(**one) for one in layers):
+        for layer in (Layer(**layer) for layer in layers):
             original, inputs = _original(layer)
             expected = original(**inputs)[0]
             kernel = get_kernel(layer.repository, version=1, backend="cpu", trust_remote_code=True)
             if not layer.model:
-                found.append((layer.name, _error(kernel.load()(**inputs)["last_hidden_state"], expected)))
+                found.append(
+                    (layer.name, largest_error(kernel.load()(**inputs)["last_hidden_state"], expected))
+                )
                 continue
             forward, cls = getattr(kernel.layers, layer.name).forward, _class(layer)
             for module in original.modules():
                 if type(module) is cls:
                     module.forward = forward.__get__(module)
-            found.append((layer.name, _error(original(**inputs)[0], expected)))
+            found.append((layer.name, largest_error(original(**inputs)[0], expected)))
     return found
 
 
@@ -324,10 +329,6 @@ def _class(layer: Layer) -> type:
     module, _, name = layer.cls.partition(":")
     found: type = getattr(importlib.import_module(module), name)
     return found
-
-
-def _error(result: Any, expected: Any) -> float:
-    return float((result - expected).abs().max() / expected.abs().max())
 
 
 def _apart(function: str, layers: Sequence[Layer], environment: Mapping[str, str], caches: Path) -> Any:

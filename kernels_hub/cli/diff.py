@@ -59,31 +59,31 @@ def _interface(text: str, repository: str, repo_type: str | None, where: str) ->
     return remote_interface(connection, named, kind, commit)
 
 
-def _show(old: str, new: str, found: Comparison) -> None:
+def _show(old: str, new: str, comparison: Comparison) -> None:
     marks = {"added": "+", "removed": "-", "changed": "~"}
-    echo(f"{old} ({found.old.version}) -> {new} ({found.new.version})")
-    for change in found.changes:
+    echo(f"{old} ({comparison.old.version}) -> {new} ({comparison.new.version})")
+    for change in comparison.changes:
         echo(f"  {change.bump:<5}  {change}")
-    for file in found.files:
+    for file in comparison.files:
         echo(f"  {marks[file.change]} {file.path}")
-    if found.bump == "none":
+    if comparison.bump == "none":
         echo("no difference")
-    elif found.old.version is None or "." not in found.old.version:
-        echo(f"a {found.bump} change")
+    elif comparison.old.version is None or "." not in comparison.old.version:
+        echo(f"a {comparison.bump} change")
     else:
-        echo(f"a {found.bump} change: at least {found.next_version(found.old.version)}")
+        echo(f"a {comparison.bump} change: at least {comparison.next_version(comparison.old.version)}")
 
 
-def _document(old: str, new: str, found: Comparison) -> dict[str, object]:
-    dotted = found.old.version is not None and "." in found.old.version
+def _document(old: str, new: str, comparison: Comparison) -> dict[str, object]:
+    dotted = comparison.old.version is not None and "." in comparison.old.version
     return {
-        "old": {"name": old, "version": found.old.version},
-        "new": {"name": new, "version": found.new.version},
-        "bump": found.bump,
-        "next_version": found.next_version(str(found.old.version)) if dotted else None,
+        "old": {"name": old, "version": comparison.old.version},
+        "new": {"name": new, "version": comparison.new.version},
+        "bump": comparison.bump,
+        "next_version": comparison.next_version(str(comparison.old.version)) if dotted else None,
         "changes": [
             {"bump": change.bump, "what": change.what, "variants": list(change.variants)}
-            for change in found.changes
+            for change in comparison.changes
         ],
-        "files": [{"path": file.path, "change": file.change} for file in found.files],
+        "files": [{"path": file.path, "change": file.change} for file in comparison.files],
     }

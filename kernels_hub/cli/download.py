@@ -87,10 +87,11 @@ def _unpack(
     max_files: int | None,
 ) -> list[Item]:
     from kernels_hub.hub.bundle import BundleLimits, read_bundle
-    from kernels_hub.hub.lock import LOCK_FILE, read_lock
+    from kernels_hub.hub.lock import read_lock
+    from kernels_hub.hub.locked_kernels import LOCK_FILE
 
     path = lockfile or Path(LOCK_FILE)
-    lock = read_lock(path) if lockfile is not None or path.is_file() else None
+    lock = read_lock(path) if lockfile is not None or path.exists() else None
     limits = BundleLimits()
     if max_unpacked is not None:
         limits = replace(limits, unpacked=_bytes(max_unpacked), ratio=None)
@@ -100,10 +101,10 @@ def _unpack(
 
 
 def _bytes(text: str) -> int:
-    found = re.fullmatch(r"(\d{1,15})\s*([KMGT]i?)?B?", text.strip(), re.ASCII | re.IGNORECASE)
-    if found is None:
+    match = re.fullmatch(r"(\d{1,15})\s*([KMGT]i?)?B?", text.strip(), re.ASCII | re.IGNORECASE)
+    if match is None:
         raise typer.BadParameter(f"expected a size such as 20GiB, got {text!r}", param_hint="--max-unpacked")
-    unit = (found[2] or "").upper()
+    unit = (match[2] or "").upper()
     base = 1024 if unit.endswith("I") else 1000
     scale: int = base ** " KMGT".index(unit[:1] or " ")
-    return int(found[1]) * scale
+    return int(match[1]) * scale

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kernels_hub.cli.onnx_bindings import Dims, Shapes, Values, bindings
 from kernels_hub.cli.output import AsJson, echo, print_columns, print_json
 
 if TYPE_CHECKING:
-    from kernels_hub.compiler.engines.engine import Device, Engine
+    from kernels_hub.compiler.engines.engine import Device
+    from kernels_hub.compiler.engines.registry import Registered
     from kernels_hub.compiler.ir.graph import Graph
 
 engines = typer.Typer(no_args_is_help=True, help="Engines: what runs compiled graphs, plugins included.")
@@ -22,19 +24,25 @@ Plugins = Annotated[
 
 
 @engines.command("list")
-def list_engines(plugin: Plugins = None, as_json: AsJson = False) -> None:
-    """List engines with the devices on which each takes a simple graph, and plugins that did not load, with reasons."""
+def list_engines(
+    plugin: Plugins = None,
+    retry: Annotated[
+        bool,
+        typer.Option("--retry", help="Try plugins again that failed before; else that is done once a day."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List engines: ids, devices, knobs and notes for simple graphs; and plugins that cannot be used, with the reasons.
+
+    Plugins are tried in a child process, and none is imported into this one.
+    """
     registry = _registry(plugin)
+    if retry:
+        registry.retry()
     rows: list[dict[str, Any]] = [
-        {
-            "name": row.name,
-            "id": row.id,
-            "source": row.source,
-            "devices": _devices(row.engine),
-        }
-        for row in registry.registered()
+        {"name": row.name, "id": row.id, "source": row.source, **_offer(row)} for row in registry.registered()
     ]
-    failed = [{"source": one.source, "reason": one.reason} for one in registry.failures()]
+    failed = [{"source": failure.source, "reason": failure.reason} for failure in registry.failures()]
     if as_json:
         print_json({"engines": rows, "failures": failed})
         return
@@ -44,19 +52,30 @@ def list_engines(plugin: Plugins = None, as_json: AsJson = False) -> None:
         for row in rows
     ]
     print_columns(table)
+    offers = [(row["name"], "; ".join(_said(row))) for row in rows if row["notes"] or row["knobs"]]
+    if offers:
+        echo("what they offer and say of themselves, for simple graphs:")
+        print_columns(offers)
     if failed:
         echo("not loaded:")
         print_columns([(one["source"], one["reason"]) for one in failed])
 
 
 @engines.command()
+def include() -> None:
+    """Print the folder of kernels_hub_engine.h, the C interface of plugins: cc -I "$(kernels-hub engines include)"."""
+    from kernels_hub.compiler.engines.plugins.native import HEADER
+
+    echo(str(HEADER.parent))
+
+
+@engines.command()
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="An ONNX file.", dir_okay=False)],
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, rocm …")] = "cpu",
-    dim: Annotated[
-        list[str] | None,
-        typer.Option("--dim", metavar="NAME=SIZE", help="Bind a named axis; may be given again."),
-    ] = None,
+    dim: Dims = None,
+    shape: Shapes = None,
+    value: Values = None,
     as_written: Annotated[
         bool, typer.Option("--as-written", help="The graph of the file, without the compiler's rewrites.")
     ] = False,
@@ -66,14 +85,13 @@ def check(
     """Ask every engine whether it takes a model's whole graph, with the reasons; exit 1 if none does."""
     if not file.is_file():
         raise typer.BadParameter(f"there is no file {file}", param_hint="FILE")
-    from kernels_hub.cli.onnx import _sizes
     from kernels_hub.compiler.engines.guard import checked
     from kernels_hub.compiler.importers.onnx import import_onnx
     from kernels_hub.compiler.rewrite.pipeline import rewrite
 
     where = _device(device)
     registry = _registry(plugin)
-    graph: Graph = import_onnx(file, dims=dict(_sizes(dim or [])))
+    graph: Graph = import_onnx(file, **bindings(dim, shape, value))
     if not as_written:
         graph = rewrite(graph).graph
     count = len(graph.live())
@@ -119,21 +137,36 @@ def _registry(plugin: list[Path] | None) -> Any:
     return registry
 
 
-def _devices(engine: Engine) -> list[str]:
-    """Types of devices on which it takes x + x."""
-    from kernels_hub.compiler.engines.engine import Device
+def _offer(row: Registered) -> dict[str, Any]:
+    """Devices, knobs and notes: of a plugin as its trial found them, of a bundled engine as it says now."""
+    if row.offer is not None:
+        knobs = {knob.name: list(knob.values) for knob in row.offer.knobs}
+        return {"devices": list(row.offer.devices), "notes": list(row.offer.notes), "knobs": knobs}
+    from kernels_hub.compiler.engines.engine import Device, Support
     from kernels_hub.compiler.engines.guard import checked
-    from kernels_hub.compiler.ir.graph import Graph
+    from kernels_hub.compiler.engines.plugins.packing import DEVICES, probes
 
-    graph = Graph("probe")
-    x = graph.input("x", (8,))
-    graph.output("y", x + x)
-    return [one for one in ("cpu", "cuda", "rocm") if checked(engine, graph, Device(one))]
+    answers = {
+        device: [checked(row.engine, graph, Device(device)) for graph in probes()] for device in DEVICES
+    }
+    taken = [one for answer in answers.values() for one in answer if isinstance(one, Support)]
+    return {
+        "devices": [device for device, found in answers.items() if any(found)],
+        "notes": sorted({note.name for one in taken for note in one.notes}),
+        "knobs": {knob.name: list(knob.values) for one in taken for knob in one.knobs},
+    }
+
+
+def _said(row: dict[str, Any]) -> list[str]:
+    from kernels_hub.compiler.engines.engine import Note
+
+    notes = [Note[one].value for one in row["notes"] if one in Note.__members__]
+    return notes + [f"{name}: {' '.join(map(str, values))}" for name, values in row["knobs"].items()]
 
 
 def _device(text: str) -> Device:
     from kernels_hub.compiler.engines.engine import Device
-    from kernels_hub.layer.device import DEVICE_TYPES
+    from kernels_hub.kernelization.device import DEVICE_TYPES
 
     kind, _, index = text.partition(":")
     if kind not in DEVICE_TYPES or (index and not index.isdecimal()):

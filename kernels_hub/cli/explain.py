@@ -10,7 +10,7 @@ import typer
 from kernels_hub.cli.output import AsJson, echo_lines, print_json
 
 if TYPE_CHECKING:
-    from kernels_hub.layer.device import Device
+    from kernels_hub.kernelization.device import Device
 
 
 def explain(
@@ -33,8 +33,8 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Which kernel each module of a model would get, and why."""
-    from kernels_hub.layer.kernelize import explain as explain_model
-    from kernels_hub.layer.mode import parse_mode
+    from kernels_hub.kernelization.apply import explain as explain_model
+    from kernels_hub.kernelization.mode import parse_mode
 
     wanted_mode, wanted_device = parse_mode(mode), _device(device, capability)
 
@@ -48,7 +48,7 @@ def explain(
 
 
 def _device(device: str | None, capability: str | None) -> str | Device | None:
-    from kernels_hub.layer.device import CUDAProperties, Device, ROCMProperties, as_device
+    from kernels_hub.kernelization.device import CUDAProperties, Device, ROCMProperties, as_device
 
     if device is not None:
         as_device(device)  # an unknown one is refused before the model is built

@@ -254,11 +254,11 @@ def set_repository(
     if gated not in (None, "auto", "manual", "no"):
         raise KernelsHubError(f"--gated takes auto, manual or no, not {gated!r}")
     with opened_root(root) as opened:
-        found = find_repository(opened, name, kind)
+        repository = find_repository(opened, name, kind)
         if private is not None:
-            opened.repositories.set_private(found, private)
+            opened.repositories.set_private(repository, private)
         if gated is not None:
-            opened.repositories.set_gated(found, "" if gated == "no" else gated)
+            opened.repositories.set_gated(repository, "" if gated == "no" else gated)
         now = find_repository(opened, name, kind)
     access = f"gated ({now.gated})" if now.gated else "open to whoever sees it"
     echo(f"{now.full_name} is {'private' if now.private else 'public'} and {access}")
@@ -270,18 +270,18 @@ def grant_access(
 ) -> None:
     """Let a user download from a gated repository."""
     with opened_root(root) as opened:
-        found = find_repository(opened, name, kind)
-        opened.repositories.grant(found, opened.accounts.required(member, "user").name, "accepted")
-    echo(f"{member} may download from {found.full_name}")
+        repository = find_repository(opened, name, kind)
+        opened.repositories.grant(repository, opened.accounts.required(member, "user").name, "accepted")
+    echo(f"{member} may download from {repository.full_name}")
 
 
 @repo.command("remove")
 def remove_repository(name: Named, root: Root, kind: OfType = "kernel") -> None:
     """Delete a repository with everything in it; its releases stay in the log and come back with no other content."""
     with opened_root(root) as opened:
-        found = find_repository(opened, name, kind)
-        opened.store.delete(found, administrator())
-    echo(f"deleted {found.type} {found.full_name}")
+        repository = find_repository(opened, name, kind)
+        opened.store.delete(repository, administrator())
+    echo(f"deleted {repository.type} {repository.full_name}")
 
 
 # -- upkeep

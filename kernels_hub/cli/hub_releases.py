@@ -11,7 +11,7 @@ from kernels_hub.cli.output import AsJson, echo, print_columns, print_json
 from kernels_hub.errors import KernelsHubError
 
 if TYPE_CHECKING:
-    from kernels_hub.server.audit import Record
+    from kernels_hub.server.audit import AuditRecord
     from kernels_hub.server.releases import Force
 
 release = typer.Typer(
@@ -61,10 +61,10 @@ def move_release(
     """Put a release's tag at another commit. Clients that know the release are warned."""
     forced = _force(tag, "moved", force, reason)
     with opened_root(root) as opened:
-        found = find_repository(opened, name, kind)
-        opened.changes.force_tag(found, tag, revision, administrator(), forced)
-        commit = opened.store.resolve(found, f"refs/tags/{tag}")
-    echo(f"{tag} of {found.full_name} is at {commit}; the release log has it as a forced-move")
+        repository = find_repository(opened, name, kind)
+        opened.changes.force_tag(repository, tag, revision, administrator(), forced)
+        commit = opened.store.resolve(repository, f"refs/tags/{tag}")
+    echo(f"{tag} of {repository.full_name} is at {commit}; the release log has it as a forced-move")
 
 
 @release.command("delete")
@@ -74,9 +74,9 @@ def delete_release(
     """Delete a release's tag. The version never comes back with other content."""
     forced = _force(tag, "deleted", force, reason)
     with opened_root(root) as opened:
-        found = find_repository(opened, name, kind)
-        opened.changes.delete_tag(found, tag, administrator(), force=forced)
-    echo(f"deleted {tag} of {found.full_name}; the release log has it as a delete")
+        repository = find_repository(opened, name, kind)
+        opened.changes.delete_tag(repository, tag, administrator(), force=forced)
+    echo(f"deleted {tag} of {repository.full_name}; the release log has it as a delete")
 
 
 def restore_repository(
@@ -97,8 +97,8 @@ def restore_repository(
     with opened_root(root) as opened:
         from kernels_hub.server.release_check import restore_refs
 
-        found = find_repository(opened, name, kind)
-        refs = restore_refs(opened, found, branches)
+        repository = find_repository(opened, name, kind)
+        refs = restore_refs(opened, repository, branches)
     print_columns((full, ref.commit) for full, ref in sorted(refs.items()))
 
 
@@ -159,13 +159,13 @@ def _is(chain: str, name: str) -> bool:
     return chain.partition("/")[2].lower() == name.lower()
 
 
-def _record(record: Record) -> dict[str, object]:
+def _record(record: AuditRecord) -> dict[str, object]:
     from dataclasses import asdict
 
     return {**asdict(record), "hash": record.hash}
 
 
-def _print_records(records: list[Record]) -> None:
+def _print_records(records: list[AuditRecord]) -> None:
     if not records:
         echo("nothing yet")
         return

@@ -1,21 +1,24 @@
-"""`kernels-hub info PATH`: what a repository on disk is. Nothing of it is imported."""
+"""`kernels-hub info PATH`: what a repository on disk is, and where it comes from. Nothing of it is imported."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kernels_hub.cli.output import AsJson, echo, print_columns, print_fields, print_json
+
+if TYPE_CHECKING:
+    from kernels_hub.repository.describe import Description
 
 
 def info(
     path: Annotated[Path, typer.Argument(help="A repository, its build/ folder, or one variant.")],
     as_json: AsJson = False,
 ) -> None:
-    """What a repository on disk is: version, layers, variants."""
+    """What a repository on disk is: version, layers, provenance."""
     from kernels_hub.repository.describe import describe
 
     found = describe(path)
@@ -50,6 +53,27 @@ def info(
         )
         for variant in found.variants
     )
+
+    _print_provenance(found)
+
+
+def _print_provenance(found: Description) -> None:
+    """Once for variants that come from the same, which are all of them as a rule."""
+    from kernels_hub.repository.provenance import parse_provenance
+
+    of: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for variant in found.variants:
+        rows = tuple(parse_provenance(variant.provenance, Path(found.path)).rows())
+        of.setdefault(rows, []).append(variant.name)
+    for rows, names in of.items():
+        if rows:
+            echo("provenance" if len(of) == 1 else f"provenance of {', '.join(names)}")
+            print_columns(rows[:_SHOWN])
+        if len(rows) > _SHOWN:
+            echo(f"  and {len(rows) - _SHOWN} lines more: see --json")
+
+
+_SHOWN = 40
 
 
 def _flags(flags: dict[str, bool | str]) -> str:

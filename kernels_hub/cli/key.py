@@ -24,7 +24,7 @@ def new(
     """Make a key pair; prints the public key."""
     import os
 
-    from kernels_hub.hub.keys import KEY_PASSPHRASE, new_key
+    from kernels_hub.trust.keys import KEY_PASSPHRASE, new_key
 
     secret = None
     if passphrase:
@@ -39,7 +39,7 @@ def new(
 @key.command("list")
 def list_(as_json: AsJson = False) -> None:
     """The keys in the keys folder."""
-    from kernels_hub.hub.keys import keys_folder, list_keys
+    from kernels_hub.trust.keys import keys_folder, list_keys
 
     keys = list_keys()
     if as_json:
@@ -72,6 +72,6 @@ def export(
     name: Annotated[str, typer.Argument(help="A key's name, or the path of its file.")],
 ) -> None:
     """Print a public key, one line, for those who are to trust it."""
-    from kernels_hub.hub.keys import public_key
+    from kernels_hub.trust.keys import public_key
 
     echo(public_key(name))

@@ -10,7 +10,7 @@ import typer
 from kernels_hub.cli.output import AsJson, echo, print_json
 
 if TYPE_CHECKING:
-    from kernels_hub.hub.lock import Lock
+    from kernels_hub.hub.locked_kernels import Lock
 
 
 def lock(
@@ -39,7 +39,8 @@ def lock(
     --upgrade, what is locked already and still asked for stays as it is.
     """
     from kernels_hub.errors import LockError
-    from kernels_hub.hub.lock import LOCK_FILE, PROJECT_FILE, read_dependencies, read_lock
+    from kernels_hub.hub.lock import read_dependencies, read_lock
+    from kernels_hub.hub.locked_kernels import LOCK_FILE, PROJECT_FILE
     from kernels_hub.hub.locking import changes, check_lock, check_tags, make_lock, write_lock
 
     dependencies = read_dependencies(project / PROJECT_FILE)

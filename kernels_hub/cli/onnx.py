@@ -1,5 +1,7 @@
 """`kernels-hub onnx check FILE`: what in a model the compiler cannot import, all of it at once.
 
+`kernels-hub onnx profile FILE`: see `onnx_profile`.
+
 `kernels-hub onnx explain-rule FILE RULE`: where a rewrite rule fires in a model, or the nearest that it came.
 """
 
@@ -11,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kernels_hub.cli.onnx_bindings import Dims, Shapes, Values, bindings, require_file
+from kernels_hub.cli.onnx_profile import profile
 from kernels_hub.cli.output import AsJson, echo, print_columns, print_json
 
 if TYPE_CHECKING:
@@ -18,56 +22,65 @@ if TYPE_CHECKING:
     from kernels_hub.compiler.rewrite.rule import Rule
 
 onnx = typer.Typer(no_args_is_help=True, help="ONNX models and the compiler.")
-
-Dims = Annotated[
-    list[str] | None,
-    typer.Option("--dim", metavar="NAME=SIZE", help="Bind a named axis; may be given again."),
-]
+onnx.command()(profile)
 
 
 @onnx.command()
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The model; its weights need not be there.")],
     dim: Dims = None,
+    shape: Shapes = None,
+    value: Values = None,
     as_json: AsJson = False,
 ) -> None:
     """List every node that cannot be imported, with the reason; exit 1 if there is one."""
-    from kernels_hub.compiler.importers.onnx import check_onnx
+    from kernels_hub.compiler.errors import OnnxImportError, Unsupported
+    from kernels_hub.compiler.importers.onnx import import_onnx
 
-    _require(file)
-    found = check_onnx(file, dims=_sizes(dim or []))
+    require_file(file)
+    found: tuple[Unsupported, ...] = ()
+    remedy = ""
+    try:
+        import_onnx(file, **bindings(dim, shape, value), random_weights=0)
+    except OnnxImportError as error:
+        found, remedy = error.unsupported, error.remedy
     if as_json:
         print_json(
             {
                 "file": str(file),
                 "importable": not found,
+                "remedy": remedy or None,
                 "unsupported": [
                     {
-                        "node": one.node,
-                        "path": list(one.path),
-                        "op": one.op,
-                        "domain": one.domain,
-                        "opset": one.opset,
-                        "inputs": list(one.inputs),
-                        "reason": one.reason,
+                        "node": unsupported.node,
+                        "path": list(unsupported.path),
+                        "op": unsupported.op,
+                        "domain": unsupported.domain,
+                        "opset": unsupported.opset,
+                        "inputs": list(unsupported.inputs),
+                        "reason": unsupported.reason,
                     }
-                    for one in found
+                    for unsupported in found
                 ],
             }
         )
     elif found:
+        from kernels_hub.compiler.shortening import shortened
+
         rows = [("NODE", "OP", "OPSET", "INPUTS", "REASON")]
         rows += [
             (
-                " > ".join((*one.path, one.node)),
-                f"{one.domain}::{one.op}" if one.domain else one.op,
-                "" if one.opset is None else str(one.opset),
-                ", ".join(one.inputs),
-                one.reason,
+                " > ".join((*unsupported.path, unsupported.node)),
+                f"{unsupported.domain}::{unsupported.op}" if unsupported.domain else unsupported.op,
+                "" if unsupported.opset is None else str(unsupported.opset),
+                shortened(", ".join(unsupported.inputs)),
+                shortened(unsupported.reason),
             )
-            for one in found
+            for unsupported in found
         ]
         print_columns(rows)
+        if remedy:
+            echo(remedy)
     else:
         echo(f"{file}: every node can be imported")
     if found:
@@ -88,6 +101,8 @@ def explain_rule(
     ] = False,
     list_rules: Annotated[bool, typer.Option("--list", help="List the rules, without a model.")] = False,
     dim: Dims = None,
+    shape: Shapes = None,
+    value: Values = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell where a rewrite rule fires in a model, or the nearest it came and what refused it.
@@ -99,12 +114,12 @@ def explain_rule(
             raise typer.BadParameter("--list takes neither RULE nor --raw", param_hint="--list")
         _print_rules(None, as_json)
         return
-    _require(file)
+    require_file(file)
     found = _rule(rule) if rule is not None else None
 
     from kernels_hub.compiler.importers.onnx import import_onnx
 
-    graph = import_onnx(file, dims=_sizes(dim or []), random_weights=0)
+    graph = import_onnx(file, **bindings(dim, shape, value), random_weights=0)
     if found is None:
         _print_rules(graph, as_json)
     else:
@@ -144,13 +159,13 @@ def _print_rules(graph: Graph | None, as_json: bool) -> None:
             header,
             *(
                 (
-                    one["rule"],
-                    one["pass"],
-                    "exact" if one["exact"] else "rounded",
-                    *([str(one["fired"])] if "fired" in one else []),
-                    one["doc"],
+                    rule["rule"],
+                    rule["pass"],
+                    "exact" if rule["exact"] else "rounded",
+                    *([str(rule["fired"])] if "fired" in rule else []),
+                    rule["doc"],
                 )
-                for one in rules
+                for rule in rules
             ),
         ]
     )
@@ -184,18 +199,3 @@ def _print_explanation(file: Path, graph: Graph, rule: Rule, step: str, *, raw: 
 
 def _place(value: Value) -> dict[str, Any]:
     return {"op": value.op_name, "type": str(value.type), "origin": value.node.origin}
-
-
-def _require(file: Path) -> None:
-    if not file.is_file():
-        raise typer.BadParameter(f"there is no file {file}", param_hint="FILE")
-
-
-def _sizes(texts: list[str]) -> dict[str, int]:
-    sizes = {}
-    for text in texts:
-        name, equals, size = text.rpartition("=")
-        if not (equals and name and size.isdecimal()):
-            raise typer.BadParameter(f"expected NAME=SIZE, got {text!r}", param_hint="--dim")
-        sizes[name] = int(size)
-    return sizes

@@ -1,4 +1,4 @@
-"""How commands print what they found: through these functions alone, as what they print comes from files and Hubs.
+"""Output of commands: all of it goes through these functions, as what is printed comes from files and Hubs.
 
 Nothing in it reaches a terminal as a control character: see `kernels_hub.escaping.TerminalText`.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,7 +16,7 @@ from kernels_hub.escaping import TerminalText, json_text, terminal_lines
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
-def print_json(document: Any) -> None:
+def print_json(document: object) -> None:
     """JSON on stdout, and nothing else there."""
     print(json_text(document, indent=2))
 

@@ -46,8 +46,8 @@ def publish(
     moves the branch of its major and writes the card. A publish that died is completed by running it again.
     """
     from kernels_hub.hub import publish as publishing
-    from kernels_hub.hub.keys import load_signing_key
     from kernels_hub.hub.release import leave_signatures, prepare_release
+    from kernels_hub.trust.keys import load_signing_key
 
     key = None if sign is None else load_signing_key(sign)
     with prepare_release(
@@ -77,20 +77,20 @@ def publish(
             _show(found)
 
 
-def _show(found: Published) -> None:
-    release = found.release
-    if found.was_there:
+def _show(published: Published) -> None:
+    release = published.release
+    if published.was_there:
         echo(f"{release.repo_id} {release.version} is published already, with this content: nothing to do")
     else:
         echo(f"published {release.repo_id} {release.version}")
-    echo(f"  {found.url}  {release.tag} {found.commit}")
+    echo(f"  {published.url}  {release.tag} {published.commit}")
 
 
-def _show_plan(found: Published) -> None:
-    release = found.release
-    if found.was_there:
+def _show_plan(published: Published) -> None:
+    release = published.release
+    if published.was_there:
         echo(f"{release.repo_id} {release.version} is published already, with this content: nothing to do")
-    for number, step in enumerate(found.steps, start=1):
+    for number, step in enumerate(published.steps, start=1):
         echo(f"{number}. {step}")
         details = _step(step)
         if details.get("parent"):
@@ -102,23 +102,23 @@ def _show_plan(found: Published) -> None:
     echo("nothing was sent: this is a dry run")
 
 
-def _document(found: Published, dry_run: bool) -> dict[str, Any]:
-    comparison = found.comparison
+def _document(published: Published, dry_run: bool) -> dict[str, Any]:
+    comparison = published.comparison
     return {
-        "repository": found.release.repo_id,
-        "repo_type": found.release.repo_type,
-        "version": str(found.release.version),
-        "tag": found.release.tag,
-        "url": found.url,
-        "commit": found.commit,
+        "repository": published.release.repo_id,
+        "repo_type": published.release.repo_type,
+        "version": str(published.release.version),
+        "tag": published.release.tag,
+        "url": published.url,
+        "commit": published.commit,
         "dry_run": dry_run,
-        "already_published": found.was_there,
+        "already_published": published.was_there,
         "previous": None if comparison is None else comparison.old.version,
         "bump": None if comparison is None else comparison.bump,
-        "steps": [_step(step) for step in found.steps],
+        "steps": [_step(step) for step in published.steps],
         "files": [
             {"path": file.path, "size": file.size, "sha256": file.sha256}
-            for file in found.release.files.values()
+            for file in published.release.files.values()
         ],
     }
 

@@ -9,7 +9,7 @@ import typer
 from kernels_hub.cli.output import AsJson, echo, print_columns, print_json
 
 if TYPE_CHECKING:
-    from kernels_hub.hub.trust_policy import Rule
+    from kernels_hub.trust.policy import Rule
 
 trust = typer.Typer(no_args_is_help=True, help="Which repositories' code may run here.")
 
@@ -30,7 +30,7 @@ def add(
     endpoint: OnHub = None,
 ) -> None:
     """Trust a key for repositories; from then on they need a signature by one of their keys."""
-    from kernels_hub.hub.trust_edit import add_rule, parse_signer
+    from kernels_hub.trust.policy_edit import add_rule, parse_signer
 
     _done(*add_rule("signature", pattern, endpoint=endpoint, signers=[parse_signer(signer)]))
 
@@ -38,7 +38,7 @@ def add(
 @trust.command()
 def allow(pattern: Pattern, endpoint: OnHub = None) -> None:
     """Let the code of repositories run."""
-    from kernels_hub.hub.trust_edit import add_rule
+    from kernels_hub.trust.policy_edit import add_rule
 
     _done(*add_rule("allow", pattern, endpoint=endpoint))
 
@@ -46,7 +46,7 @@ def allow(pattern: Pattern, endpoint: OnHub = None) -> None:
 @trust.command()
 def publisher(pattern: Pattern, endpoint: OnHub = None) -> None:
     """Let the Hub's flag for trusted publishers decide; for use with `trust set publisher off`."""
-    from kernels_hub.hub.trust_edit import add_rule
+    from kernels_hub.trust.policy_edit import add_rule
 
     _done(*add_rule("publisher", pattern, endpoint=endpoint))
 
@@ -54,7 +54,7 @@ def publisher(pattern: Pattern, endpoint: OnHub = None) -> None:
 @trust.command()
 def deny(pattern: Pattern, endpoint: OnHub = None) -> None:
     """Never let the code of repositories run, whatever else allows it."""
-    from kernels_hub.hub.trust_edit import add_rule
+    from kernels_hub.trust.policy_edit import add_rule
 
     _done(*add_rule("deny", pattern, endpoint=endpoint))
 
@@ -66,8 +66,8 @@ def remove(
     ],
 ) -> None:
     """Remove a rule, a pattern from every rule, or a key from every rule."""
-    from kernels_hub.hub.trust_edit import parse_signer, remove_pattern, remove_rule, remove_signer
-    from kernels_hub.hub.trust_policy import load_policy
+    from kernels_hub.trust.policy import load_policy
+    from kernels_hub.trust.policy_edit import parse_signer, remove_pattern, remove_rule, remove_signer
 
     if what.isascii() and what.isdigit():
         removed, verb = [remove_rule(int(what))], "removed"
@@ -86,8 +86,8 @@ def set_(
 ) -> None:
     """Switch a way in on or off: the Hub's publisher flag, trust_remote_code in a call, a pinned lock."""
     from kernels_hub.errors import TrustError
-    from kernels_hub.hub.trust_edit import set_switch
-    from kernels_hub.hub.trust_policy import policy_path
+    from kernels_hub.trust.policy import policy_path
+    from kernels_hub.trust.policy_edit import set_switch
 
     if value not in ("on", "off"):
         raise TrustError(f"expected on or off for {name!r}, got {value!r}")
@@ -98,7 +98,7 @@ def set_(
 @trust.command("list")
 def list_(as_json: AsJson = False) -> None:
     """The policy in force."""
-    from kernels_hub.hub.trust_policy import SWITCHES, load_policy
+    from kernels_hub.trust.policy import SWITCHES, load_policy
 
     policy = load_policy()
     if as_json:
@@ -115,8 +115,8 @@ def list_(as_json: AsJson = False) -> None:
     print_columns((name, "on" if getattr(policy, name) else "off") for name in SWITCHES)
     for rule in policy.rules:
         echo(f"{rule.number:>3}  {rule}")
-        for one in rule.signers:
-            echo(f"       {one}")
+        for signer in rule.signers:
+            echo(f"       {signer}")
 
 
 @trust.command()
@@ -130,10 +130,10 @@ def check(
     """Which rule decides about repositories; asks no Hub."""
     import os
 
-    from kernels_hub.hub.trust import Candidate, preview
+    from kernels_hub.trust.decision import RemoteCode, preview
 
     hub = endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    verdicts = [(name, preview(Candidate(name, "kernel", "", hub))) for name in repositories]
+    verdicts = [(name, preview(RemoteCode(name, "kernel", "", hub))) for name in repositories]
     if as_json:
         print_json(
             [
@@ -172,7 +172,7 @@ def _as_json(rule: Rule) -> dict[str, Any]:
 
 
 def _done(rule: Rule, changed: bool) -> None:
-    from kernels_hub.hub.trust_policy import policy_path
+    from kernels_hub.trust.policy import policy_path
 
     echo(f"rule {rule.number} of {policy_path()}: {rule}" + ("" if changed else " (it was there)"))
     for signer in rule.signers:

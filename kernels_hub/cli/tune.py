@@ -6,21 +6,21 @@ import contextlib
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kernels_hub.cli.onnx import Dims
+from kernels_hub.cli.onnx_bindings import Dims, Shapes, Values
 from kernels_hub.cli.output import AsJson, echo, print_columns, print_json
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from kernels_hub.compiler.emitting.source import Source
     from kernels_hub.compiler.engines.engine import Device
+    from kernels_hub.compiler.export.source import Source
     from kernels_hub.compiler.search.result import SearchResult, Standing
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -29,10 +29,10 @@ _INTERRUPTED = "it was interrupted"
 
 
 def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
-    if found is None or found[2] not in _UNITS or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
+    if match is None or match[2] not in _UNITS or not float(match[1]):
         raise typer.BadParameter(f"expected a time like 60s, 5m or 1h, got {text!r}", param_hint="--budget")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def tune(
@@ -53,6 +53,8 @@ def tune(
         str | None, typer.Option(metavar="PATH", help="One layer of the model, as in layers.0.mlp.")
     ] = None,
     dim: Dims = None,
+    shape: Shapes = None,
+    value: Values = None,
     size: Annotated[
         list[str] | None,
         typer.Option(
@@ -92,7 +94,9 @@ def tune(
     is found is kept, and written into the repository where SOURCE is one, or where -o names one. Ctrl-C keeps what is
     known; run it again to go on.
     """
-    target = _target(source, out, layer, submodule, dim or [])
+    target = _target(
+        source, out, layer, submodule, {"--dim": dim or [], "--shape": shape or [], "--value": value or []}
+    )
     if resume and afresh:
         raise typer.BadParameter("contradict each other", param_hint="--resume and --afresh")
     if page is not None and not page.absolute().parent.is_dir():
@@ -100,23 +104,23 @@ def tune(
     settings = _Settings(
         device, _seconds(budget), seed, _given_sizes(size or []), jobs, ray, resume=resume, afresh=afresh
     )
-    found: list[_Found] = []
+    dtypes: list[_TunedDtype] = []
     written = None
     with contextlib.redirect_stdout(sys.stderr):  # stdout is the report's
         try:
-            _search_all(target, settings, found)
-            interrupted = any(one.interrupted for one in found)
+            _search_all(target, settings, dtypes)
+            interrupted = any(dtype.interrupted for dtype in dtypes)
             if not interrupted and target.folder is not None:
-                written = _write(target, found)
+                written = _write(target, dtypes)
         except KeyboardInterrupt:
             interrupted = True
-    documents = [one.document for one in found]
+    documents = [dtype.document for dtype in dtypes]
     if page is not None and documents:
         _write_page(page, documents)
     if as_json:
         print_json({"searches": documents, "written": written})
     else:
-        for one in found:
+        for one in dtypes:
             _show(one.document)
         if written is not None:
             echo(f"written to {written}; next: kernels-hub build {written}")
@@ -150,7 +154,7 @@ class _Settings:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _TunedDtype:
     """Of one dtype. document: what --json and the page show."""
 
     dtype: str
@@ -164,12 +168,17 @@ class _Found:
 
 
 def _target(
-    source: str, out: Path | None, layer: str | None, submodule: str | None, dim: list[str]
+    source: str,
+    out: Path | None,
+    layer: str | None,
+    submodule: str | None,
+    bound: Mapping[str, Sequence[str]],
 ) -> _Target:
     if Path(source).is_dir():
-        if out is not None or layer is not None or submodule is not None or dim:
+        if out is not None or layer is not None or submodule is not None or any(bound.values()):
             raise typer.BadParameter(
-                f"{source} says itself what it was made of: leave out -o, --layer, --submodule and --dim",
+                f"{source} says itself what it was made of: leave out -o, --layer, --submodule, --dim, --shape, "
+                "--value",
                 param_hint="SOURCE",
             )
         command = _made_by(Path(source))
@@ -179,8 +188,7 @@ def _target(
     arguments = [source, "--layer", layer or _name_of(source), "-o", str(out or ".")]
     if submodule is not None:
         arguments += ["--submodule", submodule]
-    for one in dim:
-        arguments += ["--dim", one]
+    arguments += [word for option, given in bound.items() for one in given for word in (option, one)]
     return _Target(_options(arguments), out, shlex.join(["kernels-hub", "compile", *arguments]))
 
 
@@ -194,7 +202,7 @@ def _name_of(source: str) -> str:
 
 def _made_by(folder: Path) -> str:
     """The command of a repository's card."""
-    from kernels_hub.compiler.emitting.package import MARK
+    from kernels_hub.compiler.export.package import MARK
 
     manifest, card = folder / "kernel.toml", folder / "README.md"
     if not manifest.is_file() or not manifest.read_text(encoding="utf-8").startswith(MARK):
@@ -203,20 +211,22 @@ def _made_by(folder: Path) -> str:
             param_hint="SOURCE",
         )
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
-    found = re.search(r"^## Made by\n\n```\n(kernels-hub compile .*)\n```$", text, re.MULTILINE)
-    if found is None:
+    match = re.search(r"^## Made by\n\n```\n(kernels-hub compile .*)\n```$", text, re.MULTILINE)
+    if match is None:
         raise typer.BadParameter(
             f"{card} does not say by which command it was made: name its source instead, with -o {folder} --layer NAME",
             param_hint="SOURCE",
         )
-    return found[1]
+    return match[1]
 
 
 def _options(arguments: list[str]) -> dict[str, Any]:
     """The options of a kernels-hub compile command line."""
-    from kernels_hub.cli.app import app
+    from kernels_hub.cli.compile import compile as compile_layer
 
-    command = typer.main.get_command(app).commands["compile"]  # type: ignore[attr-defined]
+    parser = typer.Typer()
+    parser.command()(compile_layer)
+    command = typer.main.get_command(parser)
     with command.make_context("compile", list(arguments)) as context:
         return dict(context.params)
 
@@ -234,16 +244,26 @@ def _given_sizes(texts: list[str]) -> dict[str, int]:
 # -- searching --------------------------------------------------------------------------------------
 
 
-def _search_all(target: _Target, settings: _Settings, found: list[_Found]) -> None:
+def _search_all(target: _Target, settings: _Settings, dtypes: list[_TunedDtype]) -> None:
     """A search for each dtype of the layer, which share the budget; what each finds is added to `found`."""
     from torch import nn
 
     from kernels_hub.cli.compile import emit_arguments
-    from kernels_hub.compiler.emit import _sources
-    from kernels_hub.compiler.emitting.source import evaluating
+    from kernels_hub.compiler.export.emit_layer import _sources
+    from kernels_hub.compiler.export.source import evaluating
 
     source, given = emit_arguments(target.made)
-    names = ("args", "kwargs", "dynamic_shapes", "submodule", "dims", "dtypes", "layer_name")
+    names = (
+        "args",
+        "kwargs",
+        "dynamic_shapes",
+        "submodule",
+        "dims",
+        "shapes",
+        "values",
+        "dtypes",
+        "layer_name",
+    )
     place = _device(settings.device)
     module = source if isinstance(source, nn.Module) else nn.Module()
     with evaluating(module):
@@ -251,14 +271,14 @@ def _search_all(target: _Target, settings: _Settings, found: list[_Found]) -> No
         sources, *_ = _sources(source, *asked)
     with _executor(settings, place) as executor:
         for dtype, one in sources.items():
-            found.append(_search(dtype, one, place, settings, settings.budget / len(sources), executor))
-            if found[-1].interrupted:
+            dtypes.append(_search(dtype, one, place, settings, settings.budget / len(sources), executor))
+            if dtypes[-1].interrupted:
                 break
 
 
 def _device(text: str) -> Device:
     """A device, or the architecture of a GPU that is not here."""
-    from kernels_hub.compiler.devices import find_device
+    from kernels_hub.compiler.engines.devices import find_device
     from kernels_hub.compiler.engines.engine import Device
 
     if re.fullmatch(r"sm_\d+[a-z]?|gfx[0-9a-f]+", text) is None:
@@ -293,8 +313,8 @@ def _executor(settings: _Settings, device: Device) -> Iterator[Executor]:
 
 def _search(
     dtype: str, source: Source, device: Device, settings: _Settings, budget: float, executor: Executor
-) -> _Found:
-    from kernels_hub.compiler.emitting.check import first_sizes, machine
+) -> _TunedDtype:
+    from kernels_hub.compiler.export.check import first_sizes, machine
     from kernels_hub.compiler.ir.printer import print_graph
     from kernels_hub.compiler.search.journal import Journal
     from kernels_hub.compiler.search.search import search
@@ -327,7 +347,9 @@ def _search(
         "interrupted": interrupted,
         "remembered": result.remembered,
     }
-    return _Found(dtype, device.arch, result, {**head, **_rows(result), "log": list(result.log)}, interrupted)
+    return _TunedDtype(
+        dtype, device.arch, result, {**head, **_rows(result), "log": list(result.log)}, interrupted
+    )
 
 
 def _rows(result: SearchResult) -> dict[str, Any]:
@@ -382,23 +404,23 @@ def _shown(name: str, budget: float) -> Iterator[Any]:
 # -- results ----------------------------------------------------------------------------------------
 
 
-def _write(target: _Target, found: list[_Found]) -> str | None:
+def _write(target: _Target, dtypes: list[_TunedDtype]) -> str | None:
     """Emit the layer again, from what was found; the folder, or None where nothing is to be written."""
     from kernels_hub.cli.compile import emit_arguments
-    from kernels_hub.compiler.emit import emit_layer
-    from kernels_hub.compiler.emitting.tuned import Tuned, merged, read_tuned
+    from kernels_hub.compiler.export.emit_layer import emit_layer
+    from kernels_hub.compiler.export.tuned import Tuned, merged, read_tuned
 
     assert target.folder is not None
     new = []
-    for one in found:
-        row, base = one.result.winner, one.document["baseline_seconds"]
-        if row is one.result.default or not row.measured.ran:
+    for dtype in dtypes:
+        row, base = dtype.result.winner, dtype.document["baseline_seconds"]
+        if row is dtype.result.default or not row.measured.ran:
             continue
         seconds = row.measured.seconds or 0.0
         new.append(
             Tuned(
-                one.dtype, one.arch, row.candidate.graph, dict(row.candidate.choices), dict(one.document["sizes"]),
-                seconds, base or 0.0, one.document["machine"], row.candidate.origin,
+                dtype.dtype, dtype.arch, row.candidate.graph, dict(row.candidate.choices),
+                dict(dtype.document["sizes"]), seconds, base or 0.0, dtype.document["machine"], row.candidate.origin,
             )
         )  # fmt: skip
     if not new and target.folder.exists():
@@ -413,9 +435,9 @@ def _write_page(path: Path, documents: list[Mapping[str, Any]]) -> None:
     """The page of the first search; those of further dtypes beside it."""
     from kernels_hub.compiler.viewing.tuning import render_tuning
 
-    for place, one in enumerate(documents):
-        file = path if not place else path.with_stem(f"{path.stem}-{one['dtype']}")
-        file.write_text(render_tuning(one), encoding="utf-8")
+    for index, document in enumerate(documents):
+        file = path if not index else path.with_stem(f"{path.stem}-{document['dtype']}")
+        file.write_text(render_tuning(document), encoding="utf-8")
 
 
 def _show(document: Mapping[str, Any]) -> None:

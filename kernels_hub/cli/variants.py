@@ -26,8 +26,8 @@ def variants(
     as_json: AsJson = False,
 ) -> None:
     """Which variants of a repository run here, best first."""
+    from kernels_hub.hub.kernels import get_kernel_variants
     from kernels_hub.hub.provision import parse_dependency
-    from kernels_hub.repository.kernel import get_kernel_variants
     from kernels_hub.repository.local import local_variants
     from kernels_hub.repository.system import System
     from kernels_hub.repository.variants import VariantRejected

@@ -12,11 +12,11 @@ import typer
 from kernels_hub.cli.output import AsJson, print_columns, print_json
 
 if TYPE_CHECKING:
-    from kernels_hub.hub.trust_policy import Signer
+    from kernels_hub.trust.policy import Signer
 
 
 @dataclass(frozen=True)
-class _Row:
+class _VerifiedVariant:
     variant: str
     signers: tuple[str, ...] = ()
     repository: str | None = None
@@ -72,7 +72,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _shown(row: _Row) -> tuple[str, str]:
+def _shown(row: _VerifiedVariant) -> tuple[str, str]:
     if row.problem is not None:
         return "REFUSED", row.problem
     place = " ".join(part for part in (row.repository, row.release) if part)
@@ -84,7 +84,7 @@ def _shown(row: _Row) -> tuple[str, str]:
 def _wanted(keys: Sequence[str], repo: str | None, endpoint: str | None) -> tuple[Signer, ...] | None:
     """Those of whom one must have signed; None for anybody."""
     from kernels_hub.errors import TrustError
-    from kernels_hub.hub.trust_edit import parse_signer
+    from kernels_hub.trust.policy_edit import parse_signer
 
     if keys:
         return tuple(map(parse_signer, keys))
@@ -92,10 +92,10 @@ def _wanted(keys: Sequence[str], repo: str | None, endpoint: str | None) -> tupl
         return None
     import os
 
-    from kernels_hub.hub.trust import Candidate, preview
+    from kernels_hub.trust.decision import RemoteCode, preview
 
     hub = endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    verdict = preview(Candidate(repo, "kernel", "", hub))
+    verdict = preview(RemoteCode(repo, "kernel", "", hub))
     if verdict.verdict == "refused":
         raise TrustError(verdict.reason)
     return verdict.signature_keys or None
@@ -108,29 +108,31 @@ def _variants(path: Path) -> list[Path]:
     if (path / METADATA_FILE).is_file():
         return [path]
     builds = path / "build" if (path / "build").is_dir() else path
-    found: list[Path] = []
+    variants: list[Path] = []
     if builds.is_dir():
-        found = sorted(
+        variants = sorted(
             child for child in builds.iterdir() if child.is_dir() and not child.name.startswith(".")
         )
-    if not found or not (builds is not path or any((child / METADATA_FILE).is_file() for child in found)):
+    if not variants or not (
+        builds is not path or any((child / METADATA_FILE).is_file() for child in variants)
+    ):
         raise RepositoryNotFoundError(
             f"no variants at {path}: expected a built repository with build/<variant>/{METADATA_FILE}, "
             "or one variant; kernels-hub build makes them"
         )
-    return found
+    return variants
 
 
-def _verify(folder: Path, signers: tuple[Signer, ...] | None, repo: str | None) -> _Row:
+def _verify(folder: Path, signers: tuple[Signer, ...] | None, repo: str | None) -> _VerifiedVariant:
     from kernels_hub.errors import MetadataError, SignatureError
-    from kernels_hub.hub.signed_variant import verify_signed
+    from kernels_hub.trust.signed_variant import verify_signed
 
     name = folder.absolute().name
     try:
         verified = verify_signed(folder, signers, repo)
     except (SignatureError, MetadataError) as error:
-        return _Row(name, problem=str(error))
-    return _Row(
+        return _VerifiedVariant(name, problem=str(error))
+    return _VerifiedVariant(
         name,
         tuple(map(str, verified.signers)),
         verified.repository,

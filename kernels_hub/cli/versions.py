@@ -39,25 +39,25 @@ def versions(
         if not verify:
             raise KernelsHubError("--accept goes with --verify: what is taken from now on is shown")
         _forget(repo, kind)
-    found = list_releases(repo, repo_type=kind)
+    releases = list_releases(repo, repo_type=kind)
     if as_json:
-        print_json(_document(found, verify))
+        print_json(_document(releases, verify))
     else:
-        _print_releases(repo, found)
+        _print_releases(repo, releases)
         if verify:
-            _print_log(found.log)
-    if verify and found.log is None:
+            _print_log(releases.log)
+    if verify and releases.log is None:
         raise typer.Exit(1)
 
 
 def _forget(repo: str, kind: str | None) -> None:
-    from kernels_hub.hub.cache import RepositoryCache, cache_folder
+    from kernels_hub.hub.cache import RepositoryCache, hub_cache_folder
     from kernels_hub.hub.connection import Connection
     from kernels_hub.hub.release_log import forget_log
     from kernels_hub.hub.releases import REPO_TYPES
 
     for each in REPO_TYPES if kind is None else (kind,):
-        forget_log(Connection(), RepositoryCache(cache_folder(), repo, each))
+        forget_log(Connection(), RepositoryCache(hub_cache_folder(), repo, each))
 
 
 def _document(found: Releases, verify: bool) -> dict[str, Any]:

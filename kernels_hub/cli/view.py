@@ -10,7 +10,8 @@ import typer
 from kernels_hub.cli.output import echo
 
 if TYPE_CHECKING:
-    from kernels_hub.compiler.ir.graph import Graph
+    from kernels_hub.compiler.errors import OnnxImportError
+    from kernels_hub.compiler.ir.graph import Graph, Node, Value
 
 FORMATS = (".html", ".svg", ".dot")
 
@@ -37,10 +38,18 @@ def view(
             metavar="NAME=SIZE", help="A size for a symbolic dim, which costs on the page are computed at."
         ),
     ] = None,
+    mark: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WHAT[=NOTE]",
+            help="Mark nodes: %12 (a value, of the graph before), the name of an op, or part of an ONNX name.",
+        ),
+    ] = None,
 ) -> None:
     """See a model as an interactive page or a picture.
 
-    One HTML file without a network, an SVG, or a Graphviz file.
+    One HTML file without a network, an SVG, or a Graphviz file. Of an ONNX file that cannot be imported: its nodes as
+    they are, those that stop it marked.
     """
     target = output if output is not None else Path(f"{file.name}.html")
     if target.suffix not in FORMATS:
@@ -53,16 +62,25 @@ def view(
         raise typer.BadParameter(f"no folder is there: {target.parent}", param_hint="-o")
     sizes = _sizes(size or [])
 
-    from kernels_hub.compiler import view as views
+    from kernels_hub.compiler.errors import OnnxImportError
+    from kernels_hub.compiler.viewing import view as views
 
-    graph = _read(file)
+    try:
+        graph = _read(file)
+    except OnnxImportError as error:
+        _view_nodes(file, target, error)
+        return
     after = _rewritten(graph) if optimized else None
+    marks = _marks([graph] if after is None else [graph, after], mark or [])
     if target.suffix == ".html":
-        text = views.to_html(graph, after, sizes=sizes)
+        text = views.to_html(graph, after, sizes=sizes, marks=marks)
     elif target.suffix == ".dot":
-        text = views.to_dot(graph, after)
+        text = views.to_dot(graph, after, marks=marks)
     else:
-        text = views.to_svg(after or graph)
+        shown = after or graph
+        text = views.to_svg(
+            shown, marks={value: note for value, note in marks.items() if value.graph is shown}
+        )
     target.write_text(text, encoding="utf-8")
     nodes = (
         f"{len(graph.nodes)} nodes"
@@ -70,6 +88,51 @@ def view(
         else f"{len(graph.nodes)} nodes before, {len(after.nodes)} after"
     )
     echo(f"{target}: {graph.name}, {nodes}")
+
+
+def _marks(graphs: list[Graph], texts: list[str]) -> dict[Value, str]:
+    """What --mark names, in each graph. Raises typer.BadParameter where it names nothing."""
+    marks: dict[Value, str] = {}
+    for text in texts:
+        what, _, note = text.partition("=")
+        found = [
+            node.results[0]
+            for graph in (graphs[:1] if what.startswith("%") else graphs)
+            for node in (graph.live() if graph.outputs else graph.nodes)
+            if node.results and node.op.name not in {"parameter", "constant"} and _is_named(node, what)
+        ]
+        if not what or not found:
+            raise typer.BadParameter(
+                f"{what!r} is no value, op or name of the graph: expected one such as %12, matmul, or part of an "
+                "ONNX name",
+                param_hint="--mark",
+            )
+        marks |= dict.fromkeys(found, note)
+    return marks
+
+
+def _is_named(node: Node, what: str) -> bool:
+    return what == node.op.name or what in {f"%{one.id}" for one in node.results} or what in node.origin
+
+
+def _view_nodes(file: Path, target: Path, error: OnnxImportError) -> None:
+    """The nodes of a model that cannot be imported as they are, those that stop it marked."""
+    from kernels_hub.compiler.importers.onnx_file import read_onnx
+    from kernels_hub.compiler.viewing.view import render_onnx
+
+    model = read_onnx(file).model
+    reasons = {
+        unsupported.path[0] if unsupported.path else unsupported.node: unsupported.reason
+        for unsupported in reversed(error.unsupported)
+    }
+    reasons |= {
+        name.removeprefix("-> "): reason for name, reason in reasons.items() if name.startswith("-> ")
+    }
+    target.write_text(render_onnx(model, reasons, target.suffix), encoding="utf-8")
+    echo(
+        f"{target}: {model.graph.name or file.name}, {len(model.graph.node)} ONNX nodes, {len(error.unsupported)} "
+        f"of which cannot be imported (kernels-hub onnx check {file})"
+    )
 
 
 def _sizes(given: list[str]) -> dict[str, int]:

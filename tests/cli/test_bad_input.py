@@ -78,7 +78,7 @@ CASES: dict[str, tuple[int, str]] = {
     **{reader.format(file): (1, what) for reader in READERS for file, what in DAMAGED.items()},
     **{reader.format("none.onnx"): (2, "none.onnx") for reader in READERS},
     **{reader.format("folder.onnx"): (2, "folder.onnx") for reader in READERS},
-    **{reader.format("unknown.onnx"): (1, "NoSuchOp") for reader in READERS},
+    **{reader.format("unknown.onnx"): (1, "NoSuchOp") for reader in READERS if not reader.startswith("view")},
     "view graph.txt": (1, "graph.txt: line 2"),
     "view bytes.txt": (1, "bytes.txt is no UTF-8 text"),
     "view good.onnx -o page.png": (2, "ends in none of .html"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels_hub.compiler.codegen.toolchain import find_compiler
+from kernels_hub.compiler.runtime.toolchain import find_compiler
 from tests.cli.conftest import Run
 
 FACTORIES = """
@@ -138,6 +138,26 @@ def test_a_module(here: Path, run: Run):
     assert result.code == 1 and "'version' must read major.minor.patch" in result.err
     assert {one: one.read_bytes() for one in (here / "out").rglob("*") if one.is_file()} == before
     assert sorted(one.name for one in here.iterdir() if "former" in one.name) == []
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+def test_an_onnx_file_is_compared_with_another_runtime(here: Path, run: Run):
+    import onnx
+
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    g (float[n, 4] x, float scale) => (float[n, 4] y) { z = Tanh(x) \n y = Mul(z, scale) }"""
+    onnx.save(onnx.parser.parse_model(text), "m.onnx")
+    arguments = ("m.onnx", "--layer", "Scaled", "-o", "out", "--value", "scale=2", "--shape", "x=n,4")
+    result = run("compile", *arguments, "--no-triton", "--json")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert found["original"] in {"ONNX Runtime", "PyTorch's kernels"}
+    assert found["cases"][0]["sizes"] == {"n": 2}
+    assert all(case["error"] < 1e-5 for case in found["cases"])
+    assert (
+        "against ONNX Runtime" in (here / "out" / "README.md").read_text()
+        or found["original"] != "ONNX Runtime"
+    )
 
 
 BAD = {

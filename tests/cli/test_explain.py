@@ -70,7 +70,7 @@ def test_json_has_a_row_for_every_module(name: str, run: Run, folder: Path):
 
 def test_the_mode_and_the_device_reach_the_engine(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch):
     from kernels_hub import CUDAProperties, Device, Mode
-    from kernels_hub.layer.report import Report
+    from kernels_hub.kernelization.report import Report
 
     seen: list[tuple[object, object]] = []
 
@@ -78,7 +78,7 @@ def test_the_mode_and_the_device_reach_the_engine(run: Run, folder: Path, monkey
         seen.append((mode, device))
         return Report(())
 
-    monkeypatch.setattr("kernels_hub.layer.kernelize.explain", explain)
+    monkeypatch.setattr("kernels_hub.kernelization.apply.explain", explain)
     compiled = Mode.TRAINING | Mode.TORCH_COMPILE
     for options, expected in {
         (): (Mode.INFERENCE, None),

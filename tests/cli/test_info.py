@@ -126,3 +126,40 @@ def test_not_a_repository(name: str, expected: str, run: Run, tmp_path: Path):
     result = run("info", tmp_path / name)
     assert (result.code, result.out) == (1, "")
     assert expected in result.err
+
+
+def _state(folder: Path, provenance: dict) -> None:
+    for file in folder.rglob("metadata.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"provenance": provenance}))
+
+
+def test_provenance(run: Run, built_repository: Path):
+    found = run("info", built_repository).out
+    assert "provenance\n  built by  kernels-hub " in found
+    row = {"name": "model\x1b[31m.onnx\n", "sha256": "0" * 64}
+    _state(built_repository, {"kernels-hub": {"compiled": {"inputs": [row]}}})
+    out = run("info", built_repository).out
+    assert f"  input  model\\x1b[31m.onnx\\n sha256 {'0' * 64}\n" in out
+    assert out.count("\nprovenance") == 1  # once for both variants
+    _state(built_repository / "build" / "torch-cpu", {"kernel-builder": {"version": "0.17"}})
+    out = run("info", built_repository).out
+    assert "provenance of torch-cpu\n  built by  0.17\nprovenance of torch-cuda\n" in out
+    assert _json(run, built_repository)["variants"][0]["provenance"] == {
+        "kernel-builder": {"version": "0.17"}
+    }
+
+
+def test_much_provenance_is_cut(run: Run, built_repository: Path):
+    rows = [{"name": f"input {n}", "sha256": "0" * 64} for n in range(1000)]
+    _state(built_repository, {"kernels-hub": {"compiled": {"inputs": rows}}})
+    out = run("info", built_repository).out
+    assert "input 39 " in out
+    assert out.endswith("  and 960 lines more: see --json\n")
+
+
+def test_wrong_provenance(run: Run, built_repository: Path):
+    _state(built_repository, {"kernel-builder": {"version": "x" * (1 << 20)}})
+    result = run("info", built_repository)
+    assert (result.code, result.out) == (1, "")
+    assert "key 'provenance': Expected `str` of length <= 1000" in result.err
+    assert result.err.count("\n") == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels_hub.hub.keys import load_signing_key
+from kernels_hub.trust.keys import load_signing_key
 from tests.cli.conftest import Run
 
 

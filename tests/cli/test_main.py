@@ -12,8 +12,8 @@ from kernels_hub.cli import TRACEBACK
 from tests.cli.conftest import Run
 
 COMMANDS = (
-    "demo", "explain", "info", "variants", "versions", "diff", "lock", "download", "bundle", "init", "build", "publish",
-    "yank", "verify", "trust", "key", "serve", "hub", "view", "onnx", "compile", "tune", "engines",
+    "demo", "doctor", "explain", "info", "variants", "versions", "diff", "lock", "download", "bundle", "init", "build", "publish",
+    "yank", "verify", "benchmark", "trust", "key", "serve", "hub", "view", "onnx", "compile", "tune", "calibrate", "engines",
 )  # fmt: skip
 
 

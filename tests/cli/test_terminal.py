@@ -77,7 +77,7 @@ def test_errors_that_name_what_is_hostile(run: Run, tmp_path: Path):
 
 def test_an_onnx_file_with_escapes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("onnx")
-    from tests.compiler.emit.test_hostile import hostile_onnx
+    from tests.compiler.export.test_hostile import hostile_onnx
 
     monkeypatch.chdir(tmp_path)
     hostile_onnx(tmp_path / "model.onnx", [one for one in TEXTS if "\ud800" not in one and len(one) < 999])

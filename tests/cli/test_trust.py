@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kernels_hub.hub.keys import load_signing_key
-from kernels_hub.hub.signature import sign_variant
-from kernels_hub.hub.trust_policy import load_policy, parse_policy
+from kernels_hub.trust.keys import load_signing_key
+from kernels_hub.trust.policy import load_policy, parse_policy
+from kernels_hub.trust.signature import sign_variant
 from tests.cli.conftest import Run
 from tests.hub.trust_cases import key
 
@@ -111,6 +111,7 @@ def test_errors_change_nothing(run: Run, policy_file: Path):
     before = policy_file.read_bytes()
     for arguments, problem in (
         (("allow", "not a name"), "expected a repository or a pattern"),
+        (("deny", "evil"), "got 'evil'; for all of an organisation, 'evil/*'"),
         (("deny", "org/*", "--endpoint", "hub"), "expected a URL"),
         (("add", "nobody", "--for", "org/*"), "is no public key"),
         (("add", "ed25519:AAAA", "--for", "org/*"), "not the base64 of 32 bytes"),

@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from kernels_hub import get_local_kernel
-from kernels_hub.compiler.codegen.toolchain import find_compiler
 from kernels_hub.compiler.engines.engine import Device
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.printer import print_graph
 from kernels_hub.compiler.rewrite.pipeline import PIPELINE, rewrite
+from kernels_hub.compiler.runtime.toolchain import find_compiler
 from kernels_hub.compiler.search import search as searching
-from kernels_hub.compiler.search.candidate import Candidate, Measured
+from kernels_hub.compiler.search.candidate import Measured, SearchCandidate
 from kernels_hub.compiler.search.result import SearchResult, Standing, Tried
 from tests.cli.conftest import Run
 
@@ -77,7 +77,7 @@ class Searched:
 
     def __call__(self, graph: Graph, device: Device, **asked: Any) -> SearchResult:
         self.asked = asked
-        first = Candidate(
+        first = SearchCandidate(
             print_graph(rewrite(graph, PIPELINE[:-1]).graph, data=True), {}, "the default", 3e-5
         )
         base = Tried(first, Measured(first.digest, "slower", None if self.remembered else 2e-5, "timed"))
@@ -311,7 +311,7 @@ def test_a_search_that_is_interrupted_goes_on(here: Path, cache: Path):
 
 def rows(cache: Path) -> list[dict[str, Any]]:
     """What is in the journal."""
-    files = list((cache / "compiled" / "tuning" / "journals").glob("*.jsonl"))
+    files = list((cache / "tuning" / "journals").glob("*.jsonl"))
     return [
         json.loads(line.partition(" ")[2])
         for one in files

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels_hub.hub.signature import sign_variant
+from kernels_hub.trust.signature import sign_variant
 from tests.cli.conftest import Run
 from tests.hub.trust_cases import key
 
