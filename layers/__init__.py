@@ -1,0 +1,1 @@
+"""Bundled layer repositories in source form, one folder each."""

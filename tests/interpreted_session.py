@@ -27,7 +27,7 @@ else:
     RUNNABLE = INTERPRETED or torch.cuda.is_available()
 
 if INTERPRETED:
-    from kernels_hub.compiler.codegen.triton_versions import mend_interpreter
+    from kernels_hub.compiler.runtime.triton_versions import mend_interpreter
 
     mend_interpreter()
 

@@ -1,4 +1,4 @@
-"""What a layer for a whole block must know of the block's children: are they still what they were?
+"""Checks that a block's children still are what its kernel computes: exact class, own forward, no hooks.
 
 A block's kernel computes what its children compute, without calling them. That is right only while
 every child is of exactly the expected class, runs its own forward and has no hooks. Adapters (LoRA),

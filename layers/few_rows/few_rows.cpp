@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "dot_products.h"
+#include "team_pace.h"
 
 namespace {
 
@@ -99,7 +100,8 @@ void linears(const Linears& p) {
   int64_t all = 0;
   for (const Weight& weight : p.weights) all += weight.columns;
   const Rows<T> x(p.x, p.rows, p.width);
-#pragma omp parallel if (p.rows * p.width * all > kParallelWork)
+  PacedRegion region(p.rows * p.width * all, kParallelWork);
+#pragma omp parallel if (region.has_team())
   {
     float sums[kOperands * kColumns];
     T* out = static_cast<T*>(p.out);
@@ -117,6 +119,7 @@ void linears(const Linears& p) {
                 });
       out += weight.columns;
     }
+    region.arrive();
   }
 }
 
@@ -126,7 +129,8 @@ void gated(const Gated& p) {
   const int64_t inner = p.gate.columns, columns = p.down.columns;
   const Rows<T> x(p.x, p.rows, p.width);
   const std::unique_ptr<X[]> hidden(new X[p.rows * inner]);
-#pragma omp parallel if (p.rows * p.width * inner > kParallelWork)
+  PacedRegion region(p.rows * p.width * inner, kParallelWork);
+#pragma omp parallel if (region.has_team())
   {
     float gate[kOperands * kColumns], up[kOperands * kColumns];
     pieces<X>(p.rows, inner, [&](int64_t i) { return x.row(i); },
@@ -141,7 +145,7 @@ void gated(const Gated& p) {
                   for (int64_t c = 0; c < wide; ++c) h[c] = store<X>(load(store<T>(g[c] * u[c])));
                 }
               });
-#pragma omp barrier
+    region.barrier();
     pieces<X>(p.rows, columns, [&](int64_t i) { return hidden.get() + i * inner; },
               [&](int64_t first, int64_t count, const X* const* at, int64_t column, int64_t wide) {
                 block<T>(at, count, p.down, inner, column, wide, gate);
@@ -150,6 +154,7 @@ void gated(const Gated& p) {
                   for (int64_t c = 0; c < wide; ++c) to[c] = store<T>(gate[t * kColumns + c]);
                 }
               });
+    region.arrive();
   }
 }
 

@@ -16,8 +16,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from .native import load
+from .direct import is_observed, is_plain, records_gradient
+from .native import load, when_built
 from .processor import has_half, has_vectors
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -44,9 +46,9 @@ _RECORD = struct.Struct("=2Q" + 3 * "2Qq" + "4q")
 _ABSENT = (0, 0, 0)
 
 
-@lru_cache(maxsize=1)
+@when_built
 def _library() -> ctypes.CDLL | None:
-    library = load(Path(__file__).with_name("few_rows.cpp"))
+    library = load(Path(__file__).with_name("few_rows.cpp"), is_extra=True)
     if library is not None:
         for function in (library.few_rows_linears, library.few_rows_gated):
             function.argtypes, function.restype = (ctypes.c_char_p,), None
@@ -87,23 +89,45 @@ def are_like(
     dtype: torch.dtype, width: int, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
 ) -> bool:
     """Whether weights (N, width) and biases (N,) are contiguous and of a dtype."""
-    return all(
-        one.dtype is dtype and one.dim() == 2 and one.shape[1] == width and one.is_contiguous()
-        for one in weights
-    ) and all(
-        bias is None or (bias.dtype is dtype and bias.shape == one.shape[:1] and bias.is_contiguous())
-        for one, bias in zip(weights, biases, strict=True)
-    )
+    for weight, bias in zip(weights, biases, strict=True):  # a loop: this runs at every call
+        if weight.dtype is not dtype or weight.dim() != 2:
+            return False
+        columns, depth = weight.shape
+        if depth != width or not weight.is_contiguous():
+            return False
+        if bias is not None and (
+            bias.dtype is not dtype or bias.dim() != 1 or bias.shape[0] != columns or not bias.is_contiguous()
+        ):
+            return False
+    return True
+
+
+def runs_directly(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
+    """Whether a call of these is for this kernel alone, past the operators that hold it and others: see `direct`."""
+    first = weights[0]
+    if type(first) not in _KINDS or is_observed() or not pays(x, first) or not is_plain(x):
+        return False
+    for tensor in (*weights, *biases):
+        if tensor is not None and not is_plain(tensor):
+            return False
+    return not records_gradient(x, *weights, *biases) and takes(x, weights, biases)
+
+
+_KINDS = (Parameter, Tensor)
 
 
 def linears(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], activation: str = "none"
 ) -> Tensor:
     """activation(x weight^T + bias) of up to three weights, side by side; for what `takes` says yes to."""
-    out = x.new_empty((*x.shape[:-1], sum(one.shape[0] for one in weights)))
-    rows = [_row(*pair) for pair in zip(weights, biases, strict=True)]
-    rows += [_ABSENT] * (_MOST_WEIGHTS - len(rows))
-    _run("few_rows_linears", x, out, rows, activation)
+    fields, columns = _fields(weights, biases)
+    fields += _ABSENT * (_MOST_WEIGHTS - len(weights))
+    *leading, width = x.shape
+    out = x.new_empty((*leading, columns))
+    numbers = (x.numel() // width, width, _TYPES[x.dtype], _ACTIVATIONS[activation])
+    library = _library()
+    assert library is not None
+    library.few_rows_linears(_RECORD.pack(x.data_ptr(), out.data_ptr(), *fields, *numbers))
     return out
 
 
@@ -114,17 +138,22 @@ def gated_mlp(
 
     For a gate and an up of one shape (N, K) that `takes` says yes to, and a down (M, N) that is like them.
     """
-    out = x.new_empty((*x.shape[:-1], weights[2].shape[0]))
-    _run("few_rows_gated", x, out, [_row(*pair) for pair in zip(weights, biases, strict=True)], activation)
+    fields, _ = _fields(weights, biases)
+    *leading, width = x.shape
+    out = x.new_empty((*leading, fields[-1]))
+    numbers = (x.numel() // width, width, _TYPES[x.dtype], _ACTIVATIONS[activation])
+    library = _library()
+    assert library is not None
+    library.few_rows_gated(_RECORD.pack(x.data_ptr(), out.data_ptr(), *fields, *numbers))
     return out
 
 
-def _row(weight: Tensor, bias: Tensor | None) -> tuple[int, int, int]:
-    return weight.data_ptr(), 0 if bias is None else bias.data_ptr(), weight.shape[0]
-
-
-def _run(name: str, x: Tensor, out: Tensor, weights: Sequence[tuple[int, int, int]], activation: str) -> None:
-    width = x.shape[-1]
-    numbers = (x.numel() // width, width, _TYPES[x.dtype], _ACTIVATIONS[activation])
-    first, second, third = weights
-    getattr(_library(), name)(_RECORD.pack(x.data_ptr(), out.data_ptr(), *first, *second, *third, *numbers))
+def _fields(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[list[int], int]:
+    """The fields of weights in a record, and the number of columns of all of them."""
+    fields: list[int] = []
+    columns = 0
+    for weight, bias in zip(weights, biases, strict=True):
+        own = weight.shape[0]
+        columns += own
+        fields += (weight.data_ptr(), 0 if bias is None else bias.data_ptr(), own)
+    return fields, columns

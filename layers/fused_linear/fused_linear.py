@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .blocks import FORMULAS, needs_gradient
-from .kernels import LINEAR, applies, dense, linear_with_gradient, operand
+from .kernels import LINEAR, applies, dense, linear_directly, linear_with_gradient, operand
 from .registration import define
 
 
@@ -23,6 +23,10 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, activation
     """
     if activation not in FORMULAS:
         raise ValueError(f"linear: unknown activation {activation!r}; known: {', '.join(FORMULAS)}")
+    if linear_directly is not None:
+        directly = linear_directly(input, weight, bias, activation)
+        if directly is not None:
+            return directly
     if applies(input, (weight,), (bias,)):
         if not needs_gradient(input, weight, bias):
             output: Tensor = _linear(input, operand(weight), bias, activation)

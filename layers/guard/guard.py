@@ -23,8 +23,13 @@ def guard(tensors: Sequence[Tensor]) -> WeightGuard:
 
 @lru_cache(maxsize=1)
 def _native() -> Native | None:
-    library = load(Path(__file__).with_name("weight_guard.cpp"), Path(weight_guard.__file__).parent)
-    return None if library is None else Native.of(library)
+    library = load(
+        Path(__file__).with_name("weight_guard.cpp"),
+        Path(weight_guard.__file__).parent,
+        at_once=True,
+        is_extra=True,
+    )
+    return Native.of(library)
 
 
 _STRICT: dict[int, tuple[weakref.ref[Tensor], bool]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from triton.knobs import runtime
 
 from . import matmul
 from .blocks import FORMULAS
-from .registration import define
+from .registration import define, differentiate
 
 
 def on_triton(kernel: Any) -> dict[str, Any]:
@@ -62,19 +61,6 @@ def gradient_of_product(
     )
 
 
-def differentiable_gradient(
-    output: Tensor, operands: Sequence[Tensor | None], needed: Sequence[bool], gradient: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Gradients that have gradients themselves, for backward(create_graph=True).
-
-    output: the formula on the operands, computed again in plain PyTorch: what the kernels save hides
-        from a second derivative how it came about. Returns one for each of `needed`, None elsewhere.
-    """
-    wanted = [operand for operand, need in zip(operands, needed, strict=False) if need]
-    found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True))  # type: ignore[arg-type]
-    return tuple(next(found) if need else None for need in needed)
-
-
 def _forward(input: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> tuple[Tensor, Tensor]:
     if not matmul.fits(input, weight):
         return _reference(input, weight, bias, activation)
@@ -100,8 +86,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
     *operands, pre = ctx.saved_tensors
     if torch.is_grad_enabled():
-        formula = _reference(*[*operands, ctx.activation])[0]
-        return differentiable_gradient(formula, operands, ctx.needs_input_grad, gradient)
+        # By the formula: what the kernels save hides from a second derivative how it came about.
+        return *differentiate(
+            lambda *given: _reference(*[*given, ctx.activation])[0], gradient, operands
+        ), None
     input, weight, _ = operands
     at_pre = gradient_of_activation(gradient, pre, ctx.activation)
     return (*gradient_of_product(at_pre, input, weight, ctx.needs_input_grad[:3]), None)

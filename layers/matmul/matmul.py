@@ -22,7 +22,7 @@ LARGEST_ROW = 2**23
 
 
 @dataclass(frozen=True)
-class Tile:
+class ProductTile:
     """How a problem is cut: rows, columns and depth of a tile, and what runs it."""
 
     m: int
@@ -35,7 +35,7 @@ class Tile:
 
 def tile_for(
     m: int, n: int, dtype: torch.dtype, *, aligned: bool, tf32: bool = False, hip: bool = False
-) -> Tile:
+) -> ProductTile:
     """The tile for a product with m rows and n columns.
 
     Few rows are bound by reading the weight: thin tiles, deep in k, many programs. Many rows want
@@ -48,15 +48,17 @@ def tile_for(
     wide = 1 if dtype is torch.float32 else 2
     if m <= 16:
         return (
-            Tile(16, 32, 64 if on_fma else 64 * wide, 4, stages) if aligned else Tile(32, 32, 32, 4, stages)
+            ProductTile(16, 32, 64 if on_fma else 64 * wide, 4, stages)
+            if aligned
+            else ProductTile(32, 32, 32, 4, stages)
         )
     if on_fma or not aligned:
-        return Tile(64, 64, 16 if on_fma else 32, 8, stages)
+        return ProductTile(64, 64, 16 if on_fma else 32, 8, stages)
     if m <= 64:
-        return Tile(64, 32, 32 * wide, 4, stages)
+        return ProductTile(64, 32, 32 * wide, 4, stages)
     if m * n <= 1024 * 2048:  # fewer large tiles than a large GPU has multiprocessors
-        return Tile(64, 64, 32 * wide, 4, stages)
-    return Tile(128, 128, 32 * wide, 8, stages)
+        return ProductTile(64, 64, 32 * wide, 4, stages)
+    return ProductTile(128, 128, 32 * wide, 8, stages)
 
 
 @triton.jit

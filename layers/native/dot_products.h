@@ -61,7 +61,11 @@ struct Wide {
 };
 template <class W> struct Lane;
 template <> struct Lane<float> : Wide {
-  static __m512 weight(const float* p) { return _mm512_loadu_ps(p); }
+  static __m512 weight(const float* p) {
+    __m512 loaded = _mm512_loadu_ps(p);
+    __asm__("" : "+v"(loaded));  // else compilers load it anew for each operand
+    return loaded;
+  }
 };
 template <> struct Lane<f16> : Wide {
   static __m512 weight(const f16* p) {

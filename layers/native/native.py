@@ -1,119 +1,262 @@
-"""Build a layer's C++ at first use, and keep the result for every later process.
+"""Build a layer's C++ beside the model at first use, and keep the result for every later process.
 
 A CPU variant ships C++ *source*: plain C symbols, no torch headers, so one compile takes about a
-second and the result does not depend on the torch build. The shared object lives in a
-content-addressed cache: its key covers the source, the compiler, the flags and the CPU's
-instruction sets, so an upgrade of any of them builds afresh and nothing is ever overwritten.
+second and the result does not depend on the torch build. The shared object lies in the cache (`cxx_compiler`): its name
+covers the source, the compiler, the flags and the CPU's instruction sets, so that an upgrade of any of them builds it
+again and nothing is ever overwritten. Where the library came with code that was built from just this text (`prebuilt`),
+that serves, and nothing is built.
 
-Where no compiler is found (or the build fails) `load` returns None, says so once on the
-`kernels_hub` logger, and the layer runs its PyTorch reference instead: slower, same numbers.
+No call waits for the compiler: it runs in the background with a low priority, one build at a time on a machine, and
+the layer runs its PyTorch reference until the library is there. Where no compiler is found (or the build fails) `load`
+returns None, says so once on the `kernels_hub` logger, and the reference runs for good: slower, same numbers.
 
-Environment:
-    KERNELS_HUB_CACHE   folder of the cache (default: $XDG_CACHE_HOME/kernels_hub or ~/.cache/kernels_hub)
-    KERNELS_HUB_CXX     the compiler (default: $CXX, c++, g++ or clang++, the first that exists);
-                        the value "none" turns native code off
+Environment: KERNELS_HUB_CACHE, see `files`; KERNELS_HUB_CXX, see `cxx_compiler`, where "none" means that there is none;
+KERNELS_HUB_JIT=wait has calls wait for the libraries that they need.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
-import hashlib
 import logging
 import os
 import platform
 import shutil
 import subprocess
-import sys
-import tempfile
-from functools import cache, lru_cache
+import threading
+from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-_LOGGER = logging.getLogger("kernels_hub")
-
-# -fopenmp links libgomp.so.1 by soname; torch has loaded its own copy under that name already, so
-# the dynamic linker reuses it and both share one thread pool (torch.set_num_threads governs both).
-_FLAGS = (
-    "-std=c++20",
-    "-O3",
-    "-march=native",
-    "-fopenmp",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fPIC",
-    "-shared",
+from .cxx_compiler import (
+    FLAGS,
+    compiler_version,
+    cpu_flags,
+    digest_of,
+    find_compiler,
+    is_whole,
+    kill_compilers,
+    publish,
+    run_compiler,
 )
+from .files import cache_folder, read_shipped, scratch_folder
+from .prebuilt import find
 
+_LOGGER = logging.getLogger("kernels_hub.layers.native")
+
+_FLAGS = (*FLAGS, "-march=native", "-shared")
 _BUILD_TIMEOUT_S = 300
 
 
-def load(source: Path, headers: Path | None = None) -> ctypes.CDLL | None:
-    """The shared object built from one C++ file, or None where it cannot be built here.
+class BeingBuiltError(Exception):
+    """The library is not there yet. build: what it is being built by, None where nothing was begun."""
 
-    headers: a folder of headers that the file includes, beside those that lie here; each counts as part of the source.
+    def __init__(self, build: threading.Thread | None = None) -> None:
+        super().__init__()
+        self.build = build
+
+
+T = TypeVar("T")
+
+
+def when_built(make: Callable[[], T | None]) -> Callable[[], T | None]:
+    """A function that loads a library, asked at every call: None until it is built, then what it returned once."""
+    found: list[T | None] = []
+    pending: list[threading.Thread] = []
+
+    @wraps(make)
+    def get() -> T | None:
+        if not found:
+            # To look for a library is to read its sources, a millisecond: not at every call while it is being built.
+            if any(build.is_alive() for build in pending) and not _waits():
+                return None
+            try:
+                found.append(make())
+            except BeingBuiltError as error:
+                pending[:] = [error.build] if error.build is not None else []
+                return None
+        return found[0]
+
+    _LOADERS.append(get)
+    return get
+
+
+_LOADERS: list[Callable[[], object]] = []
+_OFF: dict[str, str] = {}
+"""Source file -> why there is no library of it."""
+_EXTRAS: set[str] = set()
+"""Source files of kernels beside others of their layers."""
+
+
+class Lacking(NamedTuple):
+    """Native code that a layer has to do without. all: the layer has no other kernels, and PyTorch's code runs."""
+
+    reasons: dict[str, str]
+    all: bool
+
+
+def lacking() -> Lacking:
+    """What native code of this package is not here, and never will be; nothing is built to find out."""
+    if find_compiler() is None:
+        for get in _LOADERS:
+            get()
+    return Lacking(dict(_OFF), any(one not in _EXTRAS for one in _OFF))
+
+
+def is_built(*, begins: bool = True) -> bool | None:
+    """Whether the libraries of this package are here: None while they are not, False where one cannot be built that
+    there is no other kernel for.
+
+    begins: have what is missing built in the background.
+    """
+    if _waits():
+        return True
+    if any(build.is_alive() for build in _BUILDS.values()):
+        return None
+    _LOOKING.is_all = not begins
+    try:
+        found = [get() for get in _LOADERS]
+    finally:
+        _LOOKING.is_all = False
+    if all(library is not None for library in found):
+        return True
+    return None if not begins or any(build.is_alive() for build in _BUILDS.values()) else not lacking().all
+
+
+def load(
+    source: Path, headers: Path | None = None, *, at_once: bool = False, is_extra: bool = False
+) -> ctypes.CDLL | None:
+    """The functions of one C++ file: prebuilt, or built from it; None where it cannot be built here.
+
+    headers: a folder of headers that the file includes, beside those that lie here and beside it; each counts as part
+    of the source. at_once: wait for the build. is_extra: the layer has other kernels that need no C++.
+    Raises BeingBuiltError while it is being built in the background: for `when_built`.
     Safe under concurrent threads and processes: each builds to a private file and renames it into
     place, so a reader sees either nothing or a whole object.
     """
-    compiler = find_compiler()
-    if compiler is None:
-        _say_once(source.parent.name, "no C++ compiler found (set KERNELS_HUB_CXX or install g++)")
-        return None
+    if is_extra:
+        _EXTRAS.add(source.name)
     try:
         sources = _read_sources(source, headers)
-        target = cache_folder() / "native" / f"{source.stem}-{_digest(sources, compiler)}.so"
-        if not target.exists():
-            _build(source, sources, target, compiler)
+        if (found := find(source.name, sources.unit, dict(sources.headers))) is not None:
+            return found
+        compiler = find_compiler()
+        if compiler is None:
+            _say_once(source, "no C++ compiler found (set KERNELS_HUB_CXX or install g++)")
+            return None
+        target = cache_folder("native") / f"{source.stem}-{_key(sources, compiler)}.so"
+        if not is_whole(target):
+            if at_once or _waits():
+                _build(source, sources, target, compiler)
+            else:
+                _build_beside(source, sources, target, compiler)
         try:
             return ctypes.CDLL(str(target))
-        except OSError:  # a truncated or foreign file in the cache: build it again, once
+        except OSError:  # removed meanwhile, or built by another system: build it again, once
             _build(source, sources, target, compiler)
             return ctypes.CDLL(str(target))
     except (OSError, subprocess.SubprocessError) as error:
-        _say_once(source.parent.name, str(error).strip() or type(error).__name__)
+        _say_once(source, str(error).strip() or type(error).__name__)
         return None
 
 
-def cache_folder() -> Path:
-    """Where built objects are kept."""
-    if folder := os.environ.get("KERNELS_HUB_CACHE"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kernels_hub"
+_NICENESS = "10"
 
 
-@lru_cache(maxsize=1)
-def find_compiler() -> str | None:
-    """Path of the C++ compiler, or None."""
-    wanted = os.environ.get("KERNELS_HUB_CXX")
-    if wanted == "none" or sys.platform != "linux":
-        return None
-    for name in (wanted, os.environ.get("CXX"), "c++", "g++", "clang++"):
-        if name and (path := shutil.which(name)):
-            return path
-    return None
+class _Build(threading.Thread):
+    """A build in the background. error: why there is no library."""
+
+    def __init__(self, source: Path, sources: _Sources, target: Path, compiler: str) -> None:
+        super().__init__(name=f"kernels_hub-build-{source.stem}", daemon=True)
+        self._what = (source, sources, target, compiler)
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            with _one_at_a_time(self._what[2].parent):
+                _build(*self._what, background=True)
+        except Exception as error:  # noqa: BLE001 - told by the call that asks next
+            self.error = error
 
 
-@lru_cache(maxsize=1)
-def _machine(compiler: str) -> str:
-    """What decides the meaning of -march=native: compiler version and instruction sets."""
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, text=True, check=True, timeout=30
-    ).stdout
-    flags = ""
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as cpuinfo:
-            flags = next((line for line in cpuinfo if line.startswith(("flags", "Features"))), "")
-    except OSError:
-        pass
-    return "\n".join((platform.machine(), version, flags))
+_BUILDS: dict[Path, _Build] = {}
+_WAITING = threading.Event()
+_LOOKING = threading.local()
+"""is_all: this thread looks what is there, and has nothing built."""
 
 
-def _digest(sources: _Sources, compiler: str) -> str:
-    digest = hashlib.sha256()
-    machine, flags = _machine(compiler).encode(), " ".join(_FLAGS).encode()
-    for part in (sources.unit, *(data for _, data in sources.headers), machine, flags):
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.hexdigest()[:32]
+def _build_beside(source: Path, sources: _Sources, target: Path, compiler: str) -> None:
+    """Have a library built in the background. Raises BeingBuiltError until it is there, or why it cannot be."""
+    build = _BUILDS.get(target)
+    if build is not None and build.error is not None:
+        raise build.error
+    if getattr(_LOOKING, "is_all", False):
+        raise BeingBuiltError
+    if build is None or not build.is_alive():  # of before a fork
+        build = _BUILDS[target] = _Build(source, sources, target, compiler)
+        build.start()
+    raise BeingBuiltError(build)
+
+
+def _waits() -> bool:
+    return _WAITING.is_set() or os.environ.get("KERNELS_HUB_JIT", "").strip().lower() == "wait"
+
+
+def begin_to_wait() -> None:
+    """Have calls wait for what they need from now on."""
+    _WAITING.set()
+
+
+def wait_for_builds(timeout: float | None = None) -> bool:
+    """Wait for what is being built, at most so many seconds for each; whether nothing is left."""
+    builds = [build for build in _BUILDS.values() if build.is_alive()]
+    for build in builds:
+        build.join(timeout)
+    return not any(build.is_alive() for build in builds)
+
+
+@atexit.register
+def _end_builds() -> None:
+    kill_compilers()
+    wait_for_builds(2.0)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Hold the lock of a cache of native code: one library is built at a time, over all processes.
+
+    A POSIX lock belongs to its process, so that a fork, whenever it comes, takes none along: a child that held its
+    parent's would wait for itself.
+    """
+    import fcntl  # where there is a compiler, there is this
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with _BUILDING, (folder / ".building").open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        yield
+
+
+_BUILDING = threading.Lock()
+"""Held with the file's lock, which threads of one process share."""
+
+
+def _after_fork() -> None:
+    """Make the threads' lock anew: the thread that held it is not in the child."""
+    global _BUILDING
+    _BUILDING = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _key(sources: _Sources, compiler: str) -> str:
+    """What determines a library: its sources, the compiler, and what -march=native means on this machine."""
+    headers = [data for _, data in sources.headers]
+    machine = "\n".join((platform.machine(), compiler_version(compiler), cpu_flags()))
+    return digest_of(sources.unit, *headers, machine, " ".join(_FLAGS))
 
 
 class _Sources(NamedTuple):
@@ -124,42 +267,33 @@ class _Sources(NamedTuple):
 
 
 def _read_sources(source: Path, headers: Path | None) -> _Sources:
-    paths = [path for folder in _folders(headers) for path in sorted(folder.glob("*.h"))]
-    return _Sources(_read(source), tuple((path.name, _read(path)) for path in paths))
+    paths = [path for folder in _folders(source, headers) for path in sorted(folder.glob("*.h"))]
+    return _Sources(read_shipped(source), tuple((path.name, read_shipped(path)) for path in paths))
 
 
-def _read(path: Path) -> bytes:
-    """A file that came along, by the loader that imported this one: the library's gives what it verified, or raises."""
-    get_data = getattr(None if __spec__ is None else __spec__.loader, "get_data", None)
-    return path.read_bytes() if get_data is None else bytes(get_data(str(path)))
+def _folders(source: Path, headers: Path | None) -> list[Path]:
+    """Where the headers of a source file lie: in one folder once a variant is built, in several in place."""
+    folders = (Path(__file__).parent, source.parent, headers)
+    return list(dict.fromkeys(folder for folder in folders if folder is not None))
 
 
-def _folders(headers: Path | None) -> list[Path]:
-    """Where the headers of a source file lie."""
-    own = Path(__file__).parent
-    return [own] if headers is None or headers == own else [own, headers]
-
-
-def _build(source: Path, sources: _Sources, target: Path, compiler: str) -> None:
+def _build(source: Path, sources: _Sources, target: Path, compiler: str, *, background: bool = False) -> None:
     """Compile a private copy of the sources, in a folder that nobody else can write."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=target.stem, suffix=".tmp") as private:
-        unit, partial = Path(private) / source.name, Path(private) / "unit.so"
+    lower = ["nice", "-n", _NICENESS] if background and shutil.which("nice") else []
+    with scratch_folder(target.parent, target.stem) as private:
+        unit, partial = private / source.name, private / "unit.so"
         unit.write_bytes(sources.unit)
         for name, data in sources.headers:
             (unit.parent / name).write_bytes(data)
-        done = subprocess.run(
-            [compiler, *_FLAGS, str(unit), "-o", str(partial)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_BUILD_TIMEOUT_S,
-        )
-        if done.returncode != 0:
-            raise OSError(f"{compiler} failed on {source}:\n{done.stderr[-2000:]}")
-        partial.replace(target)
+        errors = run_compiler([*lower, compiler, *_FLAGS, str(unit), "-o", str(partial)], _BUILD_TIMEOUT_S)
+        if errors is not None:
+            raise OSError(f"{compiler} failed on {source}:\n{errors}")
+        publish(partial, target)
 
 
-@cache
-def _say_once(name: str, reason: str) -> None:
-    _LOGGER.warning("native CPU code of %s is off, its PyTorch reference runs instead: %s", name, reason)
+def _say_once(source: Path, reason: str) -> None:
+    if _OFF.get(source.name) != reason:
+        _OFF[source.name] = reason
+        name = source.parent.name
+        _LOGGER.warning("native CPU code of %s is off, its PyTorch reference runs instead: %s", name, reason)

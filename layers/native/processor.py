@@ -1,4 +1,4 @@
-"""What there is for this processor, here and in PyTorch."""
+"""Instruction sets of this processor, and what PyTorch uses of them."""
 
 from __future__ import annotations
 

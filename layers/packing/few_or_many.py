@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from . import few_rows
+from .direct import is_plain, records_gradient
 from .packing import products
 
 
@@ -22,6 +23,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> T
     return products.linear(x, weight, bias, activation)  # type: ignore[no-any-return]
 
 
+def linear_directly(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor | None:
+    """`linear` of few rows, past the dispatcher; None where the operator is to be called."""
+    if few_rows.runs_directly(x, (weight,), (bias,)):
+        return few_rows.linears(x, (weight,), (bias,), activation)
+    return None
+
+
 def gated_mlp(
     x: Tensor,
     gate: Tensor,
@@ -35,13 +43,36 @@ def gated_mlp(
     """(activation(x gate^T) * (x up^T)) down^T; x (..., K), gate and up (N, K), down (M, N), as in `linear`."""
     if (
         few_rows.pays(x, gate)
-        and gate.shape == up.shape
         and few_rows.takes(x, (gate, up), (gate_bias, up_bias))
-        and few_rows.are_like(x.dtype, gate.shape[0], (down,), (down_bias,))
+        and _is_block(gate, up, down, down_bias)
     ):
         return few_rows.gated_mlp(x, (gate, up, down), (gate_bias, up_bias, down_bias), activation)
     hidden = products.gated(x, gate, up, gate_bias, up_bias, activation)
     return linear(hidden, down, down_bias, "none")
+
+
+def gated_mlp_directly(
+    x: Tensor,
+    weights: tuple[Tensor, Tensor, Tensor],
+    biases: tuple[Tensor | None, Tensor | None, Tensor | None],
+    activation: str,
+) -> Tensor | None:
+    """`gated_mlp` of few rows, past the dispatcher; None where the operator is to be called."""
+    (*_, down), (*_, down_bias) = weights, biases
+    if (
+        few_rows.runs_directly(x, weights[:2], biases[:2])
+        and is_plain(down)
+        and (down_bias is None or is_plain(down_bias))
+        and not records_gradient(down, down_bias)
+        and _is_block(*weights, down_bias)
+    ):
+        return few_rows.gated_mlp(x, weights, biases, activation)
+    return None
+
+
+def _is_block(gate: Tensor, up: Tensor, down: Tensor, down_bias: Tensor | None) -> bool:
+    """Whether a gate and an up that fit a few rows make a block with a down."""
+    return gate.shape == up.shape and few_rows.are_like(gate.dtype, gate.shape[0], (down,), (down_bias,))
 
 
 def joined_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from .few_or_many import pays
@@ -25,6 +26,8 @@ def applies(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None,
     if not compiling and type(first) is not PackedWeight and not pays(x, first):
         return False
     if not _is_plain(x) or x.dim() == 0 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        return False
+    if forward_ad._current_level >= 0:  # operators of torch.library drop tangents without a word
         return False
     is_packed = False
     for weight in weights:

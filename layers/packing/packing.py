@@ -20,7 +20,8 @@ from types import CodeType, ModuleType
 
 import torch
 
-from . import guard, native, weight_guard
+from . import cxx_compiler, files, guard, native, tensor_state, weight_guard
+from .files import read_shipped
 
 _FOLDER = Path(__file__).absolute().with_name("packed")
 
@@ -33,9 +34,15 @@ def shared_package(folder: Path) -> ModuleType:
     digest = hashlib.sha256()
     sources: dict[str, bytes] = {}
     header = Path(weight_guard.__file__).with_suffix(".h")
-    beside = [*(Path(str(one.__file__)) for one in (guard, native, weight_guard)), header]
+    beside = [
+        *(
+            Path(str(one.__file__))
+            for one in (cxx_compiler, files, guard, native, tensor_state, weight_guard)
+        ),
+        header,
+    ]
     for file in (*sorted(folder.glob("*.py")), *beside):
-        content = _read(file)
+        content = read_shipped(file)
         if file.parent == folder:
             sources[file.stem] = content
         digest.update(f"{file.name}\0{len(content)}\0".encode())
@@ -98,12 +105,6 @@ class _Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         code: CodeType = self.source_to_code(self._source, self.get_filename(fullname))
         return code
-
-
-def _read(path: Path) -> bytes:
-    """A file that came along, by the loader that imported this one: the library's gives what it verified, or raises."""
-    get_data = getattr(None if __spec__ is None else __spec__.loader, "get_data", None)
-    return path.read_bytes() if get_data is None else bytes(get_data(str(path)))
 
 
 def _is_sealed() -> bool:

@@ -1,4 +1,4 @@
-"""What `kernelize` asks of a kernel that keeps packed weights; see kernels_hub/layer/bind.py.
+"""What `kernelize` asks of a kernel that keeps packed weights; see kernels_hub/kernelization/bind.py.
 
 A module is a `torch.nn.Linear`, or a block whose Linear children its kernel computes. Each function
 does nothing for modules and weights that are not packed.

@@ -1,4 +1,4 @@
-"""What the Triton kernels do otherwise with one release of Triton: tiles that spill registers there are not offered.
+"""Differences between releases of Triton: tiles that spill registers with a release are not offered there.
 
 The tiles beside the kernels are those for the newest release. What its predecessors spill of them was read from what
 they compile for NVIDIA's sm_80, sm_90 and sm_100 and AMD's gfx942, and so was that what takes its place does not spill.

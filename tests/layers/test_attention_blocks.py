@@ -14,8 +14,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, DynamicCache, LlamaConfig, LlamaModel, StaticCache, ViTConfig
+from transformers import (
+    BertConfig,
+    CLIPVisionConfig,
+    DynamicCache,
+    LlamaConfig,
+    LlamaModel,
+    StaticCache,
+    ViTConfig,
+)
 from transformers.models.bert.modeling_bert import BertSelfAttention
+from transformers.models.clip.modeling_clip import CLIPAttention
 from transformers.models.llama.modeling_llama import LlamaAttention
 from transformers.models.vit.modeling_vit import ViTAttention
 
@@ -30,6 +39,7 @@ LAYERS = {
     "grouped": PACKAGE.layers.RotaryAttention,
     "bert": PACKAGE.layers.SelfAttention,
     "vit": PACKAGE.layers.EncoderAttention,
+    "clip": PACKAGE.layers.ClipAttention,
 }
 HIDDEN = 256
 
@@ -59,6 +69,9 @@ def build(name: str, **settings: Any) -> tuple[nn.Module, Tensor, dict[str, Any]
     if name == "bert":
         bert = BertConfig(hidden_size=HIDDEN, num_attention_heads=8, attn_implementation="sdpa", **settings)
         return BertSelfAttention(bert).eval(), x, {}
+    if name == "clip":  # it drops nothing by default
+        clip = CLIPVisionConfig(hidden_size=HIDDEN, num_attention_heads=8, attn_implementation="sdpa")
+        return CLIPAttention(clip).eval(), x, {}
     vit = ViTConfig(hidden_size=HIDDEN, num_attention_heads=8, attn_implementation="sdpa", **settings)
     return ViTAttention(vit).eval(), x, {}
 
@@ -115,8 +128,11 @@ def _eager(block: nn.Module) -> dict[str, Any]:
 def _dropout(block: nn.Module) -> dict[str, Any]:
     block.train()
     block.attention_dropout = 0.5  # type: ignore[assignment]
-    if isinstance(getattr(block, "dropout", None), nn.Dropout):
-        block.dropout.p = 0.5  # type: ignore[union-attr,assignment]
+    dropout = getattr(block, "dropout", None)
+    if isinstance(dropout, nn.Dropout):
+        dropout.p = 0.5
+    elif dropout is not None:
+        block.dropout = 0.5  # type: ignore[assignment]
     return {}
 
 

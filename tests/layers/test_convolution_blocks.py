@@ -18,7 +18,7 @@ from transformers.models.resnet.modeling_resnet import (
     ResNetShortCut,
 )
 
-from kernels_hub.layer.validate import check_layer_class, check_signature
+from kernels_hub.kernelization.validate import check_layer_class, check_signature
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
 from tests.tolerances import assert_close

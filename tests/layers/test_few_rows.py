@@ -134,10 +134,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     for package in (LINEAR, MLP, ATTENTION):
         few = sys.modules[package.__name__ + ".few_rows"]
-        run = few._run
-        monkeypatch.setattr(
-            few, "_run", lambda name, *rest, run=run: (seen.append(name), run(name, *rest))[1]
-        )
+        for name in ("linears", "gated_mlp"):
+            run = getattr(few, name)
+            monkeypatch.setattr(
+                few, name, lambda *rest, name=name, run=run: (seen.append(name), run(*rest))[1]
+            )
     return seen
 
 
@@ -152,8 +153,8 @@ class Gated(nn.Module):
 
 
 BLOCKS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Tensor], str]] = {
-    "Linear": (lambda: nn.Linear(384, 640), LINEAR.layers.Linear.forward, "few_rows_linears"),
-    "GatedMLP": (Gated, MLP.layers.GatedMLP.forward, "few_rows_gated"),
+    "Linear": (lambda: nn.Linear(384, 640), LINEAR.layers.Linear.forward, "linears"),
+    "GatedMLP": (Gated, MLP.layers.GatedMLP.forward, "gated_mlp"),
 }
 
 
@@ -213,7 +214,7 @@ def test_weights_that_do_not_fit_get_pytorchs_error(name: str, calls: list[str])
     setattr(block, name, nn.Linear(384, 500, bias=False))
     with torch.no_grad(), pytest.raises(RuntimeError, match="size|shape"):
         MLP.layers.GatedMLP.forward(block, torch.randn(1, 384))
-    assert "few_rows_gated" not in calls
+    assert "gated_mlp" not in calls
 
 
 def test_projections_of_attention_are_one_call(calls: list[str]):
@@ -223,7 +224,7 @@ def test_projections_of_attention_are_one_call(calls: list[str]):
     x = torch.randn(1, 1, 512)
     with torch.no_grad():
         parts = project(x, weights, biases)
-    assert calls == ["few_rows_linears"]
+    assert calls == ["linears"]
     for part, weight, bias in zip(parts, weights, biases, strict=True):
         assert_close(part, exact(x, weight, bias))
 

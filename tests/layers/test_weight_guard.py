@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels_hub.compiler.codegen.runtime.weight_guard import (
+from kernels_hub.compiler.native.weight_guard import (
     CHUNK,
     Content,
     Native,
@@ -19,7 +19,7 @@ from kernels_hub.compiler.codegen.runtime.weight_guard import (
     TorchContent,
     WeightGuard,
 )
-from kernels_hub.compiler.codegen.toolchain import build, load
+from kernels_hub.compiler.runtime.toolchain import build, load
 
 Make = Callable[[Sequence[Tensor]], Content]
 
@@ -31,6 +31,7 @@ def make(request: pytest.FixtureRequest) -> Make:
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
     native = Native.of(load(build('#include "weight_guard.h"\n', "weight_guard")))
+    assert native is not None
     return lambda tensors: NativeContent(tensors, native)
 
 
@@ -111,14 +112,14 @@ def test_all_is_compared_in_turns(make: Make) -> None:
         content = make([weight])
         spent = 0
         while content.turns == 0:
-            content.elapsed += call
+            content.took(call)
             spent += call
             assert content.holds()
             assert spent <= 2_000_000_000
     weight[12_345] += 1
     found = 0
     while content.holds():
-        content.elapsed += 100_000_000
+        content.took(100_000_000)
         found += 1
         assert found <= 16
 

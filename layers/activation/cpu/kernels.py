@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from . import reference
 from .layout import packed_rows, rows_of
-from .native import load
+from .native import load, when_built
 
 DISPATCH_KEYS = ("CPU",)
 
@@ -33,7 +32,7 @@ _GATED_FORWARD = struct.Struct("=2q3Q4q")
 _GATED_BACKWARD = struct.Struct("=2q5Q6q")
 
 
-@lru_cache(maxsize=1)
+@when_built
 def _library() -> ctypes.CDLL | None:
     library = load(Path(__file__).with_name("activation.cpp"))
     if library is not None:

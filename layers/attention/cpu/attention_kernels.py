@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from . import reference
 from .form import Form, broadcast, result_like, takes
-from .native import load
+from .native import load, when_built
 
 # The record of attention.cpp, field for field: nine tensors (address and four strides), then numbers.
 _ARGUMENTS = struct.Struct("=" + 9 * "Q4q" + "Q 10q 2d")
@@ -25,7 +24,7 @@ _ABSENT = (0, 0, 0, 0, 0)
 _KINDS = {torch.bool: 1, torch.float32: 2}
 
 
-@lru_cache(maxsize=1)
+@when_built
 def _library() -> ctypes.CDLL | None:
     library = load(Path(__file__).with_name("attention.cpp"), _headers())
     if library is not None:

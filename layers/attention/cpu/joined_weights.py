@@ -2,7 +2,7 @@
 
 A copy lives as long as each of its weights, and is used as long as all of them are what was packed; see
 `packed/cache.py` for how that is noticed. The functions from `prepare` on are what `kernelize` asks of a
-kernel that keeps packed weights; see kernels_hub/layer/bind.py.
+kernel that keeps packed weights; see kernels_hub/kernelization/bind.py.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Joined:
         self.nbytes: int = cache.packed_nbytes(self.packed)
 
     def matches(self, weights: Sequence[Tensor], *, whole: bool = False) -> bool:
-        same = all(one() is weight for one, weight in zip(self.references, weights, strict=True))
+        same = all(reference() is weight for reference, weight in zip(self.references, weights, strict=True))
         return same and self.guard.holds(weights, whole=whole)
 
 

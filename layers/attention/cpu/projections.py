@@ -48,10 +48,10 @@ def _kernel(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None
     if packed is None:
         return _reference(x, weights, biases)
     bias = None
-    if any(one is not None for one in biases):
+    if any(biase is not None for biase in biases):
         parts = [
-            weight.new_zeros(weight.shape[0]) if one is None else one
-            for weight, one in zip(weights, biases, strict=True)
+            weight.new_zeros(weight.shape[0]) if biase is None else biase
+            for weight, biase in zip(weights, biases, strict=True)
         ]
         bias = torch.cat(parts)
     result: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")

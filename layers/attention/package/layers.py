@@ -146,13 +146,31 @@ class EncoderAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        linears = (self.q_proj, self.k_proj, self.v_proj, self.o_proj)
-        dropout = self.attention_dropout
-        if not modules.applies(self, hidden_states, linears, dropout, attention_mask, kwargs):
-            found: tuple[Tensor, Tensor | None] = modules.original(
-                self, hidden_states, attention_mask, **kwargs
-            )
-            return found
-        query, key, value = modules.heads(hidden_states, linears[:3], self.head_dim)
-        attended = modules.attend(self, query, key, value, attention_mask)
-        return modules.output(attended, self.o_proj), None
+        return modules.encode(
+            self, hidden_states, attention_mask, kwargs, self.o_proj, self.attention_dropout
+        )
+
+
+class ClipAttention(nn.Module):
+    """CLIP's and SigLIP's attention: `EncoderAttention` under other names, `out_proj`, `scale` and `dropout`.
+
+    hidden_states (B, L, hidden) -> ((B, L, hidden), None). The heads' width is `self.head_dim`.
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    out_proj: nn.Linear
+    head_dim: int
+    scale: float
+    dropout: float
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        return modules.encode(
+            self, hidden_states, attention_mask, kwargs, self.out_proj, self.dropout, self.scale
+        )

@@ -70,11 +70,33 @@ def heads(hidden: Tensor, linears: Sequence[nn.Linear], width: int) -> list[Tens
     return [output.unflatten(-1, (-1, width)).transpose(1, 2) for output in outputs]
 
 
-def attend(block: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """As transformers' function for "sdpa": (batch, length, heads x width)."""
+def attend(
+    block: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None = None
+) -> Tensor:
+    """As transformers' function for "sdpa": (batch, length, heads x width). scale: `block.scaling` where it is None."""
     causal = bool(query.shape[2] > 1 and mask is None and getattr(block, "is_causal", True))
-    result = attention(query, key, value, mask, causal=causal, scale=block.scaling)
+    result = attention(
+        query, key, value, mask, causal=causal, scale=block.scaling if scale is None else scale
+    )
     return result.transpose(1, 2).flatten(2)
+
+
+def encode(
+    block: Any,
+    hidden: Tensor,
+    mask: Tensor | None,
+    kwargs: dict[str, Any],
+    out: nn.Linear,
+    dropout: float,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """An encoder's attention without a cache: projections, attention, projection by `out`; else the original's."""
+    linears = (block.q_proj, block.k_proj, block.v_proj, out)
+    if not applies(block, hidden, linears, dropout, mask, kwargs):
+        result: tuple[Tensor, Tensor | None] = original(block, hidden, mask, **kwargs)
+        return result
+    query, key, value = heads(hidden, linears[:3], block.head_dim)
+    return output(attend(block, query, key, value, mask, scale), out), None
 
 
 def _calls_sdpa(config: Any) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import kernels, reference
 from .form import Form, result_like
-from .registration import define
+from .registration import define, differentiate, implementations
 
 _INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? mask"
 _FORM = "bool causal, SymInt offset, float scale, float softcap"
@@ -20,11 +20,8 @@ Function = Callable[..., Any]
 
 def _define(schema: str, make: Callable[[Any], Function], fake: Function, **autograd: Function) -> Function:
     """`make` turns a backend (`kernels` or `reference`) into an implementation of the schema."""
-    implementations = {
-        **dict.fromkeys(kernels.DISPATCH_KEYS, make(kernels)),
-        "CompositeExplicitAutograd": make(reference),
-    }
-    return define(schema, implementations, fake, **autograd)
+    served = implementations(kernels.DISPATCH_KEYS, make(kernels), make(reference))
+    return define(schema, served, fake, **autograd)
 
 
 def _fake(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *form: Any) -> Tensor:
@@ -89,19 +86,13 @@ def _gradients(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor 
         return (None, None, None, *nothing)
     query, key, value, mask, result, statistics = ctx.saved_tensors
     if torch.is_grad_enabled():  # create_graph=True: by operators that have gradients themselves
-        return (*_differentiated(grad, (query, key, value), mask, ctx.form), *nothing)
+        found = differentiate(
+            lambda query, key, value: reference.differentiable(query, key, value, mask, ctx.form),
+            grad,
+            (query, key, value),
+        )
+        return (*found, *nothing)
     return (*attention_backward(grad, query, key, value, mask, result, statistics, *ctx.form), *nothing)
-
-
-def _differentiated(
-    grad: Tensor, inputs: tuple[Tensor, ...], mask: Tensor | None, form: Form
-) -> list[Tensor | None]:
-    """Each input is a view: one tensor may be given as two of them."""
-    views = [tensor.view_as(tensor) for tensor in inputs]
-    wanted = [view for view in views if view.requires_grad]
-    result = reference.differentiable(views[0], views[1], views[2], mask, form)
-    found = iter(torch.autograd.grad(result, wanted, grad, create_graph=True))
-    return [next(found) if view.requires_grad else None for view in views]
 
 
 attention_inference = _define(f"attention_inference({_INPUTS}, {_FORM}) -> Tensor", _make_inference, _fake)

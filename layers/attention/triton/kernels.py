@@ -28,7 +28,7 @@ _WIDEST = 256
 
 
 @dataclass(frozen=True)
-class Tile:
+class AttentionTile:
     """Queries and keys of a tile, and what runs it."""
 
     rows: int
@@ -40,23 +40,23 @@ class Tile:
 # Per kernel: tiles for heads up to 64, 128 and 256 wide, the largest tried that neither NVIDIA's architectures nor
 # AMD's spill: what a tile needs does not grow evenly, as the compilers keep other things in registers.
 _NARROW = {
-    "forward": (Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(32, 32, 8, 1)),
-    "query gradient": (Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(32, 32, 8, 1)),
-    "key gradient": (Tile(32, 32, 8, 1), Tile(16, 32, 8, 1), Tile(32, 32, 8, 1)),
+    "forward": (AttentionTile(128, 64, 8, 2), AttentionTile(64, 64, 8, 2), AttentionTile(32, 32, 8, 1)),
+    "query gradient": (AttentionTile(32, 32, 8, 1), AttentionTile(16, 32, 8, 1), AttentionTile(32, 32, 8, 1)),
+    "key gradient": (AttentionTile(32, 32, 8, 1), AttentionTile(16, 32, 8, 1), AttentionTile(32, 32, 8, 1)),
 }
 _FLOAT32 = {
-    "forward": (Tile(32, 32, 4, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1)),
-    "query gradient": (Tile(16, 16, 8, 1), Tile(16, 16, 4, 1), Tile(16, 16, 8, 1)),
-    "key gradient": (Tile(32, 32, 4, 1), Tile(16, 32, 8, 1), Tile(16, 16, 8, 1)),
+    "forward": (AttentionTile(32, 32, 4, 1), AttentionTile(16, 16, 8, 1), AttentionTile(16, 16, 8, 1)),
+    "query gradient": (AttentionTile(16, 16, 8, 1), AttentionTile(16, 16, 4, 1), AttentionTile(16, 16, 8, 1)),
+    "key gradient": (AttentionTile(32, 32, 4, 1), AttentionTile(16, 32, 8, 1), AttentionTile(16, 16, 8, 1)),
 }
 
 
-def tile_for(kernel: str, widest: int, dtype: torch.dtype, *, hip: bool = False) -> Tile:
+def tile_for(kernel: str, widest: int, dtype: torch.dtype, *, hip: bool = False) -> AttentionTile:
     """The tile of "forward", "query gradient" or "key gradient"; widest: of the padded widths."""
     if hip:
         wide = kernel == "forward" and dtype is not torch.float32
         side, case = (32, "hip narrow") if wide else (16, "hip")
-        tile = Tile(side, side, 4, 1)
+        tile = AttentionTile(side, side, 4, 1)
     else:
         table, name = (_FLOAT32, "float32") if dtype is torch.float32 else (_NARROW, "narrow")
         place = 0 if widest <= 64 else 1 if widest <= 128 else 2
@@ -174,7 +174,7 @@ def _mask_strides(mask: Tensor | None) -> tuple[int, ...]:
 
 
 def _constants(
-    query: Tensor, mask: Tensor | None, form: Form, width: int, values: int, tile: Tile
+    query: Tensor, mask: Tensor | None, form: Form, width: int, values: int, tile: AttentionTile
 ) -> dict[str, Any]:
     tf32 = query.dtype is torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return {

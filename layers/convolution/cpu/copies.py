@@ -68,8 +68,8 @@ class Copies(Generic[T]):
     def refresh(self, source: Tensor) -> None:
         """Drop every value made from `source` whose tensors have changed, all of them compared."""
         for index, entry in self._entries_of(source):
-            tensors = [one() for one in entry.references]
-            alive = [one for one in tensors if one is not None]
+            tensors = [reference() for reference in entry.references]
+            alive = [tensor for tensor in tensors if tensor is not None]
             if len(alive) < len(tensors) or not entry.guard.holds(alive, whole=True):
                 self._entries.pop(index, None)
 

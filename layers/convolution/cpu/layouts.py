@@ -20,7 +20,7 @@ _MAX_SHAPES = 32
 """Input shapes that are remembered for a weight; a model fed with more runs the rest unpacked."""
 
 
-class Layout(NamedTuple):
+class ConvolutionLayout(NamedTuple):
     """What inputs of one shape take."""
 
     weight: Tensor
@@ -39,11 +39,11 @@ class Layouts:
         )
         """Whether folding stayed in the range of the dtype."""
         self.bias = bias
-        self._by_shape: dict[tuple[int, ...], Layout] = {}
+        self._by_shape: dict[tuple[int, ...], ConvolutionLayout] = {}
         self._distinct: list[Tensor] = []
         self._plain = folded if self.fits else None
 
-    def find(self, shape: torch.Size) -> Layout | None:
+    def find(self, shape: torch.Size) -> ConvolutionLayout | None:
         """The layout for inputs of a shape; None where `make` has not made it yet."""
         return self._by_shape.get(shape)
 
@@ -55,7 +55,7 @@ class Layouts:
         padding: Sequence[int],
         dilation: Sequence[int],
         groups: int,
-    ) -> Layout:
+    ) -> ConvolutionLayout:
         """Pack for inputs of a shape; beyond the limit, the plain weight.
 
         weight: None for a folded weight.
@@ -66,7 +66,7 @@ class Layouts:
             if len(self._by_shape) >= _MAX_SHAPES:
                 if weight is None:
                     self._plain = plain
-                return Layout(plain, result)
+                return ConvolutionLayout(plain, result)
             packed = torch.ops.mkldnn._reorder_convolution_weight(
                 plain, padding, stride, dilation, groups, list(shape)
             )
@@ -76,7 +76,7 @@ class Layouts:
                 break
         else:
             self._distinct.append(packed)
-        layout = self._by_shape[shape] = Layout(packed, result)
+        layout = self._by_shape[shape] = ConvolutionLayout(packed, result)
         self._plain = None
         return layout
 

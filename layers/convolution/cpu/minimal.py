@@ -12,13 +12,12 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from .native import load
+from .native import load, when_built
 
 _LINE = 16
 _LEAST_CHANNELS = 32
@@ -105,11 +104,11 @@ def _numbers(*values: int) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(values))(*values)
 
 
-@lru_cache(maxsize=1)
+@when_built
 def _library() -> ctypes.CDLL | None:
     folders = [Path(folder) for folder in sys.modules[__package__ or ""].__path__]
     headers = next(folder for folder in folders if (folder / "winograd.h").exists())
-    library = load(Path(__file__).with_name("minimal.cpp"), headers)
+    library = load(Path(__file__).with_name("minimal.cpp"), headers, is_extra=True)
     if library is not None:
         numbers, address = ctypes.POINTER(ctypes.c_int64), ctypes.c_void_p
         library.minimal_size.argtypes, library.minimal_size.restype = (numbers,), ctypes.c_int64

@@ -1,4 +1,4 @@
-"""What `kernelize` asks of a kernel that keeps packed weights; see kernels_hub/layer/bind.py.
+"""What `kernelize` asks of a kernel that keeps packed weights; see kernels_hub/kernelization/bind.py.
 
 The layout of a packed convolution weight depends on the input's size, so it is packed at the first
 call and not before; and the originals stay, because another input size packs from them again, and a
@@ -7,6 +7,7 @@ weight with a norm folded in does not give its original back bit by bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from torch import nn
@@ -31,6 +32,23 @@ def packed_nbytes(module: nn.Module) -> int:
     """
     folded = not isinstance(module, nn.Conv2d)
     return sum(_packed_nbytes(convolution.weight, folded=folded) for convolution in _convolutions(module))
+
+
+def most_nbytes(module: nn.Module) -> int:
+    """Bytes that the packed copies of a module's kernel take at most, for inputs of one size.
+
+    oneDNN packs blocks of up to 64 x 64 channels; minimal filtering holds 16 numbers for 9; what a norm is folded
+    into is a weight of its own beside.
+    """
+    total = 0
+    for convolution in _convolutions(module):
+        filters, channels, rows, columns = convolution.weight.shape
+        padded = math.ceil(filters / 64) * math.ceil(channels / 64) * 64 * 64 * rows * columns
+        numel = filters * channels * rows * columns
+        packed = min(padded, 4 * numel) * (16 / 9 if rows == columns == 3 else 1)
+        folded = 0 if convolution is module else numel
+        total += math.ceil((packed + folded) * convolution.weight.element_size())
+    return total
 
 
 def free_originals(module: nn.Module) -> None:

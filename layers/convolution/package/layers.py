@@ -169,15 +169,15 @@ def _residual_operands(
         return None
     if not _is_plain(module.layer) or not _is_plain(module.shortcut):
         return None
-    found = []
+    residual_operands = []
     for part in parts:
         if tuple(part._modules) != _BLOCKS.get(type(part).__name__) or not _is_plain(part):
             return None
         operands = _operands(part, input)
         if operands is None:
             return None
-        found.append(operands)
-    return found
+        residual_operands.append(operands)
+    return residual_operands
 
 
 def _operands(block: nn.Module, input: Tensor) -> _Operands | None:

@@ -149,7 +149,7 @@ _MANY_PIXELS = 2048
 """Output pixels from which large tiles still make enough programs."""
 
 
-class Tile(NamedTuple):
+class ConvolutionTile(NamedTuple):
     """What one program computes, and with how many warps."""
 
     pixels: int
@@ -158,7 +158,7 @@ class Tile(NamedTuple):
     warps: int
 
 
-def tile(dtype: torch.dtype, pixels: int, filters: int, wide: bool) -> Tile:
+def tile(dtype: torch.dtype, pixels: int, filters: int, wide: bool) -> ConvolutionTile:
     """The tile for a product of `pixels` rows and `filters` columns a group.
 
     Narrow where there are few filters (a depthwise convolution has one a group), low where there are
@@ -166,10 +166,12 @@ def tile(dtype: torch.dtype, pixels: int, filters: int, wide: bool) -> Tile:
     """
     narrow = min(max(triton.next_power_of_2(filters), 16), 64)
     if wide:
-        return Tile(32, min(narrow, 32), 32, 8)
+        return ConvolutionTile(32, min(narrow, 32), 32, 8)
     if dtype is torch.float32:
-        return Tile(64 if pixels >= _MANY_PIXELS else 32, min(narrow, 32), 32, 4)
-    return Tile(128, narrow, 32, 8) if pixels >= _MANY_PIXELS else Tile(32, narrow, 32, 4)
+        return ConvolutionTile(64 if pixels >= _MANY_PIXELS else 32, min(narrow, 32), 32, 4)
+    return (
+        ConvolutionTile(128, narrow, 32, 8) if pixels >= _MANY_PIXELS else ConvolutionTile(32, narrow, 32, 4)
+    )
 
 
 def precision(dtype: torch.dtype) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from . import reference
-from .native import load
+from .native import load, when_built
 
 DISPATCH_KEYS = ("CPU",)
 
@@ -22,7 +21,7 @@ _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ARGUMENTS = struct.Struct("=3Q 8q d")
 
 
-@lru_cache(maxsize=1)
+@when_built
 def _library() -> ctypes.CDLL | None:
     folders = [Path(folder) for folder in sys.modules[__package__ or ""].__path__]
     headers = next(folder for folder in folders if (folder / "parallel.h").exists())

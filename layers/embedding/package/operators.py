@@ -10,14 +10,11 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from . import kernels, reference
-from .registration import define
+from .registration import define, implementations
 
 
 def _implementations(name: str) -> dict[str, Any]:
-    return {
-        **dict.fromkeys(kernels.DISPATCH_KEYS, getattr(kernels, name)),
-        "CompositeExplicitAutograd": getattr(reference, name),
-    }
+    return implementations(kernels.DISPATCH_KEYS, getattr(kernels, name), getattr(reference, name))
 
 
 def _fake(indices: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from . import reference
 from .forms import LossForm
-from .native import load
+from .native import load, when_built
 
 DISPATCH_KEYS = ("CPU",)
 
@@ -25,7 +24,7 @@ _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _LOSS = struct.Struct("=6Q 4q 3d")
 
 
-@lru_cache(maxsize=1)
+@when_built
 def _library() -> ctypes.CDLL | None:
     library = load(Path(__file__).with_name("cross_entropy.cpp"))
     if library is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,41 @@ from torch import Tensor
 
 from .blocks import is_plain_linear
 from .functional import cross_entropy, linear_cross_entropy
+
+_INPUTS = (
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "inputs_embeds",
+    "use_cache",
+)
+
+
+def causal_lm(
+    model: Any,
+    inputs: Sequence[Any],
+    labels: Tensor | None,
+    logits_to_keep: Any,
+    kwargs: dict[str, Any],
+    vocab_size: int,
+    softcap: float | None = None,
+    *,
+    routed: bool = False,
+) -> Any:
+    """The forward of a causal language model: its decoder, then loss and logits of `linear_loss`.
+
+    inputs: what goes to the decoder, as `_INPUTS` names it. kwargs: what else the call was given; it goes to the
+    decoder and to the loss. routed: the result has the router's logits as well.
+    """
+    return_dict, skip_logits = kwargs.pop("return_dict", None), kwargs.pop("skip_logits", None)
+    outputs = model.model(**dict(zip(_INPUTS, inputs, strict=True)), **kwargs)
+    loss, logits = linear_loss(
+        model, vocab_size, outputs, labels, logits_to_keep, skip_logits, softcap, kwargs
+    )
+    more = {"router_logits": outputs.router_logits} if routed else {}
+    kind = "MoeCausalLMOutputWithPast" if routed else "CausalLMOutputWithPast"
+    return outputs_of(model, kind, return_dict, outputs, loss=loss, logits=logits, **more)
 
 
 def linear_loss(

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .causal_lm import linear_loss, outputs_of
+from .causal_lm import causal_lm, linear_loss, outputs_of
 from .functional import cross_entropy
+
+_Forward = TypeVar("_Forward", bound=Callable[..., Any])
+
+
+def _runs_unbuilt(forward: _Forward) -> _Forward:
+    """Have a forward run from the first call, by its reference while there is no native code: the original would hold
+    the logits, and give them."""
+    forward.runs_unbuilt = True  # type: ignore[attr-defined]
+    return forward
 
 
 class CrossEntropyLoss(nn.Module):
@@ -68,6 +78,7 @@ class CausalLM(nn.Module):
     model: Any
     config: Any
 
+    @_runs_unbuilt
     def forward(
         self,
         input_ids: Any = None,
@@ -80,20 +91,8 @@ class CausalLM(nn.Module):
         logits_to_keep: Any = 0,
         **kwargs: Any,
     ) -> Any:
-        return_dict, skip_logits = kwargs.pop("return_dict", None), kwargs.pop("skip_logits", None)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
-        loss, logits = linear_loss(
-            self, self.config.vocab_size, outputs, labels, logits_to_keep, skip_logits, None, kwargs
-        )
-        return outputs_of(self, "CausalLMOutputWithPast", return_dict, outputs, loss=loss, logits=logits)
+        inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
+        return causal_lm(self, inputs, labels, logits_to_keep, kwargs, self.config.vocab_size)
 
 
 class CausalLMSoftcapped(nn.Module):
@@ -105,6 +104,7 @@ class CausalLMSoftcapped(nn.Module):
     config: Any
     vocab_size: int
 
+    @_runs_unbuilt
     def forward(
         self,
         input_ids: Any = None,
@@ -117,21 +117,10 @@ class CausalLMSoftcapped(nn.Module):
         logits_to_keep: Any = 0,
         **kwargs: Any,
     ) -> Any:
-        return_dict, skip_logits = kwargs.pop("return_dict", None), kwargs.pop("skip_logits", None)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
+        inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
+        return causal_lm(
+            self, inputs, labels, logits_to_keep, kwargs, self.vocab_size, self.config.final_logit_softcapping
         )
-        cap = self.config.final_logit_softcapping
-        loss, logits = linear_loss(
-            self, self.vocab_size, outputs, labels, logits_to_keep, skip_logits, cap, kwargs
-        )
-        return outputs_of(self, "CausalLMOutputWithPast", return_dict, outputs, loss=loss, logits=logits)
 
 
 class MoeCausalLM(nn.Module):
@@ -142,6 +131,7 @@ class MoeCausalLM(nn.Module):
     model: Any
     config: Any
 
+    @_runs_unbuilt
     def forward(
         self,
         input_ids: Any = None,
@@ -154,23 +144,8 @@ class MoeCausalLM(nn.Module):
         logits_to_keep: Any = 0,
         **kwargs: Any,
     ) -> Any:
-        return_dict, skip_logits = kwargs.pop("return_dict", None), kwargs.pop("skip_logits", None)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
-        loss, logits = linear_loss(
-            self, self.config.vocab_size, outputs, labels, logits_to_keep, skip_logits, None, kwargs
-        )
-        more = {"router_logits": outputs.router_logits}
-        return outputs_of(
-            self, "MoeCausalLMOutputWithPast", return_dict, outputs, loss=loss, logits=logits, **more
-        )
+        inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
+        return causal_lm(self, inputs, labels, logits_to_keep, kwargs, self.config.vocab_size, routed=True)
 
 
 class MoeCausalLMBalanced(nn.Module):
@@ -185,6 +160,7 @@ class MoeCausalLMBalanced(nn.Module):
     num_experts_per_tok: int
     router_aux_loss_coef: float
 
+    @_runs_unbuilt
     def forward(
         self,
         input_ids: Any = None,

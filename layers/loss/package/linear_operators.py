@@ -24,7 +24,7 @@ from torch import Tensor
 from . import kernels, reference
 from .forms import LossForm
 from .operators import rows_dtype
-from .registration import define
+from .registration import define, differentiate, implementations
 
 _FORM = "int ignore_index, float label_smoothing, float z_loss, float softcap"
 _OPERANDS = f"Tensor hidden, Tensor weight, Tensor? bias, Tensor target, {_FORM}, int chunk"
@@ -155,12 +155,6 @@ def losses_of_formula(
     return reference.forward(F.linear(hidden, weight, bias), target, form)[0]
 
 
-def _differentiable(ctx: Any, grad: Tensor, output: Tensor, operands: list[Any]) -> tuple[Any, ...]:
-    wanted = [operand for operand, need in zip(operands, ctx.needs_input_grad, strict=False) if need]
-    found = iter(torch.autograd.grad(output, wanted, grad, create_graph=True))
-    return tuple(next(found) if need else None for need in ctx.needs_input_grad[:3])
-
-
 def _save_rows(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     *operands, ctx.ignore, ctx.smoothing, ctx.z, ctx.cap, ctx.chunk = inputs
     ctx.save_for_backward(*operands)
@@ -170,8 +164,12 @@ def _rows_derivative(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     hidden, weight, bias, target = ctx.saved_tensors
     form = LossForm(ctx.ignore, ctx.smoothing, ctx.z, ctx.cap)
     if torch.is_grad_enabled():
-        losses = losses_of_formula(hidden, weight, bias, target, form)
-        return *_differentiable(ctx, grad, losses, [hidden, weight, bias]), *[None] * 6
+        found = differentiate(
+            lambda hidden, weight, bias: losses_of_formula(hidden, weight, bias, target, form),
+            grad,
+            (hidden, weight, bias),
+        )
+        return *found, *[None] * 6
     needs = ctx.needs_input_grad[:3]
     found = _ROWS_BACKWARD(grad, hidden, weight, bias, target, *form, ctx.chunk, *needs)
     return *_as_operands(found, needs, (hidden, weight, bias)), *[None] * 6
@@ -187,8 +185,12 @@ def _total_derivative(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     hidden, weight, bias, target, *gradients = ctx.saved_tensors
     if torch.is_grad_enabled():
         form = LossForm(ctx.ignore, ctx.smoothing, ctx.z, ctx.cap)
-        loss = losses_of_formula(hidden, weight, bias, target, form).sum()
-        return *_differentiable(ctx, grad, loss, [hidden, weight, bias]), *[None] * 9
+        found = differentiate(
+            lambda hidden, weight, bias: losses_of_formula(hidden, weight, bias, target, form).sum(),
+            grad,
+            (hidden, weight, bias),
+        )
+        return *found, *[None] * 9
     scaled = [gradient * grad for gradient in gradients]
     return *_as_operands(scaled, ctx.needs_input_grad[:3], (hidden, weight, bias)), *[None] * 9
 
@@ -206,11 +208,8 @@ _NEEDS = "bool needs_hidden, bool needs_weight, bool needs_bias"
 
 
 def _define(name: str, schema: str, fake: Any, **autograd: Any) -> Any:
-    implementations = {
-        **dict.fromkeys(kernels.DISPATCH_KEYS, _NATIVE[name]),
-        "CompositeExplicitAutograd": _PLAIN[name],
-    }
-    return define(schema, implementations, fake, **autograd)
+    served = implementations(kernels.DISPATCH_KEYS, _NATIVE[name], _PLAIN[name])
+    return define(schema, served, fake, **autograd)
 
 
 _ROWS_BACKWARD = _define(

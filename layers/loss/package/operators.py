@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import kernels, reference
 from .forms import LossForm
-from .registration import define
+from .registration import define, implementations
 
 _FORM = "int ignore_index, float label_smoothing, float z_loss, float softcap"
 
@@ -65,13 +65,10 @@ def _derivative(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
 
 _ROWS_BACKWARD = define(
     f"cross_entropy_rows_backward(Tensor grad, Tensor logits, Tensor target, Tensor lse, {_FORM}) -> Tensor",
-    {**dict.fromkeys(kernels.DISPATCH_KEYS, _backward), "CompositeExplicitAutograd": _reference_backward},
+    implementations(kernels.DISPATCH_KEYS, _backward, _reference_backward),
     _fake_backward,
 )
-_IMPLEMENTATIONS = {
-    **dict.fromkeys(kernels.DISPATCH_KEYS, _forward),
-    "CompositeExplicitAutograd": _reference_forward,
-}
+_IMPLEMENTATIONS = implementations(kernels.DISPATCH_KEYS, _forward, _reference_forward)
 cross_entropy_rows = define(
     f"cross_entropy_rows(Tensor logits, Tensor target, {_FORM}) -> (Tensor, Tensor)",
     _IMPLEMENTATIONS,

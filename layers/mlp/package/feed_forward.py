@@ -14,6 +14,7 @@ from .kernels import (
     applies,
     dense,
     gated_linear_with_gradient,
+    gated_mlp_directly,
     operand,
 )
 from .registration import define
@@ -36,6 +37,10 @@ def gated_mlp(
     """
     operands = (x, gate, up, down, gate_bias, up_bias, down_bias)
     _check(activation)
+    if gated_mlp_directly is not None:
+        directly = gated_mlp_directly(x, (gate, up, down), (gate_bias, up_bias, down_bias), activation)
+        if directly is not None:
+            return directly
     if (
         _whole is not None
         and applies(x, (gate, up, down), (gate_bias, up_bias, down_bias))

@@ -18,15 +18,14 @@ from torch import Tensor
 from . import matmul
 from .blocks import FORMULAS
 from .linear_gradient import (
-    differentiable_gradient,
     gradient_of_product,
     linear,
     linear_with_gradient,
     on_triton,
 )
-from .matmul import Tile, activate, tile_origin
+from .matmul import ProductTile, activate, tile_origin
 from .operands import applies, dense, operand
-from .registration import define
+from .registration import define, differentiate
 from .releases import other_fields
 
 __all__ = [
@@ -37,6 +36,8 @@ __all__ = [
     "applies",
     "dense",
     "gated_linear_with_gradient",
+    "gated_mlp_directly",
+    "linear_directly",
     "linear_with_gradient",
     "operand",
     "weights",
@@ -46,6 +47,7 @@ weights = None
 """Nothing is packed on this backend."""
 
 GATED_MLP = None
+gated_mlp_directly = linear_directly = None
 PROJECTS = False
 """A product without activation has no epilogue to fuse: cuBLAS and hipBLASLt are left to it."""
 
@@ -54,7 +56,7 @@ BLOCK = 1024
 
 def gated_tile_for(
     m: int, n: int, dtype: torch.dtype, *, aligned: bool, tf32: bool = False, hip: bool = False
-) -> Tile:
+) -> ProductTile:
     """As `tile_for`; two accumulators of the largest tile would not fit into registers."""
     tile = matmul.tile_for(m, n, dtype, aligned=aligned, tf32=tf32, hip=hip)
     tile = replace(tile, n=min(tile.n, 64))
@@ -307,8 +309,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Any, ...]:
     *operands, gate_pre, up_pre = ctx.saved_tensors
     if torch.is_grad_enabled():
-        formula = _reference(*[*operands, ctx.activation])[0]
-        return differentiable_gradient(formula, operands, ctx.needs_input_grad, gradient)
+        # By the formula: what the kernels save hides from a second derivative how it came about.
+        return *differentiate(
+            lambda *given: _reference(*[*given, ctx.activation])[0], gradient, operands
+        ), None
     x, gate, up, *_ = operands
     needs_x, needs_gate, needs_up, needs_gate_bias, needs_up_bias, _ = ctx.needs_input_grad
     at_gate, at_up = _gradient_operator(gradient, gate_pre, up_pre, ctx.activation)

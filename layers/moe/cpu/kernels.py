@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from . import reference
 from .blocks import FORMULAS
-from .native import load
+from .native import load, when_built
 from .processor import has_half, has_vectors
 from .reference import grouped_outer, grouped_product
 from .routing import route
@@ -45,7 +44,7 @@ def _most_tokens(dtype: torch.dtype) -> float:
     return math.inf if loops else _MOST_TOKENS[dtype]
 
 
-@lru_cache(maxsize=1)
+@when_built
 def _library() -> ctypes.CDLL | None:
     library = load(Path(__file__).with_name("moe.cpp"))
     if library is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import kernels, reference
 from .blocks import FORMULAS
-from .registration import define
+from .registration import define, differentiate, implementations
 from .routing import Routing, route
 
 _OPERANDS = "Tensor x, Tensor gate_up, Tensor down, Tensor index, Tensor weight, str activation"
@@ -70,10 +70,7 @@ def _on(backend: Any, function: Any) -> Any:
 
 
 def _both(function: Any) -> dict[str, Any]:
-    return {
-        **dict.fromkeys(kernels.DISPATCH_KEYS, _on(kernels, function)),
-        "CompositeExplicitAutograd": _on(reference, function),
-    }
+    return implementations(kernels.DISPATCH_KEYS, _on(kernels, function), _on(reference, function))
 
 
 def _fake_experts(
@@ -109,13 +106,16 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _derivative(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
     x, gate_up, down, index, weight, pre = ctx.saved_tensors
-    needs = [ctx.needs_input_grad[at] for at in (0, 1, 2, 4)]
     if torch.is_grad_enabled():  # a gradient's gradient goes through the formula
-        out = reference.gated_experts(x, gate_up, down, index, weight, ctx.activation)
-        wanted = [t for t, need in zip((x, gate_up, down, weight), needs, strict=True) if need]
-        rest = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
-        found = [next(rest) if need else None for need in needs]
+        found = differentiate(
+            lambda x, gate_up, down, weight: reference.gated_experts(
+                x, gate_up, down, index, weight, ctx.activation
+            ),
+            grad,
+            (x, gate_up, down, weight),
+        )
     else:
+        needs = [ctx.needs_input_grad[at] for at in (0, 1, 2, 4)]
         gradients = _BACKWARD(grad, x, gate_up, down, index, weight, pre, ctx.activation)
         found = [gradient if need else None for gradient, need in zip(gradients, needs, strict=True)]
     return found[0], found[1], found[2], None, found[3], None
@@ -123,10 +123,7 @@ def _derivative(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
 
 gated_experts = define(
     f"gated_experts({_OPERANDS}) -> Tensor",
-    {
-        **dict.fromkeys(kernels.DISPATCH_KEYS, kernels.gated_experts),
-        "CompositeExplicitAutograd": reference.gated_experts,
-    },
+    implementations(kernels.DISPATCH_KEYS, kernels.gated_experts, reference.gated_experts),
     _fake_experts,
 )
 _BACKWARD = define(
@@ -152,9 +149,6 @@ def _fake_top_k(logits: Tensor, k: int, renormalise: bool, rounded: bool) -> tup
 
 top_k_softmax = define(
     "top_k_softmax(Tensor logits, int k, bool renormalise, bool rounded) -> (Tensor, Tensor)",
-    {
-        **dict.fromkeys(kernels.DISPATCH_KEYS, kernels.top_k_softmax),
-        "CompositeExplicitAutograd": reference.top_k_softmax,
-    },
+    implementations(kernels.DISPATCH_KEYS, kernels.top_k_softmax, reference.top_k_softmax),
     _fake_top_k,
 )

@@ -6,15 +6,15 @@ import ctypes
 import math
 import struct
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from . import layout, reference
+from .direct import is_observed, is_plain, records_gradient
 from .forms import Form, GatedForm
-from .native import load
+from .native import load, when_built
 
 DISPATCH_KEYS = ("CPU",)
 
@@ -26,7 +26,7 @@ _BACKWARD = struct.Struct("=9Q 6q d")
 _GATED = struct.Struct("=8Q 12q d")
 
 
-@lru_cache(maxsize=1)
+@when_built
 def _library() -> ctypes.CDLL | None:
     library = load(Path(__file__).with_name("normalization.cpp"))
     if library is not None:
@@ -38,6 +38,36 @@ def _library() -> ctypes.CDLL | None:
         ):
             function.argtypes, function.restype = (ctypes.c_char_p,), None
     return library
+
+
+def rms_norm_directly(
+    x: Tensor, weight: Tensor, eps: float, offset: float, round_first: bool
+) -> Tensor | None:
+    """RMSNorm of contiguous rows past the dispatcher, without gradient; None where the operator is to be called."""
+    if is_observed() or not (is_plain(x) and is_plain(weight)):
+        return None
+    dtype, width = x.dtype, weight.numel()
+    library = _library()
+    if (
+        library is None
+        or dtype not in _TYPES
+        or weight.dtype not in _TYPES
+        or (round_first and weight.dtype is not dtype)
+        or not x.dim()
+        or x.shape[-1] != width
+        or not x.is_contiguous()
+        or not weight.is_contiguous()
+        or weight.dim() != 1
+        or records_gradient(x, weight)
+        or not width
+    ):
+        return None
+    y = torch.empty_like(x)
+    addresses = (x.data_ptr(), 0, weight.data_ptr(), 0, y.data_ptr(), 0, 0, 0)
+    sizes = (x.numel() // width, width, width, 0)
+    types = (_TYPES[dtype], _TYPES[dtype], _TYPES[weight.dtype], 0)
+    library.norm_forward(_FORWARD.pack(*addresses, *sizes, *types, False, round_first, eps, offset))
+    return y
 
 
 def forward(

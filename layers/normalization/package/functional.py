@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import operators, reference
+from . import kernels, operators, reference
 from .forms import Form, GatedForm
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
@@ -25,6 +25,10 @@ def rms_norm(
     to its dtype before the product with weight, whose dtype is the promoted one (Llama); otherwise
     there is one rounding, to x's dtype (torch.nn.RMSNorm, Gemma). Source: arXiv 1910.07467.
     """
+    if (directly := kernels.rms_norm_directly) is not None and weight is not None:
+        y = directly(x, weight, eps, offset, round_first)
+        if y is not None:
+            return y
     if _has_tangents():
         return reference.forward(x, None, weight, None, Form(eps, False, offset, round_first), save=False)[0]
     if _needs_gradient(x, weight):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import kernels, reference
 from .forms import Form, GatedForm
-from .registration import define
+from .registration import define, differentiate, implementations
 
 Function = Callable[..., Any]
 
@@ -33,9 +33,8 @@ def _define(
     fake: Function,
     **autograd: Any,
 ) -> Function:
-    implementations = {"CompositeExplicitAutograd": make(plain)}
-    implementations.update(dict.fromkeys(kernels.DISPATCH_KEYS, make(native)))
-    return define(schema, implementations, make(fake), **autograd)
+    served = implementations(kernels.DISPATCH_KEYS, make(native), make(plain))
+    return define(schema, served, make(fake), **autograd)
 
 
 def _present(tensor: Tensor | None, like: Tensor) -> Tensor:
@@ -141,7 +140,7 @@ def _gradients(
     if grad is None:
         return grad_total, None, None
     if torch.is_grad_enabled():  # create_graph=True: by operators that have gradients themselves
-        dx, dweight, dbias = _differentiate(
+        dx, dweight, dbias = differentiate(
             lambda x, weight, bias: reference.forward(x, None, weight, bias, form, save=False)[0],
             grad,
             (x, weight, bias),
@@ -151,16 +150,6 @@ def _gradients(
         grad, grad_total, x, weight, bias, mean, rstd, form.eps, form.offset, form.centered
     )
     return dx, None if weight is None else dweight, None if bias is None else dbias
-
-
-def _differentiate(
-    function: Function, grad: Tensor, inputs: tuple[Tensor | None, ...]
-) -> list[Tensor | None]:
-    """Gradients that have gradients. Each input is a view: one tensor may be given as two of them."""
-    views = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
-    wanted = [view for view in views if view is not None and view.requires_grad]
-    found = iter(torch.autograd.grad(function(*views), wanted, grad, create_graph=True))
-    return [next(found) if view is not None and view.requires_grad else None for view in views]
 
 
 # ------------------------------------------------------------------------------------ RMSNorm
@@ -376,7 +365,7 @@ def _gated_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _gated_gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     x, gate, weight = ctx.saved_tensors
     if torch.is_grad_enabled():  # create_graph=True
-        found = _differentiate(
+        found = differentiate(
             lambda x, gate, weight: reference.gated_forward(x, gate, weight, ctx.form),
             grad,
             (x, gate, weight),

@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _activation(gate, SIGMOID: tl.constexpr):
+def _gate_activation(gate, SIGMOID: tl.constexpr):
     """The gate's activation and its derivative."""
     opened = 1.0 / (1.0 + tl.exp(-gate))
     slope = opened * (1.0 - opened)
@@ -46,7 +46,7 @@ def gated_forward_tile(
     kept = tl.load(x + start * x_stride + columns, mask=mask, other=0.0)
     values = kept.to(tl.float32)
     if gate is not None:
-        opened, _ = _activation(
+        opened, _ = _gate_activation(
             tl.load(gate + start * gate_stride + columns, mask=mask, other=0.0).to(tl.float32), SIGMOID
         )
         if GATE_FIRST:
@@ -104,7 +104,7 @@ def gated_backward_tile(
         incoming = tl.load(grad + start * row_width + columns, mask=mask, other=0.0).to(tl.float32)
         values = given
         if gate is not None:
-            opened, slope = _activation(
+            opened, slope = _gate_activation(
                 tl.load(gate + start * gate_stride + columns, mask=mask, other=0.0).to(tl.float32), SIGMOID
             )
             if GATE_FIRST:

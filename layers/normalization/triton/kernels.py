@@ -23,6 +23,9 @@ from .norm_kernels import (
 )
 from .releases import longest_row, other_fields
 
+rms_norm_directly = None
+"""What is done past the dispatcher: nothing here."""
+
 # ROCm's devices are "CUDA" to the dispatcher. Triton's interpreter runs on the CPU's memory.
 DISPATCH_KEYS = ("CUDA", "CPU") if triton.knobs.runtime.interpret else ("CUDA",)
 
@@ -42,7 +45,7 @@ COLUMN_WARPS = 4
 _PROGRAMS = 4
 
 
-class Tile(NamedTuple):
+class RowTile(NamedTuple):
     """How rows are cut: `rows` of them in a program, `width` the power of two from theirs up."""
 
     rows: int
@@ -50,26 +53,26 @@ class Tile(NamedTuple):
     warps: int
 
 
-def forward_tile(width: int) -> Tile:
+def forward_tile(width: int) -> RowTile:
     """16 elements a thread, and 2048 at least a program: short rows share one."""
     return _tile(width, 2048, 16)
 
 
-def gated_tile(width: int) -> Tile:
+def gated_tile(width: int) -> RowTile:
     """32 elements a thread in long rows: with 16, ptxas holds to a register count that spills."""
     return _tile(width, 2048, 32)
 
 
-def backward_tile(width: int, *, gated: bool = False) -> Tile:
+def backward_tile(width: int, *, gated: bool = False) -> RowTile:
     """8 elements a thread: four values of each are alive."""
     tile = _tile(width, 1024, 8)
     return tile._replace(**other_fields("gated norm backward" if gated else "norm backward", tile.width))
 
 
-def _tile(width: int, least: int, each: int) -> Tile:
+def _tile(width: int, least: int, each: int) -> RowTile:
     wide = max(triton.next_power_of_2(width), 16)
     rows = max(1, least // wide)
-    return Tile(rows, wide, min(16, max(4, rows * wide // (32 * each))))
+    return RowTile(rows, wide, min(16, max(4, rows * wide // (32 * each))))
 
 
 def forward(
@@ -159,7 +162,7 @@ def backward(
     x, x_stride = layout.rows(x)
     rows, width = math.prod(x.shape[:-1]), x.shape[-1]
     tiled = width <= BACKWARD_WIDTH
-    tile = backward_tile(width) if tiled else Tile(COLUMN_ROWS, COLUMNS, COLUMN_WARPS)
+    tile = backward_tile(width) if tiled else RowTile(COLUMN_ROWS, COLUMNS, COLUMN_WARPS)
     programs = max(1, _processors(x.device) * _PROGRAMS // (1 if tiled else triton.cdiv(width, COLUMNS)))
     programs = min(programs, triton.cdiv(rows, tile.rows))
     dweight = None if weight is None else x.new_empty((programs, width), dtype=torch.float32)

@@ -171,7 +171,7 @@ class PackedWeight(Tensor):
     ) -> Any:
         if function is torch.ops.aten.detach.default:
             return args[0]._share()
-        call = _Call(function)
+        call = _DenseCall(function)
         new_args = [
             call.dense(value, argument) for value, argument in zip(args, call.arguments, strict=False)
         ]
@@ -232,7 +232,7 @@ class PackedWeight(Tensor):
         return f"PackedWeight(shape={tuple(self.shape)}, dtype={self.dtype})"
 
 
-class _Call:
+class _DenseCall:
     """One operation on PackedWeights: their dense values go in, what was written comes back."""
 
     def __init__(self, function: Any) -> None:

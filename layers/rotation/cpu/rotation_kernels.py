@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from . import rotation_reference as reference
-from .native import load
+from .native import load, when_built
 from .rotation_shapes import contiguous_rows, fits
 
 DISPATCH_KEYS = ("CPU",)
@@ -25,7 +24,7 @@ _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ARGUMENTS = struct.Struct("=" + 6 * "Q3q" + "9q")
 
 
-@lru_cache(maxsize=1)
+@when_built
 def _library() -> ctypes.CDLL | None:
     library = load(Path(__file__).with_name("rotary.cpp"))
     if library is not None:

@@ -1,9 +1,7 @@
 """The operator, and the two functions that call it.
 
 `rotate(q, k, cos, sin, interleaved, inverse)` is linear in q and k, and its gradient is itself with
-`inverse` flipped, so one operator serves forward, backward and every order after that. It is
-registered without and with an autograd formula: the formula runs in Python and costs 4 microseconds
-a call even where nothing requires a gradient.
+`inverse` flipped, so one operator serves forward, backward and every order after that.
 """
 
 from __future__ import annotations
@@ -16,15 +14,7 @@ from torch.autograd import forward_ad
 
 from . import rotation_kernels as kernels
 from . import rotation_reference as reference
-from .registration import define
-
-_IMPLEMENTATIONS = {
-    **dict.fromkeys(kernels.DISPATCH_KEYS, kernels.rotate_pair),
-    "CompositeExplicitAutograd": reference.rotate_pair,
-}
-_ARGUMENTS = (
-    "(Tensor q, Tensor k, Tensor cos, Tensor sin, bool interleaved, bool inverse) -> (Tensor, Tensor)"
-)
+from .registration import define_twice, implementations
 
 
 def _fake(
@@ -44,9 +34,13 @@ def _derivative(ctx: Any, dq: Tensor, dk: Tensor) -> tuple[Tensor | None, ...]:
     return dq, dk, None, None, None, None
 
 
-_ROTATE = define(f"rotate{_ARGUMENTS}", _IMPLEMENTATIONS, _fake)
-_ROTATE_WITH_GRAD = define(
-    f"rotate_with_grad{_ARGUMENTS}", _IMPLEMENTATIONS, _fake, backward=_derivative, setup_context=_save
+_ROTATE, _ROTATE_WITH_GRAD = define_twice(
+    "rotate",
+    "(Tensor q, Tensor k, Tensor cos, Tensor sin, bool interleaved, bool inverse) -> (Tensor, Tensor)",
+    implementations(kernels.DISPATCH_KEYS, kernels.rotate_pair, reference.rotate_pair),
+    _fake,
+    backward=_derivative,
+    setup_context=_save,
 )
 
 

@@ -1,0 +1,63 @@
+"""Tells when a kernel may be called past the PyTorch dispatcher: when no mode, trace or profiler could notice.
+
+An operator that is written in Python costs 4 microseconds a call, and the questions of a general path as much again: as
+long as a small kernel runs. What a kernel is given directly is plain memory of the CPU, and nobody watches operators.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+try:
+    _function_modes = torch._C._len_torch_function_stack
+    _dispatch_modes = torch._C._len_torch_dispatch_stack
+    _transform = torch._C._functorch.peek_interpreter_stack
+    _trace = torch._C._get_tracing_state
+    _has_profiler = torch._C._autograd._profiler_enabled
+    _keys = torch._C._dispatch_keys
+    _is_unknown = not isinstance(forward_ad._current_level, int)
+except AttributeError:  # another release of PyTorch: nobody can be asked, and all operators are called
+    _is_unknown = True
+
+
+def is_observed() -> bool:
+    """Whether something must see operators in this thread: a compiler, a mode, a transform, a trace, a profiler."""
+    return bool(
+        _is_unknown
+        or torch.compiler.is_compiling()
+        or _function_modes()
+        or _dispatch_modes()
+        or _transform() is not None
+        or _trace() is not None
+        or _has_profiler()
+        or forward_ad._current_level >= 0
+        or torch.is_autocast_enabled("cpu")
+    )
+
+
+def _plain_keys() -> frozenset[int]:
+    ordinary = torch.empty(0)
+    with torch.inference_mode():
+        inference = torch.empty(0)
+    return frozenset(_keys(tensor).raw_repr() for tensor in (ordinary, inference))
+
+
+_PLAIN = frozenset() if _is_unknown else _plain_keys()
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is strided memory of the CPU and nothing else: no subclass, no view that negates."""
+    kind = type(tensor)
+    return not _is_unknown and (kind is Tensor or kind is Parameter) and _keys(tensor).raw_repr() in _PLAIN
+
+
+def records_gradient(*tensors: Tensor | None) -> bool:
+    """Whether an operation on these would be recorded for backward."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:  # a loop: this runs at every call
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False

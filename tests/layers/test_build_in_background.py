@@ -1,0 +1,165 @@
+"""The C++ of bundled layers that is not built yet: references run until it is, and no call waits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+SCRIPT = """
+import os, sys, time, torch
+from kernels_hub import BundledLayerRepository
+softly = BundledLayerRepository("activation", layer_name="SiLU").load("cpu")
+x = torch.randn(64, 256)
+native = sys.modules[softly.__module__.partition(".")[0] + ".native"]
+kernels = sys.modules[softly.__module__.partition(".")[0] + ".kernels"]
+expected = torch.nn.functional.silu(x)
+torch.testing.assert_close(softly.forward(torch.nn.SiLU(), x), expected)
+print("first", kernels._library() is not None)
+{ending}
+"""
+WAITED = """
+assert native.wait_for_builds(500)
+print("then", kernels._library() is not None)
+torch.testing.assert_close(softly.forward(torch.nn.SiLU(), x), expected)
+"""
+
+
+def run(tmp_path: Path, ending: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    found = {**os.environ, "KERNELS_HUB_CACHE": str(tmp_path), "KERNELS_HUB_JIT": "background", **environment}
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(ending=ending)],
+        env=found,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,  # a build beside other work has the lowest priority
+    )
+
+
+def slow_compiler(tmp_path: Path) -> str:
+    """A compiler that takes its time."""
+    path = tmp_path / "slow-g++"
+    path.write_text(
+        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) sleep 2 ;; esac\nexec {shutil.which("g++")} "$@"\n'
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_reference_runs_until_it_is_built(tmp_path: Path) -> None:
+    done = run(tmp_path, WAITED, KERNELS_HUB_CXX=slow_compiler(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "first False\nthen True\n", "")
+    again = run(tmp_path, "", KERNELS_HUB_CXX=slow_compiler(tmp_path))
+    assert again.stdout == "first True\n", "built before"
+
+
+def test_calls_meanwhile_do_not_look_for_it(tmp_path: Path) -> None:
+    """To look for a library is to read its sources: a millisecond, more than a small layer takes."""
+    ending = """
+assert kernels._library() is None
+read = []
+native._read_sources = lambda *given: read.append(given)
+for _ in range(5):
+    softly.forward(torch.nn.SiLU(), x)
+print(len(read))
+"""
+    done = run(tmp_path, ending, KERNELS_HUB_CXX=slow_compiler(tmp_path))
+    assert (done.stdout, done.returncode) == ("first False\n0\n", 0), done.stderr
+
+
+def test_a_call_waits_where_it_is_asked_to(tmp_path: Path) -> None:
+    assert run(tmp_path, "", KERNELS_HUB_JIT="wait").stdout == "first True\n"
+
+
+def test_a_build_that_fails_is_told_once(tmp_path: Path) -> None:
+    path = tmp_path / "bad-g++"
+    path.write_text(
+        '#!/bin/sh\ncase "$*" in *--version*) echo 1 ;; *) echo no such luck >&2; exit 3 ;; esac\n'
+    )
+    path.chmod(0o755)
+    ending = "assert native.wait_for_builds(500)\nfor _ in range(3): print(kernels._library())\n"
+    done = run(tmp_path, ending, KERNELS_HUB_CXX=str(path))
+    assert (done.returncode, done.stdout) == (0, "first False\nNone\nNone\nNone\n")
+    assert done.stderr.count("no such luck") == 1
+
+
+def test_interpreter_exit_meanwhile(tmp_path: Path) -> None:
+    done = run(tmp_path, "", KERNELS_HUB_CXX=slow_compiler(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "first False\n", "")
+    left = [one.name for one in (tmp_path / "native").iterdir() if one.name != ".building"]
+    assert left == [], "nothing half made"
+
+
+def test_forked_meanwhile(tmp_path: Path) -> None:
+    ending = """
+pid = os.fork()
+if pid == 0:
+    kernels._library()
+    os._exit(0 if native.wait_for_builds(500) and kernels._library() is not None else 1)
+print(os.waitpid(pid, 0)[1])
+"""
+    done = run(tmp_path, ending, KERNELS_HUB_CXX=slow_compiler(tmp_path))
+    assert (done.stdout, done.returncode) == ("first False\n0\n", 0), done.stderr
+
+
+def test_a_build_does_not_wait_for_what_was_forked_meanwhile(tmp_path: Path) -> None:
+    """Workers of a data loader live as long as training: they hold no end of a pipe that the build reads."""
+    ending = """
+ends, open_while_it_lives = os.pipe()
+time.sleep(1)
+pid = os.fork()
+if pid == 0:
+    os.close(open_while_it_lives)
+    os.read(ends, 1)
+    os._exit(0)
+print("built", native.wait_for_builds(100))
+os.close(open_while_it_lives)
+os.waitpid(pid, 0)
+"""
+    done = run(tmp_path, ending, KERNELS_HUB_CXX=slow_compiler(tmp_path))
+    assert (done.stdout, done.returncode) == ("first False\nbuilt True\n", 0), done.stderr
+
+
+def test_a_child_that_ends_leaves_its_parents_compiler_alone(tmp_path: Path) -> None:
+    ending = """
+time.sleep(1)
+sys.stdout.flush()
+pid = os.fork()
+if pid == 0:
+    sys.exit(0)
+os.waitpid(pid, 0)
+assert native.wait_for_builds(500)
+print("then", kernels._library() is not None)
+"""
+    done = run(tmp_path, ending, KERNELS_HUB_CXX=slow_compiler(tmp_path))
+    assert (done.stdout, done.returncode) == ("first False\nthen True\n", 0), done.stderr
+
+
+def test_a_fork_takes_no_lock_along(tmp_path: Path) -> None:
+    """Not even one that comes between opening the lock's file and locking it: libc's fork, of which Python knows not."""
+    ending = """
+import ctypes, threading
+from pathlib import Path
+ends, open_while_it_lives = os.pipe()
+with native._one_at_a_time(Path(os.environ["KERNELS_HUB_CACHE"])):
+    if ctypes.CDLL(None).fork() == 0:
+        os.close(open_while_it_lives)
+        os.read(ends, 1)
+        os._exit(0)
+def again():
+    with native._one_at_a_time(Path(os.environ["KERNELS_HUB_CACHE"])):
+        pass
+thread = threading.Thread(target=again, daemon=True)
+thread.start()
+thread.join(30)
+print("again", not thread.is_alive())
+"""
+    done = run(tmp_path, ending, KERNELS_HUB_CXX=slow_compiler(tmp_path))
+    assert (done.stdout, done.returncode) == ("first False\nagain True\n", 0), done.stderr

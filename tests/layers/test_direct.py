@@ -1,0 +1,195 @@
+"""Kernels called past the dispatcher: only where nobody watches operators, and with the same numbers."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from kernels_hub.repository.bundled import bundled_folder, source_variant
+from kernels_hub.repository.load import import_kernel
+from tests.tolerances import assert_close
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+LINEAR, MLP, NORM = (
+    import_kernel(source_variant(bundled_folder() / name, "cpu"))
+    for name in ("linear", "mlp", "normalization")
+)
+WIDTH = 384
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(WIDTH, 640, bias=False), nn.Linear(WIDTH, 640, bias=False)
+        self.down_proj, self.act_fn = nn.Linear(640, WIDTH, bias=False), nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+CASES: dict[str, tuple[ModuleType, Callable[[], nn.Module], str]] = {
+    "Linear": (LINEAR, lambda: nn.Linear(WIDTH, 640), "linear"),
+    "GatedMLP": (MLP, Gated, "gated_mlp"),
+    "RMSNorm": (NORM, lambda: LlamaRMSNorm(WIDTH), "rms_norm_inference"),
+}
+
+
+class Case:
+    """A module, its kernel's forward, and the name of the operator."""
+
+    def __init__(self, name: str) -> None:
+        package, make, operator = CASES[name]
+        torch.manual_seed(0)
+        self.module = make().eval().requires_grad_(False)
+        self.operator = f"{package.__name__.replace('.', '_')}::{operator}"
+        self.direct: ModuleType = sys.modules[package.__name__ + ".direct"]
+        self._forward = getattr(package.layers, name).forward
+
+    def __call__(self, x: Tensor) -> Tensor:
+        result: Tensor = self._forward(self.module, x)
+        return result
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return Case(request.param)
+
+
+class Operators(TorchDispatchMode):
+    """The names of the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    """The same, of functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, torch._ops.OpOverload):
+            self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def profiled(run: Callable[[], object]) -> set[str]:
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        run()
+    return {event.name for event in recorded.events()}
+
+
+@pytest.mark.parametrize("mode", [nullcontext, torch.no_grad, torch.inference_mode])
+def test_a_plain_call_is_direct(
+    case: Case, mode: Callable[[], AbstractContextManager[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(1, 7, WIDTH)
+    expected = case.module(x)
+    with mode():
+        direct = case(x)
+        names = profiled(lambda: case(x))
+        assert case.operator in names
+        monkeypatch.setattr(case.direct, "_has_profiler", lambda: False)
+        assert case.operator not in profiled(lambda: case(x)), "the operator runs only for the profiler"
+    assert_close(direct, expected, factor=2)
+
+
+@pytest.mark.parametrize("kind", [Operators, Functions])
+def test_modes_see_the_operator(case: Case, kind: type[Any]) -> None:
+    x = torch.randn(1, 7, WIDTH)
+    with kind() as seen:
+        result = case(x)
+    assert case.operator in seen.names
+    assert_close(result, case.module(x), factor=2)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:FutureWarning", "ignore::torch.jit.TracerWarning")
+def test_traces_hold_the_operator(case: Case) -> None:
+    x = torch.randn(1, 7, WIDTH)
+    graph = make_fx(lambda x: case(x))(x)
+    assert case.operator in {getattr(node.target, "name", str)() for node in graph.graph.nodes}
+    traced = torch.jit.trace(lambda x: case(x), (x,), check_trace=False)
+    other = torch.randn(1, 7, WIDTH)
+    for run in (graph, traced):
+        assert_close(run(other), case.module(other), factor=2)
+
+
+def test_transforms_are_seen(case: Case) -> None:
+    seen: list[bool] = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.append(case.direct.is_observed())
+        return x * 2
+
+    torch.func.vmap(look)(torch.randn(3, 2))
+    torch.func.grad(lambda x: look(x).sum())(torch.randn(3))
+    torch.func.jvp(look, (torch.randn(3),), (torch.randn(3),))
+    assert seen == [True, True, True]
+    assert not case.direct.is_observed()
+
+
+def test_tensors_that_are_no_plain_memory(case: Case) -> None:
+    """The imaginary part of a conjugate is memory with a bit that says: negate."""
+    whole = torch.randn(1, 7, WIDTH, dtype=torch.complex64)
+    for x in (whole.conj().imag, torch._neg_view(torch.randn(1, 7, WIDTH))):
+        assert x.is_neg()
+        assert not case.direct.is_plain(x)
+        assert_close(case(x), case.module(x.resolve_neg()), factor=2)
+    assert case.direct.is_plain(torch.randn(2)) and case.direct.is_plain(nn.Parameter(torch.randn(2)))
+    assert not case.direct.is_plain(torch.randn(2, device="meta"))
+    assert not case.direct.is_plain(torch.eye(2).to_sparse())
+
+
+def test_gradients(case: Case) -> None:
+    x = torch.randn(1, 7, WIDTH, requires_grad=True)
+    probe = torch.randn_like(case(x))
+    (case(x) * probe).sum().backward()
+    assert x.grad is not None
+    expected = x.detach().clone().requires_grad_()
+    (case.module(expected) * probe).sum().backward()
+    assert_close(x.grad, expected.grad, factor=8)
+
+
+def test_autocast(case: Case) -> None:
+    x = torch.randn(1, 7, WIDTH)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert case.direct.is_observed()
+        assert case(x).dtype is case.module(x).dtype
+    assert not case.direct.is_observed()
+
+
+def test_forward_mode(case: Case) -> None:
+    x, tangent = torch.randn(1, 7, WIDTH), torch.randn(1, 7, WIDTH)
+    found = torch.func.jvp(lambda x: case(x), (x,), (tangent,))[1]
+    assert_close(found, torch.func.jvp(lambda x: case.module(x), (x,), (tangent,))[1], factor=8)
+
+
+def test_a_release_of_pytorch_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every operator is called."""
+    source = Path(sys.modules[LINEAR.__name__ + ".direct"].__file__ or "")
+    monkeypatch.delattr(torch._C, "_len_torch_function_stack")
+    scope: dict[str, Any] = {"__name__": "direct_of_another_release"}
+    exec(compile(source.read_text(), str(source), "exec"), scope)
+    assert scope["is_observed"]() and not scope["is_plain"](torch.ones(2))
