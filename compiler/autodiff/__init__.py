@@ -1,4 +1,4 @@
-"""Reverse-mode derivatives of graphs: `differentiate(graph)` gives two graphs of the same IR.
+"""Reverse-mode differentiation: `differentiate(graph)` gives a forward and a backward graph of the same IR.
 
     forward     computes what the graph computes, and what the backward needs to be kept
     backward    takes gradients of the outputs and what was kept, and gives gradients of inputs and parameters

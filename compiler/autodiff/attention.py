@@ -1,4 +1,4 @@
-"""The derivative of attention: scores and weights are computed again, so that nothing of their size is kept.
+"""Derivative of attention: scores and weights are recomputed, so that nothing of their size is stored.
 
     P = softmax(q @ k^T * scale + mask)    dv = P^T @ g    dP = g @ v^T    dS = P * (dP - sum(P * dP))
     dq = scale * dS @ k    dk = scale * dS^T @ q
@@ -28,7 +28,8 @@ def attention(site: Site) -> Sequence[Value | None]:
     if reverse.refused:
         raise NotDifferentiable("; ".join(reverse.refused.values()))
     return [
-        reverse.of(one) if wanted else None for one, wanted in zip(site.operands, site.wanted, strict=True)
+        reverse.of(operand) if wanted else None
+        for operand, wanted in zip(site.operands, site.wanted, strict=True)
     ]
 
 
@@ -47,9 +48,9 @@ def _written_out(
 
 def _without_blanks(nodes: Sequence[Node]) -> dict[Value, Value]:
     """Weights with 0 in rows that are masked whole, which are NaN before they are made blank."""
-    found = {}
+    without_blanks = {}
     for node in nodes:
         if node.op.name == "softmax":
             (soft,) = node.results
-            found[soft] = soft.unary("isnan").select(0.0, soft)
-    return found
+            without_blanks[soft] = soft.unary("isnan").select(0.0, soft)
+    return without_blanks

@@ -1,10 +1,11 @@
-"""`differentiate`: a graph becomes a forward that keeps what is needed, and a backward.
+"""`differentiate`: turns a graph into a forward graph that returns what is needed later, and a backward graph.
 
     both = differentiate(graph)
     outputs = evaluate(both.forward, inputs)                    the graph's outputs, and what is kept
     gradients = evaluate(both.backward, both.backward_inputs(inputs, outputs, {"y": gradient_of_y}))
 
-1. Composites are written out, but for those that have a rule of their own.
+1. Composites are written out, but for those that have a rule of their own; so are parameters that were folded
+   (`FoldParameters`), so that the gradients are those of the parameters that they were made of.
 2. Gradients are built into a copy of the graph, from the outputs back (`reverse`).
 3. A minimum cut says what is kept (`keep`).
 4. Forward and backward are cut out of the copy.
@@ -21,9 +22,10 @@ from kernels_hub.compiler.autodiff.keep import kept_values, likely_sizes
 from kernels_hub.compiler.autodiff.reverse import Call, Reverse, rule_of, varying_from
 from kernels_hub.compiler.autodiff.rule import NotDifferentiable
 from kernels_hub.compiler.autodiff.rules import is_unknown
-from kernels_hub.compiler.binding import linear
 from kernels_hub.compiler.errors import DerivativeError, GraphError
-from kernels_hub.compiler.ir.dims import substitute
+from kernels_hub.compiler.ir.binding import linear, told_symbols
+from kernels_hub.compiler.ir.extrema import substitute
+from kernels_hub.compiler.ir.folded import unfolded
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Shape
 from kernels_hub.compiler.ir.transform import extract, rebuild
@@ -77,12 +79,22 @@ def differentiate(
 
     Raises GraphError for names that the graph does not have or that are no floats; DerivativeError where ops on the
     way have no derivative (all of them, with where they come from), or no output depends on what is asked for.
+
+    >>> graph = Graph("double")
+    >>> x = graph.input("x", ("n", 4))
+    >>> y = graph.output("y", x * 2.0)
+    >>> found = differentiate(graph)
+    >>> found.gradients
+    {'x': 'grad.x'}
+    >>> found.backward.outputs["grad.x"]
+    %3: float32[n, 4]
     """
     if graph.only_runs:
         raise DerivativeError(
             f"graph {graph.name} was rewritten to be run: where its gradients end was left out; differentiate "
             "the graph that was imported, and rewrite forward and backward"
         )
+    graph = unfolded(graph)
     joint = _written_out(graph)
     nodes = joint.live()
     named = joint.inputs | joint.parameters
@@ -154,7 +166,7 @@ def _check(joint: Graph, nodes: Sequence[Node], varying: set[Value]) -> None:
 def _raise(joint: Graph, refused: Mapping[Node, str]) -> None:
     if refused:
         lines = [
-            f"{node.op.name}({', '.join(str(one.type) for one in node.operands)}): {reason}; "
+            f"{node.op.name}({', '.join(str(operand.type) for operand in node.operands)}): {reason}; "
             f"from {node.origin or 'the graph'}"
             for node, reason in refused.items()
         ]
@@ -162,11 +174,11 @@ def _raise(joint: Graph, refused: Mapping[Node, str]) -> None:
 
 
 def _cut(
-    joint: Graph, given: Mapping[str, Value], gradients: Mapping[str, Value], again: set[Node],
+    joint: Graph, values: Mapping[str, Value], gradients: Mapping[str, Value], again: set[Node],
     sizes: Mapping[str, int], used: set[str],
 ) -> Differentiated:  # fmt: skip
     outputs = dict(joint.outputs)
-    ahead, needed = _needed(joint, given, gradients)
+    ahead, needed = _needed(joint, values, gradients)
     here = {*joint.inputs.values(), *joint.parameters.values(), *outputs.values()}
     chosen = kept_values(ahead, needed, here=here, again=again, sizes=sizes)
     chosen = _reached(gradients.values(), chosen)
@@ -186,7 +198,7 @@ def _cut(
             saved[one] = value
             kept[one] = Kept("kept", one)
         sources[one] = value
-    inputs = {value.attrs["name"]: value for value in given.values()} | sources
+    inputs = {value.attrs["name"]: value for value in values.values()} | sources
     results = {f"grad.{name}": value for name, value in gradients.items()}
     while (symbol := _untold(extract(joint, inputs, results))) is not None:
         name = _tells(joint, symbol, sizes)
@@ -195,7 +207,7 @@ def _cut(
     backward = extract(joint, inputs, results, f"{joint.name} backward")
     forward = extract(
         joint,
-        {name: value for name, value in joint.inputs.items() if value not in given.values()},
+        {name: value for name, value in joint.inputs.items() if value not in values.values()},
         outputs | saved,
         joint.name,
     )
@@ -203,17 +215,17 @@ def _cut(
         forward,
         backward,
         tuple(outputs),
-        {name: value.attrs["name"] for name, value in given.items()},
+        {name: value.attrs["name"] for name, value in values.items()},
         kept,
         {name: f"grad.{name}" for name in gradients},
     )
 
 
 def _needed(
-    joint: Graph, given: Mapping[str, Value], gradients: Mapping[str, Value]
+    joint: Graph, values: Mapping[str, Value], gradients: Mapping[str, Value]
 ) -> tuple[list[Node], list[Value]]:
     """Nodes that no gradient goes into, and values of those that gradients are made with."""
-    behind: set[Value] = set(given.values())
+    behind: set[Value] = set(values.values())
     wanted: set[Value] = set(gradients.values())
     order = list(joint.nodes)
     for node in order:
@@ -245,9 +257,8 @@ def _is_plain(shape: Shape) -> bool:
 
 def _untold(backward: Graph) -> str | None:
     """A symbol of the backward whose size no shape of its inputs tells."""
-    dims = [dim for value in backward.inputs.values() for dim in value.shape]
-    told = {found[0].name for dim in dims if (found := linear(dim)) is not None}
-    used = {one.name for node in backward.nodes for one in node.symbols()}
+    told = told_symbols(value.shape for value in backward.inputs.values())
+    used = {symbol.name for node in backward.nodes for symbol in node.symbols()}
     return min(used - told, default=None)
 
 

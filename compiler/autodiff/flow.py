@@ -1,4 +1,4 @@
-"""The cheapest set of values to keep: a minimum cut between what is there and what is needed.
+"""Minimum cut between the values that are available and those that are needed: the cheapest set to store.
 
 Dinic's algorithm on a network of two nodes a value, with an edge between them of what it costs to keep the value.
 Source: E. A. Dinic, Soviet Math. Doklady 11 (1970); of its use for saved activations: arXiv 2302.06117 (AOTAutograd).
@@ -76,7 +76,7 @@ class Network:
                 node = self.ends[place]
             else:
                 places[node] += 1
-        sent = min(self.left[place] for place in path)
+        sent = min(self.left[number] for number in path)
         for place in path:
             self.left[place] -= sent
             self.left[place ^ 1] += sent

@@ -1,4 +1,4 @@
-"""What of the forward is kept for the backward: as few bytes as can be, where what is cheap is computed again.
+"""Rematerialization: chooses which forward values are stored for the backward, and recomputes those that are cheap.
 
 Values that gradients are made with, but that depend on no gradient, are either kept or computed again of others:
 
@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from kernels_hub.compiler.autodiff.flow import ENDLESS, Network
 from kernels_hub.compiler.errors import DimError
-from kernels_hub.compiler.ir.dims import substitute
+from kernels_hub.compiler.ir.extrema import substitute
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Trait
 
@@ -23,7 +23,6 @@ _HERE_ALREADY = 8
 """Keeping an input or output costs this much less than keeping what nothing else holds."""
 _LIKELY = 64
 """What a symbol is taken for, within its bounds, to compare sizes."""
-_MOVES = frozenset({"pad", "concat"})
 
 
 def likely_sizes(graph: Graph, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -50,7 +49,7 @@ def kept_values(
     computed a second time.
     """
     values = [value for node in nodes for value in node.results]
-    number = {value: 2 + 2 * place for place, value in enumerate(values)}
+    number = {value: 2 + 2 * index for index, value in enumerate(values)}
     source, sink = 0, 1
     network = Network(2 + 2 * len(values))
     for value in values:
@@ -71,14 +70,16 @@ def kept_values(
 def _is_cheap(node: Node) -> bool:
     if node.op.name in {"input", "parameter"}:
         return False
-    return bool(node.op.traits & (Trait.POINTWISE | Trait.VIEW | Trait.LEAF)) or node.op.name in _MOVES
+    return bool(node.op.traits & (Trait.POINTWISE | Trait.VIEW | Trait.COPY | Trait.LEAF))
 
 
 def _cost(value: Value, here: Collection[Value], again: Collection[Node], sizes: Mapping[str, int]) -> int:
     if value.node in again or (Trait.LEAF in value.op.traits and value.op_name not in {"input", "parameter"}):
         return ENDLESS
     try:
-        size = substitute(value.type.size, {one.name: sizes[one.name] for one in value.node.symbols()})
+        size = substitute(
+            value.type.size, {symbol.name: sizes[symbol.name] for symbol in value.node.symbols()}
+        )
     except (DimError, KeyError):
         size = ENDLESS >> 20
     bits = max(value.dtype.bits, 8) * (size if isinstance(size, int) else ENDLESS >> 20)

@@ -1,11 +1,11 @@
-"""The pass from results back to operands: gradients of values, gathered from all that uses them."""
+"""The reverse pass: accumulates the gradient of every value from all of its users, from results to operands."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from kernels_hub.compiler.autodiff.rule import NotDifferentiable, Site
-from kernels_hub.compiler.autodiff.rules import DERIVATIVES, is_flat, is_unknown
+from kernels_hub.compiler.autodiff.rules import derivative_of, is_flat, is_unknown
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.proofs import proves_equal
@@ -82,7 +82,7 @@ def rule_of(node: Node, calls: Mapping[str, Call]) -> Call:
         return calls[node.attrs["callee"].name]
     if is_unknown(node):
         raise NotDifferentiable(node.attrs["reason"])
-    if (row := DERIVATIVES.get(node.op.name)) is not None:
+    if (row := derivative_of(node.op)) is not None:
         return row.pull
     raise NotDifferentiable(f"{node.op.name} has no derivative")
 

@@ -1,4 +1,4 @@
-"""What a derivative rule is: how the gradient of an op's result becomes those of its operands."""
+"""Derivative rules: how the gradient of an op's result becomes the gradients of its operands."""
 
 from __future__ import annotations
 

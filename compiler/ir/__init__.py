@@ -1,12 +1,13 @@
-"""The compiler's intermediate representation: one op table, one graph, one oracle.
+"""The intermediate representation: graphs, the op table, shapes, proofs, and the reference evaluator.
 
-    types.py      dtypes                       dims.py       the algebra of shapes; proofs.py what is known
+    types.py      dtypes                       dims.py       the algebra of shapes
+    proofs.py     what is known of dims        extrema.py    minima, maxima, substitution
     op.py         what a row of the table is   ops/          the rows, by family: `OPS`
     graph.py      graphs, nodes, values        operators.py  what one writes on a value
     transform.py  rebuild, bind, extract       verify.py     every invariant
     printer.py    graph -> text                parser.py     text -> graph (text.py: tokens, dims)
     evaluate.py   the oracle (NumPy)           report.py     what it says on debug=True
-    dummy.py      seeded inputs and weights
+    dummy.py      seeded weights               random_arrays.py seeded arrays
 
 An importer builds: `graph.input`, `graph.parameter(name, shape, dtype, data)` (a mapped array, or what loads
 it), operators and methods on values, `graph.apply(op, *values, **attrs)` for all else, `with graph.origin(node)`

@@ -1,21 +1,21 @@
-"""What an op costs: floating-point operations, and bytes read and written.
+"""Cost of an op: floating-point operations, and bytes read and written.
 
-A multiplication and an addition are two operations; exp, sqrt and their like are one each. Views move nothing, and
-what is read through a view is no more than what lies behind it: adding a broadcast bias reads the bias once.
+Operations are counted by the rows of the op table. Views move nothing, and what is read through a view is no more than
+what lies behind it: adding a broadcast bias reads the bias once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kernels_hub.compiler.errors import DimError
-from kernels_hub.compiler.ir.dims import Dim, dim_symbols, product, substitute
+from kernels_hub.compiler.ir.dims import Dim, dim_symbols
+from kernels_hub.compiler.ir.extrema import substitute
+from kernels_hub.compiler.ir.flops import call_flops
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import TensorType, Trait
-
-Formula = Callable[[Node], Dim]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,34 +28,8 @@ class Cost:
 
 
 FREE = Cost(0, 0)
-
-
-def _matmul(node: Node) -> Dim:
-    return 2 * node.results[0].type.size * node.operands[0].shape[-1]
-
-
-def _conv(node: Node) -> Dim:
-    return 2 * node.results[0].type.size * product(node.operands[1].shape[1:])
-
-
-def _conv_transpose(node: Node) -> Dim:
-    return 2 * node.operands[0].type.size * product(node.operands[1].shape[1:])
-
-
-def _pool(node: Node) -> Dim:
-    return node.results[0].type.size * product(node.attrs["kernel"])
-
-
-def _read(each: int) -> Formula:
-    return lambda node: each * node.operands[0].type.size
-
-
-_FLOPS: dict[str, Formula] = {
-    "matmul": _matmul, "conv": _conv, "conv_transpose": _conv_transpose,
-    "max_pool": _pool, "argmax_pool": _pool, "sum_pool": _pool, "avg_pool": _pool,
-    "softmax": _read(5), "log_softmax": _read(5), "argmax": _read(1), "argmin": _read(1),
-    "cumsum": _read(1), "cumprod": _read(1), "cummax": _read(1), "cummin": _read(1),
-}  # fmt: skip
+_UNBOUNDED = (1 << 63) - 1
+"""The trip count of a loop that its condition alone ends."""
 
 
 def default_sizes(graph: Graph, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -90,7 +64,12 @@ class Costs:
             return self._region(node)
         if node.op.traits & (Trait.LEAF | Trait.VIEW) or node.op.name == "define_size":
             return FREE
-        flops = _flops(node)
+        flops = call_flops(
+            node.op,
+            [operand.type for operand in node.operands],
+            [result.type for result in node.results],
+            node.attrs,
+        )
         formula = str(flops) if not isinstance(flops, int) else ""
         return Cost(self._number(flops), self._moved(node), formula)
 
@@ -116,11 +95,11 @@ class Costs:
         return self._bits[of]
 
     def _moved(self, node: Node) -> int | None:
-        written = [self._size(one.type) for one in node.results]
+        written = [self._size(result.type) for result in node.results]
         if Trait.INDEXING in node.op.traits and node.op.name.startswith("gather"):
             read = [*written, self._size(node.operands[1].type)]
         else:
-            read = [self._behind(one) for one in dict.fromkeys(node.operands)]
+            read = [self._behind(operand) for operand in dict.fromkeys(node.operands)]
         total = _sum([*read, *written])
         return None if total is None else -(-total // 8)
 
@@ -142,7 +121,7 @@ class Costs:
         trips: int | None = None
         if node.op.name == "scan":
             trips = self._number(node.operands[node.attrs["states"]].shape[0])
-        elif (array := node.operands[0].array) is not None:
+        elif (array := node.operands[0].array) is not None and array != _UNBOUNDED:
             trips = int(array)
         flops, moved = parts[0].flops, parts[0].bytes
         if trips is None or flops is None or moved is None:
@@ -150,17 +129,8 @@ class Costs:
         return Cost(trips * flops, trips * moved)
 
 
-def _flops(node: Node) -> Dim:
-    if (formula := _FLOPS.get(node.op.name)) is not None:
-        return formula(node)
-    if Trait.POINTWISE in node.op.traits:
-        moves = node.op.name in {"cast", "bitcast", "select"}
-        return 0 if moves else node.results[0].type.size
-    return node.operands[0].type.size if Trait.REDUCTION in node.op.traits else 0
-
-
 def _mentions(dim: Any, name: str) -> bool:
-    return any(one.name == name for one in dim_symbols((dim,)))
+    return any(symbol.name == name for symbol in dim_symbols((dim,)))
 
 
 def _sum(numbers: Any) -> int | None:

@@ -83,7 +83,7 @@ class Opaque(Atom):
 
     def __init__(self, kind: str, args: tuple[Dim, ...]) -> None:
         self.kind, self.args = kind, args
-        super().__init__((1, kind, tuple(_key(arg) for arg in args)))
+        super().__init__((1, kind, tuple(sort_key(arg) for arg in args)))
 
 
 class Expr:
@@ -123,8 +123,8 @@ class Expr:
         """The symbol that it is, where it is one and nothing else."""
         if len(self.terms) != 1 or self.terms[0][1] != 1 or len(self.terms[0][0]) != 1:
             return None
-        ((one, power),) = self.terms[0][0]
-        return one if power == 1 and isinstance(one, Symbol) else None
+        ((symbol, power),) = self.terms[0][0]
+        return symbol if power == 1 and isinstance(symbol, Symbol) else None
 
     @property
     def constant(self) -> int:
@@ -180,7 +180,11 @@ class Expr:
 
 
 def symbol(name: str, minimum: int = 0, maximum: int | None = None) -> Expr:
-    """The dim that is the symbol `name`, known to lie in minimum..maximum."""
+    """The dim that is the symbol `name`, known to lie in minimum..maximum.
+
+    >>> symbol("n", 1) * 4 + 2
+    4*n + 2
+    """
     return atom(Symbol(name, minimum, maximum))
 
 
@@ -207,7 +211,7 @@ def floordiv(a: Dim, b: Dim) -> Dim:
     rest = _polynomial(inside)
     if isinstance(rest, int) or b == 1:
         return _polynomial(outside) + rest // b
-    inner = _only_atom(rest)
+    inner = only_opaque(rest)
     if inner is not None and inner.kind == "floordiv" and isinstance(inner.args[1], int):
         return _polynomial(outside) + floordiv(inner.args[0], inner.args[1] * b)
     return _polynomial(outside) + atom(Opaque("floordiv", (rest, b)))
@@ -252,36 +256,11 @@ def divide_exactly(a: Dim, b: Dim) -> Dim | None:
     return None
 
 
-def dim_min(*dims: Dim) -> Dim:
-    """The smallest of them."""
-    return _extremum("min", dims)
-
-
-def dim_max(*dims: Dim) -> Dim:
-    """The largest of them."""
-    return _extremum("max", dims)
-
-
 def product(dims: Iterable[Dim]) -> Dim:
     """Their product; 1 for none."""
     total: Dim = 1
-    for one in dims:
-        total = one * total if isinstance(total, int) and total == 1 else total * one
-    return total
-
-
-def substitute(dim: Dim, bindings: Mapping[str, Dim]) -> Dim:
-    """The dim with symbols replaced by name. Raises DimError where a value breaks a symbol's bounds."""
-    if isinstance(dim, int) or not any(one.name in bindings for one in dim.symbols):
-        return dim
-    total: Dim = 0
-    for monomial, coefficient in dim.terms:
-        term: Dim = coefficient
-        for one, power in monomial:
-            value = _substitute_atom(one, bindings)
-            for _ in range(power):
-                term = term * value
-        total = total + term
+    for dim in dims:
+        total = dim * total if isinstance(total, int) and total == 1 else total * dim
     return total
 
 
@@ -289,9 +268,9 @@ def replace_atom(dim: Dim, one: Atom, value: Dim) -> Dim:
     """The dim with one atom replaced, where it stands as a factor (not inside opaque terms)."""
     total: Dim = 0
     for monomial, coefficient in _terms(dim):
-        rest = tuple((other, power) for other, power in monomial if other != one)
+        rest = tuple((factor, power) for factor, power in monomial if factor != one)
         term: Dim = _polynomial({rest: coefficient})
-        for _ in range(next((power for other, power in monomial if other == one), 0)):
+        for _ in range(next((power for factor, power in monomial if factor == one), 0)):
             term = term * value
         total = total + term
     return total
@@ -305,16 +284,16 @@ def check_facts(one: Symbol, value: int) -> None:
 
 def dim_symbols(dims: Iterable[Dim]) -> frozenset[Symbol]:
     """Every symbol in several dims."""
-    found: frozenset[Symbol] = frozenset()
-    for one in dims:
-        if isinstance(one, Expr):
-            found |= one.symbols
-    return found
+    symbols: frozenset[Symbol] = frozenset()
+    for dim in dims:
+        if isinstance(dim, Expr):
+            symbols |= dim.symbols
+    return symbols
 
 
 def names(dim: Dim) -> list[str]:
     """The names of its symbols, sorted."""
-    return sorted(one.name for one in dim_symbols((dim,)))
+    return sorted(symbol.name for symbol in dim_symbols((dim,)))
 
 
 def symbol_text(name: str) -> str:
@@ -324,50 +303,11 @@ def symbol_text(name: str) -> str:
     return quoted(name)
 
 
-def _substitute_atom(one: Atom, bindings: Mapping[str, Dim]) -> Dim:
-    if isinstance(one, Symbol):
-        value = bindings.get(one.name)
-        if value is None:
-            return atom(one)
-        if isinstance(value, int):
-            check_facts(one, value)
-        return value
-    assert isinstance(one, Opaque)
-    return BUILD[one.kind](*(substitute(arg, bindings) for arg in one.args))
-
-
-def _extremum(kind: str, dims: tuple[Dim, ...]) -> Dim:
-    from kernels_hub.compiler.ir.proofs import proves_le
-
-    flat: list[Dim] = []
-    for one in dims:
-        inner = None if isinstance(one, int) else _only_atom(one)
-        flat += inner.args if inner is not None and inner.kind == kind else (one,)
-    kept: list[Dim] = []
-    for one in flat:
-        if any(_dominates(kind, other, one, proves_le) for other in kept):
-            continue
-        kept = [other for other in kept if not _dominates(kind, one, other, proves_le)]
-        kept.append(one)
-    if len(kept) == 1:
-        return kept[0]
-    return atom(Opaque(kind, tuple(sorted(kept, key=_key))))
-
-
-def _dominates(kind: str, a: Dim, b: Dim, proves_le: Any) -> bool:
-    """Whether b never decides beside a."""
-    return bool(proves_le(a, b) if kind == "min" else proves_le(b, a))
-
-
-BUILD = {"floordiv": floordiv, "mod": mod, "min": dim_min, "max": dim_max}
-"""Kind of an opaque term -> what builds it anew from its arguments."""
-
-
 def _terms(dim: Dim) -> tuple[tuple[Monomial, int], ...]:
     return dim.terms if isinstance(dim, Expr) else (((), int(dim)),)
 
 
-def _key(dim: Dim) -> tuple[Any, ...]:
+def sort_key(dim: Dim) -> tuple[Any, ...]:
     """Orders dims: ints first, then by terms."""
     if isinstance(dim, int):
         return (0, dim)
@@ -417,15 +357,15 @@ def _split(dim: Dim, divisor: int) -> tuple[dict[Monomial, int], dict[Monomial, 
     return outside, inside
 
 
-def _only_atom(dim: Dim) -> Opaque | None:
+def only_opaque(dim: Dim) -> Opaque | None:
     """The opaque term that a dim is, with nothing around it."""
     if isinstance(dim, int) or len(dim.terms) != 1:
         return None
     monomial, coefficient = dim.terms[0]
     if coefficient != 1 or len(monomial) != 1 or monomial[0][1] != 1:
         return None
-    one = monomial[0][0]
-    return one if isinstance(one, Opaque) else None
+    atom = monomial[0][0]
+    return atom if isinstance(atom, Opaque) else None
 
 
 def _symbols(dim: Dim) -> Iterator[Symbol]:
@@ -460,14 +400,14 @@ def _text(expr: Expr) -> str:
     return " ".join(pieces)
 
 
-def _atom_text(one: Atom) -> str:
-    if isinstance(one, Symbol):
-        return symbol_text(one.name)
-    assert isinstance(one, Opaque)
-    if one.kind in {"min", "max"}:
-        return f"{one.kind}({', '.join(map(str, one.args))})"
-    sign = {"floordiv": "//", "mod": "%"}[one.kind]
+def _atom_text(atom: Atom) -> str:
+    if isinstance(atom, Symbol):
+        return symbol_text(atom.name)
+    assert isinstance(atom, Opaque)
+    if atom.kind in {"min", "max"}:
+        return f"{atom.kind}({', '.join(map(str, atom.args))})"
+    sign = {"floordiv": "//", "mod": "%"}[atom.kind]
     left, right = (
-        str(arg) if isinstance(arg, int) or arg.only_symbol is not None else f"({arg})" for arg in one.args
+        str(arg) if isinstance(arg, int) or arg.only_symbol is not None else f"({arg})" for arg in atom.args
     )
     return f"{left}{sign}{right}" if sign == "//" else f"{left} {sign} {right}"

@@ -16,13 +16,15 @@ import numpy as np
 
 from kernels_hub.compiler.errors import CompilerError, DimError, EvaluateError, NonFiniteError
 from kernels_hub.compiler.ir import types
-from kernels_hub.compiler.ir.dims import Dim, dim_symbols, substitute
-from kernels_hub.compiler.ir.graph import Graph, Node, Value, bound, unify
-from kernels_hub.compiler.ir.op import Step, TensorType
-from kernels_hub.compiler.ir.report import Report, Row, statistics
+from kernels_hub.compiler.ir.binding import unify
+from kernels_hub.compiler.ir.dims import Dim, dim_symbols
+from kernels_hub.compiler.ir.extrema import substitute
+from kernels_hub.compiler.ir.graph import Graph, Node, Value, bound
+from kernels_hub.compiler.ir.op import ReferenceCall, TensorType
+from kernels_hub.compiler.ir.report import OpRow, Report, statistics
 from kernels_hub.compiler.ir.types import Array
 
-Observer = Callable[[Node, Step | None, Sequence[Array]], object]
+Observer = Callable[[Node, ReferenceCall | None, Sequence[Array]], object]
 """(node, its step with numbers for sizes, None of inputs and parameters, its results): called after each op."""
 
 
@@ -62,6 +64,12 @@ def evaluate(
 
     Raises EvaluateError for inputs that do not fit, or data that an op refuses (naming the value); ShapeError
     and DimError for sizes that contradict each other.
+
+    >>> graph = Graph("double")
+    >>> x = graph.input("x", ("n", 4))
+    >>> y = graph.output("y", x * 2.0)
+    >>> evaluate(graph, {"x": np.ones((1, 4), np.float32)})["y"]
+    array([[2., 2., 2., 2.]], dtype=float32)
     """
     run = _Run(
         graph, dict(bindings or {}), dict(weights or {}), Report(graph.name) if debug else None, watch=watch,
@@ -101,7 +109,7 @@ class _Run:
     ) -> None:
         self.graph, self.sizes, self.weights, self.report, self.watch = graph, sizes, weights, report, watch
         self.observe = observe
-        self.latest: Step | None = None
+        self.latest: ReferenceCall | None = None
 
     def __call__(self, inputs: dict[str, Array]) -> dict[str, Array]:
         graph = self.graph
@@ -112,21 +120,21 @@ class _Run:
                 substitute(graph.symbols[name], {name: size})
         nodes = graph.live()
         last = _last_uses(nodes)
-        kept = set(graph.outputs.values())
+        outputs = set(graph.outputs.values())
         arrays: dict[Value, Array] = {}
         for node in nodes:
             arrays.update(zip(node.results, self._run(node, arrays, inputs), strict=True))
             for value in (*node.operands, *node.results):
-                if last.get(value, node) is node and value not in kept:
+                if last.get(value, node) is node and value not in outputs:
                     arrays.pop(value, None)
         return {name: arrays[value] for name, value in graph.outputs.items()}
 
     def _bind_input(self, name: str, value: Value, array: Array) -> None:
-        found: dict[str, Dim] = dict(self.sizes)
+        dims: dict[str, Dim] = dict(self.sizes)
         if types.dtype(array.dtype) is not value.dtype:
             raise EvaluateError(f"input {name!r} is {value.type}, got {array.dtype}{list(array.shape)}")
-        unify(value.shape, array.shape, found, f"input {name!r}")
-        self.sizes.update(found)
+        unify(value.shape, array.shape, dims, f"input {name!r}")
+        self.sizes.update(dims)
 
     def _run(self, node: Node, arrays: dict[Value, Array], inputs: dict[str, Array]) -> Sequence[Array]:
         started = time.perf_counter()
@@ -135,7 +143,7 @@ class _Run:
             results = self._compute(node, operands, inputs)
         except (CompilerError, ArithmeticError, ValueError, IndexError, MemoryError) as error:
             origin = f" (from {node.origin})" if node.origin else ""
-            shapes = ", ".join(f"{one.dtype}{list(one.shape)}" for one in operands)
+            shapes = ", ".join(f"{operand.dtype}{list(operand.shape)}" for operand in operands)
             message = f"{node!r}{origin} of {shapes or 'no operands'}: {error}"
             again = type(error) if isinstance(error, (NonFiniteError, MemoryError)) else EvaluateError
             raise again(message) from error
@@ -163,44 +171,49 @@ class _Run:
         self.latest = step
         return [np.asarray(array) for array in results]
 
-    def _step(self, node: Node, operands: list[Array]) -> Step:
+    def _step(self, node: Node, operands: list[Array]) -> ReferenceCall:
         attrs, of = node.attrs, tuple(value.type for value in node.results)
         if self.graph.symbols and (symbols := node.symbols()):
             defined = (
                 set()
                 if node.op.defines is None
-                else {one.name for one in node.attrs[node.op.defines].symbols}
+                else {symbol.name for symbol in node.attrs[node.op.defines].symbols}
             )
             unknown = sorted(
-                one.name for one in symbols if one.name not in self.sizes and one.name not in defined
+                symbol.name
+                for symbol in symbols
+                if symbol.name not in self.sizes and symbol.name not in defined
             )
             if unknown:
                 raise DimError(f"the sizes of {', '.join(unknown)} are not known: give bindings")
             closed = {attr.name for attr in node.op.attrs if attr.kind.name == "region"}
-            attrs = {name: one if name in closed else bound(one, self.sizes) for name, one in attrs.items()}
-            of = tuple(TensorType(one.dtype, bound(one.shape, self.sizes)) for one in of)
-        return Step(operands, attrs, of, self._region)
+            attrs = {
+                name: attribute if name in closed else bound(attribute, self.sizes)
+                for name, attribute in attrs.items()
+            }
+            of = tuple(TensorType(operand.dtype, bound(operand.shape, self.sizes)) for operand in of)
+        return ReferenceCall(operands, attrs, of, self._region)
 
     def _region(self, region: Graph, operands: Sequence[Array]) -> Sequence[Array]:
         inner = _Run(region, dict(self.sizes), {}, None, watch=self.watch)
         return list(inner(dict(zip(region.inputs, operands, strict=True))).values())
 
     def _define(self, node: Node, results: Sequence[Array]) -> None:
-        (one,) = dim_symbols((node.attrs[node.op.defines or ""],))
+        (symbol,) = dim_symbols((node.attrs[node.op.defines or ""],))
         shape = node.results[0].shape
         size = int(results[0]) if not shape else results[0].shape[-1]
-        substitute(self.graph.symbols[one.name], {one.name: size})
-        if self.sizes.setdefault(one.name, size) != size:
-            raise DimError(f"{one.name} is {self.sizes[one.name]}, but the data make it {size}")
+        substitute(self.graph.symbols[symbol.name], {symbol.name: size})
+        if self.sizes.setdefault(symbol.name, size) != size:
+            raise DimError(f"{symbol.name} is {self.sizes[symbol.name]}, but the data make it {size}")
 
     def _weight(self, node: Node) -> Array:
         name, value = node.attrs["name"], node.results[0]
         array = np.asarray(self.weights[name]) if name in self.weights else self.graph.weight(name)
         if types.dtype(array.dtype) is not value.dtype:
             raise EvaluateError(f"parameter {name!r} is {value.type}, got {array.dtype}{list(array.shape)}")
-        found: dict[str, Any] = dict(self.sizes)
-        unify(value.shape, array.shape, found, f"parameter {name!r}")
-        self.sizes.update(found)
+        dims: dict[str, Any] = dict(self.sizes)
+        unify(value.shape, array.shape, dims, f"parameter {name!r}")
+        self.sizes.update(dims)
         return array
 
     def _note(self, node: Node, value: Value, array: Array, operands: list[Array], seconds: float) -> None:
@@ -208,7 +221,9 @@ class _Run:
         bad = stats.nans + stats.infinities
         if self.report is not None:
             self.report.add(
-                Row(f"%{value.id}", node.op.name, node.origin, seconds, str(value.dtype), array.shape, stats)
+                OpRow(
+                    f"%{value.id}", node.op.name, node.origin, seconds, str(value.dtype), array.shape, stats
+                )
             )
         if bad and node.op.name not in {"input", "parameter", "constant"} and _finite(operands):
             what = f"{stats.nans} NaN and {stats.infinities} infinite of {array.size} elements"
@@ -220,7 +235,7 @@ class _Run:
 
 
 def _finite(operands: list[Array]) -> bool:
-    return all(not (stats := statistics(one)).nans and not stats.infinities for one in operands)
+    return all(not (stats := statistics(operand)).nans and not stats.infinities for operand in operands)
 
 
 def _last_uses(nodes: list[Node]) -> dict[Value, Node]:

@@ -11,7 +11,7 @@ A graph's signature is its inputs, parameters (weights, by name, whose arrays li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,14 +19,19 @@ import numpy as np
 
 from kernels_hub.compiler.errors import EvaluateError, GraphError, ShapeError
 from kernels_hub.compiler.ir import ops, types
-from kernels_hub.compiler.ir.dims import Dim, Expr, Symbol, atom, dim_symbols, substitute, symbol
-from kernels_hub.compiler.ir.op import Literal, Op, Shape, TensorType, require_equal, show
+from kernels_hub.compiler.ir.binding import unify
+from kernels_hub.compiler.ir.dims import Dim, Expr, Symbol, atom, dim_symbols, symbol
+from kernels_hub.compiler.ir.extrema import substitute
+from kernels_hub.compiler.ir.op import Literal, Op, Shape, TensorType, Trait
 from kernels_hub.compiler.ir.operators import Number, Operators, scalar_array
 from kernels_hub.compiler.ir.ops.conversion import convert
 from kernels_hub.compiler.ir.pictures import Pictures
+from kernels_hub.compiler.ir.random_arrays import random_array
 from kernels_hub.compiler.ir.text import parse_dim
 from kernels_hub.compiler.ir.types import Array, DType
 
+INDEX_DEPTH = 8
+"""Views and casts between a value and what it indexes, at most."""
 LONGEST_SYMBOL = 256
 """Characters of the name of a size."""
 
@@ -100,6 +105,22 @@ class Value(Operators):
             value = value.operands[0]
         return value.array.item() if value.array is not None and value.array.size == 1 else None
 
+    def index_limit(self, bindings: Mapping[str, int], depth: int = INDEX_DEPTH) -> int | None:
+        """The least dim that it indexes, directly or through views and casts."""
+        limits: list[int] = []
+        for node in self.users if depth else ():
+            limit = None
+            indexes = len(node.operands) > 1 and node.operands[1] is self
+            if indexes and node.op.name in {"gather", "gather_elements", "scatter_elements"}:
+                limit = substitute(node.operands[0].shape[node.attrs["axis"]], bindings)
+            elif indexes and node.op.name in {"gather_nd", "scatter_nd"}:
+                limit = min((substitute(dim, bindings) for dim in node.operands[0].shape), default=1)
+            elif Trait.VIEW in node.op.traits or node.op.name in {"cast", "concat", "select"}:
+                limit = node.results[0].index_limit(bindings, depth - 1)
+            if isinstance(limit, int):
+                limits.append(limit)
+        return min(limits, default=None)
+
 
 class Node:
     """An op applied to values. `origin` says where it came from (an ONNX node, a module), for messages."""
@@ -127,7 +148,7 @@ class Node:
     def symbols(self) -> frozenset[Symbol]:
         """Symbols in its attributes and in the types of its results."""
         if self._symbols is None:
-            shapes = (one.type.shape for one in self.results)
+            shapes = (result.type.shape for result in self.results)
             self._symbols = dim_symbols(_dims_in((*self.attrs.values(), *shapes)))
         return self._symbols
 
@@ -153,11 +174,6 @@ class Graph(Pictures):
         self._origin = ""
         self._random_keys = 0
         self._used_symbols: dict[str, Symbol] = {}
-
-    def __str__(self) -> str:
-        from kernels_hub.compiler.ir.printer import print_graph
-
-        return print_graph(self)
 
     def __repr__(self) -> str:
         return f"<Graph {self.name}: {len(self.nodes)} nodes>"
@@ -280,14 +296,14 @@ class Graph(Pictures):
     ) -> Node:
         """Of canonical attributes. like: a node of any graph whose results and symbols are the same."""
         key = (row.name, *operands, *attrs.values())
-        found = self._interned.get(key)
-        if found is not None:
-            return found
+        existing = self._interned.get(key)
+        if existing is not None:
+            return existing
         if self.frozen:
             raise GraphError(f"graph {self.name} is a region of another by now and takes no further nodes")
-        for place, operand in enumerate(operands):
+        for position, operand in enumerate(operands):
             if type(operand) is not Value or operand.node.graph is not self:
-                self._owned(operand, f"operand {place} of {row.name}")
+                self._owned(operand, f"operand {position} of {row.name}")
         types = (
             row.infer([operand.type for operand in operands], attrs)
             if like is None
@@ -297,10 +313,12 @@ class Graph(Pictures):
         if row.defines is not None:
             self._define(attrs[row.defines], node)
         first = len(self.values)
-        node.results = tuple([Value(node, place, first + place, one) for place, one in enumerate(types)])
+        node.results = tuple(
+            [Value(node, index, first + index, result_type) for index, result_type in enumerate(types)]
+        )
         node._symbols = None if like is None else like.symbols()
-        for one in node.symbols():
-            if self._used_symbols.get(one.name) is not one:
+        for used in node.symbols():
+            if self._used_symbols.get(used.name) is not used:
                 self._use(node.symbols())
                 break
         self.values.extend(node.results)
@@ -327,11 +345,11 @@ class Graph(Pictures):
         if len(args) != len(callee.inputs):
             raise GraphError(f"graph {callee.name} takes {len(callee.inputs)} inputs, got {len(args)}")
         bindings: dict[str, Dim] = {}
-        for (name, declared), given in zip(callee.inputs.items(), args, strict=True):
-            self._owned(given, f"argument {name!r} of {callee.name}")
-            if declared.dtype is not given.dtype or declared.rank != given.rank:
-                raise ShapeError(f"input {name!r} of {callee.name} is {declared.type}, got {given.type}")
-            unify(declared.shape, given.shape, bindings, f"input {name!r} of {callee.name}")
+        for (name, declared), argument in zip(callee.inputs.items(), args, strict=True):
+            self._owned(argument, f"argument {name!r} of {callee.name}")
+            if declared.dtype is not argument.dtype or declared.rank != argument.rank:
+                raise ShapeError(f"input {name!r} of {callee.name} is {declared.type}, got {argument.type}")
+            unify(declared.shape, argument.shape, bindings, f"input {name!r} of {callee.name}")
         mapped: dict[Value, Value] = dict(zip(callee.inputs.values(), args, strict=True))
         for node in callee.live():
             if node.op.name != "input":
@@ -374,6 +392,25 @@ class Graph(Pictures):
             self.inputs[attrs["name"]] = result.results[0]
         return result
 
+    def successor(self, without: Collection[str] = ()) -> Graph:
+        """An empty graph with its name, its symbols but for some, and what else a graph that is made of it keeps."""
+        new = Graph(self.name)
+        new._random_keys, new.only_runs = self._random_keys, self.only_runs
+        new.symbols = {name: one for name, one in self.symbols.items() if name not in without}
+        return new
+
+    def bind(self, bindings: Mapping[str, Dim]) -> Graph:
+        """The graph with symbols replaced by numbers (or other dims). Raises DimError where that breaks a fact."""
+        known = {name: value for name, value in bindings.items() if name in self.symbols}
+        new = self.successor(without=known)
+        mapped: dict[Value, Value] = {}
+        for node in self.live():
+            copied = new.copy(node, tuple([mapped[operand] for operand in node.operands]), known)
+            mapped.update(zip(node.results, copied.results, strict=True))
+        for name, value in self.outputs.items():
+            new.output(name, mapped[value])
+        return new
+
     def drop_dead(self) -> set[Value]:
         """Remove what no output needs, and number anew; the values that are left.
 
@@ -408,19 +445,19 @@ class Graph(Pictures):
                 for operand in node.operands:
                     needed[operand.node.id] = True
                 if self.definers:
-                    for one in node.symbols():
-                        if (definer := self.definers.get(one.name)) is not None:
+                    for symbol in node.symbols():
+                        if (definer := self.definers.get(symbol.name)) is not None:
                             needed[definer.id] = True
         return [node for node in self.nodes if needed[node.id]]
 
     def is_output(self, value: Value) -> bool:
         """Whether an output is this value."""
-        return any(one is value for one in self.outputs.values())
+        return any(output is value for output in self.outputs.values())
 
     def uses(self, value: Value) -> int:
         """How often a value is an operand or an output, counting each place."""
         places = sum(operand is value for node in value.users for operand in node.operands)
-        return places + sum(one is value for one in self.outputs.values())
+        return places + sum(output is value for output in self.outputs.values())
 
     def signature(self) -> tuple[tuple[TensorType, ...], tuple[TensorType, ...]]:
         """Types of inputs and of outputs."""
@@ -452,10 +489,15 @@ class Graph(Pictures):
         return array
 
     def dummy_inputs(self, seed: int = 0, bindings: Mapping[str, int] | None = None) -> dict[str, Array]:
-        """Seeded inputs: see `dummy.dummy_inputs`."""
-        from kernels_hub.compiler.ir.dummy import dummy_inputs
+        """An array for each input, a function of the seed and the input's name alone.
 
-        return dummy_inputs(self, seed, bindings)
+        Floats are standard normal; integers that end up as indices (through views and casts) are in range of what
+        they index, others 0 to 9; bools are fair. Raises DimError where a symbol of a shape is not bound.
+        """
+        return {
+            name: random_array(value.type, seed, name, bindings, value.index_limit(bindings or {}))
+            for name, value in self.inputs.items()
+        }
 
     # -- checks
 
@@ -475,62 +517,29 @@ class Graph(Pictures):
     def _use(self, symbols: frozenset[Symbol]) -> None:
         """Declare the symbols of a node. Raises GraphError where one is known with other bounds."""
         known = self._used_symbols
-        new = [one for one in symbols if known.get(one.name) != one]
-        for one in sorted(new):
-            self._declare(atom(one))
-            known[one.name] = one
+        new = [used for used in symbols if known.get(used.name) != used]
+        for used in sorted(new):
+            self._declare(atom(used))
+            known[used.name] = used
 
-    def _declare(self, one: Expr) -> Expr:
-        new = one.only_symbol
+    def _declare(self, expr: Expr) -> Expr:
+        new = expr.only_symbol
         assert new is not None
         if new.name.startswith("$") or len(new.name) > LONGEST_SYMBOL:
             raise GraphError(
                 f"graph {self.name} has a size of the name {new.name[:60]!r}: a name is at most {LONGEST_SYMBOL} "
                 "characters and does not begin with $, as variables of generated loops do; rename it"
             )
-        known = self.symbols.setdefault(new.name, one)
-        if known is not one and known != one:
+        known = self.symbols.setdefault(new.name, expr)
+        if known is not expr and known != expr:
             raise GraphError(f"the symbol {known.only_symbol!r} of graph {self.name} is elsewhere {new!r}")
         return known
 
-    def _define(self, one: Expr, node: Node) -> None:
-        (name,) = (found.name for found in one.symbols)
+    def _define(self, expr: Expr, node: Node) -> None:
+        (name,) = (symbol.name for symbol in expr.symbols)
         if name in self._used_symbols:
             raise GraphError(f"{node.op.name} defines {name!r}, which graph {self.name} uses before")
         self.definers[name] = node
-
-
-def unify(declared: Shape, given: Shape, bindings: dict[str, Dim], what: str) -> None:
-    """Bind the symbols of a declared shape to the dims given. Raises ShapeError where they contradict.
-
-    A dim that is a symbol, or linear in one unbound symbol, binds it; all others are checked at the end.
-    """
-    if len(declared) != len(given):
-        raise ShapeError(f"{what} is {show(declared)}, got {show(given)}: another rank")
-    for axis, (dim, size) in enumerate(zip(declared, given, strict=True)):
-        _solve(substitute(dim, bindings), size, bindings)
-        require_equal(
-            substitute(dim, bindings),
-            size,
-            f"dim {axis} of {what} {show(declared)}",
-            f"dim {axis} given {show(given)}",
-        )
-
-
-def _solve(dim: Dim, size: Dim, bindings: dict[str, Dim]) -> None:
-    if isinstance(dim, int) or len(dim.symbols) != 1:
-        return
-    (one,) = dim.symbols
-    rest = dim - dim.constant
-    factor = rest.terms[0][1]
-    if one.name not in bindings and rest == factor * atom(one) and size is not dim:
-        solved = size - dim.constant
-        if isinstance(solved, int):
-            if solved % factor == 0 and solved // factor >= one.min:
-                substitute(dim, {one.name: solved // factor})
-                bindings[one.name] = solved // factor
-        elif factor == 1:
-            bindings[one.name] = solved
 
 
 def bound(value: Any, bindings: Mapping[str, Dim]) -> Any:
@@ -540,9 +549,7 @@ def bound(value: Any, bindings: Mapping[str, Dim]) -> Any:
     if isinstance(value, tuple):
         return tuple(bound(item, bindings) for item in value)
     if isinstance(value, Graph):
-        from kernels_hub.compiler.ir.transform import bind
-
-        return bind(value, bindings)
+        return value.bind(bindings)
     return value
 
 

@@ -1,4 +1,4 @@
-"""What a row of the op table is: `Op`, its attributes, and the rules that rows are written with.
+"""Rows of the op table: `Op`, its attributes, and the rules that rows are written with.
 
 A row states everything about an op once: which operands and attributes it takes, what type it gives, what
 it computes (in NumPy), how a code generator spells it, and its traits. The graph, the verifier, the printer,
@@ -61,6 +61,8 @@ class Trait(enum.Flag):
     CONTRACTION = enum.auto()  # sums of products: matmul, conv
     INDEXING = enum.auto()  # reads or writes at places that data decide
     REGION = enum.auto()  # holds graphs
+    STEP = enum.auto()  # piecewise constant in floats: its derivative is 0 wherever there is one
+    COPY = enum.auto()  # copies elements of its operands to other places, and computes none
 
 
 class Region(Protocol):
@@ -209,7 +211,7 @@ class Attr:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class ReferenceCall:
     """One op about to be computed by its NumPy reference: everything is a number by now.
 
     run(graph, arrays) evaluates a region.
@@ -232,7 +234,45 @@ class Step:
 
 
 Operands = Sequence[TensorType]
-Spelling = str | Mapping[str, str] | None
+Spelling = str | Mapping[str, str]
+"""An expression, {0} and {1} for the operands, {dtype} for the result's element type; or one by kind of dtype."""
+
+
+def spelled(**by_target: Spelling) -> Mapping[str, Spelling]:
+    """Spellings of an op, by the name of the target: "cpp", "triton"."""
+    return by_target
+
+
+Formula = Callable[[Any], Any]
+"""The gradient of one operand, from the gradient g, operands a and b and result y: lambda s: s.g * s.y."""
+
+
+@dataclass(frozen=True, eq=False)
+class Formulas:
+    """The derivative of a pointwise op: a formula for each operand, None where it has none; doc: in words."""
+
+    doc: str
+    operands: tuple[Formula | None, ...]
+
+
+def formulas(doc: str, *operands: Formula | None) -> Formulas:
+    """The derivative of a pointwise op in words, and a formula for each operand."""
+    return Formulas(doc, operands)
+
+
+@dataclass(frozen=True, eq=False)
+class Pull:
+    """The derivative of any other op: the gradients of its operands, from an `autodiff.rule.Site`; doc: in words."""
+
+    doc: str
+    gradients: Callable[[Any], Sequence[Any]]
+
+
+Flops = Callable[[Operands, Sequence[TensorType], Attrs], Dim]
+"""Floating-point operations of a call, from the types of its operands and results and its attributes."""
+
+EXPENSIVE = 4
+"""The cost from which it is cheaper to read an element from memory than to compute it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,25 +282,38 @@ class Op:
     arity: how many operands, or (least, most); most None for any number.
     dtype, shape: the type of the only result from the operands' types and the attributes; or `signature`,
       the types of all results, for ops that have several.
-    numpy: the reference, from a `Step` to the array (or, with `signature`, the arrays) of the result.
-    triton, cpp: the expression a pointwise op is spelled as, {0} and {1} for its operands, {dtype} for the
-      result's element type; by kind of the first operand's dtype where these differ.
+    numpy: the reference, from a `ReferenceCall` to the array (or, with `signature`, the arrays) of the result.
+    spellings: the expression of a pointwise op by target, and by kind of the first operand's dtype where these differ.
+    derivative: formulas of a pointwise op, a `Pull` of any other; rules that several ops share are rows of
+      `autodiff.rules`.
     identity: x of op(a, x) == a, by dtype.
+    inverse: x of op(x) == y, of a function of one float, where y is in its range.
+    torch, onnx: ATen overloads ("tan.default") and ONNX ops ("Tan") that are this op and no more: importers need no
+      handler for these, and the library engine no kernel. Of an op that is not pointwise, torch alone: overloads that
+      take the operands, then the attributes in the order of `attrs`, an `axis` from either end.
+    cost: time that an element of a pointwise op takes, an addition being 1.
+    flops: floating-point operations of a call; None for one an element (of the result of a pointwise op, of the
+      operand of a reduction) and none of all other ops. See `compiler/ir/flops.py`.
     defines: the attribute that names a symbol whose size only the data tell.
     """
 
     name: str
     doc: str
     arity: int | tuple[int, int | None]
-    numpy: Callable[[Step], Any]
+    numpy: Callable[[ReferenceCall], Any]
     dtype: Callable[[Operands, Attrs], DType] | None = None
     shape: Callable[[Operands, Attrs], Shape] | None = None
     signature: Callable[[Operands, Attrs], tuple[TensorType, ...]] | None = None
     attrs: tuple[Attr, ...] = ()
     traits: Trait = Trait.NONE
     identity: Callable[[DType], Any] | None = None
-    triton: Spelling = None
-    cpp: Spelling = None
+    inverse: Callable[[float], float] | None = None
+    spellings: Mapping[str, Spelling] = field(default_factory=dict)
+    derivative: Formulas | Pull | None = None
+    torch: tuple[str, ...] = ()
+    onnx: tuple[str, ...] = ()
+    cost: int = 1
+    flops: Flops | None = None
     source: str = ""
     defines: str | None = None
     _by_name: dict[str, Attr] = field(init=False, repr=False, default_factory=dict)
@@ -270,6 +323,11 @@ class Op:
 
     def __repr__(self) -> str:
         return self.name
+
+    @property
+    def is_expensive(self) -> bool:
+        """Whether an element costs at least as much as reading it from memory."""
+        return self.cost >= EXPENSIVE
 
     @cached_property
     def bounds(self) -> tuple[int, int | None]:
@@ -307,10 +365,10 @@ class Op:
         """Types of the results. Raises TypeRuleError or ShapeError, with op and operands in the message."""
         least, most = self.bounds
         if len(operands) < least or (most is not None and len(operands) > most):
-            wanted = (
+            expected = (
                 f"{least}" if least == most else f"{least} or more" if most is None else f"{least} to {most}"
             )
-            raise TypeRuleError(f"{self.name} takes {wanted} operands, got {len(operands)}")
+            raise TypeRuleError(f"{self.name} takes {expected} operands, got {len(operands)}")
         try:
             if self.signature is not None:
                 return self.signature(operands, attrs)
@@ -320,10 +378,14 @@ class Op:
             shown = ", ".join(map(str, operands))
             raise type(error)(f"{self.name}({shown}): {error}") from error
 
-    def spell(self, dialect: str, kind: str) -> str | None:
-        """The template in "triton" or "cpp" for a kind of dtype, or None where it has no scalar spelling."""
-        spelling: Spelling = getattr(self, dialect)
-        return spelling if isinstance(spelling, str) or spelling is None else spelling.get(kind)
+    def spell(self, target: str, kind: str) -> str | None:
+        """The row's template for a target and a kind of dtype, or None where it has none."""
+        return of_kind(self.spellings.get(target), kind)
+
+
+def of_kind(spelling: Spelling | None, kind: str) -> str | None:
+    """A spelling for a kind of dtype, or None where there is none."""
+    return spelling if isinstance(spelling, str) or spelling is None else spelling.get(kind)
 
 
 # -- rules that rows are written with ---------------------------------------------------------------
@@ -334,10 +396,10 @@ def same(*kinds: str) -> Callable[[Operands, Attrs], DType]:
 
     def rule(operands: Operands, _: Attrs) -> DType:
         first = operands[0].dtype
-        for place, operand in enumerate(operands):
+        for index, operand in enumerate(operands):
             if operand.dtype is not first:
                 raise TypeRuleError(
-                    f"operand 0 is {first} and operand {place} is {operand.dtype}; nothing is converted "
+                    f"operand 0 is {first} and operand {index} is {operand.dtype}; nothing is converted "
                     "implicitly: cast one of them"
                 )
         if kinds and first.kind not in kinds:
@@ -366,9 +428,9 @@ def from_attr(name: str = "dtype") -> Callable[[Operands, Attrs], DType]:
 def same_shape(operands: Operands, _: Attrs) -> Shape:
     """All operands have one shape; nothing is broadcast implicitly."""
     first = operands[0].shape
-    for place, operand in enumerate(operands):
+    for index, operand in enumerate(operands):
         if operand.shape != first:
-            require_equal_shapes(first, operand.shape, "operand 0", f"operand {place}")
+            require_equal_shapes(first, operand.shape, "operand 0", f"operand {index}")
     return first
 
 

@@ -1,4 +1,4 @@
-"""What one writes on a value: operators and methods, each of which appends ops to the value's graph.
+"""Operators and methods of values, each of which appends ops to the value's graph.
 
 This is the convenience that the IR itself does without: Python numbers become constants of the value's
 dtype, shapes are broadcast by NumPy's rule, and both show up as ops of their own. Dtypes are never converted;
@@ -19,7 +19,8 @@ import numpy as np
 
 from kernels_hub.compiler.errors import ShapeError, TypeRuleError
 from kernels_hub.compiler.ir import types
-from kernels_hub.compiler.ir.dims import Dim, dim_max, dim_min, divide_exactly, product
+from kernels_hub.compiler.ir.dims import Dim, divide_exactly, product
+from kernels_hub.compiler.ir.extrema import dim_max, dim_min
 from kernels_hub.compiler.ir.op import Shape, show
 from kernels_hub.compiler.ir.proofs import proves_equal, proves_le
 from kernels_hub.compiler.ir.types import DType, dtype
@@ -267,14 +268,14 @@ class Operators:
         if len(places & set(range(rank))) < len(axes):
             raise ShapeError(f"{show(axes)} are no {len(axes)} different axes of a result of rank {rank}")
         dims = iter(self.shape)
-        return self.reshape(tuple(1 if place in places else next(dims) for place in range(rank)))
+        return self.reshape(tuple(1 if index in places else next(dims) for index in range(rank)))
 
     def squeeze(self, *axes: int) -> Self:
         """Without these dims, which are 1; without all that are the number 1, if none are given."""
         places = {self.axis(axis) for axis in axes} or {i for i, dim in enumerate(self.shape) if dim == 1}
         if any(not proves_equal(self.shape[place], 1) for place in places):
             raise ShapeError(f"dims {sorted(places)} of {show(self.shape)} are not all 1")
-        return self.reshape(tuple(dim for place, dim in enumerate(self.shape) if place not in places))
+        return self.reshape(tuple(dim for index, dim in enumerate(self.shape) if index not in places))
 
     def broadcast_to(self, *shape: Dim | str | Sequence[Dim | str]) -> Self:
         """Repeated to a shape by NumPy's rule: aligned at the last dim, dims of 1 repeat."""

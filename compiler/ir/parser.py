@@ -24,6 +24,14 @@ def parse_graph(
 
     constants: digest -> array of those that the text names only (`printer.large_constants`). Raises ParseError,
     with the line, for what is no graph, states a type that is not the op's, or lacks a constant.
+
+    >>> parse_graph('''
+    ... graph "rise" {
+    ...   %0: float32[8] = input(name="x")
+    ...   %1: float32[8] = exp(%0)
+    ...   return "y" = %1
+    ... }''')
+    <Graph rise: 2 nodes>
     """
     reader = _GraphReader(text, constants or {})
     reader.expect("graph")
@@ -106,8 +114,8 @@ class _GraphReader(Reader):
         except (CompilerError, *_MALFORMED) as error:
             named = "" if isinstance(error, CompilerError) else f"{row.name}: {type(error).__name__}: "
             raise ParseError(f"line {line}: {named}{error}") from error
-        if [one.type for one in results] != types:
-            inferred = ", ".join(str(one.type) for one in results)
+        if [result.type for result in results] != types:
+            inferred = ", ".join(str(result.type) for result in results)
             raise ParseError(f"line {line}: {row.name} gives {inferred}, not {', '.join(map(str, types))}")
         for (name, _), value in zip(declared, results, strict=True):
             if values.setdefault(name, value) is not value:

@@ -35,7 +35,21 @@ INLINE = 8
 
 
 def print_graph(graph: Graph, *, data: bool = False) -> str:
-    """The text of a graph. data: with the bytes of large constants, so that the text is all there is to it."""
+    """The text of a graph. data: with the bytes of large constants, so that the text is all there is to it.
+
+    >>> graph = Graph("double")
+    >>> x = graph.input("x", ("n", 4))
+    >>> y = graph.output("y", x * 2.0)
+    >>> print(print_graph(graph))
+    graph "double" {
+      symbols n >= 0
+      %0: float32[n, 4] = input(name="x")
+      %1: float32[] = constant(value=[2.0])
+      %2: float32[n, 4] = broadcast(%1, axes=[])
+      %3: float32[n, 4] = mul(%0, %2)
+      return "y" = %3
+    }
+    """
     lines = list(_block(graph, ""))
     lines[0] = f"graph {quoted(graph.name)} {lines[0]}"
     if data:
@@ -115,7 +129,7 @@ def _literal(value: Literal) -> str:
             .reshape(value.array.shape)
         )
         if Literal.of(again) == value:
-            shown = (int(one) if row.is_integer else one for one in numbers)
+            shown = (int(number) if row.is_integer else number for number in numbers)
             return f"[{', '.join(_attribute(one, '') for one in shown)}]"
     return f'"{_bytes(value.array)}"'
 

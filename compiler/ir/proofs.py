@@ -1,4 +1,4 @@
-"""What can be proved of dims from the bounds of their symbols: equality, order, intervals.
+"""Proofs about dims, from the bounds of their symbols: equality, order, intervals.
 
 Every answer True holds for all sizes that the facts allow; False means only "not proved".
 """
@@ -81,17 +81,17 @@ def _from_zero(dim: Expr) -> Dim:
     return shifted
 
 
-def _by_cases(dim: Expr, one: Opaque, coefficient: int, depth: int) -> bool:
+def _by_cases(dim: Expr, opaque: Opaque, coefficient: int, depth: int) -> bool:
     """Prove dim >= 0 by replacing the term `coefficient * one` by what it is at least."""
-    if one.kind in {"min", "max"}:
-        replaced = (_never_negative(replace_atom(dim, one, arg), depth) for arg in one.args)
+    if opaque.kind in {"min", "max"}:
+        replaced = (_never_negative(replace_atom(dim, opaque, arg), depth) for arg in opaque.args)
         # c*min(a, b) is c*a or c*b; with c < 0 it is at least both of these, so one will do. max: likewise.
-        return any(replaced) if (coefficient < 0) == (one.kind == "min") else all(replaced)
-    a, b = one.args
-    if one.kind != "floordiv" or not isinstance(b, int) or b <= 0:
+        return any(replaced) if (coefficient < 0) == (opaque.kind == "min") else all(replaced)
+    a, b = opaque.args
+    if opaque.kind != "floordiv" or not isinstance(b, int) or b <= 0:
         return False
     # a//b lies in (a - b + 1)/b .. a/b: multiply by b, and take the end that makes the sum smaller.
-    rest = dim - coefficient * atom(one)
+    rest = dim - coefficient * atom(opaque)
     end = a - (b - 1) if coefficient > 0 else a
     return _never_negative(b * rest + coefficient * end, depth)
 
@@ -128,9 +128,9 @@ def _without_mod(dim: Dim) -> Dim:
     )
     if not divided:
         return dim
-    for one in mods:
-        a, b = one.args
-        dim = replace_atom(dim, one, a - b * (a // b))
+    for mod in mods:
+        a, b = mod.args
+        dim = replace_atom(dim, mod, a - b * (a // b))
         if isinstance(dim, int):
             break
     return dim

@@ -1,4 +1,4 @@
-"""What the oracle says of an evaluation on `debug=True`: a row an op, totals by kind of op."""
+"""Report of an evaluation with `debug=True`: a row for each op, totals by kind of op."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OpRow:
     """One result of one op: how long the op took, and what came out."""
 
     value: str
@@ -39,11 +39,11 @@ class Report:
     """Rows in the order of evaluation. Prints as a table."""
 
     graph: str
-    rows: list[Row] = field(default_factory=list)
+    rows: list[OpRow] = field(default_factory=list)
     first_non_finite: str | None = None
     """The first op that made a NaN or an infinity of finite operands."""
 
-    def add(self, row: Row) -> None:
+    def add(self, row: OpRow) -> None:
         """One more row."""
         self.rows.append(row)
 

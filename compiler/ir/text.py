@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kernels_hub.compiler.errors import DimError, ParseError
-from kernels_hub.compiler.ir.dims import Dim, Expr, dim_max, dim_min, floordiv, mod
+from kernels_hub.compiler.ir.dims import Dim, Expr, floordiv, mod
+from kernels_hub.compiler.ir.extrema import dim_max, dim_min
 
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r]+|\#[^\n]*)|(?P<line>\n)|(?P<value>%\d+)
@@ -62,9 +63,9 @@ def tokens(text: str) -> list[Token]:
     return found
 
 
-def _binary_minus(found: list[Token]) -> bool:
+def _binary_minus(tokens: list[Token]) -> bool:
     """Whether a minus after these subtracts, as in "n -1"."""
-    return bool(found) and (found[-1].kind in {"number", "word", "string"} or found[-1].text == ")")
+    return bool(tokens) and (tokens[-1].kind in {"number", "word", "string"} or tokens[-1].text == ")")
 
 
 class Reader:
@@ -162,7 +163,7 @@ class Reader:
             or any(sum(power for _, power in one) > MOST_TERMS for one, _ in dim.terms)
         ):
             raise self.error(f"expected a dim of at most {MOST_TERMS} terms and factors")
-        if any(abs(one) >= 10**LONGEST_NUMBER for one in _coefficients(dim)):
+        if any(abs(coefficient) >= 10**LONGEST_NUMBER for coefficient in _coefficients(dim)):
             raise self.error(f"expected numbers of at most {LONGEST_NUMBER} digits")
 
     def _term(self, symbol: Callable[[str], Dim]) -> Dim:

@@ -28,19 +28,27 @@ class Rebuilt:
     """How many nodes `visit` replaced."""
 
 
-def rebuild(
-    graph: Graph, visit: Visit | None = None, *, bindings: Mapping[str, Dim] | None = None
-) -> Rebuilt:
+def rebuild(graph: Graph, visit: Visit | None = None) -> Rebuilt:
     """The graph again, node by node, each replaced as `visit` says.
 
     Inputs, parameters that are still used, outputs and their names stay; what nothing uses is left out.
     visit may append any nodes to the new graph. A replacement must have the type of what it replaces:
     raises GraphError otherwise, naming the value.
+
+    >>> graph = Graph("double")
+    >>> x = graph.input("x", ("n", 4))
+    >>> y = graph.output("y", x * 2.0)
+    >>> def as_sum(new, node, operands):
+    ...     return operands[0] + operands[0] if node.op.name == "mul" else None
+    >>> print(rebuild(graph, as_sum).graph)
+    graph "double" {
+      symbols n >= 0
+      %0: float32[n, 4] = input(name="x")
+      %1: float32[n, 4] = add(%0, %0)
+      return "y" = %1
+    }
     """
-    new = Graph(graph.name)
-    new._random_keys = graph._random_keys
-    new.only_runs = graph.only_runs
-    new.symbols = {name: one for name, one in graph.symbols.items() if not bindings or name not in bindings}
+    new = graph.successor()
     mapped: dict[Value, Value] = {}
     replaced = 0
     for node in graph.live():
@@ -51,7 +59,7 @@ def rebuild(
             answer = visit(new, node, operands)
             results = (answer,) if isinstance(answer, Value) else answer
         if results is None:
-            results = new.copy(node, operands, bindings).results
+            results = new.copy(node, operands).results
         else:
             replaced += 1
             _fits(node, results)
@@ -79,9 +87,15 @@ def _fits(node: Node, results: Sequence[Value]) -> None:
 
 
 def bind(graph: Graph, bindings: Mapping[str, Dim]) -> Graph:
-    """The graph with symbols replaced by numbers (or other dims). Raises DimError where that breaks a fact."""
-    known = {name: value for name, value in bindings.items() if name in graph.symbols}
-    return rebuild(graph, bindings=known).graph
+    """The graph with symbols replaced by numbers (or other dims). Raises DimError where that breaks a fact.
+
+    >>> graph = Graph("double")
+    >>> x = graph.input("x", ("n", 4))
+    >>> y = graph.output("y", x * 2.0)
+    >>> bind(graph, {"n": 3}).outputs["y"]
+    %3: float32[3, 4]
+    """
+    return graph.bind(bindings)
 
 
 def extract(
@@ -90,6 +104,20 @@ def extract(
     """The part of a graph between values: `inputs` become inputs, `outputs` outputs; parameters come along.
 
     Raises GraphError where an output needs an input of the graph that is not among `inputs`.
+
+    >>> graph = Graph("double_exp")
+    >>> x = graph.input("x", ("n", 4))
+    >>> y = x.exp()
+    >>> z = graph.output("z", y * 2.0)
+    >>> print(extract(graph, {"y": y}, {"z": z}))
+    graph "part" {
+      symbols n >= 0
+      %0: float32[n, 4] = input(name="y")
+      %1: float32[] = constant(value=[2.0])
+      %2: float32[n, 4] = broadcast(%1, axes=[])
+      %3: float32[n, 4] = mul(%0, %2)
+      return "z" = %3
+    }
     """
     part = Graph(name)
     mapped = {value: part.input(key, value.shape, value.dtype) for key, value in inputs.items()}

@@ -1,4 +1,4 @@
-"""Every invariant of the IR, checked. A pass that breaks one is found by name, not by what breaks later."""
+"""Verifies every invariant of the IR: a pass that breaks one is found by name, not by what breaks later."""
 
 from __future__ import annotations
 
@@ -21,12 +21,18 @@ def verify(graph: Graph) -> Graph:
     6. symbols are declared, each with one set of facts, and defined before they are used
     7. constants are read-only; regions are frozen, closed, and hold all this themselves
     8. weights belong to parameters
+
+    >>> graph = Graph("double")
+    >>> x = graph.input("x", ("n", 4))
+    >>> y = graph.output("y", x * 2.0)
+    >>> verify(graph)
+    <Graph double: 4 nodes>
     """
     seen: dict[tuple[object, ...], Node] = {}
     count = 0
-    for place, node in enumerate(graph.nodes):
-        if node.id != place or node.graph is not graph:
-            raise _broken(node, f"stands at {place} of graph {graph.name}, but has id {node.id}")
+    for position, node in enumerate(graph.nodes):
+        if node.id != position or node.graph is not graph:
+            raise _broken(node, f"stands at {position} of graph {graph.name}, but has id {node.id}")
         _check_operands(graph, node)
         for index, value in enumerate(node.results):
             if (
@@ -84,14 +90,14 @@ def _check_rules(node: Node) -> None:
 
 
 def _check_symbols(graph: Graph, node: Node) -> None:
-    for one in node.symbols():
-        declared = graph.symbols.get(one.name)
+    for symbol in node.symbols():
+        declared = graph.symbols.get(symbol.name)
         known = None if declared is None else declared.only_symbol
-        if known != one:
-            raise _broken(node, f"the symbol {one!r} is declared as {known!r}")
-        definer = graph.definers.get(one.name)
+        if known != symbol:
+            raise _broken(node, f"the symbol {symbol!r} is declared as {known!r}")
+        definer = graph.definers.get(symbol.name)
         if definer is not None and definer.id > node.id:
-            raise _broken(node, f"the symbol {one!r} is defined later, by {definer!r}")
+            raise _broken(node, f"the symbol {symbol!r} is defined later, by {definer!r}")
 
 
 def _check_attributes(node: Node) -> None:

@@ -1,4 +1,4 @@
-"""How far each element of a right result may be from the oracle's: running error analysis beside the oracle.
+"""Error bounds: how far each element of a right result may be from the oracle's, by running error analysis.
 
 Beside the value v of each element goes a bound e of its error, and a magnitude m: what v would be if no term of a sum
 cancelled another. With u the unit roundoff of a dtype and S the factor `error_rules.SAFETY`,
@@ -23,23 +23,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from kernels_hub.compiler.errors import EvaluateError
 from kernels_hub.compiler.ir.evaluate import evaluate
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
-from kernels_hub.compiler.ir.op import Step, Trait
+from kernels_hub.compiler.ir.op import ReferenceCall
 from kernels_hub.compiler.ir.types import Array, DType
 from kernels_hub.compiler.judging.error_rules import (
     OF_FLOATS,
-    RULES,
     At,
     Pair,
     loose,
     magnitude_of,
-    moved,
+    rule_of,
     whole,
 )
 from kernels_hub.compiler.judging.roundoff import largest
@@ -61,7 +59,7 @@ class Bounded:
 
 def bounded(
     graph: Graph,
-    inputs: Mapping[str, Any] | Sequence[Any] = (),
+    inputs: Mapping[str, object] | Sequence[object] = (),
     *,
     bindings: Mapping[str, int] | None = None,
     weights: Mapping[str, Array] | None = None,
@@ -84,13 +82,13 @@ class _Running:
         self._last = {operand: node for node in graph.live() for operand in node.operands}
         self._kept = set(graph.outputs.values())
 
-    def __call__(self, node: Node, step: Step | None, results: Sequence[Array]) -> None:
+    def __call__(self, node: Node, step: ReferenceCall | None, results: Sequence[Array]) -> None:
         with np.errstate(all="ignore"):
             if step is None or not node.operands:
                 for value, array in zip(node.results, results, strict=True):
                     self.errors[value] = np.zeros(array.shape), magnitude_of(array)
             else:
-                pairs = [self.errors[one] for one in node.operands]
+                pairs = [self.errors[operand] for operand in node.operands]
                 for value, array, pair in zip(
                     node.results, results, _pairs(node, step, pairs, results), strict=True
                 ):
@@ -110,14 +108,12 @@ def _settled(row: DType, array: Array, pair: Pair) -> Pair:
     return error, size
 
 
-def _pairs(node: Node, step: Step, pairs: list[Pair], results: Sequence[Array]) -> list[Pair]:
+def _pairs(node: Node, step: ReferenceCall, pairs: list[Pair], results: Sequence[Array]) -> list[Pair]:
     if len(results) == 1:
         kinds = {one.dtype.kind for one in (*node.operands, *node.results)}
-        rule = None if "complex" in kinds else RULES.get(node.op.name)
-        if rule is None and Trait.VIEW in node.op.traits and "complex" not in kinds:
-            rule = moved
+        rule = None if "complex" in kinds else rule_of(node.op)
         at = At(
-            node, step, [_real(one) for one in step.operands], [one for one, _ in pairs],
+            node, step, [_real(operand) for operand in step.operands], [one for one, _ in pairs],
             [one for _, one in pairs], _real(results[0]),
         )  # fmt: skip
         if node.op.name in _TRAPS and node.results[0].dtype.is_integer:
@@ -127,14 +123,14 @@ def _pairs(node: Node, step: Step, pairs: list[Pair], results: Sequence[Array]) 
         if at.row.is_integer or at.row.kind == "bool":
             return [whole(at)]
         return [loose(pairs, step, results[0])]
-    return [loose(pairs, step, one) for one in results]
+    return [loose(pairs, step, result) for result in results]
 
 
 def _real(array: Array) -> Array:
     return array if array.dtype.kind == "c" else array.astype(np.float64)
 
 
-def _refuse_traps(step: Step) -> None:
+def _refuse_traps(step: ReferenceCall) -> None:
     a, b = step.operands
     worst = np.iinfo(a.dtype).min if a.dtype.kind == "i" else None
     if (b == 0).any() or (worst is not None and ((a == worst) & (b == -1)).any()):

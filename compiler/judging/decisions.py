@@ -1,4 +1,4 @@
-"""Where a graph decides: comparisons, clamps, roundings; what its inputs are to be for the sides of each.
+"""Decisions of a graph (comparisons, clamps, roundings), and inputs that lead to either side of each.
 
 `thresholds` propagates what values are compared with back to inputs, through what can be inverted: views, casts, ops
 with a number, functions of one value. `Decision` says which sides a set of inputs reaches.
@@ -7,14 +7,14 @@ with a number, functions of one value. `Decision` says which sides a set of inpu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from kernels_hub.compiler.ir.evaluate import evaluate
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
-from kernels_hub.compiler.ir.op import Step, Trait
+from kernels_hub.compiler.ir.op import ReferenceCall, Trait
 from kernels_hub.compiler.ir.types import Array
 
 MOST_POINTS = 160
@@ -22,7 +22,6 @@ MOST_POINTS = 160
 _MOST_VISITS = 4000
 _COMPARED = frozenset({"lt", "le", "eq", "ne", "maximum", "minimum"})
 _WITH_ZERO = frozenset({"abs", "sign", "sqrt", "rsqrt", "log"})
-_ROUNDED = frozenset({"floor", "ceil", "trunc", "round"})
 
 
 @dataclass(eq=False)
@@ -41,9 +40,9 @@ class Decision:
     def missed(self) -> list[str]:
         """For people."""
         return [
-            f"%{self.value.id} ({self.value.op_name}): no set has {one}"
-            for one in self.wanted
-            if one not in self.sides
+            f"%{self.value.id} ({self.value.op_name}): no set has {name}"
+            for name in self.wanted
+            if name not in self.sides
         ]
 
     def note(self, operands: Sequence[Array]) -> None:
@@ -64,16 +63,16 @@ def observe(
     weights: Mapping[str, Array],
 ) -> bool:
     """Whether inputs reach a side of one of these that was not reached before, in one run of the oracle."""
-    by_node = {one.value.node: one for one in open_}
-    before = sum(len(one.sides) for one in open_)
+    by_node = {decision.value.node: decision for decision in open_}
+    before = sum(len(decision.sides) for decision in open_)
 
-    def note(node: Node, step: Step | None, _: Sequence[Array]) -> None:
+    def note(node: Node, step: ReferenceCall | None, _: Sequence[Array]) -> None:
         if step is not None and node in by_node:
             by_node[node].note(step.operands)
 
     bindings = {name: size for name, size in sizes.items() if name in graph.symbols}
     evaluate(graph, inputs, bindings=bindings, weights=weights, observe=note)
-    return sum(len(one.sides) for one in open_) > before
+    return sum(len(decision.sides) for decision in open_) > before
 
 
 def decisions(graph: Graph) -> list[Decision]:
@@ -105,7 +104,7 @@ def thresholds(graph: Graph) -> dict[str, list[float]]:
                     back.walk(one, -float(number))
         if name in _WITH_ZERO:
             back.walk(operands[0], 0.0)
-        if name in _ROUNDED or (
+        if (Trait.STEP in node.op.traits and node.op.inverse is not None) or (
             name == "cast" and node.results[0].dtype.is_integer and operands[0].dtype.is_float
         ):
             for half in range(-5, 6):
@@ -120,7 +119,7 @@ def thresholds(graph: Graph) -> dict[str, list[float]]:
 
 def _neighbours(points: dict[float, None], value: Value) -> list[float]:
     """The points, then what is right beside them, then what is near."""
-    known = [one for one in points if math.isfinite(one)]
+    known = [point for point in points if math.isfinite(point)]
     if not value.dtype.is_float:
         return list(dict.fromkeys(point + by for by in (0, -1, 1) for point in known))[:MOST_POINTS]
     row = value.dtype.compute.numpy if value.dtype.bits < 64 else np.dtype(np.float64)
@@ -131,29 +130,6 @@ def _neighbours(points: dict[float, None], value: Value) -> list[float]:
         near = [one * by for by in (1 + 2**-6, 1 - 2**-6, 1.5, 0.5) for one in exact]
     found = dict.fromkeys(float(one) for one in (*exact, *beside, *near, *further))
     return [one for one in found if math.isfinite(one)][:MOST_POINTS]
-
-
-_INVERSE: Mapping[str, Callable[[float], float]] = {
-    "neg": lambda t: -t,
-    "exp": math.log,
-    "exp2": math.log2,
-    "expm1": math.log1p,
-    "log": math.exp,
-    "log2": lambda t: 2.0**t,
-    "log1p": math.expm1,
-    "sqrt": lambda t: t * t,
-    "rsqrt": lambda t: 1 / (t * t),
-    "tanh": math.atanh,
-    "sigmoid": lambda t: math.log(t / (1 - t)),
-    "floor": float,
-    "ceil": float,
-    "trunc": float,
-    "round": float,
-    "asinh": math.sinh,
-    "atan": math.tan,
-    "sinh": math.asinh,
-}
-"""f(x) = t -> x."""
 
 
 class _Back:
@@ -184,16 +160,16 @@ def _before(value: Value, target: float) -> Iterator[tuple[Value, float]]:
     """What operands are to be; where two of them decide together, each as if the other were neutral, or the same."""
     name, operands = value.op_name, value.operands
     if Trait.VIEW in value.op.traits or name in {"cast", "concat", "select"}:
-        for one in operands[1:] if name == "select" else operands:
-            yield one, target
-    elif name in _INVERSE:
-        yield operands[0], _INVERSE[name](target)
+        for operand in operands[1:] if name == "select" else operands:
+            yield operand, target
+    elif value.op.inverse is not None:
+        yield operands[0], value.op.inverse(target)
     elif name == "abs":
         yield operands[0], target
         yield operands[0], -target
     elif name in {"maximum", "minimum"}:
-        for one in operands:
-            yield one, target
+        for operand in operands:
+            yield operand, target
     elif name in {"add", "sub", "mul", "div"}:
         yield from _of_two(name, operands[0], operands[1], target)
     elif name in {"reduce_mean", "reduce_max", "reduce_min", "max_pool", "avg_pool"}:

@@ -11,15 +11,13 @@ import numpy as np
 
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.graph import Node
-from kernels_hub.compiler.ir.op import Step, TensorType
+from kernels_hub.compiler.ir.op import Formulas, Op, ReferenceCall, TensorType, Trait
 from kernels_hub.compiler.ir.types import FLOAT64, Array, DType
 from kernels_hub.compiler.judging.roundoff import depth as sum_depth
-from kernels_hub.compiler.judging.roundoff import largest, least, unit
+from kernels_hub.compiler.judging.roundoff import largest, least, program_tolerance, unit
 
 SAFETY = 8.0
 """Units of roundoff that an op may be off, in place of one half."""
-LOOSE: Mapping[str, float] = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2}
-"""Share of the largest magnitude that an op without a rule of its own may be off; narrower floats: four times more."""
 _WINOGRAD = 5
 """Places around an element of a convolution whose magnitudes its error may be of: tiles of Winograd's algorithm."""
 
@@ -33,7 +31,7 @@ class At:
     """A node that was computed: values of its operands in float64, their pairs, and its result."""
 
     node: Node
-    step: Step
+    step: ReferenceCall
     values: list[Array]
     errors: list[Array]
     sizes: list[Array]
@@ -46,12 +44,12 @@ class At:
 
     def run(self, *operands: Array) -> Array:
         """The op, of other operands, in float64."""
-        of = tuple(TensorType(FLOAT64, one.shape) for one in self.step.results)
-        step = Step(list(operands), _wide_attrs(self.step.attrs), of, self.step.run)
+        of = tuple(TensorType(FLOAT64, result.shape) for result in self.step.results)
+        step = ReferenceCall(list(operands), _wide_attrs(self.step.attrs), of, self.step.run)
         return np.asarray(self.node.op.numpy(step), np.float64)
 
 
-def _wide_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
+def _wide_attrs(attrs: Mapping[str, object]) -> dict[str, Any]:
     return {name: FLOAT64 if isinstance(one, DType) else one for name, one in attrs.items()}
 
 
@@ -72,7 +70,7 @@ def _times(error: Array, factor: Array) -> Array:
 
 
 def _square(*parts: Array) -> Array:
-    return np.sqrt(sum((one * one for one in parts), start=np.zeros(())))
+    return np.sqrt(sum((part * part for part in parts), start=np.zeros(())))
 
 
 def _propagated(at: At, error: Array) -> Array:
@@ -80,11 +78,11 @@ def _propagated(at: At, error: Array) -> Array:
     special = ~np.isfinite(at.result)
     if not special.any():
         return error
-    lost = np.logical_or.reduce([np.isinf(one) for one in at.errors])
-    if at.result.shape and any(one.shape != at.result.shape for one in at.values):
+    lost = np.logical_or.reduce([np.isinf(error) for error in at.errors])
+    if at.result.shape and any(value.shape != at.result.shape for value in at.values):
         return np.where(special, np.inf, error)
-    nan = np.logical_or.reduce([np.isnan(one) for one in at.values])
-    infinite = np.logical_or.reduce([np.isinf(one) for one in at.values])
+    nan = np.logical_or.reduce([np.isnan(value) for value in at.values])
+    infinite = np.logical_or.reduce([np.isinf(value) for value in at.values])
     brought = np.where(np.isnan(at.result), nan, infinite) & ~lost
     return np.where(special, np.where(brought, 0.0, np.inf), error)
 
@@ -173,12 +171,12 @@ def _change(at: At, moves: Sequence[Array]) -> Array:
     """How much the result changes where operands move by so much, each apart."""
     total = np.zeros(at.result.shape)
     centre = _clipped(at, at.run(*at.values))
-    for place, move in enumerate(moves):
+    for index, move in enumerate(moves):
         if not move.any():
             continue
         for sign in (1.0, -1.0):
             operands = list(at.values)
-            operands[place] = at.values[place] + sign * move
+            operands[index] = at.values[index] + sign * move
             there = _clipped(at, at.run(*operands))
             same = (there == centre) | (np.isnan(there) & np.isnan(centre)) | (move == 0)
             change = np.where(same, 0.0, np.abs(there - centre))
@@ -240,7 +238,7 @@ def _cast(at: At) -> Pair:
 
 def _narrow(at: At, array: Array) -> Array:
     given = array.astype(types.dtype(at.step.operands[0].dtype).compute.numpy)
-    step = Step([given], at.step.attrs, at.step.results, at.step.run)
+    step = ReferenceCall([given], at.step.attrs, at.step.results, at.step.run)
     return np.asarray(at.node.op.numpy(step)).astype(np.float64)
 
 
@@ -260,7 +258,7 @@ def whole(at: At) -> Pair:
 
 def moved(at: At) -> Pair:
     """Views, and rows that integers name."""
-    data = [place for place, one in enumerate(at.node.operands) if one.dtype is at.row]
+    data = [index for index, operand in enumerate(at.node.operands) if operand.dtype is at.row]
     given = list(at.step.operands)
     pairs = []
     for arrays in (at.errors, at.sizes):
@@ -462,7 +460,7 @@ def _places(at: At) -> Pair:
     return np.where(unsure, np.inf, 0.0), np.abs(at.result)
 
 
-def loose(pairs: Sequence[Pair], step: Step, array: Array) -> Pair:
+def loose(pairs: Sequence[Pair], step: ReferenceCall, array: Array) -> Pair:
     """An op without a rule: a share of the largest magnitude, and the operands' relative errors."""
     row = types.dtype(array.dtype)
     if not (row.is_float or row.is_complex):
@@ -478,13 +476,9 @@ def loose(pairs: Sequence[Pair], step: Step, array: Array) -> Pair:
             relative += worst / whole if whole else math.inf
         elif worst:
             relative = math.inf
-    share = LOOSE.get(_part(row), 4 * LOOSE["bfloat16"])
+    share = program_tolerance(row.name)
     error = np.full(array.shape, share * top + relative * top * 4 + least(row))
     return np.where(np.isfinite(magnitude), error, np.inf if relative else 0.0), magnitude
-
-
-def _part(row: DType) -> str:
-    return {"complex64": "float32", "complex128": "float64"}.get(row.name, row.name)
 
 
 OF_FLOATS: frozenset[Rule] = frozenset({
@@ -502,15 +496,9 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("eq", "ne", "lt", "le"), _compared),
     **dict.fromkeys(("isnan", "isinf"), _predicate),
     **dict.fromkeys(("neg", "abs", "define_size", "stop_gradient", "with_derivative"), _through),
-    **dict.fromkeys(
-        ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos",
-         "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "sigmoid", "pow", "atan2"),
-        _function,
-    ),
+    "pow": _function,
     **dict.fromkeys(("floordiv", "mod", "fmod"), _remainder),
-    **dict.fromkeys(("floor", "ceil", "trunc", "round", "sign"), _stepped),
     "cast": _cast,
-    **dict.fromkeys(("pad", "concat"), moved),
     **dict.fromkeys(("gather", "gather_elements", "gather_nd"), _gathered),
     **dict.fromkeys(("reduce_sum", "reduce_mean"), _summed),
     **dict.fromkeys(("reduce_max", "reduce_min"), _extreme),
@@ -522,3 +510,15 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("max_pool", "cummax", "cummin"), _windows),
     **dict.fromkeys(("argmax", "argmin", "argsort", "argtopk"), _places),
 }  # fmt: skip
+"""Of ops that `rule_of` cannot judge by their rows alone."""
+
+
+def rule_of(op: Op) -> Rule | None:
+    """The rule of an op; None where all that is known is that it may be off by a share of the largest magnitude."""
+    if (rule := RULES.get(op.name)) is not None:
+        return rule
+    if op.traits & (Trait.VIEW | Trait.COPY):
+        return moved
+    if Trait.STEP in op.traits:
+        return _stepped
+    return _function if isinstance(op.derivative, Formulas) else None

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kernels_hub.compiler.errors import CompilerError, DimError
-from kernels_hub.compiler.ir.dims import dim_symbols, substitute
-from kernels_hub.compiler.ir.dummy import dummy_inputs, index_limit
+from kernels_hub.compiler.ir.dims import dim_symbols
+from kernels_hub.compiler.ir.extrema import substitute
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.ops.conversion import convert
 from kernels_hub.compiler.ir.types import Array, DType
@@ -166,7 +166,7 @@ def _at_points(turn: int, *, rows: bool = False) -> Fill:
         of = (*shape[:-1], 1) if rows and shape else shape
         count = math.prod(of)
         start = turn * count
-        chosen = np.asarray([points[(start + place) % len(points)] for place in range(count)])
+        chosen = np.asarray([points[(start + index) % len(points)] for index in range(count)])
         return np.broadcast_to(random.permutation(chosen).reshape(of), shape).copy()
 
     return fill
@@ -235,7 +235,7 @@ class _Made:
     missed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.base = dummy_inputs(self.graph, self.seed, self.sizes)
+        self.base = self.graph.dummy_inputs(self.seed, self.sizes)
         self.roles = {name: role_of(value) for name, value in self.graph.inputs.items()}
         self.points = thresholds(self.graph)
 
@@ -303,7 +303,7 @@ class _Made:
     def looked_up(self) -> Iterator[InputSet]:
         """All ids; and, of signed ones, those that count from the end."""
         names = self.of(Role.INDEX)
-        limits = {name: index_limit(self.graph.inputs[name], self.sizes) or 0 for name in names}
+        limits = {name: self.graph.inputs[name].index_limit(self.sizes) or 0 for name in names}
         for name in list(names):
             if limits[name] < 1 or not self.base[name].size:
                 names.remove(name)
@@ -336,8 +336,8 @@ def _ids(limit: int, count: int, turn: int, random: np.random.Generator) -> Arra
     if math.ceil(limit / count) <= MOST_SETS_OF_IDS:
         return (turn * count + np.arange(count)) % limit
     powers = [1 << bit for bit in range(1, limit.bit_length())]
-    ends = sorted({0, 1, limit - 1, limit - 2, *(one + by for one in powers for by in (-1, 0))})
-    ends = [one for one in ends if 0 <= one < limit]
+    ends = sorted({0, 1, limit - 1, limit - 2, *(power + by for power in powers for by in (-1, 0))})
+    ends = [end for end in ends if 0 <= end < limit]
     order = [*ends, *random.permutation(limit)[: MOST_SETS_OF_IDS * count].tolist()]
     return np.asarray(order[turn * count : (turn + 1) * count])
 
@@ -405,10 +405,10 @@ def _looked_for(
 
 def _of_other_sizes(graph: Graph, seed: int, sizes: Mapping[str, int]) -> list[InputSet]:
     """Nothing, one, and an odd number, where the bounds of symbols allow it and the shapes come out."""
-    symbols = sorted(dim_symbols(dim for one in graph.inputs.values() for dim in one.shape))
+    symbols = sorted(dim_symbols(dim for value in graph.inputs.values() for dim in value.shape))
     if not symbols:
         return []
-    found: list[InputSet] = []
+    sets: list[InputSet] = []
     seen = [dict(sizes)]
     for label, size in (("no element", 0), ("one element", 1), ("an odd size", 7), ("an odd size", 33)):
         one = {
@@ -423,7 +423,7 @@ def _of_other_sizes(graph: Graph, seed: int, sizes: Mapping[str, int]) -> list[I
                 if name in one:
                     substitute(expr, {name: one[name]})
             shown = ", ".join(f"{name} = {number}" for name, number in one.items())
-            found.append(InputSet(f"{label}: {shown}", dummy_inputs(graph, seed, one), one))
+            sets.append(InputSet(f"{label}: {shown}", graph.dummy_inputs(seed, one), one))
         except DimError:
             continue
-    return found
+    return sets

@@ -1,4 +1,4 @@
-"""Whether a program computes a graph: its outputs against the oracle's, element by element, on inputs made for it.
+"""Judges a program: its outputs against the oracle's, element by element, on inputs made for its graph.
 
     judge = Judge(graph, sizes={"n": 16})
     reason = judge(plan.execute)          None, or which element of which output is wrong, on which inputs
@@ -22,11 +22,9 @@ from kernels_hub.compiler.ir.ops.conversion import widened
 from kernels_hub.compiler.ir.types import Array
 from kernels_hub.compiler.judging.bounds import Bounded, bounded
 from kernels_hub.compiler.judging.inputs import InputSet, JudgingInputs, judging_inputs
+from kernels_hub.compiler.judging.roundoff import program_tolerance
+from kernels_hub.numerics import norm_error
 
-TOLERANCE: Mapping[str, float] = {
-    "float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 6e-2, "complex64": 1e-4, "complex128": 1e-9,
-}  # fmt: skip
-"""Largest error in the norm, relative, on ordinary inputs; narrower floats as bfloat16, times four."""
 PATIENCE_S = 20.0
 """Seconds of the oracle after which no further set of inputs is prepared; the first `LEAST` are within three times."""
 LEAST = 3
@@ -80,24 +78,20 @@ def compare(name: str, actual: Array, expected: Array, bound: Array) -> Verdict:
 
 
 def norm_difference(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> str | None:
-    """None where floats are close in the norm (see `TOLERANCE`), else which output is not, and by how much."""
+    """None where floats are close in the norm (see `numerics.TOLERANCES`), else which is not, and by how much.
+
+    Only elements are compared that both have finite: where others may be, `compare` says by the elements' bounds.
+    """
     for name, reference in expected.items():
         row = types.dtype(reference.dtype)
         if row.kind in {"bool", "int", "uint"}:
             continue
-        error = _norm(widened(actual[name]), widened(reference))
-        if not error <= TOLERANCE.get(row.name, 4 * TOLERANCE["bfloat16"]):
+        a, e = widened(actual[name]), widened(reference)
+        finite = np.isfinite(a) & np.isfinite(e)
+        error = norm_error(a[finite], e[finite])
+        if not error <= program_tolerance(row.name):
             return f"wrong: output {name!r} differs from the oracle's by {error:.2g} of its norm"
     return None
-
-
-def _norm(actual: Array, expected: Array) -> float:
-    """Relative, over the elements that both have finite."""
-    wide = np.complex128 if expected.dtype.kind == "c" else np.float64
-    a, e = actual.astype(wide), expected.astype(wide)
-    finite = np.isfinite(a) & np.isfinite(e)
-    norm = float(np.linalg.norm(e[finite]))
-    return float(np.linalg.norm(a[finite] - e[finite])) / (norm or 1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,9 +146,9 @@ class Judge:
         end = time.monotonic() + self.patience
         found: list[Case] = []
         first: CompilerError | None = None
-        for place, one in enumerate(self.inputs):
+        for index, one in enumerate(self.inputs):
             late = time.monotonic() - end
-            if place and late > (0 if place >= LEAST else 2 * self.patience):
+            if index and late > (0 if index >= LEAST else 2 * self.patience):
                 self.skipped.append(f"{one.name}: the oracle's {self.patience:g} s were over")
                 continue
             bindings = {name: size for name, size in one.sizes.items() if name in self.graph.symbols}
@@ -164,7 +158,7 @@ class Judge:
                 first = first or error
                 self.skipped.append(f"{one.name}: {error}")
                 continue
-            found.append(Case(one, oracle, not place))
+            found.append(Case(one, oracle, not index))
         if not found:
             raise first or EvaluateError(f"graph {self.graph.name}: there is no input to judge by")
         return found
@@ -173,9 +167,9 @@ class Judge:
     def coverage(self) -> float:
         """Share of the elements of all outputs, over all cases, that are judged."""
         counts = [
-            (np.count_nonzero(~np.isinf(one)), one.size)
+            (np.count_nonzero(~np.isinf(bound)), bound.size)
             for case in self.cases
-            for one in case.oracle.bounds.values()
+            for bound in case.oracle.bounds.values()
         ]
         return sum(one for one, _ in counts) / max(sum(size for _, size in counts), 1)
 

@@ -1,10 +1,9 @@
-"""What an input of a graph is for: numbers, ids of a lookup, a mask, or a mask that is added before a softmax."""
+"""Roles of a graph's inputs: numbers, ids of a lookup, a mask, or a mask that is added before a softmax."""
 
 from __future__ import annotations
 
 import enum
 
-from kernels_hub.compiler.ir.dummy import index_limit
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.op import Trait
 
@@ -39,7 +38,7 @@ def _limited(value: Value) -> bool:
     sizes = {
         name: max(expr.only_symbol.min, 1) for name, expr in value.graph.symbols.items() if expr.only_symbol
     }
-    return index_limit(value, sizes) is not None or _indexes(value, _DEPTH)
+    return value.index_limit(sizes) is not None or _indexes(value, _DEPTH)
 
 
 def _indexes(value: Value, depth: int) -> bool:

@@ -1,4 +1,4 @@
-"""Roundoff of dtypes, and of sums."""
+"""Roundoff of dtypes, and of sums; the tolerance of whole programs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import numpy as np
 
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.types import DType
+from kernels_hub.numerics import tolerance
+
+_NARROWEST = 4
+"""Floats narrower than bfloat16 may err by as many times its tolerance."""
 
 
 def unit(row: DType) -> float:
@@ -41,6 +45,11 @@ def _finfo(row: DType) -> tuple[float, float, float]:
         finfo: Any = ml_dtypes.finfo
         info = finfo(row.numpy)
     return float(info.eps) / 2, float(info.tiny), float(info.max)
+
+
+def program_tolerance(dtype: str) -> float:
+    """The largest error of a program's floats of a dtype, by its name, as a share of the largest magnitude."""
+    return tolerance(dtype).program or _NARROWEST * tolerance("bfloat16").program
 
 
 def depth(terms: float) -> float:

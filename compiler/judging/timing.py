@@ -1,4 +1,4 @@
-"""The one way in which programs are timed: warm, in turn, with a control, and twice where a gain is to be believed.
+"""Times programs, in one way: warm, in turn, with a control, and twice where a gain is to be believed.
 
     seconds = measure([call, other], device)             of a call each, for choosing what to look at
     found = gain(original, candidate, device)            what may be stored, or stated
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels_hub.compiler.engines.devices import synchronize
 from kernels_hub.compiler.engines.engine import Device
-from kernels_hub.compiler.rates import wait
 
 REPEATS = 0.1
 """Share by which measurements of one gain may differ."""
@@ -215,11 +215,11 @@ def _warm(call: Call, place: torch.device, clock: Clock) -> int:
 
 
 def _timed(call: Call, repeats: int, place: torch.device, clock: Clock) -> float:
-    wait(place)
+    synchronize(place)
     start = clock()
     for _ in range(repeats):
         call()
-    wait(place)
+    synchronize(place)
     return (clock() - start) / repeats
 
 

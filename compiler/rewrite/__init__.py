@@ -9,6 +9,12 @@
 Nothing here imports torch, triton or onnx.
 
 `kernels_hub.compiler.rewrite` is this package, and also the function of `pipeline` by that name: it can be called.
+
+>>> graph = Graph("negated twice")
+>>> output = graph.output("y", -(-graph.input("x", ("n",), "float32")))
+>>> print(rewrite(graph))
+pass            rule                         fired
+simplify        inverse_twice                    1
 """
 
 from __future__ import annotations

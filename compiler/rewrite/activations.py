@@ -1,4 +1,4 @@
-"""Activations that are written out: GELU in its forms, SiLU. No number changes: see `outline`.
+"""Recognizes activations that are written out as several ops: GELU in its forms, SiLU. Numbers stay: see `outline`.
 
 gelu(x) = x/2 * (1 + erf(x / sqrt(2)));  gelu_tanh(x) = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3)))
 silu(x) = x * sigmoid(x);  gelu_quick(x) = x * sigmoid(1.702 * x)

@@ -1,4 +1,4 @@
-"""Scaled-dot-product attention, as importers and exporters spell it.
+"""Recognizes scaled-dot-product attention in the forms that importers and exporters write.
 
     attention(q, k, v, …) = softmax(q @ k^T * scale + mask) @ v                         Source: arXiv 1706.03762
 
@@ -131,7 +131,7 @@ def _added(match: Match) -> Value:
 
 
 def _operands(match: Match) -> dict[str, Value]:
-    given = {one: match[one] for one in OPERANDS if one in match}
+    given = {operand: match[operand] for operand in OPERANDS if operand in match}
     turned = match["turned"]
     if not _swaps(match.fact("order")):
         order = list(match.fact("order"))
@@ -153,7 +153,7 @@ def _guard(match: Match) -> str | None:
         return f"{match['kept']} is no bool"
     if not _swaps(match.fact("order")) and "k repeated" in match:
         return f"k is permuted by {match.fact('order')} after it is repeated"
-    given = {one: match[one] for one in OPERANDS if one in match and one != "k"}
+    given = {operand: match[operand] for operand in OPERANDS if operand in match and operand != "k"}
     key = match["k"] if _swaps(match.fact("order")) else match["turned"]
     if ("k repeated" in match) is not ("v repeated" in match):
         return "only one of k and v is repeated for groups of heads"

@@ -1,4 +1,4 @@
-"""Bounds: chains of maximum and minimum with numbers become one clamp, min(max(x, low), high).
+"""Merges chains of maximum and minimum with numbers into one clamp, min(max(x, low), high).
 
 Right for low > high too (then every number but NaN becomes high), because only these laws of order are used:
 1. max(max(x, a), b) = max(x, max(a, b)), and so for min

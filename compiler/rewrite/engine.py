@@ -22,7 +22,7 @@ from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.operators import same_shapes
 from kernels_hub.compiler.ir.transform import Rebuilt, rebuild
 from kernels_hub.compiler.rewrite.pattern import NOTHING, Scope
-from kernels_hub.compiler.rewrite.rule import Match, Options, Outcome, Rule
+from kernels_hub.compiler.rewrite.rule import Match, Options, PassResult, Rule
 
 MOST_SWEEPS = 8
 MOST_STEPS = 64
@@ -59,17 +59,17 @@ class Rules:
         exact = tuple(rule for rule in self.rules if rule.exact)
         return {True: Index(self.rules), False: Index(exact)}
 
-    def run(self, graph: Graph, options: Options) -> Outcome:
+    def run(self, graph: Graph, options: Options) -> PassResult:
         """The graph after the rules, and how often each fired."""
         return _to_fixpoint(graph, self._indices[options.rounding])
 
 
-def apply_rules(graph: Graph, rules: Sequence[Rule], options: Options | None = None) -> Outcome:
+def apply_rules(graph: Graph, rules: Sequence[Rule], options: Options | None = None) -> PassResult:
     """Rules to fixpoint. Raises GraphError where a rule builds something of another type than what it replaces."""
     return Rules("rules", tuple(rules)).run(graph, options or Options())
 
 
-def _to_fixpoint(graph: Graph, index: Index) -> Outcome:
+def _to_fixpoint(graph: Graph, index: Index) -> PassResult:
     fired: Counter[str] = Counter()
     if len(graph.live()) < len(graph.nodes):
         graph = rebuild(graph).graph
@@ -81,7 +81,7 @@ def _to_fixpoint(graph: Graph, index: Index) -> Outcome:
         graph = rebuilt.graph
         if not sweep.calls_for_another(rebuilt):
             break
-    return Outcome(graph, fired)
+    return PassResult(graph, fired)
 
 
 class _Sweep:

@@ -1,4 +1,4 @@
-"""Why a rule does not fire: the attempt that came nearest, and what refused it; and where rules fire, by origin."""
+"""Explains why a rule does not fire: the nearest attempt and the condition that refused; and where rules fire."""
 
 from __future__ import annotations
 
@@ -39,7 +39,15 @@ class Explanation:
 
 
 def explain_rule(graph: Graph, rule: Rule) -> Explanation:
-    """Where a rule matches in a graph as it is, or how near it came, and which condition refused."""
+    """Where a rule matches in a graph as it is, or how near it came, and which condition refused.
+
+    >>> from kernels_hub.compiler.rewrite.pipeline import SIMPLIFY
+    >>> graph = Graph("negated once")
+    >>> output = graph.output("y", -graph.input("x", ("n",), "float32"))
+    >>> rule = next(rule for rule in SIMPLIFY.rules if rule.name == "inverse_twice")
+    >>> print(explain_rule(graph, rule))
+    inverse_twice: no match; nearest at %1, 1 nodes matched, then: %0: float32[n] is made by input, not by neg
+    """
     names = rule.pattern.roots
     matches: list[Value] = []
     nearest, root = Trace(), None

@@ -1,4 +1,4 @@
-"""Constants, and what is computed of weights alone, computed now, by the oracle.
+"""Constant folding: constants, and what is computed from weights alone, are computed now, by the oracle.
 
 1. an op on constants alone is a constant, where that is small or no larger than what it is made of; iotas and
    broadcasts of constants stay, but what is small and computed of them is a constant, too, and so are masks of some
@@ -9,20 +9,20 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.evaluate import evaluate
+from kernels_hub.compiler.ir.folded import Folded
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.ir.transform import rebuild
 from kernels_hub.compiler.ir.types import Array
-from kernels_hub.compiler.rewrite.rule import Options, Outcome
+from kernels_hub.compiler.rewrite.rule import Options, PassResult
 
 _MASK = 1 << 23
 """Bytes of what a mask that is computed now is made of, each operand."""
@@ -34,10 +34,10 @@ class FoldConstants:
 
     name: str = "fold_constants"
 
-    def run(self, graph: Graph, options: Options) -> Outcome:
+    def run(self, graph: Graph, options: Options) -> PassResult:
         """The graph with every small op on constants computed."""
         if not any(_folds(node, options.fold_limit) for node in graph.live()):
-            return Outcome(graph, Counter())
+            return PassResult(graph, Counter())
         fired: Counter[str] = Counter()
 
         def visit(new: Graph, node: Node, operands: tuple[Value, ...]) -> list[Value] | None:
@@ -51,7 +51,7 @@ class FoldConstants:
             fired[self.name] += 1
             return [_constant(new, array) for array in made]
 
-        return Outcome(rebuild(graph, visit).graph, fired)
+        return PassResult(rebuild(graph, visit).graph, fired)
 
 
 def _folds(node: Node, limit: int) -> bool:
@@ -97,8 +97,8 @@ def _bytes(value: Value) -> int:
 def _computed(node: Node, arrays: Sequence[Array]) -> list[Array]:
     alone = Graph(node.op.name)
     constants = [alone.constant(array) for array in arrays]
-    for place, value in enumerate(alone.add(node.op, constants, node.attrs).results):
-        alone.output(str(place), value)
+    for index, value in enumerate(alone.add(node.op, constants, node.attrs).results):
+        alone.output(str(index), value)
     return [evaluate(alone)[name] for name in alone.outputs]
 
 
@@ -122,7 +122,7 @@ class FoldParameters:
 
     name: str = "fold_parameters"
 
-    def run(self, graph: Graph, options: Options) -> Outcome:
+    def run(self, graph: Graph, options: Options) -> PassResult:
         """The graph with arithmetic on weights made new weights. Loses the names of those that go into it."""
         del options
         static = _static(graph)
@@ -138,7 +138,7 @@ class FoldParameters:
             name = _fresh(f"folded.{_named(value)}", taken)
             return [new.parameter(name, value.shape, value.dtype, _array_of(value))]
 
-        return Outcome(rebuild(graph, visit).graph if borders else graph, fired)
+        return PassResult(rebuild(graph, visit).graph if borders else graph, fired)
 
 
 def _static(graph: Graph) -> dict[Value, bool]:
@@ -175,7 +175,7 @@ def _is_border(graph: Graph, value: Value, static: dict[Value, bool]) -> bool:
     )
 
 
-def _array_of(value: Value) -> Callable[[], Array]:
+def _array_of(value: Value) -> Folded:
     part = Graph("weights")
     mapped: dict[Value, Value] = {}
     stack = [value]
@@ -186,22 +186,10 @@ def _array_of(value: Value) -> Callable[[], Array]:
         if not waiting:
             stack.pop()
             if one not in mapped:
-                mapped[one] = part.copy(one.node, tuple(mapped[operand] for operand in one.operands)).results[
-                    0
-                ]
+                copied = part.copy(one.node, tuple(mapped[operand] for operand in one.operands))
+                mapped[one] = copied.results[0]
     part.output("array", mapped[value])
-    made: list[weakref.ref[Array]] = []
-
-    def array() -> Array:
-        """Made again where nobody has it any more: engines keep what they need of it."""
-        found = made[0]() if made else None
-        if found is None:
-            found = evaluate(part)["array"]
-            found.flags.writeable = False
-            made[:] = [weakref.ref(found)]
-        return found
-
-    return array
+    return Folded(part)
 
 
 def _named(value: Value) -> str:

@@ -1,4 +1,4 @@
-"""Gated units: an activation that is recognised already, times something. No number changes: see `outline`.
+"""Recognizes gated linear units: a recognized activation times another value. Numbers stay: see `outline`.
 
 gated_silu(gate, up) = silu(gate) * up, and so for gelu, gelu_tanh and gelu_quick       Source: arXiv 2002.05202
 """

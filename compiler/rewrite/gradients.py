@@ -1,4 +1,4 @@
-"""What only derivatives are told is left out: a graph that is rewritten is run, not differentiated.
+"""Drops what only derivatives need, for graphs that are run and not differentiated.
 
 `differentiate` comes first; it refuses a graph in which one of these rules fired.
 """

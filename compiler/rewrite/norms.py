@@ -1,4 +1,4 @@
-"""Layer norm and RMS norm over the last dims, and group norm, with weight and bias or without.
+"""Recognizes layer norm and RMS norm over the last dims, and group norm, with or without weight and bias.
 
     layer_norm(x, eps, weight, bias) = (x - mean(x)) / sqrt(mean((x - mean(x))**2) + eps) * weight + bias
     rms_norm(x, eps, weight) = x / sqrt(mean(x**2) + eps) * weight
@@ -137,7 +137,7 @@ def _join(kind: str) -> list[Rule]:
 
     last = "weight" if kind == "rms_norm" else "bias"
     vectors = ("weight", "bias")[: 1 + (last == "bias")]
-    wide = Op("call", Op("cast", X), Any("eps"), *(Op("cast", Any(one)) for one in vectors))
+    wide = Op("call", Op("cast", X), Any("eps"), *(Op("cast", Any(vector)) for vector in vectors))
     joined = [
         rule("casts", Op("cast", Op("call", Op("cast", X), Any("eps")).where(norm).once()), "x", "eps"),
         rule("weight", Op("mul", bare, along("weight")), "x", "eps", "weight", new="weight"),

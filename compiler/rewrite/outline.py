@@ -1,4 +1,4 @@
-"""What a recognised part of a graph becomes: a `call` of a graph that holds it, under the name of what it is.
+"""Outlining: replaces a recognized part of a graph by a `call` of a graph that contains it, under its name.
 
 The callee is the very nodes that were there, in their spelling, so that recognition changes no number and the oracle
 still runs it; its inputs are the operands that the rule lists, by name. An engine that knows the name may put its
@@ -26,7 +26,9 @@ Spelled = Mapping[Value, Callable[[Mapping[str, Value]], Value]]
 
 def outline(match: Match, name: str, operands: Sequence[str]) -> Value:
     """The root as a call of the graph between these operands and it. Operands that did not match are left out."""
-    return outline_between(match.root, name, {one: match[one] for one in operands if one in match})
+    return outline_between(
+        match.root, name, {operand: match[operand] for operand in operands if operand in match}
+    )
 
 
 def outline_between(
@@ -40,7 +42,7 @@ def outline_between(
 
 def closed(match: Match, operands: Sequence[str]) -> str | None:
     """Why the part between the operands and the root is no graph of its own; None if it is one."""
-    return closed_between(match.root, {one: match[one] for one in operands if one in match})
+    return closed_between(match.root, {operand: match[operand] for operand in operands if operand in match})
 
 
 def closed_between(root: Value, given: Mapping[str, Value]) -> str | None:
@@ -74,12 +76,12 @@ def _between(root: Value, ends: set[Value]) -> list[Value] | None:
     return list(found)
 
 
-def _region(root: Value, name: str, given: Mapping[str, Value], spelled: Spelled) -> Graph | None:
-    nodes = _between(root, {*given.values(), *spelled})
+def _region(root: Value, name: str, values: Mapping[str, Value], spelled: Spelled) -> Graph | None:
+    nodes = _between(root, {*values.values(), *spelled})
     if nodes is None:
         return None
     region = Graph(name)
-    mapped = {value: region.input(key, value.shape, value.dtype) for key, value in given.items()}
+    mapped = {value: region.input(key, value.shape, value.dtype) for key, value in values.items()}
     inputs = dict(region.inputs)
     mapped |= {value: made(inputs) for value, made in spelled.items()}
     for value in nodes:

@@ -1,4 +1,4 @@
-"""Parts of values: slices, pads and concats meet, and move to where fewer elements are computed.
+"""Slices, pads and concats: merges them, and moves them to where fewer elements are computed.
 
     f(x, y)[part] -> f(x[part], y[part])           f(pad(x, v)) -> pad(f(x), f(v))
     concat(x[:k], x[k:]) -> x                      concat(x, y)[part of x] -> x[part]
@@ -43,9 +43,9 @@ def _continues(first: Value, second: Value, axis: int) -> bool:
         all(step == 1 for step in (*a["steps"], *b["steps"]))
         and proves_equal(a["stops"][axis], b["starts"][axis])
         and all(
-            place == axis or proves_equal(a[key][place], b[key][place])
+            index == axis or proves_equal(a[key][index], b[key][index])
             for key in ("starts", "stops")
-            for place in range(first.rank)
+            for index in range(first.rank)
         )
     )
 
@@ -119,7 +119,7 @@ def _broadcast_after(match: Match) -> Value:
 
 def _computed_in_part(match: Match) -> Value:
     root, whole = match.root, match["whole"]
-    return root.graph.apply(whole.op, *(_slice(one, root) for one in whole.operands), **whole.attrs)
+    return root.graph.apply(whole.op, *(_slice(operand, root) for operand in whole.operands), **whole.attrs)
 
 
 def _pad_after(match: Match) -> Value:
@@ -127,7 +127,7 @@ def _pad_after(match: Match) -> Value:
     root, pad = match.root, match["pad"]
 
     def computed(x: Value) -> Value:
-        operands = [x if one is pad else match["c"].broadcast_to(x.shape) for one in root.operands]
+        operands = [x if operand is pad else match["c"].broadcast_to(x.shape) for operand in root.operands]
         return root.graph.apply(root.op, *operands, **root.attrs)
 
     return root.graph.apply("pad", *map(computed, pad.operands), **pad.attrs)

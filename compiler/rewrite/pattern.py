@@ -1,4 +1,4 @@
-"""What a rule looks for: patterns over values, matched with backtracking.
+"""Patterns over values, matched with backtracking.
 
     Op("add", Any("x"), Op("mul", Any("x"), Scalar("c")))    x + x * c, in any order of the operands
 
@@ -55,40 +55,40 @@ class Scope:
     is_output: Callable[[Value], bool]
     trace: Trace | None = None
 
-    def refuse(self, found: Found, value: Value, reason: str, *, condition: bool = False) -> None:
+    def refuse(self, found: PartialMatch, value: Value, reason: str, *, condition: bool = False) -> None:
         """Note why an attempt ends here."""
         if self.trace is not None:
             self.trace.miss(len(found.inside), value, reason, condition=condition)
 
 
-class Found(NamedTuple):
+class PartialMatch(NamedTuple):
     """A match so far: values and facts (attributes, dims) by name, and the values inside the pattern."""
 
     values: Mapping[str, Value]
     facts: Mapping[str, Anything]
     inside: tuple[Value, ...]
 
-    def past(self, value: Value) -> Found:
+    def past(self, value: Value) -> PartialMatch:
         """With one more value inside the pattern."""
-        return Found(self.values, self.facts, (*self.inside, value))
+        return PartialMatch(self.values, self.facts, (*self.inside, value))
 
-    def bind(self, name: str, value: Value) -> Found | None:
+    def bind(self, name: str, value: Value) -> PartialMatch | None:
         """With a name bound, or None where it stands for another value."""
         if not name:
             return self
         known = self.values.get(name)
         if known is not None:
             return self if known is value else None
-        return Found({**self.values, name: value}, self.facts, self.inside)
+        return PartialMatch({**self.values, name: value}, self.facts, self.inside)
 
-    def learn(self, name: str, fact: Anything) -> Found | None:
+    def learn(self, name: str, fact: Anything) -> PartialMatch | None:
         """With an attribute or a dim bound, or None where the name stands for another."""
         if name in self.facts:
             return self if same_fact(self.facts[name], fact) else None
-        return Found(self.values, {**self.facts, name: fact}, self.inside)
+        return PartialMatch(self.values, {**self.facts, name: fact}, self.inside)
 
 
-NOTHING = Found({}, {}, ())
+NOTHING = PartialMatch({}, {}, ())
 """Before anything has matched."""
 
 
@@ -106,7 +106,7 @@ def _is_dim(one: Anything) -> bool:
 class Pattern(ABC):
     """Something that a value may match."""
 
-    def find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
+    def find(self, value: Value, found: PartialMatch, scope: Scope) -> Iterator[PartialMatch]:
         """Every way in which the value matches, given what is bound already."""
         return self._find(value, found, scope)
 
@@ -125,7 +125,7 @@ class Pattern(ABC):
         return self.roots is None or op.name in self.roots
 
     @abstractmethod
-    def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
+    def _find(self, value: Value, match: PartialMatch, scope: Scope) -> Iterator[PartialMatch]:
         """What kinds of patterns differ in."""
 
     def _roots(self) -> frozenset[str] | None:
@@ -151,33 +151,33 @@ class Any(Pattern):
     name: str = ""
     shape: tuple[int | str | None, ...] | None = None
 
-    def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
-        bound = found.bind(self.name, value)
+    def _find(self, value: Value, match: PartialMatch, scope: Scope) -> Iterator[PartialMatch]:
+        bound = match.bind(self.name, value)
         if bound is None:
             if scope.trace is not None:
-                scope.refuse(found, value, f"{self.name} is {found.values[self.name]} already, not {value}")
+                scope.refuse(match, value, f"{self.name} is {match.values[self.name]} already, not {value}")
             return
         if self.shape is not None:
             bound = self._shaped(value, bound, scope)
         if bound is not None:
             yield bound
 
-    def _shaped(self, value: Value, found: Found, scope: Scope) -> Found | None:
+    def _shaped(self, value: Value, match: PartialMatch, scope: Scope) -> PartialMatch | None:
         assert self.shape is not None
         if value.rank != len(self.shape):
-            scope.refuse(found, value, f"{value} has rank {value.rank}, not {len(self.shape)}")
+            scope.refuse(match, value, f"{value} has rank {value.rank}, not {len(self.shape)}")
             return None
-        now: Found | None = found
+        now: PartialMatch | None = match
         for wanted, dim in zip(self.shape, value.shape, strict=True):
             assert now is not None
             if isinstance(wanted, int) and not proves_equal(wanted, dim):
-                scope.refuse(found, value, f"the dim {dim} of {value} is not {wanted}")
+                scope.refuse(match, value, f"the dim {dim} of {value} is not {wanted}")
                 return None
             if isinstance(wanted, str):
                 known = now.facts.get(wanted)
                 now = now.learn(wanted, dim)
                 if now is None:
-                    scope.refuse(found, value, f"{wanted} is {known} already, not {dim} of {value}")
+                    scope.refuse(match, value, f"{wanted} is {known} already, not {dim} of {value}")
                     return None
         return now
 
@@ -194,7 +194,7 @@ class Scalar(Pattern):
     number: float | None = None
     tolerance: float = 0.0
 
-    def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
+    def _find(self, value: Value, match: PartialMatch, scope: Scope) -> Iterator[PartialMatch]:
         source = value
         while source.op_name in VIEWS_OF_ONE:
             source = source.operands[0]
@@ -202,14 +202,14 @@ class Scalar(Pattern):
         if number is None:
             if scope.trace is None:
                 return None
-            return scope.refuse(found, value, f"{value} is no known number")
+            return scope.refuse(match, value, f"{value} is no known number")
         if self.number is not None and not same_number(number, self.number, self.tolerance):
-            return scope.refuse(found, value, f"{value} is {number!r}, not {self.number!r}", condition=True)
-        bound = found.bind(self.name, source)
+            return scope.refuse(match, value, f"{value} is {number!r}, not {self.number!r}", condition=True)
+        bound = match.bind(self.name, source)
         if bound is not None:
             yield bound
         else:
-            scope.refuse(found, value, f"{self.name} is another constant already")
+            scope.refuse(match, value, f"{self.name} is another constant already")
         return None
 
     def _roots(self) -> frozenset[str]:
@@ -270,33 +270,33 @@ class Op(Pattern):
             not self.operands
             or any(
                 all(
-                    one.roots is None or name in one.roots
-                    for one, name in zip(self.operands, order, strict=False)
+                    operand.roots is None or name in operand.roots
+                    for operand, name in zip(self.operands, order, strict=False)
                 )
                 for order in _orders(op, operands)
             )
         )
 
-    def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
+    def _find(self, value: Value, match: PartialMatch, scope: Scope) -> Iterator[PartialMatch]:
         node = value.node
         if node.op.name not in self.names or len(node.results) != 1:
             if scope.trace is None:
                 return None
             wanted = " or ".join(sorted(self.names)[:4])
-            return scope.refuse(found, value, f"{value} is made by {node.op.name}, not by {wanted}")
-        now: Found | None = found
+            return scope.refuse(match, value, f"{value} is made by {node.op.name}, not by {wanted}")
+        now: PartialMatch | None = match
         for key, wanted in self.attrs.items():
             assert now is not None
             given, before = node.attrs[key], now
             now = _attribute(wanted, given, before)
             if now is None:
                 what = wanted.reason if isinstance(wanted, Check) else f"not {_shown(wanted, before)}"
-                return scope.refuse(found, value, f"{key} of {node!r} is {given}: {what}")
+                return scope.refuse(match, value, f"{key} of {node!r} is {given}: {what}")
         assert now is not None
         bound = now.bind(self.name, value)
         if bound is None:
             return scope.refuse(
-                found, value, f"{self.name} is {found.values[self.name]} already, not {value}"
+                match, value, f"{self.name} is {match.values[self.name]} already, not {value}"
             )
         bound = bound.past(value)
         if not self.operands:
@@ -304,7 +304,7 @@ class Op(Pattern):
             return None
         if len(self.operands) != len(node.operands):
             return scope.refuse(
-                found, value, f"{node!r} has {len(node.operands)} operands, not {len(self.operands)}"
+                match, value, f"{node!r} has {len(node.operands)} operands, not {len(self.operands)}"
             )
         for order in _orders(node.op, node.operands):
             if scope.trace is not None or all(map(Pattern.admits, self.operands, order)):
@@ -312,16 +312,16 @@ class Op(Pattern):
         return None
 
 
-def _attribute(wanted: Anything, given: Anything, found: Found) -> Found | None:
+def _attribute(wanted: Anything, given: Anything, match: PartialMatch) -> PartialMatch | None:
     if isinstance(wanted, Bind):
-        return found.learn(wanted.name, given)
+        return match.learn(wanted.name, given)
     if isinstance(wanted, Check):
-        return found if wanted.test(given) else None
-    return found if same_fact(wanted, given) else None
+        return match if wanted.test(given) else None
+    return match if same_fact(wanted, given) else None
 
 
-def _shown(wanted: Anything, found: Found) -> str:
-    return f"{found.facts.get(wanted.name)} as before" if isinstance(wanted, Bind) else str(wanted)
+def _shown(wanted: Anything, match: PartialMatch) -> str:
+    return f"{match.facts.get(wanted.name)} as before" if isinstance(wanted, Bind) else str(wanted)
 
 
 def _orders(op: OpRow, operands: Sequence[T]) -> Iterable[Sequence[T]]:
@@ -332,12 +332,12 @@ def _orders(op: OpRow, operands: Sequence[T]) -> Iterable[Sequence[T]]:
 
 
 def _each(
-    patterns: Sequence[Pattern], values: Sequence[Value], found: Found, scope: Scope
-) -> Iterator[Found]:
+    patterns: Sequence[Pattern], values: Sequence[Value], match: PartialMatch, scope: Scope
+) -> Iterator[PartialMatch]:
     if not patterns:
-        yield found
+        yield match
         return
-    for one in patterns[0].find(values[0], found, scope):
+    for one in patterns[0].find(values[0], match, scope):
         yield from _each(patterns[1:], values[1:], one, scope)
 
 
@@ -347,10 +347,10 @@ class OneOf(Pattern):
 
     choices: tuple[Pattern, ...]
 
-    def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
+    def _find(self, value: Value, match: PartialMatch, scope: Scope) -> Iterator[PartialMatch]:
         for choice in self.choices:
             if scope.trace is not None or choice.admits(value):
-                yield from choice.find(value, found, scope)
+                yield from choice.find(value, match, scope)
 
     def allows(self, op: OpRow, operands: Sequence[str]) -> bool:
         """As any of them says."""
@@ -378,12 +378,12 @@ class Through(Pattern):
     names: frozenset[str]
     inner: Pattern
 
-    def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
-        yield from self.inner.find(value, found, scope)
+    def _find(self, value: Value, match: PartialMatch, scope: Scope) -> Iterator[PartialMatch]:
+        yield from self.inner.find(value, match, scope)
         while value.op_name in self.names:
-            found = found.past(value)
+            match = match.past(value)
             value = value.operands[0]
-            yield from self.inner.find(value, found, scope)
+            yield from self.inner.find(value, match, scope)
 
     def _roots(self) -> frozenset[str] | None:
         return None if self.inner.roots is None else self.inner.roots | self.names
@@ -401,8 +401,8 @@ class Where(Pattern):
     inner: Pattern
     tests: tuple[Test, ...]
 
-    def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
-        for one in self.inner.find(value, found, scope):
+    def _find(self, value: Value, match: PartialMatch, scope: Scope) -> Iterator[PartialMatch]:
+        for one in self.inner.find(value, match, scope):
             reason = next((why for test in self.tests if (why := test(value)) is not None), None)
             if reason is None:
                 yield one
@@ -424,8 +424,8 @@ class Once(Pattern):
     inner: Pattern
     most: int | None = 1
 
-    def _find(self, value: Value, found: Found, scope: Scope) -> Iterator[Found]:
-        for one in self.inner.find(value, found, scope):
+    def _find(self, value: Value, match: PartialMatch, scope: Scope) -> Iterator[PartialMatch]:
+        for one in self.inner.find(value, match, scope):
             if scope.is_output(value):
                 scope.refuse(one, value, f"{value} is an output", condition=True)
             elif self.most is not None and (uses := scope.uses(value)) > self.most:

@@ -1,4 +1,4 @@
-"""The passes, in order: what `rewrite` does to a graph.
+"""The rewrite pipeline: the passes of `rewrite`, in order.
 
 rewrite(graph).graph                              all of it
 rewrite(graph, options=Options(rounding=False))   only what keeps every bit
@@ -7,25 +7,26 @@ rewrite(graph, (FoldConstants(), Rules("views", VIEWS)))
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.transform import rebuild
+from kernels_hub.compiler.ir.uncollected import uncollected
 from kernels_hub.compiler.rewrite.activations import ACTIVATIONS
 from kernels_hub.compiler.rewrite.affine import AFFINE
 from kernels_hub.compiler.rewrite.affine_inputs import AFFINE_INPUTS
 from kernels_hub.compiler.rewrite.algebra import ALGEBRA
 from kernels_hub.compiler.rewrite.attention import ATTENTION, SCORES
 from kernels_hub.compiler.rewrite.clamp import CLAMP
+from kernels_hub.compiler.rewrite.contraction import CONTRACTION
 from kernels_hub.compiler.rewrite.engine import Rules
 from kernels_hub.compiler.rewrite.fold import FoldConstants, FoldParameters
 from kernels_hub.compiler.rewrite.gated import GATED
 from kernels_hub.compiler.rewrite.gradients import INFERENCE
 from kernels_hub.compiler.rewrite.indices import EVERYTHING
+from kernels_hub.compiler.rewrite.neighbouring import NEIGHBOURING
 from kernels_hub.compiler.rewrite.norms import NORMS
 from kernels_hub.compiler.rewrite.parts import PARTS
 from kernels_hub.compiler.rewrite.regroup import REGROUP
@@ -45,9 +46,11 @@ PIPELINE: tuple[Pass, ...] = (
     SIMPLIFY,
     FoldConstants(),
     SIMPLIFY,
+    Rules("contract", CONTRACTION),
+    SIMPLIFY,
     Rules("recognise", (*NORMS, *ACTIVATIONS, *SOFTMAX, *ROTARY, *SCORES, *ATTENTION)),
     Rules("gate", GATED),
-    Rules("affine", (*AFFINE, *AFFINE_INPUTS)),
+    Rules("affine", (*CANCEL, *NEIGHBOURING, *AFFINE, *AFFINE_INPUTS)),
     FoldConstants(),
     FoldParameters(),
 )
@@ -91,7 +94,7 @@ def rewrite(
     only_runs = graph.only_runs
     fired: dict[str, Counter[str]] = {}
     settled: list[Pass] = []
-    with _uncollected():
+    with uncollected():
         graph = rebuild(graph).graph
         for one in passes:
             if one in settled:
@@ -106,15 +109,3 @@ def rewrite(
             if after is not None:
                 after(one.name, graph)
     return Rewritten(graph, fired)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Python's cycle collector waits: it would walk all nodes, which are cyclic, again and again, and free few."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

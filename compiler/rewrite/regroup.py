@@ -1,4 +1,4 @@
-"""Reshapes that only split dims move in front of permutes, so that both find others to merge with.
+"""Moves reshapes that only split dims in front of permutes, so that both can merge with others.
 
     reshape(permute(x)) -> permute(reshape(x))
 
@@ -87,10 +87,10 @@ def _split_first(match: Match) -> Value:
     order, shape = match.fact("order"), match.root.shape
     parts = groups(match.root.operands[0].shape, shape)
     assert parts is not None
-    of_axis = {axis: parts[place] for place, axis in enumerate(order)}
+    of_axis = {axis: parts[index] for index, axis in enumerate(order)}
     first = [place for axis in range(len(order)) for place in of_axis[axis]]
     split = match["x"].reshape(tuple(shape[place] for place in first))
-    return split.permute(*(first.index(place) for place in range(len(shape))))
+    return split.permute(*(first.index(index) for index in range(len(shape))))
 
 
 REGROUP = (

@@ -1,4 +1,4 @@
-"""Rotary embedding, of halves (Llama) and of pairs (GPT-J, RoFormer). No number changes: see `outline`.
+"""Recognizes rotary embeddings of halves (Llama) and of pairs (GPT-J, RoFormer). Numbers stay: see `outline`.
 
 rotary(x, cos, sin) = x * cos + concat(-x[half:], x[:half]) * sin                       Source: arXiv 2104.09864
 rotary_pairs(x, cos, sin) = x * cos + interleave(-x[1::2], x[::2]) * sin
@@ -61,9 +61,9 @@ def _parts(match: Match, starts: tuple[object, object], step: int) -> str | None
             part.shape, (*x.shape[:last], half)
         ):
             return f"{part} is not the half of {x.type} that it has to be"
-    given = {one: match[one] for one in OPERANDS}
+    given = {operand: match[operand] for operand in OPERANDS}
     return closed_between(
-        match.root, given if match["whole"] is x else given | {one: match[one] for one in PARTS}
+        match.root, given if match["whole"] is x else given | {part: match[part] for part in PARTS}
     )
 
 
@@ -82,7 +82,7 @@ def _pairs(match: Match) -> str | None:
 
 
 def _rotary(name: str, match: Match) -> Value:
-    given = {one: match[one] for one in OPERANDS}
+    given = {operand: match[operand] for operand in OPERANDS}
     if match["whole"] is match["x"]:
         return outline_between(match.root, name, given)
 

@@ -1,4 +1,4 @@
-"""What a rule is: a name, what it looks for, what it puts there, and when it declines. Data, no state."""
+"""The record of a rewrite rule: name, pattern, replacement, guard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kernels_hub.compiler.ir.graph import Graph, Value
-from kernels_hub.compiler.rewrite.pattern import Found, Pattern, Scope
+from kernels_hub.compiler.rewrite.pattern import PartialMatch, Pattern, Scope
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Match:
     """Where a pattern matches: `match["x"]` is the value that x stands for, `match.fact("axes")` an attribute."""
 
     root: Value
-    found: Found
+    found: PartialMatch
     scope: Scope
 
     def __getitem__(self, name: str) -> Value:
@@ -65,7 +65,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PassResult:
     """A graph after a pass, and how often each rule fired."""
 
     graph: Graph
@@ -79,5 +79,5 @@ class Pass(Protocol):
     def name(self) -> str:
         """What reports call it."""
 
-    def run(self, graph: Graph, options: Options) -> Outcome:
+    def run(self, graph: Graph, options: Options) -> PassResult:
         """The graph, rewritten; the given one stays as it is."""

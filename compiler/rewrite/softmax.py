@@ -1,4 +1,4 @@
-"""Softmax, spelled out: softmax(x) = exp(x - max(x)) / sum(exp(x - max(x))) along one dim.
+"""Recognizes softmax written out: exp(x - max(x)) / sum(exp(x - max(x))) along one dim.
 
 Only up to rounding: an engine's softmax may sum and divide in another order.
 """

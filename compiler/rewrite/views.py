@@ -1,4 +1,4 @@
-"""Views: chains become one, those that cancel vanish, and the rest moves behind pointwise ops, towards the outputs.
+"""Views: merges chains, cancels inverses, and moves the rest behind pointwise ops, towards the outputs.
 
 All of it is exact: no element is computed otherwise, only named otherwise. A view moves behind an op only if the
 op is all that uses it; behind a broadcast, the op then computes each number once.

@@ -1,12 +1,13 @@
-"""From a graph to kernels: what is computed together, where it lies in memory, in which order.
+"""Scheduling: a graph becomes kernels; decides fusion, the order of loops, and memory layout.
 
 schedule   the whole way; `print(schedule(graph))` shows it (text)
-expand     composites and row-wise ops written out (group_norm along the channels); scores takes attention apart
-units      which values are made for themselves
+expand     composite and row-wise ops written out (group_norm along the channels); scores takes attention apart
+inlining   which values are inlined into their users, and which a loop nest computes as a whole
 layout     row-major, or channels last around convolutions
 lower      values as loads and computations at an index: views (views), pads and gathers cost nothing
-fuse       which units share a kernel; split cuts loops at a concat or a pad; roots are products and the like
-index      places in memory as expressions of loop variables, simplified by what is known of their ranges
+fuse       fusion groups: which values share a loop nest; split cuts its loops at a concat or a pad
+anchors    products, convolutions, attentions, sorts, recurrences and ensembles, which nests are built around
+index      offsets in memory as expressions of loop variables, simplified by the ranges of these
 kernel     what a schedule is made of: buffers, loops, statements, kernels
 memory     one arena: buffers placed by lifetime
 cost       FLOPs and bytes of a kernel

@@ -4,7 +4,7 @@ The defaults are the ones that serve most graphs; a search tries others (`search
 `schedule(graph, choices=…)`, or as knobs of the engine. They travel with the schedule to the code generator.
 
 Places in a graph are numbers, counted in the order of the schedule that the defaults make: `Schedule.joined` are the
-units that joined the nest of another and may begin one of their own ("apart"), `Schedule.shared` the values that are
+values that joined the group of another and may begin one of their own ("apart"), `Schedule.shared` the values that are
 made once because several use them and may be computed by each of these ("again"), `Schedule.products` the products and
 convolutions that may be written out as loops ("loops"). A number that is no place has no effect.
 """
@@ -26,11 +26,12 @@ Setting = str | int | bool
 class Choices:
     """See the module, and `CHOICES` for the values that are worth trying.
 
-    apart: units that begin a nest of their own, as "3,7". again: shared values that their users compute, each for
-    itself. loops: products and convolutions that are written out, and no kernels of the runtime on packed operands,
+    apart: values that begin a fusion group of their own, as "3,7". again: shared values that their users compute, each
+    for itself. loops: products and convolutions that are written out, and no kernels of the runtime on packed operands,
     so that what makes the operands is part of them. split: how many parts a long sum (or …) is cut into where there
     are few results, so that threads share it; 1 cuts none. layout: of what convolutions read and write, "channels
-    last" or "rows" (as the graph says). grain: work, an addition being 1, that is worth a thread. tile: turns
+    last", "rows" (as the graph says), or "auto": rows where no convolution gains by the other
+    (`schedule.layout.stands_alone`). grain: work, an addition being 1, that is worth a thread. tile: turns
     of the tiles that transpositions are cut into.
     """
 
@@ -38,7 +39,7 @@ class Choices:
     again: str = ""
     loops: str = ""
     split: int = 1
-    layout: str = "channels last"
+    layout: str = "auto"
     grain: int = GRAIN
     tile: int = 16
 
@@ -58,7 +59,7 @@ class Choices:
     @classmethod
     def of(cls, given: Mapping[str, object]) -> Choices:
         """From a mapping by name; what it does not name is as ever. Raises EngineError, with the names there are."""
-        known = [one.name for one in fields(cls)]
+        known = [field.name for field in fields(cls)]
         for name in given:
             if name not in known:
                 raise EngineError(f"there is no choice {name!r}; there are {', '.join(known)}")
@@ -77,14 +78,14 @@ class Choices:
 PLACES = ("apart", "again", "loops")
 """Choices that are places in a schedule."""
 
-_WORDS: Mapping[str, tuple[tuple[str, ...]]] = {"layout": (("channels last", "rows"),)}
+_WORDS: Mapping[str, tuple[tuple[str, ...]]] = {"layout": (("auto", "channels last", "rows"),)}
 _RANGES: Mapping[str, tuple[int, int]] = {
     "split": (1, 4096), "grain": (256, 1 << 40), "tile": (4, 256),
 }  # fmt: skip
 
 CHOICES: Mapping[str, tuple[Setting, ...]] = {
     "split": (1, 8, 32),
-    "layout": ("channels last", "rows"),
+    "layout": ("auto", "channels last", "rows"),
     "grain": (GRAIN, GRAIN // 8, GRAIN * 16),
     "tile": (16, 8, 32),
 }

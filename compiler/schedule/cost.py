@@ -1,4 +1,4 @@
-"""What a kernel costs: FLOPs, and the bytes that it must read and write; by these, schedules are compared."""
+"""Cost model of kernels: FLOPs, and the bytes that they must read and write."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kernels_hub.compiler.ir.dims import Dim, product
+from kernels_hub.compiler.ir.flops import call_flops, multiply_adds
+from kernels_hub.compiler.ir.op import TensorType
 from kernels_hub.compiler.schedule.kernel import (
     Attention,
     Buffer,
@@ -16,6 +18,7 @@ from kernels_hub.compiler.schedule.kernel import (
     Load,
     Nest,
     Product,
+    Recurrence,
     Reduce,
     Scan,
     Schedule,
@@ -43,24 +46,24 @@ def kernel_cost(kernel: Kernel, sizes: Mapping[str, int]) -> KernelCost:
 def schedule_cost(schedule: Schedule, sizes: Mapping[str, int]) -> KernelCost:
     """The sum over a call."""
     costs = [kernel_cost(kernel, sizes) for kernel in schedule.kernels]
-    return KernelCost(sum(one.flops for one in costs), sum(one.bytes for one in costs))
+    return KernelCost(sum(cost.flops for cost in costs), sum(cost.bytes for cost in costs))
 
 
 def _read(kernel: Kernel, sizes: Mapping[str, int]) -> dict[Buffer, int]:
     """Bytes read of each buffer: no more than it has, and no more than as many elements as are loaded."""
     found: dict[Buffer, int] = {}
     for nest in kernel.nests:
-        for view in nest.root.views if nest.root is not None else ():
+        for view in nest.anchor.views if nest.anchor is not None else ():
             found[view.buffer] = number(view.buffer.bytes, sizes)
-        scores = nest.root.score_loops if isinstance(nest.root, Attention) else ()
+        scores = nest.anchor.score_loops if isinstance(nest.anchor, Attention) else ()
         outer = _count([loop.extent for loop in nest.outer], sizes)
         times = outer * max(_count([loop.extent for loop in loops], sizes) for loops in (nest.inner, scores))
         inner = nest.is_inner()
-        for one in statements(nest):
-            if isinstance(one, Load):
-                loads = times if inner.get(one.name, True) else outer
-                most, size = number(one.buffer.bytes, sizes), max(one.buffer.dtype.bits // 8, 1)
-                found[one.buffer] = min(most, found.get(one.buffer, 0) + loads * size)
+        for statement in statements(nest):
+            if isinstance(statement, Load):
+                loads = times if inner.get(statement.name, True) else outer
+                most, size = number(statement.buffer.bytes, sizes), max(statement.buffer.dtype.bits // 8, 1)
+                found[statement.buffer] = min(most, found.get(statement.buffer, 0) + loads * size)
     return found
 
 
@@ -69,19 +72,22 @@ def _flops(nest: Nest, sizes: Mapping[str, int]) -> int:
     whole = outer * _count([loop.extent for loop in nest.inner], sizes)
     inner = nest.is_inner()
     total = 0
-    for one in nest.body:
-        if isinstance(one, (Reduce, Scan)):
+    for statement in nest.body:
+        if isinstance(statement, (Reduce, Scan)):
             total += whole
-        elif isinstance(one, Compute):
-            total += whole if inner[one.name] else outer
-    root = nest.root
-    if isinstance(root, (Product, GroupedProduct)):
-        total += 2 * outer * number(root.a.shape[-1], sizes)
-    elif isinstance(root, Convolution):
-        total += 2 * outer * _count(list(root.w.shape[1:]), sizes)
-    elif isinstance(root, Attention):
-        scores = _count([loop.extent for loop in root.score_loops], sizes)
-        total += 2 * scores * number(root.q.shape[-1] + root.v.shape[-1], sizes)
+        elif isinstance(statement, Compute):
+            each = call_flops(statement.op, (), (TensorType(statement.dtype, ()),), statement.attrs)
+            total += number(each, sizes) * (whole if inner[statement.name] else outer)
+    anchor = nest.anchor
+    if isinstance(anchor, (Product, GroupedProduct)):
+        total += multiply_adds(outer * number(anchor.a.shape[-1], sizes))
+    elif isinstance(anchor, Recurrence):
+        total += multiply_adds(_count([*anchor.x.shape, anchor.weight.shape[-1]], sizes))
+    elif isinstance(anchor, Convolution):
+        total += multiply_adds(outer * _count(list(anchor.w.shape[1:]), sizes))
+    elif isinstance(anchor, Attention):
+        scores = _count([loop.extent for loop in anchor.score_loops], sizes)
+        total += multiply_adds(scores * number(anchor.q.shape[-1] + anchor.v.shape[-1], sizes))
     return total
 
 

@@ -1,8 +1,10 @@
 """A graph in the terms of the scheduler: composites and row-wise ops written out.
 
 Norms, activations, gated units and rotary embeddings become the ops that they consist of, since fusion finds those
-again; an attention stays a call where the scheduler has a root for it (`is_attention`). Softmax becomes a maximum,
-a sum and what is pointwise around them; a mean, a sum and a division; a comparison with a window, arithmetic.
+again; an attention stays a call where the scheduler has an anchor for it (`is_attention`). Softmax becomes a maximum,
+a sum and what is pointwise around them; a mean, a sum and a division; a comparison with a window, arithmetic; a
+transposed convolution, a convolution of all its phases (`transposed`); a convolution with taps that see only padding,
+one without them (`blind_taps`); a resize that is no repetition, gathers (`interpolate`).
 """
 
 from __future__ import annotations
@@ -13,12 +15,16 @@ from kernels_hub.compiler.ir.dims import product
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.transform import rebuild
 from kernels_hub.compiler.ir.types import DType
+from kernels_hub.compiler.schedule.blind_taps import seeing_taps, without_blind_taps
 from kernels_hub.compiler.schedule.group_norm import group_norm_of, written_out
-from kernels_hub.compiler.schedule.scores import ROOT_DTYPES, attention_parts
+from kernels_hub.compiler.schedule.interpolate import interpolated, is_interpolated
+from kernels_hub.compiler.schedule.lower import repeats
+from kernels_hub.compiler.schedule.scores import ANCHOR_DTYPES, attention_parts
+from kernels_hub.compiler.schedule.transposed import by_phases, has_phases
 
 
-def expanded(graph: Graph, dtypes: frozenset[DType] = ROOT_DTYPES) -> Graph:
-    """The graph with all that can be written out written out; of the same signature. dtypes: those that roots take."""
+def expanded(graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> Graph:
+    """The graph with all composite ops written out; of the same signature. dtypes: those that anchors take."""
     callees: dict[int, Graph] = {}
 
     def visit(new: Graph, node: Node, operands: tuple[Value, ...]) -> Sequence[Value] | None:
@@ -38,9 +44,25 @@ def expanded(graph: Graph, dtypes: frozenset[DType] = ROOT_DTYPES) -> Graph:
             return operands
         if name == "reduce_mean":
             return (_mean(new, operands[0], node.attrs["axes"]),)
+        if name == "conv" and seeing_taps(node) is not None:
+            return (without_blind_taps(new, node, *operands),)
+        if name == "conv_transpose" and has_phases(node):
+            return (by_phases(node, *operands),)
+        if name == "resize" and repeats(node.results[0]) is None and is_interpolated(node):
+            return (interpolated(node, operands[0]),)
         return None
 
     return rebuild(graph, visit).graph
+
+
+def is_written_out(node: Node) -> bool:
+    """Whether `expanded` writes an op out in others."""
+    name = node.op.name
+    return (
+        name in {"softmax", "log_softmax", "reduce_mean"}
+        or (name == "conv_transpose" and has_phases(node))
+        or (name == "resize" and is_interpolated(node))
+    )
 
 
 def with_inputs_laid_out(graph: Graph) -> Graph:
@@ -52,7 +74,8 @@ def with_inputs_laid_out(graph: Graph) -> Graph:
 
     def visit(new: Graph, node: Node, operands: tuple[Value, ...]) -> Sequence[Value] | None:
         given = [
-            _laid_out(new, one) if one.op_name == "input" and one.rank in ranks else one for one in operands
+            _laid_out(new, operand) if operand.op_name == "input" and operand.rank in ranks else operand
+            for operand in operands
         ]
         return new.copy(node, tuple(given)).results if given != list(operands) else None
 

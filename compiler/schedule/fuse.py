@@ -1,12 +1,15 @@
-"""Which units share a nest.
+"""Fusion: decides which values share a loop nest (a fusion group).
 
-Units are taken in the order of the graph. Each joins the nest of something that it reads, the latest first, if
-that leaves no cycle among nests and if all that it reads of that nest is read at the place where it was just made:
-then it is in a register. Else it begins a nest of its own. Joining is tried by lowering the unit into a copy of the
-nest's body (`Body.at` raises `NotHere` where the place is another), so that what is accepted is what is run.
+The values that are not inlined (`inlining`) are taken in the order of the graph. Each joins the group of a value that
+it reads, groups with an anchor first, of these the latest, if that leaves no cycle among groups and if every element
+that it reads of the group was computed in the same iteration, and so is still in a register. Otherwise it begins a
+group of its own. Joining is tried by lowering the value into a copy of the group's body (`Body.at` raises `NotHere`
+for an element of another iteration), so that exactly what was accepted is what runs. Behind an anchor, permutes and
+reshapes on the way are inverted: the value is computed at the index that the anchor's becomes by them, unless an
+element would take a division, or stores far apart would cost more.
 
-A nest begins with the loops of its first unit; a reduction that joins makes the loops that it sums over inner ones. A
-running sum is the first of its nest, and only pointwise units join it.
+A group begins with the loops of its first value; a reduction that joins turns the loops that it sums over into inner
+loops. A running sum is the first of its group, and only pointwise values join it.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kernels_hub.compiler.ir.dims import Dim, product
+from kernels_hub.compiler.ir.dims import Dim, Expr, Opaque, names, product
 from kernels_hub.compiler.ir.graph import Value
-from kernels_hub.compiler.ir.op import Shape
+from kernels_hub.compiler.ir.op import Shape, Trait
 from kernels_hub.compiler.ir.proofs import proves_equal
 from kernels_hub.compiler.schedule.index import Loop, Ranges, flatten
-from kernels_hub.compiler.schedule.kernel import Buffer, Root
+from kernels_hub.compiler.schedule.inlining import ANCHORS, Inlining, Kind
+from kernels_hub.compiler.schedule.kernel import Anchor, Buffer, Convolution
+from kernels_hub.compiler.schedule.layout import pays_for_copies
 from kernels_hub.compiler.schedule.lower import (
     Body,
     NotHere,
@@ -30,7 +35,6 @@ from kernels_hub.compiler.schedule.lower import (
     reduction_axes,
     scan_along,
 )
-from kernels_hub.compiler.schedule.units import ROOTS, Kind, Units
 from kernels_hub.compiler.schedule.views import Index
 
 FEW_TURNS = 16
@@ -40,7 +44,7 @@ MANY_INNER = 4096
 
 
 @dataclass
-class Group:
+class FusionGroup:
     """A nest in the making. domain: dims of its first unit; loops: one for each; inner: which of these are inner."""
 
     number: int
@@ -51,8 +55,8 @@ class Group:
     inner: frozenset[int] = frozenset()
     extra: tuple[Loop, ...] = ()
     """Inner loops that are no dims of the domain: windows of pools, sums of products."""
-    root: Root | None = None
-    units: list[Value] = field(default_factory=list)
+    anchor: Anchor | None = None
+    values: list[Value] = field(default_factory=list)
     before: int = 0
     """Groups that must run earlier, as bits."""
 
@@ -62,6 +66,11 @@ class Group:
         return tuple(loop.index for loop in self.loops)
 
     @property
+    def root_is_convolution(self) -> bool:
+        """Whether the columns of the anchor are channels, the second dim."""
+        return isinstance(self.anchor, Convolution)
+
+    @property
     def kept(self) -> tuple[Shape, Index]:
         """Dims and variables of the outer loops, in the order of the domain."""
         axes = [axis for axis in range(len(self.domain)) if axis not in self.inner]
@@ -69,37 +78,45 @@ class Group:
 
 
 class Fusion:
-    """Groups of an expanded graph's units. make_root: the root of a unit that has one, given its loops.
+    """The fusion groups of an expanded graph.
 
-    apart: numbers of units that join no nest.
+    make_anchor: returns the anchor of a value that has one, given its loops. apart: numbers of the values that begin a
+    group of their own.
     """
 
     def __init__(
         self,
-        units: Units,
+        inlining: Inlining,
         buffer_of: Callable[[Value], Buffer | None],
-        make_root: Callable[[Value, tuple[Loop, ...], str], Root],
+        make_anchor: Callable[[Value, tuple[Loop, ...], str], Anchor],
         prepared: frozenset[Value],
         apart: frozenset[int] = frozenset(),
     ) -> None:
-        self.units, self.buffer_of, self.make_root, self.prepared = units, buffer_of, make_root, prepared
-        self.groups: list[Group] = []
-        self.group_of: dict[Value, Group] = {}
+        self.inlining, self.buffer_of, self.make_anchor, self.prepared = (
+            inlining,
+            buffer_of,
+            make_anchor,
+            prepared,
+        )
+        self.groups: list[FusionGroup] = []
+        self.group_of: dict[Value, FusionGroup] = {}
         self.joined: list[int] = []
-        """Units, by their number, that joined the nest of another."""
-        for number, (value, kind) in enumerate(units.kinds.items()):
+        """Inlining, by their number, that joined the nest of another."""
+        for number, (value, kind) in enumerate(inlining.kinds.items()):
             if self._place(value, kind, alone=number in apart):
                 self.joined.append(number)
 
     def _place(self, value: Value, kind: Kind, *, alone: bool) -> bool:
-        """Whether it joined a nest that was there."""
+        """Add a value to a group; returns whether it joined one that existed."""
         sources = self._reads(value)
-        behind = {self.group_of[one].number for one in sources if one in self.group_of}
+        behind = {self.group_of[source].number for source in sources if source in self.group_of}
         ancestors = 0
         for number in behind:
             ancestors |= self.groups[number].before | 1 << number
         if kind in {Kind.POINTWISE, Kind.REDUCTION} and not alone:
-            for number in sorted(behind, reverse=True):
+            for number in sorted(
+                behind, key=lambda one: (self.groups[one].anchor is not None, one), reverse=True
+            ):
                 group = self.groups[number]
                 cyclic = any(self.groups[one].before >> number & 1 for one in behind if one != number)
                 if (
@@ -114,8 +131,8 @@ class Fusion:
         self._account(group, value, ancestors)
         return False
 
-    def _account(self, group: Group, value: Value, ancestors: int) -> None:
-        group.units.append(value)
+    def _account(self, group: FusionGroup, value: Value, ancestors: int) -> None:
+        group.values.append(value)
         self.group_of[value] = group
         if ancestors & ~group.before:
             group.before |= ancestors
@@ -124,21 +141,21 @@ class Fusion:
                     other.before |= group.before
 
     def _reads(self, value: Value) -> list[Value]:
-        """Units that are read to make this one."""
-        found: dict[Value, None] = {}
+        """The values of other loop bodies that computing this one reads."""
+        reads: dict[Value, None] = {}
         stack, seen = list(value.operands), set()
         while stack:
             one = stack.pop()
             if one in seen:
                 continue
             seen.add(one)
-            if one in self.units.kinds:
-                found[one] = None
+            if one in self.inlining.kinds:
+                reads[one] = None
             else:
                 stack += one.operands
-        return list(found)
+        return list(reads)
 
-    def _begin(self, value: Value, kind: Kind) -> Group:
+    def _begin(self, value: Value, kind: Kind) -> FusionGroup:
         number = len(self.groups)
         shape, inner = value.shape, frozenset[int]()
         if kind is Kind.REDUCTION:
@@ -151,10 +168,10 @@ class Fusion:
             dims = tuple(value.attrs["kernel"]) if kind is Kind.POOL else contract_loops(value)
             extra = tuple(Loop(f"$r{number}_{axis}", dim) for axis, dim in enumerate(dims))
         body = Body(Ranges((*loops, *extra)), self.buffer_of)
-        group = Group(number, shape, loops, body, value in self.prepared, inner, extra)
-        if kind in ROOTS:
+        group = FusionGroup(number, shape, loops, body, value in self.prepared, inner, extra)
+        if kind in ANCHORS:
             name = "root"
-            group.root = self.make_root(value, loops, name)
+            group.anchor = self.make_anchor(value, loops, name)
             body.define_at(value, group.index, name)
             return group
         index = group.index if kind is Kind.SCAN else group.kept[1]
@@ -171,7 +188,7 @@ class Fusion:
         body.define_at(value, index, name)
         return group
 
-    def _join(self, group: Group, value: Value, kind: Kind) -> bool:
+    def _join(self, group: FusionGroup, value: Value, kind: Kind) -> bool:
         body = group.body.copy()
         try:
             if kind is Kind.REDUCTION:
@@ -180,7 +197,7 @@ class Fusion:
         except NotHere:
             return False
 
-    def _join_pointwise(self, group: Group, body: Body, value: Value) -> bool:
+    def _join_pointwise(self, group: FusionGroup, body: Body, value: Value) -> bool:
         kept, outer = group.kept
         where: list[tuple[Shape, Index]] = [(kept, outer)]
         if group.inner and not group.extra:
@@ -199,13 +216,32 @@ class Fusion:
             trial.define_at(value, place, name)
             group.body = trial
             return True
-        return False
+        return group.anchor is not None and self._join_behind_views(group, value)
 
-    def _join_reduction(self, group: Group, body: Body, value: Value) -> bool:
-        axes = frozenset(reduction_axes(value))
-        if value.operands[0].shape != group.domain or group.root is not None or group.extra:
+    def _join_behind_views(self, group: FusionGroup, value: Value) -> bool:
+        """Join an anchor through permutes: at the place of `value` that the anchor's own place becomes by them."""
+        place = Places(group.body, self.inlining).of(value)
+        column = group.loops[1 if group.root_is_convolution else -1]
+        if place is None or any(_divides(one, column) for one in place):
             return False
-        if group.inner and (group.inner != axes or self.units.kinds[group.units[0]] is Kind.SCAN):
+        side_by_side = bool(place) and isinstance(place[-1], Expr) and column.name in names(place[-1])
+        anchor = group.values[0]
+        if not side_by_side and anchor.op_name in {"matmul", "conv"} and pays_for_copies(anchor):
+            return False
+        trial = group.body.copy()
+        try:
+            name = trial.make(value, place)
+        except NotHere:
+            return False
+        trial.define_at(value, place, name)
+        group.body = trial
+        return True
+
+    def _join_reduction(self, group: FusionGroup, body: Body, value: Value) -> bool:
+        axes = frozenset(reduction_axes(value))
+        if value.operands[0].shape != group.domain or group.anchor is not None or group.extra:
+            return False
+        if group.inner and (group.inner != axes or self.inlining.kinds[group.values[0]] is Kind.SCAN):
             return False
         before, group.inner = group.inner, axes
         kept, outer = group.kept
@@ -222,7 +258,7 @@ class Fusion:
         group.body = body
         return True
 
-    def _starved(self, group: Group, kept: Shape) -> bool:
+    def _starved(self, group: FusionGroup, kept: Shape) -> bool:
         """Whether too few threads would find work if the inner loops did more than reduce."""
         turns, inner = product(kept), product(group.domain[axis] for axis in group.inner)
         return (
@@ -231,10 +267,10 @@ class Fusion:
             and not (isinstance(inner, int) and inner <= MANY_INNER)
         )
 
-    def ordered(self) -> list[Group]:
+    def ordered(self) -> list[FusionGroup]:
         """Groups in an order in which they can run."""
         done = 0
-        result: list[Group] = []
+        result: list[FusionGroup] = []
         left = list(self.groups)
         while left:
             ready = next(group for group in left if group.before & ~done == 0)
@@ -252,3 +288,45 @@ def position(shape: Shape, domain: Shape, index: Index, ranges: Ranges) -> Index
     if not proves_equal(size, product(domain)):
         return None
     return ranges.unflatten(flatten(index, domain), shape)
+
+
+class Places:
+    """Where values stand that are made of a body's own values by views and pointwise ops: their index, given its."""
+
+    def __init__(self, body: Body, inlining: Inlining) -> None:
+        self.body, self.inlining = body, inlining
+        self._known: dict[Value, Index | None] = {}
+
+    def of(self, value: Value) -> Index | None:
+        """The index; None where no own value is among what it is made of, or a view on the way cannot be turned."""
+        own = self.body.own.get(value)
+        if own is not None:
+            return own
+        if value not in self._known:
+            self._known[value] = self._through(value)
+        return self._known[value]
+
+    def _through(self, value: Value) -> Index | None:
+        pointwise, name = Trait.POINTWISE in value.op.traits, value.op_name
+        if not pointwise and name not in {"permute", "reshape"}:
+            return None
+        for operand in value.operands:
+            if self.inlining.is_stored(operand) and operand not in self.body.own:
+                continue
+            index = self.of(operand)
+            if index is None:
+                continue
+            if name == "permute":
+                return tuple(index[axis] for axis in value.attrs["order"])
+            if name == "reshape":
+                return position(value.shape, operand.shape, index, self.body.ranges)
+            return index
+        return None
+
+
+def _divides(place: Dim, column: Loop) -> bool:
+    """Whether an index asks for a part of the column's number: that is a division an element."""
+    if not isinstance(place, Expr):
+        return False
+    parts = [one for monomial, _ in place.terms for one, _ in monomial if isinstance(one, Opaque)]
+    return any(column.name in names(arg) for part in parts for arg in part.args)

@@ -1,4 +1,4 @@
-"""A group norm written out so that every pass over its input runs along the channels.
+"""Writes a group norm out so that every pass over its input runs along the channels.
 
 As models spell it, the statistics are over (channels of a group, pixels) at once: in memory with channels last, that
 is a walk in short strides. Here the pixels are summed for each channel first, a vector of sums that lies as the
@@ -45,7 +45,7 @@ def group_norm_of(value: Value, operands: tuple[Value, ...]) -> GroupNorm | None
     ops = Counter(node.op.name for node in callee.live() if not node.op.traits & (Trait.VIEW | Trait.LEAF))
     once = ops["sub"] == 1 and ops["rsqrt"] + ops["sqrt"] == 1 and ops["reduce_mean"] + ops["reduce_sum"] == 2
     x = given["x"]
-    grouped = [one.results[0] for one in callee.inputs["x"].users if one.op.name == "reshape"]
+    grouped = [user.results[0] for user in callee.inputs["x"].users if user.op.name == "reshape"]
     if not once or set(ops) - _MADE_OF or len(grouped) != 1 or x.dtype is not types.FLOAT32 or x.rank < 3:
         return None
     groups, channels = grouped[0].shape[1], x.shape[1]

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kernels_hub.compiler.ir.dims import Dim, Expr, Symbol, atom, floordiv, product
+from kernels_hub.compiler.ir.extrema import substitute
 from kernels_hub.compiler.ir.op import Shape
 from kernels_hub.compiler.ir.proofs import proves_le
 
@@ -43,7 +44,7 @@ class Ranges:
     """What is known of the variables of a kernel: the extent of each loop."""
 
     def __init__(self, loops: Sequence[Loop] = ()) -> None:
-        self.extents: dict[str, Dim] = {one.name: one.extent for one in loops}
+        self.extents: dict[str, Dim] = {loop.name: loop.extent for loop in loops}
         self._memo: dict[tuple[Dim, Dim], Dim] = {}
 
     def divide(self, a: Dim, b: Dim) -> Dim:
@@ -163,10 +164,10 @@ def permuted(shape: Shape, order: Sequence[int]) -> Shape:
 
 def linear(place: Dim, variables: Sequence[str]) -> tuple[dict[str, Dim], Dim] | None:
     """(coefficient of each variable, the rest), or None where a variable stands in more than plain products."""
-    found: dict[str, Dim] = dict.fromkeys(variables, 0)
+    dims: dict[str, Dim] = dict.fromkeys(variables, 0)
     rest: Dim = 0
     if not isinstance(place, Expr):
-        return found, place
+        return dims, place
     wanted = set(variables)
     for monomial, coefficient in place.terms:
         term: Dim = coefficient
@@ -184,21 +185,19 @@ def linear(place: Dim, variables: Sequence[str]) -> tuple[dict[str, Dim], Dim] |
         if mine is None:
             rest = rest + term
         else:
-            found[mine] = found[mine] + term
-    return found, rest
+            dims[mine] = dims[mine] + term
+    return dims, rest
 
 
 def variables_in(place: Dim) -> frozenset[str]:
     """Names of the variables in an index expression."""
     if not isinstance(place, Expr):
         return frozenset()
-    return frozenset(one.name for one in place.symbols if is_variable(one))
+    return frozenset(symbol.name for symbol in place.symbols if is_variable(symbol))
 
 
 def renamed(place: Dim, names: Mapping[str, Dim]) -> Dim:
     """An index expression with variables replaced."""
-    from kernels_hub.compiler.ir.dims import substitute
-
     return substitute(place, dict(names)) if isinstance(place, Expr) else place
 
 

@@ -1,4 +1,4 @@
-"""What a schedule is made of: buffers, views of them, loop nests with their statements, kernels.
+"""The records of a schedule: buffers, views of them, loop nests with their statements, kernels.
 
 A nest runs its statements for every turn of its `outer` loops, in any order and in parallel; where it has `inner`
 loops, these run in order inside, and a `Reduce` sums (or …) its argument over all their turns. A statement that
@@ -6,8 +6,8 @@ depends on an inner variable is computed inside, any other once a turn of the ou
 result of a `Reduce` comes after all inner turns, and if it depends on inner variables too, in a second pass over them.
 A `Scan` sums over the turns so far, so that what depends on it is inner; no nest has both.
 
-A nest may have a root: a product, a convolution, an attention, an order. Then the outer loops run over the result of
-the root, `root.name` is its element there, and the statements are the epilogue.
+A nest may have an anchor: a product, a convolution, an attention, an order. Then the outer loops run over the result of
+the anchor, `anchor.name` is its element there, and the statements are the epilogue.
 
 Statements are in SSA order; names are "v0", "v1", …; places are row-major or strided positions in buffers, as
 expressions of variables ("$…") and sizes. A loaded integer may stand in a place as the variable "$" + its name.
@@ -63,8 +63,8 @@ class Buffer:
     def place(self, index: tuple[Dim, ...]) -> Dim:
         """Where the element of an index lies, in elements."""
         total: Dim = 0
-        for one, stride in zip(index, self.strides, strict=True):
-            total = total + one * stride
+        for dim, stride in zip(index, self.strides, strict=True):
+            total = total + dim * stride
         return total
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class View:
-    """A strided window of a buffer, as roots read their operands."""
+    """A strided window of a buffer, as anchors read their operands."""
 
     buffer: Buffer
     offset: Dim
@@ -290,7 +290,69 @@ class Order:
         return (self.x,)
 
 
-Root = Product | Convolution | Attention | GroupedProduct | Order
+@dataclass(frozen=True)
+class Recurrence:
+    """A recurrent cell over a sequence, as the op "recurrent". Outer loops: (T + 1, states, directions, batch, hidden).
+
+    x: (T, batch, directions * gates * hidden); weight: (directions, gates * hidden, hidden); h, c: (directions, batch,
+    hidden), c of an LSTM; bias: (directions, hidden) of "gru_after"; lengths: (batch), int64.
+    """
+
+    name: str
+    cell: str
+    reverse: bool
+    x: View
+    weight: View
+    h: View
+    c: View | None
+    bias: View | None
+    lengths: View | None
+    dtype: DType
+    origin: str = ""
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """What it reads."""
+        given = (self.x, self.weight, self.h, self.c, self.bias, self.lengths)
+        return tuple(one for one in given if one is not None)
+
+
+@dataclass(frozen=True)
+class Trees:
+    """What the leaves say that rows reach in trees, as the op "tree_ensemble". Outer loops: (rows, columns of weights).
+
+    x: (rows, features); roots: (trees); nodes: (nodes, 4); weights: (nodes, columns).
+    """
+
+    name: str
+    aggregate: str
+    x: View
+    roots: View
+    nodes: View
+    weights: View
+    origin: str = ""
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """What it reads."""
+        return self.x, self.roots, self.nodes, self.weights
+
+
+@dataclass(frozen=True)
+class Coupling:
+    """Probabilities of classes, as the op "pairwise_coupling". Outer loops: (rows, classes). sure: (rows, pairs)."""
+
+    name: str
+    sure: View
+    origin: str = ""
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """What it reads."""
+        return (self.sure,)
+
+
+Anchor = Product | Convolution | Attention | GroupedProduct | Order | Recurrence | Trees | Coupling
 
 
 @dataclass(frozen=True)
@@ -300,17 +362,17 @@ class Nest:
     outer: tuple[Loop, ...]
     inner: tuple[Loop, ...]
     body: tuple[Statement, ...]
-    root: Root | None = None
+    anchor: Anchor | None = None
 
     @property
     def reduces(self) -> bool:
         """Whether it has a `Reduce`."""
-        return any(isinstance(one, Reduce) for one in self.body)
+        return any(isinstance(statement, Reduce) for statement in self.body)
 
     @property
     def scans(self) -> bool:
         """Whether it has a `Scan`."""
-        return any(isinstance(one, Scan) for one in self.body)
+        return any(isinstance(statement, Scan) for statement in self.body)
 
     @property
     def accumulates(self) -> bool:
@@ -319,13 +381,15 @@ class Nest:
 
     def is_inner(self) -> dict[str, bool]:
         """Name -> whether it depends on inner variables (the result of a Reduce does not)."""
-        mine = {one.name for one in self.inner}
-        known: dict[str, bool] = {self.root.name: False} if self.root is not None else {}
-        for one in self.body:
-            if isinstance(one, (Reduce, Scan)):
-                known[one.name] = isinstance(one, Scan)
-            elif not isinstance(one, Store):
-                known[one.name] = any(known[arg] for arg in arguments(one)) or bool(mine & variables(one))
+        mine = {loop.name for loop in self.inner}
+        known: dict[str, bool] = {self.anchor.name: False} if self.anchor is not None else {}
+        for statement in self.body:
+            if isinstance(statement, (Reduce, Scan)):
+                known[statement.name] = isinstance(statement, Scan)
+            elif not isinstance(statement, Store):
+                known[statement.name] = any(known[arg] for arg in arguments(statement)) or bool(
+                    mine & variables(statement)
+                )
         return known
 
 
@@ -341,17 +405,17 @@ class Kernel:
         """Buffers read, each once, in order."""
         found: dict[Buffer, None] = {}
         for nest in self.nests:
-            for one in statements(nest):
-                if isinstance(one, Load):
-                    found[one.buffer] = None
-            if nest.root is not None:
-                found.update(dict.fromkeys(view.buffer for view in nest.root.views))
+            for statement in statements(nest):
+                if isinstance(statement, Load):
+                    found[statement.buffer] = None
+            if nest.anchor is not None:
+                found.update(dict.fromkeys(view.buffer for view in nest.anchor.views))
         return found
 
     def writes(self) -> dict[Buffer, None]:
         """Buffers written, each once, in order."""
         return {
-            one.buffer: None for nest in self.nests for one in nest.body if isinstance(one, Store)
+            statement.buffer: None for nest in self.nests for statement in nest.body if isinstance(statement, Store)
         }  # fmt: skip
 
 
@@ -371,23 +435,21 @@ class Schedule:
     outputs: Mapping[str, Buffer]
     choices: Choices = field(default_factory=Choices)
     joined: tuple[int, ...] = ()
-    """Units that share the nest of another: places for `Choices.apart`."""
+    """Numbers of the values that joined the fusion group of another: what `Choices.apart` takes."""
     shared: tuple[int, ...] = ()
     """Values that are made once for several users: places for `Choices.again`."""
     products: tuple[int, ...] = ()
     """Products and convolutions: places for `Choices.loops`."""
 
     def __str__(self) -> str:
-        from kernels_hub.compiler.schedule.text import print_schedule
-
-        return print_schedule(self)
+        return _printed(self)
 
 
 def statements(nest: Nest) -> Iterator[Statement]:
     """All of a nest, those of an attention's scores included."""
     yield from nest.body
-    if isinstance(nest.root, Attention):
-        yield from nest.root.scores
+    if isinstance(nest.anchor, Attention):
+        yield from nest.anchor.scores
 
 
 def arguments(one: Statement) -> tuple[str, ...]:
@@ -400,8 +462,8 @@ def arguments(one: Statement) -> tuple[str, ...]:
     return direct + tuple(name[1:] for name in sorted(variables(one)) if name.startswith("$v"))
 
 
-def variables(one: Statement) -> frozenset[str]:
-    """Variables in the places of a statement."""
+def dims_of(one: Statement) -> list[Dim]:
+    """Every index expression in a statement."""
     places: list[Dim] = []
     if isinstance(one, (Load, Position, Store)):
         places.append(one.place)
@@ -410,4 +472,40 @@ def variables(one: Statement) -> frozenset[str]:
     if isinstance(one, (Load, Test)):
         for guard in one.guards:
             places += [guard.place, guard.low, guard.high]
-    return frozenset().union(*(variables_in(place) for place in places)) if places else frozenset()
+    return places
+
+
+def variables(one: Statement) -> frozenset[str]:
+    """Variables in the places of a statement."""
+    return frozenset().union(*map(variables_in, dims_of(one)))
+
+
+def _printed(schedule: Schedule) -> str:
+    """A line a kernel, in order: its loops, what it reads and what it writes; those that run once first."""
+    lines = [f"schedule {schedule.name}: {_counted(len(schedule.kernels), 'kernel')} a call"]
+    if schedule.prepare:
+        lines[0] += f", {len(schedule.prepare)} once"
+        lines += [_kernel_line(kernel, "once") for kernel in schedule.prepare]
+    lines += [_kernel_line(kernel, "") for kernel in schedule.kernels]
+    return "\n".join(lines)
+
+
+def _kernel_line(kernel: Kernel, when: str) -> str:
+    loops = "; ".join(_loops_text(nest) for nest in kernel.nests)
+    reads, writes = (", ".join(map(_buffer_text, buffers)) for buffers in (kernel.reads(), kernel.writes()))
+    return f"  {when + ' ' if when else ''}{kernel.name}: {loops}: {reads} -> {writes}"
+
+
+def _loops_text(nest: Nest) -> str:
+    text = "[" + ", ".join(str(loop.extent) for loop in nest.outer) + "]"
+    if nest.inner:
+        text += " x [" + ", ".join(str(loop.extent) for loop in nest.inner) + "]"
+    return text if nest.anchor is None else f"{type(nest.anchor).__name__.lower()} {text}"
+
+
+def _buffer_text(buffer: Buffer) -> str:
+    return f"{buffer.name} {buffer.dtype}[{', '.join(map(str, buffer.shape))}]"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

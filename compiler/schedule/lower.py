@@ -1,4 +1,4 @@
-"""Values at an index: the loads and computations that one element takes.
+"""Lowering: the loads and computations of one element of a value, at an index.
 
 `Body.at(value, index)` appends what is missing to make one element of a value, and gives its name. Views, pads,
 concats and gathers become index arithmetic; it ends at values that lie in memory, or that the same nest has made
@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernels_hub.compiler.ir import ops, types
-from kernels_hub.compiler.ir.dims import Dim, ceildiv, dim_max, dim_min, divide_exactly, symbol
+from kernels_hub.compiler.ir.dims import Dim, ceildiv, divide_exactly, symbol
+from kernels_hub.compiler.ir.extrema import dim_max, dim_min
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.ir.types import BOOL, INT64, DType
@@ -155,7 +156,7 @@ class Body:
 
     def holds(self, guards: tuple[Guard, ...]) -> bool | None:
         """Whether guards hold for all turns of the loops, or for none; None where for some."""
-        answers = [self.ranges.holds(one.place, one.low, one.high) for one in guards]
+        answers = [self.ranges.holds(guard.place, guard.low, guard.high) for guard in guards]
         if False in answers:
             return False
         return None if None in answers else True
@@ -391,7 +392,7 @@ def _taps(body: Body, value: Value, outer: Index, inner: Index) -> str:
 
 
 def contract_along(body: Body, value: Value, outer: Index, inner: Index) -> str:
-    """An element of a product or a convolution, multiplied out: for dtypes that no root takes."""
+    """An element of a product or a convolution, multiplied out: for dtypes that no anchor takes."""
     a, b = value.operands
     if value.op_name == "matmul":
         left, right = body.at(a, (*outer[:-1], *inner)), body.at(b, (*outer[:-2], *inner, outer[-1]))

@@ -2,7 +2,7 @@
 
 A buffer lives from the first kernel that writes it to the last that reads it. A buffer that dies in a kernel which
 reads it element by element at the place where it writes another may be that other. Offsets are those of `intervals`.
-The sizes of symbols are known by then: `place` says what they take exactly, `Places` serves call after call.
+The sizes of symbols are known by then.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kernels_hub.compiler.ir.dims import Dim, substitute
-from kernels_hub.compiler.schedule.intervals import ALIGNMENT, Interval, Packing, most_alive, pack, roomy
+from kernels_hub.compiler.ir.extrema import number
+from kernels_hub.compiler.runtime.intervals import (
+    ALIGNMENT,
+    Interval,
+    most_alive,
+    pack,
+)
 from kernels_hub.compiler.schedule.kernel import (
     Attention,
     Buffer,
@@ -23,7 +28,7 @@ from kernels_hub.compiler.schedule.kernel import (
     statements,
 )
 
-__all__ = ["ALIGNMENT", "Arena", "Lifetime", "Places", "Span", "lifetimes", "number", "place", "spans"]
+__all__ = ["ALIGNMENT", "BufferLayout", "Lifetime", "Span", "lifetimes", "number", "place", "spans"]
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,11 @@ class Lifetime:
 
 
 @dataclass(frozen=True)
-class Arena:
-    """Where scratch buffers lie: offsets in bytes. bound: the most bytes that live at once, which no plan can beat."""
+class BufferLayout:
+    """Where scratch buffers lie in an arena.
+
+    offsets: in bytes. size: bytes in all. bound: the most bytes that live at once, which no layout can beat.
+    """
 
     offsets: Mapping[Buffer, int]
     size: int
@@ -78,47 +86,19 @@ def spans(schedule: Schedule) -> list[Span]:
     return list(found.values())
 
 
-def place(schedule: Schedule, sizes: Mapping[str, int]) -> Arena:
+def place(schedule: Schedule, sizes: Mapping[str, int]) -> BufferLayout:
     """Offsets of all scratch buffers of a schedule for these sizes of its symbols."""
     found = spans(schedule)
     intervals = [Interval(number(one.buffers[0].bytes, sizes), one.first, one.last) for one in found]
     offsets, total = pack(intervals)
     of_buffers = {buffer: at for one, at in zip(found, offsets, strict=True) for buffer in one.buffers}
-    return Arena(of_buffers, total, most_alive(intervals))
-
-
-class Places:
-    """Offsets of all scratch buffers of a schedule, and the bytes of all together, for one set of sizes after another.
-
-    A size that depends on symbols is rounded up, so that most calls find what another made.
-    """
-
-    def __init__(self, schedule: Schedule) -> None:
-        found = spans(schedule)
-        self._bytes = [one.buffers[0].bytes for one in found]
-
-        def made(offsets: list[int], total: int) -> tuple[dict[Buffer, int], int]:
-            pairs = zip(found, offsets, strict=True)
-            return {buffer: at for one, at in pairs for buffer in one.buffers}, total
-
-        self._packing = Packing([(one.first, one.last) for one in found], made)
-
-    def of(self, sizes: Mapping[str, int]) -> tuple[Mapping[Buffer, int], int]:
-        """For these sizes of the schedule's symbols."""
-        return self._packing.of(
-            [one if isinstance(one, int) else roomy(number(one, sizes)) for one in self._bytes]
-        )
-
-
-def number(dim: Dim, sizes: Mapping[str, int]) -> int:
-    """A dim with all symbols bound."""
-    return dim if isinstance(dim, int) else int(substitute(dim, dict(sizes)))
+    return BufferLayout(of_buffers, total, most_alive(intervals))
 
 
 def _heirs(kernels: Sequence[Kernel], lives: Sequence[Lifetime]) -> dict[Buffer, Buffer]:
     """Buffers that may take the memory of one that dies in the kernel that makes them."""
-    last = {one.buffer: one.last for one in lives}
-    first = {one.buffer: one.first for one in lives}
+    last = {lifetime.buffer: lifetime.last for lifetime in lives}
+    first = {lifetime.buffer: lifetime.first for lifetime in lives}
     heirs: dict[Buffer, Buffer] = {}
     taken: set[Buffer] = set()
     for moment, kernel in enumerate(kernels):
@@ -138,10 +118,18 @@ def _in_place(kernel: Kernel, used: Buffer, made: Buffer) -> bool:
     if len(kernel.nests) != 1 or used.dtype is not made.dtype or used.size != made.size:
         return False
     nest = kernel.nests[0]
-    if nest.inner or isinstance(nest.root, Attention):
+    if nest.inner or isinstance(nest.anchor, Attention):
         return False  # A later pass may read again what an earlier one has overwritten.
-    if nest.root is not None and any(view.buffer is used for view in nest.root.views):
+    if nest.anchor is not None and any(view.buffer is used for view in nest.anchor.views):
         return False
-    reads = {one.place for one in statements(nest) if isinstance(one, Load) and one.buffer is used}
-    writes = {one.place for one in nest.body if isinstance(one, Store) and one.buffer is made}
+    reads = {
+        statement.place
+        for statement in statements(nest)
+        if isinstance(statement, Load) and statement.buffer is used
+    }
+    writes = {
+        statement.place
+        for statement in nest.body
+        if isinstance(statement, Store) and statement.buffer is made
+    }
     return len(writes) == 1 and reads == writes

@@ -1,4 +1,4 @@
-"""Long reductions with few results in two steps, so that threads share them.
+"""Splits long reductions with few results into two steps, so that threads share them.
 
     sum(x, axes=[0, 1]) -> sum(sum(x, axes=[1]), axes=[0])          sum(x) -> sum(sum(x.reshape(parts, -1), 1))
 
@@ -80,7 +80,7 @@ def _divided(x: Value, axes: list[int], parts: int) -> tuple[Value, list[int], i
         extent = x.shape[axis]
         if isinstance(extent, int) and extent >= parts:
             return x, [one for one in axes if one != axis], axis
-    axis = max(axes, key=lambda one: x.shape[one] if isinstance(x.shape[one], int) else 0)
+    axis = max(axes, key=lambda axis: x.shape[axis] if isinstance(x.shape[axis], int) else 0)
     extent = x.shape[axis]
     assert isinstance(extent, int)
     count = next((one for one in range(min(parts, extent), 1, -1) if extent % one == 0), None)

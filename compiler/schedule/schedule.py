@@ -1,15 +1,18 @@
-"""A graph as kernels: the whole way from values to loop nests in the order in which they run."""
+"""Schedules a graph: from values to kernels of loop nests, in execution order."""
 
 from __future__ import annotations
 
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.types import BOOL, DType
+from kernels_hub.compiler.schedule.anchors import NotStrided, make_anchor
 from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.expand import expanded, with_inputs_laid_out
-from kernels_hub.compiler.schedule.fuse import Fusion, Group
+from kernels_hub.compiler.schedule.fuse import Fusion, FusionGroup
 from kernels_hub.compiler.schedule.index import Loop, row_major
+from kernels_hub.compiler.schedule.inlining import Inlining, unsupported
 from kernels_hub.compiler.schedule.kernel import (
+    Anchor,
     Buffer,
     Convolution,
     Kernel,
@@ -17,18 +20,15 @@ from kernels_hub.compiler.schedule.kernel import (
     Nest,
     Order,
     Role,
-    Root,
     Schedule,
     Statement,
     Store,
     arguments,
 )
-from kernels_hub.compiler.schedule.layout import Layout
+from kernels_hub.compiler.schedule.layout import StrideOrder, stands_alone
 from kernels_hub.compiler.schedule.partial import with_partial_reductions
-from kernels_hub.compiler.schedule.roots import NotStrided, make_root
-from kernels_hub.compiler.schedule.scores import ROOT_DTYPES
-from kernels_hub.compiler.schedule.split import parts
-from kernels_hub.compiler.schedule.units import Units, unsupported
+from kernels_hub.compiler.schedule.scores import ANCHOR_DTYPES
+from kernels_hub.compiler.schedule.split import MOST_PARTS, parts
 
 NAMES = {
     Role.INPUT: "input",
@@ -40,41 +40,50 @@ NAMES = {
 }
 
 
-def schedule(graph: Graph, roots: frozenset[DType] = ROOT_DTYPES, choices: Choices | None = None) -> Schedule:
-    """The schedule of a graph. roots: dtypes of the products, convolutions and attentions that are roots of nests.
+def schedule(
+    graph: Graph,
+    anchors: frozenset[DType] = ANCHOR_DTYPES,
+    choices: Choices | None = None,
+    most_parts: int = MOST_PARTS,
+) -> Schedule:
+    """The schedule of a graph. anchors: dtypes of the products, convolutions and attentions that are anchors of nests.
 
-    choices: what is open otherwise; the usual ones by default.
+    choices: what is open otherwise; the usual ones by default. most_parts: see `split`.
 
-    Raises EngineError where it has values that no nest can make (`units.unsupported`).
+    Raises EngineError where it has values that no nest can make (`inlining.unsupported`).
     """
     choices = choices or Choices()
-    graph = with_partial_reductions(expanded(graph, roots), choices.split)
-    if refused := unsupported(graph, roots):
+    graph = with_partial_reductions(expanded(graph, anchors), choices.split)
+    if refused := unsupported(graph, anchors):
         value, reason = next(iter(refused.items()))
         raise EngineError(f"graph {graph.name}: {value} ({value.node!r}) cannot be scheduled: {reason}")
     rows: frozenset[Value] = frozenset()
-    if choices.layout == "channels last":
+    in_rows = choices.layout == "rows" or (choices.layout == "auto" and stands_alone(graph))
+    if not in_rows:
         graph = with_inputs_laid_out(graph)
-    units = Units(graph, roots, choices)
-    if choices.layout == "rows":
-        rows = frozenset(units.kinds)
+    inlining = Inlining(graph, anchors, choices)
+    if in_rows:
+        rows = frozenset(inlining.kinds)
     while True:
-        layout = Layout(units, rows)
+        layout = StrideOrder(inlining, rows)
         try:
-            return _Builder(graph, units, layout, choices).build()
+            return _Builder(graph, inlining, layout, choices, most_parts).build()
         except NotStrided as error:
-            if units.orders.pop(error.value, None) is None:
+            if inlining.orders.pop(error.value, None) is None:
                 if layout.is_channels_last(error.value):
                     rows |= {error.value}
                 else:
-                    units.force(error.operand)
+                    inlining.force(error.operand)
 
 
 class _Builder:
     """One attempt, with one layout."""
 
-    def __init__(self, graph: Graph, units: Units, layout: Layout, choices: Choices) -> None:
-        self.graph, self.units, self.layout, self.choices = graph, units, layout, choices
+    def __init__(
+        self, graph: Graph, inlining: Inlining, layout: StrideOrder, choices: Choices, most_parts: int
+    ) -> None:
+        self.graph, self.inlining, self.layout, self.choices = graph, inlining, layout, choices
+        self.most_parts = most_parts
         self.buffers: dict[Value, Buffer] = {}
         self.counts = dict.fromkeys(Role, 0)
         self.prepared = _prepared(graph)
@@ -84,9 +93,9 @@ class _Builder:
 
     def build(self) -> Schedule:
         apart = self.choices.places("apart")
-        fusion = Fusion(self.units, self.buffer_of, self._root, self.prepared, apart)
+        fusion = Fusion(self.inlining, self.buffer_of, self._anchor, self.prepared, apart)
         groups = fusion.ordered()
-        made = {group.number: self._kernel(group, set(group.units)) for group in groups}
+        made = {group.number: self._kernel(group, set(group.values)) for group in groups}
         needed = {buffer for kernel in made.values() for buffer in kernel.reads()}
         kernels = [(group, self._stored(group, made[group.number], needed)) for group in groups]
         outputs: dict[str, Buffer] = {}
@@ -104,16 +113,16 @@ class _Builder:
             outputs,
             self.choices,
             tuple(fusion.joined),
-            tuple(range(len(self.units.shared))),
-            tuple(range(len(self.units.products))),
+            tuple(range(len(self.inlining.shared))),
+            tuple(range(len(self.inlining.products))),
         )
 
     def buffer_of(self, value: Value) -> Buffer | None:
         """The memory of a value that has some."""
         known = self.buffers.get(value)
-        if known is None and self.units.is_stored(value):
+        if known is None and self.inlining.is_stored(value):
             role = self._role(value)
-            strides = self.layout.strides(value) if value in self.units.kinds else row_major(value.shape)
+            strides = self.layout.strides(value) if value in self.inlining.kinds else row_major(value.shape)
             name = f"{NAMES[role]}{self.counts[role]}"
             self.counts[role] += 1
             known = self.buffers[value] = Buffer(name, role, value.dtype, value.shape, strides, value)
@@ -124,43 +133,43 @@ class _Builder:
             return Role.INPUT
         if value.op_name == "parameter":
             return Role.PARAMETER
-        if value.array is not None and value not in self.units.kinds:
+        if value.array is not None and value not in self.inlining.kinds:
             return Role.CONSTANT
         if value in self.outputs and not self.layout.is_channels_last(value):
             return Role.OUTPUT  # one that lies channels last is copied at the end
         return Role.PREPARED if value in self.prepared else Role.SCRATCH
 
-    def _root(self, value: Value, loops: tuple[Loop, ...], name: str) -> Root:
-        return make_root(value, loops, name, self.buffer_of)
+    def _anchor(self, value: Value, loops: tuple[Loop, ...], name: str) -> Anchor:
+        return make_anchor(value, loops, name, self.buffer_of)
 
-    def _stored(self, group: Group, kernel: Kernel, needed: set[Buffer]) -> Kernel:
+    def _stored(self, group: FusionGroup, kernel: Kernel, needed: set[Buffer]) -> Kernel:
         """The kernel with stores only of what others read and of outputs; what is not stored loses its buffer."""
         stored = {
-            value for value in group.units if value in self.outputs or self.buffers.get(value) in needed
+            value for value in group.values if value in self.outputs or self.buffers.get(value) in needed
         }
-        for value in group.units:
+        for value in group.values:
             if value not in stored:
                 self.buffers.pop(value, None)
-        return kernel if stored == set(group.units) else self._kernel(group, stored)
+        return kernel if stored == set(group.values) else self._kernel(group, stored)
 
-    def _kernel(self, group: Group, stored: set[Value]) -> Kernel:
+    def _kernel(self, group: FusionGroup, stored: set[Value]) -> Kernel:
         nests = []
-        for loops, body in parts(group):
+        for loops, body in parts(group, self.most_parts):
             stores = []
-            for value in group.units:
+            for value in group.values:
                 if value in stored:
                     buffer, index = self.buffer_of(value), body.own[value]
                     assert buffer is not None
                     stores.append(Store(buffer, buffer.place(index), body.names[value, index, ()]))
             outer = [loop for axis, loop in enumerate(loops) if axis not in group.inner]
-            if isinstance(group.root, Convolution):
+            if isinstance(group.anchor, Convolution):
                 outer = [outer[0], *outer[2:], outer[1]]
-            if isinstance(group.root, Order):
-                outer.append(outer.pop(group.root.axis))
+            if isinstance(group.anchor, Order):
+                outer.append(outer.pop(group.anchor.axis))
             inner = (*(loops[axis] for axis in sorted(group.inner)), *group.extra)
-            nests.append(Nest(tuple(outer), inner, _needed(body.statements, stores), group.root))
+            nests.append(Nest(tuple(outer), inner, _needed(body.statements, stores), group.anchor))
         name = f"k{group.number}_{_hint(group)}"
-        return Kernel(name, tuple(nests), tuple(dict.fromkeys(value.node.origin for value in group.units)))
+        return Kernel(name, tuple(nests), tuple(dict.fromkeys(value.node.origin for value in group.values)))
 
     def _copies(self, outputs: dict[str, Buffer]) -> list[tuple[Buffer, Kernel]]:
         """Outputs that are inputs, weights, constants or outputs under another name get memory of their own."""
@@ -192,36 +201,36 @@ def _prepared(graph: Graph) -> frozenset[Value]:
 
     Masks of positions alone are none: attention that sees how they are made skips what they hide.
     """
-    found: set[Value] = set()
+    values: set[Value] = set()
     of_weights: set[Value] = set()
     outputs = set(graph.outputs.values())
     for node in graph.live():
         if node.op.name in {"input", "random_bits"} or node.symbols():
             continue
-        if all(operand in found for operand in node.operands):
+        if all(operand in values for operand in node.operands):
             if node.op.name == "parameter" or any(operand in of_weights for operand in node.operands):
                 of_weights.update(node.results)
             elif any(value.dtype is BOOL for value in node.results) and node.operands:
                 continue
-            found.update(value for value in node.results if value not in outputs)
-    return frozenset(found)
+            values.update(value for value in node.results if value not in outputs)
+    return frozenset(values)
 
 
 def _needed(statements: list[Statement], stores: list[Store]) -> tuple[Statement, ...]:
     """The statements that the stores take, in order, and the stores."""
     wanted = {name for store in stores for name in arguments(store)}
     kept: list[Statement] = []
-    for one in reversed(statements):
-        if one.name in wanted:  # type: ignore[union-attr]
-            kept.append(one)
-            wanted.update(arguments(one))
+    for statement in reversed(statements):
+        if statement.name in wanted:  # type: ignore[union-attr]
+            kept.append(statement)
+            wanted.update(arguments(statement))
     return (*reversed(kept), *stores)
 
 
-def _hint(group: Group) -> str:
+def _hint(group: FusionGroup) -> str:
     """A word or two for what a group does."""
     words = []
-    for value in group.units:
+    for value in group.values:
         word = "attention" if value.op_name == "call" else value.op_name.removeprefix("reduce_")
         if word not in words:
             words.append(word)

@@ -1,4 +1,4 @@
-"""The parts of a recognised attention that a root takes apart: products, scores, softmax."""
+"""Takes a recognized attention apart into products, scores and softmax."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from kernels_hub.compiler.schedule.index import Ranges
 from kernels_hub.compiler.schedule.views import loops_of, walk
 
 _BESIDE = {types.BOOL, types.INT32, types.INT64}
-"""Dtypes that scores may go through beside those of roots."""
+"""Dtypes that scores may go through beside those of anchors."""
 
-ROOT_DTYPES: frozenset[DType] = frozenset({types.FLOAT32, types.FLOAT16, types.BFLOAT16})
-"""Dtypes of the operands that roots take, where nothing else is said; float32 is among them always."""
+ANCHOR_DTYPES: frozenset[DType] = frozenset({types.FLOAT32, types.FLOAT16, types.BFLOAT16})
+"""Dtypes of the operands that anchors take, where nothing else is said; float32 is among them always."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class AttentionParts:
     blank: bool
 
 
-def attention_parts(value: Value, dtypes: frozenset[DType] = ROOT_DTYPES) -> AttentionParts | None:
-    """The parts, or None where it is no attention that the root can do: (batch, heads, length, width).
+def attention_parts(value: Value, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> AttentionParts | None:
+    """The parts, or None where it is no attention that the anchor can do: (batch, heads, length, width).
 
-    dtypes: those that roots take.
+    dtypes: those that anchors take.
     """
     if value.op_name != "call" or value.attrs["callee"].name != "attention":
         return None
@@ -48,7 +48,7 @@ def attention_parts(value: Value, dtypes: frozenset[DType] = ROOT_DTYPES) -> Att
     (result,) = callee.outputs.values()
     if value.rank != 4 or result.dtype not in dtypes:
         return None
-    if any(one.dtype is not result.dtype for one in value.operands[:3]):
+    if any(operand.dtype is not result.dtype for operand in value.operands[:3]):
         return None
     given = dict(zip(callee.inputs.values(), value.operands, strict=True))
     if result.op_name != "matmul":
@@ -79,15 +79,15 @@ def _uncast(value: Value) -> Value:
     return value.operands[0] if value.op_name == "cast" and value.operands[0].dtype.is_float else value
 
 
-def _number(name: str, callee: Graph, given: Mapping[Value, Value]) -> Any:
+def _number(name: str, callee: Graph, values: Mapping[Value, Value]) -> Any:
     """The constant that goes into an input of the callee; None where it is none."""
     inner = callee.inputs.get(name)
-    return given[inner].scalar if inner is not None else None
+    return values[inner].scalar if inner is not None else None
 
 
 def _product(scores: Value, dtypes: frozenset[DType]) -> Value | None:
     """The product under the pointwise ops that make scores of it."""
-    found: set[Value] = set()
+    values: set[Value] = set()
     seen: set[Value] = set()
     stack = [scores]
     while stack:
@@ -96,10 +96,10 @@ def _product(scores: Value, dtypes: frozenset[DType]) -> Value | None:
             continue
         seen.add(value)
         if value.op_name == "matmul":
-            found.add(value)
+            values.add(value)
         elif Trait.POINTWISE in value.op.traits:
             stack += value.operands
-    return found.pop() if len(found) == 1 and all(one.dtype in dtypes for one in seen) else None
+    return values.pop() if len(values) == 1 and all(value.dtype in dtypes for value in seen) else None
 
 
 def _shared_heads(value: Value, heads: object, order: tuple[int, ...]) -> tuple[Value, int | None]:

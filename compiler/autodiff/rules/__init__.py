@@ -1,7 +1,8 @@
-"""The table of derivatives: `DERIVATIVES["mul"]` is its row. Ops without a row have no derivative.
+"""Derivatives of ops: `derivative_of(op)`.
 
-A new derivative is a row in the file of its op's family (or, in a plugin, `add_derivative(row)`); the tests go through
-the table and want a case for each.
+That of a pointwise op is formulas in its row of the op table, that of another a function there (`Op.derivative`) or,
+where several ops share it, a row in the file of the family (in a plugin, `add_derivative(row)`). The tests want a case
+for each.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from kernels_hub.compiler.autodiff.rule import Derivative
 from kernels_hub.compiler.autodiff.rules import contract, indexing, pointwise, pool, reduce, resize, views
 from kernels_hub.compiler.errors import TypeRuleError
 from kernels_hub.compiler.ir.graph import Node
+from kernels_hub.compiler.ir.op import Op, Pull, Trait
 from kernels_hub.compiler.ir.ops import op
 
 DERIVATIVES: dict[str, Derivative] = {}
+"""Those that are no formulas in rows of the op table."""
 
 
 def add_derivative(row: Derivative) -> Derivative:
     """Enter a row. Raises TypeRuleError for an op that there is not, or that has a derivative already."""
-    op(row.op)
-    if DERIVATIVES.setdefault(row.op, row) is not row:
+    if op(row.op).derivative is not None or DERIVATIVES.setdefault(row.op, row) is not row:
         raise TypeRuleError(f"the op {row.op!r} has a derivative already")
     return row
 
@@ -27,13 +29,17 @@ for family in (pointwise, views, reduce, contract, pool, resize, indexing):
     for row_ in family.ROWS:
         add_derivative(row_)
 
-FLAT: frozenset[str] = pointwise.FLAT
-"""Ops on floats whose derivative is zero wherever there is one: gradients end there."""
+
+def derivative_of(row: Op) -> Derivative | None:
+    """The derivative of an op, None where it has none."""
+    if isinstance(row.derivative, Pull):
+        return Derivative(row.name, row.derivative.gradients, row.derivative.doc)
+    return pointwise.of_formulas(row) or DERIVATIVES.get(row.name)
 
 
 def is_flat(node: Node) -> bool:
     """Whether gradients end at a node."""
-    return node.op.name in FLAT or (node.op.name == "stop_gradient" and not node.attrs["reason"])
+    return Trait.STEP in node.op.traits or (node.op.name == "stop_gradient" and not node.attrs["reason"])
 
 
 def is_unknown(node: Node) -> bool:

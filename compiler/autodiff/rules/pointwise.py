@@ -1,4 +1,4 @@
-"""Derivatives of pointwise ops.
+"""Derivatives of pointwise ops: the formulas of rows of the op table, and rules that need more than formulas.
 
 Formulas are computed in float32 at least and rounded once, as PyTorch has it. Where a derivative jumps:
 
@@ -10,12 +10,12 @@ Formulas are computed in float32 at least and rounded once, as PyTorch has it. W
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kernels_hub.compiler.autodiff.rule import Derivative, Gradients, Site, zeros
 from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.op import Formulas, Op
 
 
 @dataclass(frozen=True)
@@ -37,23 +37,22 @@ class Terms:
         return self.operands[1]
 
 
-Formula = Callable[[Terms], Value]
-"""The gradient of one operand."""
-
-
-def derivative(op: str, doc: str, *formulas: Formula | None) -> Derivative:
-    """A row for a pointwise op: the gradient of each operand as a formula, None where it has none."""
+def of_formulas(op: Op) -> Derivative | None:
+    """The derivative of a pointwise op whose row has formulas for it (`Op.derivative`), None for other ops."""
+    if not isinstance(op.derivative, Formulas):
+        return None
+    formulas = op.derivative.operands
 
     def pull(site: Site) -> Gradients:
         wide = site.gradient.dtype.compute
-        operands = tuple(one.cast(wide) for one in site.operands)
+        operands = tuple(operand.cast(wide) for operand in site.operands)
         terms = Terms(site.gradient.cast(wide), operands, site.result.cast(wide))
         return [
             formula(terms).cast(operand.dtype) if formula and wanted else None
             for formula, operand, wanted in zip(formulas, site.operands, site.wanted, strict=True)
         ]
 
-    return Derivative(op, pull, doc)
+    return Derivative(op.name, pull, op.derivative.doc)
 
 
 def _cast(site: Site) -> Gradients:
@@ -121,62 +120,15 @@ def _power_of_exponent(base: Value, exponent: Value, result: Value) -> Value:
     return flat.select(0, result * base.log())
 
 
-def _inverse(x: Value) -> Value:
-    """1 / x, and 0 of 0."""
-    return x.eq(0).select(0.0, 1 / x)
-
-
-FUNCTIONS: Sequence[Derivative] = (
-    derivative("exp", "g * y", lambda s: s.g * s.y),
-    derivative("exp2", "g * y * log(2)", lambda s: s.g * (s.y * math.log(2))),
-    derivative("expm1", "g * (y + 1)", lambda s: s.g * (s.y + 1)),
-    derivative("log", "g / x", lambda s: s.g / s.a),
-    derivative("log2", "g / (x * log(2))", lambda s: s.g / (s.a * math.log(2))),
-    derivative("log1p", "g / (1 + x)", lambda s: s.g / (s.a + 1)),
-    derivative("sqrt", "g / (2 * y)", lambda s: s.g / (s.y * 2)),
-    derivative("rsqrt", "-g/2 * y**3", lambda s: s.g * (s.y * s.y * s.y * -0.5)),
-    derivative("sin", "g * cos(x)", lambda s: s.g * s.a.unary("cos")),
-    derivative("cos", "-g * sin(x)", lambda s: -(s.g * s.a.unary("sin"))),
-    derivative("tan", "g * (1 + y**2)", lambda s: s.g * (s.y * s.y + 1)),
-    derivative("asin", "g / sqrt(1 - x**2)", lambda s: s.g * (1 - s.a * s.a).rsqrt()),
-    derivative("acos", "-g / sqrt(1 - x**2)", lambda s: -(s.g * (1 - s.a * s.a).rsqrt())),
-    derivative("atan", "g / (1 + x**2)", lambda s: s.g / (s.a * s.a + 1)),
-    derivative("sinh", "g * cosh(x)", lambda s: s.g * s.a.unary("cosh")),
-    derivative("cosh", "g * sinh(x)", lambda s: s.g * s.a.unary("sinh")),
-    derivative("tanh", "g * (1 - y**2)", lambda s: s.g * (1 - s.y * s.y)),
-    derivative("asinh", "g / sqrt(x**2 + 1)", lambda s: s.g * (s.a * s.a + 1).rsqrt()),
-    derivative("acosh", "g / sqrt(x**2 - 1)", lambda s: s.g * (s.a * s.a - 1).rsqrt()),
-    derivative("atanh", "g / (1 - x**2)", lambda s: s.g / (1 - s.a * s.a)),
-    derivative("erf", "g * 2/sqrt(pi) * exp(-x**2)", lambda s: s.g * ((-(s.a * s.a)).exp() * (2 / math.sqrt(math.pi)))),
-    derivative("sigmoid", "g * y * (1 - y)", lambda s: s.g * (s.y * (1 - s.y))),
-)  # fmt: skip
-
-ARITHMETIC: Sequence[Derivative] = (
-    derivative("neg", "-g", lambda s: -s.g),
-    derivative("abs", "g * sign(x)", lambda s: s.g * s.a.unary("sign")),
+ROWS: Sequence[Derivative] = (
     Derivative("add", lambda site: [site.gradient, site.gradient], "g; g"),
     Derivative("sub", lambda site: [site.gradient, -site.gradient if site.wanted[1] else None], "g; -g"),
-    derivative("mul", "g * b; g * a", lambda s: s.g * s.b, lambda s: s.g * s.a),
-    derivative("div", "g / b; -g * y / b", lambda s: s.g / s.b, lambda s: -(s.g * s.y / s.b)),
-    derivative("mod", "g; -g * floor(a / b)", lambda s: s.g, lambda s: -(s.g * (s.a / s.b).unary("floor"))),
-    derivative("fmod", "g; -g * trunc(a / b)", lambda s: s.g,
-         lambda s: -(s.g * (s.a / s.b).unary("trunc"))),
-    derivative("atan2", "g * b / (a**2 + b**2); -g * a / (a**2 + b**2); 0 at (0, 0)",
-         lambda s: s.g * (s.b * _inverse(s.a * s.a + s.b * s.b)),
-         lambda s: s.g * (-s.a * _inverse(s.a * s.a + s.b * s.b))),
     Derivative("pow", _power, "g * b * a**(b - 1); g * y * log(a), 0 for 0 to a power that is not negative"),
     _extreme("maximum"),
     _extreme("minimum"),
-)  # fmt: skip
-
-OTHERS: Sequence[Derivative] = (
     Derivative(
         "with_derivative", lambda site: [None, site.gradient * site.operands[2], None], "none; g * c; none"
     ),
     Derivative("select", _select, "none; g where the condition holds; g elsewhere"),
     Derivative("cast", _cast, "g, cast back"),
 )
-
-ROWS: Sequence[Derivative] = (*FUNCTIONS, *ARITHMETIC, *OTHERS)
-
-FLAT = frozenset({"floor", "ceil", "trunc", "round", "sign", "floordiv"})

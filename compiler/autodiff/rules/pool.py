@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernels_hub.compiler.autodiff.rule import Derivative, Gradients, Site, apart, zeros
-from kernels_hub.compiler.ir.dims import Dim, dim_max
+from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.ir.extrema import dim_max
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.op import Shape
 from kernels_hub.compiler.ir.proofs import proves_le
@@ -71,13 +72,13 @@ def _spread_over(site: Site, g: Value) -> Value:
 
 def _margins(attrs: Mapping[str, Any], dims: Sequence[Dim], counts: Sequence[Dim]) -> list[tuple[Dim, Dim]]:
     """What windows reach before and behind each spatial dim."""
-    found: list[tuple[Dim, Dim]] = []
+    margins: list[tuple[Dim, Dim]] = []
     for dim, count, size, stride, dilation, (low, _) in zip(
         dims, counts, attrs["kernel"], attrs["strides"], attrs["dilations"], attrs["padding"], strict=True
     ):
         behind = (count - 1) * stride + dilation * (size - 1) + 1 - low - dim
-        found.append((low, behind if proves_le(0, behind) else dim_max(behind, 0)))
-    return found
+        margins.append((low, behind if proves_le(0, behind) else dim_max(behind, 0)))
+    return margins
 
 
 def _seen(padded: Value, tap: Sequence[int], attrs: Mapping[str, Any], counts: Sequence[Dim]) -> Value:

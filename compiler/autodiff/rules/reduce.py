@@ -81,7 +81,7 @@ def _cumprod(site: Site) -> Gradients:
         products * g.broadcast(square, (*range(last), last + 1)), zeros(graph, products)
     )
     total = terms.sum(last + 1)
-    return [total.permute(*(order.index(one) for one in range(x.rank)))]
+    return [total.permute(*(order.index(axis) for axis in range(x.rank)))]
 
 
 def _running_extreme(op: str) -> Derivative:

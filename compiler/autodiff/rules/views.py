@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from kernels_hub.compiler.autodiff.rule import Derivative, Gradients, Site, apart, zeros
 from kernels_hub.compiler.autodiff.rules.contract import summed
 from kernels_hub.compiler.autodiff.rules.indexing import scattered_along
-from kernels_hub.compiler.ir.dims import Dim, dim_max, product
+from kernels_hub.compiler.ir.dims import Dim, product
+from kernels_hub.compiler.ir.extrema import dim_max
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.proofs import proves_equal
 
@@ -25,7 +26,7 @@ def _permute(site: Site) -> Gradients:
     order = site.attrs["order"]
     rank = len(order)
     if site.gradient.op_name == "matmul" and order == (*range(rank - 2), rank - 1, rank - 2):
-        a, b = (one.transpose() for one in site.gradient.operands)
+        a, b = (operand.transpose() for operand in site.gradient.operands)
         return [site.graph.apply("matmul", b, a, **site.gradient.attrs)]
     return [site.gradient.permute(*(order.index(axis) for axis in range(len(order))))]
 

@@ -11,9 +11,11 @@ from kernels_hub.compiler.ir.ops import (
     contract,
     control,
     conversion,
+    ensembles,
     indexing,
     pointwise,
     pool,
+    recurrent,
     reduce,
     regions,
     resize,
@@ -34,6 +36,8 @@ FAMILIES = (
     regions,
     indexing,
     selection,
+    recurrent,
+    ensembles,
     control,
 )
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from kernels_hub.compiler.errors import ShapeError, TypeRuleError
 from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.ir.flops import conv_flops, conv_transpose_flops, matmul_flops
 from kernels_hub.compiler.ir.op import (
     DTYPE,
     INT,
@@ -26,8 +27,8 @@ from kernels_hub.compiler.ir.op import (
     Attrs,
     Op,
     Operands,
+    ReferenceCall,
     Shape,
-    Step,
     Trait,
     require_equal,
     require_equal_shapes,
@@ -81,18 +82,18 @@ def _grouped(operands: Operands, _: Attrs) -> Shape:
     return (x.shape[0], w.shape[2])
 
 
-def _finish(step: Step, total: Array) -> Array:
+def _finish(step: ReferenceCall, total: Array) -> Array:
     result = step.results[0].dtype
     middle = step.attrs["accumulate"]
     return convert(convert(total, middle) if middle is not None else total, result)
 
 
-def _run_matmul(step: Step) -> Array:
+def _run_matmul(step: ReferenceCall) -> Array:
     a, b = (_wide(operand) for operand in step.operands)
     return _finish(step, np.matmul(a, b))
 
 
-def _run_grouped(step: Step) -> Array:
+def _run_grouped(step: ReferenceCall) -> Array:
     x, w = (_wide(operand) for operand in step.operands[:2])
     total, start = np.zeros((x.shape[0], w.shape[2]), np.result_type(x, w)), 0
     for matrix, end in zip(w, step.operands[2].tolist(), strict=True):
@@ -177,7 +178,7 @@ def _taps(kernel: Sequence[int]) -> Any:
     return itertools.product(*map(range, kernel))
 
 
-def _run_conv(step: Step) -> Array:
+def _run_conv(step: ReferenceCall) -> Array:
     """A sum over the kernel's places, each a product of a strided slice of x with one matrix of w."""
     x: Any = _wide(step.operands[0])
     w: Any = _wide(step.operands[1])
@@ -203,7 +204,7 @@ def _run_conv(step: Step) -> Array:
     return _finish(step, total)
 
 
-def _run_conv_transpose(step: Step) -> Array:
+def _run_conv_transpose(step: ReferenceCall) -> Array:
     """Each element of x adds its product with the kernel into the places that it reaches; then crop."""
     x: Any = _wide(step.operands[0])
     w: Any = _wide(step.operands[1])
@@ -256,15 +257,17 @@ _SPATIAL = (
 
 ROWS = (
     Op("matmul", "(…, M, K) by (…, K, N): the sum over K. Batch dims are equal.", 2, _run_matmul, product_dtype,
-       _matmul, attrs=_DTYPES, traits=Trait.CONTRACTION, source="numpy.matmul; ONNX MatMul, MatMulInteger"),
+       _matmul, attrs=_DTYPES, traits=Trait.CONTRACTION, flops=matmul_flops,
+       source="numpy.matmul; ONNX MatMul, MatMulInteger"),
     Op("grouped_matmul", "Rows (S, K), sorted by group, by matrices (G, K, N): group g has the rows from the "
        "end of the one before it up to ends[g], which never fall. Rows behind the last end are 0.", 3, _run_grouped,
-       product_dtype, _grouped, attrs=_DTYPES, source="torch.nn.functional.grouped_mm; the experts of a mixture"),
+       product_dtype, _grouped, attrs=_DTYPES, flops=matmul_flops,
+       source="torch.nn.functional.grouped_mm; the experts of a mixture"),
     Op("conv", "x (N, C, …) with w (O, C / groups, …): cross-correlation over any number of spatial dims.", 2,
        _run_conv, product_dtype, _conv, attrs=(*_SPATIAL, *_DTYPES), traits=Trait.CONTRACTION,
-       source="torch.nn.functional.conv*d; ONNX Conv, ConvInteger"),
+       flops=conv_flops, source="torch.nn.functional.conv*d; ONNX Conv, ConvInteger"),
     Op("conv_transpose", "x (N, C, …) with w (C, O / groups, …): the gradient of conv by its input. Padding "
        "crops the result, output_padding adds at its end.", 2, _run_conv_transpose, product_dtype, _conv_transpose,
        attrs=(*_SPATIAL, Attr("output_padding", INTS), *_DTYPES), traits=Trait.CONTRACTION,
-       source="torch.nn.functional.conv_transpose*d; ONNX ConvTranspose"),
+       flops=conv_transpose_flops, source="torch.nn.functional.conv_transpose*d; ONNX ConvTranspose"),
 )  # fmt: skip

@@ -20,7 +20,7 @@ from kernels_hub.compiler.ir.op import (
     Attrs,
     Op,
     Operands,
-    Step,
+    ReferenceCall,
     TensorType,
     Trait,
     require_equal,
@@ -41,10 +41,10 @@ def _accepts(region: Any, operands: Sequence[TensorType], what: str) -> _TYPES:
 def _agree(a: Sequence[TensorType], b: Sequence[TensorType], what_a: str, what_b: str) -> None:
     if len(a) != len(b):
         raise TypeRuleError(f"{what_a} are {len(a)}, {what_b} {len(b)}")
-    for place, (x, y) in enumerate(zip(a, b, strict=True)):
+    for index, (x, y) in enumerate(zip(a, b, strict=True)):
         if x.dtype is not y.dtype:
-            raise TypeRuleError(f"{what_a}: number {place} is {x}, but {what_b}: {y}")
-        require_equal_shapes(x.shape, y.shape, f"number {place} of {what_a}", f"number {place} of {what_b}")
+            raise TypeRuleError(f"{what_a}: number {index} is {x}, but {what_b}: {y}")
+        require_equal_shapes(x.shape, y.shape, f"number {index} of {what_a}", f"number {index} of {what_b}")
 
 
 def _scalar(operand: TensorType, dtype: Any, what: str) -> None:
@@ -89,7 +89,7 @@ def _loop(operands: Operands, attrs: Attrs) -> _TYPES:
     )
 
 
-def _run_loop(step: Step) -> list[Array]:
+def _run_loop(step: ReferenceCall) -> list[Array]:
     carried = step.attrs["carried"]
     trips, go_on = int(step.operands[0]), bool(step.operands[1])
     state, captures = list(step.operands[2 : 2 + carried]), step.operands[2 + carried :]
@@ -99,8 +99,8 @@ def _run_loop(step: Step) -> list[Array]:
         flag, *results = step.run(step.attrs["body"], [np.asarray(done, np.int64), *state, *captures])
         go_on, done = bool(flag), done + 1
         state = results[:carried]
-        for stack, one in zip(stacks, results[carried:], strict=True):
-            stack.append(one)
+        for stack, result in zip(stacks, results[carried:], strict=True):
+            stack.append(result)
     if stacks and done != step.attrs["count"]:
         raise EvaluateError(
             f"the loop ran {done} times, but its stacked results are {step.attrs['count']} long"
@@ -113,40 +113,43 @@ def _scan(operands: Operands, attrs: Attrs) -> _TYPES:
     if states < 0 or sequences < 1 or states + sequences > len(operands):
         raise TypeRuleError(f"{states} states and {sequences} sequences do not fit {len(operands)} operands")
     runs = operands[states : states + sequences]
-    for place, one in enumerate(runs):
+    for index, one in enumerate(runs):
         if not one.rank:
-            raise TypeRuleError(f"sequence {place} is a scalar")
-        require_equal(runs[0].shape[0], one.shape[0], "the length of sequence 0", f"that of sequence {place}")
-    elements = [TensorType(one.dtype, one.shape[1:]) for one in runs]
+            raise TypeRuleError(f"sequence {index} is a scalar")
+        require_equal(runs[0].shape[0], one.shape[0], "the length of sequence 0", f"that of sequence {index}")
+    elements = [TensorType(run.dtype, run.shape[1:]) for run in runs]
     outputs = _accepts(
         attrs["body"], [*operands[:states], *elements, *operands[states + sequences :]], "the body"
     )
     _agree(outputs[:states], operands[:states], "the body's states", "the first states")
     length = runs[0].shape[0]
-    return (*outputs[:states], *(TensorType(one.dtype, (length, *one.shape)) for one in outputs[states:]))
+    return (
+        *outputs[:states],
+        *(TensorType(output.dtype, (length, *output.shape)) for output in outputs[states:]),
+    )
 
 
-def _run_scan(step: Step) -> list[Array]:
+def _run_scan(step: ReferenceCall) -> list[Array]:
     states, sequences = step.attrs["states"], step.attrs["sequences"]
     state = list(step.operands[:states])
     runs, captures = step.operands[states : states + sequences], step.operands[states + sequences :]
     stacks: list[list[Array]] = [[] for _ in step.results[states:]]
-    for place in range(runs[0].shape[0]):
-        results = step.run(step.attrs["body"], [*state, *(np.asarray(one[place]) for one in runs), *captures])
+    for index in range(runs[0].shape[0]):
+        results = step.run(step.attrs["body"], [*state, *(np.asarray(run[index]) for run in runs), *captures])
         state = list(results[:states])
-        for stack, one in zip(stacks, results[states:], strict=True):
-            stack.append(one)
+        for stack, result in zip(stacks, results[states:], strict=True):
+            stack.append(result)
     return [*state, *_stacked(stacks, step, states)]
 
 
-def _stacked(stacks: list[list[Array]], step: Step, first: int) -> list[Array]:
+def _stacked(stacks: list[list[Array]], step: ReferenceCall, first: int) -> list[Array]:
     return [
         np.stack(stack) if stack else np.zeros(result.shape, result.dtype.numpy)
         for stack, result in zip(stacks, step.results[first:], strict=True)
     ]
 
 
-def _run_if(step: Step) -> Sequence[Array]:
+def _run_if(step: ReferenceCall) -> Sequence[Array]:
     return step.run(step.attrs["then" if step.operands[0] else "otherwise"], step.operands[1:])
 
 

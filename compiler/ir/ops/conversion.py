@@ -6,6 +6,7 @@ import numpy as np
 
 from kernels_hub.compiler.errors import TypeRuleError
 from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.flops import moves_only
 from kernels_hub.compiler.ir.op import (
     BOOL,
     DTYPE,
@@ -13,10 +14,11 @@ from kernels_hub.compiler.ir.op import (
     Attrs,
     Op,
     Operands,
-    Step,
+    ReferenceCall,
     Trait,
     from_attr,
     same_shape,
+    spelled,
 )
 from kernels_hub.compiler.ir.types import Array, DType
 
@@ -92,7 +94,7 @@ def _float_to_integer(array: Array, to: DType, *, saturate: bool) -> Array:
     return np.where(wide >= high, np.asarray(high, result.dtype), result)
 
 
-def _cast(step: Step) -> Array:
+def _cast(step: ReferenceCall) -> Array:
     return convert(step.operands[0], step.results[0].dtype, saturate=step.attrs["saturate"])
 
 
@@ -110,14 +112,14 @@ ROWS = (
         "cast", "The nearest value of another dtype; see `conversion.convert` for what is out of range.", 1,
         _cast, from_attr(), same_shape,
         attrs=(Attr("dtype", DTYPE), Attr("saturate", BOOL, False, "out of range becomes the nearest finite value")),
-        traits=Trait.POINTWISE, triton="({0}).to({dtype})", cpp="static_cast<{dtype}>({0})",
-        source="ONNX Cast; torch.Tensor.to",
+        traits=Trait.POINTWISE, spellings=spelled(triton="({0}).to({dtype})", cpp="static_cast<{dtype}>({0})"),
+        flops=moves_only, source="ONNX Cast; torch.Tensor.to",
     ),
     Op(
         "bitcast", "The same bits read as another dtype of the same width.", 1,
         lambda step: np.ascontiguousarray(step.operands[0]).view(step.dtype).reshape(step.shape),
         _same_width, same_shape, attrs=(Attr("dtype", DTYPE),), traits=Trait.POINTWISE,
-        triton="({0}).to({dtype}, bitcast=True)", cpp="std::bit_cast<{dtype}>({0})",
-        source="ONNX BitCast; torch.Tensor.view(dtype)",
+        spellings=spelled(triton="({0}).to({dtype}, bitcast=True)", cpp="std::bit_cast<{dtype}>({0})"),
+        flops=moves_only, source="ONNX BitCast; torch.Tensor.view(dtype)",
     ),
 )  # fmt: skip

@@ -21,8 +21,8 @@ from kernels_hub.compiler.ir.op import (
     Attrs,
     Op,
     Operands,
+    ReferenceCall,
     Shape,
-    Step,
     TensorType,
     Trait,
     axis_in,
@@ -62,7 +62,7 @@ def _gather(operands: Operands, attrs: Attrs) -> Shape:
     return (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
 
 
-def _run_gather(step: Step) -> Array:
+def _run_gather(step: ReferenceCall) -> Array:
     x, axis = step.operands[0], step.attrs["axis"]
     return np.take(x, checked(step.operands[1], x.shape[axis]), axis)
 
@@ -70,10 +70,10 @@ def _run_gather(step: Step) -> Array:
 def _same_but(x: TensorType, other: TensorType, axis: int, what: str) -> None:
     if other.rank != x.rank:
         raise ShapeError(f"{what} {show(other.shape)} have not the rank of {show(x.shape)}")
-    for place, (dim, limit) in enumerate(zip(other.shape, x.shape, strict=True)):
-        if place != axis and proves_le(limit + 1, dim):
+    for index, (dim, limit) in enumerate(zip(other.shape, x.shape, strict=True)):
+        if index != axis and proves_le(limit + 1, dim):
             raise ShapeError(
-                f"dim {place} of {what} {show(other.shape)} is not within that of {show(x.shape)}"
+                f"dim {index} of {what} {show(other.shape)} is not within that of {show(x.shape)}"
             )
 
 
@@ -89,7 +89,7 @@ def _element_places(x: Array, indices: Array, axis: int) -> tuple[Array, ...]:
     return tuple(places)
 
 
-def _run_gather_elements(step: Step) -> Array:
+def _run_gather_elements(step: ReferenceCall) -> Array:
     x, indices = step.operands
     return x[_element_places(x, indices, step.attrs["axis"])]
 
@@ -123,11 +123,11 @@ def _nd_places(x: Array, indices: Array, batch: int) -> tuple[Array, ...]:
         shape = [1] * inner
         shape[axis] = x.shape[axis]
         places.append(np.arange(x.shape[axis]).reshape(shape))
-    places += [checked(indices[..., place], x.shape[batch + place]) for place in range(depth)]
+    places += [checked(indices[..., index], x.shape[batch + index]) for index in range(depth)]
     return tuple(places)
 
 
-def _run_gather_nd(step: Step) -> Array:
+def _run_gather_nd(step: ReferenceCall) -> Array:
     x, indices = step.operands
     places = _nd_places(x, indices, step.attrs["batch_dims"])
     return np.broadcast_to(x[places] if places else x, step.shape).copy()
@@ -152,7 +152,7 @@ def _scatter_nd(operands: Operands, _: Attrs) -> Shape:
 _UPDATE: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
-def _write(step: Step, places: tuple[Array, ...]) -> Array:
+def _write(step: ReferenceCall, places: tuple[Array, ...]) -> Array:
     x, _, updates = step.operands
     reduction = step.attrs["reduction"]
     if reduction == "none":
@@ -165,15 +165,15 @@ def _write(step: Step, places: tuple[Array, ...]) -> Array:
     return result.astype(step.dtype)
 
 
-def _run_scatter_elements(step: Step) -> Array:
+def _run_scatter_elements(step: ReferenceCall) -> Array:
     return _write(step, _element_places(step.operands[0], step.operands[1], step.attrs["axis"]))
 
 
-def _run_scatter_nd(step: Step) -> Array:
+def _run_scatter_nd(step: ReferenceCall) -> Array:
     return _write(step, _nd_places(step.operands[0], step.operands[1], 0))
 
 
-def _argsort(step: Step) -> Any:
+def _argsort(step: ReferenceCall) -> Any:
     return _order(widened(step.operands[0]), step.attrs["axis"], descending=step.attrs["descending"])
 
 
@@ -196,7 +196,7 @@ def _topk(operands: Operands, attrs: Attrs) -> Shape:
     return (*x.shape[:axis], k, *x.shape[axis + 1 :])
 
 
-def _run_topk(step: Step) -> Array:
+def _run_topk(step: ReferenceCall) -> Array:
     axis = step.attrs["axis"]
     order = _order(widened(step.operands[0]), axis, descending=step.attrs["largest"])
     return np.take(order, np.arange(step.attrs["k"]), axis)

@@ -15,7 +15,9 @@ import numpy as np
 
 from kernels_hub.compiler.errors import ShapeError
 from kernels_hub.compiler.ir import types
-from kernels_hub.compiler.ir.dims import Dim, ceildiv, dim_min
+from kernels_hub.compiler.ir.dims import Dim, ceildiv
+from kernels_hub.compiler.ir.extrema import dim_min
+from kernels_hub.compiler.ir.flops import pool_flops
 from kernels_hub.compiler.ir.op import (
     BOOL,
     INTS,
@@ -24,8 +26,8 @@ from kernels_hub.compiler.ir.op import (
     Attrs,
     Op,
     Operands,
+    ReferenceCall,
     Shape,
-    Step,
     gives,
     one_of,
     same,
@@ -59,7 +61,7 @@ def _pooled(operands: Operands, attrs: Attrs) -> Shape:
 class _Windows:
     """The places of an array that each tap of the kernel sees, one array of the result's shape a tap."""
 
-    def __init__(self, step: Step, spatial: tuple[int, ...]) -> None:
+    def __init__(self, step: ReferenceCall, spatial: tuple[int, ...]) -> None:
         self.attrs, self.counts, self.spatial = step.attrs, step.shape[2:], spatial
         before = [low for low, _ in self.attrs["padding"]]
         reach = [
@@ -90,7 +92,7 @@ class _Windows:
             yield padded[(..., *seen)]
 
 
-def _max_pool(step: Step) -> Array:
+def _max_pool(step: ReferenceCall) -> Array:
     x = widened(step.operands[0])
     row = types.dtype(x.dtype)
     windows = _Windows(step, x.shape[2:])
@@ -101,18 +103,18 @@ def _max_pool(step: Step) -> Array:
     return result.astype(step.dtype)
 
 
-def _argmax_pool(step: Step) -> Array:
+def _argmax_pool(step: ReferenceCall) -> Array:
     x = widened(step.operands[0])
     windows = _Windows(step, x.shape[2:])
     inside = windows.pad(np.ones(x.shape[2:], bool), False)
     places = windows.pad(np.arange(inside.size and int(np.prod(x.shape[2:]))).reshape(x.shape[2:]), -1)
     best, result = np.zeros(step.shape, x.dtype), np.full(step.shape, -1, np.int64)
-    for seen, counts, place in zip(
+    for seen, counts, tap in zip(
         windows.taps(windows.pad(x, 0)), windows.taps(inside), windows.taps(places), strict=True
     ):
         better = (result < 0) | (seen > best) | (_isnan(seen) & ~_isnan(best))
         taken = better & counts
-        best, result = np.where(taken, seen, best), np.where(taken, place, result)
+        best, result = np.where(taken, seen, best), np.where(taken, tap, result)
     return result
 
 
@@ -120,11 +122,11 @@ def _isnan(x: Array) -> Any:
     return np.isnan(x) if x.dtype.kind == "f" else np.zeros(x.shape, bool)
 
 
-def _sum_pool(step: Step) -> Array:
+def _sum_pool(step: ReferenceCall) -> Array:
     return _sum(step)[0].astype(step.dtype)
 
 
-def _sum(step: Step) -> tuple[Array, _Windows]:
+def _sum(step: ReferenceCall) -> tuple[Array, _Windows]:
     x = accumulator(step.operands[0])
     windows = _Windows(step, x.shape[2:])
     total = np.zeros(step.shape, x.dtype)
@@ -133,7 +135,7 @@ def _sum(step: Step) -> tuple[Array, _Windows]:
     return total, windows
 
 
-def _avg_pool(step: Step) -> Array:
+def _avg_pool(step: ReferenceCall) -> Array:
     total, windows = _sum(step)
     spatial = step.operands[0].shape[2:]
     counted = windows.pad(np.ones(spatial), 0)
@@ -160,11 +162,12 @@ _COUNT = Attr(
 
 ROWS = (
     Op("max_pool", "The greatest of each window; NaN if one is.", 1, _max_pool, same(*REALS), _pooled, attrs=_ATTRS,
-       source="torch.nn.functional.max_pool*d; ONNX MaxPool"),
+       flops=pool_flops, source="torch.nn.functional.max_pool*d; ONNX MaxPool"),
     Op("argmax_pool", "Its place, row-major in the unpadded spatial dims; the first of equals.", 1, _argmax_pool,
-       gives(types.INT64, *REALS), _pooled, attrs=_ATTRS, source="torch.nn.functional.max_pool*d"),
+       gives(types.INT64, *REALS), _pooled, attrs=_ATTRS, flops=pool_flops,
+       source="torch.nn.functional.max_pool*d"),
     Op("sum_pool", "The sum of each window.", 1, _sum_pool, same(*NUMBERS), _pooled, attrs=_ATTRS,
-       source="torch.nn.functional.lp_pool*d; ONNX LpPool"),
+       flops=pool_flops, source="torch.nn.functional.lp_pool*d; ONNX LpPool"),
     Op("avg_pool", "The mean of each window.", 1, _avg_pool, same("float"), _pooled, attrs=(*_ATTRS, _COUNT),
-       source="torch.nn.functional.avg_pool*d; ONNX AveragePool"),
+       flops=pool_flops, source="torch.nn.functional.avg_pool*d; ONNX AveragePool"),
 )  # fmt: skip

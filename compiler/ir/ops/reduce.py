@@ -16,6 +16,7 @@ import numpy as np
 
 from kernels_hub.compiler.errors import EvaluateError
 from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.flops import per_operand_element
 from kernels_hub.compiler.ir.op import (
     INT,
     INTS,
@@ -23,8 +24,8 @@ from kernels_hub.compiler.ir.op import (
     Attrs,
     Op,
     Operands,
+    ReferenceCall,
     Shape,
-    Step,
     Trait,
     axes_in,
     axis_in,
@@ -64,7 +65,7 @@ def _reduction(
 ) -> Op:  # fmt: skip
     """sums: accumulate in the widest dtype. initial: NumPy needs to be told the identity."""
 
-    def reference(step: Step) -> Array:
+    def reference(step: ReferenceCall) -> Array:
         array = (accumulator if sums else widened)(step.operands[0])
         more = {}
         if initial and identity is not None:
@@ -79,13 +80,13 @@ def _reduction(
 
 
 def _mean(array: Array, axis: tuple[int, ...]) -> Any:
-    count = math.prod(array.shape[one] for one in axis)
+    count = math.prod(array.shape[number] for number in axis)
     total = np.sum(array, axis)
     return total / count if count else total * math.nan
 
 
-def _place(function: Callable[..., Any]) -> Callable[[Step], Array]:
-    def reference(step: Step) -> Array:
+def _place(function: Callable[..., Any]) -> Callable[[ReferenceCall], Array]:
+    def reference(step: ReferenceCall) -> Array:
         array, axis = widened(step.operands[0]), step.attrs["axis"]
         if array.shape[axis] == 0:
             raise EvaluateError(
@@ -96,15 +97,15 @@ def _place(function: Callable[..., Any]) -> Callable[[Step], Array]:
     return reference
 
 
-def _softmax(step: Step) -> Array:
+def _softmax(step: ReferenceCall) -> Array:
     return _log_or_softmax(step, log=False)
 
 
-def _log_softmax(step: Step) -> Array:
+def _log_softmax(step: ReferenceCall) -> Array:
     return _log_or_softmax(step, log=True)
 
 
-def _log_or_softmax(step: Step, *, log: bool) -> Array:
+def _log_or_softmax(step: ReferenceCall, *, log: bool) -> Array:
     x, axis = accumulator(step.operands[0]), step.attrs["axis"]
     if x.size == 0:
         return x.astype(step.dtype)
@@ -115,11 +116,12 @@ def _log_or_softmax(step: Step, *, log: bool) -> Array:
 
 
 def _running(name: str, doc: str, function: Callable[..., Any], kinds: tuple[str, ...]) -> Op:
-    def reference(step: Step) -> Array:
+    def reference(step: ReferenceCall) -> Array:
         return np.asarray(function(accumulator(step.operands[0]), axis=step.attrs["axis"])).astype(step.dtype)
 
     return Op(
-        f"cum{name}", doc, 1, reference, same(*kinds), _along, attrs=(Attr("axis", INT),), source=f"torch.cum{name}"
+        f"cum{name}", doc, 1, reference, same(*kinds), _along, attrs=(Attr("axis", INT),),
+        flops=per_operand_element(1), source=f"torch.cum{name}",
     )  # fmt: skip
 
 
@@ -134,13 +136,15 @@ ROWS = (
     _reduction("any", "Whether one over axes holds.", np.any, ("bool",), lambda _: False),
     _reduction("all", "Whether all over axes hold.", np.all, ("bool",), lambda _: True),
     Op("argmax", "The place of the greatest along an axis, the first of equals; NaN is greatest.", 1,
-       _place(np.argmax), gives(types.INT64, *REALS), _without_axis, attrs=_AXIS, source="numpy.argmax"),
+       _place(np.argmax), gives(types.INT64, *REALS), _without_axis, attrs=_AXIS, flops=per_operand_element(1),
+       source="numpy.argmax"),
     Op("argmin", "The place of the least along an axis, the first of equals; NaN is least.", 1,
-       _place(np.argmin), gives(types.INT64, *REALS), _without_axis, attrs=_AXIS, source="numpy.argmin"),
+       _place(np.argmin), gives(types.INT64, *REALS), _without_axis, attrs=_AXIS, flops=per_operand_element(1),
+       source="numpy.argmin"),
     Op("softmax", "exp(x - max) / sum(exp(x - max)) along an axis.", 1, _softmax, same("float"), _along,
-       attrs=_AXIS, source="torch.softmax"),
+       attrs=_AXIS, flops=per_operand_element(5), source="torch.softmax"),
     Op("log_softmax", "x - max - log(sum(exp(x - max))) along an axis.", 1, _log_softmax, same("float"), _along,
-       attrs=_AXIS, source="torch.log_softmax"),
+       attrs=_AXIS, flops=per_operand_element(5), source="torch.log_softmax"),
     _running("sum", "The sum of this and all before along an axis.", np.cumsum, NUMBERS),
     _running("prod", "The product of this and all before along an axis.", np.cumprod, NUMBERS),
     _running("max", "The greatest of this and all before along an axis.", np.maximum.accumulate, REALS),

@@ -19,8 +19,8 @@ from kernels_hub.compiler.ir.op import (
     Attrs,
     Op,
     Operands,
+    ReferenceCall,
     Shape,
-    Step,
     Trait,
     one_of,
     require_equal,
@@ -42,8 +42,8 @@ def _dtype(operands: Operands, _: Attrs) -> DType:
 
 def _aligned(operands: Operands, attrs: Attrs) -> Shape:
     x, regions, images = operands
-    for place, (operand, rank) in enumerate(zip(operands, (4, 2, 1), strict=True)):
-        require_rank(operand, rank, f"operand {place}")
+    for index, (operand, rank) in enumerate(zip(operands, (4, 2, 1), strict=True)):
+        require_rank(operand, rank, f"operand {index}")
     require_equal(
         regions.shape[1], 4, f"dim 1 of the regions {show(regions.shape)}", "the corners of a region"
     )
@@ -54,7 +54,7 @@ def _aligned(operands: Operands, attrs: Attrs) -> Shape:
     return (regions.shape[0], x.shape[1], attrs["height"], attrs["width"])
 
 
-def _run_aligned(step: Step) -> Array:
+def _run_aligned(step: ReferenceCall) -> Array:
     x, regions = widened(step.operands[0]), widened(step.operands[1])
     images, attrs = step.operands[2].astype(np.int64), step.attrs
     if images.size and not (images.min() >= 0 and images.max() < len(x)):
@@ -63,7 +63,7 @@ def _run_aligned(step: Step) -> Array:
         raise EvaluateError("a corner of a region is not finite")
     result = np.zeros(step.shape, np.float64)
     least = x.dtype.type(0 if attrs["offset"] else 1)
-    for place, (region, image) in enumerate(zip(regions, images, strict=True)):
+    for index, (region, image) in enumerate(zip(regions, images, strict=True)):
         left, top, right, bottom = region * x.dtype.type(attrs["scale"]) - x.dtype.type(attrs["offset"])
         high, wide = bottom - top, right - left
         if not attrs["offset"]:
@@ -71,7 +71,7 @@ def _run_aligned(step: Step) -> Array:
         ys = _points(top, high, attrs["height"])
         zs = _points(left, wide, attrs["width"])
         if ys.shape[1] and zs.shape[1]:
-            result[place] = _bins(x[image].astype(np.float64), ys, zs, greatest=attrs["mode"] == "max")
+            result[index] = _bins(x[image].astype(np.float64), ys, zs, greatest=attrs["mode"] == "max")
     return result.astype(step.dtype)
 
 

@@ -30,8 +30,8 @@ from kernels_hub.compiler.ir.op import (
     Attrs,
     Op,
     Operands,
+    ReferenceCall,
     Shape,
-    Step,
     one_of,
     same,
     show,
@@ -51,7 +51,7 @@ def _resized(operands: Operands, attrs: Attrs) -> Shape:
     return shape  # type: ignore[no-any-return]
 
 
-def _resize(step: Step) -> Array:
+def _resize(step: ReferenceCall) -> Array:
     array, attrs = step.operands[0], step.attrs
     rank = array.ndim
     for axis, (size, count) in enumerate(zip(step.operands[0].shape, step.shape, strict=True)):
@@ -65,7 +65,7 @@ def _resize(step: Step) -> Array:
         region = (
             (attrs["roi"][axis], attrs["roi"][axis + rank]) if attrs["coordinates"] == "crop" else (0.0, 1.0)
         )
-        places = np.array([_place(o, size, count, scale, attrs["coordinates"], region) for o in range(count)])
+        places = _places(size, count, scale, attrs["coordinates"], region)
         if attrs["mode"] == "nearest":
             array = np.take(array, _nearest(places, size, attrs["nearest"]), axis)
         else:
@@ -76,6 +76,27 @@ def _resize(step: Step) -> Array:
             fill = np.asarray(attrs["extrapolation"]).astype(array.dtype)
             array = np.where(outside.reshape(-1, *[1] * (rank - 1 - axis)), fill, array)
     return convert(np.asarray(array), step.results[0].dtype)
+
+
+def nearest_taps(size: int, count: int, scale: float, attrs: Attrs) -> Array:
+    """Which of `size` elements each of `count` results is, by mode "nearest"."""
+    return _nearest(_places(size, count, scale, attrs["coordinates"]), size, attrs["nearest"])
+
+
+def weighted_taps(size: int, count: int, scale: float, attrs: Attrs) -> tuple[Array, Array]:
+    """(elements, their weights) of which each of `count` results is a sum, (count, taps) each."""
+    places = _places(size, count, scale, attrs["coordinates"])
+    found = [_taps(place, size, scale, attrs) for place in places]
+    return (
+        np.clip([taps for taps, _ in found], 0, size - 1).astype(np.int64),
+        np.array([weights for _, weights in found], np.float64),
+    )
+
+
+def _places(
+    size: int, count: int, scale: float, mode: str, region: tuple[float, float] = (0.0, 1.0)
+) -> Array:
+    return np.array([_place(o, size, count, scale, mode, region) for o in range(count)])
 
 
 def _place(o: int, size: int, count: int, scale: float, mode: str, region: tuple[float, float]) -> float:
@@ -110,6 +131,14 @@ def _nearest(places: Array, size: int, rounding: str) -> Array:
 
 def _weights(place: float, size: int, scale: float, attrs: Attrs) -> Any:
     """The weight of each of `size` elements in the one at `place`."""
+    taps, weights = _taps(place, size, scale, attrs)
+    row: Any = np.zeros(size)
+    np.add.at(row, np.clip(taps, 0, size - 1), weights)
+    return row
+
+
+def _taps(place: float, size: int, scale: float, attrs: Attrs) -> tuple[Any, Any]:
+    """The elements that the one at `place` is made of, which may lie outside, and their weights."""
     shrink = min(scale, 1.0) if attrs["antialias"] else 1.0
     reach = 1 if attrs["mode"] == "linear" else 2
     base = math.ceil(place) - 1
@@ -121,9 +150,7 @@ def _weights(place: float, size: int, scale: float, attrs: Attrs) -> Any:
         weights = np.where((taps < 0) | (taps >= size), 0, weights)
     if attrs["exclude_outside"] or attrs["antialias"]:
         weights = weights / np.sum(weights)
-    row: Any = np.zeros(size)
-    np.add.at(row, np.clip(taps, 0, size - 1), weights)
-    return row
+    return taps, weights
 
 
 def _linear(distance: Array) -> Any:

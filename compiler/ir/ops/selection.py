@@ -15,8 +15,8 @@ from kernels_hub.compiler.ir.op import (
     Attrs,
     Op,
     Operands,
+    ReferenceCall,
     Shape,
-    Step,
     TensorType,
     Trait,
     axis_in,
@@ -39,7 +39,7 @@ def _unique(operands: Operands, attrs: Attrs) -> tuple[TensorType, ...]:
     return tuple(TensorType(INT64, (dim,)) for dim in (attrs["count"], size, attrs["count"]))
 
 
-def _run_unique(step: Step) -> tuple[Array, ...]:
+def _run_unique(step: ReferenceCall) -> tuple[Array, ...]:
     x = widened(step.operands[0])
     axis = None if x.ndim == 1 else step.attrs["axis"]
     _, first, inverse, counts = np.unique(
@@ -56,13 +56,13 @@ _SUPPRESS = (("boxes", 3), ("scores", 3), ("limit", 0), ("overlap", 0), ("least"
 
 
 def _suppress(operands: Operands, _: Attrs) -> DType:
-    for place, (what, rank) in enumerate(_SUPPRESS):
-        operand = operands[place]
+    for index, (what, rank) in enumerate(_SUPPRESS):
+        operand = operands[index]
         if what == "limit":
             require_integer(operand, what)
         elif not operand.dtype.is_float:
-            raise TypeRuleError(f"{what} (operand {place}) are floats, not {operand.dtype}")
-        require_rank(operand, rank, f"{what} (operand {place})")
+            raise TypeRuleError(f"{what} (operand {index}) are floats, not {operand.dtype}")
+        require_rank(operand, rank, f"{what} (operand {index})")
     return INT64
 
 
@@ -78,7 +78,7 @@ def _suppressed(operands: Operands, attrs: Attrs) -> Shape:
     return (3, attrs["count"])
 
 
-def _run_suppressed(step: Step) -> Array:
+def _run_suppressed(step: ReferenceCall) -> Array:
     boxes, scores, limit, overlap, least = step.operands
     boxes, scores = widened(boxes), widened(scores)
     if np.isnan(float(overlap)) or np.isnan(float(least)):

@@ -24,15 +24,15 @@ from kernels_hub.compiler.ir.op import (
     Attrs,
     Op,
     Operands,
+    ReferenceCall,
     Shape,
-    Step,
     Trait,
     from_attr,
 )  # fmt: skip
 from kernels_hub.compiler.ir.types import INT64, UINT32, UINT64, Array, DType
 
 
-def _supplied(step: Step) -> Array:
+def _supplied(step: ReferenceCall) -> Array:
     raise EvaluateError(f"{step.attrs['name']!r} is supplied by the caller, not computed")
 
 
@@ -59,7 +59,7 @@ def philox(counter: Array, key: int) -> Array:
     return c0.astype(np.uint32)
 
 
-def _random_bits(step: Step) -> Array:
+def _random_bits(step: ReferenceCall) -> Array:
     count = math.prod(step.shape)
     return philox(np.arange(count, dtype=np.uint64), int(step.operands[0])).reshape(step.shape)
 

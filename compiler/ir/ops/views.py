@@ -21,8 +21,8 @@ from kernels_hub.compiler.ir.op import (
     Attrs,
     Op,
     Operands,
+    ReferenceCall,
     Shape,
-    Step,
     Trait,
     axes_in,
     axis_in,
@@ -61,7 +61,7 @@ def _broadcast(operands: Operands, attrs: Attrs) -> Shape:
     return shape
 
 
-def _run_broadcast(step: Step) -> Array:
+def _run_broadcast(step: ReferenceCall) -> Array:
     placed = [1] * len(step.shape)
     for dim, axis in zip(step.operands[0].shape, step.attrs["axes"], strict=True):
         placed[axis] = dim
@@ -94,7 +94,7 @@ def _slice(operands: Operands, attrs: Attrs) -> Shape:
     return tuple(shape)
 
 
-def _run_slice(step: Step) -> Array:
+def _run_slice(step: ReferenceCall) -> Array:
     starts, stops = step.attrs["starts"], step.attrs["stops"]
     for start, stop, dim in zip(starts, stops, step.operands[0].shape, strict=True):
         if not 0 <= start <= stop <= dim:
@@ -135,7 +135,7 @@ def _pad(operands: Operands, attrs: Attrs) -> Shape:
     return tuple(before + dim + after for dim, (before, after) in zip(shape, padding, strict=True))
 
 
-def _run_pad(step: Step) -> Array:
+def _run_pad(step: ReferenceCall) -> Array:
     array, padding, mode = step.operands[0], step.attrs["padding"], step.attrs["mode"]
     if mode == "constant":
         result = np.full(step.shape, step.operands[1], step.dtype)
@@ -162,12 +162,12 @@ def _source_places(places: Array, size: int, mode: str) -> Array:
 def _concat(operands: Operands, attrs: Attrs) -> Shape:
     axis, first = axis_in(attrs["axis"], operands[0].rank), operands[0].shape
     total: Dim = 0
-    for place, operand in enumerate(operands):
+    for index, operand in enumerate(operands):
         require_equal_shapes(
             (*first[:axis], *first[axis + 1 :]),
             (*operand.shape[:axis], *operand.shape[axis + 1 :]),
             f"operand 0 without dim {axis}",
-            f"operand {place} without dim {axis}",
+            f"operand {index} without dim {axis}",
         )
         total = total + operand.shape[axis]
     return (*first[:axis], total, *first[axis + 1 :])
@@ -181,7 +181,7 @@ def _strided(_: Operands, attrs: Attrs) -> Shape:
     return _sizes(attrs["shape"])
 
 
-def _run_strided(step: Step) -> Array:
+def _run_strided(step: ReferenceCall) -> Array:
     flat, shape = np.ascontiguousarray(step.operands[0]).reshape(-1), step.shape
     strides, offset = step.attrs["strides"], step.attrs["offset"]
     reach = [stride * (dim - 1) for stride, dim in zip(strides, shape, strict=True)]
@@ -217,8 +217,9 @@ ROWS = (
     Op("pad", "More elements before and after each dim: a value (second operand), or elements mirrored without "
        "the edge (reflect), the edge, or from the other end (wrap).", (1, 2), _run_pad, _padded_dtype, _pad,
        attrs=(Attr("padding", PAIRS), Attr("mode", one_of("constant", "reflect", "edge", "wrap"), "constant")),
+       traits=Trait.COPY,
        source="numpy.pad; ONNX Pad"),
     Op("concat", "Operands one after the other along an axis.", (1, None),
        lambda step: np.concatenate(step.operands, step.attrs["axis"]), same(), _concat, attrs=(Attr("axis", INT),),
-       source="numpy.concatenate"),
+       traits=Trait.COPY, source="numpy.concatenate"),
 )  # fmt: skip

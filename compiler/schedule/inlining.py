@@ -1,8 +1,8 @@
-"""Which values are made for themselves, and which only as parts of those.
+"""Inlining: decides which values are inlined into their users, and which a loop nest computes as a whole.
 
-A unit is a value that a nest makes as a whole: outputs, reductions, products, what roots read through strides, and
-pointwise values that several others use and that are dear enough not to be computed twice. All else is computed
-inside of what uses it. A unit that only its own nest uses never reaches memory, so that one too many costs nothing.
+A nest computes as a whole: outputs, reductions, products, operands that anchors read through strides, and pointwise
+values that have several users and are too expensive to be computed twice. Every other value is inlined: computed again
+inside each user. A value that only its own nest reads is never stored, so that inlining too little costs nothing.
 """
 
 from __future__ import annotations
@@ -17,26 +17,19 @@ from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Shape, Trait
 from kernels_hub.compiler.ir.types import DType
 from kernels_hub.compiler.schedule.choices import Choices
-from kernels_hub.compiler.schedule.expand import is_laid_out
+from kernels_hub.compiler.schedule.expand import is_laid_out, is_written_out
 from kernels_hub.compiler.schedule.index import Ranges, linear, permuted, row_major
 from kernels_hub.compiler.schedule.lower import INLINE, ORDERS, POOLS, REDUCTIONS, SCANS, repeats
-from kernels_hub.compiler.schedule.scores import ROOT_DTYPES, attention_parts
+from kernels_hub.compiler.schedule.scores import ANCHOR_DTYPES, attention_parts
 from kernels_hub.compiler.schedule.views import Index, loops_of, walk
 
-DEAR = frozenset(
-    {
-        "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan",
-        "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "sigmoid", "div", "floordiv", "mod", "fmod", "pow",
-        "atan2",
-    }
-)  # fmt: skip
-"""Ops that cost as much as reading an element from memory, or more."""
+EXPENSIVE_COST = 8
+"""Weight of an expensive op (`Op.is_expensive`) in the cost of inlining a value; any other pointwise op weighs 1."""
 
-DEAR_COST = 8
 MOST_PERMUTED = 5
 """The highest rank for which other orders of the dims in memory are tried."""
 MOST_COST = 256
-"""Above this, a value is a unit even where one other uses it: nests stay readable, and registers suffice."""
+"""The highest cost at which a value with one user is inlined: beyond it nests are unreadable, and spill registers."""
 
 DTYPES: frozenset[DType] = frozenset(
     {
@@ -47,7 +40,7 @@ DTYPES: frozenset[DType] = frozenset(
 
 
 class Kind(enum.Enum):
-    """How a unit is made."""
+    """The kind of loop nest that computes a value."""
 
     POINTWISE = enum.auto()
     REDUCTION = enum.auto()
@@ -59,13 +52,24 @@ class Kind(enum.Enum):
     ATTENTION = enum.auto()
     GROUPED = enum.auto()
     ORDER = enum.auto()
+    RECURRENCE = enum.auto()
+    TREES = enum.auto()
+    COUPLING = enum.auto()
 
 
-ROOTS = frozenset({Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.GROUPED, Kind.ORDER})
+ANCHORS = frozenset(
+    {
+        Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.GROUPED, Kind.ORDER, Kind.RECURRENCE, Kind.TREES,
+        Kind.COUPLING,
+    }
+)  # fmt: skip
+
+NATIVE_ONLY = ORDERS | {"grouped_matmul", "recurrent", "tree_ensemble", "pairwise_coupling"}
+"""Ops that have a kernel in C++, and no form in the language of GPU kernels."""
 
 
-def kind_of(value: Value, dtypes: frozenset[DType] = ROOT_DTYPES) -> Kind | None:
-    """How a value is made for itself; None where no nest can. dtypes: those that roots take."""
+def kind_of(value: Value, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> Kind | None:
+    """How a value is made for itself; None where no nest can. dtypes: those that anchors take."""
     name, traits = value.op_name, value.op.traits
     if name == "resize" and repeats(value) is None:
         return None
@@ -87,13 +91,26 @@ def kind_of(value: Value, dtypes: frozenset[DType] = ROOT_DTYPES) -> Kind | None
         return Kind.ORDER
     if name == "grouped_matmul":
         return Kind.GROUPED if _is_plain(value, dtypes) else None
+    if name == "recurrent":
+        return Kind.RECURRENCE if _is_native(value) else None
+    if name == "tree_ensemble":
+        return Kind.TREES if value.operands[1].dtype is types.INT64 else None
+    if name == "pairwise_coupling":
+        return Kind.COUPLING if value.dtype is types.FLOAT32 else None
     return None
 
 
+def _is_native(value: Value) -> bool:
+    """Whether a recurrent cell is of float32, and its lengths of int64."""
+    *floats, last = value.operands
+    lengths = last.dtype is types.INT64 if value.attrs["lengths"] else last.dtype is types.FLOAT32
+    return lengths and all(one.dtype is types.FLOAT32 for one in floats)
+
+
 def _is_plain(value: Value, dtypes: frozenset[DType]) -> bool:
-    """Whether a product is of one dtype that roots take, and summed in float32."""
+    """Whether a product is of one dtype that anchors take, and summed in float32."""
     first = value.operands[0].dtype
-    same = all(one.dtype is first for one in value.operands[:2])
+    same = all(operand.dtype is first for operand in value.operands[:2])
     result = value.dtype in {first, types.FLOAT32} and value.attrs["accumulate"] in {None, types.FLOAT32}
     return first in dtypes and same and result
 
@@ -105,8 +122,8 @@ def _convolution(value: Value) -> Kind:
     return Kind.CONVOLUTION if known and 3 <= value.rank <= 5 else Kind.CONTRACTION
 
 
-def unsupported(graph: Graph, dtypes: frozenset[DType] = ROOT_DTYPES) -> dict[Value, str]:
-    """Values that no nest can make, each with the reason. dtypes: those that roots take."""
+def unsupported(graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> dict[Value, str]:
+    """Values that no nest can make, each with the reason. dtypes: those that anchors take."""
     found: dict[Value, str] = {}
     for node in graph.live():
         for value in node.results:
@@ -117,16 +134,12 @@ def unsupported(graph: Graph, dtypes: frozenset[DType] = ROOT_DTYPES) -> dict[Va
     return found
 
 
-WRITTEN_OUT = frozenset({"softmax", "log_softmax", "reduce_mean"})
-"""Ops that `expand` writes out."""
-
-
-def refused(graph: Graph, dtypes: frozenset[DType] = ROOT_DTYPES) -> dict[Value, str]:
+def refused(graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> dict[Value, str]:
     """Values of a graph, before it is expanded, that no nest can make; those whose sizes only the data tell, too.
 
-    dtypes: those that roots take.
+    dtypes: those that anchors take.
     """
-    found: dict[Value, str] = {}
+    reasons: dict[Value, str] = {}
     callees: dict[int, str | None] = {}
     for node in graph.live():
         reason: str | None = None
@@ -134,11 +147,11 @@ def refused(graph: Graph, dtypes: frozenset[DType] = ROOT_DTYPES) -> dict[Value,
             callee = node.attrs["callee"]
             if id(callee) not in callees:
                 inner = refused(callee, dtypes)
-                callees[id(callee)] = next((f"in {callee.name}: {one}" for one in inner.values()), None)
+                callees[id(callee)] = next((f"in {callee.name}: {loop}" for loop in inner.values()), None)
             reason = callees[id(callee)]
-        elif node.op.defines is not None or any(one.name in graph.definers for one in node.symbols()):
+        elif node.op.defines is not None or any(symbol.name in graph.definers for symbol in node.symbols()):
             reason = "its size is only known from the data"
-        elif node.op.name not in WRITTEN_OUT and (
+        elif not is_written_out(node) and (
             len(node.results) != 1 or kind_of(node.results[0], dtypes) is None
         ):
             reason = f"{node.op.name} has no loop form"
@@ -146,15 +159,18 @@ def refused(graph: Graph, dtypes: frozenset[DType] = ROOT_DTYPES) -> dict[Value,
             if value.dtype not in DTYPES:
                 reason = f"{value.dtype} has no C type"
             if reason is not None:
-                found[value] = reason
-    return found
+                reasons[value] = reason
+    return reasons
 
 
-class Units:
-    """The units of an expanded graph, in the order of its nodes. dtypes: those that roots take."""
+class Inlining:
+    """Which values of an expanded graph are inlined. dtypes: those that anchors take.
+
+    kinds: the values that are not, in the order of the graph, and the kind of nest of each.
+    """
 
     def __init__(
-        self, graph: Graph, dtypes: frozenset[DType] = ROOT_DTYPES, choices: Choices | None = None
+        self, graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES, choices: Choices | None = None
     ) -> None:
         self.graph, self.dtypes = graph, dtypes
         self.choices = choices or Choices()
@@ -165,9 +181,9 @@ class Units:
             if kind_of(value, dtypes) in {Kind.PRODUCT, Kind.CONVOLUTION}
         ]
         looped = self.choices.places("loops")
-        self._looped = {value for place, value in enumerate(self.products) if place in looped}
+        self._looped = {value for index, value in enumerate(self.products) if index in looped}
         self.shared: list[Value] = []
-        """Values that are units, or would be, for nothing but that several use them."""
+        """Values that are inlined or not only because they have several users; `Choices.again` inlines them."""
         self.kinds: dict[Value, Kind] = {}
         self.cost: dict[Value, int] = {}
         self.loads: dict[Value, int] = {}
@@ -179,7 +195,7 @@ class Units:
         }
         self.outputs = set(graph.outputs.values())
         self.orders: dict[Value, tuple[int, ...]] = {}
-        """In which order the dims of a unit should lie in memory, slowest first, so that who reads it needs no copy."""
+        """Order of a value's dims in memory, slowest first, with which its readers need no copy."""
         for node in graph.live():
             for value in node.results:
                 self._read(node, value)
@@ -204,10 +220,10 @@ class Units:
     def _weigh(self, value: Value) -> None:
         own = 0
         if Trait.POINTWISE in value.op.traits:
-            own = DEAR_COST if value.op_name in DEAR else 1
+            own = EXPENSIVE_COST if value.op.is_expensive else 1
         elif value.op_name in INLINE - {"iota", "size"}:
             own = 2
-        inline = [one for one in value.operands if not self.is_stored(one)]
+        inline = [operand for operand in value.operands if not self.is_stored(operand)]
         self.cost[value] = own + sum(self.cost[one] for one in inline)
         self.loads[value] = len(value.operands) - len(inline) + sum(self.loads[one] for one in inline)
 
@@ -228,7 +244,7 @@ class Units:
     def _is_cheap(self, value: Value) -> bool:
         """Whether a value is computed anew wherever it is used: of an element, or of nothing but where it stands."""
         loads, cost = self.loads[value], self.cost[value]
-        return (cost <= 3 and loads <= 1) or (cost < DEAR_COST and loads == 0)
+        return (cost <= 3 and loads <= 1) or (cost < EXPENSIVE_COST and loads == 0)
 
     def _consumers(self, value: Value) -> int:
         """How many nodes that are no views use a value, itself or through views."""
@@ -241,22 +257,22 @@ class Units:
         return total
 
     def _read(self, node: Node, value: Value) -> None:
-        """Make units of operands that are read in a way which would compute them more than once."""
+        """Keep operands from being inlined where a node reads their elements more than once."""
         name = node.op.name
         if name == "broadcast":
-            self._once(node.operands[:1], DEAR_COST)
+            self._once(node.operands[:1], EXPENSIVE_COST)
         elif name in {"gather", "gather_elements", "gather_nd"}:
             self._once(node.operands[:1], 1)
-            self._once(node.operands[1:], DEAR_COST)
+            self._once(node.operands[1:], EXPENSIVE_COST)
         elif name in POOLS or name in {"concat", "resize"}:
-            self._once(node.operands, 1 if name in POOLS else DEAR_COST)
+            self._once(node.operands, 1 if name in POOLS else EXPENSIVE_COST)
         elif name in {"matmul", "conv"}:
             for operand in node.operands:
                 if self._kind(value) is Kind.CONTRACTION:
                     self._once((operand,), 1)
                 else:
                     self.strided(operand)
-        elif name in ORDERS or name == "grouped_matmul":
+        elif name in NATIVE_ONLY:
             for operand in node.operands:
                 self.strided(operand)
         elif name == "call":
@@ -306,7 +322,7 @@ class Units:
             self._add(value)
 
     def force(self, value: Value) -> None:
-        """Make a value a unit that is none yet."""
+        """Keep a value from being inlined."""
         self._add(value)
         self._sort()
 

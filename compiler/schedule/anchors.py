@@ -1,4 +1,4 @@
-"""Roots of nests: products, convolutions, attentions and orders, with their operands as strided views of memory."""
+"""Builds anchors (products, convolutions, attentions, sorts …), with their operands as strided views of memory."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Callable
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.schedule.index import Loop, Ranges, linear
 from kernels_hub.compiler.schedule.kernel import (
+    Anchor,
     Attention,
     Buffer,
     Convolution,
+    Coupling,
     GroupedProduct,
     Order,
     Product,
-    Root,
+    Recurrence,
+    Trees,
     View,
 )
 from kernels_hub.compiler.schedule.lower import ORDERS, Body
-from kernels_hub.compiler.schedule.scores import ROOT_DTYPES, attention_parts
+from kernels_hub.compiler.schedule.scores import ANCHOR_DTYPES, attention_parts
 from kernels_hub.compiler.schedule.views import loops_of, step
 
 BufferOf = Callable[[Value], Buffer | None]
@@ -49,20 +52,27 @@ def view_of(value: Value, buffer_of: BufferOf) -> View:
     )
 
 
-def make_root(value: Value, loops: tuple[Loop, ...], name: str, buffer_of: BufferOf) -> Root:
-    """The root of a unit; `loops`: one for each of its dims."""
+def make_anchor(value: Value, loops: tuple[Loop, ...], name: str, buffer_of: BufferOf) -> Anchor:
+    """The anchor that computes a value; `loops`: one for each of its dims."""
     origin = value.node.origin
     if value.op_name == "matmul":
-        a, b = (view_of(one, buffer_of) for one in value.operands)
+        a, b = (view_of(operand, buffer_of) for operand in value.operands)
         return Product(name, a, b, value.dtype, origin)
     if value.op_name == "grouped_matmul":
-        a, b, ends = (view_of(one, buffer_of) for one in value.operands)
+        a, b, ends = (view_of(operand, buffer_of) for operand in value.operands)
         return GroupedProduct(name, a, b, ends, value.dtype, origin)
+    if value.op_name == "recurrent":
+        return _recurrence(value, name, buffer_of)
+    if value.op_name == "tree_ensemble":
+        x, roots, nodes, weights = (view_of(operand, buffer_of) for operand in value.operands)
+        return Trees(name, value.attrs["aggregate"], x, roots, nodes, weights, origin)
+    if value.op_name == "pairwise_coupling":
+        return Coupling(name, view_of(value.operands[0], buffer_of), origin)
     if value.op_name in ORDERS:
         descending = value.attrs["descending" if value.op_name == "argsort" else "largest"]
         return Order(name, view_of(value.operands[0], buffer_of), value.attrs["axis"], descending, origin)
     if value.op_name == "conv":
-        x, w = (view_of(one, buffer_of) for one in value.operands)
+        x, w = (view_of(operand, buffer_of) for operand in value.operands)
         attrs = value.attrs
         return Convolution(
             name, x, w, attrs["strides"], attrs["dilations"], attrs["padding"], attrs["groups"], value.dtype, origin
@@ -70,10 +80,21 @@ def make_root(value: Value, loops: tuple[Loop, ...], name: str, buffer_of: Buffe
     return _attention(value, loops, name, buffer_of, origin)
 
 
+def _recurrence(value: Value, name: str, buffer_of: BufferOf) -> Recurrence:
+    attrs = value.attrs
+    x, weight, h, *more = (view_of(operand, buffer_of) for operand in value.operands)
+    c = more.pop(0) if attrs["cell"] == "lstm" else None
+    bias = more.pop(0) if attrs["cell"] == "gru_after" else None
+    lengths = more.pop(0) if attrs["lengths"] else None
+    return Recurrence(
+        name, attrs["cell"], attrs["reverse"], x, weight, h, c, bias, lengths, value.dtype, value.node.origin
+    )
+
+
 def _attention(
     value: Value, loops: tuple[Loop, ...], name: str, buffer_of: BufferOf, origin: str
 ) -> Attention:
-    parts = attention_parts(value, ROOT_DTYPES | {value.dtype})
+    parts = attention_parts(value, ANCHOR_DTYPES | {value.dtype})
     assert parts is not None
     q, k, v = (view_of(one, buffer_of) for one in (parts.q, parts.k, parts.v))
     keys = Loop(f"{loops[2].name}k", parts.scores.shape[3])
