@@ -1,0 +1,1 @@
+"""C++ source text from a schedule."""

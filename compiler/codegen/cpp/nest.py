@@ -1,0 +1,201 @@
+"""A nest without an anchor as C++: loops over rows by threads, the innermost by vector instructions.
+
+A nest without inner loops is a loop nest whose last loop is vectorised, each statement as far outside as it can be.
+For nests with inner loops see `cpp_reduce` and `cpp_scan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kernels_hub.compiler.codegen.c_text import Lines
+from kernels_hub.compiler.codegen.cpp.function import Function
+from kernels_hub.compiler.codegen.cpp.reduce import print_reduction
+from kernels_hub.compiler.codegen.cpp.scan import print_scan
+from kernels_hub.compiler.codegen.cpp.text import Parameters, print_nothing
+from kernels_hub.compiler.codegen.loops import estimate, is_empty, levels, simplified, stride, turns
+from kernels_hub.compiler.codegen.names import Names
+from kernels_hub.compiler.codegen.scalar import variable_name
+from kernels_hub.compiler.ir.dims import Dim, ceildiv
+from kernels_hub.compiler.schedule.index import Loop
+from kernels_hub.compiler.schedule.kernel import Load, Nest, Store
+
+MANY_ROWS = 256
+"""Turns that threads share; loops beyond that stay loops."""
+
+LEAST_TILED = 32
+"""Turns, and elements apart, from which on tiles pay."""
+
+
+def print_nest(name: str, nest: Nest, lines: Lines, names: Names, *, round_ops: bool = False) -> Parameters:
+    """Write the function `name` and what it calls; returns what it is given."""
+    nest = _simplified(nest)
+    parameters = Parameters.of(nest)
+    function = Function(name, nest, parameters, lines, names, round_ops=round_ops)
+    if is_empty(nest.outer):
+        print_nothing(name, parameters, lines, names)
+    elif nest.reduces:
+        print_reduction(function)
+    elif nest.scans:
+        print_scan(function)
+    else:
+        _print_pointwise(function)
+    return parameters
+
+
+def print_rows(
+    name: str, nests: Sequence[Nest], lines: Lines, names: Names, *, round_ops: bool = False
+) -> Parameters:
+    """As `print_nest`, for several nests over the same rows (`share_rows`): one loop over these."""
+    made = [_simplified(nest) for nest in nests]
+    rows = _common(made)
+    assert rows
+    parameters = Parameters()
+    for nest in made:
+        parameters.merge(Parameters.of(nest))
+    functions = [Function(name, nest, parameters, lines, names, round_ops=round_ops) for nest in made]
+
+    def inside() -> None:
+        with lines.block(functions[0].row_loop(rows)):
+            functions[0].row_variables(rows)
+            for function in functions:
+                own = turns(function.nest.outer[len(rows) :])
+                with lines.block("" if isinstance(own, int) else f"if ({function.body.index(own)} > 0)"):
+                    _print_row(function, len(rows), first=0)
+
+    work: Dim = 0
+    for function in functions:
+        work = work + turns(function.nest.outer[len(rows) :]) * function.work
+    functions[0].rows(turns(rows), work, inside)
+    return parameters
+
+
+def share_rows(nests: Sequence[Nest]) -> bool:
+    """Whether nests are pointwise over the same rows, and none reads what another writes."""
+    if len(nests) < 2 or any(nest.anchor is not None or nest.accumulates for nest in nests):
+        return False
+    made = [_simplified(nest) for nest in nests]
+    if any(is_empty(nest.outer) for nest in made) or not _common(made):
+        return False
+    read = {statement.buffer for nest in made for statement in nest.body if isinstance(statement, Load)}
+    return not any(
+        statement.buffer in read for nest in made for statement in nest.body if isinstance(statement, Store)
+    )
+
+
+def _simplified(nest: Nest) -> Nest:
+    if not nest.accumulates:  # nothing to add up: inner loops are loops
+        nest = Nest((*nest.outer, *nest.inner), (), nest.body)
+    return simplified(nest)
+
+
+def _common(nests: Sequence[Nest]) -> tuple[Loop, ...]:
+    """The outermost loops that nests share, but for the last of each."""
+    found: list[Loop] = []
+    for loops in zip(*(nest.outer[:-1] for nest in nests), strict=False):
+        if any(loop != loops[0] for loop in loops):
+            break
+        found.append(loops[0])
+    return tuple(found)
+
+
+def _print_pointwise(function: Function) -> None:
+    nest, lines = function.nest, function.lines
+    if (turned := _turned(nest)) is not None:
+        _print_tiles(function, turned)
+        return
+    loops = nest.outer
+    at = levels(nest.body, loops)
+    shared = _shared(loops)
+    own = turns(loops[shared:])
+
+    def inside() -> None:
+        if not isinstance(own, int):
+            lines.add(f"if ({function.body.index(own)} <= 0) return;")
+        function.body.emit_at(nest.body, at, 0)
+        if not loops:
+            return
+        if shared == len(loops):
+            lines.add("#pragma omp simd")
+        with lines.block(function.row_loop(loops[:shared])):
+            function.row_variables(loops[:shared])
+            _print_row(function, shared, first=1)
+
+    function.rows(turns(loops[:shared]), own * function.work, inside)
+
+
+def _turned(nest: Nest) -> Loop | None:
+    """The loop along which a large load is contiguous while it is far apart along the last: a transposition."""
+    *others, last = nest.outer or (None,)
+    if last is None or estimate(last.extent) < LEAST_TILED:
+        return None
+    for statement in nest.body:
+        if isinstance(statement, Load) and abs(stride(statement.place, last) or 0) >= LEAST_TILED:
+            for loop in others:
+                if stride(statement.place, loop) == 1 and estimate(loop.extent) >= LEAST_TILED:
+                    return loop
+    return None
+
+
+def _print_tiles(function: Function, turned: Loop) -> None:
+    """Tiles of the last loop and of `turned`, so that what is read beside each other is used while it is in cache."""
+    nest, lines, body = function.nest, function.lines, function.body
+    last = nest.outer[-1]
+    tile = function.names.choices.tile
+    sides = ((turned, Loop("$rows_", ceildiv(turned.extent, tile)), tile),
+             (last, Loop("$columns_", ceildiv(last.extent, tile)), tile))  # fmt: skip
+    others = tuple(loop for loop in nest.outer if loop not in {turned, last})
+    rows = (*others, *(tiles for _, tiles, _ in sides))
+    at = levels(nest.body, (*others, turned, last))
+    heads = []
+    for loop, tiles, size in sides:
+        name, first = variable_name(loop.name), f"{variable_name(tiles.name)} * {size}"
+        end = f"std::min<int64_t>({first} + {size}, {body.index(loop.extent)})"
+        if isinstance(loop.extent, int) and loop.extent % size == 0:
+            end = f"{first} + {size}"
+        heads.append(f"for (int64_t {name} = {first}; {name} < {end}; ++{name})")
+
+    def inside() -> None:
+        with lines.block(function.row_loop(rows)):
+            function.row_variables(rows)
+            for level in range(len(others) + 1):
+                body.emit_at(nest.body, at, level)
+            with lines.block(heads[0]):
+                body.emit_at(nest.body, at, len(others) + 1)
+                lines.add("#pragma omp simd")
+                with lines.block(heads[1]):
+                    body.emit_at(nest.body, at, len(others) + 2)
+
+    function.rows(turns(rows), tile * tile * function.work, inside)
+
+
+def _print_row(function: Function, shared: int, *, first: int) -> None:
+    """What happens in a row, whose variables are those of the `shared` outermost loops: levels from `first` on."""
+    nest, lines = function.nest, function.lines
+    loops = nest.outer
+    at = levels(nest.body, loops)
+
+    def nested(level: int) -> None:
+        if level == len(loops):
+            return
+        if level == len(loops) - 1:
+            lines.add("#pragma omp simd")
+        with lines.block(function.loop(loops[level])):
+            function.body.emit_at(nest.body, at, level + 1)
+            nested(level + 1)
+
+    for level in range(first, shared + 1):
+        function.body.emit_at(nest.body, at, level)
+    nested(shared)
+
+
+def _shared(loops: Sequence[Loop]) -> int:
+    """How many loops, from the outermost, threads share: enough turns, but not the last loop if there are more."""
+    if len(loops) < 2:
+        return len(loops)
+    count = 1
+    for index, one in enumerate(loops[:-1]):
+        count *= max(1, estimate(one.extent))
+        if count >= MANY_ROWS and all(isinstance(loop.extent, int) for loop in loops[: index + 1]):
+            return index + 1
+    return len(loops) - 1

@@ -1,0 +1,40 @@
+"""Lane tiling: moves an outer loop inside the inner ones, over a tile of lanes, where memory is read better so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kernels_hub.compiler.codegen.loops import estimate, stride
+from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.schedule.index import Loop
+from kernels_hub.compiler.schedule.kernel import Load, Nest, variables
+
+TILE = 64
+"""Lanes of a tile."""
+
+
+def lane_of(nest: Nest) -> Loop | None:
+    """The last outer loop, where lanes along it read memory better than lanes along the last inner loop."""
+    if not nest.outer or not nest.inner:
+        return None
+    lane = nest.outer[-1]
+    if not any(lane.name in variables(statement) for statement in nest.body):
+        return None
+    inner = nest.is_inner()
+    loads = [statement for statement in nest.body if isinstance(statement, Load) and inner[statement.name]]
+    return lane if _penalty(lane, loads) < _penalty(nest.inner[-1], loads) else None
+
+
+def _penalty(loop: Loop, loads: Sequence[Load]) -> float:
+    extent = max(1, estimate(loop.extent))
+    short = TILE / extent if extent < 16 else 1.0
+    return short * (1 + 3 * sum(stride(load.place, loop) not in {0, 1} for load in loads))
+
+
+def tile_of(extent: Dim) -> int:
+    """Lanes of a tile: few that are left over."""
+    if not isinstance(extent, int):
+        return TILE
+    if extent <= TILE:
+        return extent
+    return next((one for one in (64, 96, 80, 48, 56, 72, 32) if extent % one == 0), TILE)

@@ -1,0 +1,1 @@
+"""Metal Shading Language for GPUs of Apple."""
