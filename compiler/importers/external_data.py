@@ -95,7 +95,7 @@ def _packed_size(row: DType, shape: tuple[int, ...]) -> int:
     return (count * row.bits + 7) // 8
 
 
-def unpacked(data: Any, row: DType, shape: tuple[int, ...]) -> Array:
+def unpacked(data: object, row: DType, shape: tuple[int, ...]) -> Array:
     """Elements of 4 or 2 bits, the first in the lowest bits of each byte, one a byte."""
     each = 8 // row.bits
     count = int(np.prod(shape, dtype=np.int64))

@@ -9,6 +9,7 @@ data are evaluated while it is imported; where one depends on an input's value, 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from kernels_hub.compiler.errors import CompilerError, ImportFailure, MissingDependencyError, OnnxImportError
+from kernels_hub.compiler.errors import (
+    CompilerError,
+    ImportFailure,
+    MissingDependencyError,
+    OnnxImportError,
+    Unsupported,
+)
 
 try:
     from onnx import TensorProto, ValueInfoProto
@@ -27,16 +34,22 @@ except ImportError as error:
 
 from kernels_hub.compiler.importers import onnx_ops  # noqa: F401  (enters the importers)
 from kernels_hub.compiler.importers.external_data import ExternalData
+from kernels_hub.compiler.importers.onnx_dispatch import import_node
 from kernels_hub.compiler.importers.onnx_file import OnnxFile, OnnxSource, read_onnx
-from kernels_hub.compiler.importers.onnx_inputs import Inputs, Shapes, Size, element_of
+from kernels_hub.compiler.importers.onnx_inputs import Inputs, Shapes, Size, axis_name, element_of
 from kernels_hub.compiler.importers.onnx_node import UnknownValueError
-from kernels_hub.compiler.importers.onnx_scope import BrokenError, Scope, Session, Unsupported
+from kernels_hub.compiler.importers.onnx_remedy import remedy
+from kernels_hub.compiler.importers.onnx_scope import BrokenError, Scope, Session
 from kernels_hub.compiler.importers.onnx_sequences import Nothing, part_name, parts
 from kernels_hub.compiler.importers.onnx_types import ELEMENT_TYPES, dtype_of, tensor_array
+from kernels_hub.compiler.importers.window_sizes import with_whole_windows
 from kernels_hub.compiler.ir.dims import Expr
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.proofs import proves_different
 from kernels_hub.compiler.ir.types import Array, DType
+from kernels_hub.compiler.ir.uncollected import uncollected
+
+_LOGGER = logging.getLogger(__name__)
 
 _INLINE = 1024
 """Integer weights of up to so many elements are constants: they are indices, axes and shapes, not weights."""
@@ -62,7 +75,7 @@ class OnnxProgram:
         tensors: dict[str, Array] = {}
         for name, given in inputs.items():
             if isinstance(given, list):
-                tensors |= {part_name(name, place): one for place, one in enumerate(given)}
+                tensors |= {part_name(name, index): one for index, one in enumerate(given)}
             elif given is not None:
                 tensors[name] = given
         return {name: tensors[name] for name in self.graph.inputs}
@@ -80,25 +93,34 @@ def import_onnx(
     *,
     dims: Mapping[str, Size] | None = None,
     shapes: Shapes | None = None,
-    values: Mapping[str, Any] | None = None,
+    values: Mapping[str, object] | None = None,
     random_weights: int | None = None,
+    by_value: bool = False,
 ) -> Graph:
     """The graph of a model: a path, bytes, or a ModelProto.
 
     dims: sizes of named axes, {"batch": 8}; those not named stay symbolic, and at least 1 (a pair of bounds says
     otherwise). One by which the model slices something of a fixed length, and which it then takes for the length
-    of the slice (position embeddings), is at most that long. shapes: whole shapes of inputs, in place of those
+    of the slice (position embeddings), is at most that long, and one that is pooled at least as long as the window
+    needs it. shapes: whole shapes of inputs, in place of those
     declared; of a sequence those of its tensors ({"frames": [(2, 3), (4, 3)]}), of an optional input that is not
     given None. values: inputs that are the same in every call, which become constants. random_weights: a seed for
-    weights whose external data are missing.
+    weights whose external data are missing. by_value: an If that only scalar inputs decide asks for their values, and
+    is not imported with both of its branches.
 
     A sequence is spread over inputs (or outputs) of the graph, "frames.0", "frames.1", …; an empty optional has none.
 
     Float initializers become parameters of their names, mapped and not copied; scalars and small integers constants.
     Raises OnnxImportError, which lists every node that cannot be imported; ImportFailure for bad files.
+
+    >>> model = onnx.parser.parse_model(
+    ...     '<ir_version: 8, opset_import: ["": 17]> double (float[n, 4] x) => (float[n, 4] y) { y = Add(x, x) }'
+    ... )
+    >>> import_onnx(model).outputs["y"]
+    %1: float32[n, 4]
     """
     return import_onnx_program(
-        source, dims=dims, shapes=shapes, values=values, random_weights=random_weights
+        source, dims=dims, shapes=shapes, values=values, random_weights=random_weights, by_value=by_value
     ).graph
 
 
@@ -107,15 +129,16 @@ def import_onnx_program(
     *,
     dims: Mapping[str, Size] | None = None,
     shapes: Shapes | None = None,
-    values: Mapping[str, Any] | None = None,
+    values: Mapping[str, object] | None = None,
     random_weights: int | None = None,
+    by_value: bool = False,
 ) -> OnnxProgram:
     """As `import_onnx`, with how the model's inputs and outputs map to the graph's."""
     file = read_onnx(source)
     bounds: dict[str, int] = {}
     first: OnnxImportError | None = None
     while True:
-        one = _Import(file, dims or {}, shapes or {}, values or {}, random_weights, bounds)
+        one = Import(file, dims or {}, shapes or {}, values or {}, random_weights, bounds, by_value=by_value)
         try:
             return one.program()
         except ImportFailure as error:
@@ -124,10 +147,40 @@ def import_onnx_program(
             first = first or error
             more = {name: limit for name, limit in one.session.clamped.items() if name not in bounds}
             if not more:
-                raise first from first.__cause__
+                if by_value:  # what is bound, calls will tell
+                    raise first from first.__cause__
+                raise _with_remedy(first, file, dims or {}, shapes or {}, values or {}) from first.__cause__
             bounds |= more
         except CompilerError as error:
             raise ImportFailure(f"{file.name}: {error}") from error
+
+
+def _with_remedy(
+    error: OnnxImportError,
+    file: OnnxFile,
+    dims: Mapping[str, Size],
+    shapes: Shapes,
+    values: Mapping[str, object],
+) -> OnnxImportError:
+    """The error, with the options that would let the model be imported."""
+    axes = {
+        own: None
+        for one in file.model.graph.input
+        if one.name not in shapes and one.name not in values
+        for axis, dim in enumerate(element_of(one.type).tensor_type.shape.dim)
+        if (own := axis_name(one.name, axis, dim)) is not None and own not in dims
+    }
+
+    def try_with(bound: Mapping[str, int]) -> CompilerError | None:
+        try:
+            Import(file, {**dims, **bound}, shapes, values, 0, {}).program()
+        except CompilerError as failed:
+            return failed
+        return None
+
+    return OnnxImportError(
+        error.model, error.unsupported, error.wanted, remedy(tuple(axes), error.wanted, try_with)
+    )
 
 
 def check_onnx(
@@ -139,6 +192,12 @@ def check_onnx(
     """Everything in a model that cannot be imported; () where it can. Weights need not be there.
 
     Raises ImportFailure for what is no model.
+
+    >>> model = onnx.parser.parse_model(
+    ...     '<ir_version: 8, opset_import: ["": 17]> rise (float[4] x) => (float[4] y) { y = Rise(x) }'
+    ... )
+    >>> [problem.op for problem in check_onnx(model)]
+    ['Rise']
     """
     try:
         import_onnx(source, dims=dims, shapes=shapes, random_weights=0)
@@ -147,23 +206,28 @@ def check_onnx(
     return ()
 
 
-class _Import:
-    """One import of one model."""
+class Import:
+    """One import of one model.
+
+    by_value: an If that only scalar inputs decide is not imported with both of its branches, but asks for the values.
+    """
 
     def __init__(
         self,
         file: OnnxFile,
         dims: Mapping[str, Size],
         shapes: Shapes,
-        values: Mapping[str, Any],
+        values: Mapping[str, object],
         seed: int | None,
         bounds: Mapping[str, int],
+        *,
+        by_value: bool = False,
     ) -> None:
         self.file, self.values = file, values
         self.shaped = bool(shapes)
         """Whether declared shapes of the model are overruled."""
         self.random = None if seed is None else np.random.default_rng(seed)
-        self.session = Session(ExternalData(file.folder), file.functions)
+        self.session = Session(ExternalData(file.folder), file.functions, import_node, by_value=by_value)
         self.result = Graph(file.name)
         self.inputs = Inputs(self.result, self.session, dims, shapes, values, bounds)
         self.scope = Scope(self.session, self.result, file.opsets)
@@ -171,6 +235,10 @@ class _Import:
 
     def program(self) -> OnnxProgram:
         """Import it."""
+        with uncollected():
+            return self._program()
+
+    def _program(self) -> OnnxProgram:
         model = self.file.model.graph
         self.inputs.check_options(model.input)
         weights = {tensor.name for tensor in model.initializer} | {
@@ -186,13 +254,17 @@ class _Import:
             name = sparse.values.name
             self._noted("initializer", name, lambda sparse=sparse: self._sparse(sparse))
         self.scope.run(model.node, f"graph {self.file.name}")
-        for one in (*model.value_info, *model.output):
-            self._check_declared(one)
+        for one in model.value_info:  # hints, which quantizers and editors of models leave behind
+            if self.scope.has(one.name):
+                self._check_declared(one, binding=False)
+        for one in model.output:
+            self._check_declared(one, binding=True)
         if self.problems:
             raise OnnxImportError(
                 self.file.name, self.problems, tuple(self.session.wanted)
             ) from self.session.cause
-        return OnnxProgram(self.result, {one.name: self._output(one.name) for one in model.output})
+        outputs = {one.name: self._output(one.name) for one in model.output}
+        return OnnxProgram(with_whole_windows(self.result), outputs)
 
     def _noted(self, op: str, name: str, act: Any) -> None:
         """Do something for an input or weight; what is wrong with it is noted as a node's would be."""
@@ -259,22 +331,28 @@ class _Import:
             self.result.output(part, value)
         return name if isinstance(named, Value) else None if isinstance(named, Nothing) else tuple(spread)
 
-    def _check_declared(self, one: ValueInfoProto) -> None:
-        """What a model states of its own values must not contradict what they are."""
-        optional = one.type.WhichOneof("value") == "optional_type"
-        declared = one.type.optional_type.elem_type if optional else one.type
+    def _check_declared(self, info: ValueInfoProto, *, binding: bool) -> None:
+        """Compare what a model states of its own values with what they are.
+
+        A dtype or a kind of output that is another is an error; a shape, and whatever is said of values inside, is
+        warned of: the graph's own is right, and runtimes go by that.
+        """
+        optional = info.type.WhichOneof("value") == "optional_type"
+        declared = info.type.optional_type.elem_type if optional else info.type
         kind = declared.WhichOneof("value")
         if kind not in {"tensor_type", "sequence_type"}:
             return
         try:
-            named = self.scope.named(one.name)
+            named = self.scope.named(info.name)
         except BrokenError:
             return
         except ImportFailure as error:
-            self.problems.append(Unsupported(one.name, "output", "", None, (), str(error)))
+            self.problems.append(Unsupported(info.name, "output", "", None, (), str(error)))
             return
         if optional and isinstance(named, Nothing):
             return
+        if element_of(declared).HasField("map_type") and isinstance(named, Value):
+            return  # ZipMap, whose importer gives the scores
         reason = None
         if isinstance(named, Value) != (kind == "tensor_type") or isinstance(named, Nothing):
             reason = f"declared as a {kind.removesuffix('_type')}, but it is {named.type}"
@@ -284,10 +362,13 @@ class _Import:
                 stated = ELEMENT_TYPES.get(tensor.elem_type) or f"elements of type number {tensor.elem_type}"
                 reason = f"declared as {stated}, but it is {named.type}"
             elif tensor.HasField("shape") and isinstance(named, Value):
-                reason = self._contradiction(tensor, named)
+                reason, binding = self._contradiction(tensor, named), False
         if reason:
             where = f" (made by {named.node.origin or named.op_name})" if isinstance(named, Value) else ""
-            self.problems.append(Unsupported(one.name, "value", "", None, (), f"{reason}{where}"))
+            if binding:
+                self.problems.append(Unsupported(info.name, "value", "", None, (), f"{reason}{where}"))
+            else:
+                _LOGGER.warning("%s: %r is %s%s", self.file.name, info.name, reason, where)
 
     def _contradiction(self, declared: Any, value: Value) -> str | None:
         dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in declared.shape.dim]

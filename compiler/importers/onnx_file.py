@@ -41,6 +41,11 @@ def read_onnx(source: OnnxSource) -> OnnxFile:
     if isinstance(source, bytes):
         return _described(_parse(source, "the bytes given"), "model", None, "the bytes given")
     path = Path(source)
+    if path.suffix == ".pt2":
+        raise ImportFailure(
+            f"{path} is named like a program of torch.export, which is read by unpickling: that can run any code. If "
+            f"you trust it, load it yourself, and compile what you get: compile(torch.export.load({str(path)!r}))"
+        )
     return _described(_parse(path.read_bytes(), str(path)), path.stem, path.parent, str(path))
 
 
@@ -72,7 +77,10 @@ def _described(model: ModelProto, name: str, folder: Path | None, what: str) -> 
             f"{what} is of opset {opsets['']}; {FIRST_OPSET} to {newest}, the newest that onnx "
             f"{onnx.__version__} knows, can be imported"
         )
-    functions = {(one.domain, one.name, getattr(one, "overload", "")): one for one in model.functions}
+    functions = {
+        (function.domain, function.name, getattr(function, "overload", "")): function
+        for function in model.functions
+    }
     return OnnxFile(model, model.graph.name or name, folder, opsets, functions)
 
 
@@ -149,11 +157,11 @@ _NAMES = frozenset({
 def opsets_of(imports: Iterable[onnx.OperatorSetIdProto], what: str) -> dict[str, int]:
     """Domain -> version; ai.onnx is ''. Raises ImportFailure for a domain in two versions."""
     opsets: dict[str, int] = {}
-    for one in imports:
-        domain = canonical(one.domain)
-        if opsets.setdefault(domain, one.version) != one.version:
+    for proto in imports:
+        domain = canonical(proto.domain)
+        if opsets.setdefault(domain, proto.version) != proto.version:
             raise ImportFailure(
-                f"{what} imports {domain or 'ai.onnx'} in the versions {opsets[domain]} and {one.version}"
+                f"{what} imports {domain or 'ai.onnx'} in the versions {opsets[domain]} and {proto.version}"
             )
     return opsets
 

@@ -47,11 +47,11 @@ def function_body(node: OnnxNode) -> FunctionProto | None:
         return None
     if schema.has_function:
         versions = schema.function_opset_versions
-        version = max((one for one in versions if one <= node.opset), default=min(versions))
+        version = max((version for version in versions if version <= node.opset), default=min(versions))
         return _fixed(domain, proto.op_type, node.opset, version)
     if schema.has_context_dependent_function:
         versions = schema.context_dependent_function_opset_versions
-        version = max((one for one in versions if one <= node.opset), default=min(versions))
+        version = max((version for version in versions if version <= node.opset), default=min(versions))
         types = [proto_of(operand) for operand in node.operands]
         resolved = onnx.NodeProto()
         resolved.CopyFrom(proto)
@@ -74,12 +74,12 @@ def _fixed(domain: str, op: str, opset: int, version: int) -> FunctionProto | No
     schema = _schema(domain, op, opset)
     if schema is None:
         return None
-    found = schema.get_function_with_opset_version(version)
+    function_with_opset_version = schema.get_function_with_opset_version(version)
     body = FunctionProto()
-    if isinstance(found, bytes):
-        body.ParseFromString(found)
+    if isinstance(function_with_opset_version, bytes):
+        body.ParseFromString(function_with_opset_version)
     else:
-        body.CopyFrom(found)
+        body.CopyFrom(function_with_opset_version)
     return _with_opset(body, domain, opset, defaults=schema)
 
 

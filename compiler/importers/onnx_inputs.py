@@ -10,16 +10,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import TypeProto, ValueInfoProto
+from onnx import TensorShapeProto, TypeProto, ValueInfoProto
 
 from kernels_hub.compiler.errors import ImportFailure, ShapeError
 from kernels_hub.compiler.importers.onnx_scope import Session
 from kernels_hub.compiler.importers.onnx_sequences import Named, Nothing, TensorSequence, part_name
 from kernels_hub.compiler.importers.onnx_types import dtype_of
-from kernels_hub.compiler.ir.dims import Dim
-from kernels_hub.compiler.ir.graph import Graph, Value, unify
+from kernels_hub.compiler.ir.binding import unify
+from kernels_hub.compiler.ir.dims import Dim, Expr
+from kernels_hub.compiler.ir.graph import Graph, Value
+from kernels_hub.compiler.ir.types import Array, DType
 
-Size = int | str | tuple[int, int | None]
+Size = int | str | Expr | tuple[int, int | None]
 """A number; another symbol's name, or an expression; or bounds (least, most)."""
 Shapes = Mapping[str, Sequence[Size] | Sequence[Sequence[Size]] | None]
 """Input -> its shape; the shapes of a sequence's tensors; None for an optional that is not given."""
@@ -34,7 +36,7 @@ class Inputs:
         session: Session,
         dims: Mapping[str, Size],
         shapes: Shapes,
-        values: Mapping[str, Any],
+        values: Mapping[str, object],
         bounds: Mapping[str, int],
     ) -> None:
         self.graph, self.session, self.dims, self.shapes, self.values = graph, session, dims, shapes, values
@@ -43,17 +45,17 @@ class Inputs:
 
     def check_options(self, inputs: Sequence[ValueInfoProto]) -> None:
         """Raise ImportFailure where an option names an input or an axis that there is not."""
-        names = [one.name for one in inputs]
+        names = [info.name for info in inputs]
         for option, given in (("shapes", self.shapes), ("values", self.values)):
             for name in given:
                 if name not in names:
                     known = ", ".join(map(repr, names)) or "none"
                     raise ImportFailure(f"{option} names the input {name!r}; {self.graph.name} has {known}")
         axes = {
-            dim.dim_param
-            for one in inputs
-            for dim in element_of(one.type).tensor_type.shape.dim
-            if dim.HasField("dim_param")
+            own
+            for info in inputs
+            for axis, dim in enumerate(element_of(info.type).tensor_type.shape.dim)
+            if (own := axis_name(info.name, axis, dim)) is not None
         }
         for name in self.dims:
             if name not in axes:
@@ -99,8 +101,8 @@ class Inputs:
                 f"it is a sequence: give a list, with one shape or array a tensor, not {given!r}"
             )
         elements = []
-        for place, one in enumerate(given):
-            part = part_name(name, place)
+        for index, one in enumerate(given):
+            part = part_name(name, index)
             self.session.spread[part] = name
             shape, value = (one, None) if values is None else (None, one)
             elements.append(self._tensor(part, declared, shape, value, values is not None))
@@ -113,7 +115,7 @@ class Inputs:
         shape = self._shape(name, declared, given, np.shape(value) if fixed else None)
         if not fixed:
             return self.graph.input(name, shape, row)
-        array = np.asarray(value)
+        array = _array(value, row)
         if array.dtype != row.numpy:
             raise ShapeError(f"the value given for input {name!r} is {array.dtype}, declared is {row}")
         unify(shape, array.shape, {}, f"input {name!r}")
@@ -131,18 +133,15 @@ class Inputs:
             raise ImportFailure(f"its rank is not declared: give its shape (shapes={{{name!r}: …}})")
         dims: list[Dim] = []
         for axis, dim in enumerate(tensor.shape.dim):
-            if dim.HasField("dim_value"):
-                if dim.dim_value < 0:
-                    raise ImportFailure(f"dim {axis} is {dim.dim_value}")
+            own_name = axis_name(name, axis, dim)
+            if own_name is None:
                 dims.append(dim.dim_value)
-            elif dim.dim_param:
-                dims.append(self._size(self.dims.get(dim.dim_param, (1, None)), dim.dim_param))
             else:
-                dims.append(self._size((1, None), f"{name}_{axis}"))
+                dims.append(self._size(self.dims.get(own_name, (1, None)), own_name))
         return tuple(dims)
 
     def _size(self, size: Size, axis: str) -> Dim:
-        name = f"_{axis}" if axis.startswith("$") else axis  # which begins variables of generated loops
+        name = symbol_name(axis)
         if isinstance(size, tuple) and name in self.graph.symbols:
             return self.graph.symbol(name)
         if isinstance(size, tuple):
@@ -150,7 +149,36 @@ class Inputs:
             limit = self.bounds.get(name)
             most = limit if most is None else most if limit is None else min(most, limit)
             return self.graph.symbol(name, least, most)
+        if isinstance(size, Expr):
+            for symbol in sorted(size.symbols):
+                self.graph.symbol(symbol.name, symbol.min, symbol.max)
+            return size
         return self.graph.dims((size,))[0]
+
+
+def _array(value: object, row: DType) -> Array:
+    """A value as an array; plain numbers and lists of them have no dtype, and take the declared one where it fits."""
+    array = np.asarray(value)
+    if hasattr(value, "dtype") or array.dtype == row.numpy:
+        return array
+    told = array.astype(row.numpy)
+    return told if (row.is_float and array.dtype.kind in "iuf") or np.array_equal(told, array) else array
+
+
+def symbol_name(axis: str) -> str:
+    """The symbol of a named axis; "$" begins variables of generated loops."""
+    return f"_{axis}" if axis.startswith("$") else axis
+
+
+def axis_name(name: str, axis: int, dim: TensorShapeProto.Dimension) -> str | None:
+    """The name of an axis of an input whose size the model leaves open, "x_0" where it gives none; None for a number.
+
+    A size of -1 is open, and so is each "?" by itself, which exporters write for sizes that they do not know.
+    """
+    if dim.HasField("dim_value") and dim.dim_value >= 0:
+        return None
+    own = dim.dim_param
+    return own if any(letter.isalnum() for letter in own) else f"{name}_{axis}"
 
 
 def element_of(declared: TypeProto) -> TypeProto:

@@ -13,32 +13,34 @@ refuses is reported the same way, with the node's name, op, opset and shapes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto
 
 from kernels_hub.compiler.errors import TypeRuleError
+from kernels_hub.compiler.importers.onnx_scope import Scope
 from kernels_hub.compiler.importers.onnx_sequences import Named, TensorSequence
 from kernels_hub.compiler.importers.onnx_types import tensor_array
-from kernels_hub.compiler.importers.onnx_values import dims_value, sources
-from kernels_hub.compiler.ir.dims import Dim, Expr
+from kernels_hub.compiler.importers.onnx_values import depends_on_floats, dims_value, sources
+from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.dims import Dim, Expr, symbol
 from kernels_hub.compiler.ir.graph import Graph, Value
+from kernels_hub.compiler.ir.op import Op
+from kernels_hub.compiler.ir.ops import OPS
 from kernels_hub.compiler.ir.types import Array, DType
-
-if TYPE_CHECKING:
-    from kernels_hub.compiler.importers.onnx_scope import Scope
 
 Results = Named | Sequence[Named | None]
 Importer = Callable[["OnnxNode"], Results]
+Entered = TypeVar("Entered", bound=Importer)
 
 _IMPORTERS: dict[tuple[str, str], list[tuple[int, Importer]]] = {}
 
 
-def onnx_op(name: str, since: int, domain: str = "") -> Callable[[Importer], Importer]:
+def onnx_op(name: str, since: int, domain: str = "") -> Callable[[Entered], Entered]:
     """Enter an importer for an op of opsets `since` and later, up to the next one that is entered."""
 
-    def enter(importer: Importer) -> Importer:
+    def enter(importer: Entered) -> Entered:
         versions = _IMPORTERS.setdefault((domain, name), [])
         if any(known == since for known, _ in versions):
             raise ValueError(f"{domain or 'ai.onnx'} {name} since {since} is entered twice")
@@ -55,12 +57,38 @@ def importer_of(domain: str, name: str, opset: int) -> Importer | None:
     for since, importer in _IMPORTERS.get((domain, name), ()):
         if since <= opset:
             found = importer
+    if found is None and not domain:
+        row = next((row for row in OPS.values() if name in row.onnx), None)
+        return None if row is None else _importer_of_row(row)
     return found
+
+
+def _importer_of_row(row: Op) -> Importer:
+    """The importer of an op of ONNX that is one pointwise op."""
+
+    def convert(node: OnnxNode) -> Value:
+        if row.arity == 1:
+            return node.input(0).unary(row.name)
+        a, b = both_operands(node)
+        return a.binary(row.name, b)
+
+    return convert
+
+
+def both_operands(node: OnnxNode) -> tuple[Value, Value]:
+    """Both operands, the second placed at the attribute `axis` where an opset before 7 says so."""
+    a, b = node.input(0), node.input(1)
+    if node.opset < 7 and node.attr("broadcast", 0) and b.rank < a.rank:
+        axis = node.attr("axis", a.rank - b.rank)
+        axis += a.rank if axis < 0 else 0
+        b = b.reshape((*b.shape, *[1] * (a.rank - axis - b.rank)))
+    return a, b
 
 
 def known_ops() -> list[tuple[str, str, int]]:
     """(domain, op, first opset) of every importer, sorted."""
-    return sorted((domain, name, since) for (domain, name), all_ in _IMPORTERS.items() for since, _ in all_)
+    entered = [(domain, name, since) for (domain, name), all_ in _IMPORTERS.items() for since, _ in all_]
+    return sorted([*entered, *(("", name, 1) for row in OPS.values() for name in row.onnx)])
 
 
 class UnknownValueError(TypeRuleError):
@@ -106,7 +134,7 @@ class OnnxNode:
 
     def all_inputs(self) -> list[Value]:
         """Every operand, none of which may be missing."""
-        return [self.input(place) for place in range(len(self.operands))]
+        return [self.input(index) for index in range(len(self.operands))]
 
     def operand(self, place: int) -> Named:
         """An operand of any kind that must be there. Raises TypeRuleError."""
@@ -130,10 +158,10 @@ class OnnxNode:
 
     # -- attributes
 
-    def attr(self, name: str, default: Any = None) -> Any:
+    def attr(self, name: str, default: object = None) -> Any:
         """An attribute as int, float, str, list of these, array (tensors), or GraphProto."""
-        found = self._attributes.get(name)
-        return default if found is None else self._plain(found)
+        attribute = self._attributes.get(name)
+        return default if attribute is None else self._plain(attribute)
 
     def has(self, name: str) -> bool:
         """Whether an attribute is given."""
@@ -145,29 +173,29 @@ class OnnxNode:
 
     def subgraph(self, name: str) -> GraphProto:
         """An attribute that is a graph."""
-        found = self._attributes.get(name)
-        if found is None or found.type != AttributeProto.GRAPH:
+        attribute = self._attributes.get(name)
+        if attribute is None or attribute.type != AttributeProto.GRAPH:
             raise TypeRuleError(f"the attribute {name!r}, a graph, is missing")
-        return found.g
+        return attribute.g
 
-    def _plain(self, one: AttributeProto) -> Any:
-        kind = one.type
+    def _plain(self, proto: AttributeProto) -> Any:
+        kind = proto.type
         if kind == AttributeProto.INT:
-            return one.i
+            return proto.i
         if kind == AttributeProto.FLOAT:
-            return one.f
+            return proto.f
         if kind == AttributeProto.STRING:
-            return one.s.decode("utf-8", "replace")
+            return proto.s.decode("utf-8", "replace")
         if kind == AttributeProto.INTS:
-            return list(one.ints)
+            return list(proto.ints)
         if kind == AttributeProto.FLOATS:
-            return list(one.floats)
+            return list(proto.floats)
         if kind == AttributeProto.STRINGS:
-            return [text.decode("utf-8", "replace") for text in one.strings]
+            return [text.decode("utf-8", "replace") for text in proto.strings]
         if kind == AttributeProto.TENSOR:
-            return tensor_array(one.t, self.scope.data)
+            return tensor_array(proto.t, self.scope.data)
         raise TypeRuleError(
-            f"the attribute {one.name!r} is of type {AttributeProto.AttributeType.Name(kind)}, of no use to the IR"
+            f"the attribute {proto.name!r} is of type {AttributeProto.AttributeType.Name(kind)}, of no use to the IR"
         )
 
     # -- what is known
@@ -193,6 +221,56 @@ class OnnxNode:
         """An integer operand as dims."""
         array = self.known(self.input(place, what), what)
         return tuple(_as_dim(one) for one in array.reshape(-1))
+
+    def size(self, value: Value, what: str) -> Dim:
+        """An integer scalar as a dim: what it is known to be, else a symbol where floats that are computed decide it.
+
+        Such a size is told by each call: a model compiled for values of its inputs would serve one call alone.
+        Raises UnknownValueError where values of inputs are to be given.
+        """
+        if self.maybe_known(value) is None and self.is_told_by_data(value):
+            return self._defined(value.reshape(()).cast(types.INT64))
+        return _as_dim(self.known(value, what).reshape(-1)[0])
+
+    def is_told_by_data(self, value: Value) -> bool:
+        """Whether floats that are computed decide an integer."""
+        return value.dtype.is_integer and depends_on_floats(value, self.scope.outside)
+
+    def sizes(self, place: int, what: str) -> tuple[Dim, ...]:
+        """As `dims`, for sizes alone, no -1 among them: those that the data tell are symbols, as `size` gives them."""
+        value = self.input(place, what)
+        if self.maybe_known(value) is not None or not self.is_told_by_data(value):
+            return self.dims(place, what)
+        return tuple(self.size(one, what) for one in self._elements(value, what))
+
+    def _elements(self, value: Value, what: str) -> list[Value]:
+        """The scalars of a vector, those of each part where it is a concatenation. Raises TypeRuleError."""
+        if value.op_name == "concat":
+            return [one for part in value.operands for one in self._elements(part, what)]
+        (count,) = value.shape
+        if not isinstance(count, int):
+            raise self.refuse(f"{what} has {count} elements; how many there are must be known")
+        return [value.slice(0, index, index + 1).reshape(()) for index in range(count)]
+
+    def new_size(self) -> Expr:
+        """A symbol for a size that only the data tell, named after the node's first result."""
+        name = f"{self.proto.output[0] or self.proto.op_type}_size"
+        count = 0
+        while (fresh := f"{name}{count or ''}") in self.graph.symbols:
+            count += 1
+        found = symbol(fresh)
+        assert isinstance(found, Expr)
+        return found
+
+    def _defined(self, value: Value) -> Dim:
+        """The symbol of a size that is a value: one for all uses of the value."""
+        for user in value.users:
+            if user.op.name == "define_size":
+                defined: Dim = user.attrs["symbol"]
+                return defined
+        fresh = self.new_size()
+        self.graph.apply("define_size", value, symbol=fresh)
+        return fresh
 
     def ints(self, place: int, what: str) -> tuple[int, ...]:
         """An integer operand as numbers. Raises TypeRuleError where one is symbolic."""

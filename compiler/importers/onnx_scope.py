@@ -1,49 +1,26 @@
-"""Names in a graph that is being imported, and how its nodes become ops of the IR.
+"""Names in a graph that is being imported, and its subgraphs.
 
-A `Scope` is the main graph, the body of a function, or a subgraph. It knows which value each name stands for. A
-node that cannot be imported is noted and what it gives is marked broken, so the import goes on, and everything
-that is wrong with a model is reported at once.
+A `Scope` is the main graph, the body of a function, or a subgraph. It knows which value each name stands for, and
+has the session import its nodes, in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
-from kernels_hub.compiler.errors import CompilerError, ImportFailure
+from kernels_hub.compiler.errors import CompilerError, ImportFailure, Unsupported
 from kernels_hub.compiler.importers.external_data import ExternalData
-from kernels_hub.compiler.importers.onnx_file import canonical, label, opsets_of, outer_names, sorted_nodes
-from kernels_hub.compiler.importers.onnx_functions import function_body, missing_attributes
-from kernels_hub.compiler.importers.onnx_node import OnnxNode, UnknownValueError, importer_of
+from kernels_hub.compiler.importers.onnx_file import outer_names, sorted_nodes
 from kernels_hub.compiler.importers.onnx_sequences import Named, flat, parts, regrouped
 from kernels_hub.compiler.importers.onnx_types import tensor_array
 from kernels_hub.compiler.importers.onnx_values import KnownValues
 from kernels_hub.compiler.ir.graph import Graph, Value
 
-_DEEPEST = 60
-"""Functions in functions; deeper is a function that contains itself."""
-
-
-@dataclass(frozen=True)
-class Unsupported:
-    """A node that could not be imported, and why. `inputs` are types, "?" where they are not known."""
-
-    node: str
-    op: str
-    domain: str
-    opset: int | None
-    inputs: tuple[str, ...]
-    reason: str
-    path: tuple[str, ...] = ()
-    """The functions and subgraphs that it is in, outermost first."""
-
-    def __str__(self) -> str:
-        op = f"{self.domain}::{self.op}" if self.domain else self.op
-        where = " > ".join((*self.path, self.node))
-        version = "" if self.opset is None else f", opset {self.opset}"
-        return f"{where}: {op}({', '.join(self.inputs)}){version}: {self.reason}"
+ImportNode = Callable[["Scope", NodeProto], Sequence[Named | None]]
+"""(scope, node) -> what the node's outputs are, in order; None for one that could not be imported."""
 
 
 @dataclass
@@ -52,6 +29,10 @@ class Session:
 
     data: ExternalData
     functions: Mapping[tuple[str, str, str], FunctionProto]
+    import_node: ImportNode
+    """What imports a node: `onnx_dispatch.import_node`."""
+    by_value: bool = False
+    """Whether an If that only scalar inputs decide asks for their values."""
     known: KnownValues = field(default_factory=KnownValues)
     outside: dict[Value, Value] = field(default_factory=dict)
     """Inputs of regions -> what they stand for outside."""
@@ -72,17 +53,6 @@ class Session:
 
 class BrokenError(CompilerError):
     """A value that a node was to give which could not be imported."""
-
-
-_MALFORMED = (
-    TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError, StopIteration,
-)  # fmt: skip
-"""What attributes of wrong kinds and lengths lead to in importers, which trust those that the checker passes."""
-
-
-def _brief(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else "no message"
 
 
 class Scope:
@@ -144,87 +114,9 @@ class Scope:
     def run(self, nodes: Iterable[NodeProto], what: str) -> None:
         """Import nodes; what is wrong with them is noted in the session."""
         for node in sorted_nodes(nodes, self.names, what):
-            self._node(node)
-
-    def _node(self, proto: NodeProto) -> None:
-        try:
-            with self.graph.origin("/".join((*self.path, label(proto)))):
-                results = self._import(proto)
-        except BrokenError:
-            self._note_unknown_op(proto)
-            results = [None] * len(proto.output)
-        except _InsideError:
-            results = [None] * len(proto.output)
-        except CompilerError as error:
-            if isinstance(error, UnknownValueError):
-                self.session.wanted.update(dict.fromkeys(error.inputs))
-            self._note(proto, str(error))
-            results = [None] * len(proto.output)
-        except _MALFORMED as error:
-            self.session.cause = self.session.cause or error
-            self._note(proto, self._malformed(proto, error))
-            results = [None] * len(proto.output)
-        for name, value in zip(proto.output, results, strict=True):
-            if name:
-                self.names[name] = value
-
-    def _malformed(self, proto: NodeProto, error: Exception) -> str:
-        domain = canonical(proto.domain)
-        missing = missing_attributes(proto, domain, self.opsets.get(domain, 0))
-        if missing:
-            return f"the attribute{'s' if len(missing) > 1 else ''} {', '.join(missing)} must be given"
-        return (
-            f"its attributes or operands are not what the op takes ({type(error).__name__}: {_brief(error)})"
-        )
-
-    def _import(self, proto: NodeProto) -> Sequence[Named | None]:
-        domain = canonical(proto.domain)
-        function = self.session.functions.get((proto.domain, proto.op_type, getattr(proto, "overload", "")))
-        if function is not None:
-            return self._function(OnnxNode(proto, self, 0), function)
-        opset = self.opsets.get(domain)
-        if opset is None:
-            raise ImportFailure(
-                f"the domain {domain or 'ai.onnx'!r} is not among those that the model imports"
-            )
-        importer = importer_of(domain, proto.op_type, opset)
-        node = OnnxNode(proto, self, opset)
-        if importer is None:
-            body = function_body(node)
-            if body is None:
-                raise ImportFailure(_why_not(proto.op_type))
-            return self._function(node, body)
-        answer = importer(node)
-        results: list[Named | None] = [answer] if isinstance(answer, Named) else list(answer)
-        results += [None] * (len(proto.output) - len(results))
-        for place, name in enumerate(proto.output):
-            if name and results[place] is None:
-                raise ImportFailure(f"output {place} ({name!r}) is not computed")
-        return results[: len(proto.output)]
-
-    def _function(self, node: OnnxNode, function: FunctionProto) -> list[Named | None]:
-        if len(self.path) > _DEEPEST:
-            raise ImportFailure(f"functions are nested deeper than {_DEEPEST}: one contains itself")
-        inner = Scope(
-            self.session, self.graph, opsets_of(function.opset_import, f"function {function.name}"),
-            attributes=_attributes_of(node, function), path=(*self.path, label(node.proto)),
-        )  # fmt: skip
-        if len(node.operands) > len(function.input):
-            raise ImportFailure(f"takes {len(function.input)} inputs, got {len(node.operands)}")
-        if len(node.proto.output) > len(function.output):
-            raise ImportFailure(f"gives {len(function.output)} outputs, {len(node.proto.output)} are named")
-        for name, value in zip(function.input, node.operands, strict=False):
-            if value is not None:
-                inner.names[name] = value
-        before = len(self.session.unsupported)
-        body = _without_missing(function, inner.names)
-        inner.run(body, f"function {function.name}")
-        if len(self.session.unsupported) > before:
-            raise _InsideError
-        return [
-            inner.named(name) if wanted and inner.has(name) else None
-            for name, wanted in zip(function.output, node.proto.output, strict=False)
-        ]
+            for name, value in zip(node.output, self.session.import_node(self, node), strict=True):
+                if name:
+                    self.names[name] = value
 
     # -- subgraphs
 
@@ -244,7 +136,7 @@ class Scope:
             self.names.setdefault(tensor.name, self.graph.constant(tensor_array(tensor, self.data)))
         self.run(body.node, what)
         if len(self.session.unsupported) > before:
-            raise _InsideError
+            raise InsideError
         return [self.named(one.name) for one in body.output]
 
     def captures(self, *bodies: GraphProto) -> list[tuple[str, Named]]:
@@ -262,15 +154,15 @@ class Scope:
         graph = Graph(body.name or what)
         inner = Scope(self.session, graph, self.opsets, attributes=self.attributes, path=(*self.path, what))
         names = _inputs(body, arguments, what)
-        for place, (own, argument) in enumerate(zip(names, arguments, strict=True)):
+        for index, (own, argument) in enumerate(zip(names, arguments, strict=True)):
             values = [
                 graph.input(name, value.shape, value.dtype)
-                for name, value in parts(f"{place}:{own}", argument)
+                for name, value in parts(f"{index}:{own}", argument)
             ]
             (inner.names[own],) = regrouped([argument], values)
-        for place, (name, captured) in enumerate(captures):
+        for index, (name, captured) in enumerate(captures):
             values = []
-            for part, value in parts(f"{place}:outer:{name}", captured):
+            for part, value in parts(f"{index}:outer:{name}", captured):
                 stands = graph.input(part, value.shape, value.dtype)
                 known = self.known(value)
                 self.session.outside[stands] = value
@@ -278,42 +170,13 @@ class Scope:
                 values.append(stands)
             (inner.names[name],) = regrouped([captured], values)
         results = inner.results(body, what)
-        for place, value in enumerate(flat(results)):
-            graph.output(str(place), value)
+        for index, value in enumerate(flat(results)):
+            graph.output(str(index), value)
         return graph, results
 
     def attempt(self) -> Attempt:
         """Undo notes where one way to import a node did not work and another is tried."""
         return Attempt(self.session, len(self.session.unsupported), dict(self.session.wanted))
-
-    # -- notes
-
-    def _note(self, proto: NodeProto, reason: str) -> None:
-        domain = canonical(proto.domain)
-        types = tuple(self._type(name) for name in proto.input)
-        self.session.unsupported.append(
-            Unsupported(
-                label(proto), proto.op_type, domain, self.opsets.get(domain), types, reason, self.path
-            )
-        )
-
-    def _note_unknown_op(self, proto: NodeProto) -> None:
-        """A node behind a broken one is a finding of its own where nothing would import its op."""
-        domain = canonical(proto.domain)
-        opset = self.opsets.get(domain)
-        if (proto.domain, proto.op_type, getattr(proto, "overload", "")) in self.session.functions:
-            return
-        if opset is None or importer_of(domain, proto.op_type, opset) is None:
-            from kernels_hub.compiler.importers.onnx_functions import has_body
-
-            if opset is None or not has_body(domain, proto.op_type, opset):
-                self._note(proto, _why_not(proto.op_type))
-
-    def _type(self, name: str) -> str:
-        try:
-            return str(self.named(name).type) if name else "-"
-        except CompilerError:
-            return "?"
 
 
 @dataclass
@@ -324,17 +187,18 @@ class Attempt:
     findings: int
     wanted: dict[str, None]
 
+    def reason(self, error: CompilerError) -> str:
+        """Why it did not work: the error, or what was noted where that only says that something was."""
+        return str(error) or "; ".join(map(str, self.session.unsupported[self.findings :]))
+
     def undo(self) -> None:
         """Forget what was noted since."""
         del self.session.unsupported[self.findings :]
         self.session.wanted = self.wanted
 
 
-class _InsideError(CompilerError):
+class InsideError(CompilerError):
     """Something inside of a function or subgraph could not be imported, and is noted already."""
-
-
-InsideError = _InsideError
 
 
 def _inputs(body: GraphProto, arguments: Sequence[Named], what: str) -> list[str]:
@@ -342,41 +206,3 @@ def _inputs(body: GraphProto, arguments: Sequence[Named], what: str) -> list[str
     if len(body.input) != len(arguments):
         raise ImportFailure(f"its {what} takes {len(body.input)} inputs, but is given {len(arguments)}")
     return [one.name for one in body.input]
-
-
-_KINDS = {
-    "String": "strings have no place in the IR",
-    "Regex": "strings have no place in the IR",
-    "Gradient": "derivatives are taken by torch, not in the graph",
-    "ImageDecoder": "images are decoded before they reach a model",
-}
-
-
-def _why_not(op: str) -> str:
-    for start, reason in _KINDS.items():
-        if op.startswith(start):
-            return reason
-    return "no importer for this op, and no function body that it could be expanded into"
-
-
-def _attributes_of(node: OnnxNode, function: FunctionProto) -> dict[str, AttributeProto]:
-    given = {one.name: one for one in function.attribute_proto}
-    given.update(node.attributes())
-    return given
-
-
-def _without_missing(function: FunctionProto, names: Mapping[str, object]) -> list[NodeProto]:
-    """The body's nodes, inputs that were left out by the caller written as left out."""
-    missing = {name for name in function.input if name not in names}
-    if not missing:
-        return list(function.node)
-    nodes = []
-    for node in function.node:
-        if missing.intersection(node.input):
-            copy = NodeProto()
-            copy.CopyFrom(node)
-            copy.input[:] = ["" if name in missing else name for name in node.input]
-            nodes.append(copy)
-        else:
-            nodes.append(node)
-    return nodes

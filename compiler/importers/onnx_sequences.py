@@ -1,4 +1,4 @@
-"""What a name of an ONNX graph stands for besides a tensor: a sequence, or an optional that holds nothing.
+"""Values of an ONNX graph that are no tensors: a sequence, or an optional that holds nothing.
 
 The IR has tensors only. So a sequence is a list of values while a model is imported, of a length that is known then,
 and no op of the IR ever sees it; at the borders (inputs, outputs, regions) it is spread over several values, named
@@ -26,9 +26,9 @@ class TensorSequence:
     values: tuple[Value, ...]
 
     def __post_init__(self) -> None:
-        for place, value in enumerate(self.values):
+        for index, value in enumerate(self.values):
             if value.dtype is not self.dtype:
-                raise TypeRuleError(f"element {place} of a sequence of {self.dtype} is {value.type}")
+                raise TypeRuleError(f"element {index} of a sequence of {self.dtype} is {value.type}")
 
     @property
     def type(self) -> str:
@@ -57,8 +57,8 @@ def parts(name: str, named: Named) -> Iterator[tuple[str, Value]]:
     if isinstance(named, Value):
         yield name, named
     elif isinstance(named, TensorSequence):
-        for place, value in enumerate(named.values):
-            yield part_name(name, place), value
+        for index, value in enumerate(named.values):
+            yield part_name(name, index), value
 
 
 def flat(all_: Sequence[Named]) -> list[Value]:
@@ -71,11 +71,11 @@ def regrouped(like: Sequence[Named], values: Sequence[Value]) -> list[Named]:
     left = iter(values)
     return [
         next(left)
-        if isinstance(one, Value)
-        else TensorSequence(one.dtype, tuple(next(left) for _ in one.values))
-        if isinstance(one, TensorSequence)
-        else one
-        for one in like
+        if isinstance(named, Value)
+        else TensorSequence(named.dtype, tuple(next(left) for _ in named.values))
+        if isinstance(named, TensorSequence)
+        else named
+        for named in like
     ]
 
 

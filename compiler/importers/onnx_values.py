@@ -1,4 +1,4 @@
-"""What is known of a value while a model is imported: numbers, and dims, from the graph built so far.
+"""Known values while a model is imported: numbers, and dims, from the graph built so far.
 
 ONNX computes shapes as data (Shape, Gather, Concat, arithmetic, Reshape), the IR has them in types. So an importer
 asks `KnownValues` what a value will be. It evaluates the IR, not ONNX, which makes every spelling of a shape
@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from kernels_hub.compiler.errors import CompilerError
-from kernels_hub.compiler.ir.dims import Dim, Expr, dim_max, dim_min, divide_exactly
+from kernels_hub.compiler.ir.dims import Dim, Expr, divide_exactly
+from kernels_hub.compiler.ir.extrema import dim_max, dim_min
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
-from kernels_hub.compiler.ir.op import Step, Trait
+from kernels_hub.compiler.ir.op import ReferenceCall, Trait
 from kernels_hub.compiler.ir.proofs import proves_different, proves_equal, proves_le
 from kernels_hub.compiler.ir.types import Array
 
@@ -100,11 +101,13 @@ def _results(node: Node, operands: Sequence[Array]) -> Sequence[Array | None]:
         return [_objects(node.attrs["value"])]
     if any(array.dtype == object for array in operands):
         return [_tidy(_symbolic(node, operands), node)]
-    answer = node.op.numpy(Step(operands, node.attrs, tuple(one.type for one in node.results), _no_region))
+    answer = node.op.numpy(
+        ReferenceCall(operands, node.attrs, tuple(result.type for result in node.results), _no_region)
+    )
     return list(answer) if node.op.signature is not None else [np.asarray(answer)]
 
 
-def _no_region(_graph: Any, _arrays: Sequence[Array]) -> Sequence[Array]:
+def _no_region(_graph: object, _arrays: Sequence[Array]) -> Sequence[Array]:
     raise _Unknown
 
 
@@ -121,25 +124,13 @@ def _tidy(array: Array, node: Node) -> Array:
     return array.astype(node.results[0].dtype.numpy)
 
 
-_INDEXED = {
-    "reshape",
-    "broadcast",
-    "permute",
-    "slice",
-    "flip",
-    "concat",
-    "gather",
-    "gather_elements",
-    "pad",
-    "strided",
-}
-"""Ops whose references move elements about and compute nothing: they work on arrays of dims as they are."""
-
-
 def _symbolic(node: Node, operands: Sequence[Array]) -> Array:
     name = node.op.name
-    if name in _INDEXED:
-        moved = node.op.numpy(Step(operands, node.attrs, tuple(one.type for one in node.results), _no_region))
+    if node.op.traits & (Trait.VIEW | Trait.COPY) or name in {"gather", "gather_elements"}:
+        # References that move elements and compute nothing work on arrays of dims as they are.
+        moved = node.op.numpy(
+            ReferenceCall(operands, node.attrs, tuple(result.type for result in node.results), _no_region)
+        )
         return np.asarray(moved, object)
     if name in _REDUCED:
         return np.asarray(_REDUCED[name](operands[0].astype(object), node.attrs["axes"]), object)
@@ -168,7 +159,7 @@ def _exact(a: Any) -> Any:
     return a if isinstance(a, Expr) else int(a)
 
 
-def _truth(a: Any) -> bool:
+def _truth(a: object) -> bool:
     return bool(a) if isinstance(a, (bool, np.bool_)) else not _equal(a, 0)
 
 
@@ -246,15 +237,35 @@ def dims_value(graph: Graph, dims: Sequence[Dim]) -> Value:
 
 def sources(value: Value, outside: Mapping[Value, Value]) -> list[str]:
     """Names of the inputs that a value depends on; `outside`: what inputs of regions stand for."""
+    return sorted({str(one.attrs["name"]) for one in source_inputs(value, outside)})
+
+
+def depends_on_floats(value: Value, outside: Mapping[Value, Value]) -> bool:
+    """Whether floats that an op computes, inputs and weights aside, decide a value; `outside` as `sources`."""
     seen, stack = {value}, [value]
-    names: list[str] = []
+    while stack:
+        top = stack.pop()
+        if top.dtype.is_float and Trait.LEAF not in top.op.traits:
+            return True
+        above = (outside[top],) if top in outside else top.operands
+        for one in above:
+            if one not in seen:
+                seen.add(one)
+                stack.append(one)
+    return False
+
+
+def source_inputs(value: Value, outside: Mapping[Value, Value]) -> list[Value]:
+    """The inputs that a value depends on, as `sources`."""
+    seen, stack = {value}, [value]
+    inputs: list[Value] = []
     while stack:
         top = stack.pop()
         if top.op_name == "input":
             if top in outside:
                 above: tuple[Value, ...] = (outside[top],)
             else:
-                names.append(str(top.attrs["name"]))
+                inputs.append(top)
                 continue
         else:
             above = top.operands
@@ -262,4 +273,4 @@ def sources(value: Value, outside: Mapping[Value, Value]) -> list[str]:
             if one not in seen:
                 seen.add(one)
                 stack.append(one)
-    return sorted(set(names))
+    return inputs

@@ -1,4 +1,4 @@
-"""What a forward says to autograd, noted while torch.export traces it: export itself drops most of that.
+"""Records what a forward says to autograd while torch.export traces it; export itself drops most of that.
 
     x.detach(), x.data, torch.no_grad()     the gradient is zero there
     a torch.autograd.Function, a hook       its gradient is unknown here, and refused where it is asked for
@@ -72,14 +72,14 @@ class _Modes:
             )
         self._refresh()
 
-    def entered(self, owner: Any, enabled: bool, *, again: bool = False) -> None:
+    def entered(self, owner: object, enabled: bool, *, again: bool = False) -> None:
         """A context manager was entered. again: it was made by a call that had entered it."""
         if not again:
             self._before.setdefault(id(owner), (owner, []))[1].append(self.enabled)
         self.enabled = enabled
         self._refresh()
 
-    def left(self, owner: Any) -> None:
+    def left(self, owner: object) -> None:
         """A context manager was left."""
         _, modes = self._before.get(id(owner), (owner, []))
         self.enabled = modes.pop() if modes else True
@@ -166,7 +166,7 @@ def listening(module: nn.Module) -> Iterator[None]:
     original = module.forward
 
     @functools.wraps(original)
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: object, **kwargs: object) -> Any:
         try:
             with _Listener(modes):
                 return original(*args, **kwargs)
@@ -225,7 +225,7 @@ def _patch() -> list[Callable[[], None]]:
         modes.entered(self, not self.mode and modes.enabled)
         return None
 
-    def left(self: Any, *error: Any) -> Any:
+    def left(self: Any, *error: object) -> Any:
         modes = _TRACING.get(threading.get_ident())
         if modes is None or id(self) not in modes._before:
             return leave(self, *error)
@@ -298,7 +298,7 @@ def _note(node: Any, reason: str) -> None:
 
 
 def _note_writes(graph: Any) -> None:
-    order = {node: place for place, node in enumerate(graph.nodes)}
+    order = {node: index for index, node in enumerate(graph.nodes)}
     roots: dict[Any, Any] = {}
     families: dict[Any, list[Any]] = {}
     writes: list[tuple[Any, Any]] = []
@@ -333,11 +333,11 @@ def _memory(node: Any) -> tuple[Any, list[Any]]:
         name for one in schema.returns if one.alias_info is not None for name in one.alias_info.before_set
     }
     shared, written = None, []
-    for place, argument in enumerate(schema.arguments):
+    for index, argument in enumerate(schema.arguments):
         info = argument.alias_info
         if info is None:
             continue
-        value = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+        value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
         if not isinstance(value, torch.fx.Node):
             continue
         if info.is_write:
@@ -360,5 +360,5 @@ def hooked(module: nn.Module) -> str:
 
 
 def _names(code: CodeType) -> set[str]:
-    inner = (one for one in code.co_consts if isinstance(one, CodeType))
-    return {*code.co_names, *(name for one in inner for name in _names(one))}
+    inner = (const for const in code.co_consts if isinstance(const, CodeType))
+    return {*code.co_names, *(name for loop in inner for name in _names(loop))}

@@ -9,9 +9,13 @@ An op may write to what an op of `FRESH` made, as long as only such ops have rea
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kernels_hub.compiler.importers.aten_ops import HANDLERS
+from kernels_hub.compiler.importers.aten_ops import handler_of
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+    from torch.fx import GraphModule, Node
 
 IN_PLACE = frozenset({
     "add_.Tensor", "add_.Scalar", "sub_.Tensor", "sub_.Scalar", "mul_.Tensor", "mul_.Scalar", "div_.Tensor",
@@ -44,19 +48,19 @@ _CONDITIONS = frozenset({"ge", "le", "gt", "lt", "eq", "ne", "and_", "or_", "not
 """Conditions on sizes, which torch.export has checked and put into the ranges."""
 
 
-def name_of(target: Any) -> str:
+def name_of(target: object) -> str:
     """ "add.Tensor" of an ATen overload, "library.op.default" of another's, the plain name of anything else."""
     if target.__class__.__name__ == "OpOverload":
         return str(target).removeprefix("aten.")
     return str(getattr(target, "__name__", target))
 
 
-def is_size(example: Any) -> bool:
+def is_size(example: object) -> bool:
     """Whether a node's value is a size."""
     return type(example).__name__ == "SymInt" or (isinstance(example, int) and not isinstance(example, bool))
 
 
-def is_condition(name: str, example: Any) -> bool:
+def is_condition(name: str, example: object) -> bool:
     """Whether a node asks something of sizes."""
     return type(example).__name__ == "SymBool" or isinstance(example, bool) or name in _CONDITIONS
 
@@ -66,7 +70,7 @@ def functional(name: str) -> str:
     return name.replace("_.", ".", 1)
 
 
-def writes(program: Any) -> dict[Any, Any] | None:
+def writes(program: ExportedProgram) -> dict[Node, Node] | None:
     """Op that writes in place, or gives its argument -> op that made that memory; None: decompose the program."""
     found: dict[Any, Any] = {}
     fresh: set[Any] = set()
@@ -92,13 +96,13 @@ def writes(program: Any) -> dict[Any, Any] | None:
             continue
         viewed.update(found.get(one, one) for one in node.all_input_nodes)
         example = node.meta.get("val")
-        known = overload and name in HANDLERS
+        known = overload and handler_of(name) is not None
         if not (known or name == "getitem" or is_size(example) or is_condition(name, example)):
             return None
     return found
 
 
-def _is_idle_dropout(name: str, node: Any) -> bool:
+def _is_idle_dropout(name: str, node: Node) -> bool:
     return name == "dropout.default" and len(node.args) == 3 and not node.args[2]
 
 
@@ -107,15 +111,15 @@ def _is_alike(node: Any) -> bool:
     if name_of(node.target).startswith("masked_fill_"):
         return True
     examples = (one.meta.get("val") for one in node.all_input_nodes)
-    return len({one.dtype for one in examples if hasattr(one, "dtype")}) == 1
+    return len({example.dtype for example in examples if hasattr(example, "dtype")}) == 1
 
 
-def needed(program: Any) -> set[Any]:
+def needed(program: ExportedProgram | GraphModule) -> set[Node]:
     """The ops that something comes of: a result, a write, or a check of sizes."""
-    found: set[Any] = set()
+    nodes: set[Any] = set()
     for node in reversed(program.graph.nodes):
         effect = node.op != "call_function" or node.meta.get("val") is None
         written = name_of(node.target) in IN_PLACE
-        if effect or written or any(one in found for one in node.users):
-            found.add(node)
-    return found
+        if effect or written or any(user in nodes for user in node.users):
+            nodes.add(node)
+    return nodes

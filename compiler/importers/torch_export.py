@@ -1,4 +1,4 @@
-"""PyTorch modules in: `import_torch` traces with torch.export and brings the program into the IR.
+"""`import_torch`: traces a module with torch.export and brings the program into the IR.
 
     graph = import_torch(module, (x,))
     graph = import_torch(model, (), {"input_ids": ids}, dynamic_shapes={"input_ids": {0: Dim("batch")}})
@@ -7,7 +7,8 @@ Each op is built by its handler in `aten_ops`. Where one has none, or writes to 
 is decomposed first, to core ATen and what has a form of its own here (`KEPT`). Parameters and buffers are parameters
 of the graph under their names, views of the module's memory. Inputs are named by argument and pytree path
 ("past.0.key"), outputs likewise. Dynamic dims are symbols with the range that torch.export found; sizes computed from
-them need no ops at all.
+them need no ops at all. Complex tensors are pairs of real ones, but for inputs, weights and outputs. `torch.cond` and
+`torch.while_loop` are ops with regions.
 
 Where a gradient ends (detach, no_grad, the padding row of an embedding) is an op of the graph, `stop_gradient`; so is,
 with the reason, where it cannot be told (a torch.autograd.Function, a hook, a write behind autograd's back):
@@ -19,13 +20,21 @@ a module is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from kernels_hub.compiler.errors import CompilerError, ImportFailure
-from kernels_hub.compiler.importers.aten_ops import HANDLERS, Call, Unsupported
+from kernels_hub.compiler.importers.aten_ops import AtenCall, UnsupportedArgumentsError, handler_of
+from kernels_hub.compiler.importers.aten_ops.complex import (
+    Complex,
+    complex_handler_of,
+    in_parts,
+    is_complex,
+    replace_dtype,
+    whole,
+)
 from kernels_hub.compiler.importers.torch_direct import (
     IN_PLACE,
     NOTE,
@@ -36,6 +45,7 @@ from kernels_hub.compiler.importers.torch_direct import (
     needed,
     writes,
 )
+from kernels_hub.compiler.importers.torch_regions import CONTROL_FLOW, Subgraph
 from kernels_hub.compiler.importers.torch_sizes import Sizes, input_symbols
 from kernels_hub.compiler.importers.torch_trace import decomposed, path_text, paths_of, place_of, trace
 from kernels_hub.compiler.ir import types
@@ -46,6 +56,8 @@ from kernels_hub.compiler.ir.types import Array
 
 if TYPE_CHECKING:
     import torch
+
+    from kernels_hub.compiler.importers.aten_ops.call import Handler
 
 Mutations = Literal["refuse", "outputs"]
 
@@ -68,7 +80,7 @@ class TorchProgram:
     in_spec: Any
     out_spec: Any
 
-    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> dict[str, Array]:
+    def flatten(self, args: Sequence[object], kwargs: Mapping[str, object] | None = None) -> dict[str, Array]:
         """The graph's inputs from the module's arguments."""
         from torch.utils import _pytree as pytree
 
@@ -80,16 +92,16 @@ class TorchProgram:
         """The module's result, with arrays for its tensors."""
         from torch.utils import _pytree as pytree
 
-        leaves = [outputs[one] if kind == "output" else one for kind, one in self.outputs]
+        leaves = [outputs[name] if kind == "output" else name for kind, name in self.outputs]
         return pytree.tree_unflatten(leaves, self.out_spec)
 
 
 def import_torch(
     module: torch.nn.Module,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     *,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: object = None,
     strict: bool = False,
     mutations: Mutations = "refuse",
     name: str | None = None,
@@ -102,6 +114,10 @@ def import_torch(
     further outputs ("mutated.<name>").
 
     Raises ImportFailure with every op that is not supported, or with why torch.export cannot trace the module.
+
+    >>> graph = import_torch(nn.Linear(4, 2), (torch.ones(3, 4),))
+    >>> [str(of) for of in graph.signature()[1]]
+    ['float32[3, 2]']
     """
     return import_torch_program(
         module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict, mutations=mutations, name=name
@@ -110,10 +126,10 @@ def import_torch(
 
 def import_torch_program(
     module: torch.nn.Module,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     *,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: object = None,
     strict: bool = False,
     mutations: Mutations = "refuse",
     name: str | None = None,
@@ -127,9 +143,29 @@ def import_torch_program(
     written = writes(program)
     if written is not None:
         with suppress(ImportFailure):  # what is refused is told of the decomposed program
-            return _Import(Graph(title), program, mutations, notes, written).run(paths, names)
+            return Importer(Graph(title), program, mutations, notes, written).run(paths, names)
     simple = decomposed(program, type(module).__name__)
-    return _Import(Graph(title), simple, mutations, notes).run(paths, names)
+    return Importer(Graph(title), simple, mutations, notes).run(paths, names)
+
+
+def import_exported(
+    program: torch.export.ExportedProgram, *, mutations: Mutations = "refuse"
+) -> TorchProgram:
+    """A program that torch.export made before. Inputs and sizes have the names that it has for them (x, s0).
+
+    What the module says to autograd it does not tell, so its graph cannot be differentiated. Raises ImportFailure with
+    every op that is not supported.
+    """
+    reason = "it was exported before, which does not tell what the module says to autograd"
+    kinds = {spec.arg.name: spec.kind.name for spec in program.graph_signature.input_specs}
+    placeholders = program.graph.find_nodes(op="placeholder")
+    paths = [node.name for node in placeholders if kinds[node.name] == "USER_INPUT"]
+    notes, written = Notes({}, reason), writes(program)
+    if written is not None:
+        with suppress(ImportFailure):  # what is refused is told of the decomposed program
+            return Importer(Graph("exported"), program, mutations, notes, written).run(paths, {})
+    simple = decomposed(program, "the exported program")
+    return Importer(Graph("exported"), simple, mutations, notes).run(paths, {})
 
 
 def array_of(tensor: Any) -> Array:
@@ -164,7 +200,7 @@ class Notes:
     results: str
 
     @classmethod
-    def of(cls, module: Any, program: Any, *, strict: bool) -> Notes:
+    def of(cls, module: torch.nn.Module, program: torch.export.ExportedProgram, *, strict: bool) -> Notes:
         """Of a program as torch.export gives it; notes of its ops are put where they belong."""
         from kernels_hub.compiler.importers.torch_autograd import complete, hooked
 
@@ -173,7 +209,7 @@ class Notes:
 
 
 @dataclass
-class _Import:
+class Importer:
     """One import. A node that could not be imported leaves `_MISSING`, which its users hand on silently."""
 
     graph: Graph
@@ -187,6 +223,7 @@ class _Import:
     sizes: Sizes = field(init=False)
 
     def run(self, paths: list[str], names: dict[str, list[Any]]) -> TorchProgram:
+        """Import the program. paths: names of user inputs; names: what their symbolic dims are called."""
         self.sizes = Sizes(self.graph, self.program.range_constraints)
         specs = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
         placeholders = [node for node in self.program.graph.nodes if node.op == "placeholder"]
@@ -203,16 +240,7 @@ class _Import:
         for node in placeholders:
             with self.graph.origin(of_users.get(node) or specs[node.name].target):
                 self.env[node] = _stopped(self.env[node], self.notes.placeholders.get(node.name))
-        live = needed(self.program)
-        for node in self.program.graph.nodes:
-            if node.op == "call_function":
-                if node in live:
-                    self._call(node)
-                if name_of(node.target) in IN_PLACE:
-                    self._write(node)
-            elif node.op == "get_attr":
-                self.env[node] = _MISSING
-                self.problems.append(f"{node.target}: a subgraph (control flow) is not supported")
+        self.ops(needed(self.program))
         outputs, mutated = self._outputs()
         if self.problems:
             count = len(self.problems)
@@ -226,52 +254,78 @@ class _Import:
             self.graph, tuple(paths), tuple(outputs), mutated, call_spec.in_spec, call_spec.out_spec
         )
 
-    def _input(self, node: Any, path: str) -> None:
+    def within(self, graph: Graph, module: torch.fx.GraphModule) -> Importer:
+        """The import of a subgraph into a graph. `give` says what its arguments are."""
+        program = Subgraph(module.graph, module, self.program.range_constraints)
+        inner = Importer(graph, program, self.mutations, self.notes)
+        inner.sizes = Sizes(graph, program.range_constraints)
+        inner.sizes.names = self.sizes.names
+        return inner
+
+    def give(self, node: torch.fx.Node, value: object) -> None:
+        """Say what an argument of a subgraph is; sizes are the same symbols there."""
+        example = node.meta.get("val")
+        self.env[node] = self.sizes.dim(example) if is_size(example) else value
+
+    def ops(self, live: Collection[torch.fx.Node]) -> None:
+        """Import those of the program's ops that something comes of."""
+        for node in self.program.graph.nodes:
+            if node.op == "call_function":
+                if node in live:
+                    self._call(node)
+                if name_of(node.target) in IN_PLACE:
+                    self._write(node)
+            elif node.op == "get_attr":
+                self.env[node] = getattr(getattr(self.program, "graph_module", None), node.target, _MISSING)
+                if self.env[node] is _MISSING:
+                    self.problems.append(f"{node.target}: a subgraph (control flow) is not supported")
+
+    def _input(self, node: torch.fx.Node, path: str) -> None:
         example = node.meta.get("val")
         of = self._type(example)
         if of is not None:
-            self.env[node] = self.graph.input(path, of.shape, of.dtype)
+            self.env[node] = in_parts(self.graph.input(path, of.shape, of.dtype))
         elif is_size(example) and not isinstance(example, (bool, int)):
             self.env[node] = _MISSING
             self.problems.append(f"input {path!r}: a dynamic {type(example).__name__}; give it as a tensor")
         else:
             self.env[node] = example
 
-    def _state(self, node: Any, spec: Any, shared: dict[Any, Value]) -> None:
+    def _state(self, node: torch.fx.Node, spec: Any, shared: dict[Any, Value]) -> None:
         """A parameter, buffer or lifted constant."""
         if spec.kind.name == "TOKEN":
             self.env[node] = None
             return
         target = spec.target or node.name
-        held = self.program.state_dict.get(target)
-        tensor = self.program.constants.get(target) if held is None else held
+        stored = self.program.state_dict.get(target)
+        tensor = self.program.constants.get(target) if stored is None else stored
         of = self._type(tensor)
         if of is None:
             self.env[node] = _MISSING
             self.problems.append(f"{target}: a {type(tensor).__name__} as state of the module")
             return
         if spec.kind.name == "CONSTANT_TENSOR" and tensor.numel() <= _CONSTANT_LIMIT:
-            self.env[node] = self.graph.constant(array_of(tensor).copy())
+            self.env[node] = in_parts(self.graph.constant(array_of(tensor).copy()))
             return
         key = (tensor.data_ptr(), of, tensor.stride()) if tensor.numel() else node
         if key not in shared:
             shared[key] = self.graph.parameter(target, of.shape, of.dtype, lambda: array_of(tensor))
-        self.env[node] = shared[key]
+        self.env[node] = in_parts(shared[key])
 
-    def _write(self, node: Any) -> None:
+    def _write(self, node: torch.fx.Node) -> None:
         """What an op wrote is from now on the value of every name of that memory."""
         root = self.written[node]
         for name in (root, *(one for one, of in self.written.items() if of is root and one in self.env)):
             self.env[name] = self.env[node]
 
-    def _call(self, node: Any) -> None:
+    def _call(self, node: torch.fx.Node) -> None:
         name = name_of(node.target)
         if name in IN_PLACE:
             name = functional(name)
         if name == "getitem":
-            source, place = node.args
-            found = self.env[source]
-            self.env[node] = found if found is _MISSING else found[place]
+            source, position = node.args
+            results = self.env[source]
+            self.env[node] = results if results is _MISSING else results[position]
             return
         example = node.meta.get("val")
         try:
@@ -281,59 +335,85 @@ class _Import:
             if example is None and not name.startswith(("_assert", "sym_constrain")):
                 example = ()
             self.env[node] = _MISSING
-            handler = HANDLERS.get(name) if node.target.__class__.__name__ == "OpOverload" else None
+            if name in CONTROL_FLOW and node.target.__class__.__name__ != "OpOverload":
+                self._branch(node, name)
+                return
+            handler = self._handler(node, name, example)
             if handler is None:
                 if not is_condition(name, example):
-                    raise Unsupported("no handler")
+                    raise UnsupportedArgumentsError("no handler")
                 return
-            found = self._handled(node, name, handler, example)
+            results = self._handled(node, name, handler, example)
             with self.graph.origin(place_of(node)):
-                self.env[node] = _stopped(found, self._note(node))
-        except (CompilerError, Unsupported) as error:
+                self.env[node] = _stopped(results, self._note(node))
+        except (CompilerError, UnsupportedArgumentsError) as error:
             self.env[node] = _MISSING
             self.problems.append(self._told(node, name, str(error)))
 
-    def _handled(self, node: Any, name: str, handler: Any, example: Any) -> Any:
+    def _branch(self, node: torch.fx.Node, name: str) -> None:
+        """`torch.cond` and its kin."""
+        if any(self.env[operand] is _MISSING for operand in node.all_input_nodes):
+            return
+        with self.graph.origin(place_of(node)):
+            self.env[node] = CONTROL_FLOW[name](self, node)
+
+    def _handler(self, node: torch.fx.Node, name: str, example: object) -> Handler | None:
+        if node.target.__class__.__name__ != "OpOverload":
+            return None
+        if name.startswith("_assert"):
+            return handler_of(name)
+        first = example[0] if isinstance(example, (tuple, list)) and example else example
+        of_complex = getattr(getattr(first, "dtype", None), "is_complex", False)
+        operands = [self.argument(one) for one in (*node.args, *node.kwargs.values())]
+        return complex_handler_of(name) if of_complex or is_complex(operands) else handler_of(name)
+
+    def _handled(self, node: torch.fx.Node, name: str, handler: Handler, example: Any) -> Any:
         args, kwargs = _bound(node)
         args, kwargs = (
-            [self._argument(one) for one in args],
-            {k: self._argument(v) for k, v in kwargs.items()},
+            [self.argument(argument) for argument in args],
+            {k: self.argument(v) for k, v in kwargs.items()},
         )
-        if any(_has_missing(one) for one in (*args, *kwargs.values())):
+        if any(_has_missing(operand) for operand in (*args, *kwargs.values())):
             return _MISSING
         several = isinstance(example, (tuple, list))
         examples = tuple(example) if several else (example,)
-        sizes = tuple(self.sizes.dim(one) for one in examples if is_size(one))
-        call = Call(self.graph, name, tuple(self._type(one) for one in examples), sizes)
+        sizes = tuple(self.sizes.dim(example) for example in examples if is_size(example))
+        call = AtenCall(self.graph, name, tuple(self._type(example) for example in examples), sizes)
         with self.graph.origin(place_of(node)):
             result = handler(call, *args, **kwargs)
         for value, of in zip(result if several else (result,), call.results, strict=False):
-            if isinstance(value, Value) and of is not None:
+            if isinstance(value, Complex) and of is not None and of.dtype.is_complex:
+                _check(value.real, replace_dtype(of))
+                _check(value.imaginary, replace_dtype(of))
+            elif isinstance(value, Value) and of is not None:
                 _check(value, of)
         return result
 
-    def _note(self, node: Any) -> str | None:
+    def _note(self, node: torch.fx.Node) -> str | None:
         """The note of an op, where others than ops of the same note see its results or what it writes."""
         note: str | None = (node.meta.get("custom") or {}).get(NOTE)
-        if note is None or not any(isinstance(self.env[one], Value) for one in node.all_input_nodes):
+        if note is None or not any(
+            isinstance(self.env[operand], (Value, Complex)) for operand in node.all_input_nodes
+        ):
             return None
         shows = node in self.written or not all(
-            (one.meta.get("custom") or {}).get(NOTE) == note for one in node.users
+            (user.meta.get("custom") or {}).get(NOTE) == note for user in node.users
         )
         return note if shows else None
 
-    def _argument(self, value: Any) -> Any:
+    def argument(self, value: object) -> Any:
+        """An argument of a node: its value, or what it says."""
         import torch
 
         if isinstance(value, torch.fx.Node):
             return self.env[value]
         if isinstance(value, (list, tuple)):
-            return [self._argument(one) for one in value]
+            return [self.argument(element) for element in value]
         if isinstance(value, torch.dtype):
             return dtype_of(value)
         return self.sizes.dim(value) if isinstance(value, torch.SymInt) else value
 
-    def _type(self, example: Any) -> TensorType | None:
+    def _type(self, example: object) -> TensorType | None:
         import torch
 
         if not isinstance(example, torch.Tensor):
@@ -352,8 +432,8 @@ class _Import:
     def _outputs(self) -> tuple[list[tuple[str, Any]], dict[str, str]]:
         from torch.utils import _pytree as pytree
 
-        (node,) = (one for one in self.program.graph.nodes if one.op == "output")
-        values = [self._argument(one) for one in node.args[0]]
+        (node,) = (node for node in self.program.graph.nodes if node.op == "output")
+        values = [self.argument(output) for output in node.args[0]]
         specs = self.program.graph_signature.output_specs
         count = sum(spec.kind.name == "USER_OUTPUT" for spec in specs)
         tree = pytree.tree_unflatten(list(range(count)), self.program.call_spec.out_spec)
@@ -375,7 +455,8 @@ class _Import:
                 mutated[spec.target] = self._result(f"mutated.{spec.target}", value)[1]
         return outputs, mutated
 
-    def _result(self, name: str, value: Any) -> tuple[str, Any]:
+    def _result(self, name: str, value: object) -> tuple[str, Any]:
+        value = whole(value)
         if isinstance(value, Value):
             self.graph.output(name, _stopped(value, self.notes.results or None))
             return "output", name
@@ -385,12 +466,14 @@ class _Import:
         return "literal", value
 
 
-def _stopped(found: Any, note: str | None) -> Any:
+def _stopped(found: object, note: str | None) -> Any:
     """Values that gradients go no further than. note: as `torch_autograd.note_of` gives it."""
     if note is None:
         return found
     if isinstance(found, (tuple, list)):
         return [_stopped(one, note) for one in found]
+    if isinstance(found, Complex):
+        return found.each(lambda part: _stopped(part, note))
     if not isinstance(found, Value) or not (found.dtype.is_float or found.dtype.is_complex):
         return found
     if found.op_name == "stop_gradient" and note in {"", found.node.attrs["reason"]}:
@@ -402,19 +485,21 @@ def _check(value: Value, of: TensorType) -> None:
     """What a handler made is what torch.export says that the op gives."""
     same_rank = value.rank == len(of.shape)
     if value.dtype is not of.dtype or not same_rank or any(map(proves_different, value.shape, of.shape)):
-        raise Unsupported(f"imported as {value.type}, torch.export says {of}: a defect of the importer")
+        raise UnsupportedArgumentsError(
+            f"imported as {value.type}, torch.export says {of}: a defect of the importer"
+        )
 
 
 def _output_names(paths: Sequence[tuple[Any, Any]]) -> list[str]:
     texts = [path_text(path) for path, _ in paths]
-    return [f"output.{one}" if one[:1].isdigit() else one or "output" for one in texts]
+    return [f"output.{text}" if text[:1].isdigit() else text or "output" for text in texts]
 
 
-def _has_missing(value: Any) -> bool:
+def _has_missing(value: object) -> bool:
     return value is _MISSING or (isinstance(value, list) and any(map(_has_missing, value)))
 
 
-def _library(target: Any) -> str:
+def _library(target: object) -> str:
     return str(getattr(target, "namespace", getattr(target, "__module__", "python")))
 
 
@@ -422,10 +507,10 @@ def _bound(node: Any) -> tuple[list[Any], dict[str, Any]]:
     """Arguments by an op's schema: all positional ones, all keyword-only ones, defaults filled in."""
     args, kwargs = list(node.args), dict(node.kwargs)
     keywords: dict[str, Any] = {}
-    for place, argument in enumerate(node.target._schema.arguments):
+    for index, argument in enumerate(node.target._schema.arguments):
         default = argument.default_value if argument.has_default_value() else None
         if argument.kwarg_only:
             keywords[argument.name] = kwargs.get(argument.name, default)
-        elif place >= len(args):
+        elif index >= len(args):
             args.append(kwargs.get(argument.name, default))
     return args, keywords

@@ -8,9 +8,10 @@ from operator import add, mul
 from typing import Any
 
 from kernels_hub.compiler.errors import CompilerError
-from kernels_hub.compiler.importers.aten_ops import Unsupported
+from kernels_hub.compiler.importers.aten_ops import UnsupportedArgumentsError
 from kernels_hub.compiler.importers.torch_trace import arguments_of
-from kernels_hub.compiler.ir.dims import Dim, ceildiv, dim_max, dim_min, floordiv, mod
+from kernels_hub.compiler.ir.dims import Dim, ceildiv, floordiv, mod
+from kernels_hub.compiler.ir.extrema import dim_max, dim_min
 from kernels_hub.compiler.ir.graph import Graph
 
 _UNBOUNDED = 1 << 60
@@ -24,7 +25,7 @@ class Sizes:
         self.names: dict[str, str] = {}
         self.ranges = {str(symbol): found for symbol, found in ranges.items()}
 
-    def call(self, example: Any, names: Sequence[str | None]) -> None:
+    def call(self, example: object, names: Sequence[str | None]) -> None:
         """Name the symbols that an input's dims are."""
         for dim, name in zip(getattr(example, "shape", ()), names, strict=False):
             expression = getattr(getattr(dim, "node", None), "expr", None)
@@ -33,13 +34,13 @@ class Sizes:
                 self.names.setdefault(str(symbols[0]), name)
 
     def dim(self, size: Any) -> Dim:
-        """A SymInt, or an int, as a dim. Raises Unsupported for what dims do not express."""
+        """A SymInt, or an int, as a dim. Raises UnsupportedArgumentsError for what dims do not express."""
         if isinstance(size, int):
             return int(size)
         try:
             return self._dim(size.node.expr)
         except CompilerError as error:
-            raise Unsupported(f"the size {size}: {error}") from error
+            raise UnsupportedArgumentsError(f"the size {size}: {error}") from error
 
     def _dim(self, one: Any) -> Dim:
         if one.is_Integer:
@@ -59,7 +60,7 @@ class Sizes:
             return (dim_min if kind == "Min" else dim_max)(*(self._dim(part) for part in one.args))
         if kind == "CeilToInt" and type(one.args[0]).__name__ == "IntTrueDiv":
             return ceildiv(*(self._dim(part) for part in one.args[0].args))
-        raise Unsupported(f"a size computed as {one}")
+        raise UnsupportedArgumentsError(f"a size computed as {one}")
 
     def _symbol(self, torch_name: str) -> Dim:
         name = self.names.get(torch_name, torch_name)
@@ -105,11 +106,11 @@ def _collect(value: Any, spec: Any, path: str, found: dict[str, list[Any]]) -> N
         for key, item in value.items():
             _collect(item, spec.get(key), f"{path}.{key}", found)
     elif isinstance(spec, (list, tuple)):
-        for place, (item, inner) in enumerate(zip(_children(value), spec, strict=False)):
-            _collect(item, inner, f"{path}.{place}", found)
+        for index, (item, inner) in enumerate(zip(_children(value), spec, strict=False)):
+            _collect(item, inner, f"{path}.{index}", found)
 
 
-def _children(value: Any) -> Sequence[Any]:
+def _children(value: object) -> Sequence[Any]:
     """Of a tree: of a list or a tuple, or of what torch's pytree takes for one."""
     from torch.utils import _pytree as pytree
 
@@ -119,7 +120,7 @@ def _children(value: Any) -> Sequence[Any]:
     return children
 
 
-def _name_of(dim: Any) -> str | None:
+def _name_of(dim: object) -> str | None:
     """The name of a torch.export.Dim, or of the one that it is derived from; None of hints, numbers and nothing."""
     if isinstance(dim, str):
         return dim

@@ -1,4 +1,4 @@
-"""What the torch importer asks of torch.export: a traced program, the names of arguments, the reason of a failure."""
+"""Interface to torch.export: a traced program, the names of arguments, the reason of a failure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernels_hub.compiler.errors import ImportFailure
+
+if TYPE_CHECKING:
+    import torch
+    from torch.export import ExportedProgram
 
 # Composite ops that are imported as they are: one op of the source, one spelling in the graph.
 KEPT = (
@@ -34,8 +38,8 @@ KEPT = (
 
 
 def trace(
-    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, *, strict: bool
-) -> Any:
+    module: object, args: tuple[object, ...], kwargs: dict[str, Any], dynamic_shapes: Any, *, strict: bool
+) -> ExportedProgram:
     """The exported program. Raises ImportFailure with the cause where torch.export cannot."""
     import torch
 
@@ -43,15 +47,68 @@ def trace(
         raise ImportFailure(f"import_torch takes a torch.nn.Module, not {type(module).__name__}")
     from kernels_hub.compiler.importers.torch_autograd import listening
 
-    args, kwargs = distinct((args, kwargs))
-    with _told(type(module).__name__), torch.no_grad():
+    with _told(type(module).__name__), torch.inference_mode(_of_inference_mode(module)), torch.no_grad():
+        args, kwargs = distinct((args, kwargs))
         if strict:  # Dynamo reads the code of the forward instead of running it: see `import_torch`
             return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=True)
         with listening(module):
-            return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
+            return _exported(module, args, kwargs, dynamic_shapes)
 
 
-def distinct(arguments: Any) -> Any:
+def _of_inference_mode(module: torch.nn.Module) -> bool:
+    """Whether a module was made in inference mode: a trace needs all tensors made there, or none."""
+    return any(tensor.is_inference() for tensor in (*module.parameters(), *module.buffers()))
+
+
+def _exported(
+    module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> ExportedProgram:
+    """The program of torch.export, also where it cannot prove a condition on sizes that always holds.
+
+    The solver of PyTorch 2.11 refuses min(8 * length, 16 * length) == 8 * length, which its strides of an attention
+    ask. Left as an assertion in the program, SymPy proves it; any that stays unproven is the refusal again.
+    """
+    import torch
+    from torch._dynamo.exc import UserError, UserErrorType
+
+    try:
+        return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
+    except UserError as error:
+        if error.error_type is not UserErrorType.CONSTRAINT_VIOLATION:
+            raise
+        try:
+            program = torch.export.export(
+                module,
+                args,
+                kwargs,
+                dynamic_shapes=dynamic_shapes,
+                prefer_deferred_runtime_asserts_over_guards=True,
+            )
+        except Exception:  # noqa: BLE001  (the first attempt says what is wrong)
+            raise error from None
+        asserted = (
+            node.args[0] for node in program.graph.nodes if str(node.target) == "aten._assert_scalar.default"
+        )
+        if not all(always_true(condition) for condition in asserted):
+            raise
+        return program
+
+
+def always_true(condition: Any) -> bool:
+    """Whether a condition on sizes, a node of a program or a bool, holds whatever the sizes are."""
+    import sympy
+    from torch.utils._sympy import functions
+
+    value = condition.meta.get("val") if hasattr(condition, "meta") else condition
+    if isinstance(value, bool):
+        return value
+    if type(value).__name__ != "SymBool":
+        return False
+    expression = value.node.expr.replace(functions.Min, sympy.Min).replace(functions.Max, sympy.Max)
+    return bool(sympy.simplify(expression) is sympy.true)
+
+
+def distinct(arguments: object) -> Any:
     """The arguments with a copy of each tensor, which shares memory with no other argument and no state of a module.
 
     torch.export makes one input of what is one tensor: given twice as an example, or a parameter of the module. Calls
@@ -68,7 +125,7 @@ def distinct(arguments: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, copied, arguments)
 
 
-def decomposed(program: Any, name: str) -> Any:
+def decomposed(program: ExportedProgram, name: str) -> Any:
     """The program of a module of that name in core ATen and `KEPT`, without writes. Raises ImportFailure."""
     import torch
 
@@ -124,7 +181,7 @@ def _user_line(stack: str) -> str:
     return f"{file}:{line} in {function}"
 
 
-def place_of(node: Any) -> str:
+def place_of(node: torch.fx.Node) -> str:
     """Where an op of the program comes from: the module's path and class, and the source line."""
     stack = node.meta.get("nn_module_stack") or {}
     path, kind = list(stack.values())[-1] if stack else ("", "")
@@ -134,12 +191,14 @@ def place_of(node: Any) -> str:
     return ", ".join(part for part in (where, line) if part)
 
 
-def paths_of(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+def paths_of(module: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> list[str]:
     """A name for each leaf of the arguments: the parameter of forward, then the path in it."""
     return [f"{name}.{path}" if path else name for name, path, _ in leaves_of(module, args, kwargs)]
 
 
-def leaves_of(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+def leaves_of(
+    module: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
+) -> list[tuple[str, str, Any]]:
     """(argument, path in it, leaf) in the order of torch.export's user inputs."""
     from torch.utils import _pytree as pytree
 
@@ -150,18 +209,20 @@ def leaves_of(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
     ]
 
 
-def arguments_of(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def arguments_of(
+    module: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]
+) -> list[tuple[str, Any]]:
     """Arguments with the names that forward gives them, in the order of torch.export's user inputs."""
     names: list[str] = []
-    for one in inspect.signature(module.forward).parameters.values():
-        if one.kind is inspect.Parameter.VAR_POSITIONAL:
-            names += [f"{one.name}_{i}" for i in range(len(args) - len(names))]
-        elif one.kind in {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}:
-            names.append(one.name)
+    for parameter in inspect.signature(module.forward).parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}_{i}" for i in range(len(args) - len(names))]
+        elif parameter.kind in {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}:
+            names.append(parameter.name)
     return [*zip(names, args, strict=False), *kwargs.items()]
 
 
-def path_text(path: Sequence[Any]) -> str:
+def path_text(path: Sequence[object]) -> str:
     """ "past.0.key" of a pytree's key path."""
     return ".".join(
         str(next(getattr(key, kind) for kind in ("key", "idx", "name") if hasattr(key, kind))) for key in path

@@ -4,7 +4,8 @@
     views.py      reshape, slice, concatenate, pad   create.py      full, arange, sizes, assertions
     reduce.py     reductions, sort, top-k            linear.py      products, convolution, attention
     normalize.py  layer, group, batch, RMS norm      indexing.py    gather, scatter, advanced indices
-    pool.py       pooling, resizing                  call.py        what a handler gets
+    pool.py       pooling, resizing                  complex.py     complex numbers as pairs, Fourier transforms
+    call.py       what a handler gets
 
 Nothing here imports torch.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from kernels_hub.compiler.importers.aten_ops import (
     activation,
+    complex,  # noqa: A004  (the family's name)
     create,
     indexing,
     linear,
@@ -22,8 +24,13 @@ from kernels_hub.compiler.importers.aten_ops import (
     reduce,
     views,
 )
-from kernels_hub.compiler.importers.aten_ops.call import HANDLERS, Call, Unsupported
+from kernels_hub.compiler.importers.aten_ops.call import (
+    HANDLERS,
+    AtenCall,
+    UnsupportedArgumentsError,
+    handler_of,
+)
 
-FAMILIES = (activation, create, indexing, linear, normalize, pointwise, pool, reduce, views)
+FAMILIES = (activation, complex, create, indexing, linear, normalize, pointwise, pool, reduce, views)
 
-__all__ = ["FAMILIES", "HANDLERS", "Call", "Unsupported"]
+__all__ = ["FAMILIES", "HANDLERS", "AtenCall", "UnsupportedArgumentsError", "handler_of"]

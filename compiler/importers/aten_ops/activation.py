@@ -6,16 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from kernels_hub.compiler.importers.aten_ops.call import Call, Handler, Scalar, aten
+from kernels_hub.compiler.importers.aten_ops.call import AtenCall, Handler, Scalar, aten
 from kernels_hub.compiler.ir.graph import Value
 
 
-def _wide(call: Call, x: Value) -> Value:
+def _wide(call: AtenCall, x: Value) -> Value:
     return x.cast(call.dtype.compute)
 
 
-def _activation(formula: Callable[[Value], Value]) -> Handler:
-    def handler(call: Call, x: Value) -> Value:
+def _activation_handler(formula: Callable[[Value], Value]) -> Handler:
+    def handler(call: AtenCall, x: Value) -> Value:
         return formula(_wide(call, x)).cast(call.dtype)
 
     return handler
@@ -27,12 +27,12 @@ def _softplus(x: Value) -> Value:
     return found.apply("with_derivative", found, x, x.unary("sigmoid"))
 
 
-aten("silu.default")(_activation(lambda x: x * x.unary("sigmoid")))
-aten("mish.default")(_activation(lambda x: x * _softplus(x).unary("tanh")))
-aten("log_sigmoid.default")(_activation(lambda x: _softplus(x.unary("neg")).unary("neg")))
-aten("hardsigmoid.default")(_activation(lambda x: _hard(x) / 6.0))
-aten("hardswish.default")(_activation(lambda x: x * _hard(x) / 6.0))
-aten("selu.default")(_activation(lambda x: _elu(x, 1.6732632423543772, 1.0507009873554805, 1.0)))
+aten("silu.default")(_activation_handler(lambda x: x * x.unary("sigmoid")))
+aten("mish.default")(_activation_handler(lambda x: x * _softplus(x).unary("tanh")))
+aten("log_sigmoid.default")(_activation_handler(lambda x: _softplus(x.unary("neg")).unary("neg")))
+aten("hardsigmoid.default")(_activation_handler(lambda x: _hard(x) / 6.0))
+aten("hardswish.default")(_activation_handler(lambda x: x * _hard(x) / 6.0))
+aten("selu.default")(_activation_handler(lambda x: _elu(x, 1.6732632423543772, 1.0507009873554805, 1.0)))
 
 
 def _hard(x: Value) -> Value:
@@ -51,17 +51,17 @@ def _elu(x: Value, alpha: float, scale: float, input_scale: float) -> Value:
 
 
 @aten("relu.default")
-def relu(_: Call, x: Value) -> Value:
+def relu(_: AtenCall, x: Value) -> Value:
     return x.binary("maximum", 0)
 
 
 @aten("relu6.default")
-def relu6(_: Call, x: Value) -> Value:
+def relu6(_: AtenCall, x: Value) -> Value:
     return x.binary("maximum", 0).binary("minimum", 6)
 
 
 @aten("gelu.default")
-def gelu(call: Call, x: Value, *, approximate: str) -> Value:
+def gelu(call: AtenCall, x: Value, *, approximate: str) -> Value:
     """0.5 x (1 + erf(x / sqrt 2)), or with tanh. Source: arXiv 1606.08415."""
     wide = _wide(call, x)
     if approximate == "tanh":
@@ -74,76 +74,76 @@ def gelu(call: Call, x: Value, *, approximate: str) -> Value:
 
 
 @aten("elu.default")
-def elu(call: Call, x: Value, alpha: Scalar, scale: Scalar, input_scale: Scalar) -> Value:
+def elu(call: AtenCall, x: Value, alpha: Scalar, scale: Scalar, input_scale: Scalar) -> Value:
     return _elu(_wide(call, x), alpha, scale, input_scale).cast(call.dtype)
 
 
 @aten("celu.default")
-def celu(call: Call, x: Value, alpha: Scalar) -> Value:
+def celu(call: AtenCall, x: Value, alpha: Scalar) -> Value:
     return _elu(_wide(call, x), alpha, 1.0, 1 / alpha).cast(call.dtype)
 
 
 @aten("leaky_relu.default")
-def leaky_relu(call: Call, x: Value, slope: Scalar) -> Value:
+def leaky_relu(call: AtenCall, x: Value, slope: Scalar) -> Value:
     wide = _wide(call, x)
     return (wide > 0.0).select(wide, wide * float(slope)).cast(call.dtype)
 
 
 @aten("prelu.default", "_prelu_kernel.default")
-def prelu(_: Call, x: Value, weight: Value) -> Value:
+def prelu(_: AtenCall, x: Value, weight: Value) -> Value:
     if weight.rank == 1 and x.rank > 1:
         weight = weight.reshape((weight.shape[0], *[1] * (x.rank - 2)))
     return (x > 0.0).select(x, x * weight)
 
 
 @aten("hardtanh.default")
-def hardtanh(_: Call, x: Value, low: Scalar, high: Scalar) -> Value:
+def hardtanh(_: AtenCall, x: Value, low: Scalar, high: Scalar) -> Value:
     return x.binary("maximum", low).binary("minimum", high)
 
 
 @aten("softplus.default")
-def softplus(call: Call, x: Value, beta: Scalar, threshold: Scalar) -> Value:
+def softplus(call: AtenCall, x: Value, beta: Scalar, threshold: Scalar) -> Value:
     wide = _wide(call, x)
     scaled = wide * float(beta)
     return (scaled > float(threshold)).select(wide, _softplus(scaled) / float(beta)).cast(call.dtype)
 
 
 @aten("glu.default")
-def glu(call: Call, x: Value, axis: int) -> Value:
+def glu(call: AtenCall, x: Value, axis: int) -> Value:
     half = x.shape[x.axis(axis)] // 2
     a, b = x.split([half, half], axis)
     return (_wide(call, a) * _wide(call, b).unary("sigmoid")).cast(call.dtype)
 
 
 @aten("_softmax.default")
-def softmax_half(call: Call, x: Value, axis: int, _: bool) -> Value:
+def softmax_half(call: AtenCall, x: Value, axis: int, _: bool) -> Value:
     return _along(call, x, axis, "softmax")
 
 
 @aten("_log_softmax.default")
-def log_softmax_half(call: Call, x: Value, axis: int, _: bool) -> Value:
+def log_softmax_half(call: AtenCall, x: Value, axis: int, _: bool) -> Value:
     return _along(call, x, axis, "log_softmax")
 
 
 @aten("softmax.int")
-def softmax(call: Call, x: Value, axis: int, _: object = None) -> Value:
+def softmax(call: AtenCall, x: Value, axis: int, _: object = None) -> Value:
     return _along(call, x, axis, "softmax")
 
 
 @aten("log_softmax.int")
-def log_softmax(call: Call, x: Value, axis: int, _: object = None) -> Value:
+def log_softmax(call: AtenCall, x: Value, axis: int, _: object = None) -> Value:
     return _along(call, x, axis, "log_softmax")
 
 
 @aten("_safe_softmax.default")
-def safe_softmax(call: Call, x: Value, axis: int, _: object = None) -> Value:
+def safe_softmax(call: AtenCall, x: Value, axis: int, _: object = None) -> Value:
     """Softmax that is 0, not NaN, where everything is minus infinity."""
     nothing = x.max(axis, keepdims=True).binary("eq", -math.inf)
     soft = _along(call, x, axis, "softmax")
     return nothing.select(0.0, soft)
 
 
-def _along(call: Call, x: Value, axis: int, op: str) -> Value:
+def _along(call: AtenCall, x: Value, axis: int, op: str) -> Value:
     wide = call.tensor(x)
     if not wide.rank:
         return wide.unsqueeze(0).along(op, 0).squeeze(0)
@@ -151,7 +151,7 @@ def _along(call: Call, x: Value, axis: int, op: str) -> Value:
 
 
 @aten("dropout.default", "native_dropout.default")
-def dropout(call: Call, x: Value, p: float, train: bool | None) -> Value | tuple[Value, Value]:
+def dropout(call: AtenCall, x: Value, p: float, train: bool | None) -> Value | tuple[Value, Value]:
     call.refuse_unless(not train or p == 0, "dropout in training mode: call module.eval() first")
     if call.name.startswith("native"):
         return x, call.graph.full(x.shape, True, "bool")

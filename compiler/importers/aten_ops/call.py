@@ -1,10 +1,10 @@
 """What a handler of an ATen op gets, and the table that handlers are in.
 
-A handler takes a `Call` and the op's arguments, bound by its schema with defaults filled in: tensors as values
+A handler takes an `AtenCall` and the op's arguments, bound by its schema with defaults filled in: tensors as values
 of the graph, sizes as dims, dtypes as rows of `types`; keyword-only ones by keyword. It returns the op's value,
 or a tuple of them. What dtype and shape each result has is known (torch.export says so) and checked after it.
 
-ATen promotes dtypes; the IR never does. `Call.tensor` and `Call.promoted` make the casts explicit.
+ATen promotes dtypes; the IR never does. `AtenCall.tensor` and `Call.promoted` make the casts explicit.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from kernels_hub.compiler.errors import TypeRuleError
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Expr
 from kernels_hub.compiler.ir.graph import Graph, Value
-from kernels_hub.compiler.ir.op import Shape, TensorType
+from kernels_hub.compiler.ir.op import Op, Shape, TensorType, Trait
+from kernels_hub.compiler.ir.ops import OPS
 from kernels_hub.compiler.ir.types import DType
 
 Handler = Callable[..., Any]
 _H = TypeVar("_H", bound=Handler)
 Scalar = Any
 """A Python number or a dim, where ATen takes a Scalar or SymInt."""
+Axes = int | Sequence[int] | None
+"""Axes of a reduction, as ATen takes them: None and an empty list are all of them."""
 
 HANDLERS: dict[str, Handler] = {}
-"""Name of an ATen overload ("add.Tensor") -> what imports it."""
+"""Name of an ATen overload ("add.Tensor") -> what imports it, where that is more than one pointwise op."""
 
 
-class Unsupported(Exception):
+class UnsupportedArgumentsError(Exception):
     """What a handler raises of arguments that it does not take; the importer lists it with all others."""
 
 
@@ -46,8 +49,46 @@ def aten(*names: str) -> Callable[[_H], _H]:
     return enter
 
 
+def handler_of(name: str) -> Handler | None:
+    """What imports an ATen overload: its handler, or the row of the op table that names it."""
+    known = HANDLERS.get(name)
+    if known is not None:
+        return known
+    row = next((row for row in OPS.values() if name in row.torch), None)
+    if row is None:
+        return None
+    return _handler_of_row(row) if Trait.POINTWISE in row.traits else _handler_of_structured(row)
+
+
+def _handler_of_structured(row: Op) -> Handler:
+    """Takes the operands, then the attributes in the order of the row."""
+    count, _ = row.bounds
+
+    def handler(call: AtenCall, *arguments: Any) -> Value:
+        operands = [call.tensor(operand) for operand in arguments[:count]]
+        attrs = dict(zip((attr.name for attr in row.attrs), arguments[count:], strict=False))
+        if "axis" in attrs:
+            attrs["axis"] %= max(1, operands[0].rank)
+        return call.graph.apply(row.name, *operands, **attrs)
+
+    return handler
+
+
+def _handler_of_row(row: Op) -> Handler:
+    """Promotes the operands to the result's dtype. Whole numbers are what rounding gives of integers."""
+
+    def handler(call: AtenCall, *operands: Value | Scalar) -> Value:
+        first = operands[0]
+        if Trait.STEP in row.traits and isinstance(first, Value) and first.dtype.is_integer:
+            return first
+        a, *others = map(call.tensor, operands)
+        return a.binary(row.name, *others) if others else a.unary(row.name)
+
+    return handler
+
+
 @dataclass(frozen=True)
-class Call:
+class AtenCall:
     """One op of the exported program: the graph under construction, and what its results are to be."""
 
     graph: Graph
@@ -69,7 +110,7 @@ class Call:
     @property
     def _first(self) -> TensorType:
         if not self.results or self.results[0] is None:
-            raise Unsupported("its result is no tensor")
+            raise UnsupportedArgumentsError("its result is no tensor")
         return self.results[0]
 
     def tensor(self, value: Value | Scalar, dtype: DType | None = None) -> Value:
@@ -80,7 +121,7 @@ class Call:
         if isinstance(value, Expr):
             return self.graph.size(value).cast(row)
         if row.is_integer and isinstance(value, (bool, int)):
-            low, high = (int(one) for one in row.limits)
+            low, high = (int(limit) for limit in row.limits)
             # ATen wraps scalars into the tensor's dtype, as casts in C do.
             value = (int(value) - low) % (high - low + 1) + low
         if row is types.BOOL:
@@ -90,9 +131,9 @@ class Call:
     def promoted(self, *operands: Value | Scalar) -> DType:
         """The dtype in which ATen computes a pointwise op of these: `torch.result_type`."""
         tiers: list[DType | None] = [None, None, None]
-        for one in operands:
-            tier = 2 if not isinstance(one, Value) else 0 if one.rank else 1
-            row = one.dtype if isinstance(one, Value) else _of_scalar(one)
+        for operand in operands:
+            tier = 2 if not isinstance(operand, Value) else 0 if operand.rank else 1
+            row = operand.dtype if isinstance(operand, Value) else _of_scalar(operand)
             before = tiers[tier]
             tiers[tier] = row if before is None else _promote(before, row)
         result = _combine(tiers[0], _combine(tiers[1], tiers[2]))
@@ -105,9 +146,9 @@ class Call:
         return self.tensor(a, row), self.tensor(b, row)
 
     def refuse_unless(self, holds: bool, what: str) -> None:
-        """Raise Unsupported with the reason unless it holds."""
+        """Raise UnsupportedArgumentsError with the reason unless it holds."""
         if not holds:
-            raise Unsupported(what)
+            raise UnsupportedArgumentsError(what)
 
 
 def _of_scalar(number: Scalar) -> DType:
@@ -121,7 +162,7 @@ def _promote(a: DType, b: DType) -> DType:
     try:
         return types.promote(a, b)
     except TypeRuleError as error:
-        raise Unsupported(str(error)) from error
+        raise UnsupportedArgumentsError(str(error)) from error
 
 
 def _combine(higher: DType | None, lower: DType | None) -> DType | None:
@@ -144,7 +185,7 @@ def unfollowed(x: Value, where: Value) -> Value:
     return where.select(x.unary("stop_gradient"), x)
 
 
-def axes_of(value: Value, dims: Any) -> list[int]:
+def axes_of(value: Value, dims: Axes) -> list[int]:
     """Axes counted from the first; all, where none are given. A 0-d tensor has the axes 0 and -1 in ATen."""
     given = range(value.rank) if dims is None or dims == [] else (dims,) if isinstance(dims, int) else dims
     return [value.axis(axis) for axis in given] if value.rank else []

@@ -5,23 +5,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernels_hub.compiler.importers.aten_ops.call import Call, Scalar, aten
+from kernels_hub.compiler.importers.aten_ops.call import AtenCall, Scalar, aten
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.graph import Value
 
 
 @aten("full.default", "full_like.default", "new_full.default")
-def full(call: Call, *args: Any, **_: Any) -> Value:
+def full(call: AtenCall, *args: object, **_: object) -> Value:
     return call.tensor(args[-1]).broadcast_to(call.shape)
 
 
 @aten("zeros.default", "zeros_like.default", "new_zeros.default")
-def zeros(call: Call, *_: Any, **__: Any) -> Value:
+def zeros(call: AtenCall, *_: object, **__: object) -> Value:
     return call.tensor(0).broadcast_to(call.shape)
 
 
 @aten("ones.default", "ones_like.default", "new_ones.default")
-def ones(call: Call, *_: Any, **__: Any) -> Value:
+def ones(call: AtenCall, *_: object, **__: object) -> Value:
     return call.tensor(1).broadcast_to(call.shape)
 
 
@@ -33,17 +33,17 @@ aten(
 
 
 @aten("fill.Scalar", "fill.Tensor")
-def fill(call: Call, _: Value, number: Value | Scalar) -> Value:
+def fill(call: AtenCall, _: Value, number: Value | Scalar) -> Value:
     return call.tensor(number).broadcast_to(call.shape)
 
 
 @aten("scalar_tensor.default")
-def scalar_tensor(call: Call, number: Scalar, **_: Any) -> Value:
+def scalar_tensor(call: AtenCall, number: Scalar, **_: object) -> Value:
     return call.tensor(number)
 
 
 @aten("arange.start_step")
-def arange(call: Call, start: Scalar, _: Scalar, step: Scalar, **__: Any) -> Value:
+def arange(call: AtenCall, start: Scalar, _: Scalar, step: Scalar, **__: object) -> Value:
     row = call.dtype
     if row.is_integer:
         count = call.graph.iota(call.shape[0], row)
@@ -55,17 +55,17 @@ def arange(call: Call, start: Scalar, _: Scalar, step: Scalar, **__: Any) -> Val
 
 
 @aten("arange.default")
-def arange_end(call: Call, end: Scalar, **_: Any) -> Value:
+def arange_end(call: AtenCall, end: Scalar, **_: object) -> Value:
     return arange(call, 0, end, 1)
 
 
 @aten("arange.start")
-def arange_start(call: Call, start: Scalar, end: Scalar, **_: Any) -> Value:
+def arange_start(call: AtenCall, start: Scalar, end: Scalar, **_: object) -> Value:
     return arange(call, start, end, 1)
 
 
 @aten("linspace.default")
-def linspace(call: Call, start: Scalar, end: Scalar, steps: int, **_: Any) -> Value:
+def linspace(call: AtenCall, start: Scalar, end: Scalar, steps: int, **_: object) -> Value:
     wide = types.FLOAT64
     count = call.graph.iota(steps, types.INT64).cast(wide)
     step = (end - start) / max(steps - 1, 1)
@@ -73,7 +73,7 @@ def linspace(call: Call, start: Scalar, end: Scalar, steps: int, **_: Any) -> Va
 
 
 @aten("eye.default", "eye.m")
-def eye(call: Call, *_: Any, **__: Any) -> Value:
+def eye(call: AtenCall, *_: object, **__: object) -> Value:
     rows, columns = call.shape
     same = call.graph.iota(rows).unsqueeze(1).eq(call.graph.iota(columns))
     return same.cast(call.dtype)
@@ -83,12 +83,12 @@ def eye(call: Call, *_: Any, **__: Any) -> Value:
     "_assert_tensor_metadata.default", "_assert_scalar.default", "_assert_async.msg",
     "sym_constrain_range_for_size.default", "sym_constrain_range.default",
 )  # fmt: skip
-def assertion(_: Call, *__: Any, **___: Any) -> None:
+def assertion(_: AtenCall, *__: object, **___: object) -> None:
     """What torch.export has checked, or states of sizes: the facts are in the symbols."""
 
 
 @aten("_local_scalar_dense.default", "item.default")
-def item(call: Call, x: Value) -> Value | Any:
+def item(call: AtenCall, x: Value) -> Value | Any:
     """A number of the data as a size."""
     call.refuse_unless(bool(call.sizes) and x.dtype.is_integer, "a number read from the data that is no size")
     call.graph.apply("define_size", x.reshape(()).cast("int64"), symbol=call.sizes[0])

@@ -4,9 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from kernels_hub.compiler.importers.aten_ops.call import Call, Handler, Scalar, Unsupported, aten, unfollowed
+from kernels_hub.compiler.importers.aten_ops.call import (
+    AtenCall,
+    Handler,
+    Scalar,
+    UnsupportedArgumentsError,
+    aten,
+    unfollowed,
+)
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.graph import Value
@@ -18,7 +24,7 @@ Indices = Sequence[Value | None]
 
 @aten("embedding.default")
 def embedding(
-    _: Call,
+    _: AtenCall,
     weight: Value,
     indices: Value,
     padding: int = -1,
@@ -51,37 +57,37 @@ def _shares(weight: Value, indices: Value) -> Value:
 
 
 @aten("index_select.default")
-def index_select(_: Call, x: Value, axis: int, indices: Value) -> Value:
+def index_select(_: AtenCall, x: Value, axis: int, indices: Value) -> Value:
     return x.gather(indices.reshape(indices.shape or (1,)), axis)
 
 
 @aten("gather.default")
-def gather(_: Call, x: Value, axis: int, indices: Value, **__: Any) -> Value:
+def gather(_: AtenCall, x: Value, axis: int, indices: Value, **__: object) -> Value:
     if not x.rank:
         return x.reshape(1).gather_elements(indices.reshape(1), 0).reshape(())
     return x.gather_elements(indices, axis)
 
 
-def _unmasked(x: Value, indices: Indices, call: Call) -> list[Value | None]:
+def _unmasked(x: Value, indices: Indices, call: AtenCall) -> list[Value | None]:
     """Masks made indices: constants of none, or the places that hold. Sizes come from the result's shape."""
     plain: list[Value | None] = []
-    for one in indices:
-        if one is None or one.dtype is not types.BOOL:
-            plain.append(one)
+    for index in indices:
+        if index is None or index.dtype is not types.BOOL:
+            plain.append(index)
             continue
         sizes = [dim for dim in call.shape if not isinstance(dim, int) and dim.only_symbol]
         fresh = [dim for dim in sizes if dim.only_symbol.name not in x.graph.symbols]
         if len(fresh) != 1:
-            raise Unsupported("a mask as an index, whose number of places is not a new size")
-        places = x.graph.apply("nonzero", one, count=fresh[0])
-        plain += [places.slice(0, axis, axis + 1).squeeze(0) for axis in range(one.rank)]
+            raise UnsupportedArgumentsError("a mask as an index, whose number of places is not a new size")
+        places = x.graph.apply("nonzero", index, count=fresh[0])
+        plain += [places.slice(0, axis, axis + 1).squeeze(0) for axis in range(index.rank)]
     return plain
 
 
 def _front(x: Value, indices: Indices) -> tuple[list[int], Value, Shape]:
     """(axes indexed, places (…, axes), the shape that indices broadcast to)."""
-    axes = [axis for axis, one in enumerate(indices) if one is not None]
-    given = [one.cast("int64") for one in indices if one is not None]
+    axes = [axis for axis, index in enumerate(indices) if index is not None]
+    given = [index.cast("int64") for index in indices if index is not None]
     shape: Shape = ()
     for one in given:
         shape = broadcast_shapes(shape, one.shape)
@@ -91,7 +97,7 @@ def _front(x: Value, indices: Indices) -> tuple[list[int], Value, Shape]:
 
 
 @aten("index.Tensor", "_unsafe_index.Tensor")
-def index(call: Call, x: Value, indices: Indices) -> Value:
+def index(call: AtenCall, x: Value, indices: Indices) -> Value:
     """NumPy's advanced indexing: the indexed dims come where they were if adjacent, else first."""
     indices = _unmasked(x, indices, call)
     axes, places, shape = _front(x, indices)
@@ -109,8 +115,8 @@ def index(call: Call, x: Value, indices: Indices) -> Value:
 
 
 @aten("index_put.default", "_unsafe_index_put.default")
-def index_put(call: Call, x: Value, indices: Indices, values: Value, accumulate: bool) -> Value:
-    masks = [one for one in indices if one is not None and one.dtype is types.BOOL]
+def index_put(call: AtenCall, x: Value, indices: Indices, values: Value, accumulate: bool) -> Value:
+    masks = [index for index in indices if index is not None and index.dtype is types.BOOL]
     if masks:
         call.refuse_unless(
             len(masks) == len(indices) == 1 and not accumulate and _is_single(values),
@@ -155,9 +161,9 @@ _REDUCTIONS = {
 
 
 def _scattered(x: Value, axis: int, indices: Value, updates: Value, reduction: str | None) -> Value:
-    for place, dim in enumerate(indices.shape):
+    for index, dim in enumerate(indices.shape):
         # ATen reads only as much of the source as there are indices.
-        updates = updates.slice(place, 0, dim)
+        updates = updates.slice(index, 0, dim)
     return x.apply(
         "scatter_elements", x, indices, updates, axis=x.axis(axis), reduction=_REDUCTIONS[reduction]
     )
@@ -165,26 +171,26 @@ def _scattered(x: Value, axis: int, indices: Value, updates: Value, reduction: s
 
 @aten("scatter.src", "scatter.reduce")
 def scatter(
-    _: Call, x: Value, axis: int, indices: Value, source: Value, *, reduce: str | None = None
+    _: AtenCall, x: Value, axis: int, indices: Value, source: Value, *, reduce: str | None = None
 ) -> Value:
     return _scattered(x, axis, indices, source, reduce)
 
 
 @aten("scatter.value", "scatter.value_reduce")
 def scatter_value(
-    call: Call, x: Value, axis: int, indices: Value, number: Scalar, *, reduce: str | None = None
+    call: AtenCall, x: Value, axis: int, indices: Value, number: Scalar, *, reduce: str | None = None
 ) -> Value:
     return _scattered(x, axis, indices, call.tensor(number).broadcast_to(indices.shape), reduce)
 
 
 @aten("scatter_add.default")
-def scatter_add(_: Call, x: Value, axis: int, indices: Value, source: Value) -> Value:
+def scatter_add(_: AtenCall, x: Value, axis: int, indices: Value, source: Value) -> Value:
     return _scattered(x, axis, indices, source, "add")
 
 
 @aten("scatter_reduce.two")
 def scatter_reduce(
-    call: Call, x: Value, axis: int, indices: Value, source: Value, reduce: str, *, include_self: bool
+    call: AtenCall, x: Value, axis: int, indices: Value, source: Value, reduce: str, *, include_self: bool
 ) -> Value:
     call.refuse_unless(
         include_self and reduce in _REDUCTIONS, f"scatter_reduce {reduce!r} without the old value"
@@ -195,7 +201,9 @@ def scatter_reduce(
 def _along_axis(reduction: str) -> Handler:
     """index_add and index_copy: whole slices written at an axis."""
 
-    def handler(call: Call, x: Value, axis: int, indices: Value, source: Value, alpha: Scalar = 1) -> Value:
+    def handler(
+        call: AtenCall, x: Value, axis: int, indices: Value, source: Value, alpha: Scalar = 1
+    ) -> Value:
         if alpha != 1:
             source = source * call.tensor(alpha)
         place = x.axis(axis)
@@ -211,14 +219,14 @@ aten("index_copy.default")(_along_axis("none"))
 
 
 @aten("select_scatter.default")
-def select_scatter(call: Call, x: Value, source: Value, axis: int, place: Dim) -> Value:
+def select_scatter(call: AtenCall, x: Value, source: Value, axis: int, place: Dim) -> Value:
     place = place + x.shape[x.axis(axis)] if isinstance(place, int) and place < 0 else place
     return slice_scatter(call, x, source.unsqueeze(x.axis(axis)), axis, place, place + 1, 1)
 
 
 @aten("slice_scatter.default")
 def slice_scatter(
-    call: Call, x: Value, source: Value, axis: int, start: Dim | None, stop: Dim | None, step: int
+    call: AtenCall, x: Value, source: Value, axis: int, start: Dim | None, stop: Dim | None, step: int
 ) -> Value:
     """x with x[start:stop:step] at an axis replaced: parts between, where the step is 1."""
     axis = x.axis(axis)
@@ -242,13 +250,13 @@ def slice_scatter(
 
 
 @aten("nonzero.default")
-def nonzero(call: Call, x: Value) -> Value:
+def nonzero(call: AtenCall, x: Value) -> Value:
     count = call.shape[0]
     call.refuse_unless(not isinstance(count, int), "the places of nonzero, whose number was made a constant")
     return call.graph.apply("nonzero", x, count=count).transpose()
 
 
 @aten("one_hot.default")
-def one_hot(call: Call, x: Value, _: Any) -> Value:
+def one_hot(call: AtenCall, x: Value, _: object) -> Value:
     classes = call.graph.iota(call.shape[-1], x.dtype)
     return x.unsqueeze(x.rank).eq(classes).cast(call.dtype)

@@ -5,9 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from kernels_hub.compiler.importers.aten_ops.call import Call, Scalar, Unsupported, aten, spread
+from kernels_hub.compiler.importers.aten_ops.call import (
+    AtenCall,
+    Scalar,
+    UnsupportedArgumentsError,
+    aten,
+    spread,
+)
 from kernels_hub.compiler.ir.dims import Expr
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.proofs import proves_equal
@@ -15,21 +20,21 @@ from kernels_hub.compiler.ir.types import DType
 
 
 @aten("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")
-def matmul(_: Call, a: Value, b: Value) -> Value:
+def matmul(_: AtenCall, a: Value, b: Value) -> Value:
     return a @ b
 
 
 @aten("transformers.grouped_mm_fallback.default")
-def grouped_matmul(_: Call, x: Value, weight: Value, ends: Value) -> Value:
+def grouped_matmul(_: AtenCall, x: Value, weight: Value, ends: Value) -> Value:
     return x.graph.apply("grouped_matmul", x, weight, ends)
 
 
 @aten("_grouped_mm.default")
 def grouped_mm(
-    call: Call, x: Value, weight: Value, ends: Value | None, bias: Value | None, dtype: DType | None
+    call: AtenCall, x: Value, weight: Value, ends: Value | None, bias: Value | None, dtype: DType | None
 ) -> Value:
     if ends is None or x.rank != 2 or weight.rank != 3 or bias is not None:
-        raise Unsupported(
+        raise UnsupportedArgumentsError(
             "takes rows (S, K) and a matrix (G, K, N) for each group, with their ends, and no bias"
         )
     del dtype  # that of the result
@@ -37,13 +42,13 @@ def grouped_mm(
 
 
 @aten("linear.default")
-def linear(_: Call, x: Value, weight: Value, bias: Value | None) -> Value:
+def linear(_: AtenCall, x: Value, weight: Value, bias: Value | None) -> Value:
     product = x @ (weight.transpose() if weight.rank > 1 else weight)
     return product if bias is None else product + bias
 
 
 @aten("addmm.default", "baddbmm.default")
-def addmm(call: Call, x: Value, a: Value, b: Value, *, beta: Scalar, alpha: Scalar) -> Value:
+def addmm(call: AtenCall, x: Value, a: Value, b: Value, *, beta: Scalar, alpha: Scalar) -> Value:
     product = a @ b
     if alpha != 1:
         product = product * call.tensor(alpha)
@@ -54,7 +59,7 @@ def addmm(call: Call, x: Value, a: Value, b: Value, *, beta: Scalar, alpha: Scal
 
 @aten("convolution.default")
 def convolution(
-    _: Call, x: Value, weight: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int],
+    _: AtenCall, x: Value, weight: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
 ) -> Value:  # fmt: skip
     count = weight.rank - 2
@@ -65,7 +70,7 @@ def convolution(
 
 def _conv(
     x: Value, weight: Value, bias: Value | None, strides: Sequence[int], padding: Sequence[tuple[int, int]],
-    dilations: Sequence[int], groups: int, **of_transposed: Any,
+    dilations: Sequence[int], groups: int, **of_transposed: object,
 ) -> Value:  # fmt: skip
     """padding: (before, after) of every dim. of_transposed: what a transposed convolution has besides."""
     count = weight.rank - 2
@@ -85,7 +90,7 @@ def _conv(
 
 @aten("conv1d.default", "conv2d.default", "conv3d.default")
 def conv(
-    call: Call, x: Value, weight: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int],
+    call: AtenCall, x: Value, weight: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], groups: int,
 ) -> Value:  # fmt: skip
     return convolution(call, x, weight, bias, stride, padding, dilation, False, [0], groups)
@@ -93,7 +98,7 @@ def conv(
 
 @aten("conv1d.padding", "conv2d.padding", "conv3d.padding")
 def conv_named(
-    _: Call, x: Value, weight: Value, bias: Value | None, stride: Sequence[int], padding: str,
+    _: AtenCall, x: Value, weight: Value, bias: Value | None, stride: Sequence[int], padding: str,
     dilation: Sequence[int], groups: int,
 ) -> Value:  # fmt: skip
     """padding: "valid", none; or "same", as many outputs as inputs, an odd one behind."""
@@ -104,13 +109,19 @@ def conv_named(
         for size, step in zip(weight.shape[2:], steps, strict=True)
     ]
     return _conv(
-        x, weight, bias, spread(stride, count), [(one // 2, one - one // 2) for one in totals], steps, groups
+        x,
+        weight,
+        bias,
+        spread(stride, count),
+        [(total // 2, total - total // 2) for total in totals],
+        steps,
+        groups,
     )
 
 
 @aten("conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input")
 def conv_transpose(
-    call: Call, x: Value, weight: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int],
+    call: AtenCall, x: Value, weight: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int],
     output_padding: Sequence[int], groups: int, dilation: Sequence[int],
 ) -> Value:  # fmt: skip
     return convolution(call, x, weight, bias, stride, padding, dilation, True, output_padding, groups)
@@ -118,7 +129,7 @@ def conv_transpose(
 
 @aten("scaled_dot_product_attention.default")
 def attention(
-    call: Call, query: Value, key: Value, value: Value, mask: Value | None, dropout: float, causal: bool,
+    call: AtenCall, query: Value, key: Value, value: Value, mask: Value | None, dropout: float, causal: bool,
     *, scale: float | None, enable_gqa: bool,
 ) -> Value:  # fmt: skip
     """softmax(q @ k^T * scale + mask) @ v; scores in float32 at least, a row that is masked whole gives 0.
@@ -128,19 +139,7 @@ def attention(
     call.refuse_unless(dropout == 0, "attention with dropout: call module.eval() first")
     if enable_gqa:
         key, value = _every_head(key, query), _every_head(value, query)
-    if scale is None:
-        call.refuse_unless(not isinstance(query.shape[-1], Expr), "attention heads of a symbolic size")
-        scale = 1 / math.sqrt(query.shape[-1])
-    wide = query.dtype.compute
-    scores = query.matmul(key.transpose(), to=wide) * float(scale)
-    if causal:
-        rows, columns = call.graph.iota(scores.shape[-2]), call.graph.iota(scores.shape[-1])
-        mask = columns.binary("le", rows.unsqueeze(1))
-    weights = scores
-    if mask is not None and mask.dtype.kind == "bool":
-        weights = mask.select(scores, -math.inf)
-    elif mask is not None:
-        weights = scores + mask.cast(wide)
+    weights, mask = _scores(call, query, key, mask, scale, causal=causal)
     soft = weights.softmax(-1)
     if mask is not None and not causal:
         hidden = (
@@ -150,6 +149,43 @@ def attention(
         )
         soft = hidden.select(0.0, soft)
     return soft.cast(query.dtype) @ value
+
+
+@aten("_scaled_dot_product_flash_attention_for_cpu.default")
+def flash_attention_for_cpu(
+    call: AtenCall, query: Value, key: Value, value: Value, dropout: float, causal: bool,
+    *, attn_mask: Value | None, scale: float | None,
+) -> tuple[Value, Value]:  # fmt: skip
+    """Attention, and log(sum(exp(scores))) of each row, for a backward; -inf where a row is masked whole."""
+    result = attention(
+        call, query, key, value, attn_mask, dropout, causal, scale=scale, enable_gqa=True
+    )  # fmt: skip
+    sums = call.results[1]
+    assert sums is not None
+    weights, _ = _scores(call, query, _every_head(key, query), attn_mask, scale, causal=causal)
+    greatest = weights.max(-1, keepdims=True)
+    greatest = greatest.binary("eq", -math.inf).select(0.0, greatest)
+    logarithm = (weights - greatest).unary("exp").reduce("sum", -1, keepdims=True).unary("log") + greatest
+    return result, logarithm.squeeze(-1).cast(sums.dtype)
+
+
+def _scores(
+    call: AtenCall, query: Value, key: Value, mask: Value | None, scale: float | None, *, causal: bool
+) -> tuple[Value, Value | None]:
+    """q @ k^T * scale + mask, in float32 at least, and the mask, which may be the causal one."""
+    if scale is None:
+        call.refuse_unless(not isinstance(query.shape[-1], Expr), "attention heads of a symbolic size")
+        scale = 1 / math.sqrt(query.shape[-1])
+    wide = query.dtype.compute
+    scores = query.matmul(key.transpose(), to=wide) * float(scale)
+    if causal:
+        rows, columns = call.graph.iota(scores.shape[-2]), call.graph.iota(scores.shape[-1])
+        mask = columns.binary("le", rows.unsqueeze(1))
+    if mask is None:
+        return scores, None
+    if mask.dtype.kind == "bool":
+        return mask.select(scores, -math.inf), mask
+    return scores + mask.cast(wide), mask
 
 
 def _every_head(x: Value, query: Value) -> Value:

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from kernels_hub.compiler.importers.aten_ops.call import Call, Scalar, aten
+from kernels_hub.compiler.importers.aten_ops.call import AtenCall, Scalar, aten
 from kernels_hub.compiler.ir.dims import Dim, product
 from kernels_hub.compiler.ir.graph import Value
 
@@ -31,23 +30,29 @@ def _per_channel(vector: Value | None, rank: int) -> Value | None:
 
 @aten("native_layer_norm.default")
 def native_layer_norm(
-    call: Call, x: Value, shape: Sequence[Dim], weight: Value | None, bias: Value | None, eps: float
+    call: AtenCall, x: Value, shape: Sequence[Dim], weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, ...]:
     wide = x.cast(x.dtype.compute)
     result, mean, scale = _normalized(wide, range(x.rank - len(shape), x.rank), eps)
-    kept = [one.dtype for one in call.results[1:] if one is not None] or [x.dtype, x.dtype]
+    kept = [result.dtype for result in call.results[1:] if result is not None] or [x.dtype, x.dtype]
     return _affine(result, weight, bias).cast(x.dtype), mean.cast(kept[0]), scale.cast(kept[1])
 
 
 @aten("layer_norm.default")
 def layer_norm(
-    call: Call, x: Value, shape: Sequence[Dim], weight: Value | None, bias: Value | None, eps: float, *_: Any
+    call: AtenCall,
+    x: Value,
+    shape: Sequence[Dim],
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
+    *_: object,
 ) -> Value:
     return native_layer_norm(call, x, shape, weight, bias, eps)[0]
 
 
 @aten("rms_norm.default")
-def rms_norm(_: Call, x: Value, shape: Sequence[Dim], weight: Value | None, eps: float | None) -> Value:
+def rms_norm(_: AtenCall, x: Value, shape: Sequence[Dim], weight: Value | None, eps: float | None) -> Value:
     """x / sqrt(mean(x^2) + eps) * weight. Source: arXiv 1910.07467."""
     import numpy as np
 
@@ -61,7 +66,7 @@ def rms_norm(_: Call, x: Value, shape: Sequence[Dim], weight: Value | None, eps:
 
 @aten("group_norm.default")
 def group_norm(
-    _: Call, x: Value, groups: int, weight: Value | None, bias: Value | None, eps: float, *__: Any
+    _: AtenCall, x: Value, groups: int, weight: Value | None, bias: Value | None, eps: float, *__: object
 ) -> Value:
     batch, channels = x.shape[:2]
     wide = x.cast(x.dtype.compute).reshape((batch, groups, channels // groups * product(x.shape[2:])))
@@ -71,7 +76,7 @@ def group_norm(
 
 @aten("native_group_norm.default")
 def native_group_norm(
-    _: Call, x: Value, weight: Value | None, bias: Value | None, batch: Dim, channels: Dim, rest: Dim,
+    _: AtenCall, x: Value, weight: Value | None, bias: Value | None, batch: Dim, channels: Dim, rest: Dim,
     groups: int, eps: float,
 ) -> tuple[Value, ...]:  # fmt: skip
     wide = x.cast(x.dtype.compute).reshape((batch, groups, channels // groups * rest))
@@ -82,7 +87,7 @@ def native_group_norm(
 
 @aten("_native_batch_norm_legit_no_training.default")
 def batch_norm_inference(
-    call: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
+    call: AtenCall, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
     _momentum: float, eps: float,
 ) -> tuple[Value | None, ...]:  # fmt: skip
     return _with_statistics(x, weight, bias, mean, variance, eps), *_nothing(call)
@@ -90,7 +95,7 @@ def batch_norm_inference(
 
 @aten("batch_norm.default")
 def batch_norm(
-    call: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value | None, variance: Value | None,
+    call: AtenCall, x: Value, weight: Value | None, bias: Value | None, mean: Value | None, variance: Value | None,
     training: bool, _momentum: float, eps: float, _cudnn: bool,
 ) -> Value:  # fmt: skip
     call.refuse_unless(not training, "batch norm in training mode")
@@ -110,9 +115,11 @@ def _with_statistics(
     return _affine(result, _per_channel(weight, x.rank), _per_channel(bias, x.rank)).cast(x.dtype)
 
 
-def _nothing(call: Call) -> list[Value]:
+def _nothing(call: AtenCall) -> list[Value]:
     """What batch norm saves for a backward that is not there: empty."""
-    return [call.graph.full(one.shape, 0, one.dtype) for one in call.results[1:] if one is not None]
+    return [
+        call.graph.full(result.shape, 0, result.dtype) for result in call.results[1:] if result is not None
+    ]
 
 
 def _of_batch(
@@ -131,7 +138,7 @@ def _of_batch(
 
 @aten("_native_batch_norm_legit.no_stats")
 def batch_norm_no_stats(
-    _: Call,
+    _: AtenCall,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -144,7 +151,7 @@ def batch_norm_no_stats(
 
 @aten("_native_batch_norm_legit_functional.default")
 def batch_norm_training(
-    call: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
+    call: AtenCall, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
     training: bool, momentum: float, eps: float,
 ) -> tuple[Value, ...]:  # fmt: skip
     call.refuse_unless(training, "functional batch norm outside of training")

@@ -1,5 +1,5 @@
 # ruff: noqa: D103
-"""Pointwise arithmetic, comparisons, logic, casts and choices of ATen."""
+"""Pointwise arithmetic, comparisons, logic, casts and choices of ATen that are not one op of the table each."""
 
 from __future__ import annotations
 
@@ -8,109 +8,78 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from kernels_hub.compiler.importers.aten_ops.call import Call, Handler, Scalar, aten
+from kernels_hub.compiler.importers.aten_ops.call import AtenCall, Handler, Scalar, aten
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.graph import Value
 
-# ATen name -> op of the IR; integers are promoted to float first.
-_FUNCTIONS = {
-    name: name
-    for name in (
-        "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan",
-        "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "sigmoid",
-    )
-}  # fmt: skip
-# These keep integers as they are.
-_ROUNDINGS = ("floor", "ceil", "trunc", "round")
-
-
-def _function(op: str) -> Handler:
-    def handler(call: Call, x: Value) -> Value:
-        return call.tensor(x).unary(op)
-
-    return handler
-
-
-def _rounding(op: str) -> Handler:
-    def handler(_: Call, x: Value) -> Value:
-        return x if x.dtype.is_integer else x.unary(op)
-
-    return handler
-
-
-for _name, _op in _FUNCTIONS.items():
-    aten(f"{_name}.default")(_function(_op))
-for _name in _ROUNDINGS:
-    aten(f"{_name}.default")(_rounding(_name))
-
 
 @aten("log10.default")
-def log10(call: Call, x: Value) -> Value:
+def log10(call: AtenCall, x: Value) -> Value:
     wide = call.tensor(x, call.dtype.compute)
     return (wide.unary("log") * (1 / math.log(10))).cast(call.dtype)
 
 
 @aten("erfc.default")
-def erfc(call: Call, x: Value) -> Value:
+def erfc(call: AtenCall, x: Value) -> Value:
     wide = call.tensor(x, call.dtype.compute)
     return (1 - wide.unary("erf")).cast(call.dtype)
 
 
 @aten("neg.default")
-def neg(_: Call, x: Value) -> Value:
+def neg(_: AtenCall, x: Value) -> Value:
     return x.unary("neg")
 
 
 @aten("abs.default")
-def absolute(_: Call, x: Value) -> Value:
+def absolute(_: AtenCall, x: Value) -> Value:
     return x.unary("abs")
 
 
 @aten("sign.default", "sgn.default")
-def sign(_: Call, x: Value) -> Value:
+def sign(_: AtenCall, x: Value) -> Value:
     # ATen's sign of a NaN is 0 in C++, where the comparisons say so; the IR's is NaN.
     result = x.unary("sign")
     return x.unary("isnan").select(0, result) if x.dtype.is_float else result
 
 
 @aten("reciprocal.default")
-def reciprocal(call: Call, x: Value) -> Value:
+def reciprocal(call: AtenCall, x: Value) -> Value:
     return 1 / call.tensor(x)
 
 
 @aten("square.default")
-def square(_: Call, x: Value) -> Value:
+def square(_: AtenCall, x: Value) -> Value:
     return x * x
 
 
 @aten("bitwise_not.default")
-def bitwise_not(_: Call, x: Value) -> Value:
+def bitwise_not(_: AtenCall, x: Value) -> Value:
     return x.unary("bitnot")
 
 
 @aten("logical_not.default")
-def logical_not(_: Call, x: Value) -> Value:
+def logical_not(_: AtenCall, x: Value) -> Value:
     return x.cast("bool").unary("bitnot")
 
 
 @aten("isnan.default")
-def isnan(call: Call, x: Value) -> Value:
+def isnan(call: AtenCall, x: Value) -> Value:
     return x.unary("isnan") if x.dtype.is_float else call.graph.full(x.shape, False, "bool")
 
 
 @aten("isinf.default")
-def isinf(call: Call, x: Value) -> Value:
+def isinf(call: AtenCall, x: Value) -> Value:
     return x.unary("isinf") if x.dtype.is_float else call.graph.full(x.shape, False, "bool")
 
 
 @aten("isfinite.default")
-def isfinite(call: Call, x: Value) -> Value:
+def isfinite(call: AtenCall, x: Value) -> Value:
     if not x.dtype.is_float:
         return call.graph.full(x.shape, True, "bool")
     return x.unary("abs").binary("lt", math.inf)
 
 
-def _sum(call: Call, a: Value | Scalar, b: Value | Scalar, alpha: Scalar, op: str) -> Value:
+def _sum(call: AtenCall, a: Value | Scalar, b: Value | Scalar, alpha: Scalar, op: str) -> Value:
     left, right = call.tensor(a), call.tensor(b)
     if alpha != 1:
         right = right * call.tensor(alpha)
@@ -120,33 +89,33 @@ def _sum(call: Call, a: Value | Scalar, b: Value | Scalar, alpha: Scalar, op: st
 
 
 @aten("add.Tensor", "add.Scalar")
-def add(call: Call, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Value:
+def add(call: AtenCall, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Value:
     return _sum(call, a, b, alpha, "add")
 
 
 @aten("sub.Tensor", "sub.Scalar")
-def sub(call: Call, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Value:
+def sub(call: AtenCall, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Value:
     return _sum(call, a, b, alpha, "sub")
 
 
 @aten("rsub.Tensor", "rsub.Scalar")
-def rsub(call: Call, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Value:
+def rsub(call: AtenCall, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Value:
     return _sum(call, b, a, alpha, "sub")
 
 
 @aten("mul.Tensor", "mul.Scalar")
-def mul(call: Call, a: Value, b: Value | Scalar) -> Value:
+def mul(call: AtenCall, a: Value, b: Value | Scalar) -> Value:
     left, right = call.tensor(a), call.tensor(b)
     return left & right if call.dtype is types.BOOL else left * right
 
 
 @aten("div.Tensor", "div.Scalar", "true_divide.Tensor")
-def div(call: Call, a: Value, b: Value | Scalar) -> Value:
+def div(call: AtenCall, a: Value, b: Value | Scalar) -> Value:
     return call.tensor(a) / call.tensor(b)
 
 
 @aten("div.Tensor_mode", "div.Scalar_mode")
-def div_mode(call: Call, a: Value, b: Value | Scalar, *, rounding_mode: str | None) -> Value:
+def div_mode(call: AtenCall, a: Value, b: Value | Scalar, *, rounding_mode: str | None) -> Value:
     left, right = call.tensor(a), call.tensor(b)
     if rounding_mode == "floor":
         return left // right
@@ -155,22 +124,22 @@ def div_mode(call: Call, a: Value, b: Value | Scalar, *, rounding_mode: str | No
 
 
 @aten("floor_divide.default")
-def floor_divide(call: Call, a: Value, b: Value | Scalar) -> Value:
+def floor_divide(call: AtenCall, a: Value, b: Value | Scalar) -> Value:
     return call.tensor(a) // call.tensor(b)
 
 
 @aten("remainder.Tensor", "remainder.Scalar")
-def remainder(call: Call, a: Value, b: Value | Scalar) -> Value:
+def remainder(call: AtenCall, a: Value, b: Value | Scalar) -> Value:
     return call.tensor(a) % call.tensor(b)
 
 
 @aten("fmod.Tensor", "fmod.Scalar")
-def fmod(call: Call, a: Value, b: Value | Scalar) -> Value:
+def fmod(call: AtenCall, a: Value, b: Value | Scalar) -> Value:
     return call.tensor(a).binary("fmod", call.tensor(b))
 
 
 @aten("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
-def power(call: Call, a: Value | Scalar, b: Value | Scalar) -> Value:
+def power(call: AtenCall, a: Value | Scalar, b: Value | Scalar) -> Value:
     if isinstance(a, Value) and isinstance(b, (int, float)) and call.dtype.kind == "float":
         x = call.tensor(a)
         if b == 2:
@@ -182,22 +151,17 @@ def power(call: Call, a: Value | Scalar, b: Value | Scalar) -> Value:
     return call.tensor(a) ** call.tensor(b)
 
 
-@aten("atan2.default")
-def atan2(call: Call, a: Value, b: Value) -> Value:
-    return call.tensor(a).binary("atan2", call.tensor(b))
-
-
 @aten("maximum.default")
-def maximum(call: Call, a: Value, b: Value) -> Value:
+def maximum(call: AtenCall, a: Value, b: Value) -> Value:
     return _extremum(call, a, b, "maximum", "bitor")
 
 
 @aten("minimum.default")
-def minimum(call: Call, a: Value, b: Value) -> Value:
+def minimum(call: AtenCall, a: Value, b: Value) -> Value:
     return _extremum(call, a, b, "minimum", "bitand")
 
 
-def _extremum(call: Call, a: Value, b: Value, op: str, of_bool: str) -> Value:
+def _extremum(call: AtenCall, a: Value, b: Value, op: str, of_bool: str) -> Value:
     """Of tensors that are equal, each gets half of the gradient, also where one is full of one number."""
     left, right = call.tensor(a), call.tensor(b)
     if call.dtype is types.BOOL:
@@ -208,7 +172,7 @@ def _extremum(call: Call, a: Value, b: Value, op: str, of_bool: str) -> Value:
 
 
 @aten("clamp.default", "clamp.Tensor")
-def clamp(call: Call, x: Value, low: Value | Scalar | None, high: Value | Scalar | None) -> Value:
+def clamp(call: AtenCall, x: Value, low: Value | Scalar | None, high: Value | Scalar | None) -> Value:
     """max, then min: where the bounds cross, the upper one holds."""
     x = call.tensor(x)
     bounds = [None if one is None else call.tensor(one) for one in (low, high)]
@@ -221,7 +185,7 @@ def clamp(call: Call, x: Value, low: Value | Scalar | None, high: Value | Scalar
 
 def _followed(x: Value, bounds: Sequence[Value | None], result: Value) -> Value:
     """The result of a clamp with the gradient that this release of PyTorch gives where x is at a bound."""
-    given = [None if one is None else one.broadcast_to(result.shape) for one in bounds]
+    given = [None if bound is None else bound.broadcast_to(result.shape) for bound in bounds]
     low, high = given
     wide = x.broadcast_to(result.shape)
     inside = low.binary("le", wide) if low is not None else None
@@ -231,7 +195,7 @@ def _followed(x: Value, bounds: Sequence[Value | None], result: Value) -> Value:
     if inside is None:
         return result
     if not bounds_get_gradients():
-        if all(one is None or one.scalar is not None for one in bounds):
+        if all(bound is None or bound.scalar is not None for bound in bounds):
             return result.apply("with_derivative", result, wide, inside.cast(result.dtype))
         crossed = None if low is None or high is None else low.binary("lt", high)
         at_low = None if low is None else wide.binary("lt", low)
@@ -254,17 +218,22 @@ def _followed(x: Value, bounds: Sequence[Value | None], result: Value) -> Value:
 
 @functools.cache
 def bounds_get_gradients() -> bool:
-    """Whether a bound of clamp shares the gradient where x is at it (torch 2.15 does; before, it was all x's)."""
+    """Whether a bound of clamp shares the gradient where x is at it (torch 2.15 does; before, it was all x's).
+
+    Asks the node of the backward itself: autograd's engine does not run in a process that was forked after its threads
+    had started, and layers are compiled in such processes.
+    """
     import torch
 
     with torch.inference_mode(False), torch.enable_grad():
         x = torch.zeros((), requires_grad=True)
-        (found,) = torch.autograd.grad(x.clamp(min=0.0), x)
-    return not found
+        node: Any = x.clamp(min=0.0).grad_fn
+        found = node(torch.ones(()))
+    return not (found if isinstance(found, torch.Tensor) else found[0])
 
 
 @aten("sinc.default")
-def sinc(call: Call, x: Value) -> Value:
+def sinc(call: AtenCall, x: Value) -> Value:
     """sin(pi x) / (pi x), and 1 at 0, where the derivative is 0."""
     wide = call.tensor(x).cast(call.dtype.compute)
     angle = wide * math.pi
@@ -275,17 +244,17 @@ def sinc(call: Call, x: Value) -> Value:
 
 
 @aten("clamp_min.default", "clamp_min.Tensor")
-def clamp_min(call: Call, x: Value, low: Value | Scalar) -> Value:
+def clamp_min(call: AtenCall, x: Value, low: Value | Scalar) -> Value:
     return clamp(call, x, low, None)
 
 
 @aten("clamp_max.default", "clamp_max.Tensor")
-def clamp_max(call: Call, x: Value, high: Value | Scalar) -> Value:
+def clamp_max(call: AtenCall, x: Value, high: Value | Scalar) -> Value:
     return clamp(call, x, None, high)
 
 
 def _comparison(op: str, *, swapped: bool = False) -> Handler:
-    def handler(call: Call, a: Value, b: Value | Scalar) -> Value:
+    def handler(call: AtenCall, a: Value, b: Value | Scalar) -> Value:
         left, right = call.pair(a, b)
         return left.binary(op, right, reverse=swapped)
 
@@ -304,7 +273,7 @@ for _name, _op, _swapped in (
 
 
 def _bits(op: str, *, logical: bool = False) -> Handler:
-    def handler(call: Call, a: Value, b: Value | Scalar) -> Value:
+    def handler(call: AtenCall, a: Value, b: Value | Scalar) -> Value:
         row = types.BOOL if logical else call.dtype
         return call.tensor(a, row).binary(op, call.tensor(b, row))
 
@@ -328,35 +297,35 @@ aten(
 
 
 @aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
-def where(call: Call, condition: Value, a: Value | Scalar, b: Value | Scalar) -> Value:
+def where(call: AtenCall, condition: Value, a: Value | Scalar, b: Value | Scalar) -> Value:
     return condition.cast("bool").select(call.tensor(a), call.tensor(b))
 
 
 @aten("masked_fill.Scalar", "masked_fill.Tensor")
-def masked_fill(call: Call, x: Value, mask: Value, number: Value | Scalar) -> Value:
+def masked_fill(call: AtenCall, x: Value, mask: Value, number: Value | Scalar) -> Value:
     return mask.select(call.tensor(number), x)
 
 
 @aten("_to_copy.default")
-def to_copy(call: Call, x: Value, **_: Any) -> Value:
+def to_copy(call: AtenCall, x: Value, **_: object) -> Value:
     return x.cast(call.dtype)
 
 
 @aten("to.dtype", "to.dtype_layout", "to.device", "type_as.default")
-def to_dtype(call: Call, x: Value, *_: Any, **__: Any) -> Value:
+def to_dtype(call: AtenCall, x: Value, *_: object, **__: object) -> Value:
     return x.cast(call.dtype)
 
 
 @aten("addcmul.default")
-def addcmul(call: Call, x: Value, a: Value, b: Value, *, value: Scalar) -> Value:
+def addcmul(call: AtenCall, x: Value, a: Value, b: Value, *, value: Scalar) -> Value:
     return call.tensor(x) + call.tensor(value) * call.tensor(a) * call.tensor(b)
 
 
 @aten("addcdiv.default")
-def addcdiv(call: Call, x: Value, a: Value, b: Value, *, value: Scalar) -> Value:
+def addcdiv(call: AtenCall, x: Value, a: Value, b: Value, *, value: Scalar) -> Value:
     return call.tensor(x) + call.tensor(value) * call.tensor(a) / call.tensor(b)
 
 
 @aten("lerp.Tensor", "lerp.Scalar")
-def lerp(call: Call, a: Value, b: Value, weight: Value | Scalar) -> Value:
+def lerp(call: AtenCall, a: Value, b: Value, weight: Value | Scalar) -> Value:
     return a + call.tensor(weight) * (b - a)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kernels_hub.compiler.importers.aten_ops.call import Call, Handler, Unsupported, aten, spread
+from kernels_hub.compiler.importers.aten_ops.call import (
+    AtenCall,
+    Handler,
+    UnsupportedArgumentsError,
+    aten,
+    spread,
+)
 from kernels_hub.compiler.ir.graph import Value
 
 
@@ -25,7 +31,7 @@ def _attrs(
 
 def _max_pool(count: int, *, places: bool) -> Handler:
     def handler(
-        _: Call, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+        _: AtenCall, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
         dilation: Sequence[int], ceil: bool,
     ) -> Value | tuple[Value, Value]:  # fmt: skip
         batched = x if x.rank == count + 2 else x.unsqueeze(0)
@@ -42,7 +48,7 @@ def _max_pool(count: int, *, places: bool) -> Handler:
 
 def _avg_pool(count: int) -> Handler:
     def handler(
-        _: Call, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil: bool,
+        _: AtenCall, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil: bool,
         padded: bool, divisor: int | None = None,
     ) -> Value:  # fmt: skip
         batched = x if x.rank == count + 2 else x.unsqueeze(0)
@@ -66,15 +72,15 @@ for _count in (1, 2, 3):
     "_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default", "adaptive_avg_pool1d.default",
     "adaptive_avg_pool2d.default", "adaptive_avg_pool3d.default",
 )  # fmt: skip
-def adaptive_avg_pool(_: Call, x: Value, sizes: Sequence[Any]) -> Value:
+def adaptive_avg_pool(_: AtenCall, x: Value, sizes: Sequence[Any]) -> Value:
     """Means over windows that begin at floor(i * n / size) and end at ceil((i + 1) * n / size)."""
     first = x.rank - len(sizes)
-    if all(isinstance(one, int) and one == 1 for one in sizes):
+    if all(isinstance(size, int) and size == 1 for size in sizes):
         return x.mean(list(range(first, x.rank)), keepdims=True)
     for axis, count in enumerate(sizes, first):
         size = x.shape[axis]
         if not isinstance(size, int):
-            raise Unsupported(f"adaptive pooling of the symbolic dim {size}")
+            raise UnsupportedArgumentsError(f"adaptive pooling of the symbolic dim {size}")
         parts = [
             x.slice(axis, i * size // count, -(-(i + 1) * size // count)).mean(axis, keepdims=True)
             for i in range(count)
@@ -83,14 +89,14 @@ def adaptive_avg_pool(_: Call, x: Value, sizes: Sequence[Any]) -> Value:
     return x
 
 
-def _spatial(call: Call, scales: Sequence[float | None]) -> dict[str, Any]:
+def _spatial(call: AtenCall, scales: Sequence[float | None]) -> dict[str, Any]:
     given = list(scales)
     if all(one is None for one in given):
         return {"shape": call.shape}
     return {"shape": call.shape, "scales": [1.0, 1.0, *(1.0 if one is None else float(one) for one in given)]}
 
 
-def _nearest(call: Call, x: Value, _: Any, *scales: float | None, exact: bool = False) -> Value:
+def _nearest(call: AtenCall, x: Value, _: object, *scales: float | None, exact: bool = False) -> Value:
     attrs = _spatial(call, scales)
     if exact:
         return x.apply(
@@ -100,7 +106,7 @@ def _nearest(call: Call, x: Value, _: Any, *scales: float | None, exact: bool = 
 
 
 def _interpolated(mode: str) -> Handler:
-    def handler(call: Call, x: Value, _: Any, align_corners: bool, *scales: float | None) -> Value:
+    def handler(call: AtenCall, x: Value, _: object, align_corners: bool, *scales: float | None) -> Value:
         coordinates = "align_corners" if align_corners else "half_pixel"
         return x.apply("resize", x, **_spatial(call, scales), mode=mode, coordinates=coordinates)
 
@@ -110,7 +116,7 @@ def _interpolated(mode: str) -> Handler:
 def _by_factors(handler: Handler) -> Handler:
     """The `.vec` overloads: (x, sizes or None, …, factors or None)."""
 
-    def vec(call: Call, x: Value, sizes: Any, *rest: Any) -> Value:
+    def vec(call: AtenCall, x: Value, sizes: Any, *rest: Any) -> Value:
         *options, factors = rest
         scales = factors if factors is not None else [None] * (x.rank - 2)
         result: Value = handler(call, x, sizes, *options, *scales)
@@ -119,7 +125,7 @@ def _by_factors(handler: Handler) -> Handler:
     return vec
 
 
-def _exact(call: Call, x: Value, sizes: Any, *scales: float | None) -> Value:
+def _exact(call: AtenCall, x: Value, sizes: object, *scales: float | None) -> Value:
     return _nearest(call, x, sizes, *scales, exact=True)
 
 

@@ -4,16 +4,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from kernels_hub.compiler.importers.aten_ops.call import Call, Handler, Scalar, aten, axes_of, unfollowed
+from kernels_hub.compiler.importers.aten_ops.call import (
+    AtenCall,
+    Axes,
+    Handler,
+    Scalar,
+    aten,
+    axes_of,
+    unfollowed,
+)
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Dim, product
 from kernels_hub.compiler.ir.graph import Value
 
 
 def _reduction(kind: str) -> Handler:
-    def handler(call: Call, x: Value, dims: Any = None, keepdim: bool = False, **_: Any) -> Value:
+    def handler(call: AtenCall, x: Value, dims: Axes = None, keepdim: bool = False, **_: object) -> Value:
         return call.tensor(x).reduce(kind, axes_of(x, dims), keepdims=keepdim)
 
     return handler
@@ -25,7 +32,7 @@ aten("prod.default", "prod.dim_int")(_reduction("prod"))
 
 
 def _logic(kind: str) -> Handler:
-    def handler(_: Call, x: Value, dims: Any = None, keepdim: bool = False) -> Value:
+    def handler(_: AtenCall, x: Value, dims: Axes = None, keepdim: bool = False) -> Value:
         return x.cast("bool").reduce(kind, axes_of(x, dims), keepdims=keepdim)
 
     return handler
@@ -36,7 +43,7 @@ for _kind in ("any", "all"):
 
 
 def _extremum(kind: str) -> Handler:
-    def handler(_: Call, x: Value, dims: Any = None, keepdim: bool = False) -> Value:
+    def handler(_: AtenCall, x: Value, dims: Axes = None, keepdim: bool = False) -> Value:
         return _reduced(x, kind, axes_of(x, dims), keepdim=keepdim)
 
     return handler
@@ -53,7 +60,7 @@ aten("amin.default", "min.default")(_extremum("min"))
 
 
 def _with_place(kind: str) -> Handler:
-    def handler(_: Call, x: Value, axis: int, keepdim: bool) -> tuple[Value, Value]:
+    def handler(_: AtenCall, x: Value, axis: int, keepdim: bool) -> tuple[Value, Value]:
         places = _place(x, kind, axis, keepdim=keepdim)
         found = _reduced(x, kind, axes_of(x, axis), keepdim=keepdim)
         if x.dtype.is_float and x.rank:  # the gradient is that of the element at that place alone
@@ -76,7 +83,7 @@ def _place(x: Value, kind: str, axis: int | None, *, keepdim: bool) -> Value:
 
 
 def _only_place(kind: str) -> Handler:
-    def handler(_: Call, x: Value, axis: int | None, keepdim: bool) -> Value:
+    def handler(_: AtenCall, x: Value, axis: int | None, keepdim: bool) -> Value:
         return _place(x, kind, axis, keepdim=keepdim)
 
     return handler
@@ -87,7 +94,9 @@ for _kind in ("max", "min"):
     aten(f"arg{_kind}.default")(_only_place(_kind))
 
 
-def _centred(call: Call, x: Value, dims: Any, correction: Scalar, *, keepdim: bool) -> tuple[Value, Value]:
+def _centred(
+    call: AtenCall, x: Value, dims: Axes, correction: Scalar, *, keepdim: bool
+) -> tuple[Value, Value]:
     """(variance, mean) in the dtype that ATen computes in."""
     wide, axes = x.cast(x.dtype.compute), axes_of(x, dims)
     count = product(x.shape[axis] for axis in axes)
@@ -101,22 +110,24 @@ def _centred(call: Call, x: Value, dims: Any, correction: Scalar, *, keepdim: bo
 
 
 @aten("var.correction")
-def var(call: Call, x: Value, dims: Any, *, correction: Scalar, keepdim: bool) -> Value:
+def var(call: AtenCall, x: Value, dims: Axes, *, correction: Scalar, keepdim: bool) -> Value:
     return _centred(call, x, dims, correction, keepdim=keepdim)[0]
 
 
 @aten("var.dim")
-def var_dim(call: Call, x: Value, dims: Any, unbiased: bool, keepdim: bool) -> Value:
+def var_dim(call: AtenCall, x: Value, dims: Axes, unbiased: bool, keepdim: bool) -> Value:
     return _centred(call, x, dims, int(unbiased), keepdim=keepdim)[0]
 
 
 @aten("var_mean.correction")
-def var_mean(call: Call, x: Value, dims: Any, *, correction: Scalar, keepdim: bool) -> tuple[Value, Value]:
+def var_mean(
+    call: AtenCall, x: Value, dims: Axes, *, correction: Scalar, keepdim: bool
+) -> tuple[Value, Value]:
     return _centred(call, x, dims, correction, keepdim=keepdim)
 
 
 @aten("std.correction")
-def std(call: Call, x: Value, dims: Any, *, correction: Scalar, keepdim: bool) -> Value:
+def std(call: AtenCall, x: Value, dims: Axes, *, correction: Scalar, keepdim: bool) -> Value:
     return _root(_centred(call, x, dims, correction, keepdim=keepdim)[0])
 
 
@@ -126,7 +137,7 @@ def _root(x: Value) -> Value:
 
 
 @aten("logsumexp.default")
-def logsumexp(call: Call, x: Value, dims: Any, keepdim: bool) -> Value:
+def logsumexp(call: AtenCall, x: Value, dims: Axes, keepdim: bool) -> Value:
     wide, axes = call.tensor(x), axes_of(x, dims)
     top = wide.max(axes, keepdims=True)
     safe = top.unary("isinf").select(0.0, top)
@@ -135,7 +146,7 @@ def logsumexp(call: Call, x: Value, dims: Any, keepdim: bool) -> Value:
 
 
 @aten("linalg_vector_norm.default", "norm.ScalarOpt_dim")
-def vector_norm(call: Call, x: Value, order: Scalar, dims: Any, keepdim: bool, **_: Any) -> Value:
+def vector_norm(call: AtenCall, x: Value, order: Scalar, dims: Axes, keepdim: bool, **_: object) -> Value:
     wide, axes = call.tensor(x).cast(call.dtype.compute), axes_of(x, dims)
     size = wide.unary("abs")
     if order is None or order == 2:
@@ -152,7 +163,7 @@ def vector_norm(call: Call, x: Value, order: Scalar, dims: Any, keepdim: bool, *
 
 
 @aten("cosine_similarity.default")
-def cosine_similarity(call: Call, a: Value, b: Value, axis: int = 1, eps: float = 1e-8) -> Value:
+def cosine_similarity(call: AtenCall, a: Value, b: Value, axis: int = 1, eps: float = 1e-8) -> Value:
     """ATen clamps the norms without autograd's knowledge: gradients go on as if it did not."""
     total = None
     for one in (a, b):
@@ -166,7 +177,7 @@ def cosine_similarity(call: Call, a: Value, b: Value, axis: int = 1, eps: float 
 
 
 def _running(kind: str) -> Handler:
-    def handler(call: Call, x: Value, axis: int, **_: Any) -> Value:
+    def handler(call: AtenCall, x: Value, axis: int, **_: object) -> Value:
         wide = call.tensor(x)
         return wide.along(f"cum{kind}", axis) if wide.rank else wide
 
@@ -178,27 +189,27 @@ aten("cumprod.default")(_running("prod"))
 
 
 @aten("sort.default")
-def sort(_: Call, x: Value, axis: int, descending: bool) -> tuple[Value, Value]:
+def sort(_: AtenCall, x: Value, axis: int, descending: bool) -> tuple[Value, Value]:
     return x.sort(axis, descending=descending)
 
 
 @aten("sort.stable")
-def sort_stable(_: Call, x: Value, *, dim: int, descending: bool, **__: Any) -> tuple[Value, Value]:
+def sort_stable(_: AtenCall, x: Value, *, dim: int, descending: bool, **__: object) -> tuple[Value, Value]:
     return x.sort(dim, descending=descending)
 
 
 @aten("argsort.default")
-def argsort(_: Call, x: Value, axis: int, descending: bool) -> Value:
+def argsort(_: AtenCall, x: Value, axis: int, descending: bool) -> Value:
     return x.sort(axis, descending=descending)[1]
 
 
 @aten("topk.default")
-def topk(_: Call, x: Value, k: Dim, axis: int, largest: bool, __: bool) -> Sequence[Value]:
+def topk(_: AtenCall, x: Value, k: Dim, axis: int, largest: bool, __: bool) -> Sequence[Value]:
     return x.topk(k, axis, largest=largest)
 
 
 @aten("histc.default")
-def histc(call: Call, x: Value, bins: int, low: Scalar, high: Scalar) -> Value:
+def histc(call: AtenCall, x: Value, bins: int, low: Scalar, high: Scalar) -> Value:
     call.refuse_unless(high > low, "a histogram between the least and the largest element")
     rows = x.reshape(x.type.size, 1).cast(types.FLOAT64)
     places = (

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kernels_hub.compiler.importers.aten_ops.call import Call, Scalar, Unsupported, aten
+from kernels_hub.compiler.importers.aten_ops.call import AtenCall, Scalar, UnsupportedArgumentsError, aten
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Dim, Expr
 from kernels_hub.compiler.ir.graph import Value
@@ -17,50 +17,50 @@ from kernels_hub.compiler.ir.proofs import proves_le
     "view.default", "_unsafe_view.default", "reshape.default", "unsqueeze.default", "flatten.using_ints",
     "squeeze.dim", "squeeze.dims", "squeeze.default", "unflatten.int",
 )  # fmt: skip
-def reshape(call: Call, x: Value, *_: Any) -> Value:
+def reshape(call: AtenCall, x: Value, *_: object) -> Value:
     return x.reshape(call.shape)
 
 
 @aten(
     "alias.default", "clone.default", "contiguous.default", "lift_fresh_copy.default",
 )  # fmt: skip
-def identity(_: Call, x: Value, **__: Any) -> Value:
+def identity(_: AtenCall, x: Value, **__: object) -> Value:
     return x
 
 
 @aten("detach.default", "detach_.default")
-def detach(_: Call, x: Value, **__: Any) -> Value:
+def detach(_: AtenCall, x: Value, **__: object) -> Value:
     return x.unary("stop_gradient") if x.dtype.is_float or x.dtype.is_complex else x
 
 
 @aten("copy.default")
-def copy(call: Call, _: Value, source: Value, *__: Any) -> Value:
+def copy(call: AtenCall, _: Value, source: Value, *__: object) -> Value:
     return source.cast(call.dtype).broadcast_to(call.shape)
 
 
 @aten("view.dtype")
-def view_dtype(call: Call, x: Value, _: Any) -> Value:
+def view_dtype(call: AtenCall, x: Value, _: object) -> Value:
     call.refuse_unless(x.dtype.bits == call.dtype.bits, "a view as a dtype of another width")
     return x.bitcast(call.dtype)
 
 
 @aten("permute.default")
-def permute(_: Call, x: Value, order: Sequence[int]) -> Value:
+def permute(_: AtenCall, x: Value, order: Sequence[int]) -> Value:
     return x.permute(*order)
 
 
 @aten("transpose.int")
-def transpose(_: Call, x: Value, a: int, b: int) -> Value:
+def transpose(_: AtenCall, x: Value, a: int, b: int) -> Value:
     return x.transpose(a, b) if x.rank else x
 
 
 @aten("mT.default")
-def transposed_matrices(_: Call, x: Value) -> Value:
+def transposed_matrices(_: AtenCall, x: Value) -> Value:
     return x.transpose()
 
 
 @aten("movedim.int")
-def movedim(_: Call, x: Value, source: int, destination: int) -> Value:
+def movedim(_: AtenCall, x: Value, source: int, destination: int) -> Value:
     start = x.axis(source)
     order = [axis for axis in range(x.rank) if axis != start]
     order.insert(x.axis(destination), start)
@@ -68,17 +68,19 @@ def movedim(_: Call, x: Value, source: int, destination: int) -> Value:
 
 
 @aten("t.default", "numpy_T.default")
-def transposed(_: Call, x: Value) -> Value:
+def transposed(_: AtenCall, x: Value) -> Value:
     return x.permute(*reversed(range(x.rank)))
 
 
 @aten("expand.default", "expand_as.default")
-def expand(call: Call, x: Value, _: Any, **__: Any) -> Value:
+def expand(call: AtenCall, x: Value, _: object, **__: object) -> Value:
     return x.broadcast_to(call.shape)
 
 
 @aten("slice.Tensor")
-def slice_tensor(call: Call, x: Value, axis: int, start: Dim | None, stop: Dim | None, step: int) -> Value:
+def slice_tensor(
+    call: AtenCall, x: Value, axis: int, start: Dim | None, stop: Dim | None, step: int
+) -> Value:
     place = x.axis(axis)
     low, high = _place(x, place, start), _place(x, place, stop)
     result = x.slice(place, low, high, step)
@@ -86,18 +88,21 @@ def slice_tensor(call: Call, x: Value, axis: int, start: Dim | None, stop: Dim |
 
 
 def _place(x: Value, axis: int, place: Dim | None) -> Dim:
-    """A symbolic place that counts from the end, made one from the start. Raises Unsupported where it is open."""
+    """A symbolic place that counts from the end, made one from the start.
+
+    Raises UnsupportedArgumentsError where it is open.
+    """
     if isinstance(place, int) and place >= 1 << 62:
         return None
     if not isinstance(place, Expr) or proves_le(0, place):
         return place
     if proves_le(place, -1):
         return x.shape[axis] + place
-    raise Unsupported(f"a slice at {place}: whether that counts from the end is not known")
+    raise UnsupportedArgumentsError(f"a slice at {place}: whether that counts from the end is not known")
 
 
 @aten("narrow.default")
-def narrow(_: Call, x: Value, axis: int, start: Dim, length: Dim) -> Value:
+def narrow(_: AtenCall, x: Value, axis: int, start: Dim, length: Dim) -> Value:
     place = x.axis(axis)
     low = _place(x, place, start)
     assert low is not None
@@ -107,7 +112,7 @@ def narrow(_: Call, x: Value, axis: int, start: Dim, length: Dim) -> Value:
 
 
 @aten("diff.default")
-def diff(call: Call, x: Value, count: int, axis: int, before: Value | None, after: Value | None) -> Value:
+def diff(call: AtenCall, x: Value, count: int, axis: int, before: Value | None, after: Value | None) -> Value:
     """x[1:] - x[:-1] along an axis, `count` times, of what comes before x, x, and what comes after it."""
     call.refuse_unless(call.dtype is not types.BOOL, "differences of truth values")
     place = x.axis(axis)
@@ -120,7 +125,7 @@ def diff(call: Call, x: Value, count: int, axis: int, before: Value | None, afte
 
 
 @aten("select.int")
-def select(_: Call, x: Value, axis: int, index: Dim) -> Value:
+def select(_: AtenCall, x: Value, axis: int, index: Dim) -> Value:
     place = x.axis(axis)
     start = _place(x, place, index)
     if isinstance(start, int) and start < 0:
@@ -132,36 +137,40 @@ def select(_: Call, x: Value, axis: int, index: Dim) -> Value:
 
 
 @aten("split_with_sizes.default", "split_with_sizes_copy.default")
-def split_with_sizes(_: Call, x: Value, sizes: Sequence[Dim], axis: int) -> tuple[Value, ...]:
+def split_with_sizes(_: AtenCall, x: Value, sizes: Sequence[Dim], axis: int) -> tuple[Value, ...]:
     return tuple(x.split(sizes, axis))
 
 
 @aten("split.Tensor", "chunk.default", "unbind.int")
-def split(call: Call, x: Value, *rest: Any) -> tuple[Value, ...]:
+def split(call: AtenCall, x: Value, *rest: Any) -> tuple[Value, ...]:
     axis = x.axis(rest[-1])
-    shapes = [one.shape for one in call.results if one is not None]
+    shapes = [result.shape for result in call.results if result is not None]
     if call.name.startswith("unbind"):
         return tuple(x.slice(axis, i, i + 1).squeeze(axis) for i in range(len(shapes)))
     return tuple(x.split([shape[axis] for shape in shapes], axis))
 
 
 @aten("cat.default")
-def cat(call: Call, tensors: Sequence[Value], axis: int) -> Value:
+def cat(call: AtenCall, tensors: Sequence[Value], axis: int) -> Value:
     # ATen skips tensors of shape (0,), whatever the rank of the others.
-    parts = [one for one in tensors if one.rank == len(call.shape) and (one.shape != (0,) or one.rank > 1)]
-    parts = [call.tensor(one) for one in parts or tensors]
+    parts = [
+        tensor
+        for tensor in tensors
+        if tensor.rank == len(call.shape) and (tensor.shape != (0,) or tensor.rank > 1)
+    ]
+    parts = [call.tensor(part) for part in parts or tensors]
     place = parts[0].axis(axis)
     return parts[0] if len(parts) == 1 else call.graph.apply("concat", *parts, axis=place)
 
 
 @aten("stack.default")
-def stack(call: Call, tensors: Sequence[Value], axis: int) -> Value:
-    parts = [call.tensor(one).unsqueeze(axis) for one in tensors]
+def stack(call: AtenCall, tensors: Sequence[Value], axis: int) -> Value:
+    parts = [call.tensor(tensor).unsqueeze(axis) for tensor in tensors]
     return parts[0] if len(parts) == 1 else call.graph.apply("concat", *parts, axis=parts[0].axis(axis))
 
 
 @aten("constant_pad_nd.default")
-def constant_pad_nd(call: Call, x: Value, padding: Sequence[Dim], number: Scalar) -> Value:
+def constant_pad_nd(call: AtenCall, x: Value, padding: Sequence[Dim], number: Scalar) -> Value:
     pairs = _pairs(x, padding)
     crops = [tuple(-one if isinstance(one, int) and one < 0 else 0 for one in pair) for pair in pairs]
     for axis, (low, high) in enumerate(crops):
@@ -178,12 +187,12 @@ def _pairs(x: Value, padding: Sequence[Dim]) -> list[tuple[Dim, Dim]]:
 
 
 @aten("flip.default")
-def flip(_: Call, x: Value, axes: Sequence[int]) -> Value:
+def flip(_: AtenCall, x: Value, axes: Sequence[int]) -> Value:
     return x.flip(*axes) if axes else x
 
 
 @aten("roll.default")
-def roll(_: Call, x: Value, shifts: Sequence[int], axes: Sequence[int]) -> Value:
+def roll(_: AtenCall, x: Value, shifts: Sequence[int], axes: Sequence[int]) -> Value:
     if not axes:
         return _rolled(x.flatten(), shifts[0], 0).reshape(x.shape)
     for shift, axis in zip(shifts, axes, strict=True):
@@ -202,7 +211,7 @@ def _rolled(x: Value, shift: int, axis: int) -> Value:
 
 
 @aten("repeat.default")
-def repeat(call: Call, x: Value, counts: Sequence[Dim]) -> Value:
+def repeat(call: AtenCall, x: Value, counts: Sequence[Dim]) -> Value:
     shape = [*[1] * (len(counts) - x.rank), *x.shape]
     apart = x.reshape([dim for one in shape for dim in (1, one)])
     spread = [dim for count, one in zip(counts, shape, strict=True) for dim in (count, one)]
@@ -210,7 +219,7 @@ def repeat(call: Call, x: Value, counts: Sequence[Dim]) -> Value:
 
 
 @aten("repeat_interleave.self_int")
-def repeat_interleave(call: Call, x: Value, count: Dim, axis: int | None, **_: Any) -> Value:
+def repeat_interleave(call: AtenCall, x: Value, count: Dim, axis: int | None, **_: object) -> Value:
     if axis is None:
         x, axis = x.flatten(), 0
     place = x.axis(axis)
@@ -221,7 +230,7 @@ def repeat_interleave(call: Call, x: Value, count: Dim, axis: int | None, **_: A
 
 
 @aten("tril.default", "triu.default")
-def triangle(call: Call, x: Value, diagonal: Dim) -> Value:
+def triangle(call: AtenCall, x: Value, diagonal: Dim) -> Value:
     rows, columns = x.shape[-2:]
     row = call.graph.iota(rows).unsqueeze(1) + call.tensor(diagonal, types.INT64)
     column = call.graph.iota(columns)
@@ -230,12 +239,12 @@ def triangle(call: Call, x: Value, diagonal: Dim) -> Value:
 
 
 @aten("unfold.default")
-def unfold(_: Call, x: Value, axis: int, size: int, step: int) -> Value:
+def unfold(_: AtenCall, x: Value, axis: int, size: int, step: int) -> Value:
     return x.windows(axis, size, step)
 
 
 @aten("diagonal.default")
-def diagonal(call: Call, x: Value, offset: int, a: int, b: int) -> Value:
+def diagonal(call: AtenCall, x: Value, offset: int, a: int, b: int) -> Value:
     a, b = x.axis(a), x.axis(b)
     moved = x.permute(*(axis for axis in range(x.rank) if axis not in {a, b}), a, b)
     count = call.shape[-1]

@@ -1,6 +1,9 @@
 """Importers of ONNX's ops, a file a family. Importing this package enters them all."""
 
 from kernels_hub.compiler.importers.onnx_ops import (
+    contrib,
+    contrib_attention,
+    contrib_quantized,
     control,
     conv,
     detection,
@@ -8,6 +11,8 @@ from kernels_hub.compiler.importers.onnx_ops import (
     indexing,
     linear,
     ml,
+    ml_features,
+    ml_kernels,
     ngrams,
     normalize,
     optional,
@@ -25,6 +30,9 @@ from kernels_hub.compiler.importers.onnx_ops import (
 )
 
 __all__ = [
+    "contrib",
+    "contrib_attention",
+    "contrib_quantized",
     "control",
     "conv",
     "detection",
@@ -32,6 +40,8 @@ __all__ = [
     "indexing",
     "linear",
     "ml",
+    "ml_features",
+    "ml_kernels",
     "ngrams",
     "normalize",
     "optional",

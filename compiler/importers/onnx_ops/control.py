@@ -5,17 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from onnx import GraphProto
 
 from kernels_hub.compiler.errors import CompilerError
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
 from kernels_hub.compiler.importers.onnx_sequences import Named, flat, regrouped, same_parts
+from kernels_hub.compiler.importers.onnx_values import source_inputs
 from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.ir.evaluate import evaluate
 from kernels_hub.compiler.ir.graph import Graph, Value
+from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.ir.operators import same_shapes
+from kernels_hub.compiler.ir.transform import extract
 
 UNROLLED = 32
 """Trips of the longest loop that is written out."""
+MOST_COUNTED = 1 << 14
+"""Trips of the longest loop whose trips are counted by evaluating its condition."""
 UNROLLED_SEQUENCES = 1024
 """The same where it carries a sequence: one that grows cannot be carried by an op."""
 
@@ -27,6 +34,8 @@ def if_(node: OnnxNode) -> Sequence[Named]:
     known = node.maybe_known(condition)
     if known is not None:
         return node.scope.inline(then if bool(known) else otherwise, (), "then" if bool(known) else "else")
+    if node.scope.session.by_value and _is_told_by_scalars(node, condition):
+        node.known(condition, "the condition")
     attempt = node.scope.attempt()
     try:
         captures = node.scope.captures(then, otherwise)
@@ -42,20 +51,29 @@ def if_(node: OnnxNode) -> Sequence[Named]:
         operands = (condition, *flat([named for _, named in captures]))
         return regrouped(given, node.graph.add("if", operands, {"then": yes, "otherwise": no}).results)
     except CompilerError as error:
+        reason = attempt.reason(error)
         attempt.undo()
         try:
             node.known(condition, "the condition")
         except CompilerError as unknown:
-            unknown.args = (f"{unknown} (and as an op of its own: {error})",)
+            unknown.args = (f"{unknown} (and as an op of its own: {reason})",)
             raise
         raise
+
+
+def _is_told_by_scalars(node: OnnxNode, condition: Value) -> bool:
+    """Whether a condition depends on nothing but inputs of one integer or truth value each."""
+    told = source_inputs(condition, node.scope.outside)
+    return bool(told) and all(
+        one.type.size == 1 and not one.dtype.is_float and not one.dtype.is_complex for one in told
+    )
 
 
 @onnx_op("Loop", since=1)
 def loop(node: OnnxNode) -> Sequence[Named]:
     body = node.subgraph("body")
     trips, first = node.optional(0), node.optional(1)
-    carried = [node.operand(place) for place in range(2, len(node.operands))]
+    carried = [node.operand(index) for index in range(2, len(node.operands))]
     count = node.maybe_known(trips)
     known = count is None or count.dtype != object
     limit = int(count.reshape(-1)[0]) if count is not None and known else None
@@ -71,27 +89,28 @@ def loop(node: OnnxNode) -> Sequence[Named]:
     try:
         return _as_op(node, body, carried)
     except CompilerError as error:
+        reason = attempt.reason(error)
         attempt.undo()
         if not few:
             raise node.refuse(
-                f"its {limit} trips are more than the {_most(carried)} that are written out, and as an op: {error}"
+                f"its {limit} trips are more than the {_most(carried)} that are written out, and as an op: {reason}"
             ) from error
         for value, what in ((trips, "the number of trips"), (first, "the first condition")):
             if value is not None:
                 try:
                     node.known(value, what)
                 except CompilerError as unknown:
-                    unknown.args = (f"{unknown} (and as an op of its own: {error})",)
+                    unknown.args = (f"{unknown} (and as an op of its own: {reason})",)
                     raise
         for value in flat(carried):
             if node.maybe_known(value) is None:
-                node.known(value, f"how the loop goes, which cannot be an op of its own ({error}),")
+                node.known(value, f"how the loop goes, which cannot be an op of its own ({reason}),")
         raise
 
 
 def _most(carried: Sequence[Named]) -> int:
     """Trips that are written out at most."""
-    return UNROLLED if all(isinstance(one, Value) for one in carried) else UNROLLED_SEQUENCES
+    return UNROLLED if all(isinstance(named, Value) for named in carried) else UNROLLED_SEQUENCES
 
 
 def _unrolled(
@@ -130,20 +149,79 @@ def _as_op(node: OnnxNode, body: GraphProto, carried: list[Named]) -> Sequence[N
     for before, after in zip(carried, results[1:], strict=False):
         if not _same(before, after):
             raise node.refuse(f"a carried value is {before.type} before and {after.type} after a trip")
-    stacked = [node.tensor(one, "a stacked result") for one in results[1 + len(carried) :]]
+    stacked = [node.tensor(result, "a stacked result") for result in results[1 + len(carried) :]]
     count: Dim = 0
     if stacked:
-        known = node.known(trips, "the number of trips, which is how long the stacked results are,")
-        if region.outputs["0"].scalar is not True:
-            raise node.refuse(
-                "it may end early, and stacks results of which it is then not known how many there are"
-            )
-        count = known.reshape(-1)[0]
-        count = int(count) if known.dtype != object else count
+        count = _trips(node, region, trips, first, carried, captures)
     values = flat(carried)
     operands = (trips, first, *values, *flat([named for _, named in captures]))
     made = graph.add("loop", operands, {"body": region, "carried": len(values), "count": count})
     return regrouped([*carried, *stacked], made.results)
+
+
+def _trips(
+    node: OnnxNode,
+    region: Graph,
+    trips: Value,
+    first: Value,
+    carried: Sequence[Named],
+    captures: Sequence[tuple[str, Named]],
+) -> Dim:
+    """How many trips a loop makes, which is how long its stacked results are. Raises what is not known."""
+    if region.outputs["0"].scalar is True:
+        known = node.known(trips, "the number of trips, which is how long the stacked results are,")
+        count = known.reshape(-1)[0]
+        return int(count) if known.dtype != object else count
+    limit, start = node.maybe_known(trips), node.maybe_known(first)
+    outside = (*flat(carried), *flat([named for _, named in captures]))
+    counted = None
+    if limit is not None and start is not None and limit.dtype != object:
+        counted = _counted_trips(
+            node, region, int(limit.reshape(-1)[0]), bool(start), outside, len(flat(carried))
+        )
+    if counted is None:
+        raise node.refuse(
+            "it may end early, and stacks results of which it is then not known how many there are"
+        )
+    return counted
+
+
+def _counted_trips(
+    node: OnnxNode, region: Graph, limit: int, go_on: bool, outside: Sequence[Value], carried: int
+) -> int | None:
+    """Trips of a loop whose condition only depends on what is known: run for its condition alone.
+
+    outside: what the region's inputs but for the first, the trip, are at the first trip.
+    """
+    place, *inputs = region.inputs.values()
+    following = dict(zip(inputs[:carried], list(region.outputs.values())[1:], strict=False))
+    needed, waiting = {region.outputs["0"]}, [region.outputs["0"]]
+    while waiting:  # what the condition depends on, through trips
+        top = waiting.pop()
+        for operand in (*top.operands, *([following[top]] if top in following else [])):
+            if operand not in needed:
+                needed.add(operand)
+                waiting.append(operand)
+    used = [one for one in inputs if one in needed]
+    state = {
+        one: node.maybe_known(value) for one, value in zip(inputs, outside, strict=True) if one in needed
+    }
+    if any(array is None or array.dtype == object for array in state.values()):
+        return None
+    if any(one.op_name == "parameter" or Trait.REGION in one.op.traits for one in needed):
+        return None
+    kept = [one for one in used if one in following]
+    shown = {"go on": region.outputs["0"], **{str(n): following[one] for n, one in enumerate(kept)}}
+    step = extract(region, {"trip": place, **{f"in{n}": one for n, one in enumerate(used)}}, shown)
+    done = 0
+    while go_on and done < limit:
+        if done >= MOST_COUNTED:
+            return None
+        given = {f"in{n}": state[one] for n, one in enumerate(used)}
+        results = evaluate(step, {"trip": np.asarray(done, np.int64), **given})
+        go_on, done = bool(results["go on"]), done + 1
+        state |= {one: results[str(n)] for n, one in enumerate(kept)}
+    return done
 
 
 def _same(before: Named, after: Named) -> bool:
@@ -159,12 +237,12 @@ def _without_condition(region: Graph) -> Graph:
     new = Graph(region.name)
     mapped = {}
     condition = list(region.inputs.values())[1]
-    for one in region.live():
-        if one.results[0] is condition:
+    for node in region.live():
+        if node.results[0] is condition:
             mapped[condition] = new.constant(value=True)
             continue
-        copied = new.copy(one, tuple(mapped[operand] for operand in one.operands))
-        mapped.update(zip(one.results, copied.results, strict=True))
+        copied = new.copy(node, tuple(mapped[operand] for operand in node.operands))
+        mapped.update(zip(node.results, copied.results, strict=True))
     for name, value in region.outputs.items():
         new.output(name, mapped[value])
     return new
@@ -177,15 +255,15 @@ def scan_8(node: OnnxNode) -> list[Value]:
     if node.optional(0) is not None:
         raise node.refuse("sequence lengths of Scan of opset 8 are not taken")
     directions = node.attr("directions", [0] * count)
-    values = [node.input(place) for place in range(1, len(node.operands))]
+    values = [node.input(index) for index in range(1, len(node.operands))]
     states = values[: len(values) - count]
     runs = [x.flip(1) if back else x for x, back in zip(values[len(states) :], directions, strict=True)]
     batch = values[0].shape[0]
     if not isinstance(batch, int) or not 1 <= batch <= UNROLLED:
         raise node.refuse(f"the batch of Scan of opset 8 is {batch}; it must be known and at most {UNROLLED}")
     each = []
-    for place in range(batch):
-        picked = [value.slice(0, place, place + 1).squeeze(0) for value in (*states, *runs)]
+    for position in range(batch):
+        picked = [value.slice(0, position, position + 1).squeeze(0) for value in (*states, *runs)]
         each.append(_scanned(node, body, picked[: len(states)], picked[len(states) :]))
     return [
         node.graph.apply("concat", *(value.unsqueeze(0) for value in column), axis=0)
@@ -226,11 +304,11 @@ def _scanned(node: OnnxNode, body: GraphProto, states: list[Value], runs: list[V
     length = runs[0].shape[0]
     if isinstance(length, int) and 1 <= length <= UNROLLED:
         current, stacks = list(states), [list[Value]() for _ in body.output[len(states) :]]
-        for place in range(length):
-            elements = [x.slice(0, place, place + 1).squeeze(0) for x in runs]
+        for index in range(length):
+            elements = [x.slice(0, index, index + 1).squeeze(0) for x in runs]
             results = [
                 node.tensor(one, "a result of the body")
-                for one in node.scope.inline(body, (*current, *elements), f"step {place}")
+                for one in node.scope.inline(body, (*current, *elements), f"step {index}")
             ]
             current = results[: len(states)]
             for stack, value in zip(stacks, results[len(states) :], strict=True):

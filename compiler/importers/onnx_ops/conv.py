@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
 from kernels_hub.compiler.ir import types
-from kernels_hub.compiler.ir.dims import Dim, ceildiv, dim_max, product
+from kernels_hub.compiler.ir.dims import Dim, ceildiv, product
+from kernels_hub.compiler.ir.extrema import dim_max
 from kernels_hub.compiler.ir.graph import Value
 
 Pairs = list[tuple[Dim, Dim]]
@@ -137,7 +138,7 @@ def _per_output(value: Value, rank: int) -> Value:
 
 @onnx_op("QLinearConv", since=10)
 def qlinear_conv(node: OnnxNode) -> Value:
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (node.input(place) for place in range(8))
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (node.input(index) for index in range(8))
     total = _integer_conv(node, x, x_zero, w, w_zero)
     total = _add_bias(total, node.optional(8)).cast(types.FLOAT32)
     scale = (

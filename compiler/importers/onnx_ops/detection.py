@@ -15,7 +15,7 @@ from kernels_hub.compiler.ir.types import INT64
 def non_max_suppression(node: OnnxNode) -> Value:
     boxes, scores = node.input(0), node.input(1)
     if node.attr("center_point_box", 0):
-        x, y, width, height = (boxes.slice(2, place, place + 1) for place in range(4))
+        x, y, width, height = (boxes.slice(2, index, index + 1) for index in range(4))
         high, wide = height / 2.0, width / 2.0
         boxes = node.graph.apply("concat", y - high, x - wide, y + high, x + wide, axis=2)
     limit, overlap, least = (

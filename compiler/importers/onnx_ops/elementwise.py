@@ -1,5 +1,8 @@
 # ruff: noqa: D103 (what an importer does is what ONNX says of its op)
-"""Ops of one element of each operand: arithmetic, functions, comparisons, logic, bits, activations, casts."""
+"""Ops of one element of each operand that are not one op of the table each: activations, casts, comparisons swapped.
+
+The others are named by their rows of the op table (`Op.onnx`).
+"""
 
 from __future__ import annotations
 
@@ -9,64 +12,22 @@ from functools import reduce
 
 import numpy as np
 
-from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
+from kernels_hub.compiler.importers.onnx_node import OnnxNode, both_operands, onnx_op
 from kernels_hub.compiler.importers.onnx_types import dtype_of
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.types import promote
 
-_UNARY = {
-    "Abs": "abs", "Neg": "neg", "Sign": "sign", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Sin": "sin",
-    "Cos": "cos", "Tan": "tan", "Asin": "asin", "Acos": "acos", "Atan": "atan", "Sinh": "sinh", "Cosh": "cosh",
-    "Tanh": "tanh", "Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh", "Erf": "erf", "Sigmoid": "sigmoid",
-    "Floor": "floor", "Ceil": "ceil", "Round": "round", "Not": "bitnot", "BitwiseNot": "bitnot",
-    "IsNaN": "isnan",
-}  # fmt: skip
-
-_BINARY = {
-    "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "And": "bitand", "Or": "bitor", "Xor": "bitxor",
-    "BitwiseAnd": "bitand", "BitwiseOr": "bitor", "BitwiseXor": "bitxor", "Equal": "eq", "Less": "lt",
-    "LessOrEqual": "le",
-}  # fmt: skip
-
-
-def _unary(op: str) -> Callable[[OnnxNode], Value]:
-    return lambda node: node.input(0).unary(op)
-
-
-def _binary(op: str) -> Callable[[OnnxNode], Value]:
-    def convert(node: OnnxNode) -> Value:
-        a, b = operands(node)
-        return a.binary(op, b)
-
-    return convert
-
-
-for _name, _op in _UNARY.items():
-    onnx_op(_name, since=1)(_unary(_op))
-for _name, _op in _BINARY.items():
-    onnx_op(_name, since=1)(_binary(_op))
-
-
-def operands(node: OnnxNode) -> tuple[Value, Value]:
-    """Both operands, the second placed at the attribute `axis` where an opset before 7 says so."""
-    a, b = node.input(0), node.input(1)
-    if node.opset < 7 and node.attr("broadcast", 0) and b.rank < a.rank:
-        axis = node.attr("axis", a.rank - b.rank)
-        axis += a.rank if axis < 0 else 0
-        b = b.reshape((*b.shape, *[1] * (a.rank - axis - b.rank)))
-    return a, b
-
 
 @onnx_op("Greater", since=1)
 def greater(node: OnnxNode) -> Value:
-    a, b = operands(node)
+    a, b = both_operands(node)
     return b.binary("lt", a)
 
 
 @onnx_op("GreaterOrEqual", since=1)
 def greater_or_equal(node: OnnxNode) -> Value:
-    a, b = operands(node)
+    a, b = both_operands(node)
     return b.binary("le", a)
 
 
@@ -90,7 +51,7 @@ def mod(node: OnnxNode) -> Value:
 
 @onnx_op("Pow", since=1)
 def power(node: OnnxNode) -> Value:
-    a, b = operands(node)
+    a, b = both_operands(node)
     if a.dtype is b.dtype:
         return a**b
     wide = promote(a.dtype, b.dtype)

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
 from kernels_hub.compiler.ir import types
-from kernels_hub.compiler.ir.dims import Expr, product, symbol
+from kernels_hub.compiler.ir.dims import product
 from kernels_hub.compiler.ir.evaluate import evaluate
-from kernels_hub.compiler.ir.graph import Graph, Value
+from kernels_hub.compiler.ir.graph import Graph, Node, Value
 
 
 @onnx_op("Gather", since=1)
@@ -98,30 +98,34 @@ def one_hot(node: OnnxNode) -> Value:
     return at.eq(places).select(on, off)
 
 
-def new_size(graph: Graph, node: OnnxNode) -> Expr:
-    """A symbol for a size that only the data tell, named after the node's first result."""
-    name = f"{node.proto.output[0] or node.proto.op_type}_size"
-    count = 0
-    while (fresh := f"{name}{count or ''}") in graph.symbols:
-        count += 1
-    found = symbol(fresh)
-    assert isinstance(found, Expr)
-    return found
+def selected(node: OnnxNode, op: str, *operands: Value, **attrs: object) -> tuple[Value, ...]:
+    """The results of an op that defines a size: constants where its operands are known.
 
-
-def selected(node: OnnxNode, op: str, *operands: Value, **attrs: Any) -> tuple[Value, ...]:
-    """The results of an op that defines a size: constants where its operands are known."""
-    known = [node.maybe_known(one) for one in operands]
+    What was selected of the same operands before is selected once: x[mask] and y[mask] have one size.
+    """
+    known = [node.maybe_known(operand) for operand in operands]
     arrays = [one for one in known if one is not None and one.dtype != object]
     if len(arrays) < len(known):
-        return node.graph.add(op, operands, {"count": new_size(node.graph, node), **attrs}).results
+        existing = _same_selection(op, operands, attrs)
+        if existing is not None:
+            return existing.results
+        return node.graph.add(op, operands, {"count": node.new_size(), **attrs}).results
     scratch = Graph(op)
     results = scratch.add(
-        op, [scratch.constant(one) for one in arrays], {"count": scratch.symbol("count", 0), **attrs}
+        op, [scratch.constant(array) for array in arrays], {"count": scratch.symbol("count", 0), **attrs}
     ).results
-    for place, one in enumerate(results):
-        scratch.output(str(place), one)
+    for index, result in enumerate(results):
+        scratch.output(str(index), result)
     return tuple(node.constant(one) for one in evaluate(scratch, []).values())
+
+
+def _same_selection(op: str, operands: tuple[Value, ...], attrs: Mapping[str, object]) -> Node | None:
+    """The node of an op that defines a size on these operands; None where there is none."""
+    wanted = {**attrs, "count": None}
+    for user in operands[0].users:
+        if user.op.name == op and user.operands == operands and {**user.attrs, "count": None} == wanted:
+            return user
+    return None
 
 
 @onnx_op("NonZero", since=9)

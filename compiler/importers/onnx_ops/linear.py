@@ -53,25 +53,25 @@ def einsum(node: OnnxNode) -> Value:
     if not arrow:
         every = "".join(terms).replace("...", "")
         right = "..." * ("..." in left) + "".join(sorted(one for one in set(every) if every.count(one) == 1))
-    longest = max((sum(one.isdigit() for one in letters) for letters in spelled), default=0)
-    result = [str(longest - 1 - place) for place in range(longest)] if "..." in right else []
+    longest = max((sum(letter.isdigit() for letter in letters) for letters in spelled), default=0)
+    result = [str(longest - 1 - index) for index in range(longest)] if "..." in right else []
     wanted = _expanded(right, result)
     parts = [_diagonals(value, letters) for value, letters in zip(values, spelled, strict=True)]
     while len(parts) > 1:
         (a, first), (b, second) = parts[:2]
-        later = {one for _, letters in parts[2:] for one in letters} | set(wanted)
+        later = {letter for _, letters in parts[2:] for letter in letters} | set(wanted)
         parts[:2] = [_product(a, first, b, second, later)]
     value, letters = parts[0]
-    gone = [place for place, one in enumerate(letters) if one not in wanted]
+    gone = [index for index, letter in enumerate(letters) if letter not in wanted]
     value = value.sum(gone) if gone else value
-    letters = [one for one in letters if one in wanted]
+    letters = [letter for letter in letters if letter in wanted]
     return value.permute(*(letters.index(one) for one in wanted))
 
 
 def _letters(term: str, rank: int) -> list[str]:
     """An index for each dim; those of the ellipsis are digits, counted from the last."""
     named = len(term.replace("...", ""))
-    return _expanded(term, [str(rank - named - 1 - place) for place in range(rank - named)])
+    return _expanded(term, [str(rank - named - 1 - index) for index in range(rank - named)])
 
 
 def _expanded(term: str, ellipsis: list[str]) -> list[str]:
@@ -81,8 +81,8 @@ def _expanded(term: str, ellipsis: list[str]) -> list[str]:
 
 def _diagonals(value: Value, letters: list[str]) -> tuple[Value, list[str]]:
     while len(set(letters)) < len(letters):
-        one = next(one for one in letters if letters.count(one) > 1)
-        first, second = [place for place, other in enumerate(letters) if other == one][:2]
+        one = next(letter for letter in letters if letters.count(letter) > 1)
+        first, second = [index for index, other in enumerate(letters) if other == one][:2]
         size = value.shape[first]
         strides: list[Dim] = [product(value.shape[axis + 1 :]) for axis in range(value.rank)]
         strides[first] = strides[first] + strides[second]
@@ -98,14 +98,14 @@ def _diagonals(value: Value, letters: list[str]) -> tuple[Value, list[str]]:
 def _product(
     a: Value, first: list[str], b: Value, second: list[str], later: set[str]
 ) -> tuple[Value, list[str]]:
-    batch = [one for one in first if one in second and one in later]
-    summed = [one for one in first if one in second and one not in later]
-    rows = [one for one in first if one not in second]
-    columns = [one for one in second if one not in first]
+    batch = [name for name in first if name in second and name in later]
+    summed = [name for name in first if name in second and name not in later]
+    rows = [name for name in first if name not in second]
+    columns = [name for name in second if name not in first]
     sizes = {
-        one: dim
+        letter: dim
         for letters, value in ((first, a), (second, b))
-        for one, dim in zip(letters, value.shape, strict=True)
+        for letter, dim in zip(letters, value.shape, strict=True)
     }
     for letters, value in ((first, a), (second, b)):
         for one, dim in zip(letters, value.shape, strict=True):

@@ -7,7 +7,7 @@ import numpy as np
 
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
 from kernels_hub.compiler.ir.graph import Value
-from kernels_hub.compiler.ir.types import Array
+from kernels_hub.compiler.ir.types import FLOAT32, Array
 
 
 @onnx_op("Binarizer", since=1, domain="ai.onnx.ml")
@@ -46,3 +46,30 @@ def _table(node: OnnxNode, which: str) -> Array | None:
         if node.has(f"{which}_{kind}"):
             return np.asarray(node.attr(f"{which}_{kind}"), dtype)
     return None
+
+
+@onnx_op("Scaler", since=1, domain="ai.onnx.ml")
+def scaler(node: OnnxNode) -> Value:
+    """(x - offset) * scale, each a number or one a feature; float32."""
+    x = node.input(0).cast(FLOAT32)
+    for name, op in (("offset", "sub"), ("scale", "mul")):
+        if node.has(name):
+            numbers = np.asarray(node.attr(name), np.float32)
+            given = node.constant(numbers if numbers.size > 1 else numbers.reshape(()))
+            x = x.binary(op, given.broadcast_to(x.shape))
+    return x
+
+
+@onnx_op("LinearRegressor", since=1, domain="ai.onnx.ml")
+def linear_regressor(node: OnnxNode) -> Value:
+    """x (N, C) by coefficients (targets, C), plus intercepts."""
+    if node.attr("post_transform", "NONE") != "NONE":
+        raise node.refuse(f"post_transform {node.attr('post_transform')} is not taken")
+    x, targets = node.input(0).cast(FLOAT32), node.attr("targets", 1)
+    weight = np.asarray(node.attr("coefficients"), np.float32).reshape(targets, -1)
+    result = x.matmul(node.constant(np.ascontiguousarray(weight.T)))
+    if node.has("intercepts"):
+        result = result + node.constant(np.asarray(node.attr("intercepts"), np.float32)).broadcast_to(
+            result.shape
+        )
+    return result

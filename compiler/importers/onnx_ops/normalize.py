@@ -16,7 +16,7 @@ def _channels(value: Value, rank: int) -> Value:
 
 @onnx_op("BatchNormalization", since=1)
 def batch_normalization(node: OnnxNode) -> list[Value]:
-    x, scale, bias, mean, variance = (node.input(place) for place in range(5))
+    x, scale, bias, mean, variance = (node.input(index) for index in range(5))
     epsilon = node.attr("epsilon", 1e-5)
     training = bool(node.attr("training_mode", 0))
     if node.opset < 7 and not node.attr("is_test", 0) and node.wants(1):
@@ -77,8 +77,9 @@ def _normalized(x: Value, axes: tuple[int, ...], epsilon: float) -> tuple[Value,
     return centred * inverse, mean, inverse
 
 
-@onnx_op("LayerNormalization", since=17)
+@onnx_op("LayerNormalization", since=1)
 def layer_normalization(node: OnnxNode) -> list[Value]:
+    """Of opset 17; ONNX Runtime's optimizer writes the same op into models of older ones."""
     x, scale, bias = node.input(0), node.input(1), node.optional(2)
     axes = tuple(range(x.axis(node.attr("axis", -1)), x.rank))
     wide = dtype_of(node.attr("stash_type", 1))
@@ -87,8 +88,10 @@ def layer_normalization(node: OnnxNode) -> list[Value]:
     return [result if bias is None else result + bias, mean, inverse]
 
 
+@onnx_op("SimplifiedLayerNormalization", since=1)
 @onnx_op("RMSNormalization", since=23)
 def rms_normalization(node: OnnxNode) -> Value:
+    """SimplifiedLayerNormalization is the name under which ONNX Runtime's optimizer writes it."""
     x, scale = node.input(0), node.input(1)
     axes = tuple(range(x.axis(node.attr("axis", -1)), x.rank))
     wide = x.cast(dtype_of(node.attr("stash_type", 1)))

@@ -19,10 +19,25 @@ def _attributes(node: OnnxNode, x: Value) -> dict[str, Any]:
         raise node.refuse("kernel_shape is missing")
     strides, dilations = node.attr("strides", [1] * rank), node.attr("dilations", [1] * rank)
     padding: Pairs = same_padding(node, kernel, strides, dilations, x.shape[2:])
+    padding = [
+        (low, _reached(size, low, high, dilation * (window - 1) + 1, stride))
+        for size, (low, high), window, stride, dilation in zip(
+            x.shape[2:], padding, kernel, strides, dilations, strict=True
+        )
+    ]
     return {
         "kernel": kernel, "strides": strides, "dilations": dilations, "padding": padding,
         "ceil": bool(node.attr("ceil_mode", 0)),
     }  # fmt: skip
+
+
+def _reached(size: Dim, low: Dim, high: Dim, window: int, stride: int) -> Dim:
+    """The padding behind: longer where the only window, by less than a stride, reaches farther.
+
+    Runtimes divide by the stride as C++ does, toward zero, and count that window.
+    """
+    room = size + low + high - window
+    return high - room if isinstance(room, int) and -stride < room < 0 else high
 
 
 @onnx_op("MaxPool", since=1)
@@ -55,7 +70,11 @@ def _places(node: OnnxNode, x: Value, attributes: dict[str, Any]) -> Value:
 
 @onnx_op("AveragePool", since=1)
 def average_pool(node: OnnxNode) -> Value:
-    x = node.input(0)
+    return averaged(node, node.input(0))
+
+
+def averaged(node: OnnxNode, x: Value) -> Value:
+    """x (N, C, …) averaged over the windows that the node's attributes say."""
     count = "padded" if node.attr("count_include_pad", 0) else "inside"
     return node.graph.apply("avg_pool", x, **_attributes(node, x), count=count)
 
@@ -129,7 +148,7 @@ def roi_align(node: OnnxNode) -> Value:
         }
         return node.graph.apply("roi_align", x, rois, batches, **attrs)
     count, (_, channels, height, width) = rois.shape[0], x.shape
-    edges = [rois.slice(1, place, place + 1).reshape((count,)) * scale - shift for place in range(4)]
+    edges = [rois.slice(1, index, index + 1).reshape((count,)) * scale - shift for index in range(4)]
     left, top, right, bottom = edges
     high, wide = bottom - top, right - left
     if shift == 0.0:

@@ -73,7 +73,7 @@ def dynamic_quantize_linear(node: OnnxNode) -> list[Value]:
     return [result, scale, zero.cast(types.UINT8, saturate=True)]
 
 
-def _centred(x: Value, zero: Value | None, *, rows: bool) -> Value:
+def centred_operand(x: Value, zero: Value | None, *, rows: bool) -> Value:
     """An operand of an integer product in int32, its zero point (one, or one a row or column) subtracted."""
     wide = x.cast(types.INT32)
     if zero is None:
@@ -89,13 +89,19 @@ def _centred(x: Value, zero: Value | None, *, rows: bool) -> Value:
 @onnx_op("MatMulInteger", since=10)
 def matmul_integer(node: OnnxNode) -> Value:
     a, b = node.input(0), node.input(1)
-    return _centred(a, node.optional(2), rows=True).matmul(_centred(b, node.optional(3), rows=False))
+    return centred_operand(a, node.optional(2), rows=True).matmul(
+        centred_operand(b, node.optional(3), rows=False)
+    )
 
 
 @onnx_op("QLinearMatMul", since=10)
 def qlinear_matmul(node: OnnxNode) -> Value:
-    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (node.input(place) for place in range(8))
-    total = _centred(a, a_zero, rows=True).matmul(_centred(b, b_zero, rows=False)).cast(types.FLOAT32)
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (node.input(index) for index in range(8))
+    total = (
+        centred_operand(a, a_zero, rows=True)
+        .matmul(centred_operand(b, b_zero, rows=False))
+        .cast(types.FLOAT32)
+    )
     scales = [_scalar(one).cast(types.FLOAT32) for one in (a_scale, b_scale, y_scale)]
     if scales[0].rank == 1:
         scales[0] = scales[0].unsqueeze(1)

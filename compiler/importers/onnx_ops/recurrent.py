@@ -1,5 +1,6 @@
 # ruff: noqa: D103 (what an importer does is what ONNX says of its op)
-"""RNN, GRU, LSTM: a scan over time, one of each direction; written out where the sequence is short."""
+"""RNN, GRU, LSTM: the op "recurrent" with the usual activations; else a scan over time for each direction, written out
+where the sequence is short."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _UNROLLED = 8
 Activation = Callable[[Value], Value]
 
 
-def _activation(name: str, alpha: float | None, beta: float | None) -> Activation:
+def _cell_activation(name: str, alpha: float | None, beta: float | None) -> Activation:
     known: dict[str, Activation] = {
         "relu": lambda x: x.relu(),
         "tanh": lambda x: x.tanh(),
@@ -81,9 +82,9 @@ def _direction(
         last = current
     else:
         body = Graph(f"{node.proto.op_type} step")
-        inner = [body.input(f"state{i}", one.shape, one.dtype) for i, one in enumerate(states)]
+        inner = [body.input(f"state{i}", state.shape, state.dtype) for i, state in enumerate(states)]
         place, now = body.input("place", (), at.dtype), body.input("now", x.shape[1:], x.dtype)
-        held = [body.input(f"weight{i}", one.shape, one.dtype) for i, one in enumerate(captures)]
+        held = [body.input(f"weight{i}", capture.shape, capture.dtype) for i, capture in enumerate(captures)]
         new, shown = step(place, now, inner, held)
         for i, one in enumerate((*new, shown)):
             body.output(str(i), one)
@@ -105,10 +106,86 @@ def _reversed(x: Value, lengths: Value) -> Value:
     return x.gather_elements(places.reshape((*places.shape, *[1] * (x.rank - 2))).broadcast_to(x.shape), 0)
 
 
+_PLAIN: dict[str, dict[tuple[str, ...], str]] = {
+    "LSTM": {("sigmoid", "tanh", "tanh"): "lstm"},
+    "GRU": {("sigmoid", "tanh"): "gru"},
+    "RNN": {("tanh",): "tanh", ("relu",): "relu"},
+}
+"""Activations of a direction -> the cell of the op "recurrent" that has them."""
+
+
+def _plain_cell(node: OnnxNode) -> str | None:
+    """The cell of the op "recurrent" that a node is; None where it has activations or options of its own."""
+    known = _PLAIN[node.proto.op_type.removeprefix("DynamicQuantize")]
+    ways = 2 if node.attr("direction", "forward") == "bidirectional" else 1
+    given = tuple(name.lower() for name in node.attr("activations", []))
+    one = given[: len(given) // ways] or next(iter(known))
+    peeps = node.proto.op_type.endswith("LSTM") and node.optional(7) is not None
+    if (
+        given not in ((), one * ways)
+        or one not in known
+        or peeps
+        or node.attr("clip")
+        or node.attr("input_forget", 0)
+        or not node.input(0).dtype.is_float
+    ):
+        return None
+    return "gru_after" if known[one] == "gru" and node.attr("linear_before_reset", 0) else known[one]
+
+
+def _as_one(node: OnnxNode, cell: str) -> list[Value]:
+    """The op "recurrent": what gates get of the inputs is one product for all steps and directions."""
+    graph, apply = node.graph, node.graph.apply
+    x, w, r = node.input(0), node.input(1), node.input(2)
+    flipped = bool(node.attr("layout", 0))
+    if flipped:
+        x = x.transpose(0, 1)
+    ways, rows, hidden = r.shape
+    batch = x.shape[1]
+    bias = node.optional(3)
+    lengths = node.optional(4)
+    added: Value | None = None
+    last: list[Value] = []
+    if bias is not None:
+        own, recurrent = _split(bias, 2, 1)
+        if cell == "gru_after":  # the candidate's part stays with what it gets of h
+            last.append(recurrent.slice(1, 2 * hidden, rows))
+            zeros = graph.full((ways, hidden), 0, x.dtype)
+            recurrent = apply("concat", recurrent.slice(1, 0, 2 * hidden), zeros, axis=1)
+        added = (own + recurrent).reshape((ways * rows,))
+    elif cell == "gru_after":
+        last.append(graph.full((ways, hidden), 0, x.dtype))
+    gates = x @ w.reshape((ways * rows, w.shape[2])).transpose()
+    states = []
+    for position in range(2 if cell == "lstm" else 1):
+        given = node.optional(5 + position)
+        if given is None:
+            states.append(graph.full((ways, batch, hidden), 0, x.dtype))
+        else:
+            states.append(given.transpose(0, 1) if flipped else given)
+    if lengths is not None:
+        last.append(lengths.cast("int64"))
+    y = apply(
+        "recurrent", gates if added is None else gates + added, r, *states, *last,
+        cell=cell, reverse=node.attr("direction", "forward") == "reverse", lengths=lengths is not None,
+    )  # fmt: skip
+    time = x.shape[0]
+    shown = y.slice(0, 0, time).slice(1, 0, 1).squeeze(1)  # (time, ways, batch, hidden)
+    ends = [
+        y.slice(0, time, time + 1).squeeze(0).slice(0, index, index + 1).squeeze(0)
+        for index in range(len(states))
+    ]
+    if flipped:
+        return [shown.permute(2, 0, 1, 3), *(end.transpose(0, 1) for end in ends)]
+    return [shown, *ends]
+
+
 _Make = Callable[[OnnxNode, list[Activation], tuple[Value, ...]], _Cell]
 
 
 def _recurrent(node: OnnxNode, gates: int, names: Sequence[str], states: int, make: _Make) -> list[Value]:
+    if (plain := _plain_cell(node)) is not None:
+        return _as_one(node, plain)
     x, hidden = node.input(0), node.attr("hidden_size") or node.input(2).shape[-1]
     if node.attr("layout", 0):
         x = x.transpose(0, 1)
@@ -118,22 +195,22 @@ def _recurrent(node: OnnxNode, gates: int, names: Sequence[str], states: int, ma
     functions = node.attr("activations", list(names) * len(ways))
     alphas, betas = list(node.attr("activation_alpha", [])), list(node.attr("activation_beta", []))
     every, last = [], []
-    for place, backwards in enumerate(ways):
-        chosen = functions[place * len(names) : (place + 1) * len(names)]
+    for index, backwards in enumerate(ways):
+        chosen = functions[index * len(names) : (index + 1) * len(names)]
         used = [
-            _activation(name, *(numbers[place * len(names) + i] if place * len(names) + i < len(numbers) else None
+            _cell_activation(name, *(numbers[index * len(names) + i] if index * len(names) + i < len(numbers) else None
                                 for numbers in (alphas, betas)))
             for i, name in enumerate(chosen)
         ]  # fmt: skip
         weights = [
-            node.input(1).slice(0, place, place + 1).squeeze(0),
-            node.input(2).slice(0, place, place + 1).squeeze(0),
+            node.input(1).slice(0, index, index + 1).squeeze(0),
+            node.input(2).slice(0, index, index + 1).squeeze(0),
         ]
         bias = node.optional(3)
         flat = (
             node.graph.full((2 * gates * hidden,), 0, x.dtype)
             if bias is None
-            else bias.slice(0, place, place + 1).squeeze(0)
+            else bias.slice(0, index, index + 1).squeeze(0)
         )
         first = []
         for which in range(states):
@@ -142,9 +219,9 @@ def _recurrent(node: OnnxNode, gates: int, names: Sequence[str], states: int, ma
                 first.append(node.graph.full((batch, hidden), 0, x.dtype))
             else:
                 given = given.transpose(0, 1) if node.attr("layout", 0) else given
-                first.append(given.slice(0, place, place + 1).squeeze(0))
+                first.append(given.slice(0, index, index + 1).squeeze(0))
         peephole = node.optional(7) if states == 2 else None
-        more = () if peephole is None else (peephole.slice(0, place, place + 1).squeeze(0),)
+        more = () if peephole is None else (peephole.slice(0, index, index + 1).squeeze(0),)
         cell = make(node, used, (*weights, flat, *more))
         shown, final = _direction(node, x, first, node.optional(4), cell, backwards=backwards)
         every.append(shown.unsqueeze(1))
@@ -154,7 +231,7 @@ def _recurrent(node: OnnxNode, gates: int, names: Sequence[str], states: int, ma
     finals = [[one[which].unsqueeze(0) for one in last] for which in range(states)]
     ends = [one[0] if len(one) == 1 else join("concat", *one, axis=0) for one in finals]
     if node.attr("layout", 0):
-        y, ends = y.permute(2, 0, 1, 3), [one.transpose(0, 1) for one in ends]
+        y, ends = y.permute(2, 0, 1, 3), [end.transpose(0, 1) for end in ends]
     return [y, *ends]
 
 
@@ -218,6 +295,9 @@ def _lstm(node: OnnxNode, functions: list[Activation], weights: tuple[Value, ...
     return _Cell(weights, step)
 
 
+_LSTM = ("Sigmoid", "Tanh", "Tanh")
+
+
 @onnx_op("RNN", since=1)
 def rnn(node: OnnxNode) -> list[Value]:
     return _recurrent(node, 1, ["Tanh"], 1, _rnn)
@@ -230,4 +310,22 @@ def gru(node: OnnxNode) -> list[Value]:
 
 @onnx_op("LSTM", since=1)
 def lstm(node: OnnxNode) -> list[Value]:
-    return _recurrent(node, 4, ["Sigmoid", "Tanh", "Tanh"], 2, _lstm)
+    return _recurrent(node, 4, _LSTM, 2, _lstm)
+
+
+@onnx_op("DynamicQuantizeLSTM", since=1, domain="com.microsoft")
+def dynamic_quantize_lstm(node: OnnxNode) -> list[Value]:
+    """LSTM with weights of 8 bits, and the gates of a weight as columns; inputs and states stay as they are.
+
+    ONNX Runtime rounds these to 8 bits at each step as well, so that its results are the coarser ones.
+    """
+    for place, scale in ((1, 8), (2, 10)):
+        weight, factor, zero = node.input(place), node.input(scale), node.input(scale + 1)
+        ways, rows, columns = weight.shape
+        across = (ways, 1, columns if factor.type.size != ways else 1)
+        real = (
+            weight.cast("int32") - zero.cast("int32").reshape(across).broadcast_to((ways, rows, columns))
+        ).cast(factor.dtype)
+        node.operands[place] = (real * factor.reshape(across)).transpose(1, 2)
+    del node.operands[8:]
+    return _recurrent(node, 4, _LSTM, 2, _lstm)

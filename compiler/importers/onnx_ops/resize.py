@@ -34,8 +34,8 @@ def upsample(node: OnnxNode) -> Value:
     )  # fmt: skip
 
 
-def _floats(node: OnnxNode, place: int) -> list[float]:
-    value = node.optional(place)
+def _floats(node: OnnxNode, index: int) -> list[float]:
+    value = node.optional(index)
     if value is None or value.shape == (0,):
         return []
     return [float(one) for one in node.known(value, "the scales").reshape(-1)]
@@ -78,8 +78,8 @@ def resize(node: OnnxNode) -> Value:
     attributes: dict[str, Any] = {}
     if coordinates == "tf_crop_and_resize":
         roi, given = [0.0] * x.rank + [1.0] * x.rank, _floats(node, 1)
-        for place, axis in enumerate(axes):
-            roi[axis], roi[axis + x.rank] = given[place], given[place + len(axes)]
+        for index, axis in enumerate(axes):
+            roi[axis], roi[axis + x.rank] = given[index], given[index + len(axes)]
         attributes["roi"] = roi
     return node.graph.apply(
         "resize", x, shape=shape, scales=every, mode=node.attr("mode", "nearest"),

@@ -34,9 +34,9 @@ def sequence_length(node: OnnxNode) -> Value:
 def sequence_at(node: OnnxNode) -> Value:
     values, place = node.sequence(0).values, node.input(1)
     known = node.maybe_known(place)
-    alike = bool(values) and all(same_shapes(one.shape, values[0].shape) for one in values)
+    alike = bool(values) and all(same_shapes(value.shape, values[0].shape) for value in values)
     if known is None and alike:
-        stacked = node.graph.apply("concat", *(one.unsqueeze(0) for one in values), axis=0)
+        stacked = node.graph.apply("concat", *(value.unsqueeze(0) for value in values), axis=0)
         return stacked.gather(place.reshape(()), 0)
     if known is None:
         node.known(place, "the place in a sequence of tensors of several shapes")
@@ -74,7 +74,7 @@ def split_to_sequence(node: OnnxNode) -> TensorSequence:
     sizes = _sizes(node, x.shape[axis])
     values = x.split(sizes, axis)
     if node.optional(1) is None and not node.attr("keepdims", 1):
-        values = [one.squeeze(axis) for one in values]
+        values = [value.squeeze(axis) for value in values]
     return TensorSequence(x.dtype, tuple(values))
 
 
@@ -102,7 +102,7 @@ def concat_from_sequence(node: OnnxNode) -> Value:
     if not values:
         raise node.refuse("the sequence is empty")
     if node.attr("new_axis", 0):
-        values = [one.unsqueeze(axis) for one in values]
+        values = [value.unsqueeze(axis) for value in values]
     return values[0] if len(values) == 1 else node.graph.apply("concat", *values, axis=values[0].axis(axis))
 
 
@@ -110,15 +110,17 @@ def concat_from_sequence(node: OnnxNode) -> Value:
 def sequence_map(node: OnnxNode) -> Sequence[Named]:
     """The body written out for each element; sequences beside the first go along with it, tensors stay."""
     body, first = node.subgraph("body"), node.sequence(0)
-    operands = [node.operand(place) for place in range(len(node.operands))]
-    for place, one in enumerate(operands):
+    operands = [node.operand(index) for index in range(len(node.operands))]
+    for position, one in enumerate(operands):
         if isinstance(one, TensorSequence) and len(one.values) != len(first.values):
             raise node.refuse(
-                f"input 0 is a sequence of {len(first.values)}, but input {place} of {len(one.values)}"
+                f"input 0 is a sequence of {len(first.values)}, but input {position} of {len(one.values)}"
             )
     columns: list[list[Value]] = [[] for _ in body.output]
     for step in range(len(first.values)):
-        given = [one.values[step] if isinstance(one, TensorSequence) else one for one in operands]
+        given = [
+            operand.values[step] if isinstance(operand, TensorSequence) else operand for operand in operands
+        ]
         results = node.scope.inline(body, given, f"element {step}")
         for column, result in zip(columns, results, strict=True):
             column.append(node.tensor(result, "a result of the body"))

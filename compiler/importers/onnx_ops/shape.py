@@ -11,7 +11,8 @@ from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
 from kernels_hub.compiler.importers.onnx_sequences import Named
 from kernels_hub.compiler.importers.onnx_types import dtype_of
 from kernels_hub.compiler.ir import types
-from kernels_hub.compiler.ir.dims import Dim, Expr, ceildiv, dim_max, dim_min, product
+from kernels_hub.compiler.ir.dims import Dim, Expr, ceildiv, product
+from kernels_hub.compiler.ir.extrema import dim_max, dim_min
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.operators import broadcast_shapes
 from kernels_hub.compiler.ir.proofs import proves_le
@@ -201,7 +202,7 @@ def _between(place: Dim, low: Dim, high: Dim) -> Dim:
 @onnx_op("Expand", since=8)
 def expand(node: OnnxNode) -> Value:
     x = node.input(0)
-    return x.broadcast_to(broadcast_shapes(x.shape, node.dims(1, "the shape")))
+    return x.broadcast_to(broadcast_shapes(x.shape, node.sizes(1, "the shape")))
 
 
 @onnx_op("Tile", since=1)
@@ -232,8 +233,8 @@ def pad(node: OnnxNode) -> Value:
 
 def _padded(node: OnnxNode, x: Value, pads: Sequence[Dim], axes: Sequence[int], fill: Value) -> Value:
     padding: list[tuple[Dim, Dim]] = [(0, 0)] * x.rank
-    for place, axis in enumerate(axes):
-        low, high = pads[place], pads[place + len(axes)]
+    for index, axis in enumerate(axes):
+        low, high = pads[index], pads[index + len(axes)]
         padding[x.axis(axis)] = (low, high)
     for axis, (low, high) in enumerate(padding):
         cut_low = -low if isinstance(low, int) and low < 0 else 0
@@ -251,7 +252,7 @@ def _padded(node: OnnxNode, x: Value, pads: Sequence[Dim], axes: Sequence[int], 
 def constant_of_shape(node: OnnxNode) -> Value:
     fill = node.attr("value")
     one = node.constant(np.zeros((), np.float32) if fill is None else fill.reshape(()))
-    return one.broadcast_to(node.dims(0, "the shape"))
+    return one.broadcast_to(node.sizes(0, "the shape"))
 
 
 @onnx_op("EyeLike", since=9)
@@ -280,8 +281,15 @@ def trilu(node: OnnxNode) -> Value:
 
 @onnx_op("Range", since=11)
 def range_(node: OnnxNode) -> Value:
-    start, limit, delta = (node.input(place).reshape(()) for place in range(3))
+    start, limit, delta = (node.input(index).reshape(()) for index in range(3))
     row = start.dtype
+    if any(node.maybe_known(value) is None and node.is_told_by_data(value) for value in (start, limit)):
+        step = node.number(delta, "delta")
+        if step == 0:
+            raise node.refuse("its step is 0")
+        ahead = limit - start if step > 0 else start - limit
+        count = node.size(((ahead + (abs(step) - 1)).maximum(0)).binary("floordiv", abs(step)), "its length")
+        return node.graph.iota(count, row) * delta + start
     known = [
         node.known(value, what) for value, what in ((start, "start"), (limit, "limit"), (delta, "delta"))
     ]

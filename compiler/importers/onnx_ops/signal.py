@@ -50,13 +50,13 @@ def _dft(node: OnnxNode, axis: int) -> Value:
     x = _fitted(x, axis, length)
     columns = length // 2 + 1 if onesided else length
     parts = _transformed(x, axis, length, columns, inverse=inverse)
-    return node.graph.apply("concat", *(one.unsqueeze(-1) for one in parts), axis=x.rank - 1)
+    return node.graph.apply("concat", *(part.unsqueeze(-1) for part in parts), axis=x.rank - 1)
 
 
 def _fitted(x: Value, axis: int, length: int) -> Value:
     """Cut, or filled with zeros, to a length."""
     x = x.slice(axis, 0, length)
-    return x.pad([(0, length - x.shape[axis]) if place == axis else (0, 0) for place in range(x.rank)])
+    return x.pad([(0, length - x.shape[axis]) if index == axis else (0, 0) for index in range(x.rank)])
 
 
 def _transformed(x: Value, axis: int, rows: int, columns: int, *, inverse: bool) -> tuple[Value, Value]:
@@ -87,6 +87,8 @@ def _real_inverse(node: OnnxNode, x: Value, axis: int, length: int) -> Value:
 def stft(node: OnnxNode) -> Value:
     """x (batch, time, 1 or 2) in frames, each by the window, transformed: (batch, frames, frequencies, 2)."""
     x, window = node.input(0), node.optional(2)
+    if x.rank == 2:  # what exporters write, and ONNX Runtime takes: a real signal without its last dim
+        x = x.unsqueeze(-1)
     (step,) = node.ints(1, "the step")
     length = window.shape[0] if window is not None else None
     if node.optional(3) is not None:
@@ -98,14 +100,14 @@ def stft(node: OnnxNode) -> Value:
         frames = frames * window.reshape((length, 1))
     columns = length // 2 + 1 if node.attr("onesided", 1) else length
     parts = _transformed(frames, 2, length, columns, inverse=False)
-    return node.graph.apply("concat", *(one.unsqueeze(-1) for one in parts), axis=3)
+    return node.graph.apply("concat", *(part.unsqueeze(-1) for part in parts), axis=3)
 
 
 @onnx_op("MelWeightMatrix", since=17)
 def mel_weight_matrix(node: OnnxNode) -> Value:
     """Triangles on the mel scale, as the operator's text computes them."""
     names = ("num_mel_bins", "dft_length", "sample_rate", "lower_edge_hertz", "upper_edge_hertz")
-    bins, length, rate, low, high = (node.number(node.input(place), name) for place, name in enumerate(names))
+    bins, length, rate, low, high = (node.number(node.input(index), name) for index, name in enumerate(names))
     count = length // 2 + 1
     edges = np.arange(bins + 2, dtype=np.float64)
     low_mel, high_mel = (2595 * np.log10(1 + edge / 700) for edge in (low, high))
@@ -117,8 +119,8 @@ def mel_weight_matrix(node: OnnxNode) -> Value:
         if top == left:
             result[top, one] = 1
         else:
-            for place in range(left, top + 1):
-                result[place, one] = (place - left) / (top - left)
+            for position in range(left, top + 1):
+                result[position, one] = (position - left) / (top - left)
         for place in range(top, right) if right > top else ():
             result[place, one] = (right - place) / (right - top)
     return node.constant(result.astype(dtype_of(node.attr("output_datatype", 1)).numpy))

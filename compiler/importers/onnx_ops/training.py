@@ -19,7 +19,7 @@ def _stepped(node: OnnxNode, states: int, step: Callable[..., tuple[Value, ...]]
     count, rest = divmod(len(values), 2 + states)
     if rest or not count:
         raise node.refuse(f"{len(values)} tensors are no {2 + states} for each that is updated")
-    columns = zip(*(step(*values[place::count]) for place in range(count)), strict=True)
+    columns = zip(*(step(*values[index::count]) for index in range(count)), strict=True)
     return [value for column in columns for value in column]
 
 

@@ -1,0 +1,285 @@
+"""A model as graphs for classes of calls, where one graph for all calls cannot be had.
+
+Some models only make sense for some sizes: 2 * ((h + 1) // 2) is h where h is even, which no declaration says. Others
+build shapes from the values of inputs. So a call is looked at, and the model is imported for what it shows: first for
+all sizes, then for sizes that leave the same remainders as those of the call, by the divisors that the model's own
+shapes show, at last for the call's sizes themselves; and for the values of those inputs that have to be known. What was
+assumed is in the variant, which therefore tells which other calls it is right for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from onnx import ValueInfoProto
+
+from kernels_hub.compiler.errors import CompilerError, DimError, ShapeError
+from kernels_hub.compiler.importers.onnx import Import, OnnxImportError
+from kernels_hub.compiler.importers.onnx_file import OnnxSource, read_onnx
+from kernels_hub.compiler.importers.onnx_inputs import Shapes, Size, axis_name, element_of, symbol_name
+from kernels_hub.compiler.importers.onnx_types import dtype_of
+from kernels_hub.compiler.ir.binding import bind_shapes
+from kernels_hub.compiler.ir.dims import Dim, Expr, Opaque, symbol
+from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.ir.op import Shape, TensorType
+from kernels_hub.compiler.ir.types import Array
+
+LARGEST = 10**9
+"""The largest size of an axis that a variant is for; exporters write such numbers for "to the end"."""
+_MOST_DIVISOR = 1 << 12
+"""Remainders by more are as good as the size itself."""
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A graph for some calls. inputs: types of all inputs of the model; values: of those that were assumed."""
+
+    graph: Graph
+    inputs: Mapping[str, TensorType]
+    values: Mapping[str, Array]
+
+    def takes(self, shapes: Sequence[tuple[int, ...]], values: Mapping[str, Array]) -> bool:
+        """Whether it is right for a call; values: of the inputs that a variant assumed anything of."""
+        for name, value in self.values.items():
+            if not np.array_equal(values[name], value):
+                return False
+        try:
+            bind_shapes(self.inputs, shapes)
+        except CompilerError:
+            return False
+        return True
+
+
+class OnnxVariants:
+    """A model of which each call tells more. dims, shapes, values: as `import_onnx` takes them.
+
+    Raises CompilerError for inputs that are no tensors, and for shapes that are given as expressions.
+    """
+
+    def __init__(
+        self,
+        source: OnnxSource,
+        dims: Mapping[str, Size] | None = None,
+        shapes: Shapes | None = None,
+        values: Mapping[str, object] | None = None,
+    ) -> None:
+        self.file, self.dims = read_onnx(source), dict(dims or {})
+        self.shapes, self.values = dict(shapes or {}), dict(values or {})
+        self.name = self.file.name
+        weights = {one.name for one in self.file.model.graph.initializer}
+        weights |= {one.values.name for one in self.file.model.graph.sparse_initializer}
+        self._declared = [
+            one
+            for one in self.file.model.graph.input
+            if one.name not in self.values and (one.name in self.shapes or one.name not in weights)
+        ]
+        self._axes: dict[Expr, str] = {}
+        """The symbol of an axis -> its name, as `dims` takes it."""
+        self.inputs = {one.name: self._type(one) for one in self._declared}
+        self.outputs = tuple(one.name for one in self.file.model.graph.output)
+        self.wanted: dict[str, None] = {}
+        """Inputs whose values a variant had to know."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a call tells anything that the model does not."""
+        return any(isinstance(dim, Expr) for of in self.inputs.values() for dim in of.shape)
+
+    def probe(self, size: int) -> OnnxImportError | None:
+        """What cannot be imported with every open axis of one size."""
+        made, _ = self._attempt(dict.fromkeys(self._axes.values(), size), None)
+        return made if isinstance(made, OnnxImportError) else None
+
+    def of(self, shapes: Sequence[tuple[int, ...]], values: Mapping[str, Array]) -> Iterator[Variant]:
+        """Variants for a call, the most general first. Raises what stands in the way of the last one.
+
+        values: of all inputs; those that have to be known are looked at.
+        """
+        self._check(shapes)
+        sizes = self._sizes(shapes)
+        moduli = dict.fromkeys(sizes, 1)
+        given: dict[str, Size]
+        for _ in range(_ATTEMPTS):
+            given = {name: _congruent(name, size, moduli[name]) for name, size in sizes.items()}
+            made, divisors = self._attempt(given, values)
+            if isinstance(made, Variant):
+                yield made
+                break
+            grown = {name: moduli[name] * divisors.get(name, 1) for name in sizes}
+            if grown == moduli or max(grown.values(), default=1) > _MOST_DIVISOR:
+                break
+            moduli = grown
+        firsts = {self._axes.get(of.shape[0]) for of in self.inputs.values() if of.shape}
+        batch = {name: _congruent(name, size, 1) for name, size in sizes.items() if name in firsts}
+        if batch and len(batch) < len(sizes):
+            made, _ = self._attempt({**sizes, **batch}, values)
+            if isinstance(made, Variant):
+                yield made
+        made, _ = self._attempt(dict(sizes), values)
+        if not isinstance(made, Variant):
+            raise made
+        yield made
+
+    def _attempt(
+        self, dims: Mapping[str, Size], values: Mapping[str, Array] | None
+    ) -> tuple[Variant | CompilerError, Mapping[str, int]]:
+        """A variant with axes of these sizes, or why there is none, and by what the sizes of symbols are divided."""
+        while True:
+            known = {} if values is None else {name: values[name] for name in self.wanted}
+            own = {
+                name: size for name, size in {**dims, **self.dims}.items() if not self._is_known(name, known)
+            }
+            shapes, axes = self._shapes(own), self._named_axes()
+            own = {name: size for name, size in own.items() if name in axes}
+            one = Import(self.file, own, shapes, {**self.values, **known}, None, {}, by_value=True)
+            try:
+                graph = one.program().graph
+            except CompilerError as error:
+                more = error.wanted if isinstance(error, OnnxImportError) else ()
+                if values is not None and not set(more) <= self.wanted.keys():
+                    self.wanted.update(dict.fromkeys(more))
+                    continue
+                return error, self._divisors(one.result)
+            types = {
+                name: graph.inputs[name].type
+                if name in graph.inputs
+                else TensorType(of.dtype, np.shape(known[name]))
+                for name, of in self.inputs.items()
+            }
+            return Variant(graph, types, known), {}
+
+    def _divisors(self, graph: Graph) -> Mapping[str, int]:
+        """By what the size of each named axis is divided in a graph, as far as it got."""
+        found = divisors_of(dim for value in graph.values for dim in value.shape)
+        return {name: found.get(symbol_name(name), 1) for name in self._axes.values()}
+
+    def _is_known(self, axis: str, known: Mapping[str, Array]) -> bool:
+        """Whether no input that is left has an axis."""
+        return not any(
+            isinstance(dim, Expr) and dim == _symbol(axis)
+            for name, of in self.inputs.items()
+            if name not in known
+            for dim in of.shape
+        )
+
+    def _shapes(self, sizes: Mapping[str, Size]) -> dict[str, list[Size]]:
+        """The shapes that were given, with the sizes of axes."""
+        return {
+            name: [
+                sizes.get(axis, size) if (axis := _given_axis(name, index, size)) is not None else size
+                for index, size in enumerate(of)
+            ]
+            for name, of in self._given()
+        }
+
+    def _given(self) -> list[tuple[str, Sequence[Size]]]:
+        """Shapes of tensors that were given."""
+        return [(name, cast("Sequence[Size]", of)) for name, of in self.shapes.items() if of is not None]
+
+    def _named_axes(self) -> set[str | None]:
+        """Axes that the model names, which `dims` may bind."""
+        return {
+            axis_name(one.name, axis, dim)
+            for one in self.file.model.graph.input
+            for axis, dim in enumerate(element_of(one.type).tensor_type.shape.dim)
+        }
+
+    def _type(self, info: ValueInfoProto) -> TensorType:
+        declared = element_of(info.type).tensor_type
+        given = dict(self._given()).get(info.name)
+        if given is None:
+            named = [
+                (axis_name(info.name, axis, dim), dim.dim_value)
+                for axis, dim in enumerate(declared.shape.dim)
+            ]
+        else:
+            named = [(_given_axis(info.name, axis, size), size) for axis, size in enumerate(given)]
+        dims: list[Dim] = []
+        for name, size in named:
+            if name is None:
+                dims.append(cast("int", size))
+            else:
+                dims.append(_symbol(name))
+                self._axes[dims[-1]] = name
+        return TensorType(dtype_of(declared.elem_type), tuple(dims))
+
+    def _check(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        for (name, of), shape in zip(self.inputs.items(), shapes, strict=True):
+            fits = len(shape) == of.rank and all(
+                dim == size if isinstance(dim, int) else size >= 1
+                for dim, size in zip(of.shape, shape, strict=True)
+            )
+            if not fits:
+                raise ShapeError(f"model {self.name}: input {name!r} {of} got {list(shape)}")
+
+    def _sizes(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+        """The size of each named axis. Raises ShapeError where one name has two sizes."""
+        sizes: dict[str, int] = {}
+        for (name, of), shape in zip(self.inputs.items(), shapes, strict=True):
+            for dim, size in zip(of.shape, shape, strict=True):
+                if isinstance(dim, Expr):
+                    axis = self._axes[dim]
+                    if sizes.setdefault(axis, size) != size:
+                        raise ShapeError(
+                            f"model {self.name}: axis {axis!r} is {size} in input {name!r}, {sizes[axis]} before"
+                        )
+        return sizes
+
+
+def _given_axis(name: str, axis: int, size: object) -> str | None:
+    """The name of an axis of a shape that was given; None where its size is a number. Raises DimError for the rest."""
+    if isinstance(size, int):
+        return None
+    if isinstance(size, str):
+        return size
+    if isinstance(size, tuple):
+        return f"{name}_{axis}"
+    raise DimError(
+        f"the shape given for input {name!r} has {size}, where a number, a name or bounds would do"
+    )
+
+
+def _symbol(axis: str) -> Expr:
+    return symbol(symbol_name(axis), 1)
+
+
+def _congruent(name: str, size: int, modulus: int) -> Expr:
+    """All sizes that leave the remainder of one: modulus * symbol + remainder, at least 1."""
+    rest = size % modulus
+    found = symbol(symbol_name(name), 0 if rest else 1, LARGEST // modulus) * modulus + rest
+    assert isinstance(found, Expr)
+    return found
+
+
+def divisors_of(dims: Iterable[Dim]) -> dict[str, int]:
+    """Symbol -> the least number whose multiples leave no division of it in dims: 4 for (n // 2 + 1) // 2."""
+    found: dict[str, int] = {}
+    for dim in set(dims):
+        if isinstance(dim, Expr):
+            for name, divisor in _divisors(dim).items():
+                found[name] = math.lcm(found.get(name, 1), divisor)
+    return found
+
+
+def _divisors(dim: Dim) -> dict[str, int]:
+    divisors: dict[str, int] = {}
+    if isinstance(dim, int):
+        return divisors
+    for atom in {atom for monomial, _ in dim.terms for atom, _ in monomial}:
+        if not isinstance(atom, Opaque):
+            continue
+        factor = atom.args[1] if atom.kind in {"floordiv", "mod"} and isinstance(atom.args[1], int) else 1
+        for arg in atom.args:
+            inner = _divisors(arg)
+            for one in arg.symbols if isinstance(arg, Expr) else ():
+                divisor = max(abs(factor), 1) * inner.get(one.name, 1)
+                divisors[one.name] = math.lcm(divisors.get(one.name, 1), divisor)
+    return divisors
+
+
+__all__ = ["LARGEST", "OnnxVariants", "Shape", "Variant", "divisors_of"]

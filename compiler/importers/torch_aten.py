@@ -1,0 +1,324 @@
+"""`import_aten`: imports graphs of ATen ops, as AOTAutograd hands them to compilers.
+
+They have no signature as exported programs do: placeholders are tensors or sizes, some of them weights; results are
+tensors, sizes or None. Sizes are told by the shapes of tensors, so placeholders that are sizes are no inputs of the
+graph. Results keep the strides and the aliasing that the ATen graph gives them: a plan writes dense memory, and
+`Result` says how a result is seen in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from kernels_hub.compiler.errors import CompilerError
+from kernels_hub.compiler.importers.aten_ops.complex import whole
+from kernels_hub.compiler.importers.torch_direct import is_size
+from kernels_hub.compiler.importers.torch_export import Importer, Notes
+from kernels_hub.compiler.ir.graph import Graph, Value
+
+if TYPE_CHECKING:
+    import torch
+    from sympy import Expr, Symbol
+    from torch.fx import GraphModule, Node
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+
+@dataclass(frozen=True)
+class StridedLayout:
+    """Sizes, strides and offset of a result in the memory of another tensor."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where a result of the ATen graph comes from: an output, an argument, or it is fixed.
+
+    axes: the permutation that gives the output the axes of the result. expanded: the shape that it is broadcast to,
+    -1 where it stays. layout: how it lies in the output, or in the argument. is_size: the output becomes an int.
+    """
+
+    output: int | None = None
+    argument: int | None = None
+    literal: object = None
+    axes: tuple[int, ...] | None = None
+    expanded: tuple[int, ...] | None = None
+    layout: StridedLayout | None = None
+    is_size: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is an output as it is."""
+        return self == Result(output=self.output)
+
+
+@dataclass(frozen=True)
+class AtenGraph:
+    """A graph, and how arguments and results of the ATen graph map to it.
+
+    inputs: the argument that each input of the graph is. weights: name of a parameter -> the argument that it was.
+    """
+
+    graph: Graph
+    inputs: tuple[int, ...]
+    weights: Mapping[str, int]
+    results: tuple[Result, ...]
+
+
+@dataclass(frozen=True)
+class _ExportedProgram:
+    """What the importer asks of a torch.export.ExportedProgram."""
+
+    graph: torch.fx.Graph
+    graph_signature: SimpleNamespace
+    range_constraints: Mapping[Symbol, ValueRanges[Expr]]
+    state_dict: Mapping[str, torch.Tensor]
+    constants: Mapping[str, torch.Tensor]
+    call_spec: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(in_spec=None, out_spec=None))
+
+
+def import_aten(
+    module: GraphModule, weights: Mapping[int, torch.Tensor], name: str = "graph", *, aliases: bool = True
+) -> AtenGraph:
+    """The graph of an ATen graph without writes; nodes carry their examples ("val").
+
+    weights: arguments that are parameters of the graph, with their tensors. aliases: whether results that share memory
+    with each other or with arguments have to go on doing so.
+
+    Raises ImportFailure with every op that is not supported.
+    """
+    source = _with_constants(module)
+    placeholders = source.graph.find_nodes(op="placeholder")
+    count = len(module.graph.find_nodes(op="placeholder"))
+    state, constants, specs = {}, {}, []
+    for position, node in enumerate(placeholders):
+        kind, target = "USER_INPUT", None
+        if position >= count:
+            kind, target = "CONSTANT_TENSOR", node.name
+            constants[node.name] = node.meta["constant"]
+        elif position in weights:
+            kind, target = "PARAMETER", node.name
+            state[node.name] = weights[position]
+        specs.append(SimpleNamespace(arg=node, kind=SimpleNamespace(name=kind), target=target))
+    program = _ExportedProgram(
+        source.graph,
+        SimpleNamespace(input_specs=specs, output_specs=()),
+        _ranges(placeholders),
+        state,
+        constants,
+    )
+    places = {node.name: index for index, node in enumerate(placeholders[:count])}
+    work = _Importer(Graph(name), program, "refuse", Notes({}, ""), aliases=aliases, places=places)
+    work.run([node.name for index, node in enumerate(placeholders[:count]) if index not in weights], {})
+    graph = work.graph
+    return AtenGraph(
+        graph,
+        tuple(places[one] for one in graph.inputs),
+        {one: places[one] for one in state if one in graph.weights},
+        tuple(work.results),
+    )
+
+
+def _with_constants(module: GraphModule) -> GraphModule:
+    """The module with tensors that it holds as further placeholders, behind the others."""
+    import copy
+
+    import torch
+
+    if not any(node.op == "get_attr" for node in module.graph.nodes):
+        return module
+    made = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+    last = made.graph.find_nodes(op="placeholder")
+    anchor = last[-1] if last else next(iter(made.graph.nodes))
+    for node in [node for node in made.graph.nodes if node.op == "get_attr"]:
+        held: Any = module
+        for part in str(node.target).split("."):
+            held = getattr(held, part, None)
+        if not isinstance(held, torch.Tensor):
+            continue
+        inserting = made.graph.inserting_after(anchor) if last else made.graph.inserting_before(anchor)
+        with inserting:
+            anchor = made.graph.placeholder(f"constant_{node.name}")
+        last = [anchor]
+        anchor.meta = {**node.meta, "constant": held, "val": node.meta.get("val", held)}
+        node.replace_all_uses_with(anchor)
+        made.graph.erase_node(node)
+    return made
+
+
+def _ranges(placeholders: list[Node]) -> Mapping[Symbol, ValueRanges[Expr]]:
+    """What is known of symbolic sizes."""
+    for node in placeholders:
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None and mode.shape_env is not None:
+            ranges: Mapping[Symbol, ValueRanges[Expr]] = mode.shape_env.var_to_range
+            return ranges
+    return {}
+
+
+@dataclass
+class _Importer(Importer):
+    """An import whose arguments may be sizes, and whose results have strides and share memory."""
+
+    aliases: bool = True
+    places: Mapping[str, int] = field(default_factory=dict)
+    results: list[Result] = field(default_factory=list)
+    owners: dict[Any, int] = field(default_factory=dict)
+    """Ops whose memory results share -> the output."""
+
+    def _input(self, node: Node, path: str) -> None:
+        example = node.meta.get("val")
+        if is_size(example):
+            self.env[node] = self.sizes.dim(example)
+            return
+        super()._input(node, path)
+
+    def _state(self, node: Node, spec: SimpleNamespace, shared: dict[object, Value]) -> None:  # noqa: ARG002
+        super()._state(node, spec, {})  # weights that are one tensor now may be two at another call
+
+    def _outputs(self) -> tuple[list[tuple[str, object]], dict[str, str]]:
+        (last,) = self.program.graph.find_nodes(op="output")
+        shared = _Shared(list(last.args[0]), self.program.graph) if self.aliases else None
+        known: dict[Node | int | None, Result] = {}
+        for node in last.args[0]:
+            if node not in known or node is None:
+                known[node] = self._one(node, shared)
+            self.results.append(known[node])
+        return [], {}
+
+    def _one(self, node: Node | int | None, shared: _Shared | None) -> Result:
+        if node is None or isinstance(node, int):
+            return Result(literal=node)
+        if node.name in self.places:
+            return Result(argument=self.places[node.name])
+        example = node.meta.get("val")
+        if is_size(example):
+            return Result(output=self._emit(self.graph.size(self.sizes.dim(example))), is_size=True)
+        owner = None if shared is None else shared.owner(node)
+        layout = None if owner is None else _layout(node)
+        if owner is not None and example is not None and owner.meta["val"].dtype is not example.dtype:
+            self.problems.append(f"{node.name}: it shares memory with a tensor of another dtype")
+            return Result()
+        if owner is not None and owner.name not in self.places and (layout is None or not _is_whole(owner)):
+            self.problems.append(
+                f"{node.name}: it shares memory with another result, and its sizes are symbols, or that memory is no "
+                "contiguous tensor"
+            )
+        elif owner is not None and layout is not None:
+            if owner.name in self.places:
+                return Result(argument=self.places[owner.name], layout=layout)
+            if owner not in self.owners:
+                self.owners[owner] = self._emit(self.env[owner])
+            return Result(output=self.owners[owner], layout=None if owner is node else layout)
+        value = whole(self.env[node])
+        return (
+            self._laid_out(value, example) if isinstance(value, Value) and example is not None else Result()
+        )
+
+    def _emit(self, value: object) -> int:
+        place = len(self.graph.outputs)
+        value = whole(value)
+        if isinstance(value, Value):  # else there is a problem, which is told
+            self.graph.output(f"result{place}", value)
+        return place
+
+    def _laid_out(self, value: Value, example: torch.Tensor) -> Result:
+        """A result with the strides of its example, as dense memory that is permuted and broadcast."""
+        strides, shape = [_hint(one) for one in example.stride()], [_hint(dim) for dim in example.shape]
+        if _is_dense(shape, strides):
+            return Result(output=self._emit(value))
+        expanded = None
+        flat = [axis for axis, stride in enumerate(strides) if stride == 0 and shape[axis] != 1]
+        if flat and all(isinstance(size, int) for size in example.shape):
+            for axis in flat:
+                value = value.slice(axis, 0, 1)
+            expanded = tuple(shape[axis] if axis in flat else -1 for axis in range(len(shape)))
+        order = sorted(range(len(strides)), key=lambda axis: (-strides[axis], axis))
+        axes = tuple(order.index(axis) for axis in range(len(order)))
+        return Result(output=self._emit(value.permute(*order)), axes=axes, expanded=expanded)
+
+
+def _is_dense(shape: list[int], strides: list[int]) -> bool:
+    """Whether a tensor is contiguous; sizes of 1 have any stride."""
+    expected = 1
+    for axis in reversed(range(len(shape))):
+        if shape[axis] != 1:
+            if strides[axis] != expected:
+                return False
+            expected *= shape[axis]
+    return True
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    """A size, or its example. Raises CompilerError where there is none."""
+    if isinstance(size, int):
+        return size
+    if not isinstance(size.node.hint, int):
+        raise CompilerError(f"the size {size} comes from data")
+    return size.node.hint
+
+
+class _Shared:
+    """Which results lie in the memory of an argument, or of another result."""
+
+    def __init__(self, results: list[Node | int | None], graph: torch.fx.Graph) -> None:
+        self._owners: dict[int, Node] = {}
+        counts: dict[int, list[Node]] = {}
+        for node in dict.fromkeys(
+            result for result in results if result is not None and not isinstance(result, int)
+        ):
+            key = _memory(node)
+            if key is not None:
+                counts.setdefault(key, []).append(node)
+        for node in graph.find_nodes(op="placeholder"):
+            key = _memory(node)
+            if key is not None and key in counts:
+                self._owners[key] = node
+        for key, nodes in counts.items():
+            if key in self._owners or len(nodes) < 2:
+                continue
+            whole = [node for node in nodes if _is_whole(node)]
+            self._owners[key] = whole[0] if whole else self._base(nodes[0], key)
+
+    @staticmethod
+    def _base(node: Node, key: int) -> Node:
+        """The op that made the memory, which the others are views of."""
+        while node.all_input_nodes and _memory(node.all_input_nodes[0]) == key:
+            node = node.all_input_nodes[0]
+        return node
+
+    def owner(self, node: Node) -> Node | None:
+        """The argument or result whose memory a result lies in; None for memory of its own."""
+        key = _memory(node)
+        return None if key is None else self._owners.get(key)
+
+
+def _layout(node: Node) -> StridedLayout | None:
+    """Of a result in the memory that its example lies in; None where sizes are symbolic."""
+    example = node.meta["val"]
+    if not all(isinstance(one, int) for one in (*example.shape, *example.stride(), example.storage_offset())):
+        return None
+    return StridedLayout(tuple(example.shape), tuple(example.stride()), int(example.storage_offset()))
+
+
+def _memory(node: Node) -> int | None:
+    """What tells the memory of a node's example from that of others."""
+    example = node.meta.get("val")
+    if example is None or not hasattr(example, "untyped_storage"):
+        return None
+    found: int = example.untyped_storage()._cdata
+    return found
+
+
+def _is_whole(node: Node) -> bool:
+    """Whether the tensor of an op is contiguous and fills its memory."""
+    example = node.meta["val"]
+    if not all(isinstance(one, int) for one in (*example.shape, *example.stride())):
+        return False
+    size = example.numel() * example.element_size()
+    return bool(example.is_contiguous()) and example.untyped_storage().nbytes() == size
