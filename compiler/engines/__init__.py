@@ -1,4 +1,4 @@
-"""Engines: what runs graphs. Each is a plugin behind one protocol, the four that come along too.
+"""Engines: plugins that compile and run graphs, behind one protocol; the bundled ones are plugins as well.
 
 engine      the protocol: check, compile, load; Support, Decline, Knob, CompiledPlan
 registry    engines that come along, entry points, plugin paths; what failed to load, and why

@@ -1,28 +1,22 @@
 """Generated C++ on the CPU: the graph is scheduled into fused loop nests, and a call of it is one native call.
 
-The system's compiler builds a program once for a graph, for all sizes of its symbols (`codegen.toolchain` keeps what
+The system's compiler builds a program once for a graph, for all sizes of its symbols (`runtime.toolchain` keeps what
 was built); placing the scratch buffers for given sizes takes a moment and is kept. Each thread has an arena of its
 own unless the caller brings one.
 """
 
 from __future__ import annotations
 
-import ctypes
-import itertools
 import statistics
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
 
 import torch
 from torch import nn
 
-from kernels_hub.compiler.codegen.cpp import Program, generate
-from kernels_hub.compiler.codegen.cpp_library import Library, numbers, pointers
-from kernels_hub.compiler.codegen.cpp_roots import FILES
-from kernels_hub.compiler.codegen.toolchain import begin, find_compiler
+from kernels_hub.compiler.codegen.cpp.anchors import FILES
+from kernels_hub.compiler.codegen.cpp.translation_unit import CppCode, generate
 from kernels_hub.compiler.engines.cpp_weights import place_weights
 from kernels_hub.compiler.engines.engine import (
     CompiledPlan,
@@ -34,210 +28,85 @@ from kernels_hub.compiler.engines.engine import (
     StepProfile,
     Support,
 )
+from kernels_hub.compiler.engines.native_code import pack_native, unpack_native
+from kernels_hub.compiler.engines.native_plan import NativePlan
 from kernels_hub.compiler.engines.payload import pack_graph, unpack_graph
 from kernels_hub.compiler.engines.reference import signature_of, without_weights
-from kernels_hub.compiler.engines.scheduled import (
-    MOST_BINDINGS,
-    Calls,
-    Outputs,
-    declined,
-    outputs_of,
-    untold,
-)
-from kernels_hub.compiler.errors import EngineError
+from kernels_hub.compiler.engines.scheduled import call_layout, declined, untold
+from kernels_hub.compiler.errors import BuildError, EngineError
 from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.runtime import errors as runtime
+from kernels_hub.compiler.runtime.native import Native
+from kernels_hub.compiler.runtime.toolchain import Isa, begin, build, machine_isas, whole
 from kernels_hub.compiler.schedule.choices import CHOICES, Choices
 from kernels_hub.compiler.schedule.cost import kernel_cost
-from kernels_hub.compiler.schedule.kernel import Attention, Convolution, Product, Root, Schedule
-from kernels_hub.compiler.schedule.memory import ALIGNMENT, Places
+from kernels_hub.compiler.schedule.inlining import refused
+from kernels_hub.compiler.schedule.kernel import Anchor, Attention, Convolution, Kernel, Product, Schedule
+from kernels_hub.compiler.schedule.memory import number
 from kernels_hub.compiler.schedule.partial import may_be_long
 from kernels_hub.compiler.schedule.schedule import schedule
-from kernels_hub.compiler.schedule.units import refused
-
-SMALL = 1 << 16
-"""Bytes of outputs up to which some are kept to allocate others like them."""
+from kernels_hub.cxx_compiler import find_compiler
 
 
-@dataclass
-class _Binding:
-    """What is fixed once the sizes are known. `template`: all addresses but those of inputs, outputs and scratch."""
-
-    number: int
-    sizes: ctypes.Array[ctypes.c_int64]
-    template: list[int]
-    offsets: list[tuple[int, int]]
-    """(place among the addresses, offset in the arena) of scratch buffers."""
-    arena: int
-    outputs: Outputs
-    like: list[torch.Tensor] | None
-    """Small outputs of an earlier moment: `empty_like` takes half as long as `empty`."""
-
-    def __post_init__(self) -> None:
-        self.sizes_at = ctypes.addressof(self.sizes)
-
-    def allocate(self) -> list[torch.Tensor]:
-        """New outputs."""
-        if self.like is not None:
-            return [torch.empty_like(one) for one in self.like]
-        return [torch.empty(shape, dtype=dtype) for shape, dtype in self.outputs]
-
-
-class _Addresses(NamedTuple):
-    """What a program is called with, and where that lies."""
-
-    array: ctypes.Array[ctypes.c_void_p]
-    place: int
-
-
-class _Local(threading.local):
-    """A thread's arena, and the addresses that it last called with, by binding."""
-
-    def __init__(self) -> None:
-        self.arena: torch.Tensor | None = None
-        self.addresses: dict[int, _Addresses] = {}
-
-
-class CppPlan:
-    """A loaded program with its weights."""
-
-    engine = "cpp"
+class CppPlan(NativePlan):
+    """A loaded program with its weights, and the graph that it was compiled from."""
 
     def __init__(
-        self, graph: Graph, device: Device, scheduled: Schedule, program: Program, library: Library
+        self, graph: Graph, device: Device, scheduled: Schedule, program: CppCode, native: Native
     ) -> None:
-        self.graph, self.device, self.schedule, self.program, self.library = (
-            graph,
-            device,
-            scheduled,
-            program,
-            library,
-        )
-        self.signature = signature_of(graph)
-        self._places = Places(scheduled)
-        self._calls = Calls(scheduled, self.signature, program.buffers, self._bind)
-        self._numbers = itertools.count()
-        self._local = _Local()
-        self._empty = torch.zeros(ALIGNMENT, dtype=torch.uint8)
-        self._nothing = self._empty.data_ptr()
-        """Where tensors without elements point to, which have no address."""
-        self._weights = place_weights(graph, scheduled, program, library)
-
-    def workspace_size(self, sizes: Mapping[str, int]) -> int:
-        """Bytes of the arena."""
-        return self._places.of(sizes)[1]
-
-    def compute(
-        self,
-        inputs: Sequence[torch.Tensor],
-        workspace: torch.Tensor | None = None,
-        stream: int | None = None,  # noqa: ARG002  (the protocol's)
-    ) -> list[torch.Tensor]:
-        """The outputs, in memory of their own."""
-        binding = self._calls.of(inputs)
-        outputs = binding.allocate()
-        self._run(binding, inputs, outputs, workspace)
-        return outputs
-
-    def execute(
-        self,
-        inputs: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        workspace: torch.Tensor | None = None,
-        stream: int | None = None,  # noqa: ARG002  (the protocol's)
-    ) -> None:
-        """See `CompiledPlan`. Raises EvaluateError for an index that is out of range."""
-        self._run(self._calls.of(inputs), inputs, outputs, workspace)
+        self.graph, self.device, self.schedule, self.program = graph, device, scheduled, program
+        signature = signature_of(graph)
+        layout = call_layout(scheduled, signature, program.buffers, program.sizes)
+        weights = place_weights(graph, scheduled, program, native)
+        super().__init__(signature, layout, program.messages, native, weights)
 
     def serialize(self) -> bytes:
         """The graph with its weights: the program is generated from it again, and comes from the cache."""
         return pack_graph(self.graph, self.engine, self.device, self.schedule.choices.given())
 
+    def native_code(self) -> bytes | None:
+        """The built library, for machines without a compiler; None where it is no longer in the cache."""
+        library = whole(self.native.path)
+        return None if library is None else pack_native(self.engine, self.program, machine_isas()[0], library)
+
     def profile(self, inputs: Sequence[torch.Tensor], repeats: int = 10) -> list[StepProfile]:
         """Median seconds of each kernel."""
         binding = self._calls.of(inputs)
-        outputs = binding.allocate()
-        held = [one.contiguous() for one in inputs]
-        addresses = self._addresses(binding, None)
-        self._fill(addresses, held, outputs)
+        outputs = binding.new_outputs()
+        held = [tensor.contiguous() for tensor in inputs]
+        native, frame = self.native, self._program.frame(binding, held, outputs)
         rows: list[StepProfile] = []
-        known = self._calls.sizes(inputs)
+        known = self._calls.sizes([tensor.shape for tensor in inputs])
         times: list[list[float]] = [[] for _ in self.schedule.kernels]
         for _ in range(max(1, repeats)):
             for step in range(len(self.schedule.kernels)):
                 started = time.perf_counter()
-                self.library.step(step, addresses.place, binding.sizes_at)
+                self._check(native.step(step, frame.place, binding.sizes_at))
                 times[step].append(time.perf_counter() - started)
         for kernel, seconds in zip(self.schedule.kernels, times, strict=True):
             cost = kernel_cost(kernel, known)
+            shapes = _shapes(kernel, known)
             rows.append(
-                StepProfile(kernel.name, self.engine, statistics.median(seconds), cost.bytes, cost.flops)
+                StepProfile(
+                    kernel.name, self.engine, statistics.median(seconds), cost.bytes, cost.flops, shapes
+                )
             )
         return rows
 
-    def _bind(self, sizes: Mapping[str, int]) -> _Binding:
-        placed, room = self._places.of(sizes)
-        offsets = [
-            (where, placed[buffer]) for where, buffer in enumerate(self.program.buffers) if buffer in placed
-        ]
-        outputs = outputs_of(self.signature, sizes)
-        lines = numbers([sizes[name] for name in self.program.sizes])
-        made = [torch.empty(shape, dtype=dtype) for shape, dtype in outputs]
-        like = made if sum(one.nbytes for one in made) <= SMALL else None
-        return _Binding(
-            next(self._numbers), lines, list(self._weights.addresses), offsets, room, outputs, like
-        )
 
-    def _run(
-        self,
-        binding: _Binding,
-        inputs: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        workspace: torch.Tensor | None,
-    ) -> None:
-        addresses = self._addresses(binding, workspace)
-        kept = self._fill(addresses, inputs, outputs)
-        self.library.call(addresses.place, binding.sizes_at)
-        del kept
+def _shapes(kernel: Kernel, sizes: Mapping[str, int]) -> str:
+    """Of the operands of a kernel's contraction; of what it writes, where it has none."""
+    views = [view.shape for nest in kernel.nests if nest.anchor is not None for view in nest.anchor.views]
+    shapes = views or [buffer.shape for buffer in kernel.writes()]
+    return " ".join("x".join(str(number(dim, sizes)) for dim in shape) for shape in dict.fromkeys(shapes))
 
-    def _fill(
-        self, addresses: _Addresses, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """Put in where the tensors of a call lie; returns copies of those with gaps, which have to live through it."""
-        copies = []
-        array, nothing = addresses.array, self._nothing
-        for where, tensor in zip(self._calls.inputs, inputs, strict=True):
-            if not tensor.is_contiguous():
-                tensor = tensor.contiguous()  # noqa: PLW2901  (instead of it)
-                copies.append(tensor)
-            array[where] = tensor.data_ptr() or nothing
-        for where, tensor in zip(self._calls.outputs, outputs, strict=True):
-            array[where] = tensor.data_ptr() or nothing
-        return copies
 
-    def _addresses(self, binding: _Binding, workspace: torch.Tensor | None) -> _Addresses:
-        """The addresses of a call but for inputs and outputs: those that a thread used last for the same sizes."""
-        local = self._local
-        if workspace is None and (known := local.addresses.get(binding.number)) is not None:
-            return known
-        array = pointers(binding.template)
-        arena = workspace if workspace is not None else self._arena(binding.arena)
-        base = arena.data_ptr() if arena is not None else 0
-        for where, offset in binding.offsets:
-            array[where] = base + offset
-        made = _Addresses(array, ctypes.addressof(array))
-        if workspace is None:
-            if len(local.addresses) >= MOST_BINDINGS:
-                local.addresses.clear()
-            local.addresses[binding.number] = made
-        return made
-
-    def _arena(self, size: int) -> torch.Tensor:
-        """This thread's arena, grown where it is too small; what pointed into the old one is forgotten."""
-        local = self._local
-        if local.arena is None or local.arena.numel() < size:
-            local.arena = torch.empty(max(size, ALIGNMENT), dtype=torch.uint8)
-            local.addresses.clear()
-        return local.arena
+def loaded(program: CppCode, name: str, level: Isa | None = None) -> Native:
+    """A program, compiled now or before, and loaded. Raises BuildError."""
+    try:
+        return Native(build(program.source, name, level, runtime=program.runtime))
+    except runtime.BuildError as error:
+        raise BuildError(str(error)) from error
 
 
 class CppEngine:
@@ -265,15 +134,32 @@ class CppEngine:
             raise EngineError(f"engine {self.name} does not take graph {graph.name}: {answer.reason}")
         scheduled = schedule(graph, choices=choices)
         program = generate(scheduled)
-        return CppPlan(graph, device, scheduled, program, Library.built(program, graph.name))
+        return CppPlan(graph, device, scheduled, program, loaded(program, graph.name))
 
     def load(self, payload: bytes, device: Device) -> CompiledPlan:
         """What `serialize` wrote."""
         found = unpack_graph(payload, self.name, device)
         return self.compile(found.graph, device, found.knobs)
 
+    def needs_native_code(self) -> bool:
+        """Whether nothing can be built here."""
+        return find_compiler() is None
 
-_RUNTIME: dict[type[Root], Callable[[nn.Module], bool]] = {
+    def load_native(self, payload: bytes, code: bytes, device: Device) -> CompiledPlan:
+        """What `serialize` wrote, with the library of `native_code`, which the caller trusts.
+
+        Raises PlanError for a library of another graph, of other sources, or for an instruction set that is not here.
+        """
+        found = unpack_graph(payload, self.name, device)
+        scheduled = schedule(found.graph, choices=Choices.of(found.knobs))
+        program = generate(scheduled)
+        library = unpack_native(code, self.name, program)
+        return CppPlan(
+            found.graph, device, scheduled, program, Native(Path(f"{found.graph.name}.so"), library)
+        )
+
+
+_RUNTIME: dict[type[Anchor], Callable[[nn.Module], bool]] = {
     Convolution: lambda one: isinstance(one, (nn.Conv1d, nn.Conv2d, nn.Conv3d)),
     Attention: lambda one: "Attention" in type(one).__name__,
     Product: lambda one: isinstance(one, nn.Linear),
@@ -284,7 +170,7 @@ _RUNTIME: dict[type[Root], Callable[[nn.Module], bool]] = {
 def begin_for(module: nn.Module) -> None:
     """Have those parts of the runtime compiled, while a module is traced, that its graph is likely to call."""
     parts = tuple(module.modules())
-    begin([file for root, wants in _RUNTIME.items() if any(map(wants, parts)) for file in FILES[root]])
+    begin([file for anchor, wants in _RUNTIME.items() if any(map(wants, parts)) for file in FILES[anchor]])
 
 
 ENGINE = CppEngine()

@@ -1,46 +1,35 @@
-"""The weights of a C++ program in memory: copied where kernels read them as they are, packed where products want that.
+"""Places the weights of a C++ program in memory: copied where kernels read them as they are, packed for products.
 
 Of weights that are only packed, one at a time is in memory. What is equal is held once (`shared`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from kernels_hub.compiler.codegen.cpp import Program
-from kernels_hub.compiler.codegen.cpp_library import Library
+from kernels_hub.compiler.codegen.cpp.translation_unit import CppCode
+from kernels_hub.compiler.engines.native_plan import PlacedWeights, address
 from kernels_hub.compiler.engines.shared import shared
 from kernels_hub.compiler.engines.tensors import may_change
+from kernels_hub.compiler.errors import EvaluateError
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.types import Array
+from kernels_hub.compiler.runtime.native import Native
 from kernels_hub.compiler.schedule.kernel import Buffer, Role, Schedule
 from kernels_hub.compiler.schedule.memory import ALIGNMENT, number
 
 
-@dataclass
-class Weights:
-    """An address for each of `program.buffers` and `program.packed`, 0 for what a call brings; and what is there."""
-
-    addresses: list[int]
-    held: dict[int, Any] = field(default_factory=dict)
-
-    def hold(self, where: int, what: Any) -> None:
-        """Keep memory alive, and note its address."""
-        self.held[where], self.addresses[where] = what, address(what)
-
-
-def place_weights(graph: Graph, schedule: Schedule, program: Program, library: Library) -> Weights:
+def place_weights(graph: Graph, schedule: Schedule, program: CppCode, native: Native) -> PlacedWeights:
     """Copy and pack the weights of a graph."""
-    found = Weights([0] * (len(program.buffers) + len(program.packed)))
+    found = PlacedWeights([0] * (len(program.buffers) + len(program.packed)))
     before = {buffer for kernel in schedule.prepare for buffer in kernel.reads()}
     passing: list[Array] = []
     for where, buffer in enumerate(program.buffers):
         if buffer.role is Role.CONSTANT:
-            assert buffer.value is not None
+            assert buffer.value is not None and buffer.value.array is not None
             found.hold(where, buffer.value.array)
         elif buffer.role is Role.PREPARED:
             found.hold(where, aligned(number(buffer.bytes, {})))
@@ -49,20 +38,21 @@ def place_weights(graph: Graph, schedule: Schedule, program: Program, library: L
         elif buffer.role is Role.PARAMETER and buffer in before:
             passing.append(_weight(graph, buffer))
             found.addresses[where] = address(passing[-1])
-    library.prepare(found.addresses, [1] * len(program.sizes))
+    _check(native.prepare(found.addresses, len(program.sizes)), program)
     passing.clear()
-    _pack(graph, program, library, found)
+    _pack(graph, program, native, found)
     for where, buffer in enumerate(program.buffers):
         if buffer.role is Role.PREPARED:
             made = found.held.pop(where)
+            assert isinstance(made, torch.Tensor)
             if buffer in program.reads:
                 found.hold(where, shared(made))
-    found.addresses = [one if where in found.held else 0 for where, one in enumerate(found.addresses)]
+    found.addresses = [address if where in found.held else 0 for where, address in enumerate(found.addresses)]
     return found
 
 
-def _pack(graph: Graph, program: Program, library: Library, found: Weights) -> None:
-    lengths, sizes = library.packed_bytes(program), [1] * len(program.sizes)
+def _pack(graph: Graph, program: CppCode, native: Native, found: PlacedWeights) -> None:
+    lengths = native.packed_bytes(len(program.packed))
     first = len(program.buffers)
     place_of = {buffer: where for where, buffer in enumerate(program.buffers)}
     sources = [place_of[one.source] for one in program.packed]
@@ -75,8 +65,13 @@ def _pack(graph: Graph, program: Program, library: Library, found: Weights) -> N
             found.addresses[source] = address(weight)
         block = aligned(lengths[which])
         found.addresses[first + which] = address(block)
-        library.pack(which, found.addresses, sizes)
+        _check(native.pack(which, found.addresses, len(program.sizes)), program)
         found.hold(first + which, shared(block))
+
+
+def _check(code: int, program: CppCode) -> None:
+    if code:
+        raise EvaluateError(program.messages[code - 1])
 
 
 def _weight(graph: Graph, buffer: Buffer) -> Array:
@@ -96,8 +91,3 @@ def _kept(array: Array) -> Any:
 def aligned(size: int) -> torch.Tensor:
     """Bytes, 64-byte aligned as PyTorch allocates them."""
     return torch.empty(max(size, ALIGNMENT), dtype=torch.uint8)
-
-
-def address(memory: Any) -> int:
-    """Of an array or a tensor."""
-    return int(memory.data_ptr() if isinstance(memory, torch.Tensor) else memory.ctypes.data)

@@ -1,4 +1,4 @@
-"""The protocol between the compiler and what runs graphs.
+"""The engine protocol: how the compiler talks to what runs graphs.
 
 An engine is asked whether it takes a graph on a device (`check`: yes with details, or no with the reason), makes a
 plan of it (`compile`) or reads one back (`load`). A plan computes outputs from inputs, in memory that its caller
@@ -37,7 +37,7 @@ class Note(enum.Enum):
 
 @dataclass(frozen=True)
 class Device:
-    """Where a plan runs. `type`: "cpu", "cuda" or "rocm"; `index`: which one.
+    """Where a plan runs. `type`: "cpu", "cuda", "rocm" or "mps"; `index`: which one.
 
     arch: what code is generated for: the SIMD level of a CPU ("avx512", "avx2", "baseline"), or that of a GPU ("sm_90",
     "gfx942").
@@ -48,8 +48,8 @@ class Device:
     arch: str = ""
 
     def __str__(self) -> str:
-        place = self.type if self.type == "cpu" else f"{self.type}:{self.index}"
-        return f"{place} ({self.arch})" if self.arch else place
+        text = self.type if self.type == "cpu" else f"{self.type}:{self.index}"
+        return f"{text} ({self.arch})" if self.arch else text
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,17 @@ class Signature:
 
 @dataclass(frozen=True)
 class StepProfile:
-    """What one step of a plan took: seconds, and the bytes and FLOPs that its operands and results need."""
+    """What one step of a plan took: seconds, and the bytes and FLOPs that its operands and results need.
+
+    shapes: of what it works on, as text, "1x64x80x80 64x64x3x3"; "" where the engine does not say.
+    """
 
     name: str
     engine: str
     seconds: float
     bytes: int = 0
     flops: int = 0
+    shapes: str = ""
 
 
 @runtime_checkable

@@ -40,7 +40,7 @@ def checked(engine: Engine, graph: Graph, device: Device) -> Support | Decline:
     except SystemExit as error:
         return Decline(f"engine {engine.name} wanted to end the process at check ({one_line(error)})")
     if isinstance(answer, Decline):
-        values = frozenset(one for one in answer.values if isinstance(one, int))
+        values = frozenset(value for value in answer.values if isinstance(value, int))
         return Decline(str(answer.reason) or f"engine {engine.name} gave no reason", values)
     if isinstance(answer, Support):
         return answer
@@ -65,6 +65,15 @@ def loaded(engine: Engine, payload: bytes, device: Device, graph: str = "") -> G
     return GuardedPlan(_plan(lambda: engine.load(payload, device), engine, what), graph)
 
 
+def with_native_code(
+    engine: Engine, payload: bytes, code: bytes, device: Device, graph: str = ""
+) -> GuardedPlan:
+    """As `loaded`, with built code that the caller trusts, by an engine that has `load_native`."""
+    what = f"engine {engine.name} failed to load native code for {device}"
+    load: Any = engine.load_native  # type: ignore[attr-defined]
+    return GuardedPlan(_plan(lambda: load(payload, code, device), engine, what), graph)
+
+
 def _plan(make: Callable[[], Any], engine: Engine, what: str) -> CompiledPlan:
     plan = guarded(make, what)
     methods = ("workspace_size", "execute", "serialize", "profile")
@@ -86,7 +95,7 @@ class GuardedPlan:
     def __init__(self, plan: CompiledPlan, graph: str) -> None:
         self.plan, self.engine, self.signature = plan, plan.engine, plan.signature
         self._what = f"engine {plan.engine} failed" + (f" at graph {graph}" if graph else "")
-        self._compute: Any = getattr(plan, "compute", None)
+        self._compute: Any = getattr(plan, "compute", None) if getattr(plan, "computes", True) else None
 
     @property
     def computes(self) -> bool:

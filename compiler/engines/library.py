@@ -33,6 +33,8 @@ from kernels_hub.compiler.engines.reference import copy_out, refuse_knobs, signa
 from kernels_hub.compiler.engines.tensors import snapshot, to_tensor
 from kernels_hub.compiler.errors import EngineError, PlanError
 from kernels_hub.compiler.ir.cost import Costs
+from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.ir.extrema import substitute
 from kernels_hub.compiler.ir.graph import Graph, Node
 
 _MOST_REASONS = 8
@@ -67,8 +69,8 @@ class LibraryPlan:
         """The outputs, contiguous and in memory of their own; also where only the data tell their sizes."""
         with torch.no_grad(), self._on(stream):
             results = self._program(inputs, self._bound(inputs))
-            taken = {one.untyped_storage().data_ptr() for one in inputs} | self._program.constants
-            return [_own(one, taken) for one in results]
+            taken = {tensor.untyped_storage().data_ptr() for tensor in inputs} | self._program.constants
+            return [_own(result, taken) for result in results]
 
     def execute(
         self,
@@ -96,7 +98,9 @@ class LibraryPlan:
             found = [costs.of(node) for node in step.nodes]
             name = f"%{step.node.results[0].id} {' + '.join(map(_name, step.nodes))}"
             moved, flops = sum(one.bytes or 0 for one in found), sum(one.flops or 0 for one in found)
-            steps.append(StepProfile(name, self.engine, statistics.median(seconds), moved, flops))
+            results = step.nodes[-1].results
+            shapes = " ".join("x".join(str(_size(dim, sizes)) for dim in result.shape) for result in results)
+            steps.append(StepProfile(name, self.engine, statistics.median(seconds), moved, flops, shapes))
         return steps
 
     def _bound(self, inputs: Sequence[Tensor]) -> dict[str, int]:
@@ -110,6 +114,15 @@ class LibraryPlan:
         if stream is None or self._torch.type == "cpu":
             return contextlib.nullcontext()
         return torch.cuda.stream(torch.cuda.ExternalStream(stream, self._torch))
+
+
+def _size(dim: Dim, sizes: Mapping[str, int]) -> Dim:
+    """A dim with the sizes that are known; what the data tell stays a symbol."""
+    if isinstance(dim, int):
+        return dim
+    return substitute(
+        dim, {symbol.name: sizes[symbol.name] for symbol in dim.symbols if symbol.name in sizes}
+    )
 
 
 def _own(result: Tensor, taken: set[int]) -> Tensor:

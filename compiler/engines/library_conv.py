@@ -38,7 +38,7 @@ def _biased(graph: Graph, conv: Node) -> BiasedConv | None:
     added = only_reader(graph, conv)
     if added is None or added.op.name != "add" or conv.results[0].dtype.name not in NATIVE_FLOATS:
         return None
-    other = next((one for one in added.operands if one is not conv.results[0]), None)
+    other = next((operand for operand in added.operands if operand is not conv.results[0]), None)
     if other is None or other.op_name != "broadcast" or other.attrs["axes"] != (1,):
         return None
     return BiasedConv(conv, other.operands[0], added)

@@ -80,7 +80,7 @@ def _linear(graph: Graph, node: Node) -> Linear | None:
     nodes, bias = [node], None
     added = only_reader(graph, node)
     if added is not None and added.op.name == "add":
-        other = next((one for one in added.operands if one is not node.results[0]), None)
+        other = next((operand for operand in added.operands if operand is not node.results[0]), None)
         if other is not None and other.op_name == "broadcast" and other.attrs["axes"] == (rank - 1,):
             (bias,) = other.operands
             nodes.append(added)
@@ -114,7 +114,9 @@ def needed(graph: Graph, joined: Mapping[Node, Joined]) -> list[Node]:
         operands = joined[node].operands if node in joined else node.operands
         wanted.update(operand.node for operand in operands)
         if graph.definers:
-            wanted.update(graph.definers[one.name] for one in node.symbols() if one.name in graph.definers)
+            wanted.update(
+                graph.definers[symbol.name] for symbol in node.symbols() if symbol.name in graph.definers
+            )
     return [node for node in order if node in wanted]
 
 

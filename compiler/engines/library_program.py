@@ -9,24 +9,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels_hub.compiler.engines import library_ops
 from kernels_hub.compiler.engines.library_conv import find_convs
 from kernels_hub.compiler.engines.library_linear import Linear, find_linears, linear_kernel, needed
-from kernels_hub.compiler.engines.library_ops import KERNELS
 from kernels_hub.compiler.engines.library_ops.composites import composite_kernel
 from kernels_hub.compiler.engines.library_ops.contract import make_biased_conv
-from kernels_hub.compiler.engines.library_ops.site import Kernel, Run, Site, SizesNeeded, regions
+from kernels_hub.compiler.engines.library_ops.site import LibraryKernel, Run, Site, SizesNeeded, regions
 from kernels_hub.compiler.engines.tensors import to_tensor
 from kernels_hub.compiler.errors import DimError, EngineError
-from kernels_hub.compiler.ir.dims import Dim, substitute
-from kernels_hub.compiler.ir.graph import Graph, Node, Value, unify
+from kernels_hub.compiler.ir.binding import bind_shapes
+from kernels_hub.compiler.ir.extrema import substitute
+from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Trait
+from kernels_hub.compiler.runtime.binding import ShapeCache
+from kernels_hub.compiler.runtime.newest import Newest
+from kernels_hub.compiler.runtime.parts import Shape
 
 _MOST_SIZES = 16
 _LEAVES = frozenset({"input", "parameter", "constant"})
@@ -35,7 +38,7 @@ _REGIONS = frozenset({"call", "if", "loop", "scan"})
 Sizes = dict[str, int]
 
 
-class Step:
+class LibraryStep:
     """A node's place in the list."""
 
     __slots__ = ("drops", "node", "nodes", "operands", "results", "run", "single")
@@ -61,8 +64,9 @@ class LibraryProgram:
         self._slots: dict[Value, int] = {}
         self._filled: list[Tensor | None] = []
         self._inputs: list[int] = []
-        self.steps: list[Step] = []
-        self._made: OrderedDict[tuple[Any, ...], list[Run | None]] = OrderedDict()
+        self.steps: list[LibraryStep] = []
+        self._sizes: ShapeCache[Sizes] = ShapeCache(self._bound, _MOST_SIZES)
+        self._made: Newest[tuple[Any, ...], list[Run | None]] = Newest(_MOST_SIZES)
         self._lock = threading.Lock()
         self._linears, self._convs = find_linears(graph), find_convs(graph)
         for node in needed(graph, {**self._linears, **self._convs}):
@@ -72,7 +76,7 @@ class LibraryProgram:
         self._symbols = frozenset(graph.symbols)
         self._late = {step for step in self.steps if step.run is None}
         self.constants = frozenset(
-            one.untyped_storage().data_ptr() for one in self._filled if one is not None
+            tensor.untyped_storage().data_ptr() for tensor in self._filled if tensor is not None
         )
 
     def __call__(self, inputs: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
@@ -81,20 +85,20 @@ class LibraryProgram:
         for slot, tensor in zip(self._inputs, inputs, strict=True):
             slots[slot] = tensor
         runs = self._runs(sizes) if self._late else None
-        for place, step in enumerate(self.steps):
+        for index, step in enumerate(self.steps):
             run = step.run
             if run is None:
                 assert runs is not None
-                run = runs[place] or self._make(step.node, sizes)
+                run = runs[index] or self._make(step.node, sizes)
             try:
-                result = run(*[slots[one] for one in step.operands])
+                result = run(*[slots[operand] for operand in step.operands])
             except (RuntimeError, IndexError, ValueError, TypeError) as error:
-                raise self._failure(step, [slots[one] for one in step.operands], error) from error
+                raise self._failure(step, [slots[operand] for operand in step.operands], error) from error
             if step.single:
                 slots[step.results[0]] = result
             else:
-                for slot, one in zip(step.results, result, strict=True):
-                    slots[slot] = one
+                for slot, value in zip(step.results, result, strict=True):
+                    slots[slot] = value
             if step.node.op.defines is not None:
                 self._define(step.node, slots[step.results[0]], sizes)
             for slot in step.drops:
@@ -114,13 +118,13 @@ class LibraryProgram:
         for step in self.steps:
             run = step.run or self._make(step.node, sizes)
             started = time.perf_counter()
-            result = run(*[slots[one] for one in step.operands])
+            result = run(*[slots[operand] for operand in step.operands])
             if self.device.type != "cpu":
                 torch.cuda.synchronize(self.device)
             seconds.append(time.perf_counter() - started)
             results = (result,) if step.single else result
-            for slot, one in zip(step.results, results, strict=True):
-                slots[slot] = one
+            for slot, value in zip(step.results, results, strict=True):
+                slots[slot] = value
             if step.node.op.defines is not None:
                 self._define(step.node, results[0], sizes)
         return seconds
@@ -136,7 +140,7 @@ class LibraryProgram:
             return
         biased = self._convs.get(node)
         operands = node.operands if biased is None else biased.operands
-        step = Step(node, tuple(self._slots[one] for one in operands), ())
+        step = LibraryStep(node, tuple(self._slots[operand] for operand in operands), ())
         if biased is not None:
             step.nodes = biased.nodes
         try:
@@ -147,13 +151,13 @@ class LibraryProgram:
         ):  # what cannot be computed is an error of the call, as in the oracle
             step.run = None
         if step.run is not None and self._is_settled(node, step):
-            tensor = step.run(*(self._filled[one] for one in step.operands))
+            tensor = step.run(*(self._filled[operand] for operand in step.operands))
             self._slots[node.results[0]] = len(self._filled)
             self._filled.append(tensor)
             return
         self._append(step)
 
-    def _append(self, step: Step) -> None:
+    def _append(self, step: LibraryStep) -> None:
         results = step.node.results
         step.results = tuple(range(len(self._filled), len(self._filled) + len(results)))
         for value, slot in zip(results, step.results, strict=True):
@@ -162,7 +166,7 @@ class LibraryProgram:
         self.steps.append(step)
 
     def _add_linear(self, linear: Linear) -> None:
-        step = Step(linear.root, tuple(self._slots[one] for one in linear.operands), ())
+        step = LibraryStep(linear.root, tuple(self._slots[operand] for operand in linear.operands), ())
         step.nodes, step.single = linear.nodes, True
         step.run = linear_kernel(linear, self._filled[self._slots[linear.weight]], self.device)
         self._append(step)
@@ -180,9 +184,9 @@ class LibraryProgram:
             tensor = to_tensor(node.attrs["value"].array).to(self.device)
         self._filled.append(tensor)
 
-    def _is_settled(self, node: Node, step: Step) -> bool:
+    def _is_settled(self, node: Node, step: LibraryStep) -> bool:
         """Whether it is a view of what never changes."""
-        if any(self._filled[one] is None for one in step.operands):
+        if any(self._filled[operand] is None for operand in step.operands):
             return False
         return Trait.VIEW in node.op.traits or node.op.name in {"iota", "size"}
 
@@ -193,8 +197,10 @@ class LibraryProgram:
             return self._make_region(node, site, sizes)
         if (biased := self._convs.get(node)) is not None:
             return make_biased_conv(Site(biased.conv, self.device, sizes))
+        kernel = kernel_of(node)
+        assert kernel is not None, node
         try:
-            return KERNELS[node.op.name].make(site)
+            return kernel.make(site)
         except EngineError as error:
             origin = f" (from {node.origin})" if node.origin else ""
             raise EngineError(
@@ -211,16 +217,16 @@ class LibraryProgram:
         if sizes is None and (node.symbols() or any(map(_is_open, graphs))):
             raise SizesNeeded
         known = dict(sizes or {})
-        parts = [LibraryProgram(one, self.device) for one in graphs]
+        parts = [LibraryProgram(graph, self.device) for graph in graphs]
         return _REGION_RUNS[node.op.name](site, parts, known)
 
     def _set_drops(self) -> None:
         kept = {*self._outputs, *(slot for slot, one in enumerate(self._filled) if one is not None)}
-        last: dict[int, Step] = {}
+        last: dict[int, LibraryStep] = {}
         for step in self.steps:
             for slot in (*step.operands, *step.results):
                 last[slot] = step
-        drops: dict[Step, list[int]] = {}
+        drops: dict[LibraryStep, list[int]] = {}
         for slot, step in last.items():
             if slot not in kept:
                 drops.setdefault(step, []).append(slot)
@@ -231,31 +237,29 @@ class LibraryProgram:
 
     def bind(self, inputs: Sequence[Tensor]) -> Sizes:
         """The sizes of symbols that the shapes of inputs tell. Raises ShapeError where they contradict."""
-        found: dict[str, Dim] = {}
-        if self._symbols:
-            for (name, value), tensor in zip(self.graph.inputs.items(), inputs, strict=True):
-                unify(value.shape, tuple(tensor.shape), found, f"input {name!r} of graph {self.graph.name}")
-        return found
+        return dict(self._sizes.of(inputs)) if self._symbols else {}
+
+    def _bound(self, shapes: tuple[Shape, ...]) -> Sizes:
+        declared = {name: value.type for name, value in self.graph.inputs.items()}
+        return bind_shapes(declared, shapes, f"graph {self.graph.name}: input")
 
     def _runs(self, sizes: Sizes) -> list[Run | None]:
         """Kernels of the steps that need sizes; None where data have to tell one first."""
         key = tuple(sizes.get(name) for name in sorted(self._symbols))
         with self._lock:
-            found = self._made.get(key)
-            if found is not None:
+            runs = self._made.get(key)
+            if runs is not None:
                 self._made.move_to_end(key)
-                return found
-        found = []
+                return runs
+        runs = []
         for step in self.steps:
             try:
-                found.append(None if step.run is not None else self._make(step.node, sizes))
+                runs.append(None if step.run is not None else self._make(step.node, sizes))
             except SizesNeeded:
-                found.append(None)
+                runs.append(None)
         with self._lock:
-            self._made[key] = found
-            while len(self._made) > _MOST_SIZES:
-                self._made.popitem(last=False)
-        return found
+            self._made[key] = runs
+        return runs
 
     def _define(self, node: Node, result: Tensor, sizes: Sizes) -> None:
         one = node.attrs[node.op.defines or ""].only_symbol
@@ -264,11 +268,13 @@ class LibraryProgram:
         if sizes.setdefault(one.name, size) != size:
             raise DimError(f"{one.name} is {sizes[one.name]}, but the data make it {size}")
 
-    def _failure(self, step: Step, operands: Sequence[Any], error: Exception) -> Exception:
+    def _failure(self, step: LibraryStep, operands: Sequence[Any], error: Exception) -> Exception:
         if isinstance(error, EngineError) and error.__cause__ is not None:
             return error
         origin = f" (from {step.node.origin})" if step.node.origin else ""
-        shapes = ", ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in operands)
+        shapes = ", ".join(
+            f"{str(operand.dtype).removeprefix('torch.')}{list(operand.shape)}" for operand in operands
+        )
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return EngineError(
             f"engine library: graph {self.graph.name}: {step.node!r}{origin} of {shapes or 'no operands'}: {lines[0]}"
@@ -286,9 +292,9 @@ def _is_open(region: Graph) -> bool:
     return not told >= set(region.symbols)
 
 
-def kernel_of(node: Node) -> Kernel | None:
+def kernel_of(node: Node) -> LibraryKernel | None:
     """The kernel for a node's op, where there is one that is no region."""
-    return KERNELS.get(node.op.name)
+    return library_ops.kernel_of(node.op)
 
 
 # -- ops that hold graphs
@@ -303,8 +309,8 @@ def _run_if(_: Site, parts: Sequence[LibraryProgram], sizes: Sizes) -> Run:
     then, otherwise = parts
 
     def run(condition: Tensor, *captures: Tensor) -> tuple[Tensor, ...]:
-        taken = then if bool(condition) else otherwise
-        return tuple(taken(captures, {**sizes, **taken.bind(captures)}))
+        branch = then if bool(condition) else otherwise
+        return tuple(branch(captures, {**sizes, **branch.bind(captures)}))
 
     return run
 
@@ -312,19 +318,19 @@ def _run_if(_: Site, parts: Sequence[LibraryProgram], sizes: Sizes) -> Run:
 def _run_loop(site: Site, parts: Sequence[LibraryProgram], sizes: Sizes) -> Run:
     (body,) = parts
     carried, count = site["carried"], site["count"]
-    results = [(site.node.results[place].dtype, place) for place in range(len(site.node.results))]
+    results = [(site.node.results[index].dtype, index) for index in range(len(site.node.results))]
 
     def run(trips: Tensor, condition: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
         state, captures = list(operands[:carried]), operands[carried:]
         most, go_on, done = int(trips), bool(condition), 0
         stacks: list[list[Tensor]] = [[] for _ in results[carried:]]
         while go_on and done < most:
-            given = [torch.tensor(done, device=site.device), *state, *captures]
-            flag, *found = body(given, {**sizes, **body.bind(given)})
+            arguments = [torch.tensor(done, device=site.device), *state, *captures]
+            flag, *outputs = body(arguments, {**sizes, **body.bind(arguments)})
             go_on, done = bool(flag), done + 1
-            state = found[:carried]
-            for stack, one in zip(stacks, found[carried:], strict=True):
-                stack.append(one)
+            state = outputs[:carried]
+            for stack, element in zip(stacks, outputs[carried:], strict=True):
+                stack.append(element)
         if stacks and done != count:
             raise EngineError(f"the loop ran {done} times, but its stacked results are {count} long")
         return (*state, *_stacked(site, stacks, carried))
@@ -340,12 +346,12 @@ def _run_scan(site: Site, parts: Sequence[LibraryProgram], sizes: Sizes) -> Run:
         state = list(operands[:states])
         runs, captures = operands[states : states + sequences], operands[states + sequences :]
         stacks: list[list[Tensor]] = [[] for _ in site.node.results[states:]]
-        for place in range(runs[0].shape[0]):
-            given = [*state, *(one[place] for one in runs), *captures]
-            found = body(given, {**sizes, **body.bind(given)})
-            state = list(found[:states])
-            for stack, one in zip(stacks, found[states:], strict=True):
-                stack.append(one)
+        for index in range(runs[0].shape[0]):
+            arguments = [*state, *(run[index] for run in runs), *captures]
+            outputs = body(arguments, {**sizes, **body.bind(arguments)})
+            state = list(outputs[:states])
+            for stack, element in zip(stacks, outputs[states:], strict=True):
+                stack.append(element)
         return (*state, *_stacked(site, stacks, states))
 
     return run
@@ -354,20 +360,20 @@ def _run_scan(site: Site, parts: Sequence[LibraryProgram], sizes: Sizes) -> Run:
 def _stacked(site: Site, stacks: Sequence[Sequence[Tensor]], first: int) -> list[Tensor]:
     from kernels_hub.compiler.engines.tensors import codes, torch_dtype
 
-    made = []
-    for place, stack in enumerate(stacks, first):
-        value = site.node.results[place]
+    stacked = []
+    for index, stack in enumerate(stacks, first):
+        value = site.node.results[index]
         dtype = torch_dtype(value.dtype)
         if stack:
-            made.append(
-                torch.stack([codes(one) for one in stack]).view(dtype)
+            stacked.append(
+                torch.stack([codes(element) for element in stack]).view(dtype)
                 if not value.dtype.is_complex
                 else torch.stack(list(stack))
             )
         else:
             shape = tuple(substitute(dim, site.sizes or {}) for dim in value.shape)
-            made.append(torch.empty(shape, dtype=dtype, device=site.device))
-    return made
+            stacked.append(torch.empty(shape, dtype=dtype, device=site.device))
+    return stacked
 
 
 _REGION_RUNS: Mapping[str, Callable[[Site, Sequence[LibraryProgram], Sizes], Run]] = {

@@ -1,4 +1,4 @@
-"""A graph with its weights as bytes, and back: what engines serialize whose plans are made of a graph in no time.
+"""Serializes a graph with its weights, for engines that rebuild their plans from the graph.
 
 The bytes are a `container`: in its header the engine, the device's type, the knobs and the graph's text; a section
 for each weight and each large constant. Arrays that are read back lie in the payload. No pickle: reading runs no code.
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels_hub.compiler.container import AGAIN, Bytes, Header, read_container, write_container
+from kernels_hub.compiler.engines.container import AGAIN, Bytes, Header, read_container, write_container
 from kernels_hub.compiler.engines.engine import Device, KnobValue
 from kernels_hub.compiler.errors import CompilerError, PlanError
 from kernels_hub.compiler.ir import types
@@ -73,19 +73,19 @@ class GraphHeader(Header, frozen=True, kw_only=True):
 def unpack_graph(payload: bytes, engine: str, device: Device) -> Unpacked:
     """What `pack_graph` packed. Raises PlanError where it is damaged, or of another engine or device."""
     what = f"this plan of engine {engine}"
-    found = read_container(payload, what)
-    header = found.header(GraphHeader)
+    container = read_container(payload, what)
+    header = container.header(GraphHeader)
     if header.kind != _KIND or header.engine != engine:
         raise PlanError(f"this plan is of engine {header.engine!r}; engine {engine!r} cannot run it")
     if header.device != device.type:
         raise PlanError(f"{what} is for {header.device}, not for {device}: compile the graph there")
     try:
         weights = {
-            name: _array(found.section(f"weight {name}"), row, f"{what}: the weight {name!r}")
+            name: _array(container.section(f"weight {name}"), row, f"{what}: the weight {name!r}")
             for name, row in header.weights.items()
         }
         constants = {
-            name: _array(found.section(f"constant {name}"), row, f"{what}: the constant {name!r}")
+            name: _array(container.section(f"constant {name}"), row, f"{what}: the constant {name!r}")
             for name, row in header.constants.items()
         }
         graph = parse_graph(header.graph, constants=constants, weights=weights)

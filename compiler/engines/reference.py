@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from kernels_hub.compiler.binding import bind_shapes
 from kernels_hub.compiler.engines.engine import (
     CompiledPlan,
     Decline,
@@ -25,6 +24,7 @@ from kernels_hub.compiler.engines.engine import (
 from kernels_hub.compiler.engines.payload import pack_graph, unpack_graph
 from kernels_hub.compiler.engines.tensors import to_array, to_tensor
 from kernels_hub.compiler.errors import EngineError, PlanError
+from kernels_hub.compiler.ir.binding import bind_shapes
 from kernels_hub.compiler.ir.cost import Costs
 from kernels_hub.compiler.ir.evaluate import evaluate
 from kernels_hub.compiler.ir.graph import Graph
@@ -51,8 +51,8 @@ class ReferencePlan:
         stream: int | None = None,  # noqa: ARG002
     ) -> list[torch.Tensor]:
         """The outputs, in memory of their own; also where only the data tell their sizes."""
-        found = evaluate(self._graph, self._arrays(inputs))
-        return [to_tensor(np.array(array, order="C")) for array in found.values()]
+        results = evaluate(self._graph, self._arrays(inputs))
+        return [to_tensor(np.array(array, order="C")) for array in results.values()]
 
     def execute(
         self,
@@ -62,8 +62,8 @@ class ReferencePlan:
         stream: int | None = None,  # noqa: ARG002
     ) -> None:
         """See `CompiledPlan`. Raises EvaluateError for data that an op refuses."""
-        found = evaluate(self._graph, self._arrays(inputs))
-        copy_out([to_tensor(array) for array in found.values()], outputs, self.signature)
+        results = evaluate(self._graph, self._arrays(inputs))
+        copy_out([to_tensor(array) for array in results.values()], outputs, self.signature)
 
     def serialize(self) -> bytes:
         """See `payload`."""
@@ -135,7 +135,7 @@ def signature_of(graph: Graph) -> Signature:
 def sizes_of(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
     """The sizes of the symbols that shapes of inputs tell. Raises ShapeError where they contradict."""
     declared = {name: value.type for name, value in graph.inputs.items()}
-    return bind_shapes(declared, [tuple(one.shape) for one in inputs])
+    return bind_shapes(declared, [tuple(tensor.shape) for tensor in inputs])
 
 
 def copy_out(results: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], signature: Signature) -> None:

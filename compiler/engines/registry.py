@@ -2,63 +2,62 @@
 
 1. bundled      the table `BUNDLED`; one whose packages are missing is a failure with that reason
 2. entry points group "kernels_hub.engines", of every installed distribution
-3. paths        `KERNELS_HUB_PLUGIN_PATH` and `set_plugin_paths`: a Python file, a package, or a folder of both
+3. paths        `KERNELS_HUB_PLUGIN_PATH` and `set_plugin_paths`: a Python file, a shared library (`plugins.native`), a
+                package, or a folder of these
 
 An entry point names, and a module defines (as `ENGINE` or `engines`), an engine, a sequence of engines, or a function
-that returns one of these. Discovery never fails: what a plugin raises, what it gives that is no engine, and names
-that are taken stand in `failures()`. Order decides: across plugins the first keeps a name; a plugin that gives one
-name twice is refused whole, as nobody can say which was meant.
+that returns one of these. Discovery imports no plugin: each is tried in a child process, once for its content
+(`plugins.trials`), and imported where one of its engines is used. Discovery never fails: what a plugin raises, what it
+gives that is no engine, plugins that crash, hang or lie, and names that are taken stand in `failures()`. Order decides:
+across plugins the first keeps a name; a plugin that gives one name twice is refused whole, as nobody can say which was
+meant.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import importlib
-import importlib.metadata
-import importlib.util
 import os
-import re
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from kernels_hub.compiler.engines.engine import Engine, engine_id
 from kernels_hub.compiler.engines.guard import one_line
+from kernels_hub.compiler.engines.plugins.offered import engines_of
+from kernels_hub.compiler.engines.plugins.sources import GROUP, Failure, Source, entry_points, in_paths
 from kernels_hub.compiler.errors import EngineError
+
+if TYPE_CHECKING:
+    from kernels_hub.compiler.engines.plugins.isolated import IsolatedEngine
+    from kernels_hub.compiler.engines.plugins.trials import Offer
+
+__all__ = [
+    "BUNDLED", "GROUP", "PATH_VARIABLE", "Failure", "Registered", "engine", "engines", "failures", "name_of",
+    "registered", "reload", "retry", "set_plugin_paths",
+]  # fmt: skip
 
 BUNDLED: tuple[tuple[str, str], ...] = (
     ("triton", "kernels_hub.compiler.engines.triton"),
     ("cpp", "kernels_hub.compiler.engines.cpp"),
+    ("metal", "kernels_hub.compiler.engines.metal"),
     ("library", "kernels_hub.compiler.engines.library"),
     ("reference", "kernels_hub.compiler.engines.reference"),
 )
 """Name -> the module whose `ENGINE` it is, loaded when engines are first asked for."""
 
-GROUP = "kernels_hub.engines"
 PATH_VARIABLE = "KERNELS_HUB_PLUGIN_PATH"
-
-_NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What is not there, and why. source: "bundled cpp", "entry point x of y 1.0", or a path."""
-
-    source: str
-    reason: str
 
 
 @dataclass(frozen=True)
 class Registered:
-    """An engine and where it comes from."""
+    """An engine and where it comes from. offer: of a plugin, what its trial found; None of a bundled one."""
 
     engine: Engine
     source: str
+    offer: Offer | None = None
 
     @property
     def name(self) -> str:
@@ -72,20 +71,26 @@ class Registered:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Discovered:
     engines: tuple[Registered, ...]
     failures: tuple[Failure, ...]
+    isolated: Mapping[str, IsolatedEngine] = field(default_factory=dict)
+    """Name -> the engine of a plugin, with all of its calls in a child process."""
 
 
 _LOCK = threading.RLock()
-_found: _Found | None = None
+_found: _Discovered | None = None
 _paths: tuple[Path, ...] = ()
 _only_paths = False
 
 
-def engines() -> tuple[Engine, ...]:
-    """Every engine that loaded: bundled ones first, then entry points, then paths."""
-    return tuple(row.engine for row in registered())
+def engines(*, isolated: bool = False) -> tuple[Engine, ...]:
+    """Every engine: bundled ones first, then entry points, then paths. isolated: plugins in child processes."""
+    registered = _discovered()
+    return tuple(
+        registered.isolated.get(row.name, row.engine) if isolated else row.engine
+        for row in registered.engines
+    )
 
 
 def registered() -> tuple[Registered, ...]:
@@ -93,22 +98,51 @@ def registered() -> tuple[Registered, ...]:
     return _discovered().engines
 
 
-def failures() -> tuple[Failure, ...]:
-    """What did not load, with the reasons."""
-    return _discovered().failures
+def failures(*, discover: bool = True) -> tuple[Failure, ...]:
+    """What did not load, with the reasons. discover: False gives none where plugins were not asked for yet."""
+    registered = _discovered() if discover else _found
+    return () if registered is None else registered.failures
 
 
-def engine(name: str) -> Engine:
-    """The engine of that name. Raises EngineError, which says what there is, and what failed to load."""
-    found = _discovered()
-    for row in found.engines:
+def engine(name: str, *, isolated: bool = False) -> Engine:
+    """The engine of that name. Raises EngineError, which says what there is, and what failed to load.
+
+    A bundled one is loaded alone: no plugin can take its name, so none is asked to find it. isolated: a plugin's runs
+    in a child process at every call, and is never imported into this one.
+    """
+    module = dict(BUNDLED).get(name)
+    if module is not None and _found is None:
+        with suppress(Exception):  # discovery says why it does not load
+            (alone,) = engines_of(_bundled(module))
+            return alone
+    registered = _discovered()
+    if isolated and name in registered.isolated:
+        return registered.isolated[name]
+    for row in registered.engines:
         if row.name == name:
             return row.engine
-    failed = "".join(f"\n  {one.source}: {one.reason}" for one in found.failures)
-    there = ", ".join(row.name for row in found.engines)
+    failed = "".join(f"\n  {failure.source}: {failure.reason}" for failure in registered.failures)
+    there = ", ".join(row.name for row in registered.engines)
     raise EngineError(
         f"no engine is called {name!r}; there are {there}" + (f"; not loaded:{failed}" if failed else "")
     )
+
+
+def name_of(given: str | int) -> str:
+    """The name of an engine that is given by its name or its id. Raises EngineError for an id that there is not."""
+    if isinstance(given, str):
+        return given
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise TypeError(f"an engine is given by its name or its id, not by {given!r}")
+    for name, _ in BUNDLED:
+        if engine_id(name) == given:
+            return name
+    rows = registered()
+    for row in rows:
+        if row.id == given:
+            return row.name
+    there = ", ".join(f"{row.id} ({row.name})" for row in rows)
+    raise EngineError(f"no engine has the id {given}; there are {there}")
 
 
 def set_plugin_paths(
@@ -118,6 +152,9 @@ def set_plugin_paths(
 
     additive: besides entry points and the paths of the environment. absolute: bundled engines and these paths only.
     Each call replaces what the last one set.
+
+    >>> set_plugin_paths(["/opt/engines"])
+    >>> set_plugin_paths([])  # as before
     """
     if mode not in {"additive", "absolute"}:
         raise ValueError(f"mode is 'additive' or 'absolute', not {mode!r}")
@@ -126,10 +163,15 @@ def set_plugin_paths(
             f"paths are a sequence of paths, not the one path {os.fspath(paths)!r}: put it into a list"
         )
     global _paths, _only_paths
-    given = tuple(Path(path) for path in paths)
+    new_paths = tuple(Path(path) for path in paths)
     with _LOCK:
-        _paths, _only_paths = given, mode == "absolute"
+        _paths, _only_paths = new_paths, mode == "absolute"
         reload()
+
+
+def has_plugins() -> bool:
+    """Whether there are sources of engines besides the bundled ones, working or not. None of them is imported."""
+    return any(True for _ in _plugins())
 
 
 def reload() -> None:
@@ -139,180 +181,77 @@ def reload() -> None:
         _found = None
 
 
-def _discovered() -> _Found:
+def retry() -> None:
+    """Discover again, and try plugins anew that failed before."""
     global _found  # noqa: PLW0603  (loaded once a process)
-    found = _found
-    if found is None:
+    with _LOCK:
+        _found = _discover(retry=True)
+
+
+def _discovered() -> _Discovered:
+    global _found  # noqa: PLW0603  (loaded once a process)
+    registered = _found
+    if registered is None:
         with _LOCK:
             if _found is None:
                 _found = _discover()
-            found = _found
-    return found
+            registered = _found
+    return registered
 
 
-def _discover() -> _Found:
+def _discover(*, retry: bool = False) -> _Discovered:
     found: dict[str, Registered] = {}
     failed: list[Failure] = []
-    for source, load in _sources():
-        try:
-            plugin = _engines_of(load())
-        except BaseException as error:  # noqa: BLE001  (a plugin may raise anything, SystemExit included)
-            failed.append(Failure(source, one_line(error)))
-            continue
-        for one in plugin:
-            if one.name in found:
-                failed.append(
-                    Failure(
-                        source, f"the name {one.name!r} is taken by {found[one.name].source}; that one stays"
-                    )
-                )
-            else:
-                found[one.name] = Registered(one, source)
-    return _Found(tuple(found.values()), tuple(failed))
-
-
-_Load = Callable[[], Any]
-
-
-def _sources() -> Iterator[tuple[str, _Load]]:
     for name, module in BUNDLED:
-        yield f"bundled {name}", functools.partial(_bundled, module)
-    if not _only_paths:
-        yield from _entry_points()
-        variable = os.environ.get(PATH_VARIABLE, "")
-        yield from _in_paths([Path(one) for one in variable.split(os.pathsep) if one])
-    yield from _in_paths(_paths)
-
-
-def _bundled(module: str) -> Any:
-    return importlib.import_module(module).ENGINE
-
-
-def _from_file(file: Path) -> Any:
-    return _offered(_import(file))
-
-
-def _entry_points() -> Iterator[tuple[str, _Load]]:
-    try:
-        points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda one: (one.name, one.value))
-    except Exception as error:  # noqa: BLE001  (a distribution with damaged metadata)
-        damaged = error
-        yield f"entry points {GROUP}", functools.partial(_refuse, damaged)
-        return
-    for point in points:
-        owner = f" of {point.dist.name} {point.dist.version}" if point.dist is not None else ""
-        yield f"entry point {point.name}{owner}", point.load
-
-
-def _in_paths(paths: Sequence[Path]) -> Iterator[tuple[str, _Load]]:
-    for path in paths:
+        source = f"bundled {name}"
         try:
-            files = list(_modules(path))
-        except OSError as error:
-            yield str(path), functools.partial(_refuse, error)
-            continue
-        for file in files:
-            yield str(file), functools.partial(_from_file, file)
+            for bundled in engines_of(_bundled(module)):
+                found[bundled.name] = Registered(bundled, source)
+        except Exception as error:  # noqa: BLE001  (packages that are missing or broken)
+            failed.append(Failure(source, one_line(error)))
+    isolated = _enter_plugins(list(_plugins()), found, failed, retry=retry)
+    return _Discovered(tuple(found.values()), tuple(failed), isolated)
 
 
-def _modules(path: Path) -> Iterator[Path]:
-    """Modules of a path: the file, the package's __init__.py, or those in the folder, by name."""
-    if not path.exists():
-        raise FileNotFoundError(f"there is no file or folder {path}")
-    if path.is_file():
-        yield path
-    elif (path / "__init__.py").is_file():
-        yield path / "__init__.py"
-    else:
-        found = [one for one in sorted(path.iterdir()) if not one.name.startswith(("_", "."))]
-        files = [one / "__init__.py" if one.is_dir() else one for one in found]
-        files = [one for one in files if one.suffix == ".py" and one.is_file()]
-        if not files:
-            raise FileNotFoundError(f"the folder {path} has no Python modules")
-        yield from files
+def _enter_plugins(
+    listed: Sequence[Source | Failure], found: dict[str, Registered], failed: list[Failure], *, retry: bool
+) -> dict[str, IsolatedEngine]:
+    """Enter the engines of plugins after a trial, or why not; gives those that run in child processes alone."""
+    failed += [failure for failure in listed if isinstance(failure, Failure)]
+    sources = [offered for offered in listed if isinstance(offered, Source)]
+    if not sources:
+        return {}
+    from kernels_hub.compiler.engines.plugins.isolated import IsolatedEngine
+    from kernels_hub.compiler.engines.plugins.processes import PluginProcess
+    from kernels_hub.compiler.engines.plugins.trials import Trials, try_all
+    from kernels_hub.compiler.engines.plugins.tried import Loaded, TriedEngine
+
+    isolated: dict[str, IsolatedEngine] = {}
+    trials = [Trials(source) for source in sources]
+    for trial, verdict in zip(trials, try_all(trials, retry=retry), strict=True):
+        source, plugin, worker = trial.source.label, Loaded(trial), PluginProcess(trial.source)
+        if verdict.reason:
+            failed.append(Failure(source, verdict.reason))
+        for offer in verdict.engines:
+            if offer.name in found:
+                taken = f"the name {offer.name!r} is taken by {found[offer.name].source}; that one stays"
+                failed.append(Failure(source, taken))
+            elif offer.reason:
+                failed.append(Failure(source, f"engine {offer.name}: {offer.reason}"))
+            else:
+                found[offer.name] = Registered(TriedEngine(offer.name, plugin), source, offer)
+                isolated[offer.name] = IsolatedEngine(offer.name, worker)
+    return isolated
 
 
-def _import(file: Path) -> ModuleType:
-    """A module of its own name for each file, so that two of one name do not meet."""
-    package = file.name == "__init__.py"
-    stem = file.parent.name if package else file.stem
-    digest = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
-    name = f"kernels_hub_plugin_{digest}_{re.sub(r'[^0-9A-Za-z_]', '_', stem)}"
-    spec = importlib.util.spec_from_file_location(
-        name, file, submodule_search_locations=[str(file.parent)] if package else None
-    )
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no Python module")
-    for known in [one for one in sys.modules if one == name or one.startswith(f"{name}.")]:
-        del sys.modules[known]
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        sys.modules.pop(name, None)
-        raise
-    return module
+def _plugins() -> Iterable[Source | Failure]:
+    if not _only_paths:
+        yield from entry_points()
+        variable = os.environ.get(PATH_VARIABLE, "")
+        yield from in_paths([Path(path) for path in variable.split(os.pathsep) if path])
+    yield from in_paths(_paths)
 
 
-def _offered(module: ModuleType) -> Any:
-    for name in ("engines", "ENGINE"):
-        if hasattr(module, name):
-            return getattr(module, name)
-    raise TypeError("the module defines neither engines() nor ENGINE")
-
-
-def _engines_of(given: Any) -> tuple[Engine, ...]:
-    """Engines out of what a plugin gives. Raises TypeError or ValueError, which say what is wrong with which."""
-    if isinstance(given, ModuleType):
-        given = _offered(given)
-    if callable(given) and (isinstance(given, type) or not _is_engine(given)):
-        given = given()
-    listed = (given,) if _is_engine(given) else given
-    if isinstance(listed, (str, bytes)) or not isinstance(listed, Iterable):
-        raise TypeError(f"it gives {_shown(given)}, no engine: {_lacking(given)}")
-    engines = tuple(listed)
-    if not engines:
-        raise ValueError("it gives no engines")
-    names = []
-    for one in engines:
-        if not _is_engine(one):
-            raise TypeError(f"it gives {_shown(one)}, no engine: {_lacking(one)}")
-        if not _NAME.fullmatch(one.name):
-            raise ValueError(
-                f"the name {one.name!r} is none: small letters, digits, '_', '.', '-', a letter first, 64 at most"
-            )
-        names.append(one.name)
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(
-            f"it gives the name {', '.join(map(repr, twice))} more than once; none of it is taken"
-        )
-    return engines
-
-
-_METHODS = ("check", "compile", "load")
-
-
-def _is_engine(given: Any) -> bool:
-    return (
-        not isinstance(given, type)
-        and isinstance(getattr(given, "name", None), str)
-        and all(callable(getattr(given, method, None)) for method in _METHODS)
-    )
-
-
-def _lacking(given: Any) -> str:
-    if isinstance(given, type):
-        return "a class; give an instance of it"
-    lacking = [f"{method}()" for method in _METHODS if not callable(getattr(given, method, None))]
-    if not isinstance(getattr(given, "name", None), str):
-        lacking.insert(0, "name")
-    return f"it lacks {', '.join(lacking)}"
-
-
-def _shown(given: Any) -> str:
-    return f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
-
-
-def _refuse(error: BaseException) -> Any:
-    raise error
+def _bundled(module: str) -> object:
+    engine: object = importlib.import_module(module).ENGINE
+    return engine

@@ -1,84 +1,61 @@
-"""What engines share that run schedules: who declines what, where a call's tensors go, what is kept for sizes."""
+"""Shared parts of engines that run schedules: declines, and what a scheduled program is called with."""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
 
-import torch
-
-from kernels_hub.compiler.binding import bind_shapes
+from kernels_hub.compiler.engines.calls import CallLayout, ScratchSpan
 from kernels_hub.compiler.engines.engine import Decline, Signature
-from kernels_hub.compiler.engines.tensors import torch_dtype
 from kernels_hub.compiler.ir.dims import dim_symbols
-from kernels_hub.compiler.ir.graph import Graph, Value
+from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.schedule.kernel import Buffer, Schedule
-from kernels_hub.compiler.schedule.memory import number
-
-MOST_BINDINGS = 32
-"""Sizes of symbols for which the places of buffers are kept."""
-
-Outputs = list[tuple[list[int], torch.dtype]]
-T = TypeVar("T")
+from kernels_hub.compiler.schedule.memory import spans
 
 
 def declined(found: Mapping[Value, str]) -> Decline:
     """A Decline about values, of which the first is named; `found` is not empty."""
     value, reason = next(iter(found.items()))
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-    return Decline(f"{value} ({value.op_name}): {reason}{more}", frozenset(one.id for one in found))
+    return Decline(f"{value} ({value.op_name}): {reason}{more}", frozenset(value.id for value in found))
+
+
+def values_refused(graph: Graph, why_not: Callable[[Node], str | None]) -> dict[Value, str]:
+    """The results of nodes that `why_not` gives a reason for: why a target cannot express them."""
+    return {
+        value: reason
+        for node in graph.live()
+        if (reason := why_not(node)) is not None
+        for value in node.results
+    }
 
 
 def untold(graph: Graph) -> dict[Value, str]:
     """Values with a size that no shape of an input tells."""
-    told = dim_symbols(dim for value in graph.inputs.values() for dim in value.shape)
-    found: dict[Value, str] = {}
+    known = dim_symbols(dim for value in graph.inputs.values() for dim in value.shape)
+    reasons: dict[Value, str] = {}
     for node in graph.live():
-        if node.op.name != "input" and (missing := node.symbols() - told):
-            names = ", ".join(sorted(one.name for one in missing))
-            found.update(dict.fromkeys(node.results, f"no input's shape tells the size {names}"))
-    return found
+        if node.op.name != "input" and (missing := node.symbols() - known):
+            names = ", ".join(sorted(symbol.name for symbol in missing))
+            reasons.update(dict.fromkeys(node.results, f"no input's shape tells the size {names}"))
+    return reasons
 
 
-class Calls(Generic[T]):
-    """Where the tensors of a call go, and what `bind(sizes)` made for the newest few sets of sizes."""
-
-    def __init__(
-        self,
-        schedule: Schedule,
-        signature: Signature,
-        buffers: Sequence[Buffer],
-        bind: Callable[[dict[str, int]], T],
-    ) -> None:
-        place_of = {buffer: place for place, buffer in enumerate(buffers)}
-        self.inputs = [place_of[schedule.inputs[name]] for name in signature.inputs]
-        self.outputs = [place_of[schedule.outputs[name]] for name in signature.outputs]
-        self._declared, self._bind = signature.inputs, bind
-        self._symbolic = bool(dim_symbols(dim for one in signature.inputs.values() for dim in one.shape))
-        self._bound: OrderedDict[tuple[torch.Size, ...], T] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def sizes(self, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
-        """The sizes of the symbols. Raises ShapeError where shapes contradict each other."""
-        return bind_shapes(self._declared, [one.shape for one in inputs]) if self._symbolic else {}
-
-    def of(self, inputs: Sequence[torch.Tensor]) -> T:
-        """What is bound for inputs of these shapes."""
-        key = tuple([one.shape for one in inputs]) if self._symbolic else ()
-        found = self._bound.get(key)
-        if found is None:
-            found = self._bind(self.sizes(inputs))
-            with self._lock:
-                self._bound[key] = found
-                while len(self._bound) > MOST_BINDINGS:
-                    self._bound.popitem(last=False)
-        return found
-
-
-def outputs_of(signature: Signature, sizes: Mapping[str, int]) -> Outputs:
-    """Shape and dtype of each output."""
-    return [
-        ([number(dim, sizes) for dim in of.shape], torch_dtype(of.dtype)) for of in signature.outputs.values()
-    ]
+def call_layout(
+    schedule: Schedule, signature: Signature, buffers: Sequence[Buffer], symbols: Sequence[str]
+) -> CallLayout:
+    """What a scheduled program is called with. buffers: those of the program, told by their numbers there."""
+    number_of = {buffer: index for index, buffer in enumerate(buffers)}
+    return CallLayout(
+        tuple(number_of[schedule.inputs[name]] for name in signature.inputs),
+        tuple(number_of[schedule.outputs[name]] for name in signature.outputs),
+        tuple(symbols),
+        tuple(
+            ScratchSpan(
+                span.buffers[0].bytes,
+                tuple(number_of[buffer] for buffer in span.buffers),
+                span.first,
+                span.last,
+            )
+            for span in spans(schedule)
+        ),
+    )

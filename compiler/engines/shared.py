@@ -1,4 +1,4 @@
-"""Memory of equal content, held once: weights that several plans copy or pack the same way.
+"""Shares memory of equal content between plans: copied and packed weights.
 
 Who filled a block that nobody writes to any more gives it here, and gets it back, or an equal one that is still alive.
 All bytes are compared, so it does not matter where they come from: the plans of one executable share, and executables

@@ -1,4 +1,4 @@
-"""Between NumPy arrays, as the IR and the oracle have them, and PyTorch tensors, as engines have them.
+"""Converts between NumPy arrays (of the IR and the oracle) and PyTorch tensors (of engines).
 
 On the CPU both share memory; nothing is copied, whatever the strides. bfloat16 and the float8 types go through views
 of their bits. Elements of four and two bits, which PyTorch has no dtype for, are tensors of uint8, one element a

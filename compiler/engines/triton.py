@@ -10,26 +10,24 @@ choose by size; `tf32` (float32 products may round their operands: not tried unl
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import re
 import statistics
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 import numpy as np
 import torch
 
-from kernels_hub.compiler.codegen.triton import Program, generate
-from kernels_hub.compiler.codegen.triton_attention import MOST_WIDTH
-from kernels_hub.compiler.codegen.triton_module import load_module
-from kernels_hub.compiler.codegen.triton_options import Options
-from kernels_hub.compiler.codegen.triton_split import split_reductions
-from kernels_hub.compiler.codegen.triton_text import check_spelled
+from kernels_hub.compiler.codegen.triton.attention import MOST_WIDTH
+from kernels_hub.compiler.codegen.triton.module_cache import load_module
+from kernels_hub.compiler.codegen.triton.options import Options
+from kernels_hub.compiler.codegen.triton.source import TritonCode, generate
+from kernels_hub.compiler.codegen.triton.split import split_reductions
+from kernels_hub.compiler.codegen.triton.text import check_spelled
+from kernels_hub.compiler.engines.calls import Calls
 from kernels_hub.compiler.engines.engine import (
     CompiledPlan,
     Decline,
@@ -41,26 +39,24 @@ from kernels_hub.compiler.engines.engine import (
 )
 from kernels_hub.compiler.engines.payload import pack_graph, unpack_graph
 from kernels_hub.compiler.engines.reference import refuse_knobs, signature_of, without_weights
-from kernels_hub.compiler.engines.scheduled import (
-    Calls,
-    Outputs,
-    declined,
-    outputs_of,
-    untold,
-)
+from kernels_hub.compiler.engines.scheduled import call_layout, declined, untold, values_refused
 from kernels_hub.compiler.engines.tensors import to_tensor, torch_dtype
 from kernels_hub.compiler.errors import EngineError, EvaluateError
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Trait
+from kernels_hub.compiler.runtime.arena import Arenas
+from kernels_hub.compiler.runtime.launcher import Launcher
+from kernels_hub.compiler.runtime.triton_program import Step, TritonProgram, on_device
 from kernels_hub.compiler.schedule.cost import kernel_cost
+from kernels_hub.compiler.schedule.inlining import NATIVE_ONLY, refused
 from kernels_hub.compiler.schedule.kernel import Role, Schedule
-from kernels_hub.compiler.schedule.memory import ALIGNMENT, Places, number
+from kernels_hub.compiler.schedule.memory import number
 from kernels_hub.compiler.schedule.schedule import schedule
 from kernels_hub.compiler.schedule.scores import attention_parts
-from kernels_hub.compiler.schedule.units import refused
+from kernels_hub.compiler.schedule.split import MOST_LAUNCHES
 
-ROOTS = frozenset({types.FLOAT32, types.FLOAT16, types.BFLOAT16})
+ANCHORS = frozenset({types.FLOAT32, types.FLOAT16, types.BFLOAT16})
 """Dtypes of the products that tensor cores do."""
 
 KNOBS = (
@@ -71,29 +67,6 @@ KNOBS = (
         'rows x columns x depth of a product\'s tile; "": by size',
     ),
 )
-
-_INTERPRETER = threading.Lock()
-"""The interpreter patches Triton's language while it runs: one thread at a time."""
-
-
-@dataclass(frozen=True)
-class _Binding:
-    """What is fixed once the sizes are known."""
-
-    sizes: list[int]
-    scratch: list[tuple[int, int, int, torch.dtype]]
-    """(place among the tensors, offset in the arena, bytes, dtype)."""
-    arena: int
-    outputs: Outputs
-
-
-class _Local(threading.local):
-    """The scratch tensors that a thread used last: for which binding, stream and workspace."""
-
-    def __init__(self) -> None:
-        self.binding: _Binding | None = None
-        self.key: tuple[int | None, ...] = ()
-        self.tensors: list[torch.Tensor] = []
 
 
 class TritonPlan:
@@ -106,7 +79,7 @@ class TritonPlan:
         graph: Graph,
         device: Device,
         scheduled: Schedule,
-        program: Program,
+        program: TritonCode,
         knobs: Mapping[str, KnobValue],
     ) -> None:
         self.graph, self.device, self.schedule, self.program = graph, device, scheduled, program
@@ -114,29 +87,30 @@ class TritonPlan:
         self.signature = signature_of(graph)
         self.module: ModuleType = load_module(program.source, graph.name)
         self._place = _torch_device(device)
-        self._places = Places(scheduled)
-        self._calls = Calls(scheduled, self.signature, program.buffers, self._bind)
-        self._local = _Local()
-        with self._on_device(None):
-            self._fixed = self._weights()
-            self._unused = self._no_failure()
-            self._call(self.module.PREPARE, [*self._fixed, self._no_failure()], [1] * len(program.sizes))
+        self._calls = Calls(
+            call_layout(scheduled, self.signature, program.buffers, program.sizes), self.signature
+        )
+        self._program = TritonProgram(
+            self.module,
+            Launcher(),
+            self._place,
+            self._weights(),
+            (*self._calls.inputs, *self._calls.outputs),
+            len(program.sizes),
+            Arenas(),
+            fails=bool(program.messages),
+        )
+        self._check(self._program.failure)
 
     def workspace_size(self, sizes: Mapping[str, int]) -> int:
         """Bytes of the arena."""
-        return self._places.of(sizes)[1]
+        return self._calls.workspace_size(sizes)
 
     def compute(
         self, inputs: Sequence[torch.Tensor], workspace: torch.Tensor | None = None, stream: int | None = None
     ) -> list[torch.Tensor]:
         """The outputs, in memory of their own."""
-        binding = self._calls.of(inputs)
-        with self._on_device(stream):
-            outputs = [
-                torch.empty(shape, dtype=dtype, device=self._place) for shape, dtype in binding.outputs
-            ]
-            self._run(binding, inputs, outputs, workspace)
-        return outputs
+        return list(self._run(inputs, None, workspace, stream))
 
     def execute(
         self,
@@ -150,8 +124,7 @@ class TritonPlan:
         Where indices are data, that is known when the kernels are done: such a plan waits for them, unless it is
         being captured.
         """
-        with self._on_device(stream):
-            self._run(self._calls.of(inputs), inputs, outputs, workspace)
+        self._run(inputs, outputs, workspace, stream)
 
     def serialize(self) -> bytes:
         """The graph with its weights: the kernels are generated from it again, and come from Triton's cache."""
@@ -160,15 +133,16 @@ class TritonPlan:
     def profile(self, inputs: Sequence[torch.Tensor], repeats: int = 10) -> list[StepProfile]:
         """Median seconds of each kernel."""
         binding = self._calls.of(inputs)
-        sizes = self._calls.sizes(inputs)
-        with self._on_device(None):
+        sizes = self._calls.sizes([tensor.shape for tensor in inputs])
+        run = self._program
+        with on_device(self._place):
             outputs = [
                 torch.empty(shape, dtype=dtype, device=self._place) for shape, dtype in binding.outputs
             ]
-            tensors = self._tensors(binding, inputs, outputs, None)
-            self._call(self.module.RUN, tensors, binding.sizes)
+            tensors = run.arguments(binding, inputs, outputs)
+            run.launch(run.steps, tensors, binding.sizes)
             rounds = [
-                [self._seconds(step, tensors, binding.sizes) for step in self.module.RUN]
+                [self._seconds(step, tensors, binding.sizes) for step in run.steps]
                 for _ in range(max(1, repeats))
             ]
         rows = []
@@ -179,42 +153,21 @@ class TritonPlan:
             )
         return rows
 
-    def _seconds(self, step: Callable[..., None], tensors: list[torch.Tensor], sizes: list[int]) -> float:
+    def _seconds(self, step: Step, tensors: list[torch.Tensor], sizes: list[int]) -> float:
         if self._place.type == "cpu":
             started = time.perf_counter()
-            self._call((step,), tensors, sizes)
+            self._program.launch((step,), tensors, sizes)
             return time.perf_counter() - started
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         before.record()
-        step(tensors, sizes)
+        self._program.launch((step,), tensors, sizes)
         after.record()
         after.synchronize()
         return float(before.elapsed_time(after)) / 1e3
 
-    @contextlib.contextmanager
-    def _on_device(self, stream: int | None) -> Iterator[None]:
-        """Kernels go to the current stream of the current device."""
-        if self._place.type == "cpu":
-            yield
-            return
-        with torch.cuda.device(self._place):
-            if stream is None or stream == torch.cuda.current_stream().cuda_stream:
-                yield
-                return
-            with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=self._place)):
-                yield
-
-    def _call(
-        self, steps: Sequence[Callable[..., None]], tensors: list[torch.Tensor], sizes: list[int]
-    ) -> None:
-        guard = _INTERPRETER if self._place.type == "cpu" else contextlib.nullcontext()
-        with guard, np.errstate(all="ignore"):
-            for step in steps:
-                step(tensors, sizes)
-
     def _weights(self) -> list[torch.Tensor]:
         """A tensor for each buffer, those that a call brings left empty."""
-        found: list[torch.Tensor] = []
+        tensors: list[torch.Tensor] = []
         for buffer in self.program.buffers:
             dtype = torch_dtype(buffer.dtype)
             if buffer.role is Role.PARAMETER or buffer.role is Role.CONSTANT:
@@ -224,80 +177,27 @@ class TritonPlan:
                     self.graph.weight(value.attrs["name"]) if buffer.role is Role.PARAMETER else value.array
                 )
                 assert array is not None
-                found.append(to_tensor(np.ascontiguousarray(array)).to(self._place, copy=True))
+                tensors.append(to_tensor(np.ascontiguousarray(array)).to(self._place, copy=True))
             elif buffer.role is Role.PREPARED:
-                found.append(torch.empty(number(buffer.size, {}), dtype=dtype, device=self._place))
+                tensors.append(torch.empty(number(buffer.size, {}), dtype=dtype, device=self._place))
             else:
-                found.append(torch.empty(0, dtype=dtype, device=self._place))
-        return found
-
-    def _no_failure(self) -> torch.Tensor:
-        return torch.zeros(1, dtype=torch.int32, device=self._place)
-
-    def _bind(self, sizes: Mapping[str, int]) -> _Binding:
-        placed, room = self._places.of(sizes)
-        scratch = [
-            (at, placed[buffer], number(buffer.bytes, sizes), torch_dtype(buffer.dtype))
-            for at, buffer in enumerate(self.program.buffers)
-            if buffer in placed
-        ]
-        return _Binding(
-            [sizes[name] for name in self.program.sizes],
-            scratch,
-            room,
-            outputs_of(self.signature, sizes),
-        )
+                tensors.append(torch.empty(0, dtype=dtype, device=self._place))
+        return tensors
 
     def _run(
         self,
-        binding: _Binding,
         inputs: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor] | None,
         workspace: torch.Tensor | None,
-    ) -> None:
-        tensors = self._tensors(binding, inputs, outputs, workspace)
-        self._call(self.module.RUN, tensors, binding.sizes)
-        if self.program.messages and not self._is_captured():
-            code = int(tensors[-1].item())
-            if code:
-                raise EvaluateError(f"graph {self.graph.name}: {self.program.messages[code - 1]}")
+        stream: int | None,
+    ) -> Sequence[torch.Tensor]:
+        made, code = self._program.run(self._calls.of(inputs), inputs, outputs, workspace, stream)
+        self._check(code)
+        return made
 
-    def _tensors(
-        self,
-        binding: _Binding,
-        inputs: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        workspace: torch.Tensor | None,
-    ) -> list[torch.Tensor]:
-        """What the functions of the module are called with."""
-        tensors = (
-            [*self._fixed, self._no_failure()] if self.program.messages else [*self._fixed, self._fixed[0]]
-        )
-        for scratch, one in zip(binding.scratch, self._scratch(binding, workspace), strict=True):
-            tensors[scratch[0]] = one
-        for at, tensor in zip(self._calls.inputs, inputs, strict=True):
-            tensors[at] = tensor.contiguous()
-        for at, tensor in zip(self._calls.outputs, outputs, strict=True):
-            tensors[at] = tensor
-        return tensors
-
-    def _scratch(self, binding: _Binding, workspace: torch.Tensor | None) -> list[torch.Tensor]:
-        """Windows of the arena: those of the last call, if it was one of this kind; else of a new one."""
-        local = self._local
-        stream = 0 if self._place.type == "cpu" else torch.cuda.current_stream().cuda_stream
-        key = (stream, workspace.data_ptr() if workspace is not None else None)
-        if local.binding is binding and local.key == key and not self._is_captured():
-            return local.tensors
-        arena = workspace
-        if arena is None:
-            arena = torch.empty(max(binding.arena, ALIGNMENT), dtype=torch.uint8, device=self._place)
-        tensors = [arena[offset : offset + size].view(dtype) for _, offset, size, dtype in binding.scratch]
-        if not self._is_captured():  # memory that is taken during a capture is the captured graph's own
-            local.binding, local.key, local.tensors = binding, key, tensors
-        return tensors
-
-    def _is_captured(self) -> bool:
-        return self._place.type != "cpu" and torch.cuda.is_current_stream_capturing()
+    def _check(self, code: int) -> None:
+        if code:
+            raise EvaluateError(f"graph {self.graph.name}: {self.program.messages[code - 1]}")
 
 
 class TritonEngine:
@@ -311,7 +211,7 @@ class TritonEngine:
             return Decline(reason)
         if (lacking := without_weights(graph)) is not None:
             return lacking
-        if found := refused(graph, ROOTS) | _unspelled(graph) | untold(graph):
+        if found := refused(graph, ANCHORS) | unspelled(graph) | untold(graph):
             return declined(found)
         return Support(knobs=KNOBS)
 
@@ -320,7 +220,7 @@ class TritonEngine:
         refuse_knobs(self.name, knobs, ("block", "tile", "tf32"))
         if isinstance(answer := self.check(graph, device), Decline):
             raise EngineError(f"engine {self.name} does not take graph {graph.name}: {answer.reason}")
-        scheduled = split_reductions(schedule(graph, ROOTS))
+        scheduled = split_reductions(schedule(graph, ANCHORS, most_parts=MOST_LAUNCHES))
         return TritonPlan(graph, device, scheduled, generate(scheduled, options_of(device, knobs)), knobs)
 
     def load(self, payload: bytes, device: Device) -> CompiledPlan:
@@ -340,7 +240,7 @@ def options_of(device: Device, knobs: Mapping[str, KnobValue]) -> Options:
     found: tuple[int, int, int] | None = None
     if tile != "":
         sizes = [int(one) for one in tile.split("x")] if re.fullmatch(r"\d+x\d+x\d+", str(tile)) else []  # type: ignore[union-attr]
-        if len(sizes) != 3 or any(one < 16 or one & (one - 1) for one in sizes):
+        if len(sizes) != 3 or any(size < 16 or size & (size - 1) for size in sizes):
             raise EngineError(
                 f"engine triton: knob tile is like '64x64x32' (powers of two from 16), not {tile!r}"
             )
@@ -363,26 +263,21 @@ def _torch_device(device: Device) -> torch.device:
     return torch.device("cpu") if device.type == "cpu" else torch.device("cuda", device.index)
 
 
-def _unspelled(graph: Graph) -> dict[Value, str]:
+def unspelled(graph: Graph) -> dict[Value, str]:
     """Values that Triton has no expression for, those inside composites included."""
-    found: dict[Value, str] = {}
-    for node in graph.live():
-        reason = _why_not(node)
-        if reason is not None:
-            found.update(dict.fromkeys(node.results, reason))
-    return found
+    return values_refused(graph, _why_not)
 
 
 def _why_not(node: Node) -> str | None:
     if Trait.POINTWISE in node.op.traits and node.operands:
-        return check_spelled(node, [one.dtype for one in node.operands])
-    if node.op.name in {"argsort", "argtopk", "grouped_matmul"}:
+        return check_spelled(node, [operand.dtype for operand in node.operands])
+    if node.op.name in NATIVE_ONLY:
         return f"{node.op.name} has no form in Triton"
     if node.op.name != "call":
         return None
-    parts = attention_parts(node.results[0], ROOTS)
+    parts = attention_parts(node.results[0], ANCHORS)
     if parts is not None:
         widths = (parts.q.shape[3], parts.v.shape[3])
-        if not all(isinstance(one, int) and one <= MOST_WIDTH for one in widths):
+        if not all(isinstance(width, int) and width <= MOST_WIDTH for width in widths):
             return f"heads {' and '.join(map(str, widths))} wide: at most {MOST_WIDTH} fit the registers"
-    return next(iter(_unspelled(node.attrs["callee"]).values()), None)
+    return next(iter(unspelled(node.attrs["callee"]).values()), None)

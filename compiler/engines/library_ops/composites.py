@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels_hub.compiler.engines.library_ops.attention import attention
-from kernels_hub.compiler.engines.library_ops.site import NATIVE_FLOATS, Kernel, Run, Site
+from kernels_hub.compiler.engines.library_ops.site import NATIVE_FLOATS, LibraryKernel, Run, Site
 from kernels_hub.compiler.engines.library_ops.views import KERNELS as VIEWS
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 
@@ -31,7 +31,7 @@ _PRECISION = {"float64": 1e-12, "float32": 1e-6, "float16": 1e-3, "bfloat16": 4e
 _QUIET = frozenset({"input", "constant", "broadcast", "reshape", "cast"})
 
 
-def composite_kernel(node: Node, device: str) -> Kernel | None:  # noqa: ARG001  (the same on every device so far)
+def composite_kernel(node: Node, device: str) -> LibraryKernel | None:  # noqa: ARG001  (the same on every device so far)
     """The fused kernel of a call; None where the callee is to be run as written."""
     callee: Graph = node.attrs["callee"]
     recognise = _COMPOSITES.get(callee.name)
@@ -40,7 +40,7 @@ def composite_kernel(node: Node, device: str) -> Kernel | None:  # noqa: ARG001 
     if any(operand.dtype.name not in NATIVE_FLOATS | {"bool"} for operand in node.operands):
         return None
     make = recognise(node, callee)
-    return None if make is None else Kernel(make)
+    return None if make is None else LibraryKernel(make)
 
 
 def _census(callee: Graph) -> Counter[str]:
@@ -102,19 +102,19 @@ _ACTIVATIONS = {
 _ARITHMETIC = frozenset({"add", "mul", "div", "neg", "pow"})
 
 
-def _is_activation(callee: Graph, one: _Activation) -> bool:
+def _is_activation(callee: Graph, activation: _Activation) -> bool:
     census = _census(callee)
     roots = [name for name in census if name not in _ARITHMETIC]
     return (
         len(roots) == 1
-        and roots[0] in one.roots
+        and roots[0] in activation.roots
         and census[roots[0]] == 1
         and census["mul"] + census["div"] > 0
-        and _constants_among(callee, one.numbers)
+        and _constants_among(callee, activation.numbers)
     )
 
 
-def _activation(name: str) -> Recognise:
+def _recognise_activation(name: str) -> Recognise:
     one = _ACTIVATIONS[name]
 
     def recognise(_: Node, callee: Graph) -> Make | None:
@@ -160,14 +160,17 @@ def _eps(node: Node, callee: Graph) -> float | None:
     x, *others = node.operands
     if list(callee.inputs) not in _NORM_OPERANDS:
         return None
-    if any(one.dtype is not x.dtype for one in (node.results[0], *others[1:])) or others[0].scalar is None:
+    if (
+        any(other.dtype is not x.dtype for other in (node.results[0], *others[1:]))
+        or others[0].scalar is None
+    ):
         return None
     return float(others[0].scalar)
 
 
 def _statistics(callee: Graph, *, centred: bool) -> tuple[int, ...] | None:
     """The axes that mean and variance (or the mean of squares) are over."""
-    axes = {one.attrs["axes"] for one in callee.nodes if one.op.name in {"reduce_mean", "reduce_sum"}}
+    axes = {node.attrs["axes"] for node in callee.nodes if node.op.name in {"reduce_mean", "reduce_sum"}}
     census = _census(callee)
     if len(axes) != 1 or census["sub"] != (1 if centred else 0) or census["sqrt"] + census["rsqrt"] != 1:
         return None
@@ -179,7 +182,7 @@ def _statistics(callee: Graph, *, centred: bool) -> tuple[int, ...] | None:
 def _group_norm(node: Node, callee: Graph) -> Make | None:
     eps, along = _eps(node, callee), _statistics(callee, centred=True)
     x = callee.inputs.get("x")
-    split = [one.results[0] for one in callee.nodes if one.op.name == "reshape" and one.operands[0] is x]
+    split = [node.results[0] for node in callee.nodes if node.op.name == "reshape" and node.operands[0] is x]
     if eps is None or along is None or x is None or len(split) != 1:
         return None
     (grouped,) = split
@@ -231,13 +234,15 @@ def _rotary(_: Node, callee: Graph) -> Make | None:
     x, cos, sin = callee.inputs.values()
     root = next(iter(callee.outputs.values()))
     straight = _product_with(root, x)
-    turned = None if straight is None else next(one for one in root.operands if one is not straight[0])
+    turned = (
+        None if straight is None else next(operand for operand in root.operands if operand is not straight[0])
+    )
     if straight is None or turned is None or turned.op_name != "mul":
         return None
-    concat = next((one for one in turned.operands if one.op_name == "concat"), None)
+    concat = next((operand for operand in turned.operands if operand.op_name == "concat"), None)
     if concat is None or concat.operands[0].op_name != "neg":
         return None
-    tables = straight[1], next(one for one in turned.operands if one is not concat)
+    tables = straight[1], next(operand for operand in turned.operands if operand is not concat)
     if _before_broadcast(tables[0]) is not cos or _before_broadcast(tables[1]) is not sin:
         return None
     return lambda site: _make_rotary(site, tables)
@@ -245,9 +250,9 @@ def _rotary(_: Node, callee: Graph) -> Make | None:
 
 def _product_with(root: Value, x: Value) -> tuple[Value, Value] | None:
     """The product with x itself that is an operand of the root, and its other factor."""
-    for one in root.operands:
-        if one.op_name == "mul" and x in one.operands:
-            return one, next(factor for factor in one.operands if factor is not x)
+    for operand in root.operands:
+        if operand.op_name == "mul" and x in operand.operands:
+            return operand, next(factor for factor in operand.operands if factor is not x)
     return None
 
 
@@ -257,7 +262,7 @@ def _before_broadcast(value: Value) -> Value:
 
 def _make_rotary(site: Site, tables: tuple[Value, Value]) -> Run:
     half = site.operand_shape(0)[-1] // 2
-    spread_cos, spread_sin = (_spread(site, one) for one in tables)
+    spread_cos, spread_sin = (_spread(site, table) for table in tables)
 
     def run(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         sines = spread_sin(sin)
@@ -281,7 +286,7 @@ def _attention(node: Node, callee: Graph) -> Make | None:
 
 
 _COMPOSITES: dict[str, Recognise] = {
-    **{name: _activation(name) for name in _ACTIVATIONS},
+    **{name: _recognise_activation(name) for name in _ACTIVATIONS},
     **{f"gated_{name}": _gated(name) for name in _ACTIVATIONS},
     "layer_norm": _norm(centred=True),
     "rms_norm": _norm(centred=False),

@@ -21,7 +21,7 @@ from kernels_hub.compiler.engines.library_ops.site import (
     FLOATS,
     INTS,
     NATIVE_FLOATS,
-    Kernel,
+    LibraryKernel,
     Reason,
     Run,
     Site,
@@ -208,7 +208,7 @@ def _make_conv_transpose(site: Site) -> Run:
         function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[rank - 1]
         same = all(low == high for low, high in padding)
         legal = all(
-            0 <= extra < max(one, two) for extra, one, two in zip(more, strides, dilations, strict=True)
+            0 <= extra < max(stride, two) for extra, stride, two in zip(more, strides, dilations, strict=True)
         )
         if same and legal:
             both = tuple(low for low, _ in padding)
@@ -259,8 +259,8 @@ def _declines(node: Node, device: str) -> Reason:
 
 
 KERNELS = {
-    "matmul": Kernel(_make_matmul, FLOATS | INTS | COMPLEX, _declines),
-    "grouped_matmul": Kernel(_make_grouped, FLOATS | INTS | COMPLEX, _declines),
-    "conv": Kernel(_make_conv, FLOATS | INTS | COMPLEX, _declines),
-    "conv_transpose": Kernel(_make_conv_transpose, FLOATS | INTS | COMPLEX, _declines),
+    "matmul": LibraryKernel(_make_matmul, FLOATS | INTS | COMPLEX, _declines),
+    "grouped_matmul": LibraryKernel(_make_grouped, FLOATS | INTS | COMPLEX, _declines),
+    "conv": LibraryKernel(_make_conv, FLOATS | INTS | COMPLEX, _declines),
+    "conv_transpose": LibraryKernel(_make_conv_transpose, FLOATS | INTS | COMPLEX, _declines),
 }

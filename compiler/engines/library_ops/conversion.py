@@ -14,7 +14,7 @@ from kernels_hub.compiler.engines.library_ops.site import (
     FLOAT8,
     SUB_BYTE,
     WHOLE_BYTES,
-    Kernel,
+    LibraryKernel,
     Reason,
     Run,
     Site,
@@ -114,7 +114,15 @@ def _float_to_integer(to: DType, dtype: torch.dtype, *, saturate: bool) -> Run:
         numbers = torch.where(wide <= low, low, numbers)
         return torch.where(wide >= high, high, numbers).to(dtype)
 
-    return clamp if saturate else wrap
+    def clamp_narrow(x: Tensor) -> Tensor:
+        """Of at most 32 bits, whose limits float64 has exactly; float32 has those of 16."""
+        exact = x if x.dtype is torch.float64 else x.to(torch.float64 if to.bits > 16 else torch.float32)
+        bounded = torch.nan_to_num(exact, nan=0.0).clamp(low, high)
+        return bounded.to(dtype) if to.bits <= 16 else bounded.to(torch.int64).to(dtype)
+
+    if saturate:
+        return clamp if to.bits > 32 else clamp_narrow
+    return wrap
 
 
 def _clamped(source: DType, to: DType, dtype: torch.dtype) -> Run:
@@ -140,6 +148,6 @@ def _declines_cast(node: Node, _: str) -> Reason:
 
 
 KERNELS = {
-    "cast": Kernel(_make_cast, EVERY, _declines_cast),
-    "bitcast": Kernel(lambda site: lambda x: x.contiguous().view(site.dtype), WHOLE_BYTES - SUB_BYTE),
+    "cast": LibraryKernel(_make_cast, EVERY, _declines_cast),
+    "bitcast": LibraryKernel(lambda site: lambda x: x.contiguous().view(site.dtype), WHOLE_BYTES - SUB_BYTE),
 }

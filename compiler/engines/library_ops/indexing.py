@@ -20,7 +20,7 @@ from kernels_hub.compiler.engines.library_ops.site import (
     INTS,
     NATIVE_FLOATS,
     REALS,
-    Kernel,
+    LibraryKernel,
     Reason,
     Run,
     Site,
@@ -75,7 +75,7 @@ def _make_gather_nd(site: Site) -> Run:
 
     def run(x: Tensor, indices: Tensor) -> Tensor:
         wide = indices.to(torch.int64)
-        return x[(*grid, *(wide[..., place] for place in range(depth)))].expand(shape)
+        return x[(*grid, *(wide[..., index] for index in range(depth)))].expand(shape)
 
     return moves(run, site)
 
@@ -108,7 +108,7 @@ def _make_scatter_nd(site: Site) -> Run:
     depth = site.operand_shape(1)[-1]
     indexed, rest = dims[:depth], math.prod(dims[depth:])
     sizes = torch.tensor(indexed, dtype=torch.int64, device=site.device)
-    strides = torch.tensor([math.prod(indexed[place + 1 :]) for place in range(depth)], device=site.device)
+    strides = torch.tensor([math.prod(indexed[index + 1 :]) for index in range(depth)], device=site.device)
 
     def run(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
         places = indices.to(torch.int64)
@@ -162,12 +162,12 @@ def _make_nonzero(site: Site) -> Run:
 
 
 KERNELS = {
-    "gather": Kernel(_make_gather, EVERY),
-    "gather_elements": Kernel(_make_gather_elements, EVERY),
-    "gather_nd": Kernel(_make_gather_nd, EVERY),
-    "scatter_elements": Kernel(_make_scatter_elements, EVERY, _declines_scatter),
-    "scatter_nd": Kernel(_make_scatter_nd, EVERY, _declines_scatter),
-    "argsort": Kernel(_make_argsort, REALS | BOOL),
-    "argtopk": Kernel(_make_argtopk, REALS),
-    "nonzero": Kernel(_make_nonzero, NATIVE_FLOATS | INTS | BOOL | {"complex64", "complex128"}),
+    "gather": LibraryKernel(_make_gather, EVERY),
+    "gather_elements": LibraryKernel(_make_gather_elements, EVERY),
+    "gather_nd": LibraryKernel(_make_gather_nd, EVERY),
+    "scatter_elements": LibraryKernel(_make_scatter_elements, EVERY, _declines_scatter),
+    "scatter_nd": LibraryKernel(_make_scatter_nd, EVERY, _declines_scatter),
+    "argsort": LibraryKernel(_make_argsort, REALS | BOOL),
+    "argtopk": LibraryKernel(_make_argtopk, REALS),
+    "nonzero": LibraryKernel(_make_nonzero, NATIVE_FLOATS | INTS | BOOL | {"complex64", "complex128"}),
 }

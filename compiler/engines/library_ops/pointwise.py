@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,23 +24,28 @@ from kernels_hub.compiler.engines.library_ops.site import (
     FLOAT8,
     FLOATS,
     INTS,
+    NATIVE_FLOATS,
+    NATIVE_INTS,
     NUMBERS,
     REALS,
     SUB_BYTE,
     WHOLE_BYTES,
-    Kernel,
+    LibraryKernel,
     Run,
     Site,
     widened,
 )
 from kernels_hub.compiler.engines.tensors import codes
+from kernels_hub.compiler.errors import TypeRuleError
 from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.op import Op, TensorType, Trait
+from kernels_hub.compiler.ir.types import DTYPES
 
 _UINT64 = frozenset({"uint64"})
 
 
-def _plain(function: Callable[..., Tensor], dtypes: frozenset[str]) -> Kernel:
-    return Kernel(lambda site: widened(site, function), dtypes)
+def _plain(function: Callable[..., Tensor], dtypes: frozenset[str]) -> LibraryKernel:
+    return LibraryKernel(lambda site: widened(site, function), dtypes)
 
 
 def _bits64(function: Callable[..., Tensor], *, compares: bool = False) -> Callable[[Site], Run]:
@@ -173,7 +179,7 @@ def moves(run: Run, site: Site, *, place: int = 0) -> Run:
     dtype = site.dtype
 
     def on_codes(*operands: Tensor) -> Tensor:
-        result: Tensor = run(*(codes(one) if one.dtype is dtype else one for one in operands))
+        result: Tensor = run(*(codes(operand) if operand.dtype is dtype else operand for operand in operands))
         return result.view(dtype)
 
     return on_codes
@@ -183,45 +189,70 @@ def _make_select(site: Site) -> Run:
     return _select_codes if site.operand_row(1).name in _MOVES_AS_CODES else _select
 
 
-_FUNCTIONS = (
-    "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",
-    "tanh", "asinh", "acosh", "atanh",
-)  # fmt: skip
-_REAL_FUNCTIONS = ("exp2", "log2", "erf", "sigmoid", "floor", "ceil", "trunc", "round")
+@functools.cache
+def of_row(row: Op) -> LibraryKernel | None:
+    """The kernel of an op that PyTorch has a function for, by its row (`Op.torch`)."""
+    if not row.torch:
+        return None
+    name, _, overload = row.torch[0].partition(".")
+    if Trait.POINTWISE in row.traits:
+        return _plain(getattr(torch, name), _taken(row))
+    function = getattr(getattr(torch.ops.aten, name), overload)
 
-KERNELS: dict[str, Kernel] = {
-    **{name: _plain(getattr(torch, name), FLOATS | COMPLEX) for name in _FUNCTIONS},
-    **{name: _plain(getattr(torch, name), FLOATS) for name in _REAL_FUNCTIONS},
-    "stop_gradient": Kernel(lambda _: lambda x: x.clone(), FLOATS | COMPLEX),
-    "with_derivative": Kernel(lambda _: lambda x, *_: x.clone(), FLOATS),
-    "neg": Kernel(_bits64(torch.neg), NUMBERS | _UINT64),
+    def make(site: Site) -> Run:
+        attrs = [site[attr.name] for attr in row.attrs]
+        return lambda *operands: function(*operands, *attrs)
+
+    return LibraryKernel(make, _taken(row) & (NATIVE_FLOATS | NATIVE_INTS | BOOL))
+
+
+def _taken(row: Op) -> frozenset[str]:
+    """The dtypes that an op takes, among those that PyTorch computes with."""
+    count, _ = row.bounds
+    names = set()
+    for name in NUMBERS | BOOL:
+        try:
+            operands = [TensorType(DTYPES[name], ())] * count
+            if row.dtype is None or Trait.POINTWISE in row.traits:
+                row.infer(operands, row.normalise({}))
+            else:
+                row.dtype(operands, {})
+        except TypeRuleError:
+            continue
+        names.add(name)
+    return frozenset(names)
+
+
+KERNELS: dict[str, LibraryKernel] = {
+    "stop_gradient": LibraryKernel(lambda _: lambda x: x.clone(), FLOATS | COMPLEX),
+    "with_derivative": LibraryKernel(lambda _: lambda x, *_: x.clone(), FLOATS),
+    "neg": LibraryKernel(_bits64(torch.neg), NUMBERS | _UINT64),
     "abs": _plain(torch.abs, REALS),
     "sign": _plain(_sign, REALS),
-    "add": Kernel(_bits64(torch.add), NUMBERS | _UINT64),
-    "sub": Kernel(_bits64(torch.sub), NUMBERS | _UINT64),
-    "mul": Kernel(_bits64(torch.mul), NUMBERS | _UINT64),
-    "div": Kernel(_by_kind("div"), NUMBERS),
-    "floordiv": Kernel(_by_kind("floordiv"), REALS),
-    "mod": Kernel(_by_kind("mod"), REALS),
-    "fmod": Kernel(_by_kind("fmod"), REALS),
-    "pow": Kernel(_make_pow, NUMBERS),
-    "maximum": Kernel(_bits64(torch.maximum, compares=True), REALS | _UINT64),
-    "minimum": Kernel(_bits64(torch.minimum, compares=True), REALS | _UINT64),
-    "atan2": _plain(torch.atan2, FLOATS),
-    "eq": Kernel(_bits64(torch.eq), NUMBERS | BOOL | _UINT64),
-    "ne": Kernel(_bits64(torch.ne), NUMBERS | BOOL | _UINT64),
-    "lt": Kernel(_bits64(torch.lt, compares=True), REALS | BOOL | _UINT64),
-    "le": Kernel(_bits64(torch.le, compares=True), REALS | BOOL | _UINT64),
+    "add": LibraryKernel(_bits64(torch.add), NUMBERS | _UINT64),
+    "sub": LibraryKernel(_bits64(torch.sub), NUMBERS | _UINT64),
+    "mul": LibraryKernel(_bits64(torch.mul), NUMBERS | _UINT64),
+    "div": LibraryKernel(_by_kind("div"), NUMBERS),
+    "floordiv": LibraryKernel(_by_kind("floordiv"), REALS),
+    "mod": LibraryKernel(_by_kind("mod"), REALS),
+    "fmod": LibraryKernel(_by_kind("fmod"), REALS),
+    "pow": LibraryKernel(_make_pow, NUMBERS),
+    "maximum": LibraryKernel(_bits64(torch.maximum, compares=True), REALS | _UINT64),
+    "minimum": LibraryKernel(_bits64(torch.minimum, compares=True), REALS | _UINT64),
+    "eq": LibraryKernel(_bits64(torch.eq), NUMBERS | BOOL | _UINT64),
+    "ne": LibraryKernel(_bits64(torch.ne), NUMBERS | BOOL | _UINT64),
+    "lt": LibraryKernel(_bits64(torch.lt, compares=True), REALS | BOOL | _UINT64),
+    "le": LibraryKernel(_bits64(torch.le, compares=True), REALS | BOOL | _UINT64),
     "isnan": _plain(torch.isnan, FLOATS | COMPLEX),
     "isinf": _plain(torch.isinf, FLOATS | COMPLEX),
-    "bitnot": Kernel(_bits64(torch.bitwise_not), INTS | BOOL | _UINT64),
-    "bitand": Kernel(_bits64(torch.bitwise_and), INTS | BOOL | _UINT64),
-    "bitor": Kernel(_bits64(torch.bitwise_or), INTS | BOOL | _UINT64),
-    "bitxor": Kernel(_bits64(torch.bitwise_xor), INTS | BOOL | _UINT64),
-    "shl": Kernel(_make_shift(torch.bitwise_left_shift, left=True), INTS),
-    "shr": Kernel(_make_shift(torch.bitwise_right_shift, left=False), INTS),
-    "select": Kernel(_make_select, WHOLE_BYTES | SUB_BYTE),
-    "complex": Kernel(lambda _: torch.complex, frozenset({"float32", "float64"})),
-    "real": Kernel(lambda _: torch.real, COMPLEX),
-    "imag": Kernel(lambda _: torch.imag, COMPLEX),
+    "bitnot": LibraryKernel(_bits64(torch.bitwise_not), INTS | BOOL | _UINT64),
+    "bitand": LibraryKernel(_bits64(torch.bitwise_and), INTS | BOOL | _UINT64),
+    "bitor": LibraryKernel(_bits64(torch.bitwise_or), INTS | BOOL | _UINT64),
+    "bitxor": LibraryKernel(_bits64(torch.bitwise_xor), INTS | BOOL | _UINT64),
+    "shl": LibraryKernel(_make_shift(torch.bitwise_left_shift, left=True), INTS),
+    "shr": LibraryKernel(_make_shift(torch.bitwise_right_shift, left=False), INTS),
+    "select": LibraryKernel(_make_select, WHOLE_BYTES | SUB_BYTE),
+    "complex": LibraryKernel(lambda _: torch.complex, frozenset({"float32", "float64"})),
+    "real": LibraryKernel(lambda _: torch.real, COMPLEX),
+    "imag": LibraryKernel(lambda _: torch.imag, COMPLEX),
 }

@@ -19,7 +19,7 @@ from kernels_hub.compiler.engines.library_ops.site import (
     INTS,
     NATIVE_FLOATS,
     REALS,
-    Kernel,
+    LibraryKernel,
     Run,
     Site,
     narrowed,
@@ -115,11 +115,11 @@ def _make_argmax_pool(site: Site) -> Run:
     def run(x: Tensor) -> Tensor:
         best = torch.zeros(shape, dtype=x.dtype, device=x.device)
         result = torch.full(shape, -1, dtype=torch.int64, device=x.device)
-        for seen, counts, place in zip(
+        for seen, counts, tap in zip(
             windows.taps(windows.pad(x, 0)), windows.taps(inside), windows.taps(places), strict=True
         ):
             taken = counts & ((result < 0) | (seen > best) | (torch.isnan(seen) & ~torch.isnan(best)))
-            best, result = torch.where(taken, seen, best), torch.where(taken, place, result)
+            best, result = torch.where(taken, seen, best), torch.where(taken, tap, result)
         return result
 
     return widened(site, run)
@@ -147,7 +147,7 @@ def _make_sum_pool(site: Site) -> Run:
 def _make_avg_pool(site: Site) -> Run:
     windows, shape = _Windows(site), site.shape
     padded = site["count"] == "padded"
-    plain = all(one == 1 for one in windows.dilations)
+    plain = all(dilation == 1 for dilation in windows.dilations)
     whole = site.row.bits >= 32 or len(windows.kernel) < 3  # avg_pool3d is for float32 and wider
     if windows.native and plain and whole and site.row.name in NATIVE_FLOATS and 0 not in shape:
         function: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(windows.kernel) - 1]
@@ -171,8 +171,8 @@ def _make_avg_pool(site: Site) -> Run:
 
 
 KERNELS = {
-    "max_pool": Kernel(_make_max_pool, REALS),
-    "argmax_pool": Kernel(_make_argmax_pool, REALS),
-    "sum_pool": Kernel(_make_sum_pool, FLOATS | INTS | COMPLEX),
-    "avg_pool": Kernel(_make_avg_pool, FLOATS),
+    "max_pool": LibraryKernel(_make_max_pool, REALS),
+    "argmax_pool": LibraryKernel(_make_argmax_pool, REALS),
+    "sum_pool": LibraryKernel(_make_sum_pool, FLOATS | INTS | COMPLEX),
+    "avg_pool": LibraryKernel(_make_avg_pool, FLOATS),
 }

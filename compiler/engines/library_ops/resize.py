@@ -13,11 +13,18 @@ import torch
 from torch import Tensor
 
 from kernels_hub.compiler.engines.library_ops.pointwise import moves
-from kernels_hub.compiler.engines.library_ops.site import NATIVE_FLOATS, REALS, Kernel, Reason, Run, Site
+from kernels_hub.compiler.engines.library_ops.site import (
+    NATIVE_FLOATS,
+    REALS,
+    LibraryKernel,
+    Reason,
+    Run,
+    Site,
+)
 from kernels_hub.compiler.engines.tensors import to_tensor
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.graph import Node
-from kernels_hub.compiler.ir.op import Step, TensorType
+from kernels_hub.compiler.ir.op import ReferenceCall, TensorType
 from kernels_hub.compiler.ir.ops import op
 
 
@@ -38,7 +45,7 @@ def _along(site: Site, axis: int, elements: Any) -> Any:
     attrs = dict(site.node.attrs)
     attrs |= {"shape": shape, "scales": (scales[axis], *(1.0 for _ in shape[1:])) if scales else ()}
     result = TensorType(types.dtype(elements.dtype), shape)
-    return op("resize").numpy(Step([elements], attrs, (result,), _no_region))
+    return op("resize").numpy(ReferenceCall([elements], attrs, (result,), _no_region))
 
 
 def _no_region(*_: Any) -> Any:
@@ -85,4 +92,4 @@ def _declines(node: Node, _: str) -> Reason:
     return None
 
 
-KERNELS = {"resize": Kernel(_make_resize, REALS, _declines)}
+KERNELS = {"resize": LibraryKernel(_make_resize, REALS, _declines)}

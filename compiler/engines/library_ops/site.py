@@ -1,4 +1,4 @@
-"""What a kernel of the library engine is made from, and what it declines: `Site` and `Kernel`.
+"""Interface of kernels of the library engine: `Site`, what they are made from, and `LibraryKernel`.
 
 A kernel is made once for each place in a graph, and then called with tensors alone. Making it reads attributes and
 shapes as numbers; where these depend on symbols, it is made again for each set of sizes (`SizesNeeded` says so).
@@ -99,7 +99,7 @@ Reason = str | None
 
 
 @dataclass(frozen=True)
-class Kernel:
+class LibraryKernel:
     """make: the kernel of a site. dtypes: names of the dtypes that operands may have. declines: the reason it cannot
     take a node on a type of device; None where it can.
     """
@@ -124,7 +124,7 @@ def static(dims: tuple[Dim, ...]) -> bool:
 
 def regions(node: Node) -> list[Graph]:
     """Graphs that a node holds."""
-    return [one for one in node.attrs.values() if isinstance(one, Graph)]
+    return [attr for attr in node.attrs.values() if isinstance(attr, Graph)]
 
 
 NATIVE_FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})

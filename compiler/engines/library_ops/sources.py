@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernels_hub.compiler.engines.library_ops.site import Kernel, Reason, Run, Site
+from kernels_hub.compiler.engines.library_ops.site import LibraryKernel, Reason, Run, Site
 from kernels_hub.compiler.engines.tensors import TORCH, scalar_tensor
 from kernels_hub.compiler.ir.graph import Node
 
@@ -57,8 +57,8 @@ def _declines_iota(node: Node, _: str) -> Reason:
 
 
 KERNELS = {
-    "iota": Kernel(_make_iota, None, _declines_iota),
-    "size": Kernel(_make_size),
-    "define_size": Kernel(lambda _: lambda x: x),
-    "random_bits": Kernel(_make_random),
+    "iota": LibraryKernel(_make_iota, None, _declines_iota),
+    "size": LibraryKernel(_make_size),
+    "define_size": LibraryKernel(lambda _: lambda x: x),
+    "random_bits": LibraryKernel(_make_random),
 }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels_hub.compiler.engines.library_ops.pointwise import moves
-from kernels_hub.compiler.engines.library_ops.site import EVERY, Kernel, Run, Site
+from kernels_hub.compiler.engines.library_ops.site import EVERY, LibraryKernel, Run, Site
 from kernels_hub.compiler.errors import EngineError
 
 
@@ -141,12 +141,12 @@ def _make_concat(site: Site) -> Run:
 
 
 KERNELS = {
-    "reshape": Kernel(_make_reshape, EVERY),
-    "broadcast": Kernel(_make_broadcast, EVERY),
-    "permute": Kernel(_make_permute, EVERY),
-    "slice": Kernel(_make_slice, EVERY),
-    "flip": Kernel(_make_flip, EVERY),
-    "strided": Kernel(_make_strided, EVERY),
-    "pad": Kernel(_make_pad, EVERY),
-    "concat": Kernel(_make_concat, EVERY),
+    "reshape": LibraryKernel(_make_reshape, EVERY),
+    "broadcast": LibraryKernel(_make_broadcast, EVERY),
+    "permute": LibraryKernel(_make_permute, EVERY),
+    "slice": LibraryKernel(_make_slice, EVERY),
+    "flip": LibraryKernel(_make_flip, EVERY),
+    "strided": LibraryKernel(_make_strided, EVERY),
+    "pad": LibraryKernel(_make_pad, EVERY),
+    "concat": LibraryKernel(_make_concat, EVERY),
 }

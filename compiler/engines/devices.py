@@ -1,0 +1,60 @@
+"""Resolves device names ("best", "cpu", "cuda:1") to the devices of this machine."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels_hub.compiler.engines.engine import Device
+from kernels_hub.compiler.errors import CompilerError
+
+_SIMD = {"AVX512": "avx512", "AVX2": "avx2"}
+
+
+def find_device(spec: str | Device | torch.device = "best") -> Device:
+    """The device, with what code is generated for. "best": a GPU where there is one.
+
+    Raises CompilerError for one that there is not.
+    """
+    if isinstance(spec, Device):
+        return (
+            spec
+            if spec.arch
+            else find_device(spec.type if spec.type == "cpu" else f"{spec.type}:{spec.index}")
+        )
+    text = str(spec)
+    if text == "best":
+        text = "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, index = text.partition(":")
+    if kind == "cpu" and index in {"", "0"}:
+        return Device("cpu", 0, _SIMD.get(torch.backends.cpu.get_cpu_capability(), "baseline"))
+    if text in {"mps", "mps:0"}:
+        if not torch.backends.mps.is_available():
+            raise CompilerError(
+                f"the device {text!r} is not on this machine: torch {torch.__version__} finds no such GPU"
+            )
+        return Device("mps")
+    if kind not in {"cuda", "rocm"} or (index and not index.isdigit()):
+        raise CompilerError(f"there is no device {text!r}; there are best, cpu, cuda:N, rocm:N and mps")
+    here = "rocm" if torch.version.hip else "cuda"
+    if not torch.cuda.is_available() or (kind == "rocm" and here != "rocm"):
+        raise CompilerError(
+            f"the device {text!r} is not on this machine: torch {torch.__version__} finds no such GPU"
+        )
+    number = int(index or torch.cuda.current_device())
+    if number >= (count := torch.cuda.device_count()):
+        raise CompilerError(f"the device {text!r} is not on this machine, which has {count} GPUs")
+    return Device(here, number, _gpu_arch(number))
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until all that was started on a device is done."""
+    if device.type != "cpu":
+        torch.cuda.synchronize(device)
+
+
+def _gpu_arch(number: int) -> str:
+    if torch.version.hip:
+        name: str = torch.cuda.get_device_properties(number).gcnArchName
+        return name.partition(":")[0]
+    major, minor = torch.cuda.get_device_capability(number)
+    return f"sm_{major}{minor}"

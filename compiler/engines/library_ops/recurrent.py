@@ -1,0 +1,75 @@
+"""Recurrent cells with PyTorch: one product and a few pointwise kernels a step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels_hub.compiler.engines.library_ops.site import NATIVE_FLOATS, LibraryKernel, Run, Site
+from kernels_hub.compiler.ir.graph import Node
+from kernels_hub.compiler.ir.ops.recurrent import states
+
+
+def _make(site: Site) -> Run:
+    cell, reverse, has_lengths = site["cell"], site["reverse"], site["lengths"]
+    count, dtype = states(cell), site.dtype
+    compute = torch.float64 if dtype is torch.float64 else torch.float32
+
+    def run(x: Tensor, weight: Tensor, *more: Tensor) -> Tensor:
+        lengths = more[-1] if has_lengths else None
+        x, weight = x.to(compute), weight.to(compute)
+        bias = more[count].to(compute) if cell == "gru_after" else None
+        time, batch = x.shape[:2]
+        directions, rows, hidden = weight.shape
+        result = x.new_zeros((time + 1, count, directions, batch, hidden))
+        for way in range(directions):
+            state = [tensor[way].to(compute) for tensor in more[:count]]
+            columns = weight[way].t()
+            own_bias = None if bias is None else bias[way]
+            for at in range(time)[::-1] if reverse or way == 1 else range(time):
+                new = _step(cell, x[at, :, way * rows : (way + 1) * rows], state, columns, own_bias)
+                if lengths is None:
+                    state = new
+                    for index, one in enumerate(state):
+                        result[at, index, way] = one
+                    continue
+                goes_on = (at < lengths).unsqueeze(1)
+                state = [torch.where(goes_on, a, b) for a, b in zip(new, state, strict=True)]
+                for index, one in enumerate(state):
+                    result[at, index, way] = torch.where(goes_on, one, 0)
+            for index, one in enumerate(state):
+                result[time, index, way] = one
+        return result.to(dtype)
+
+    return run
+
+
+def _step(cell: str, x: Tensor, state: list[Tensor], weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+    """As `ir.ops.recurrent.step_of`; weight (hidden, gates * hidden)."""
+    h = state[0]
+    if cell == "lstm":
+        i, o, f, new = torch.addmm(x, h, weight).chunk(4, -1)
+        c = f.sigmoid() * state[1] + i.sigmoid() * new.tanh()
+        return [o.sigmoid() * c.tanh(), c]
+    if cell in {"tanh", "relu"}:
+        total = torch.addmm(x, h, weight)
+        return [total.tanh() if cell == "tanh" else total.relu()]
+    hidden = h.shape[-1]
+    xz, xr, xn = x.chunk(3, -1)
+    if bias is not None:
+        hz, hr, hn = (h @ weight).chunk(3, -1)
+        z, r = (xz + hz).sigmoid(), (xr + hr).sigmoid()
+        new = (xn + r * (hn + bias)).tanh()
+    else:
+        hz, hr = (h @ weight[:, : 2 * hidden]).chunk(2, -1)
+        z, r = (xz + hz).sigmoid(), (xr + hr).sigmoid()
+        new = (xn + (r * h) @ weight[:, 2 * hidden :]).tanh()
+    return [(1 - z) * new + z * h]
+
+
+def _declines(node: Node, _: str) -> str | None:
+    dtype = node.operands[0].dtype
+    return None if dtype.name in NATIVE_FLOATS else f"recurrent of {dtype}"
+
+
+KERNELS = {"recurrent": LibraryKernel(_make, declines=_declines)}
