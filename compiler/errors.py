@@ -24,12 +24,10 @@ Messages name the value, the op and the shapes, and say what was expected.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
+from kernels_hub.compiler.shortening import shortened
 from kernels_hub.errors import KernelsHubError
-
-if TYPE_CHECKING:
-    from kernels_hub.compiler.importers.onnx_scope import Unsupported
 
 
 class CompilerError(KernelsHubError):
@@ -76,13 +74,39 @@ class ImportFailure(CompilerError, ImportError):
     """A model that cannot be brought into the IR; the message lists every cause at once."""
 
 
+@dataclass(frozen=True)
+class Unsupported:
+    """A node that could not be imported, and why. `inputs` are types, "?" where they are not known."""
+
+    node: str
+    op: str
+    domain: str
+    opset: int | None
+    inputs: tuple[str, ...]
+    reason: str
+    path: tuple[str, ...] = ()
+    """The functions and subgraphs that it is in, outermost first."""
+    waits: bool = False
+    """Whether it could be, were values of inputs known."""
+
+    def __str__(self) -> str:
+        op = f"{self.domain}::{self.op}" if self.domain else self.op
+        where = " > ".join((*self.path, self.node))
+        version = "" if self.opset is None else f", opset {self.opset}"
+        return f"{where}: {op}({', '.join(self.inputs)}){version}: {self.reason}"
+
+
 class OnnxImportError(ImportFailure):
     """A model with nodes that cannot be imported: `unsupported` lists them all."""
 
-    def __init__(self, name: str, unsupported: Sequence[Unsupported], wanted: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, unsupported: Sequence[Unsupported], wanted: Sequence[str], remedy: str = ""
+    ) -> None:
         count = f"{len(unsupported)} node{'s' if len(unsupported) != 1 else ''}"
-        lines = "\n".join(f"  {one}" for one in unsupported)
-        super().__init__(f"{name}: {count} cannot be imported:\n{lines}")
+        lines = "\n".join(f"  {shortened(str(one))}" for one in unsupported)
+        super().__init__(f"{name}: {count} cannot be imported:\n{lines}" + (f"\n{remedy}" if remedy else ""))
+        self.model, self.remedy = name, remedy
+        """remedy: what to bind so that it can be imported, as options to copy; "" where that is not known."""
         self.unsupported = tuple(unsupported)
         self.wanted = tuple(wanted)
         """Inputs whose values would have to be fixed."""

@@ -12,7 +12,6 @@ shape that is an input), for these values, too. What was made of the newest few 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,15 +21,16 @@ import onnx
 from onnx import ModelProto, NodeProto, TypeProto
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
-from kernels_hub.compiler.devices import find_device
+from kernels_hub.compiler.engines.devices import find_device
 from kernels_hub.compiler.errors import CompilerError, EvaluateError, OnnxImportError
+from kernels_hub.compiler.executable import Executable
 from kernels_hub.compiler.importers.onnx import Given, OnnxProgram, import_onnx_program
 from kernels_hub.compiler.importers.onnx_file import read_onnx
 from kernels_hub.compiler.importers.onnx_types import element_type
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.evaluate import evaluate
-from kernels_hub.compiler.pipeline import Executable
 from kernels_hub.compiler.pipeline import compile as compile_graph
+from kernels_hub.compiler.runtime.newest import Newest
 
 DEVICES = ("CPU", "CUDA", "REFERENCE")
 _KEPT = 8
@@ -71,7 +71,7 @@ class PreparedModel(BackendRep):
         self.outputs = [one.name for one in file.model.graph.output]
         self._wanted: tuple[str, ...] = ()
         """Inputs whose values decide what the graph is."""
-        self._programs: OrderedDict[tuple[Any, ...], BackendProgram] = OrderedDict()
+        self._programs: Newest[tuple[Any, ...], BackendProgram] = Newest(_KEPT)
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -138,8 +138,6 @@ class PreparedModel(BackendRep):
                 continue
             program = BackendProgram(imported, self._compiled(imported))
             self._programs[key] = program
-            while len(self._programs) > _KEPT:
-                self._programs.popitem(last=False)
             return program
 
     def _compiled(self, imported: OnnxProgram) -> Executable | None:

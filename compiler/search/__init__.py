@@ -1,1 +1,1 @@
-"""Search: graphs that compute the same and other loops for them, checked and measured; the extra `search`."""
+"""Search: equivalent graphs and other schedules, checked and measured; needs the extra `search`."""

@@ -1,4 +1,4 @@
-"""Repeated blocks of a graph, such as the layers of a transformer: one is searched, and what is found serves them all.
+"""Finds repeated blocks of a graph, such as the layers of a transformer, of which one is searched for all.
 
     for block in repeated(graph):           block.graph is the first of them, as a graph of its own
         applied = block.apply(better)       the whole graph, `better` in the place of each
@@ -44,7 +44,7 @@ class Block:
                 f"a block of graph {self.whole.name} has the inputs {list(self.graph.inputs)} and the outputs "
                 f"{list(self.graph.outputs)}, not {list(other.inputs)} and {list(other.outputs)}"
             )
-        begins = {one.first: one for one in self.instances}
+        begins = {instance.first: instance for instance in self.instances}
         mapped: dict[Value, Value] = {}
         made: dict[Value, Value] = {}
 
@@ -75,51 +75,51 @@ def _called(new: Graph, other: Graph, instance: Instance, mapped: Mapping[Value,
         if node.op.name == "parameter":
             values[node.results[0]] = there(instance.weights[node.attrs["name"]])
         elif node.op.name != "input":
-            copied = new.copy(node, tuple(values[one] for one in node.operands))
+            copied = new.copy(node, tuple(values[operand] for operand in node.operands))
             values.update(zip(node.results, copied.results, strict=True))
-    return [values[one] for one in other.outputs.values()]
+    return [values[output] for output in other.outputs.values()]
 
 
 def repeated(graph: Graph) -> list[Block]:
     """The blocks that a graph has several times, the ones that cover most of it first."""
     static = _static(graph)
     flowing = [node for node in graph.live() if node.operands and not static.issuperset(node.results)]
-    places = {value: place for place, node in enumerate(flowing) for value in node.results}
+    places = {value: index for index, node in enumerate(flowing) for value in node.results}
     numbers: dict[Any, int] = {}
     labels = [numbers.setdefault(_label(node, static), len(numbers)) for node in flowing]
-    links = [[places[one] for one in node.operands if one in places] for node in flowing]
-    found = []
-    for run in sorted(find_runs(labels, links), key=lambda one: -one.period * one.count):
+    links = [[places[operand] for operand in node.operands if operand in places] for node in flowing]
+    blocks = []
+    for run in sorted(find_runs(labels, links), key=lambda run: -run.period * run.count):
         parts = [flowing[start : start + run.period] for start in range(run.start, run.stop, run.period)]
         block = _block(graph, parts, static)
         if block is not None:
-            found.append(block)
-    return found
+            blocks.append(block)
+    return blocks
 
 
 def _static(graph: Graph) -> set[Value]:
     """Values of parameters and constants alone."""
-    found: set[Value] = set()
+    values: set[Value] = set()
     for node in graph.live():
         leaf = node.op.name in {"parameter", "constant"}
-        if leaf or (node.operands and all(one in found for one in node.operands)):
-            found.update(node.results)
-    return found
+        if leaf or (node.operands and all(operand in values for operand in node.operands)):
+            values.update(node.results)
+    return values
 
 
 def _label(node: Node, static: set[Value]) -> Any:
     """What is the same of nodes that may correspond."""
-    weights = tuple(_spelled(one) if one in static else None for one in node.operands)
+    weights = tuple(_spelled(operand) if operand in static else None for operand in node.operands)
     return (*_alike(node), weights)
 
 
 def _spelled(value: Value) -> Any:
-    return (*_alike(value.node), tuple(_spelled(one) for one in value.operands))
+    return (*_alike(value.node), tuple(_spelled(operand) for operand in value.operands))
 
 
 def _alike(node: Node) -> tuple[Any, ...]:
     attrs = tuple((name, one) for name, one in node.attrs.items() if node.op.name != "parameter")
-    return (node.op.name, attrs, tuple(str(one.type) for one in node.results))
+    return (node.op.name, attrs, tuple(str(result.type) for result in node.results))
 
 
 def _block(graph: Graph, parts: Sequence[Sequence[Node]], static: set[Value]) -> Block | None:
@@ -136,11 +136,11 @@ def _block(graph: Graph, parts: Sequence[Sequence[Node]], static: set[Value]) ->
     for number, value in enumerate(first.inputs):
         values[value] = template.input(f"x{number}", value.shape, value.dtype)
     for node in first.ordered:
-        copied = template.copy(node, tuple(values[one] for one in node.operands))
+        copied = template.copy(node, tuple(values[operand] for operand in node.operands))
         values.update(zip(node.results, copied.results, strict=True))
     for number, place in enumerate(leaving):
         template.output(f"y{number}", values[first.made[place]])
-    names = [one.attrs["name"] for one in first.weights]
+    names = [weight.attrs["name"] for weight in first.weights]
     instances = tuple(
         Instance(
             one.part[0],
@@ -183,15 +183,15 @@ class _Seen:
             if node.op.name == "parameter":
                 self.weights.append(node.results[0])
             self.ordered.append(node)
-            operands = tuple(number(one) for one in node.operands)
-            shape.append((*_alike(node), operands, tuple(number(one) for one in node.results)))
+            operands = tuple(number(operand) for operand in node.operands)
+            shape.append((*_alike(node), operands, tuple(number(result) for result in node.results)))
 
         for node in part:
             take(node)
         self.shape = tuple(shape)
         self.made = [value for node in part for value in node.results]
         self.leaving = [
-            place
-            for place, value in enumerate(self.made)
+            index
+            for index, value in enumerate(self.made)
             if value in outputs or any(user not in mine for user in value.users)
         ]

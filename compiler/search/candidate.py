@@ -1,6 +1,6 @@
-"""A way to run a graph that is worth trying, and what became of it.
+"""Search candidates: a graph with schedule choices, and its measured result.
 
-A `Candidate` is a graph as text, weights apart, and the choices that were made for its loops; it goes to other
+A `SearchCandidate` is a graph as text, weights apart, and the choices that were made for its loops; it goes to other
 processes and into files as it is. An `Evaluator` builds one, compares it with the oracle, and only then times it:
 a `Measured` is what it says. Candidates that compute other numbers are never timed, and can never be chosen.
 """
@@ -26,7 +26,7 @@ class SearchError(CompilerError, ValueError):
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SearchCandidate:
     """graph: as `print_graph(graph, data=True)` writes it: the whole of it but for the arrays of its parameters.
 
     choices: of loops, by name; those that are not named are as ever. origin: how it came about, in words.
@@ -57,7 +57,7 @@ class Candidate:
         return {**asdict(self), "choices": dict(sorted(self.choices.items()))}
 
     @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> Candidate:
+    def from_dict(cls, row: Mapping[str, object]) -> SearchCandidate:
         """What `to_dict` gave. Raises SearchError."""
         return _record(row, cls, "this is no candidate")
 
@@ -94,15 +94,15 @@ class Measured:
         return {**asdict(self), "facts": dict(self.facts)}
 
     @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> Measured:
+    def from_dict(cls, row: Mapping[str, object]) -> Measured:
         """What `to_dict` gave. Raises SearchError."""
         return _record(row, cls, "this is no measurement")
 
 
-R = TypeVar("R", Candidate, Measured)
+R = TypeVar("R", SearchCandidate, Measured)
 
 
-def _record(row: Mapping[str, Any], kind: type[R], what: str) -> R:
+def _record(row: Mapping[str, object], kind: type[R], what: str) -> R:
     """A record of which no field is left to its default."""
     if missing := [one.name for one in fields(kind) if one.name not in row]:
         raise SearchError(f"{what}: it lacks {', '.join(missing)}")
@@ -116,16 +116,16 @@ class Evaluator(Protocol):
     It never raises for what is wrong with a candidate: that is "wrong", "failed" or "pruned", with the reason.
     """
 
-    def __call__(self, candidate: Candidate, *, build_only: bool = False) -> Measured:
+    def __call__(self, candidate: SearchCandidate, *, build_only: bool = False) -> Measured:
         """Of one candidate. The status is "slower" where it ran: who knows the others says which is "fastest".
 
         build_only: it is built and checked, so that building is done when it is timed; seconds are None.
         """
 
-    def measure_many(self, candidates: Sequence[Candidate]) -> list[Measured]:
+    def measure_many(self, candidates: Sequence[SearchCandidate]) -> list[Measured]:
         """Of several, timed in rounds that alternate between them, so that what disturbs one disturbs all."""
 
-    def measure_again(self, candidates: Sequence[Candidate]) -> list[Measured]:
+    def measure_again(self, candidates: Sequence[SearchCandidate]) -> list[Measured]:
         """Of two, the original and a candidate: whether what it gains repeats. "fastest" where it does.
 
         Seconds of the candidate are those of the original over the least gain that was seen.

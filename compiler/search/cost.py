@@ -1,4 +1,4 @@
-"""What a term, or a schedule, may take: launches, bytes and FLOPs at rates that are rough on purpose.
+"""Rough cost model of the search: launches, bytes and FLOPs at assumed rates, for terms and schedules.
 
 They say what is worth measuring, and never what is chosen. Terms are priced as if each product, reduction and
 conversion were a kernel and pointwise work half hidden in one; a schedule is priced kernel by kernel, as it is fused.
@@ -28,7 +28,7 @@ from kernels_hub.compiler.schedule.memory import number
 
 
 @dataclass(frozen=True)
-class Rates:
+class AssumedRates:
     """Of a kind of device. launch: seconds a kernel; bytes and FLOPs a second; products do more FLOPs than loops.
 
     threads: how many share a kernel; one that has fewer rows than this uses only so many. half: the size of a product
@@ -43,10 +43,10 @@ class Rates:
     half: int
 
 
-RATES: Mapping[str, Rates] = {
-    "cpu": Rates(2e-6, 20e9, 150e9, 10e9, 2, 8),
-    "cuda": Rates(3e-6, 2e12, 200e12, 20e12, 132, 64),
-    "rocm": Rates(5e-6, 3e12, 300e12, 30e12, 304, 64),
+RATES: Mapping[str, AssumedRates] = {
+    "cpu": AssumedRates(2e-6, 20e9, 150e9, 10e9, 2, 8),
+    "cuda": AssumedRates(3e-6, 2e12, 200e12, 20e12, 132, 64),
+    "rocm": AssumedRates(5e-6, 3e12, 300e12, 30e12, 304, 64),
 }
 
 _VIEW = 1e-9
@@ -56,7 +56,7 @@ _VIEW = 1e-9
 class TermCosts:
     """Seconds of the node that makes a value, for one size of each symbol."""
 
-    def __init__(self, sizes: Mapping[str, int], rates: Rates) -> None:
+    def __init__(self, sizes: Mapping[str, int], rates: AssumedRates) -> None:
         self._sizes, self._rates, self._costs = sizes, rates, Costs(sizes)
 
     def of(self, value: Value, *, static: bool) -> float:
@@ -85,27 +85,27 @@ class TermCosts:
 
 def _efficiency(dims: list[int], half: int) -> float:
     share = 1.0
-    for one in dims:
-        share *= max(one, 1) / (max(one, 1) + half)
+    for dim in dims:
+        share *= max(dim, 1) / (max(dim, 1) + half)
     return share
 
 
-def predict(schedule: Schedule, sizes: Mapping[str, int], rates: Rates) -> float:
+def predict(schedule: Schedule, sizes: Mapping[str, int], rates: AssumedRates) -> float:
     """Seconds of a call."""
-    return sum(_kernel(one, sizes, rates) for one in schedule.kernels)
+    return sum(_kernel(kernel, sizes, rates) for kernel in schedule.kernels)
 
 
-def _kernel(kernel: Kernel, sizes: Mapping[str, int], rates: Rates) -> float:
+def _kernel(kernel: Kernel, sizes: Mapping[str, int], rates: AssumedRates) -> float:
     cost = kernel_cost(kernel, sizes)
     rows = max((_rows(nest, sizes) for nest in kernel.nests), default=1)
     threads = max(1, min(rates.threads, rows))
     rate = rates.loops * threads
-    roots = [nest.root for nest in kernel.nests if nest.root is not None]
-    if roots:
+    anchors = [nest.anchor for nest in kernel.nests if nest.anchor is not None]
+    if anchors:
         rate = rates.products * threads / rates.threads
-        for root in roots:
-            if isinstance(root, Product):
-                dims = (root.a.shape[-2], root.a.shape[-1], root.b.shape[-1])
+        for anchor in anchors:
+            if isinstance(anchor, Product):
+                dims = (anchor.a.shape[-2], anchor.a.shape[-1], anchor.b.shape[-1])
                 rate *= _efficiency([number(dim, sizes) for dim in dims], rates.half)
     moved = rates.bytes * (1 + threads) / (1 + rates.threads)
     return rates.launch + max(cost.flops / max(rate, 1.0), _moved(kernel, sizes) / moved)
@@ -115,21 +115,23 @@ def _moved(kernel: Kernel, sizes: Mapping[str, int]) -> int:
     """Bytes: each buffer whole, or, of a table of which less is looked up, as much as there are turns."""
     whole = {
         *kernel.writes(),
-        *(view.buffer for nest in kernel.nests if nest.root for view in nest.root.views),
+        *(view.buffer for nest in kernel.nests if nest.anchor for view in nest.anchor.views),
     }
     loaded: dict[Buffer, int] = {}
     for nest in kernel.nests:
         turns = _turns((*nest.outer, *nest.inner), sizes)
-        for one in nest.body:
-            if isinstance(one, Load) and one.buffer not in whole:
-                loaded[one.buffer] = loaded.get(one.buffer, 0) + turns * max(one.dtype.bits // 8, 1)
+        for statement in nest.body:
+            if isinstance(statement, Load) and statement.buffer not in whole:
+                loaded[statement.buffer] = loaded.get(statement.buffer, 0) + turns * max(
+                    statement.dtype.bits // 8, 1
+                )
     total = sum(number(one.bytes, sizes) for one in whole)
     return total + sum(min(number(one.bytes, sizes), most) for one, most in loaded.items())
 
 
 def _rows(nest: Nest, sizes: Mapping[str, int]) -> int:
     """Turns that threads may share."""
-    in_order = isinstance(nest.root, Attention) or nest.accumulates
+    in_order = isinstance(nest.anchor, Attention) or nest.accumulates
     return _turns(nest.outer if in_order else (*nest.outer, *nest.inner), sizes)
 
 

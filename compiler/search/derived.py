@@ -1,4 +1,4 @@
-"""Equations that the rewrite tables hold already: a rule of pointwise ops alone is tried on operands made up for it.
+"""Derives equations of equality saturation from pointwise rewrite rules, by applying them to made-up operands.
 
 What the rule's pattern asks for is built on inputs, matched (its guard included), and replaced; where both sides are
 terms of those inputs alone, the rule holds of any, and is an equation for that dtype.
@@ -25,12 +25,12 @@ SHARED = (*ALGEBRA, *CLAMP)
 def derived(dtypes: Iterable[str], rules: Iterable[Rule] = SHARED) -> list[Equation]:
     """Equations of those rules that are about pointwise ops without numbers, for values of these dtypes."""
     names = sorted(dtypes)
-    found = []
-    for one in rules:
-        texts = tuple(dict.fromkeys(text for name in names for text in _texts(one, name)))
+    equations = []
+    for rule in rules:
+        texts = tuple(dict.fromkeys(text for name in names for text in _texts(rule, name)))
         if texts:
-            found.append(Equation(one.name, one.doc, texts, one.exact))
-    return found
+            equations.append(Equation(rule.name, rule.doc, texts, rule.exact))
+    return equations
 
 
 def _texts(rule: Rule, dtype: str) -> Iterator[str]:
@@ -91,8 +91,8 @@ def _instance(
     if isinstance(pattern, Op) and pattern.operands and not pattern.attrs and len(pattern.operands) <= 2:
         names = sorted(pattern.names)
         op = names[picks.of(len(names))]
-        operands = [_instance(one, graph, dtype, bound, picks) for one in pattern.operands]
-        given = [one for one in operands if one is not None]
+        operands = [_instance(operand, graph, dtype, bound, picks) for operand in pattern.operands]
+        given = [operand for operand in operands if operand is not None]
         return graph.apply(op, *given) if len(given) == len(operands) else None
     picks.unknown = True
     return None
@@ -105,5 +105,5 @@ def _pattern(terms: Terms, value: Value) -> str | None:
         return f"x{value.id}"
     if constructor not in {"Un", "Bin"}:
         return None
-    inner = [_pattern(terms, one) for one in args[1:]]
+    inner = [_pattern(terms, argument) for argument in args[1:]]
     return None if None in inner else f'({constructor} "{args[0]}" {" ".join(map(str, inner))})'

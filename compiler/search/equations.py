@@ -1,4 +1,4 @@
-"""What equality saturation may use: equations, as data, each with a name, what it says, and what guards it.
+"""Equations for equality saturation, as data: name, meaning, guards.
 
     facts => actions        over the terms of `terms`
 

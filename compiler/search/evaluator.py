@@ -1,4 +1,4 @@
-"""The evaluator of a graph on a device: builds a candidate, judges it by the oracle on inputs made for it, times it.
+"""Evaluates candidates on a device: builds, checks against the oracle, and times them.
 
 What is compared is the graph that the search began with, as the oracle computes it, and what the candidate's plan
 gives, element by element, on the inputs of `judging`; only who agrees is timed. For a GPU that is not here, candidates
@@ -21,7 +21,6 @@ from kernels_hub.compiler.engines.engine import Device, KnobValue
 from kernels_hub.compiler.engines.guard import one_line
 from kernels_hub.compiler.engines.tensors import to_tensor
 from kernels_hub.compiler.errors import EngineError
-from kernels_hub.compiler.heuristics import middling
 from kernels_hub.compiler.ir.dummy import dummy_weights
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.parser import parse_graph
@@ -29,11 +28,12 @@ from kernels_hub.compiler.ir.printer import print_graph
 from kernels_hub.compiler.ir.types import Array
 from kernels_hub.compiler.judging import Judge
 from kernels_hub.compiler.judging.timing import Clock, Gain, gain, measure
-from kernels_hub.compiler.plan import Plan
+from kernels_hub.compiler.plan.heuristics import middling
+from kernels_hub.compiler.plan.plan import Plan
+from kernels_hub.compiler.plan.selection import create_plans
 from kernels_hub.compiler.rewrite.fold import FoldParameters
 from kernels_hub.compiler.rewrite.rule import Options
-from kernels_hub.compiler.search.candidate import Candidate, Measured, Status
-from kernels_hub.compiler.selection import create_plans
+from kernels_hub.compiler.search.candidate import Measured, SearchCandidate, Status
 
 PATIENCE_S = 8.0
 """Seconds of the oracle for what a candidate is judged by."""
@@ -46,7 +46,7 @@ LONG_S = 3.0
 Timer = Callable[[Sequence[Callable[[], object]], Device], Sequence[float]]
 
 
-def materialise(candidate: Candidate, weights: Mapping[str, Array]) -> Graph:
+def materialise(candidate: SearchCandidate, weights: Mapping[str, Array]) -> Graph:
     """The graph of a candidate with its weights, what is computed of these alone computed. Raises CompilerError."""
     graph = parse_graph(candidate.graph)
     graph.weights = {name: weights[name] for name in graph.parameters if name in weights}
@@ -59,7 +59,7 @@ def plan_of(graph: Graph, device: Device, choices: Mapping[str, KnobValue]) -> P
     if not choices:
         return plans[0].build()
     engine = engine_of(device)
-    first = next((one for one in plans if one.first == engine), None)
+    first = next((plan for plan in plans if plan.first == engine), None)
     if first is None:
         raise EngineError(f"engine {engine}, whose choices these are, takes no part of graph {graph.name}")
     return replace(first, knobs={engine: dict(choices)}).build()
@@ -108,7 +108,7 @@ class GraphEvaluator:
         """Whether the device is on this machine, so that candidates can run."""
         return self.device.type == "cpu" or torch.cuda.is_available()
 
-    def __call__(self, candidate: Candidate, *, build_only: bool = False) -> Measured:
+    def __call__(self, candidate: SearchCandidate, *, build_only: bool = False) -> Measured:
         """See `Evaluator`."""
         built = self._built(candidate)
         if isinstance(built, Measured):
@@ -120,10 +120,10 @@ class GraphEvaluator:
         (seconds,) = self.timer([self._call(built)], self.device)
         return Measured(candidate.digest, "slower", float(seconds), "timed alone", _facts(built))
 
-    def measure_many(self, candidates: Sequence[Candidate]) -> list[Measured]:
+    def measure_many(self, candidates: Sequence[SearchCandidate]) -> list[Measured]:
         """See `Evaluator`."""
-        built = [self._built(one) for one in candidates]
-        plans = [(place, one) for place, one in enumerate(built) if isinstance(one, Plan)]
+        built = [self._built(candidate) for candidate in candidates]
+        plans = [(index, one) for index, one in enumerate(built) if isinstance(one, Plan)]
         calls = [self._call(plan) for _, plan in plans]
         rounds: list[Sequence[float]] = []
         started = time.monotonic()
@@ -132,18 +132,18 @@ class GraphEvaluator:
         seconds = {place: statistics.median(row[at] for row in rounds) for at, (place, _) in enumerate(plans)}
         fastest = min(seconds.values(), default=0.0)
         rows = []
-        for place, (candidate, one) in enumerate(zip(candidates, built, strict=True)):
+        for position, (candidate, one) in enumerate(zip(candidates, built, strict=True)):
             if isinstance(one, Measured):
                 rows.append(one)
                 continue
-            status: Status = "fastest" if seconds[place] == fastest else "slower"
+            status: Status = "fastest" if seconds[position] == fastest else "slower"
             reason = f"timed in turn with {len(plans) - 1} others"
-            rows.append(Measured(candidate.digest, status, seconds[place], reason, _facts(one)))
+            rows.append(Measured(candidate.digest, status, seconds[position], reason, _facts(one)))
         return rows
 
-    def measure_again(self, candidates: Sequence[Candidate]) -> list[Measured]:
+    def measure_again(self, candidates: Sequence[SearchCandidate]) -> list[Measured]:
         """See `Evaluator`."""
-        built = [self._built(one) for one in candidates]
+        built = [self._built(candidate) for candidate in candidates]
         original, other = built
         if not isinstance(original, Plan) or not isinstance(other, Plan):
             return [
@@ -179,7 +179,7 @@ class GraphEvaluator:
         tensors = self._tensors
         return lambda: plan(*tensors)
 
-    def _built(self, candidate: Candidate) -> Plan | Measured:
+    def _built(self, candidate: SearchCandidate) -> Plan | Measured:
         """The plan of a candidate that gives the oracle's numbers, or why there is none."""
         digest = candidate.digest
         found = self._kept.get(digest)
@@ -190,7 +190,7 @@ class GraphEvaluator:
             self._kept[digest] = found
         return found
 
-    def _build(self, candidate: Candidate) -> Plan | Measured:
+    def _build(self, candidate: SearchCandidate) -> Plan | Measured:
         try:
             graph = materialise(candidate, self.weights)
             if not self.is_here:
@@ -202,7 +202,7 @@ class GraphEvaluator:
             return Measured(candidate.digest, "failed", None, one_line(error))
         return plan
 
-    def _report(self, candidate: Candidate, graph: Graph) -> Measured:
+    def _report(self, candidate: SearchCandidate, graph: Graph) -> Measured:
         """What a GPU that is not here would be given."""
         from kernels_hub.compiler.search.gpu_report import fault, resources_of
 
@@ -212,7 +212,9 @@ class GraphEvaluator:
         return Measured(candidate.digest, "slower", None, "compiled; no such GPU is here to time it", facts)
 
 
-def told(found: Gain, candidates: Sequence[Candidate], facts: Sequence[Mapping[str, int]]) -> list[Measured]:
+def told(
+    found: Gain, candidates: Sequence[SearchCandidate], facts: Sequence[Mapping[str, int]]
+) -> list[Measured]:
     """What became of an original and of a candidate that was timed against it again."""
     original, other = candidates
     status: Status = "fastest" if found.holds else "slower"
@@ -224,5 +226,5 @@ def told(found: Gain, candidates: Sequence[Candidate], facts: Sequence[Mapping[s
 
 def _facts(plan: Plan) -> dict[str, int]:
     """How many kernels a call runs, where all of it runs as scheduled kernels."""
-    made = [getattr(getattr(one.plan, "plan", None), "schedule", None) for one in plan.segments]
+    made = [getattr(getattr(segment.plan, "plan", None), "schedule", None) for segment in plan.segments]
     return {"kernels": sum(len(one.kernels) for one in made if one is not None)} if None not in made else {}

@@ -1,4 +1,4 @@
-"""The best few graphs out of a space: different ones, each with what it costs when what is shared is paid once.
+"""Extracts the best few different graphs from an e-graph, counting shared parts once.
 
 A graph is a choice of one term in each class that is reached. The search begins at the graph that was given, and at
 the choice that is cheapest where nothing is shared; from each choice in the beam it tries every other term of each
@@ -15,17 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernels_hub.compiler.errors import CompilerError
-from kernels_hub.compiler.heuristics import middling
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.ir.operators import same_shapes
 from kernels_hub.compiler.ir.ops import op
 from kernels_hub.compiler.ir.transform import rebuild
+from kernels_hub.compiler.plan.heuristics import middling
 from kernels_hub.compiler.rewrite.engine import Rules
 from kernels_hub.compiler.rewrite.rule import Options
 from kernels_hub.compiler.rewrite.views import CANCEL
 from kernels_hub.compiler.search.candidate import SearchError
-from kernels_hub.compiler.search.cost import Rates, TermCosts
+from kernels_hub.compiler.search.cost import AssumedRates, TermCosts
 from kernels_hub.compiler.search.saturate import Class, Space, Term
 
 BEAM = 12
@@ -49,7 +49,7 @@ class Extracted:
 
 
 def best(
-    space: Space, count: int, rates: Rates, *, sizes: Mapping[str, int] | None = None, seed: int = 0
+    space: Space, count: int, rates: AssumedRates, *, sizes: Mapping[str, int] | None = None, seed: int = 0
 ) -> list[Extracted]:
     """At most `count` different graphs of the space, the cheapest first; the given one is among them.
 
@@ -75,7 +75,7 @@ def best(
 class _Priced:
     """Every term as a value on typical operands: whether it may be, and what it costs."""
 
-    def __init__(self, space: Space, rates: Rates, sizes: Mapping[str, int]) -> None:
+    def __init__(self, space: Space, rates: AssumedRates, sizes: Mapping[str, int]) -> None:
         self.space = space
         self.costs: dict[Term, float] = {}
         self.refused: dict[Term, str] = {}
@@ -91,7 +91,7 @@ class _Priced:
         while waiting:
             left = []
             for of, term in waiting:
-                if all(not isinstance(one, Class) or one in typical for one in term.args):
+                if all(not isinstance(argument, Class) or argument in typical for argument in term.args):
                     self._price(of, term, scratch, typical, static, costs)
                 else:
                     left.append((of, term))
@@ -111,7 +111,7 @@ class _Priced:
         static: set[Class],
         costs: TermCosts,
     ) -> None:
-        args = [typical[one] if isinstance(one, Class) else one for one in term.args]
+        args = [typical[argument] if isinstance(argument, Class) else argument for argument in term.args]
         try:
             value = self.space.terms.build(scratch, term.op, args)
         except CompilerError as error:
@@ -121,9 +121,9 @@ class _Priced:
         if known.dtype is not value.dtype or not same_shapes(known.shape, value.shape):
             self.refused[term] = f"it is {value.type}, what it should equal {known.type}"
             return
-        operands = [one for one in term.args if isinstance(one, Class)]
+        operands = [argument for argument in term.args if isinstance(argument, Class)]
         leaf = value.op_name in {"parameter", "constant"}
-        mine = leaf or (bool(operands) and all(one in static for one in operands))
+        mine = leaf or (bool(operands) and all(operand in static for operand in operands))
         if mine:
             static.add(of)
         self.costs[term] = costs.of(value, static=mine)
@@ -131,16 +131,16 @@ class _Priced:
     def given(self) -> float:
         """Of the graph as it was given."""
         terms = {term for _, term in self.space.given.values()}
-        return math.fsum(self.costs.get(one, math.inf) for one in terms)
+        return math.fsum(self.costs.get(term, math.inf) for term in terms)
 
     def number(self) -> _Numbered:
         """The same with numbers for names, of terms that may be; of two that only commute, one."""
-        places = {of: place for place, of in enumerate(self.members)}
+        places = {of: index for index, of in enumerate(self.members)}
         terms, children, costs, original = [], [], [], []
         for of, members in self.members.items():
             given = self.space.original.get(of)
             kept: dict[Term, Term] = {}
-            for term in sorted(members, key=lambda one: one != given):
+            for term in sorted(members, key=lambda member: member != given):
                 kept.setdefault(_uncommuted(term), term)
             mine = [one for one in kept.values() if all(arg in places for arg in _classes(one))]
             terms.append(mine)
@@ -152,14 +152,14 @@ class _Priced:
 
 
 def _classes(term: Term) -> list[Class]:
-    return [one for one in term.args if isinstance(one, Class)]
+    return [argument for argument in term.args if isinstance(argument, Class)]
 
 
 def _uncommuted(term: Term) -> Term:
     """The one term that stands for both orders of operands."""
     if term.op != "Bin" or Trait.COMMUTATIVE not in op(str(term.args[0])).traits:
         return term
-    return Term("Bin", (term.args[0], *sorted(_classes(term), key=lambda one: one.name)))
+    return Term("Bin", (term.args[0], *sorted(_classes(term), key=lambda kind: kind.name)))
 
 
 @dataclass(frozen=True)
@@ -221,9 +221,9 @@ class _Search:
         """The graph itself, or near it: where two of its values are equal it has one of them."""
         self.users: dict[int, list[tuple[int, int]]] = {}
         for of, members in enumerate(space.children):
-            for place, needs in enumerate(members):
-                for one in needs:
-                    self.users.setdefault(one, []).append((of, place))
+            for index, needs in enumerate(members):
+                for need in needs:
+                    self.users.setdefault(need, []).append((of, index))
 
     def run(self, count: int) -> list[Found]:
         """The cheapest picks, the cheapest first."""
@@ -275,10 +275,10 @@ class _Search:
         while changed:
             changed = False
             for of, members in enumerate(space.children):
-                for place, needs in enumerate(members):
-                    total = space.costs[of][place] + sum(cost[one] for one in needs)
+                for index, needs in enumerate(members):
+                    total = space.costs[of][index] + sum(cost[need] for need in needs)
                     if total < cost[of] * (1 - 1e-12):
-                        cost[of], chosen[of], changed = total, place, True
+                        cost[of], chosen[of], changed = total, index, True
         return chosen
 
 
@@ -300,7 +300,7 @@ def _graph_of(space: Space, numbered: _Numbered, picks: Picks) -> Graph | None:
     try:
         for of in numbered.reached(picks) or ():
             term = numbered.terms[of][picks[of] or 0]
-            args = [made[one] if isinstance(one, Class) else one for one in term.args]
+            args = [made[argument] if isinstance(argument, Class) else argument for argument in term.args]
             made[numbered.classes[of]] = space.terms.build(graph, term.op, args)
     except CompilerError:
         return None
@@ -323,12 +323,12 @@ def _in_order(graph: Graph) -> Graph:
         stack = [root]
         while stack:
             node = stack[-1].node
-            waiting = [one for one in node.operands if one not in mapped]
+            waiting = [operand for operand in node.operands if operand not in mapped]
             stack += reversed(waiting)
             if not waiting:
                 stack.pop()
                 if node.results[0] not in mapped:
-                    results = made.copy(node, tuple(mapped[one] for one in node.operands)).results
+                    results = made.copy(node, tuple(mapped[operand] for operand in node.operands)).results
                     mapped.update(zip(node.results, results, strict=True))
     for name, value in graph.outputs.items():
         made.output(name, mapped[value])

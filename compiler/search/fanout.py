@@ -1,4 +1,4 @@
-"""Candidates built and measured by many workers: through any executor, none is lost, and what is known is not repeated.
+"""Builds and measures candidates on many workers through any executor; retries lost ones, repeats none.
 
     fan_out(candidates, partial(evaluator, build_only=True), executor, journal=journal)      many at a time
     measure_together(candidates, evaluator, executor, journal=journal)                       alone on the machine
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import pickle
 import time
 from collections import deque
@@ -32,13 +31,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernels_hub.compiler.engines.guard import one_line
-from kernels_hub.compiler.search.candidate import Candidate, Evaluator, Measured
+from kernels_hub.compiler.search.candidate import Evaluator, Measured, SearchCandidate
 from kernels_hub.compiler.search.journal import Journal, Stage
 from kernels_hub.compiler.search.quiet import PATIENCE_S, BusyError, Lock, building, measuring, under
 from kernels_hub.compiler.search.sending import Sender
-from kernels_hub.compiler.search.workers import WorkerLostError, Workers
+from kernels_hub.compiler.search.workers import WorkerLostError, Workers, usable_cpus
 
-_LOGGER = logging.getLogger("kernels_hub")
+_LOGGER = logging.getLogger(__name__)
 
 RETRIES = 2
 """Times that a candidate is tried again after its worker was lost."""
@@ -46,7 +45,7 @@ TIMEOUT_S = 900.0
 """Seconds that a candidate may take before its worker is ended: a compiler is given as long."""
 _TICK_S = 0.1
 
-Evaluate = Callable[[Candidate], Measured]
+Evaluate = Callable[[SearchCandidate], Measured]
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ OnProgress = Callable[[Progress], object]
 
 
 def fan_out(
-    candidates: Iterable[Candidate],
+    candidates: Iterable[SearchCandidate],
     evaluate: Evaluate,
     executor: Executor,
     *,
@@ -93,7 +92,7 @@ def fan_out(
 
 
 def measure_together(
-    candidates: Iterable[Candidate],
+    candidates: Iterable[SearchCandidate],
     evaluator: Evaluator,
     executor: Executor,
     *,
@@ -108,25 +107,25 @@ def measure_together(
     the same ones a second time, it gives what was measured the second time. Where the worker is lost, they are timed
     one by one. timeout: seconds for each candidate. Returns as `fan_out` does.
     """
-    wanted = list({one.digest: one for one in candidates}.values())
+    wanted = list({candidate.digest: candidate for candidate in candidates}.values())
     digests = [one.digest for one in wanted]
     tell = on_progress or (lambda step: step)
     if journal is not None and (known := journal.next_together(digests)) is not None:
-        for place, one in enumerate(digests, 1):
-            tell(Progress(place, len(digests), known[one], known=True))
-        return [known[one] for one in digests]
+        for index, one in enumerate(digests, 1):
+            tell(Progress(index, len(digests), known[one], known=True))
+        return [known[digest] for digest in digests]
     apart = [_Task((one.digest,), evaluator, one, measuring) for one in wanted]
     task = _Task(tuple(digests), evaluator.measure_many, wanted, measuring, apart)
     whole = None if timeout is None else timeout * len(wanted)
     found = _Fan(executor, None, "timed", retries, whole, None, on_progress).run([task])
-    rows = [found[one] for one in digests if one in found]
+    rows = [found[digest] for digest in digests if digest in found]
     if journal is not None and len(rows) == len(digests):
         journal.add_together(rows)
     return rows
 
 
 def measure_again(
-    candidates: Iterable[Candidate],
+    candidates: Iterable[SearchCandidate],
     evaluator: Evaluator,
     executor: Executor,
     *,
@@ -190,7 +189,7 @@ class _Fan:
     sender: Sender | None = None
 
     def run(self, tasks: Sequence[_Task]) -> dict[str, Measured]:
-        self.total = sum(len(one.digests) for one in tasks)
+        self.total = sum(len(task.digests) for task in tasks)
         self.waiting.extend(tasks)
         self.jobs = _jobs(self.executor)
         try:
@@ -251,7 +250,7 @@ class _Fan:
         if self.journal is None:
             return False
         known = self.journal.known(self.stage)
-        if not all(one in known for one in task.digests):
+        if not all(digest in known for digest in task.digests):
             return False
         for one in task.digests:
             self.found[one] = known[one]
@@ -339,14 +338,14 @@ class _Fan:
                 flight.crew.abandon(future)
 
     def _fail(self, task: _Task, reason: str) -> None:
-        for one in task.digests:
-            self._keep(Measured(one, "failed", reason=reason))
+        for digest in task.digests:
+            self._keep(Measured(digest, "failed", reason=reason))
 
-    def _keep(self, one: Measured) -> None:
-        self.found[one.digest] = one
+    def _keep(self, measured: Measured) -> None:
+        self.found[measured.digest] = measured
         if self.journal is not None:
-            self.journal.add(self.stage, one)
-        self._say(one)
+            self.journal.add(self.stage, measured)
+        self._say(measured)
 
     def _say(self, latest: Measured | None = None, *, known: bool = False, note: str = "") -> None:
         if note:
@@ -360,4 +359,4 @@ def _jobs(executor: Executor) -> int:
     for name in ("max_workers", "_max_workers"):
         if isinstance(count := getattr(executor, name, None), int) and count > 0:
             return count
-    return os.cpu_count() or 1
+    return usable_cpus()

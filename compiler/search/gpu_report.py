@@ -1,25 +1,27 @@
-"""What a candidate's kernels would take of a GPU that is not here: found by compiling them, launching nothing."""
+"""Resource report for an absent GPU: compiles the kernels of a candidate and reads registers, memory and spills."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from kernels_hub.compiler.codegen.triton import Program, generate
-from kernels_hub.compiler.codegen.triton_module import load_module
-from kernels_hub.compiler.codegen.triton_split import split_reductions
-from kernels_hub.compiler.emitting.resources import SHARED_LIMIT, Resources, read_resources
-from kernels_hub.compiler.emitting.runtime.binaries import parameter
+from kernels_hub.compiler.codegen.triton.module_cache import load_module
+from kernels_hub.compiler.codegen.triton.source import TritonCode, generate
+from kernels_hub.compiler.codegen.triton.split import split_reductions
 from kernels_hub.compiler.engines.engine import Device, KnobValue
 from kernels_hub.compiler.engines.tensors import torch_dtype
-from kernels_hub.compiler.engines.triton import ROOTS, options_of
+from kernels_hub.compiler.engines.triton import ANCHORS, options_of
 from kernels_hub.compiler.errors import BuildError
+from kernels_hub.compiler.export.resources import SHARED_LIMIT, Resources, read_resources
 from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.runtime.binaries import parameter
+from kernels_hub.compiler.runtime.launcher import Launcher
 from kernels_hub.compiler.schedule.memory import number
 from kernels_hub.compiler.schedule.schedule import schedule
+from kernels_hub.compiler.schedule.split import MOST_LAUNCHES
 
 
 def resources_of(
@@ -36,9 +38,9 @@ def resources_of(
         )
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise BuildError("kernels cannot be compiled under TRITON_INTERPRET=1; unset it")
-    scheduled = split_reductions(schedule(graph, ROOTS))
+    scheduled = split_reductions(schedule(graph, ANCHORS, most_parts=MOST_LAUNCHES))
     program = generate(scheduled, options_of(device, knobs))
-    found = [_compiled(one, device.arch) for one in _launches(program, graph.name, sizes)]
+    found = [_compiled(launch, device.arch) for launch in _launches(program, graph.name, sizes)]
     return {
         "kernels": len(scheduled.kernels),
         "registers": max((one.registers for one in found), default=0),
@@ -60,57 +62,53 @@ _Launch = tuple[Any, tuple[str, ...], tuple[tuple[str, Any], ...]]
 """A kernel, what its arguments are, its constants."""
 
 
-class _Recorder:
-    def __init__(self, kernel: Any, found: dict[_Launch, None]) -> None:
-        self.kernel, self.found = kernel, found
+class _Recorder(Launcher):
+    """A launcher that starts nothing."""
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def launch(*args: Any, **constants: Any) -> None:
-            self.found[self.kernel, tuple(map(parameter, args)), tuple(sorted(constants.items()))] = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: dict[_Launch, None] = {}
 
-        return launch
+    def launch(
+        self, kernel: Any, grid: Sequence[int], arguments: Sequence[object], **constants: object
+    ) -> None:
+        """See `Launcher`."""
+        del grid
+        self.launches[kernel, tuple(map(parameter, arguments)), tuple(sorted(constants.items()))] = None
 
 
-def _launches(program: Program, name: str, sizes: Mapping[str, int]) -> list[_Launch]:
+def _launches(program: TritonCode, name: str, sizes: Mapping[str, int]) -> list[_Launch]:
     """What a call, and what prepares it, would launch."""
-    from triton.runtime.jit import JITFunction
-
-    module = load_module(program.source, name)
-    kernels = {name: one for name, one in vars(module).items() if isinstance(one, JITFunction)}
-    found: dict[_Launch, None] = {}
+    module, recorder = load_module(program.source, name), _Recorder()
     tensors = [
-        torch.empty(max(number(one.size, sizes), 1), dtype=torch_dtype(one.dtype), device="meta")
-        for one in program.buffers
+        torch.empty(max(number(buffer.size, sizes), 1), dtype=torch_dtype(buffer.dtype), device="meta")
+        for buffer in program.buffers
     ]
     tensors.append(torch.empty(1, dtype=torch.int32, device="meta"))
-    try:
-        vars(module).update({name: _Recorder(one, found) for name, one in kernels.items()})
-        for step in (*module.PREPARE, *module.RUN):
-            step(tensors, [sizes[one] for one in program.sizes])
-    finally:
-        vars(module).update(kernels)
-    return list(found)
+    for step in (*module.PREPARE, *module.RUN):
+        step(tensors, [sizes[size] for size in program.sizes], recorder)
+    return list(recorder.launches)
 
 
-def _compiled(one: _Launch, arch: str) -> Resources:
+def _compiled(launch: _Launch, arch: str) -> Resources:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel, kinds, constants = one
+    kernel, kinds, constants = launch
     amd = arch.startswith("gfx")
     target = GPUTarget("hip", arch, 64) if amd else GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
     given = dict(constants)
     options: dict[str, Any] = {"enable_fp_fusion": True}
     options |= {name: given.pop(name) for name in ("num_warps", "num_stages") if name in given}
     types, attributes = {}, {}
-    for place, (name, kind) in enumerate(zip(kernel.arg_names, kinds, strict=False)):
+    for index, (name, kind) in enumerate(zip(kernel.arg_names, kinds, strict=False)):
         if kind == "=1":
             given[name] = 1
         else:
             types[name] = kind.partition("/")[0]
             if kind.startswith("*") or kind.endswith("/16"):
-                attributes[place,] = [["tt.divisibility", 16]]
+                attributes[index,] = [["tt.divisibility", 16]]
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
     source = ASTSource(kernel, signature, constexprs=given, attrs=attributes)
     try:

@@ -1,4 +1,4 @@
-"""What is known of candidates, kept as it comes: one file for each question, to which lines are added and nothing else.
+"""Journal of a search: an append-only file of what is known of its candidates.
 
 A question is all that decides the answers: graph, device, versions, seed. A line is a stage ("built", "timed") and a
 `Measured`, or several that were timed together, behind a digest of itself. Processes that write at a time wait for
@@ -20,11 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from kernels_hub.compiler.codegen.toolchain import cache_folder
 from kernels_hub.compiler.engines.engine import Device
+from kernels_hub.compiler.plan.tuning_database import FOLDER, former_folder
 from kernels_hub.compiler.search.candidate import Measured, SearchError
+from kernels_hub.files import cache_folder
 
-_LOGGER = logging.getLogger("kernels_hub")
+_LOGGER = logging.getLogger(__name__)
 _FORMAT = 1
 _DIGITS = 16
 
@@ -32,12 +33,20 @@ Stage = Literal["built", "timed"]
 
 
 class Journal:
-    """See the module. key: the question, of what JSON has. folder: by default, in the cache (KERNELS_HUB_CACHE)."""
+    """See the module. key: the question, of what JSON has.
 
-    def __init__(self, key: Mapping[str, Any], folder: str | os.PathLike[str] | None = None) -> None:
+    folder: by default `tuning/journals` in the cache (KERNELS_HUB_CACHE). A journal that an earlier version began in
+    `compiled/tuning/journals` is continued there.
+    """
+
+    def __init__(self, key: Mapping[str, object], folder: str | os.PathLike[str] | None = None) -> None:
         self.key: Mapping[str, Any] = {"format": _FORMAT, **key}
-        home = Path(folder) if folder is not None else cache_folder() / "tuning" / "journals"
-        self.path = home / f"{hashlib.sha256(_text(self.key).encode()).hexdigest()[:40]}.jsonl"
+        name = f"{hashlib.sha256(_text(self.key).encode()).hexdigest()[:40]}.jsonl"
+        if folder is not None:
+            self.path = Path(folder) / name
+        else:
+            path, former = (home / "journals" / name for home in (cache_folder(FOLDER), former_folder()))
+            self.path = former if former.exists() and not path.exists() else path
         self.damaged = 0
         """Lines that could not be read."""
         self._offset = 0
@@ -55,12 +64,12 @@ class Journal:
         graph: str,
         device: Device,
         seed: int,
-        more: Mapping[str, Any] | None = None,
+        more: Mapping[str, object] | None = None,
         folder: str | os.PathLike[str] | None = None,
     ) -> Journal:
         """The journal of a search. graph: as printed. more: what else decides the answers, as sizes do."""
-        from kernels_hub.compiler.emitting.check import machine
-        from kernels_hub.compiler.plan_file import versions
+        from kernels_hub.compiler.export.check import machine
+        from kernels_hub.compiler.plan.file import versions
 
         key = {
             "graph": hashlib.sha256(graph.encode()).hexdigest(),
@@ -92,8 +101,8 @@ class Journal:
 
     def add_together(self, rows: Sequence[Measured]) -> None:
         """Keep what was timed in turn. Never raises."""
-        if not self._write({"together": [one.to_dict() for one in rows]}):
-            self._take_together({one.digest: one for one in rows})
+        if not self._write({"together": [row.to_dict() for row in rows]}):
+            self._take_together({row.digest: row for row in rows})
 
     def _read(self) -> None:
         try:
@@ -111,7 +120,7 @@ class Journal:
             if line:
                 self._take(line)
 
-    def _write(self, row: Mapping[str, Any]) -> bool:
+    def _write(self, row: Mapping[str, object]) -> bool:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a+b", buffering=0) as file, _alone(file.fileno()):
@@ -144,7 +153,7 @@ class Journal:
                 self._known[row["stage"]][one.digest] = one
             elif "together" in row:
                 rows = map(Measured.from_dict, row["together"])
-                self._take_together({one.digest: one for one in rows})
+                self._take_together({row.digest: row for row in rows})
         except (SearchError, ValueError, KeyError, TypeError, RecursionError) as error:
             self.damaged += 1
             _LOGGER.debug("%s: a line is left out: %s", self.path, error)
@@ -175,7 +184,7 @@ def _append(descriptor: int, data: bytes) -> None:
     os.fsync(descriptor)
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
+def _line(row: Mapping[str, object]) -> bytes:
     text = _text(row).encode()
     return _digest(text) + b" " + text + b"\n"
 
@@ -184,7 +193,7 @@ def _digest(text: bytes) -> bytes:
     return hashlib.sha256(text).hexdigest()[:_DIGITS].encode()
 
 
-def _text(row: Mapping[str, Any]) -> str:
+def _text(row: Mapping[str, object]) -> str:
     return json.dumps(row, sort_keys=True, separators=(",", ":"))
 
 

@@ -1,4 +1,4 @@
-"""Candidates around a candidate: the same graph with one other choice for its loops."""
+"""Neighbours of a candidate: the same graph with one other schedule choice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels_hub.compiler.schedule.kernel import Convolution, Nest, Product, Sch
 from kernels_hub.compiler.schedule.memory import number
 from kernels_hub.compiler.schedule.partial import may_be_long
 from kernels_hub.compiler.schedule.schedule import schedule
-from kernels_hub.compiler.search.candidate import Candidate, Choice
+from kernels_hub.compiler.search.candidate import Choice, SearchCandidate
 from kernels_hub.compiler.search.cost import RATES, predict
 from kernels_hub.compiler.search.evaluator import materialise
 
@@ -25,8 +25,8 @@ SMALL_PRODUCT = 1 << 15
 
 
 def neighbours(
-    candidate: Candidate, weights: Mapping[str, Array], device: Device, sizes: Mapping[str, int]
-) -> list[Candidate]:
+    candidate: SearchCandidate, weights: Mapping[str, Array], device: Device, sizes: Mapping[str, int]
+) -> list[SearchCandidate]:
     """Candidates that differ in one choice, those that are predicted to be faster first; none that runs the same."""
     graph = materialise(candidate, weights)
     if device.type != "cpu":
@@ -40,12 +40,12 @@ def neighbours(
     except EngineError:
         return []  # some of it runs on another engine, which has no such choices
     tried = [*_settings(graph, usual), *_places(usual, sizes)]
-    found: dict[str, Candidate] = {}
+    candidates: dict[str, SearchCandidate] = {}
     for name, value in tried:
         if getattr(now, name) != value:
             one = _with(candidate, graph, device, sizes, name, value)
-            found.setdefault(one.digest, one)
-    return sorted(found.values(), key=lambda one: one.predicted)
+            candidates.setdefault(one.digest, one)
+    return sorted(candidates.values(), key=lambda candidate: candidate.predicted)
 
 
 def predicted(
@@ -61,13 +61,18 @@ def predicted(
 
 
 def _with(
-    candidate: Candidate, graph: Graph, device: Device, sizes: Mapping[str, int], name: str, value: Choice
-) -> Candidate:
+    candidate: SearchCandidate,
+    graph: Graph,
+    device: Device,
+    sizes: Mapping[str, int],
+    name: str,
+    value: Choice,
+) -> SearchCandidate:
     choices = {**candidate.choices, name: value}
     if device.type == "cpu":
         choices = dict(Choices.of(choices).given())
     shown = "" if value == "" else f" {value}"
-    return Candidate(
+    return SearchCandidate(
         candidate.graph,
         choices,
         f"{candidate.origin}; {name}{shown}",
@@ -80,8 +85,8 @@ def _settings(graph: Graph, made: Schedule) -> Iterator[tuple[str, Choice]]:
     nests = [nest for kernel in made.kernels for nest in kernel.nests]
     matters = {
         "split": any(may_be_long(node) for node in graph.live()),
-        "layout": any(isinstance(nest.root, Convolution) for nest in nests),
-        "grain": any(nest.root is None for nest in nests),
+        "layout": any(isinstance(nest.anchor, Convolution) for nest in nests),
+        "grain": any(nest.anchor is None for nest in nests),
         "tile": any(node.op.name == "permute" for node in graph.live()),
     }
     for name, values in CHOICES.items():
@@ -108,13 +113,13 @@ def _small_products(made: Schedule, sizes: Mapping[str, int]) -> bool:
         _multiplications(nest, sizes) <= SMALL_PRODUCT
         for kernel in made.kernels
         for nest in kernel.nests
-        if isinstance(nest.root, Product)
+        if isinstance(nest.anchor, Product)
     )
 
 
 def _multiplications(nest: Nest, sizes: Mapping[str, int]) -> int:
-    assert isinstance(nest.root, Product)
-    total: Dim = nest.root.a.shape[-1]
+    assert isinstance(nest.anchor, Product)
+    total: Dim = nest.anchor.a.shape[-1]
     for loop in nest.outer:
         total = total * loop.extent
     return number(total, sizes)

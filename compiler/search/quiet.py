@@ -1,11 +1,13 @@
-"""Who may work while something is measured: nobody. Many build at a time on a machine, or one measures alone.
+"""Machine-wide lock: many build at a time, or one measures alone.
 
     with building():    …       with measuring():   …
 
 Whoever waits longer than `PATIENCE_S` gets a BusyError, so that a worker that waits is told from one that hangs.
 Both hold for all processes of a user on this machine, workers of other drivers among them, and end with the process
-that holds them, however that ends. Whoever wants to measure waits for those that build, and nobody new begins then.
-A lock that cannot be had (no such folder, no such call on this system) is a warning, and no lock.
+that holds them, however that ends. They are `flock`s, which keep threads apart as well (POSIX locks do not); a fork
+would share them with its parent, so it closes what it was given. Whoever wants to measure waits for those that build,
+and nobody new begins then. A lock that cannot be had (no such folder, no such call on this system) is a warning, and
+no lock.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import logging
 import os
 import platform
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -28,7 +31,7 @@ R = TypeVar("R")
 
 Lock = Callable[[], AbstractContextManager[None]]
 
-_LOGGER = logging.getLogger("kernels_hub")
+_LOGGER = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
 _TICK_S = 0.02
@@ -76,7 +79,7 @@ def _locked(name: str, *, shared: bool) -> Iterator[None]:
         import fcntl
 
         folder().mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(folder() / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = _opened(folder() / f"{name}.lock")
     except (ImportError, OSError) as error:
         _LOGGER.warning("what is measured may be disturbed: no lock in %s (%s)", folder(), error)
         yield
@@ -85,7 +88,38 @@ def _locked(name: str, *, shared: bool) -> Iterator[None]:
         _wait(lambda: fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB))
         yield
     finally:
+        _close(descriptor)
+
+
+def _opened(path: Path) -> int:
+    with _CHANGING:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _OPEN.add(descriptor)
+    return descriptor
+
+
+def _close(descriptor: int) -> None:
+    with _CHANGING:
+        if descriptor in _OPEN:  # else a fork, which closed it when it began
+            _OPEN.discard(descriptor)
+            os.close(descriptor)
+
+
+def _leave_to_parent() -> None:
+    for descriptor in _OPEN:
         os.close(descriptor)
+    _OPEN.clear()
+    _CHANGING.release()
+
+
+_OPEN: set[int] = set()
+"""Descriptors of locks of this process."""
+_CHANGING = threading.Lock()
+"""Held while one is opened or closed, and while a fork begins."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_CHANGING.acquire, after_in_parent=_CHANGING.release, after_in_child=_leave_to_parent
+    )
 
 
 def _wait(take: Callable[[], object]) -> None:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kernels_hub.compiler.errors import EngineError, MissingDependencyError
-from kernels_hub.compiler.search.workers import WorkerExecutor, WorkerLostError, place, work
+from kernels_hub.compiler.search.workers import WorkerExecutor, WorkerLostError, place, usable_cpus, work
 
 START_S = 120.0
 """Seconds that a worker may take to start: the cluster may be busy, or add a machine."""
@@ -82,7 +82,7 @@ class RayExecutor(WorkerExecutor):
         return _RayWorker(self._ray, self._actor, lambda: self.closed)
 
     def _begin(self, max_workers: int | None, cpus: float, gpus: float) -> None:
-        count = max_workers or max(1, int((os.cpu_count() or 1) / max(cpus, 1)))
+        count = max_workers or max(1, int(usable_cpus() / max(cpus, 1)))
         home = tempfile.gettempdir()
         self._temporary = tempfile.mkdtemp(prefix="kh-", dir=home if len(home) <= _SHORT else "/tmp")  # noqa: S108
         try:

@@ -1,4 +1,4 @@
-"""What a search gives: everything that was tried, ranked, and the winner as a graph with choices."""
+"""The result of a search: everything that was tried, ranked, and the winner."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from kernels_hub.compiler.engines.engine import Device
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.parser import parse_graph
 from kernels_hub.compiler.ir.types import Array
-from kernels_hub.compiler.search.candidate import Candidate, Measured
+from kernels_hub.compiler.search.candidate import Measured, SearchCandidate
 
 if TYPE_CHECKING:
-    from kernels_hub.compiler.plan import Plan
+    from kernels_hub.compiler.plan.plan import Plan
 
 
 @dataclass(frozen=True)
 class Tried:
     """A candidate and what became of it."""
 
-    candidate: Candidate
+    candidate: SearchCandidate
     measured: Measured
 
 

@@ -115,13 +115,13 @@ def saturate(graph: Graph, limits: Limits | None = None, equations: Sequence[Equ
 
 def _rules(equations: Iterable[Equation]) -> list[str]:
     lines = []
-    for one in equations:
-        for number, text in enumerate(one.texts):
-            name = f"{one.name}:{number}"
+    for equation in equations:
+        for number, text in enumerate(equation.texts):
+            name = f"{equation.name}:{number}"
             try:
                 lines.append(rule(text, "equations", name))
             except ValueError as error:
-                raise SearchError(f'equation {one.name} is no "facts => actions": {text!r}') from error
+                raise SearchError(f'equation {equation.name} is no "facts => actions": {text!r}') from error
     return lines
 
 
@@ -165,7 +165,7 @@ def _is_term(name: str) -> bool:
 
 
 def _count(nodes: Mapping[str, Any]) -> int:
-    return sum(_is_term(one["op"]) for one in nodes.values())
+    return sum(_is_term(node["op"]) for node in nodes.values())
 
 
 def _space(
@@ -189,11 +189,13 @@ def _space(
     given: dict[Value, tuple[Class, Term]] = {}
     original: dict[Class, Term] = {}
     for value, (op, args) in terms.made.items():
-        term = Term(op, tuple(of_value[one] if isinstance(one, Value) else one for one in args))
+        term = Term(
+            op, tuple(of_value[argument] if isinstance(argument, Value) else argument for argument in args)
+        )
         given[value] = (of_value[value], term)
         original.setdefault(of_value[value], term)
-    order = {one: place for place, one in enumerate(original)}
-    ranked = sorted(classes, key=lambda one: (order.get(one, len(order)), _number(one)))
+    order = {one: index for index, one in enumerate(original)}
+    ranked = sorted(classes, key=lambda kind: (order.get(kind, len(order)), _number(kind)))
     return Space(
         terms,
         {one: tuple(sorted(set(classes[one]), key=repr)) for one in ranked},
@@ -236,11 +238,13 @@ class _Reader:
     ) -> dict[Value, Class]:
         """The class of each value of the graph: by its name, or by its term."""
         by_term = {term: one for one, members in classes.items() for term in members}
-        found: dict[Value, Class] = {}
+        knowns: dict[Value, Class] = {}
         for value, (op, args) in self._terms.made.items():
-            term = Term(op, tuple(found[one] if isinstance(one, Value) else one for one in args))
+            term = Term(
+                op, tuple(knowns[argument] if isinstance(argument, Value) else argument for argument in args)
+            )
             known = by_term.get(term) or names.get(self._terms.names[value])
             if known is None:
                 raise CompilerError(f"egglog lost {value} of graph {self._terms.graph.name}")
-            found[value] = known
-        return found
+            knowns[value] = known
+        return knowns

@@ -30,15 +30,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernels_hub.compiler.devices import find_device
+from kernels_hub.compiler.engines.devices import find_device
 from kernels_hub.compiler.engines.engine import Device
 from kernels_hub.compiler.errors import CompilerError
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.printer import print_graph
-from kernels_hub.compiler.plan_file import versions
+from kernels_hub.compiler.plan.file import versions
+from kernels_hub.compiler.plan.tuning_database import TuningDatabase, Winner
 from kernels_hub.compiler.rewrite.pipeline import PIPELINE, rewrite
 from kernels_hub.compiler.search.blocks import Block, repeated
-from kernels_hub.compiler.search.candidate import Candidate, Measured, SearchError
+from kernels_hub.compiler.search.candidate import Measured, SearchCandidate, SearchError
 from kernels_hub.compiler.search.cost import RATES
 from kernels_hub.compiler.search.equations import EQUATIONS, Equation
 from kernels_hub.compiler.search.evaluator import GraphEvaluator
@@ -47,12 +48,11 @@ from kernels_hub.compiler.search.neighbours import neighbours, predicted
 from kernels_hub.compiler.search.quiet import BusyError, measuring
 from kernels_hub.compiler.search.result import SearchResult, Standing, Tried
 from kernels_hub.compiler.search.saturate import Limits, saturate
-from kernels_hub.compiler.tuning_database import TuningDatabase, Winner
 
 if TYPE_CHECKING:
     from kernels_hub.compiler.search.journal import Journal
 
-LOGGER = logging.getLogger("kernels_hub")
+LOGGER = logging.getLogger(__name__)
 
 GRAPHS = 10
 """Different graphs that are taken out of a space."""
@@ -157,7 +157,7 @@ class _Driver:
         self.tried: dict[str, Tried] = {}
         self.shares: dict[str, float] = {}
         text = print_graph(graph, data=True)
-        self.first = Candidate(
+        self.first = SearchCandidate(
             text, {}, "the default pipeline", predicted(graph, settings.device, self.sizes)
         )
         self.base_seconds: float | None = None
@@ -200,7 +200,7 @@ class _Driver:
             database.put(key, Winner("search", {"candidate": row.candidate.to_dict(), **done}, seconds))
         return result
 
-    def _begin(self, former: Candidate | None = None) -> None:
+    def _begin(self, former: SearchCandidate | None = None) -> None:
         """Candidate 0, what everything else is measured against, and what won before."""
         self._evaluate([self.first] if former is None else [self.first, former])
         row = self.tried[self.first.digest]
@@ -222,9 +222,9 @@ class _Driver:
             before = self._ranked()[:1]
             if not centres:
                 break
-            for one in centres:
-                around.add(one.digest)
-                self._evaluate(neighbours(one, self.evaluator.weights, self.settings.device, self.sizes))
+            for centre in centres:
+                around.add(centre.digest)
+                self._evaluate(neighbours(centre, self.evaluator.weights, self.settings.device, self.sizes))
             if self._ranked()[:1] == before and all(one.digest in around for one in self._ranked()[:BEAM]):
                 break
         if self._is_here and self._left > 0:
@@ -236,7 +236,7 @@ class _Driver:
         inside = sum(bool(node.operands) for node in block.graph.live()) * len(block.instances)
         return inside >= COVERED * sum(bool(node.operands) for node in self.graph.live())
 
-    def _from_block(self, block: Block) -> list[Candidate]:
+    def _from_block(self, block: Block) -> list[SearchCandidate]:
         """What a search of one of the blocks finds, in the place of all of them."""
         self.log.append(f"{len(block.instances)} blocks of {len(block.graph.live())} nodes: one is searched")
         block.graph.weights = {name: self.evaluator.weights[name] for name in block.graph.parameters}
@@ -255,17 +255,17 @@ class _Driver:
             return self._graphs()
         inner._explore()
         self.log += [f"  {line}" for line in inner.log]
-        found: dict[str, Candidate] = {}
+        candidates: dict[str, SearchCandidate] = {}
         for one in inner._ranked()[:FINALISTS]:
             if one.digest == inner.first.digest:
                 continue
             whole = block.apply(_parsed(one))
             choices = {name: value for name, value in one.choices.items() if name not in _OF_PLACES}
             made = self._candidate(whole, f"in each block: {one.origin}", choices)
-            found.setdefault(made.digest, made)
-        return list(found.values())
+            candidates.setdefault(made.digest, made)
+        return list(candidates.values())
 
-    def _graphs(self) -> list[Candidate]:
+    def _graphs(self) -> list[SearchCandidate]:
         """Graphs that equations make of it, by predicted time; what is hopeless is not among them."""
         count = len(self.graph.live())
         if count > MOST_NODES:
@@ -280,21 +280,23 @@ class _Driver:
         self.log.append(f"  equations that matched: {fired or 'none'}")
         rates = RATES[self.settings.device.type]
         found = best(space, GRAPHS, rates, sizes=self.sizes, seed=self.settings.seed)
-        made = [self._candidate(one.graph, f"equal graph {place}") for place, one in enumerate(found)]
+        made = [self._candidate(one.graph, f"equal graph {index}") for index, one in enumerate(found)]
         made = sorted((one for one in made if one.digest != self.first.digest), key=lambda one: one.predicted)
         least = min((one.predicted for one in (self.first, *made)), default=0.0)
         kept = []
-        for place, one in enumerate(made):
-            if place >= AT_LEAST and one.predicted > HOPELESS * least:
+        for position, one in enumerate(made):
+            if position >= AT_LEAST and one.predicted > HOPELESS * least:
                 reason = f"predicted to take {one.predicted / least:.1f} times the least"
                 self._note(one, Measured(one.digest, "pruned", None, reason))
             else:
                 kept.append(one)
         return kept
 
-    def _candidate(self, graph: Graph, origin: str, choices: Mapping[str, Any] | None = None) -> Candidate:
+    def _candidate(
+        self, graph: Graph, origin: str, choices: Mapping[str, Any] | None = None
+    ) -> SearchCandidate:
         guess = predicted(graph, self.settings.device, self.sizes, choices)
-        return Candidate(print_graph(graph, data=True), dict(choices or {}), origin, guess)
+        return SearchCandidate(print_graph(graph, data=True), dict(choices or {}), origin, guess)
 
     # -- measurements
 
@@ -306,9 +308,9 @@ class _Driver:
     def _is_here(self) -> bool:
         return self.evaluator.is_here
 
-    def _evaluate(self, candidates: Iterable[Candidate]) -> None:
+    def _evaluate(self, candidates: Iterable[SearchCandidate]) -> None:
         """Build and check, then time those who are right, each batch in turn with candidate 0."""
-        new = [one for one in candidates if one.digest not in self.tried]
+        new = [candidate for candidate in candidates if candidate.digest not in self.tried]
         right = self._built(list({one.digest: one for one in new}.values()))
         if not self._is_here:
             return
@@ -317,9 +319,9 @@ class _Driver:
                 return
             self._time(right[start : start + TOGETHER], "timed")
 
-    def _built(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+    def _built(self, candidates: Sequence[SearchCandidate]) -> list[SearchCandidate]:
         """Those that give the oracle's numbers; the others are noted."""
-        by_digest = {one.digest: one for one in candidates}
+        by_digest = {candidate.digest: candidate for candidate in candidates}
         settings, rows = self.settings, []
         if settings.executor is not None:
             from kernels_hub.compiler.search.fanout import fan_out
@@ -339,13 +341,16 @@ class _Driver:
                     break
                 rows.append(self.evaluator(candidate, build_only=True))
                 self._note(candidate, rows[-1])
-        return [by_digest[one.digest] for one in rows if one.status == "slower"]
+        return [by_digest[row.digest] for row in rows if row.status == "slower"]
 
-    def _time(self, candidates: Sequence[Candidate], stage: str) -> None:
+    def _time(self, candidates: Sequence[SearchCandidate], stage: str) -> None:
         """Seconds of candidates, as shares of candidate 0's."""
         if not candidates:
             return
-        together = [self.first, *(one for one in candidates if one.digest != self.first.digest)]
+        together = [
+            self.first,
+            *(candidate for candidate in candidates if candidate.digest != self.first.digest),
+        ]
         settings = self.settings
         if settings.executor is not None:
             from kernels_hub.compiler.search.fanout import measure_together
@@ -354,7 +359,7 @@ class _Driver:
         else:
             with _quiet():
                 rows = self.evaluator.measure_many(together)
-        found = {one.digest: one for one in rows}
+        found = {row.digest: row for row in rows}
         base = found.get(self.first.digest)
         if base is None or base.seconds is None:
             return
@@ -388,7 +393,7 @@ class _Driver:
             asked += 1
             self._confirm_one(ranked[0])
 
-    def _confirm_one(self, candidate: Candidate) -> None:
+    def _confirm_one(self, candidate: SearchCandidate) -> None:
         settings = self.settings
         if settings.executor is not None:
             from kernels_hub.compiler.search.fanout import measure_again
@@ -397,7 +402,7 @@ class _Driver:
         else:
             with _quiet():
                 rows = self.evaluator.measure_again([self.first, candidate])
-        found = {one.digest: one for one in rows}
+        found = {row.digest: row for row in rows}
         base, row = found.get(self.first.digest), found.get(candidate.digest)
         share = 1.0
         if row is not None and row.status == "fastest" and row.seconds and base is not None and base.seconds:
@@ -410,7 +415,7 @@ class _Driver:
         if row is not None:
             self._note(candidate, row, "again")
 
-    def _note(self, candidate: Candidate, measured: Measured, stage: str = "built") -> None:
+    def _note(self, candidate: SearchCandidate, measured: Measured, stage: str = "built") -> None:
         self.tried[candidate.digest] = row = Tried(candidate, measured)
         took = f", {measured.seconds * 1e6:.1f} us" if measured.seconds is not None else ""
         self.log.append(f"{stage}: {candidate.origin}: {measured.status}{took}: {measured.reason}")
@@ -421,9 +426,9 @@ class _Driver:
             elapsed = time.monotonic() - self.started
             self.settings.progress(Standing(self.stage + stage, len(self.tried), row, fastest, elapsed))
 
-    def _ranked(self) -> list[Candidate]:
+    def _ranked(self) -> list[SearchCandidate]:
         """Who ran, the fastest first; within the noise of the fastest, the one that was found first."""
-        order = {digest: place for place, digest in enumerate(self.tried)}
+        order = {digest: index for index, digest in enumerate(self.tried)}
         if self._is_here:
             score = dict(self.shares)
         else:
@@ -445,10 +450,10 @@ class _Driver:
         ranked = [one.digest for one in self._ranked()]
         base = self.base_seconds
         rows = []
-        for place, digest in enumerate([*ranked, *(one for one in self.tried if one not in set(ranked))]):
+        for index, digest in enumerate([*ranked, *(name for name in self.tried if name not in set(ranked))]):
             row = self.tried[digest]
             if digest in self.shares and base is not None:
-                status = "fastest" if place == 0 else "slower"
+                status = "fastest" if index == 0 else "slower"
                 seconds = self.shares[digest] * base
                 reason = row.measured.reason
                 row = Tried(
@@ -456,7 +461,7 @@ class _Driver:
                     Measured(digest, status, seconds, reason, row.measured.facts),  # type: ignore[arg-type]
                 )
             rows.append(row)
-        default = next(one for one in rows if one.candidate.digest == self.first.digest)
+        default = next(row for row in rows if row.candidate.digest == self.first.digest)
         elapsed = time.monotonic() - self.started
         return SearchResult(
             tuple(rows),
@@ -479,7 +484,7 @@ class _Driver:
             "threads": torch.get_num_threads() if device.type == "cpu" else 0,
             "sizes": dict(sorted(self.sizes.items())),
             "seed": self.settings.seed,
-            "equations": [one.name for one in self.equations],
+            "equations": [equation.name for equation in self.equations],
         }
 
     def _settles(self, kept: Winner) -> bool:
@@ -487,7 +492,7 @@ class _Driver:
         spent = kept.knobs.get("budget")
         return bool(kept.knobs.get("complete")) or (isinstance(spent, (int, float)) and self.budget <= spent)
 
-    def _remembered(self, candidate: Candidate, seconds: float) -> SearchResult | None:
+    def _remembered(self, candidate: SearchCandidate, seconds: float) -> SearchResult | None:
         """The winner of an earlier search, if it still is right; None where it is not to be had any more."""
         measured = self.evaluator(candidate, build_only=True)
         if measured.status != "slower":
@@ -519,10 +524,10 @@ class _Driver:
         )
 
 
-def _candidate_of(kept: Winner, graph: str) -> Candidate | None:
+def _candidate_of(kept: Winner, graph: str) -> SearchCandidate | None:
     """The candidate that won before; None where what was kept makes no sense."""
     try:
-        return Candidate.from_dict(kept.knobs["candidate"])
+        return SearchCandidate.from_dict(kept.knobs["candidate"])
     except (KeyError, CompilerError) as error:
         LOGGER.warning("graph %s: what won before cannot be read (%s), it is searched again", graph, error)
         return None
@@ -542,7 +547,7 @@ def _quiet() -> Iterator[None]:
 _OF_PLACES = frozenset({"apart", "again", "loops"})
 
 
-def _parsed(candidate: Candidate) -> Graph:
+def _parsed(candidate: SearchCandidate) -> Graph:
     from kernels_hub.compiler.ir.parser import parse_graph
 
     return parse_graph(candidate.graph)

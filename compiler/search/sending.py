@@ -1,4 +1,4 @@
-"""An evaluator on its way to workers: its weights travel once, and what it worked out stays where it was worked out.
+"""Sends an evaluator to workers: weights travel once, and results computed by a worker stay cached there.
 
 A worker that gets tasks of one evaluator keeps it, with what the oracle gave and what it has built. Large ones are
 laid into a file for workers of this machine, which is gone when the sender is.
@@ -11,12 +11,13 @@ import inspect
 import pickle
 import tempfile
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from kernels_hub.compiler.runtime.newest import Newest
 
 LARGE = 1 << 20
 """Bytes from which a file is shorter than a pipe."""
@@ -34,7 +35,7 @@ class Sent:
     method: str
     more: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, what: Any) -> Any:
+    def __call__(self, what: object) -> Any:
         """Its result, of one argument."""
         target = _unpacked(self.digest, self.data, self.path)
         return (getattr(target, self.method) if self.method else target)(what, **self.more)
@@ -66,7 +67,7 @@ class Sender:
             self._folder = None
         self._known.clear()
 
-    def _packed(self, target: Any) -> tuple[Any, str, bytes, str]:
+    def _packed(self, target: object) -> tuple[Any, str, bytes, str]:
         if (found := self._known.get(id(target))) is not None:
             return found  # holds the object, so that its id is no other's
         data, path = pickle.dumps(target), ""
@@ -81,7 +82,7 @@ class Sender:
         return found
 
 
-_KEPT: OrderedDict[str, Any] = OrderedDict()
+_KEPT: Newest[str, Any] = Newest(MOST_KEPT)
 _LOCK = threading.Lock()
 
 
@@ -89,7 +90,5 @@ def _unpacked(digest: str, data: bytes, path: str) -> Any:
     with _LOCK:
         if digest not in _KEPT:
             _KEPT[digest] = pickle.loads(data or Path(path).read_bytes())  # noqa: S301  (of whoever sent the task)
-            while len(_KEPT) > MOST_KEPT:
-                _KEPT.popitem(last=False)
         _KEPT.move_to_end(digest)
         return _KEPT[digest]

@@ -1,4 +1,4 @@
-"""A graph as terms of an e-graph, with what is known of them as facts, and terms back as values of a graph.
+"""Converts a graph to terms of an e-graph with facts, and terms back to values.
 
 What equations are about has a constructor of its own; every other node is `Node`, by its number, on its operands:
 equal operands make it equal, and nothing else is known of it. Dims are numbers: themselves, or, where they are
@@ -128,7 +128,7 @@ class Terms:
     def dims(self, numbers: Sequence[int]) -> Shape:
         """Numbers as dims."""
         known = list(self._dims)
-        return tuple(one if one >= 0 else known[-1 - one] for one in numbers)
+        return tuple(number if number >= 0 else known[-1 - number] for number in numbers)
 
     # -- to terms
 
@@ -152,11 +152,11 @@ class Terms:
     def _shown(self, constructor: str, args: Sequence[Any]) -> str:
         if constructor == "Node":
             number, *operands = args
-            names = " ".join(self.names[one] for one in operands)
+            names = " ".join(self.names[operand] for operand in operands)
             return f"(Node {number} (vec-of {names}))"
-        return f"({constructor} {' '.join(self._argument(one) for one in args)})"
+        return f"({constructor} {' '.join(self._argument(argument) for argument in args)})"
 
-    def _argument(self, one: Any) -> str:
+    def _argument(self, one: object) -> str:
         if isinstance(one, Value):
             return self.names[one]
         if isinstance(one, tuple):
@@ -193,9 +193,9 @@ class Terms:
                 and (made := self.made[user.results[0]])[0] == "Matmul"
                 and made[1][0] is value
             ]
-            for one in dict.fromkeys(weights) if len(set(weights)) > 1 else ():
+            for weight in dict.fromkeys(weights) if len(set(weights)) > 1 else ():
                 lines.append(
-                    f"(set (first {self.names[one]}) {count}) (set (last {self.names[one]}) {count})"
+                    f"(set (first {self.names[weight]}) {count}) (set (last {self.names[weight]}) {count})"
                 )
                 count += 1
             count += 1
@@ -214,7 +214,7 @@ class Terms:
 
     def _copy(self, graph: Graph, value: Value) -> Value:
         """A leaf, or a result of a node with several, with all that it needs."""
-        operands = tuple(self._copy(graph, one) for one in value.operands)
+        operands = tuple(self._copy(graph, operand) for operand in value.operands)
         node = value.node
         if node.op.name in {"input", "parameter"}:
             known = {**graph.inputs, **graph.parameters}.get(node.attrs["name"])
@@ -240,14 +240,14 @@ def _pointwise(_: Terms, value: Value) -> _Made:
     node = value.node
     if Trait.POINTWISE not in node.op.traits or node.op.attrs or len(node.operands) > 2:
         return None
-    if any(one.dtype is not value.dtype for one in node.operands):
+    if any(operand.dtype is not value.dtype for operand in node.operands):
         return None
     return ("Un" if len(node.operands) == 1 else "Bin"), (node.op.name, *node.operands)
 
 
 def _matmul(_: Terms, value: Value) -> _Made:
     plain = value.attrs["dtype"] in {None, value.dtype} and value.attrs["accumulate"] is None
-    same = all(one.dtype is value.dtype for one in value.operands)
+    same = all(operand.dtype is value.dtype for operand in value.operands)
     return ("Matmul", value.operands) if plain and same else None
 
 
@@ -261,7 +261,7 @@ def _permute(_: Terms, value: Value) -> _Made:
 def _broadcast(terms: Terms, value: Value) -> _Made:
     (x,), rank, axes = value.operands, value.rank, tuple(value.attrs["axes"])
     shape = tuple(terms.dim(dim) for dim in value.shape)
-    same = all(x.shape[place] == value.shape[axis] for place, axis in enumerate(axes))
+    same = all(x.shape[index] == value.shape[axis] for index, axis in enumerate(axes))
     if not same:
         return None
     if axes == ():

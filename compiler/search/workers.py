@@ -1,4 +1,4 @@
-"""An executor whose workers may die: each is a process of its own, and takes its one task with it and nothing else.
+"""An executor with a process for each task: a crash loses that task alone.
 
     with Workers(2) as workers:            # a concurrent.futures.Executor
         future = workers.submit(f, x)
@@ -8,6 +8,9 @@
 A worker that is lost is replaced when there is more to do. `WorkerExecutor` is what any kind of worker needs: a thread
 for each, which hands it one task after the other. Workers of this module end with the process that started them,
 however that ends, and take along what they started (a C++ compiler).
+
+It is the only pool of processes; Ray's workers are another kind of `WorkerExecutor`. What needs no process of its own
+is no task for it: downloads, and C++ compilers that are waited for, run in threads of the standard library's pool.
 """
 
 from __future__ import annotations
@@ -71,7 +74,7 @@ class WorkerExecutor(Executor):
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+    def submit(self, fn: Callable[..., T], /, *args: object, **kwargs: object) -> Future[T]:
         """See `concurrent.futures`. Raises where the function or an argument cannot be pickled."""
         task = pickle.dumps((fn, args, kwargs))
         future: Future[T] = Future()
@@ -174,10 +177,15 @@ class WorkerExecutor(Executor):
 
 
 class Workers(WorkerExecutor):
-    """Processes on this machine. max_workers: by default, one for each CPU."""
+    """Processes on this machine. max_workers: by default, one for each CPU that this process may use."""
 
     def __init__(self, max_workers: int | None = None) -> None:
-        super().__init__(_Process, max_workers or os.cpu_count() or 1)
+        super().__init__(_Process, max_workers or usable_cpus())
+
+
+def usable_cpus() -> int:
+    """How many CPUs this process may use: no more than its affinity says, which containers and schedulers set."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def work(task: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Graphs as pictures: what to draw, where, and in which format. See `kernels_hub.compiler.view` for the way in.
+"""Viewing: draws graphs, schedules and searches as SVG, DOT and HTML; `view` is the entry point.
 
 Graph -> drawing (boxes) -> repeats -> blocks (a tree, and edges at each level) -> layers (a layout a level)
       -> scene (everything placed) -> svg

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kernels_hub.compiler.viewing.drawing import Box, Drawing
-from kernels_hub.compiler.viewing.layers import Edge, Layout, lay_out
+from kernels_hub.compiler.viewing.layers import CellLayout, Edge, lay_out
 from kernels_hub.compiler.viewing.repeats import Run, find_runs
 
 FOLDED_WIDTH = 216.0
@@ -44,7 +44,7 @@ class Tree:
     """Block 0 is the whole graph; layouts are shared. homes: for each box the block that it is directly in."""
 
     blocks: tuple[Block, ...]
-    layouts: tuple[Layout, ...]
+    layouts: tuple[CellLayout, ...]
     homes: tuple[int, ...]
 
 
@@ -78,14 +78,14 @@ def _fold(drawing: Drawing, blocks: list[Block]) -> list[int]:
             inside: list[list[int]] = []
             made: list[int] = []
             for members, parent in zip(same, parents, strict=True):
-                for place in range(run.count):
-                    start = run.start + place * run.period
+                for index in range(run.count):
+                    start = run.start + index * run.period
                     part = members[start : start + run.period]
                     for one in part:
                         homes[one] = len(blocks)
                     made.append(len(blocks))
                     inside.append(part)
-                    blocks.append(Block(parent, runs, place, run.count))
+                    blocks.append(Block(parent, runs, index, run.count))
             runs += 1
             if depth + 1 < _DEEPEST:
                 waiting.append((inside, made, depth + 1))
@@ -93,7 +93,7 @@ def _fold(drawing: Drawing, blocks: list[Block]) -> list[int]:
 
 
 def _runs_in(members: Sequence[int], drawing: Drawing, labels: Sequence[int], *, whole: bool) -> list[Run]:
-    places = {box: place for place, box in enumerate(members)}
+    places = {box: index for index, box in enumerate(members)}
     links = [
         [places[made] for value in drawing.boxes[box].inputs if (made := drawing.made_by[value]) in places]
         for box in members
@@ -109,14 +109,14 @@ def _place_the_rest(drawing: Drawing, blocks: list[Block], homes: list[int]) -> 
         for value in box.inputs:
             readers.setdefault(drawing.made_by[value], []).append(number)
     for number in range(len(drawing.boxes) - 1, -1, -1):
-        if not drawing.boxes[number].flows and (found := readers.get(number)):
-            homes[number] = _common(blocks, {homes[one] for one in found})
+        if not drawing.boxes[number].flows and (reader := readers.get(number)):
+            homes[number] = _common(blocks, {homes[one] for one in reader})
 
 
 def _common(blocks: Sequence[Block], homes: Iterable[int]) -> int:
     first, *others = (_path(blocks, home) for home in homes)
     depth = 0
-    while depth < len(first) and all(depth < len(one) and one[depth] == first[depth] for one in others):
+    while depth < len(first) and all(depth < len(other) and other[depth] == first[depth] for other in others):
         depth += 1
     return first[depth - 1]
 
@@ -189,9 +189,9 @@ def _connect(
 
 def _lay_out(
     blocks: list[Block], edges: list[dict[tuple[int, int, int], None]], drawing: Drawing
-) -> list[Layout]:
+) -> list[CellLayout]:
     """Layouts of all blocks, inner ones first; one for those that are the same."""
-    layouts: list[Layout] = []
+    layouts: list[CellLayout] = []
     known: dict[object, int] = {}
     top, bottom = len(drawing.boxes), 2 * len(drawing.boxes) + len(drawing.made_by)
     for number in range(len(blocks) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""What is drawn of a graph: a box for each node that lives and for each output, and edges between them.
+"""The boxes and edges of a drawing of a graph: a box for each live node and each output.
 
 Parameters and constants get no box: a line in the box that reads them, through whatever views and casts lie between.
 """
@@ -6,9 +6,10 @@ Parameters and constants get no box: a line in the box that reads them, through 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kernels_hub.compiler.errors import GraphError
 from kernels_hub.compiler.ir.cost import FREE, Cost, Costs, default_sizes
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Literal, Trait
@@ -34,7 +35,7 @@ _BY_NAME = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OperandRow:
     """A weight or constant that a box reads. via: the views and casts between, from the weight on."""
 
     operand: int
@@ -59,7 +60,7 @@ class Box:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     attrs: tuple[tuple[str, str], ...]
-    rows: tuple[Row, ...]
+    rows: tuple[OperandRow, ...]
     cost: Cost
     structure: tuple[Any, ...]
     """Equal for boxes that do the same on operands of the same types."""
@@ -69,7 +70,7 @@ class Box:
     @property
     def width(self) -> float:
         """Of the box, in pixels, weights shown or not."""
-        lines = [7.6 * len(self.title) + 26, *(6.7 * len(one) + 22 for one in self.types)]
+        lines = [7.6 * len(self.title) + 26, *(6.7 * len(name) + 22 for name in self.types)]
         lines += [6.1 * (len(row.label) + len(row.type) + 3) + 26 for row in self.rows]
         return round(min(max(*lines, 92.0), 250.0 if len(self.rows) else 236.0), 1)
 
@@ -89,8 +90,13 @@ class Drawing:
     """Value id -> the box that makes it."""
 
 
-def draw(graph: Graph, sizes: Mapping[str, int] | None = None) -> Drawing:
-    """What there is to see of a graph. sizes: numbers for symbols, for costs. Raises DimError for unknown ones."""
+def draw(
+    graph: Graph, sizes: Mapping[str, int] | None = None, marks: Mapping[Value, str] | None = None
+) -> Drawing:
+    """What there is to see of a graph. sizes: numbers for symbols, for costs. marks: value -> a note at what makes it.
+
+    Raises DimError for unknown symbols, GraphError for a mark of a value that has no box.
+    """
     chosen = default_sizes(graph, sizes)
     costs = Costs(chosen)
     nodes = graph.live() if graph.outputs else list(graph.nodes)
@@ -114,11 +120,21 @@ def draw(graph: Graph, sizes: Mapping[str, int] | None = None) -> Drawing:
         flops, moved = flops + (cost.flops or 0), moved + (cost.bytes or 0)
         made_by.update(dict.fromkeys((value.id for value in node.results), len(boxes)))
         boxes.append(_box(node, absorbed, cost, flows=node in flows))
+    for value, note in (marks or {}).items():
+        if value.graph is not graph or value.id not in made_by:
+            raise GraphError(f"{value} cannot be marked: graph {graph.name} has no box for it")
+        place = made_by[value.id]
+        boxes[place] = _marked(boxes[place], note)
     boxes += (_output(name, value, absorbed) for name, value in graph.outputs.items())
     counts = dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
     total = Cost(None, None) if unknown else Cost(flops, moved)
     dead = len(graph.nodes) - len(nodes)
     return Drawing(short(graph.name), tuple(boxes), counts, dead, chosen, total, made_by)
+
+
+def _marked(box: Box, note: str) -> Box:
+    title = f"★ {box.title}: {note}" if note else f"★ {box.title}"
+    return replace(box, kind="marked", title=short(title))
 
 
 def short(text: str, longest: int = LONGEST_NAME) -> str:
@@ -171,9 +187,9 @@ def _output(name: str, value: Value, absorbed: set[Node]) -> Box:
     )  # fmt: skip
 
 
-def _rows(operands: tuple[Value, ...], absorbed: set[Node]) -> tuple[Row, ...]:
+def _rows(operands: tuple[Value, ...], absorbed: set[Node]) -> tuple[OperandRow, ...]:
     rows = []
-    for place, value in enumerate(operands):
+    for index, value in enumerate(operands):
         if value.node in absorbed:
             node, via = value.node, []
             while node.operands:
@@ -181,7 +197,7 @@ def _rows(operands: tuple[Value, ...], absorbed: set[Node]) -> tuple[Row, ...]:
                 node = node.operands[0].node
             label = node.attrs["name"] if node.op.name == "parameter" else _constant(node.attrs["value"])
             of = str(node.results[0].type)
-            rows.append(Row(place, short(label), of, tuple(reversed(via)), short(node.origin)))
+            rows.append(OperandRow(index, short(label), of, tuple(reversed(via)), short(node.origin)))
     return tuple(rows)
 
 
@@ -194,11 +210,11 @@ def _constant(value: Literal) -> str:
     return numbers[0] if value.array.ndim == 0 else f"[{', '.join(numbers)}]"
 
 
-def _structure(value: Any) -> Any:
+def _structure(value: object) -> Any:
     return (value.name, len(value.nodes), value.signature()) if isinstance(value, Graph) else value
 
 
-def _attribute(value: Any) -> tuple[str, int]:
+def _attribute(value: object) -> tuple[str, int]:
     if isinstance(value, Literal):
         return f"{_constant(value)} {value.array.dtype}{list(value.array.shape)}", LONGEST_NAME
     if isinstance(value, Graph):

@@ -31,7 +31,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CellLayout:
     """Where cells are: those given, then those of the ways of long edges.
 
     steps: (cell, cell one rank below, net, port) for each part of an edge; far: edges that are not routed.
@@ -45,7 +45,7 @@ class Layout:
     width: float
 
 
-def lay_out(widths: Sequence[float], edges: Sequence[Edge], tops: int = 0, bottoms: int = 0) -> Layout:
+def lay_out(widths: Sequence[float], edges: Sequence[Edge], tops: int = 0, bottoms: int = 0) -> CellLayout:
     """A layout of cells of these widths. The last `bottoms` are in the last rank, the `tops` before in the first."""
     ranks = _ranks(len(widths), edges, tops, bottoms)
     cells = list(widths)
@@ -62,7 +62,7 @@ def lay_out(widths: Sequence[float], edges: Sequence[Edge], tops: int = 0, botto
     x = _coordinates(rows, cells, len(widths), above, below)
     left = min((at - width / 2 for at, width in zip(x, cells, strict=True)), default=0.0)
     right = max((at + width / 2 for at, width in zip(x, cells, strict=True)), default=0.0)
-    return Layout(
+    return CellLayout(
         tuple(ranks), tuple(round(at - left, 1) for at in x), tuple(cells), tuple(steps), tuple(far),
         round(right - left, 1),
     )  # fmt: skip
@@ -125,7 +125,7 @@ def _route(
     steps: list[tuple[int, int, int, int]] = []
     far: list[Edge] = []
     spans = {key: max(ranks[edge.target] for edge in net) - ranks[key[0]] - 1 for key, net in nets.items()}
-    for key in sorted(nets, key=lambda one: (spans[one], one)):
+    for key in sorted(nets, key=lambda net: (spans[net], net)):
         budget -= max(spans[key], 0)
         if budget < 0 and spans[key] > 0:
             far += [edge for edge in nets[key] if ranks[edge.target] > ranks[key[0]] + 1]
@@ -226,7 +226,9 @@ def _straighten(
 
     def nearest(cell: int, near: list[int]) -> int:
         way = cell >= given
-        return min(near, key=lambda one: ((one >= given) != way, abs(x[one] - x[cell]), one), default=-1)
+        return min(
+            near, key=lambda number: ((number >= given) != way, abs(x[number] - x[cell]), number), default=-1
+        )
 
     chain = list(range(len(cells)))
     for row in rows:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.viewing.blocks import FOLDED_WIDTH, Tree, build_tree
 from kernels_hub.compiler.viewing.drawing import KINDS, Box, Drawing
 from kernels_hub.compiler.viewing.layers import GAP
@@ -23,16 +22,16 @@ _KIND_COLOURS = f"""
 """
 
 
-def render_page(drawings: Sequence[tuple[Graph, Drawing]]) -> str:
+def render_page(drawings: Sequence[Drawing]) -> str:
     """The page of one drawing, or of two side by side."""
     data = {
         "kinds": KINDS,
         "gap": GAP, "rankGap": RANK_GAP, "foldedWidth": FOLDED_WIDTH, "foldedHeight": FOLDED_HEIGHT,
         "header": HEADER, "padding": PADDING,
-        "graphs": [_graph(drawing) for _, drawing in drawings],
+        "graphs": [_graph(drawing) for drawing in drawings],
     }  # fmt: skip
     style, script = _KIND_COLOURS + _asset("page.css"), _asset("page.js")
-    title = " → ".join(dict.fromkeys(drawing.name for _, drawing in drawings))
+    title = " → ".join(dict.fromkeys(drawing.name for drawing in drawings))
     parts = {
         "@TITLE@": HtmlText(title),
         "@POLICY@": f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
@@ -65,7 +64,7 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _json(data: Any) -> str:
+def _json(data: object) -> str:
     """JSON that no HTML parser sees a tag or a comment in."""
     text = json_text(data)
     for one in "<>&":
@@ -73,14 +72,14 @@ def _json(data: Any) -> str:
     return text
 
 
-class _Table:
+class _InternTable:
     """Things written once and named by number."""
 
     def __init__(self) -> None:
         self.rows: list[Any] = []
         self._numbers: dict[Any, int] = {}
 
-    def number(self, key: Any, row: Any = None) -> int:
+    def number(self, key: object, row: object = None) -> int:
         """Its number; entered if it is new."""
         if key not in self._numbers:
             self._numbers[key] = len(self.rows)
@@ -90,7 +89,7 @@ class _Table:
 
 def _graph(drawing: Drawing) -> dict[str, Any]:
     tree = build_tree(drawing)
-    texts, shapes = _Table(), _Table()
+    texts, shapes = _InternTable(), _InternTable()
     return {
         "name": drawing.name,
         "counts": dict(drawing.counts),
@@ -104,7 +103,7 @@ def _graph(drawing: Drawing) -> dict[str, Any]:
     }
 
 
-def _box(box: Box, texts: _Table, shapes: _Table) -> list[Any]:
+def _box(box: Box, texts: _InternTable, shapes: _InternTable) -> list[Any]:
     """[what many share, title, origin, inputs, outputs, rows]."""
     shape = (box.op, box.kind, box.types, box.attrs, box.cost)
     number = shapes.number(

@@ -64,36 +64,36 @@ def _score(run: Run) -> int:
 def _periods(labels: Sequence[int]) -> list[int]:
     last: dict[tuple[int, ...], int] = {}
     gaps: Counter[int] = Counter()
-    for place in range(len(labels) - 3):
-        key = tuple(labels[place : place + 4])
+    for index in range(len(labels) - 3):
+        key = tuple(labels[index : index + 4])
         if key in last:
-            gaps[place - last[key]] += 1
-        last[key] = place
+            gaps[index - last[key]] += 1
+        last[key] = index
     ranked = sorted(gaps.items(), key=lambda item: (-item[1] * min(item[0], 64), item[0]))
     return [period for period, _ in ranked if period >= _LEAST_PERIOD][:_TRIED]
 
 
 def _stretches(labels: Sequence[int], period: int) -> list[tuple[int, int]]:
     """Maximal start..stop in which each item equals the one a period before it."""
-    found = []
+    stretches = []
     start = None
-    for place in range(len(labels) - period + 1):
-        same = place + period < len(labels) and labels[place] == labels[place + period]
+    for index in range(len(labels) - period + 1):
+        same = index + period < len(labels) and labels[index] == labels[index + period]
         if same and start is None:
-            start = place
+            start = index
         elif not same and start is not None:
-            if place - start >= period:
-                found.append((start, place + period))
+            if index - start >= period:
+                stretches.append((start, index + period))
             start = None
-    return found
+    return stretches
 
 
 def _cuts(links: Sequence[Sequence[int]]) -> list[int]:
     """For each place, how many values made before it are read at it or later."""
     furthest: dict[int, int] = {}
-    for place, sources in enumerate(links):
+    for index, sources in enumerate(links):
         for source in sources:
-            furthest[source] = place
+            furthest[source] = index
     steps = [0] * (len(links) + 2)
     for source, place in furthest.items():
         steps[source + 1] += 1

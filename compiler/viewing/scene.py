@@ -1,4 +1,4 @@
-"""Everything in its place, for some blocks open and the others folded: what the page does as one clicks, once.
+"""Layout of a drawing for a set of open blocks: what the interactive page does on a click.
 
 Ranks move down, and neighbours aside, to make room for a block that is open.
 """

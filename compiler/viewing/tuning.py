@@ -25,7 +25,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def render_tuning(document: Mapping[str, Any]) -> str:
+def render_tuning(document: Mapping[str, object]) -> str:
     """The page. document: see the module."""
     style = _asset("page.css") + _asset("tuning.css") + _KIND_COLOURS
     script = _asset("tuning.js")
@@ -144,8 +144,8 @@ def _bars(rows: Sequence[Mapping[str, Any]], count: int) -> str:
     step, left, right = 22, 78, 76
     most = max(row["seconds"] for row in rows)
     lines = []
-    for place, row in enumerate(rows):
-        y, width = 8 + place * step, (WIDTH - left - right) * row["seconds"] / most
+    for index, row in enumerate(rows):
+        y, width = 8 + index * step, (WIDTH - left - right) * row["seconds"] / most
         lines.append(
             f'<a href="#c-{HtmlText(row["digest"])}">'
             f'<text x="{left - 8}" y="{y + 11}" text-anchor="end">{HtmlText(row["digest"][:8])}</text>'
@@ -167,12 +167,12 @@ def _scatter(rows: Sequence[Mapping[str, Any]]) -> str:
         '<text x="4" y="12">measured</text>',
     ]
     lines += [
-        f'<text x="{across(one):.1f}" y="{HEIGHT - MARGIN + 16}" text-anchor="middle">{amount(one)}</text>'
-        for one in across.ticks
+        f'<text x="{across(tick):.1f}" y="{HEIGHT - MARGIN + 16}" text-anchor="middle">{amount(tick)}</text>'
+        for tick in across.ticks
     ]
     lines += [
-        f'<text x="{MARGIN - 4}" y="{up(one) + 4:.1f}" text-anchor="end">{amount(one)}</text>'
-        for one in up.ticks
+        f'<text x="{MARGIN - 4}" y="{up(tick) + 4:.1f}" text-anchor="end">{amount(tick)}</text>'
+        for tick in up.ticks
     ]
     lines += [
         f'<a href="#c-{HtmlText(row["digest"])}"><circle class="dot {_mark(row)}" cx="{across(row["predicted"]):.1f}" '
@@ -204,14 +204,14 @@ def _figure(caption: str, lines: str, height: int) -> str:
     )
 
 
-def _mark(row: Mapping[str, Any]) -> str:
+def _mark(row: Mapping[str, object]) -> str:
     return "fastest" if row["winner"] else "baseline" if row["baseline"] else ""
 
 
 # -- the table --------------------------------------------------------------------------------------
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+def _table(rows: Sequence[Mapping[str, object]]) -> str:
     heads = "".join(f'<th class="{kind}">{name}</th>' for name, kind in _COLUMNS)
     return (
         f'<div class="scroll"><table id="candidates"><thead><tr>{heads}</tr></thead>'

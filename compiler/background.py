@@ -1,0 +1,94 @@
+"""Background compilation: engines that need no compiler serve calls until the chosen plan is ready."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Protocol, Self, TypeVar
+
+from kernels_hub.compiler.engines.engine import Note
+from kernels_hub.compiler.errors import CompilerError, EngineError
+from kernels_hub.compiler.importers.module_call import ModuleCall
+from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.ir.uncollected import uncollected
+from kernels_hub.compiler.plan.plan import Plan
+from kernels_hub.compiler.plan.selection import LOGGER
+from kernels_hub.compiler.settings import Settings
+
+
+class Adopting(Protocol):
+    """An executable, as far as a compilation in the background knows it."""
+
+    name: str
+    compilation: Compilation | None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that runs."""
+
+    @classmethod
+    def of(cls, graph: Graph, settings: Settings, module: ModuleCall | None = None) -> Self:
+        """Compile a graph."""
+
+    def adopt(self, other: Self, /) -> None:
+        """Run the plans of another executable of the same graph from now on."""
+
+    def plans_changed(self) -> None:
+        """Plans have joined."""
+
+
+E = TypeVar("E", bound=Adopting)
+
+
+_HEAD_START_S = 1.0
+
+
+def stand_in(settings: Settings) -> Settings:
+    """Settings of what serves calls meanwhile."""
+    only = replace(settings.only, exclude_notes=settings.only.exclude_notes | {Note.NEEDS_COMPILER})
+    return replace(settings, only=only, rank="default", wait=True)
+
+
+class Compilation:
+    """A thread that compiles a graph and gives an executable the plan that it makes.
+
+    finished: set when it has ended, one way or the other. error: why the executable keeps its first plan.
+    """
+
+    def __init__(self, run: Adopting, graph: Graph, settings: Settings) -> None:
+        self.finished = threading.Event()
+        self.served = threading.Event()
+        """Set once a call was served: until then, for a second at most, nothing takes time from it."""
+        self.adopted = False
+        """Whether the executable runs what was compiled."""
+        self.error: CompilerError | None = None
+        work = threading.Thread(
+            target=self._work,
+            args=(run, graph, replace(settings, wait=True)),
+            name="kernels_hub-compile",
+            daemon=True,
+        )
+        work.start()
+
+    def _work(self, run: E, graph: Graph, settings: Settings) -> None:
+        self.served.wait(_HEAD_START_S)
+        try:
+            run.adopt(type(run).of(graph, settings))
+            self.adopted = True
+            run.plans_changed()
+        except CompilerError as error:
+            self.error = error
+            LOGGER.warning("graph %s stays on %s: %s", run.name, run.plan.engines, error)
+        finally:
+            self.finished.set()
+
+
+def begin(graph: Graph, settings: Settings, module: ModuleCall | None, make: type[E]) -> E | None:
+    """An executable that runs now, and the compiled plan later; None where no engine runs without a compiler."""
+    try:
+        with uncollected():
+            run = make.of(graph, stand_in(settings), module)
+    except EngineError:
+        return None
+    run.compilation = Compilation(run, graph, settings)
+    return run

@@ -1,0 +1,100 @@
+"""One ATen graph as it runs: arguments in, results out, weights as the model has them at each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from kernels_hub.compiler.dynamo.fallback import Argument
+from kernels_hub.compiler.executable import Executable
+from kernels_hub.compiler.importers.torch_aten import AtenGraph, Result
+from kernels_hub.compiler.plan.followed_weights import Followed, frozen
+from kernels_hub.compiler.settings import Settings
+
+
+class _WeightBuffers(nn.Module):
+    """The tensors that a graph was given as its weights, as buffers under the names of its parameters."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        for name, one in tensors.items():
+            self.register_buffer(name, one)
+
+
+class CompiledGraph:
+    """Called as AOTAutograd calls what compilers give: with a list of arguments, which is emptied.
+
+    Weights are those of the arguments: another tensor in the place of one, or one that was written to, makes the
+    graph anew, as `compile(weights="followed")` says.
+    """
+
+    def __init__(
+        self, aten: AtenGraph, settings: Settings, weights: Mapping[int, torch.Tensor], *, follow: bool
+    ) -> None:
+        self._boxed_call = True  # of the instance: what wraps it copies its attributes
+        graph = aten.graph
+        followed = None
+        self._held: dict[str, Any] = {}
+        self._weights: list[tuple[int, str]] = []
+        if aten.weights and follow:
+            module = _WeightBuffers({name: weights[place] for name, place in aten.weights.items()})
+            self._held, self._weights = (
+                module._buffers,
+                [(place, name) for name, place in aten.weights.items()],
+            )
+            followed = Followed(module, graph, lambda: aten.graph)
+            graph = followed.graph()
+        elif graph.weights:
+            graph = frozen(graph)
+        self.run = Executable.of(graph, settings, None, followed, rewrite=True)
+        self._inputs = _taker(aten.inputs)
+        self._results = tuple(aten.results)
+        self._single = len(aten.graph.outputs) == 1
+        self._plain = [result.output for result in self._results] == list(
+            range(len(aten.graph.outputs))
+        ) and all(result.is_plain for result in self._results)
+
+    def __call__(self, args: list[Argument]) -> Sequence[Argument]:
+        """All results of the graph."""
+        held = self._held
+        for place, name in self._weights:
+            if held[name] is not args[place]:
+                held[name] = args[place]
+        found = self.run(*self._inputs(args))
+        outputs = (found,) if self._single else found
+        results = outputs if self._plain else [_result(result, outputs, args) for result in self._results]
+        args.clear()
+        return results
+
+
+def _taker(places: Sequence[int]) -> Callable[[list[Argument]], tuple[Argument, ...]]:
+    """A function that takes the items at these places."""
+    if not places:
+        return lambda _: ()
+    if len(places) == 1:
+        (only,) = places
+        return lambda args: (args[only],)
+    return itemgetter(*places)
+
+
+def _result(of: Result, outputs: Sequence[torch.Tensor], args: Sequence[Argument]) -> Argument:
+    """A result, of the outputs of a call and its arguments."""
+    if of.output is None and of.argument is None:
+        return None if of.literal is None else cast("int", of.literal)
+    found: Any = args[of.argument] if of.argument is not None else outputs[of.output or 0]
+    if of.is_size:
+        return int(found)
+    if of.layout is not None:
+        start = found.storage_offset() if of.argument is None else 0
+        view: torch.Tensor = found.detach().as_strided(
+            of.layout.size, of.layout.stride, start + of.layout.offset
+        )
+        return view
+    tensor: torch.Tensor = found
+    if of.axes is not None:
+        tensor = tensor.permute(of.axes)
+    return tensor if of.expanded is None else tensor.expand(of.expanded)

@@ -1,0 +1,538 @@
+"""Checks an exported layer, as clients load it, against its module and the oracle, and times it.
+
+Cases are the example's sizes, the smallest that the declared ranges allow, and odd ones. Inputs are seeded. At the
+example's sizes, the oracle also judges each element on inputs made for the graph (`judging`).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from kernels_hub.compiler.engines.engine import Device
+from kernels_hub.compiler.errors import BuildError, CompilerError, EngineError
+from kernels_hub.compiler.export.caches import LENGTH_AXIS
+from kernels_hub.compiler.export.native_binaries import Prebuilt, copy_alone
+from kernels_hub.compiler.export.programs import dtype_name
+from kernels_hub.compiler.export.source import Example, Source, evaluating, resized
+from kernels_hub.compiler.importers.torch_export import array_of
+from kernels_hub.compiler.importers.torch_trace import paths_of
+from kernels_hub.compiler.ir.binding import bind_shapes
+from kernels_hub.compiler.ir.dims import Dim, Symbol, dim_symbols
+from kernels_hub.compiler.ir.evaluate import evaluate
+from kernels_hub.compiler.ir.extrema import substitute
+from kernels_hub.compiler.ir.types import Array
+from kernels_hub.compiler.judging import Judge
+from kernels_hub.compiler.judging.timing import gain
+from kernels_hub.compiler.runtime.caches import Kind, kinds_of, numbered
+from kernels_hub.compiler.runtime.parts import Cache, Record, Tensor
+from kernels_hub.compiler.runtime.toolchain import machine_isas
+from kernels_hub.numerics import largest_error, tolerance
+
+_NARROW = {torch.float16, torch.bfloat16}
+_DEEP = 4
+"""Many layers of 16 bits add their rounding, to the original's results too: where a float32 copy of the module shows
+that these err by more than the tolerance, ours may err as much, up to so many tolerances."""
+
+_ORACLE_S = 10.0
+"""Where the oracle took longer than this, it judges no further case."""
+_JUDGED_S = 4.0
+"""Seconds of the oracle for inputs made for the graph."""
+_TIMED_S = 0.2
+_ODD = (3, 17, 5, 9)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of sizes. Errors are in units of the largest magnitude, None where there was nothing to compare with.
+
+    dtype: of the weights, where there are programs for several. eager_ms, compiled_ms: medians of a call, None where
+    not measured, or where the ratio does not repeat; ratio: the least that was seen of calls in turn, twice. seed: of
+    the inputs. tolerance: of the outputs' dtype; a larger error passed as float32 shows the original to err as much.
+    """
+
+    sizes: Mapping[str, int]
+    original: float | None
+    oracle: float | None
+    eager_ms: float | None = None
+    compiled_ms: float | None = None
+    ratio: float | None = None
+    dtype: str = ""
+    seed: int = 0
+    tolerance: float = 0.0
+
+
+@dataclass(frozen=True)
+class Checked:
+    """All cases, and the machine. isas: instruction set levels whose prebuilt code gave the same.
+
+    original: what `Case.original` and the times are of; an ONNX file's is another runtime.
+    """
+
+    cases: tuple[Case, ...]
+    machine: str
+    isas: tuple[str, ...] = ()
+    original: str = "the original"
+
+
+def check_emitted(
+    folder: Path, layer: str, sources: Sequence[Source], built: Sequence[Prebuilt], *, benchmark: bool
+) -> Checked:
+    """Load the layer as `get_local_kernel` does, and compare. sources: of each dtype.
+
+    Raises BuildError where it does not build here, EngineError where a result differs or the layer would not run a
+    case by its program.
+    """
+    from kernels_hub import get_local_kernel
+
+    kernel = get_local_kernel(folder, backend="cpu")
+    here = {isa.name for isa in machine_isas()}
+    isas = tuple(one for one in dict.fromkeys(row.isa for row in built) if one in here)
+    cases: list[Case] = []
+    with ExitStack() as stack:
+        stack.enter_context(_emptied(kernel.program.LAYER.fallbacks))
+        for source in sources:
+            if source.example is not None:
+                stack.enter_context(evaluating(source.example.module))
+        for source in sources:
+            cases += _checked(kernel, layer, source, benchmark=benchmark, several=len(sources) > 1)
+        for isa in isas:
+            _check_prebuilt(folder, kernel, layer, sources, [row for row in built if row.isa == isa])
+    peer = sources[0].peer
+    return Checked(tuple(cases), machine(), isas, "the original" if peer is None else peer.name)
+
+
+def _checked(kernel: Any, layer: str, source: Source, *, benchmark: bool, several: bool) -> list[Case]:
+    program = kernel.program.LAYER
+    module = source.example.module if source.example is not None else kernel.load()
+    kernel.weights.prepare(module)
+    _require(program, layer)
+    forward = getattr(kernel.layers, layer).forward
+    cases = []
+    patient = True
+    for seed, sizes in enumerate(_sizes(source)):
+        example = _example(source, module, sizes, seed)
+
+        def compiled(example: Example = example) -> Any:
+            args, kwargs = example.call()
+            with torch.no_grad():
+                return forward(module, *args, **kwargs), args, kwargs
+
+        found = compiled()
+        _require(program, layer)
+        exact = _Exact(source, example)
+        original = None
+        eager: Callable[[], object] = example.run
+        if source.peer is not None:
+            call = functools.partial(source.peer.call, pytree.tree_leaves(example.args))
+            original, eager = _difference(_outputs(source, *found), call), call
+        elif source.example is not None:
+            try:
+                args, kwargs = example.call()
+                with torch.no_grad():
+                    expected = module(*args, **kwargs), args, kwargs
+            except Exception as error:
+                raise CompilerError(
+                    f"{layer}: the original raised {type(error).__name__} for {_shown(sizes)}, which the declared "
+                    f"dims allow: {error}; give the dims the range that it takes"
+                ) from error
+            original = _compared(found, expected, layer, sizes, "the original module", exact.call)
+        oracle = None
+        if patient:
+            started = time.monotonic()
+            judged = _judged(source, example)
+            oracle = _compared(_outputs(source, *found), judged, layer, sizes, "the oracle", exact.outputs)
+            patient = time.monotonic() - started < _ORACLE_S
+        eager_ms, compiled_ms, ratio = (
+            _timed(eager, compiled) if benchmark and original is not None else (None, None, None)
+        )
+        if not seed:
+            _judge(source, example, compiled, layer, lambda: _require(program, layer))
+        dtype = dtype_name(source.example) if several and source.example is not None else ""
+        allowed = max(tolerance(one.dtype).layer for one in _outputs(source, *found))
+        cases.append(Case(sizes, original, oracle, eager_ms, compiled_ms, ratio, dtype, seed, allowed))
+    return cases
+
+
+def _judge(
+    source: Source,
+    example: Example,
+    compiled: Callable[[Example], tuple[Any, Any, Any]],
+    layer: str,
+    require: Callable[[], None],
+) -> None:
+    """Each element of each output, on inputs made for the graph. Raises EngineError for one that is wrong."""
+    graph = source.graph
+    named = _named(source, example)
+    types = {name: one.type for name, one in graph.inputs.items()}
+    sizes = bind_shapes(types, [tuple(named[name].shape) for name in graph.inputs])
+    weights = {name: held() if callable(held) else held for name, held in source.arrays.items()}
+    judge = Judge(graph, sizes, weights=weights, patience=_JUDGED_S, other_sizes=False)
+    for case in judge.cases:
+        result = compiled(_with_inputs(source, example, case.inputs.arrays))
+        require()
+        found = [array_of(output) for output in _outputs(source, *result)]
+        if (reason := case.against(dict(zip(case.oracle.values, found, strict=True)))) is not None:
+            raise EngineError(f"layer {layer}: {reason}: a defect of the compiler; nothing was written")
+
+
+def _with_inputs(source: Source, example: Example, arrays: Mapping[str, Array]) -> Example:
+    """The example with other tensors for the inputs of the graph."""
+    leaves, form = pytree.tree_flatten((example.args, dict(example.kwargs)))
+    names = (
+        list(source.graph.inputs)
+        if source.example is None
+        else paths_of(source.example.module, example.args, example.kwargs)
+    )
+    given = [
+        _tensor(arrays[name]) if name in arrays else leaf for name, leaf in zip(names, leaves, strict=True)
+    ]
+    args, kwargs = pytree.tree_unflatten(given, form)
+    return replace(example, args=tuple(args), kwargs=kwargs)
+
+
+def _check_prebuilt(
+    folder: Path, kernel: Any, layer: str, sources: Sequence[Source], built: Sequence[Prebuilt]
+) -> None:
+    """The first case of each source, by the native code of one instruction set level that came along."""
+    forward = getattr(kernel.layers, layer).forward
+    program = kernel.program.LAYER
+    for source, one in zip(sources, getattr(program, "layers", [program]), strict=True):
+        module = source.example.module if source.example is not None else kernel.load()
+        sizes = _sizes(source)[0]
+        example = _example(source, module, sizes, 0)
+        args, kwargs = example.call()
+        bound = inspect.signature(forward).bind(module, *args, **kwargs)
+        bound.apply_defaults()
+        (row,) = (prebuilt for prebuilt in built if prebuilt.program == one.table.source)
+        with tempfile.TemporaryDirectory() as alone, torch.no_grad():
+            copy_alone(folder, row, Path(alone))
+            if (constants := folder / "cpu" / one.table.constants_file).is_file():
+                shutil.copy(constants, alone)
+            other = type(one)(one.table, Path(alone), one.shipped)
+            result = other.call(*bound.arguments.values())
+            _require(other, layer)
+            args, kwargs = example.call()
+            expected = pytree.tree_leaves(forward(module, *args, **kwargs))
+        _compared(result, expected, layer, sizes, f"what is built here, in its {row.isa} code")
+
+
+def machine() -> str:
+    """What the figures were measured on."""
+    model = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        model = next(
+            (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model
+        )
+    except OSError:
+        pass
+    return f"{model}, {os.cpu_count()} CPUs, {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+@contextmanager
+def _emptied(fallbacks: dict[str, str]) -> Iterator[None]:
+    """What calls in the block fall back for, alone: a layer of the same bytes may have been called before."""
+    before = dict(fallbacks)
+    fallbacks.clear()
+    try:
+        yield
+    finally:
+        fallbacks.update(before)
+
+
+def _require(program: Any, layer: str) -> None:
+    if program.fallbacks:
+        kind, reason = next(iter(program.fallbacks.items()))
+        error = BuildError if kind == "build" else EngineError
+        raise error(f"layer {layer} does not run its own example: {reason}")
+
+
+def first_sizes(source: Source) -> dict[str, int]:
+    """The example's sizes."""
+    return _sizes(source)[0]
+
+
+def _sizes(source: Source) -> list[dict[str, int]]:
+    inputs = source.graph.inputs
+    symbols = sorted(dim_symbols(dim for one in inputs.values() for dim in one.shape))
+    odd = {symbol.name: _ODD[index % len(_ODD)] for index, symbol in enumerate(symbols)}
+    if source.example is None:
+        base = {symbol.name: _within(symbol, 2 if not index else 16) for index, symbol in enumerate(symbols)}
+    else:
+        example = source.example
+        leaves = dict(zip(paths_of(example.module, example.args, example.kwargs),
+                          pytree.tree_leaves((example.args, dict(example.kwargs))), strict=True))  # fmt: skip
+        types = {name: one.type for name, one in inputs.items()}
+        base = bind_shapes(types, [tuple(leaves[name].shape) for name in inputs])
+        if _is_free(source.example):
+            # Nobody said which sizes may differ, and not every module says so where they must not: a mask as long as
+            # the tokens. What was equal stays equal.
+            first = {size: name for name, size in reversed(base.items())}
+            odd = {name: odd[first[size]] for name, size in base.items()}
+    cases = [
+        base,
+        {symbol.name: _within(symbol, 1) for symbol in symbols},
+        {symbol.name: _within(symbol, odd[symbol.name]) for symbol in symbols},
+    ]
+    windows = _windows(source)
+    cases = [_remembered(source, case, windows) for case in cases]
+    return [case for index, case in enumerate(cases) if case not in cases[:index]]
+
+
+def _remembered(source: Source, sizes: dict[str, int], windows: Sequence[tuple[Dim, int]]) -> dict[str, int]:
+    """The sizes, smaller where a layer of a cache would forget: what it forgot is in the program's results alone.
+
+    The program's results are whole, whatever the lengths: that layers forget is left to the caches that get them.
+    """
+    symbols = {symbol.name: symbol for symbol in dim_symbols(dim for dim, _ in windows)}
+    found = dict(sizes)
+    for dim, window in windows:
+        names = [symbol.name for symbol in dim_symbols([dim])]
+        if names and _number(substitute(dim, found)) >= window:
+            most = max(1, (window - 1) // len(names))
+            found |= {name: max(symbols[name].min, min(found[name], most)) for name in names}
+    if source.example is None or not _is_free(source.example):
+        return found
+    new = {sizes[name]: size for name, size in found.items() if size != sizes[name]}
+    return {name: new.get(size, size) for name, size in sizes.items()}
+
+
+def _windows(source: Source) -> list[tuple[Dim, int]]:
+    """Of each layer of a cache that holds so many tokens at most: its length after the call, and these."""
+    lengths = [
+        one.shape[LENGTH_AXIS] if len(one.shape) > LENGTH_AXIS else 0 for one in source.graph.outputs.values()
+    ]
+    found: list[tuple[Dim, int]] = []
+
+    def collect(pairs: Mapping[int, tuple[Tensor, Tensor]], kinds: Sequence[Kind]) -> None:
+        for layer, (keys, _) in pairs.items():
+            kind = kinds[layer] if 0 <= layer < len(kinds) else None
+            if isinstance(kind, int):
+                found.append((lengths[keys.place], kind))
+
+    for cache in _caches_in(source.result):
+        collect(cache.numbered(), cache.kinds)
+    if source.changed and source.example is not None:
+        bound = source.signature.bind(*source.example.args, **source.example.kwargs).arguments
+        for name, changed in source.changed.items():
+            collect(changed, kinds_of(bound[name]))
+    return found
+
+
+def _caches_in(tree: object) -> Iterator[Cache]:
+    if isinstance(tree, Cache):
+        yield tree
+    elif isinstance(tree, Record):
+        yield from _caches_in(tuple(tree.fields.values()))
+    elif isinstance(tree, (dict, tuple, list)):
+        for one in tree.values() if isinstance(tree, dict) else tree:
+            yield from _caches_in(one)
+
+
+def _is_free(example: Example) -> bool:
+    leaves = pytree.tree_leaves(example.dynamic_shapes, is_leaf=lambda one: one is None)
+    return any(leaf is torch.export.Dim.AUTO for leaf in leaves)
+
+
+def _within(symbol: Symbol, size: int) -> int:
+    return max(symbol.min, size if symbol.max is None else min(size, symbol.max))
+
+
+def _example(source: Source, module: nn.Module, sizes: Mapping[str, int], seed: int) -> Example:
+    if source.example is not None:
+        shapes = {
+            name: [_number(substitute(dim, sizes)) for dim in one.shape]
+            for name, one in source.graph.inputs.items()
+        }
+        return resized(source.example, shapes, seed)
+    arrays = source.graph.dummy_inputs(seed, sizes)
+    for name, array in arrays.items():
+        if "mask" in name and array.dtype.kind in "iu":
+            array[...] = 1
+    return Example(module, tuple(_tensor(array) for array in arrays.values()))
+
+
+def _number(dim: Any) -> int:
+    return int(dim)
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    from kernels_hub.compiler.engines.tensors import to_tensor
+
+    return to_tensor(np.array(array, order="C"))
+
+
+def oracle_case(
+    source: Source, sizes: Mapping[str, int]
+) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """Seeded inputs of these sizes, by name, and what the oracle gives."""
+    example = _example(source, nn.Module(), sizes, 0)
+    named = _named(source, example)
+    return {name: named[name].contiguous() for name in source.graph.inputs}, _judged(source, example)
+
+
+def weights_of(source: Source, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """The weights that the source was compiled with."""
+    held = {name: source.arrays[name] for name in names}
+    return {name: _tensor(one() if callable(one) else one) for name, one in held.items()}
+
+
+def _named(source: Source, example: Example) -> dict[str, torch.Tensor]:
+    leaves = pytree.tree_leaves((example.args, dict(example.kwargs)))
+    if source.example is None:
+        return dict(zip(source.graph.inputs, leaves, strict=True))
+    return dict(zip(paths_of(source.example.module, example.args, example.kwargs), leaves, strict=True))
+
+
+def _judged(source: Source, example: Example) -> list[torch.Tensor]:
+    named = _named(source, example)
+    inputs = {name: array_of(named[name]) for name in source.graph.inputs}
+    weights = {name: held() if callable(held) else held for name, held in source.arrays.items()}
+    return [_tensor(one) for one in evaluate(source.graph, inputs, weights=weights).values()]
+
+
+def _outputs(
+    source: Source, result: object, args: Sequence[object], kwargs: Mapping[str, object]
+) -> list[torch.Tensor]:
+    """The outputs of the graph, of a call's result and of what it left in the caches among its arguments."""
+    tensors: dict[int, torch.Tensor] = {}
+    _collect(source.result, result, tensors)
+    if source.changed:
+        bound = source.signature.bind(*args, **kwargs).arguments
+        for name, of in source.changed.items():
+            pairs = numbered(bound[name])
+            _collect(list(of.values()), [pairs[place] for place in of], tensors)
+    return [tensors[number] for number in sorted(tensors)]
+
+
+def _collect(tree: Any, value: Any, tensors: dict[int, torch.Tensor]) -> None:
+    if isinstance(tree, Tensor):
+        tensors[tree.place] = value
+    elif isinstance(tree, Record):
+        for name, one in tree.fields.items():
+            _collect(one, getattr(value, name), tensors)
+    elif isinstance(tree, Cache):
+        _collect(tree.numbered(), numbered(value), tensors)
+    elif isinstance(tree, dict):
+        for name, one in tree.items():
+            _collect(one, value[name], tensors)
+    elif isinstance(tree, (tuple, list)):
+        for one, inner in zip(tree, value, strict=True):
+            _collect(one, inner, tensors)
+
+
+def _difference(ours: Sequence[torch.Tensor], peer: Callable[[], Sequence[torch.Tensor]]) -> float | None:
+    """The largest error against another runtime, which is told and not judged by; None where it does not run."""
+    try:
+        theirs = peer()
+    except Exception:  # noqa: BLE001  (it has no one class for what it refuses)
+        return None
+    if any(tensor.shape != other.shape for tensor, other in zip(ours, theirs, strict=True)):
+        return None
+    return max(
+        [largest_error(tensor, other) for tensor, other in zip(ours, theirs, strict=True)], default=0.0
+    )
+
+
+class _Exact:
+    """What the module gives in float32, for where results of 16 bits differ: see `_DEEP`."""
+
+    def __init__(self, source: Source, example: Example) -> None:
+        self._source, self._example = source, example
+
+    def call(self) -> Any:
+        """The result, and the arguments afterwards; None where the module does not run so."""
+        return self._call
+
+    def outputs(self) -> list[torch.Tensor] | None:
+        """Those of the graph."""
+        return None if self._call is None else _outputs(self._source, *self._call)
+
+    @functools.cached_property
+    def _call(self) -> tuple[Any, ...] | None:
+        if self._source.example is None:
+            return None
+        try:
+            module = copy.deepcopy(self._example.module).float()
+            args, kwargs = pytree.tree_map_only(
+                torch.Tensor, lambda one: one.float() if one.dtype in _NARROW else one, self._example.call()
+            )
+            with torch.no_grad():
+                return module(*args, **kwargs), args, kwargs
+        except Exception:  # noqa: BLE001 - its code may be for one dtype only
+            return None
+
+
+def _compared(
+    result: object,
+    expected: object,
+    layer: str,
+    sizes: Mapping[str, int],
+    what: str,
+    exact: Callable[[], Any] | None = None,
+) -> float:
+    """The largest error of all outputs. exact: the outputs in float32, or None, asked for where an error is large.
+
+    Raises EngineError where one is too large.
+    """
+    ours, theirs = _tensors(result), _tensors(expected)
+    worst = 0.0
+    for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        if one.shape != other.shape or one.dtype is not other.dtype:
+            found = f"{one.dtype}{list(one.shape)}, not {other.dtype}{list(other.shape)}"
+            raise EngineError(f"layer {layer} gives {found} of {what}, for {_shown(sizes)}")
+        error = largest_error(one, other)
+        if not _agree(one, other, error, exact, index):
+            raise EngineError(
+                f"layer {layer} differs from {what} by {error:.2g} of the largest magnitude, for {_shown(sizes)}: "
+                "a defect of the compiler; nothing was written"
+            )
+        worst = max(worst, error)
+    return worst
+
+
+def _agree(
+    tensor: torch.Tensor, other: torch.Tensor, error: float, exact: Callable[[], Any] | None, index: int
+) -> bool:
+    bound = tolerance(tensor.dtype).layer
+    if error <= bound:
+        return True
+    if tensor.dtype not in _NARROW or exact is None or (outputs := exact()) is None:
+        return False
+    truth = _tensors(outputs)[index]
+    return largest_error(tensor, truth) <= max(bound, min(_DEEP * bound, largest_error(other, truth)))
+
+
+def _tensors(tree: object) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _timed(
+    eager: Callable[[], Any], compiled: Callable[[], Any]
+) -> tuple[float, float, float] | tuple[None, None, None]:
+    """Milliseconds of both, and the ratio; nothing where that does not repeat, or is no more than noise."""
+    found = gain(eager, compiled, Device("cpu"), seconds=_TIMED_S)
+    if not found.repeats or (found.ratio > 1 and not found.faster):
+        return None, None, None
+    return found.original * 1e3, found.second.candidate * 1e3, found.ratio
+
+
+def _shown(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} = {size}" for name, size in sizes.items()) or "the only sizes"

@@ -1,0 +1,90 @@
+"""Records the attributes that a module's forwards read while an example runs; its result depends on them.
+
+Attributes of modules, and of plain objects that modules hold (a config), are noted as they are read. What a forward
+never reads (`layer_idx`, where there is no cache) may differ in another module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import nn
+
+from kernels_hub.compiler.export.source import Example
+from kernels_hub.compiler.runtime.modules import fact_at, forward_digest, kind_of
+from kernels_hub.compiler.runtime.parts import Module
+
+_FURNITURE = frozenset(vars(nn.Module())) - {"training"}
+
+Reads = dict[int, set[str]]
+
+
+def recorded(example: Example) -> tuple[Module, ...]:
+    """The module and all inside of it, with the attributes that a run of the example reads."""
+    with _recording(example.module) as (reads, kinds):
+        example.run()
+    modules = []
+    for path, module in example.module.named_modules(remove_duplicate=False):
+        facts = {}
+        for name in sorted(reads.get(id(module), ())):
+            value = module.__dict__.get(name)
+            if name == "training" and isinstance(module, nn.modules.dropout._DropoutNd) and module.p == 0:
+                continue
+            inner = reads.get(id(value)) if id(value) in kinds else None
+            if inner is None:
+                facts[name] = fact_at(module, name)
+            else:
+                facts |= {f"{name}.{loop}": fact_at(module, f"{name}.{loop}") for loop in sorted(inner)}
+        kind = type(module)
+        modules.append(Module(path, kind_of(kind), forward_digest(kind), facts))
+    return tuple(modules)
+
+
+@contextmanager
+def _recording(module: nn.Module) -> Iterator[tuple[Reads, dict[int, type]]]:
+    reads: Reads = {}
+    before: list[tuple[Any, type]] = []
+    objects: dict[int, type] = {}
+    try:
+        for one in module.modules():
+            for value in list(vars(one).values()):
+                if _is_plain_object(value) and id(value) not in objects and _swap(value, reads, before):
+                    objects[id(value)] = before[-1][1]
+            _swap(one, reads, before)
+        yield reads, objects
+    finally:
+        for one, kind in reversed(before):
+            object.__setattr__(one, "__class__", kind)
+
+
+def _swap(one: Any, reads: Reads, before: list[tuple[Any, type]]) -> bool:
+    """Give an object a class that notes what is read of it; False where it cannot have another."""
+    kind = type(one)
+    noted = reads.setdefault(id(one), set())
+    names = vars(one)
+
+    def get(self: Any, name: str) -> Any:
+        if name in names and name not in _FURNITURE:
+            noted.add(name)
+        return kind.__getattribute__(self, name)  # type: ignore[call-arg]
+
+    body = {"__getattribute__": get, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    try:
+        object.__setattr__(one, "__class__", type(kind.__name__, (kind,), body))
+    except Exception:  # noqa: BLE001 - a metaclass has rules of its own
+        return False
+    before.append((one, kind))
+    return True
+
+
+def _is_plain_object(value: object) -> bool:
+    return (
+        hasattr(value, "__dict__")
+        and not isinstance(value, (nn.Module, torch.Tensor, type, dict, list, tuple, set, Enum))
+        and not callable(value)
+        and type(value).__module__ != "builtins"
+    )

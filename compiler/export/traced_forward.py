@@ -1,0 +1,160 @@
+"""Adapts a module's forward for torch.export: tensors alone, with all that a call changes among its results."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from kernels_hub.compiler.errors import CompilerError
+from kernels_hub.compiler.export.caches import fresh
+from kernels_hub.compiler.export.results import result_tree
+from kernels_hub.compiler.importers.torch_export import TorchProgram
+from kernels_hub.compiler.importers.torch_trace import arguments_of, path_text
+from kernels_hub.compiler.runtime.caches import Kind, is_cache, kinds_of, numbered, own_states, window_class
+from kernels_hub.compiler.runtime.parts import Argument, Cache, Tensor
+
+Changed = dict[str, dict[int, tuple[Tensor, Tensor]]]
+
+
+class TracedCall:
+    """What a call came to, noted while it was traced: its result, and the caches among its arguments.
+
+    Where no cache takes part, the results of the program are the result. Else they are a dict: the leaves of the
+    result, but for caches of the arguments, and keys and values of every layer that the call gave others.
+    """
+
+    def __init__(self) -> None:
+        self._leaves: list[Any] = []
+        """Of the result: a name in the dict, or an Argument."""
+        self._kinds: dict[str, tuple[Kind, ...]] = {}
+        """Of the caches among them that the call made."""
+        self._spec: Any = None
+        self._changed: dict[str, dict[int, str]] = {}
+        """Argument -> layer -> the name of what it holds afterwards."""
+
+    def noted(self, result: Any, caches: Mapping[str, Any], before: Mapping[str, Mapping[int, Any]]) -> Any:
+        """The results of the program. caches: of the arguments; before: what they held."""
+        found, self._spec = pytree.tree_flatten_with_path(result, is_leaf=is_cache)
+        if not caches and not any(is_cache(leaf) for _, leaf in found):
+            self._spec = None
+            return result
+        self._leaves, self._kinds, self._changed = [], {}, {}
+        results: dict[str, Any] = {}
+        for path, leaf in found:
+            argument = next((name for name, one in caches.items() if one is leaf), None)
+            if argument is not None:
+                self._leaves.append(Argument(argument))
+                continue
+            name = path_text(path) or "result"
+            if is_cache(leaf):
+                self._kinds[name] = kinds_of(leaf)
+            self._leaves.append(name)
+            results[name] = leaf
+        for argument, cache in caches.items():
+            of = self._changed[argument] = {}
+            was = before[argument]
+            for place, pair in numbered(cache).items():
+                if any(
+                    one is not other for one, other in zip(pair, was.get(place, (None, None)), strict=True)
+                ):
+                    of[place] = f"{argument}.{place}"
+                    results[of[place]] = list(pair)
+        return results
+
+    def of(self, program: TorchProgram) -> tuple[Any, Changed]:
+        """The result, with a Tensor for each output, and what caches hold afterwards. Raises as `result_tree`."""
+        places = {name: Tensor(number) for number, name in enumerate(program.graph.outputs)}
+        leaves = [places[one] if kind == "output" else one for kind, one in program.outputs]
+        found = pytree.tree_unflatten(leaves, program.out_spec)
+        if self._spec is None:
+            return result_tree(found), {}
+        listed = [
+            leaf if isinstance(leaf, Argument) else _stated(found[leaf], self._kinds.get(leaf))
+            for leaf in self._leaves
+        ]
+        changed = {
+            argument: {place: _pair(found[name]) for place, name in of.items()}
+            for argument, of in self._changed.items()
+        }
+        return result_tree(pytree.tree_unflatten(listed, self._spec)), changed
+
+
+def _stated(leaf: Any, kinds: tuple[Kind, ...] | None) -> Any:
+    """A leaf of a result; a cache is a list of pairs by now, one of two a list of two of them."""
+    if kinds is None:
+        return leaf
+    of_two = len(leaf) == 2 and not any(isinstance(one, Tensor) for part in leaf for one in part)
+    own, cross = leaf if of_two else (leaf, ())
+    return Cache(tuple(map(_pair, own)), tuple(map(_pair, cross)) if of_two else None, kinds)
+
+
+def _pair(pair: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    keys, values = pair
+    return keys, values
+
+
+@contextmanager
+def _growing() -> Iterator[None]:
+    """While it is open, layers of caches with a window grow: what they forget is left to whoever gets them.
+
+    A cache that a call makes is given once to each of its layers, which see all of what they gave.
+    """
+    kind: Any = window_class()
+    if kind is None:
+        yield
+        return
+
+    def update(self: Any, keys: Any, values: Any, *_: object, **__: object) -> Any:
+        self.cumulative_length += keys.shape[-2]
+        return plain(self, keys, values)
+
+    plain, before = kind.__mro__[1].update, kind.update
+    kind.update = update
+    try:
+        yield
+    finally:
+        kind.update = before
+
+
+@contextmanager
+def traced_forward(
+    module: nn.Module, given: Mapping[str, object], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> Iterator[TracedCall]:
+    """While it is open, the module's forward takes these arguments alone; all others are what they are in `args` and
+    `kwargs`.
+
+    torch.export does not take dynamic shapes for a forward with **kwargs whose arguments are no tensors.
+    """
+    bound = [name for name, _ in arguments_of(module, args, kwargs)]
+    if "forward" in vars(module):
+        raise CompilerError(
+            f"the forward of this {type(module).__name__} was replaced; restore the model first"
+        )
+    call = TracedCall()
+
+    def forward(**tensors: object) -> Any:
+        own_args, own_kwargs = fresh((args, dict(kwargs)))
+        values = {**dict(zip(bound, (*own_args, *own_kwargs.values()), strict=True)), **tensors}
+        caches = {name: one for name, one in values.items() if is_cache(one)}
+        before = {name: numbered(one) for name, one in caches.items()}
+        for cache in caches.values():
+            own_states(cache)  # a call writes into those that it is given
+        positional = [values[name] for name in bound[: len(args)]]
+        result = type(module).forward(
+            module, *positional, **{name: values[name] for name in bound[len(args) :]}
+        )
+        return call.noted(result, caches, before)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in given])  # type: ignore[attr-defined]
+    object.__setattr__(module, "forward", forward)
+    try:
+        with _growing():
+            yield call
+    finally:
+        object.__delattr__(module, "forward")

@@ -1,0 +1,102 @@
+"""The signature of a call, made in microseconds: calls of one signature may run on one program.
+
+Of a tensor: its dtype and which of its sizes are 1, as these are fixed in the program; of an image, all sizes but the
+batch's, as convolutions of a known size are planned better, and make sizes that are no simple terms of it. Of a
+key-value cache: how many of its layers hold something. Of everything else: literals, and classes. Sizes, where none may
+change.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from kernels_hub.compiler.export.caches import LENGTH_AXIS
+from kernels_hub.compiler.runtime.caches import has_forgotten, is_cache, kinds_of, pairs_of, parts_of
+from kernels_hub.kernelization.compiled_layer import Arguments, Keywords
+
+LEAST = 2
+"""torch.export takes 0 and 1 for special: an example has at least this size in a dim that may change."""
+
+_LITERALS = (bool, int, float, str)
+_WITH_IMAGES = "images"
+"""In the place of `CompiledLayer.dynamic`: True, of a module that takes images."""
+
+
+class _Untaken(Exception):
+    """A call that is not to be compiled, and decides nothing."""
+
+
+_CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_TAKES_IMAGES: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+_IMAGE_RANK = 4
+
+
+def takes_images(module: nn.Module) -> bool:
+    """Whether a module has convolutions over a plane or a space."""
+    found = _TAKES_IMAGES.get(module)
+    if found is None:
+        found = _TAKES_IMAGES[module] = any(isinstance(one, _CONVOLUTIONS) for one in module.modules())
+    return found
+
+
+def is_image(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that such a module gets is an image, or a video."""
+    return tensor.dim() >= _IMAGE_RANK and tensor.is_floating_point()
+
+
+def call_signature(dims: Any, args: Arguments, kwargs: Keywords, *, images: bool = False) -> Hashable | None:
+    """The signature; None of a call with a cache that holds one token, or less than it was given.
+
+    dims: `CompiledLayer.dynamic`. images: whether tensors of rank 4 are images.
+    """
+    dims = _WITH_IMAGES if dims is True and images else dims
+    try:
+        found = [_of(argument, dims) for argument in args]
+        for name in sorted(kwargs) if len(kwargs) > 1 else kwargs:
+            value = kwargs[name]
+            if value is not None:
+                found.append((name, _of(value, dims)))
+    except _Untaken:
+        return None
+    return tuple(found)
+
+
+def _of(value: Any, dims: Any) -> Hashable:
+    if value is None:
+        return None
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        shape = value.shape
+        if dims is False:
+            return (value.dtype, tuple(shape))
+        if dims is _WITH_IMAGES and is_image(value):
+            return (value.dtype, shape[0] == 1, tuple(shape[1:]))
+        if dims not in (True, _WITH_IMAGES) or 1 not in shape:
+            return (value.dtype, len(shape))
+        return (value.dtype, len(shape), sum([1 << axis for axis, size in enumerate(shape) if size == 1]))
+    if kind in _LITERALS:
+        return value if kind is not bool else ("bool", value)
+    if kind is tuple or kind is list:
+        return (kind, *[_of(one, dims) for one in value])
+    if kind is dict:
+        return (kind, *[(str(name), _of(one, dims)) for name, one in value.items()])
+    if is_cache(value):
+        if pairs_of(value) is None:
+            if has_forgotten(value):
+                raise _Untaken
+            return (kind, None)
+        held = [pairs_of(one) or () for one in parts_of(value)]
+        states = kinds_of(value, states_alone=True)
+        lengths = [pair[0].shape[LENGTH_AXIS] for one in held for pair in (one if states else one[:1])]
+        if lengths and min(lengths) < LEAST:
+            raise _Untaken
+        return (kind, states, *map(len, held))
+    if is_dataclass(value):  # the output of another model
+        return (kind, *[(field.name, _of(getattr(value, field.name, None), dims)) for field in fields(value)])
+    return (kind,)

@@ -1,0 +1,195 @@
+"""Maps a call's Python arguments to the program's inputs, and its outputs to a result."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from .caches import is_cache, is_of_two, kinds_of, leave, new_cache, pairs_of, parts_of
+from .errors import Misfit
+from .parts import Argument, Cache, Input, Record, Table, Tensor
+
+_PLAIN = frozenset({torch.Tensor, Parameter})
+_DTYPE, _LAYOUT = attrgetter("dtype"), attrgetter("layout")
+_IS_CONTIGUOUS, _IS_NEGATED = torch.Tensor.is_contiguous, torch.Tensor.is_neg
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a program runs. holds: whether a tensor lies there. device: torch's name of its kind; name: in words."""
+
+    holds: Callable[[torch.Tensor], bool]
+    device: str
+    name: str
+
+
+class Inputs:
+    """A program's inputs, among the arguments of calls. Loops over tensors run in C: a cache brings dozens."""
+
+    def __init__(self, table: Table, place: Place) -> None:
+        self._table, self._place = table, place
+        self._arguments = tuple(table.arguments.items())
+        self._dtypes = [dtype_of(parameter.dtype) for parameter in table.inputs]
+        self._strided = [torch.strided] * len(table.inputs)
+
+    def of(self, values: tuple[Any, ...]) -> list[torch.Tensor]:
+        """The tensors of a call. values: of the arguments, in the order of the table.
+
+        Raises Misfit where one is not what the program was compiled with: no tensor, of another dtype or device, or not
+        the same literal.
+        """
+        tensors: list[Any] = [None] * len(self._dtypes)
+        for (name, expected), argument in zip(self._arguments, values, strict=True):
+            if type(expected) is Tensor:
+                tensors[expected.place] = argument
+            elif expected is not argument:
+                _match(name, expected, argument, tensors)
+        if not self._fit(tensors):
+            for parameter, argument in zip(self._table.inputs, tensors, strict=True):
+                _check(parameter, argument, self._place)
+        if all(map(_IS_CONTIGUOUS, tensors)) and not any(map(_IS_NEGATED, tensors)):
+            return tensors
+        return [tensor.resolve_neg().contiguous() for tensor in tensors]
+
+    def _fit(self, found: list[Any]) -> bool:
+        return (
+            _PLAIN.issuperset(map(type, found))
+            and list(map(_DTYPE, found)) == self._dtypes
+            and all(map(self._place.holds, found))
+            and list(map(_LAYOUT, found)) == self._strided
+        )
+
+
+def returned(table: Table, values: Sequence[Any], outputs: list[torch.Tensor]) -> Any:
+    """What a call returns; the caches among its values hold the outputs that are theirs.
+
+    Raises Misfit where a class of it is not here; caches are as they were, then.
+    """
+    if not table.changed:
+        return result_of(table.result, outputs)
+    named = dict(zip(table.arguments, values, strict=True))
+    result = result_of(table.result, outputs, named)
+    for name, pairs in table.changed.items():
+        leave(named[name], _filled(pairs, outputs))
+    return result
+
+
+def result_of(tree: Any, outputs: list[torch.Tensor], values: Mapping[str, Any] | None = None) -> Any:
+    """A tree with the outputs, and the values of arguments, in their places. Raises Misfit as `returned`."""
+    if type(tree) is Tensor:
+        return outputs[tree.place]
+    if type(tree) is Record:
+        fields = {name: result_of(field, outputs, values) for name, field in tree.fields.items()}
+        return _class(tree.kind)(**fields)
+    if type(tree) is Argument:
+        return (values or {})[tree.name]
+    if type(tree) is Cache:
+        pairs = _filled(tree.numbered(), outputs)
+        return new_cache(pairs, of_two=tree.cross is not None, kinds=tree.kinds)
+    if isinstance(tree, tuple):
+        return tuple(result_of(item, outputs, values) for item in tree)
+    if isinstance(tree, list):
+        return [result_of(item, outputs, values) for item in tree]
+    if isinstance(tree, dict):
+        return {name: result_of(item, outputs, values) for name, item in tree.items()}
+    return tree
+
+
+def _filled(
+    pairs: Mapping[int, tuple[Tensor, Tensor]], outputs: list[torch.Tensor]
+) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    return {
+        position: (outputs[keys.place], outputs[values.place]) for position, (keys, values) in pairs.items()
+    }
+
+
+def _match(path: str, expected: Any, given: Any, found: list[Any]) -> None:
+    if type(expected) is Tensor:
+        found[expected.place] = given
+        return
+    if type(expected) is Cache:
+        _match_cache(path, expected, given, found)
+        return
+    if type(expected) is Record:
+        if type(given) is not _class(expected.kind):
+            raise Misfit(
+                f"argument {path}", f"{path} is {_shown(given)}, it was compiled with a {expected.kind}"
+            )
+        for name, field in expected.fields.items():
+            _match(f"{path}.{name}", field, getattr(given, name, None), found)
+        return
+    same = type(given) is type(expected)
+    if isinstance(expected, (tuple, list)) and same and len(given) == len(expected):
+        for number, (item, part) in enumerate(zip(expected, given, strict=True)):
+            _match(f"{path}.{number}", item, part, found)
+    elif isinstance(expected, dict) and same and given.keys() == expected.keys():
+        for key, item in expected.items():
+            _match(f"{path}.{key}", item, given[key], found)
+    elif not same or isinstance(expected, (tuple, list, dict)) or given != expected:
+        raise Misfit(
+            f"argument {path}", f"{path} is {_shown(given)}, it was compiled with {_shown(expected)}"
+        )
+
+
+def _match_cache(path: str, expected: Cache, given: Any, found: list[Any]) -> None:
+    of_two = expected.cross is not None
+    pairs = pairs_of(given) if is_cache(given) and is_of_two(given) is of_two else None
+    if pairs is not None and expected.kinds and kinds_of(given, states_alone=True) != expected.kinds:
+        pairs = None
+    pair_shapes = expected.pairs if expected.cross is None else expected.pairs + expected.cross
+    own = pairs if not of_two or pairs is None else pairs_of(parts_of(given)[0])
+    if (
+        pairs is None
+        or own is None
+        or len(pairs) != len(pair_shapes)
+        or (of_two and len(own) != len(expected.pairs))
+    ):
+        shown = "another kind of cache" if pairs is None else f"a cache of {len(pairs)} layers"
+        shown = shown if is_cache(given) else _shown(given)
+        compiled = f"a cache of {len(pair_shapes)} layers" if pair_shapes else "an empty cache"
+        raise Misfit(f"argument {path}", f"{path} is {shown}, it was compiled with {compiled}")
+    for (keys, values), ours in zip(pair_shapes, pairs, strict=True):
+        found[keys.place], found[values.place] = ours
+
+
+def _check(one: Input, given: Any, place: Place) -> None:
+    if type(given) not in _PLAIN:
+        raise Misfit(f"argument {one.name}", f"{one.name} is {_shown(given)}, it was compiled with a tensor")
+    if given.dtype is not dtype_of(one.dtype):
+        name = str(given.dtype).removeprefix("torch.")
+        raise Misfit(f"dtype {name}", f"{one.name} is {name}, it was compiled for {one.dtype}")
+    if not place.holds(given) or given.layout is not torch.strided:
+        where = given.device if given.layout is torch.strided else given.layout
+        raise Misfit(f"device {where}", f"{one.name} is on {where}, it was compiled for {place.name}")
+
+
+@functools.cache
+def _class(kind: str) -> Any:
+    module, _, name = kind.partition(":")
+    try:
+        return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise Misfit("result", f"its result was a {kind}, which is not here: {error}") from error
+
+
+@functools.cache
+def dtype_of(name: str) -> torch.dtype:
+    """The torch dtype of a name."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a {type(value).__name__}"
+    if isinstance(value, (tuple, list, dict)):
+        return f"a {type(value).__name__} of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= 40 else f"a {type(value).__name__}"

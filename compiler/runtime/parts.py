@@ -1,0 +1,154 @@
+"""The records that table.py is written in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .sizes import Bound, SymbolicDim
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """In a tree of arguments or results: the input, or output, of that number."""
+
+    place: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """In a tree of results: an instance of a class that is made of named fields. kind: "module:class"."""
+
+    kind: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A key-value cache. pairs: of each layer that holds something, its keys and values.
+
+    cross: the same of cross attention, in a cache of two; None: it is another cache. kinds: as `caches.kinds_of` gives
+    them; of an argument, states alone.
+    """
+
+    pairs: tuple[tuple[Tensor, Tensor], ...]
+    cross: tuple[tuple[Tensor, Tensor], ...] | None = None
+    kinds: tuple[int | str | None, ...] = ()
+
+    def numbered(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """All pairs by the numbers of layers, as `caches.numbered` has them."""
+        return {
+            **dict(enumerate(self.pairs)),
+            **{~layer: pair for layer, pair in enumerate(self.cross or ())},
+        }
+
+
+@dataclass(frozen=True)
+class Argument:
+    """In a tree of results: the very object that the argument of that name is."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor that a call brings. buffer: its place among the program's buffers."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | SymbolicDim, ...]
+    buffer: int
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter or buffer of the module. packed: whether the program copies it, so that it must be watched.
+
+    aliases: other names under which the module that was compiled had the same tensor.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape
+    buffer: int
+    packed: bool
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that a call makes."""
+
+    name: str
+    dtype: str
+    buffer: int
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Buffers that share one place in the arena, from the first kernel that writes it to the last that reads it."""
+
+    buffers: tuple[int, ...]
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Module:
+    """The module that was compiled, or one inside of it, and what of it the result depends on.
+
+    kind: its class. forward: a digest of its forward's source, "" where the class is PyTorch's, or there is none.
+    facts: attributes that its forward reads ("eps", "config.hidden_act") -> their values.
+    """
+
+    path: str
+    kind: str
+    forward: str
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """All that is known of the program but its text."""
+
+    layer: str
+    source: str
+    """The program's file."""
+    arguments: Mapping[str, Any]
+    """Argument -> what it was in the example: a Tensor, a literal, a Cache, or tuples, lists and dicts of those."""
+    positional: tuple[str, ...]
+    """Arguments that the original forward takes by position, in order."""
+    starred: str
+    """The name of *args, "" where there is none."""
+    named: str
+    """The name of **kwargs."""
+    result: Any
+    """A tree with a Tensor for each output, or part of it."""
+    changed: Mapping[str, Mapping[int, tuple[Tensor, Tensor]]]
+    """Argument -> layer of the cache that it is -> outputs that it holds after a call: keys and values."""
+    inputs: tuple[Input, ...]
+    weights: tuple[Weight, ...]
+    constants: Mapping[int, str]
+    """Buffer -> its name in `constants_file`."""
+    constants_file: str
+    prepared: Mapping[int, int]
+    """Buffer -> bytes, of what the program makes of weights alone."""
+    outputs: tuple[Output, ...]
+    scratch: tuple[Scratch, ...]
+    buffers: int
+    dtypes: tuple[str, ...]
+    """Of each buffer, for programs that take tensors; () for those that take addresses."""
+    packed: int
+    symbols: tuple[str, ...]
+    """Names of the sizes that the program is given, in order."""
+    sources: tuple[str, ...]
+    """Files of the runtime that are compiled with it."""
+    messages: tuple[str, ...]
+    modules: tuple[Module, ...]
+    bounds: Mapping[str, Bound]
+    """Of every symbol in the shapes of inputs."""
+    output_shapes: Callable[[Mapping[str, int]], tuple[Shape, ...]]
+    scratch_bytes: Callable[[Mapping[str, int]], tuple[int, ...]]
