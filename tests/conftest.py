@@ -19,6 +19,18 @@ os.environ["HF_HUB_OFFLINE"] = "0"  # said, or the demo would say "1" for all te
 # Torch as the registry has it is built for CUDA; what a test does not name is the CPU all the same.
 os.environ["KERNELS_HUB_BACKEND"] = "cpu"
 
+# Layers that are compiled just in time are there when a call returns, and are used however fast they are; the tests of
+# compilation in the background say otherwise.
+os.environ["KERNELS_HUB_JIT"] = "wait"
+os.environ["KERNELS_HUB_JIT_TRIAL"] = "off"
+# Every kernel of a mapping runs, whatever it gains on the processor that the tests happen to run on.
+os.environ["KERNELS_HUB_CALIBRATION"] = "ignore"
+
+# Tests of several processes share the cores: threads of OpenMP that wait for each other sleep, instead of keeping the
+# cores from those that they wait for. Read when torch is imported; subprocesses inherit it.
+for name, value in (("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", "0")):
+    os.environ.setdefault(name, value)
+
 # The same examples every time, so that a failure is of the change that brought it. To look for new ones:
 # HYPOTHESIS_PROFILE=default python -m pytest …
 settings.register_profile("same", derandomize=True, deadline=None)

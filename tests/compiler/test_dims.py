@@ -13,15 +13,13 @@ from kernels_hub.compiler.errors import DimError
 from kernels_hub.compiler.ir.dims import (
     Expr,
     ceildiv,
-    dim_max,
-    dim_min,
     divide_exactly,
     floordiv,
     mod,
     product,
-    substitute,
     symbol,
-)  # fmt: skip
+)
+from kernels_hub.compiler.ir.extrema import dim_max, dim_min, substitute
 from kernels_hub.compiler.ir.proofs import interval, proves_different, proves_equal, proves_le
 from kernels_hub.compiler.ir.text import parse_dim
 

@@ -8,7 +8,7 @@ import pytest
 from kernels_hub.compiler import Graph, bind, evaluate, extract, rebuild, verify
 from kernels_hub.compiler.errors import DimError, EvaluateError, GraphError, ShapeError, TypeRuleError
 from kernels_hub.compiler.ir import types
-from kernels_hub.compiler.ir.dims import substitute
+from kernels_hub.compiler.ir.extrema import substitute
 from kernels_hub.compiler.ir.op import Float
 
 

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from kernels_hub.compiler import Graph
-from kernels_hub.compiler.codegen import cpp, triton
-from kernels_hub.compiler.codegen.cpp_text import Lines
-from kernels_hub.compiler.codegen.toolchain import RUNTIME, find_compiler
-from kernels_hub.compiler.emitting.programs import native_program
-from kernels_hub.compiler.emitting.triton_program import triton_program, triton_schedule
+from kernels_hub.compiler.codegen.c_text import Lines
+from kernels_hub.compiler.codegen.cpp import translation_unit as cpp
+from kernels_hub.compiler.codegen.triton import source as triton
 from kernels_hub.compiler.errors import EngineError, GraphError
+from kernels_hub.compiler.export.programs import native_program
+from kernels_hub.compiler.export.triton_program import triton_program, triton_schedule
 from kernels_hub.compiler.ir.parser import parse_graph
 from kernels_hub.compiler.ir.printer import print_graph
+from kernels_hub.compiler.runtime.toolchain import RUNTIME, find_compiler
 from kernels_hub.compiler.schedule.schedule import schedule
 from tests.compiler.hostile_names import (
     canaries,

@@ -9,7 +9,7 @@ import pytest
 
 from kernels_hub.compiler import Graph, bind, evaluate, parse_graph, print_graph, rebuild, verify
 from kernels_hub.compiler.errors import TypeRuleError
-from kernels_hub.compiler.ir.op import Trait
+from kernels_hub.compiler.ir.op import Formulas, Pull, Trait, spelled
 from kernels_hub.compiler.ir.ops import FAMILIES, OPS, add_op
 from kernels_hub.compiler.ir.ops.pointwise import elementwise, pointwise
 from kernels_hub.compiler.ir.types import FLOAT32, FLOAT64, INT8
@@ -27,6 +27,12 @@ def test_a_row_is_complete(row):
             assert attr.kind.normalise(attr.default) == attr.default
     if Trait.ASSOCIATIVE in row.traits:
         assert row.identity is not None
+    if row.torch or row.onnx:
+        assert isinstance(row.arity, int), "importers know no other operands"
+        assert Trait.POINTWISE in row.traits or not row.onnx, "attributes of ONNX have names of their own"
+    if row.derivative is not None:
+        assert isinstance(row.derivative, Formulas) == (Trait.POINTWISE in row.traits)
+        assert isinstance(row.derivative, Pull) or len(row.derivative.operands) == row.arity
     if row.defines:
         assert row.attr(row.defines).kind.name == "symbol"
 
@@ -72,7 +78,7 @@ def test_commutative_ops_commute(row):
 def test_a_new_elementwise_op_is_one_row(monkeypatch):
     row = pointwise(
         "lgamma", "log |gamma(x)|", elementwise(math.lgamma), ("float",),
-        triton="libdevice.lgamma({0})", cpp="std::lgamma({0})", source="C",
+        spellings=spelled(triton="libdevice.lgamma({0})", cpp="std::lgamma({0})"), source="C",
     )  # fmt: skip
     monkeypatch.setitem(OPS, row.name, row)
 

@@ -9,8 +9,6 @@ import json
 import random
 import shutil
 import tarfile
-import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +23,6 @@ from tests.fuzz.mutations import mutate_bytes, mutate_json
 A, B = "a" * 40, "b" * 40
 CODE = [b"VALUE = 1\n", b"", bytes(range(256)) * 5]
 SHA256 = [hashlib.sha256(one).hexdigest() for one in CODE]
-
-
-@pytest.fixture(autouse=True)
-def _traced() -> Iterator[None]:
-    """The harness looks at the memory that a variant takes."""
-    tracemalloc.start()
-    yield
-    tracemalloc.stop()
 
 
 def row(repository: str, commit: str, **changes: Any) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 import time
 
 import pytest
@@ -38,7 +40,52 @@ def test_a_parser_that_refuses_everything_fails() -> None:
 def test_a_slow_variant_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "LONGEST", 0.001)
     with pytest.raises(AssertionError, match=r"0\.0 s for"):
-        harness.run("json", SEEDS, mutate_json, lambda data: time.sleep(0.01), (ValueError,), count=1)
+        harness.run("json", SEEDS, mutate_json, lambda data: sum(range(10**6)), (ValueError,), count=1)
+    harness.run("json", SEEDS, mutate_json, lambda data: time.sleep(0.01), (ValueError,), count=1)
+
+
+def test_a_variant_that_takes_much_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "LARGEST", 20 << 20)
+    for _ in range(2):  # what was there before does not count
+        held = bytearray(64 << 20)
+        harness.run("json", SEEDS, mutate_json, json.loads, (ValueError,), count=1, least_parsed=0)
+        with pytest.raises(AssertionError, match="MiB for"):
+            harness.run("json", SEEDS, mutate_json, lambda data: bytearray(40 << 20), (ValueError,), count=1)
+        del held
+
+
+def test_memory_that_was_freed_before_does_not_hide_what_a_variant_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(harness, "LARGEST", 20 << 20)
+    large = bytearray(31 << 20)
+    del large  # from here on the allocator keeps up to 62 MiB of what is freed
+    blocks = [bytearray(100_000) for _ in range(600)]
+    del blocks
+    with pytest.raises(AssertionError, match="MiB for"):
+        harness.run("json", SEEDS, mutate_json, lambda data: bytearray(25 << 20), (ValueError,), count=1)
+
+
+def test_what_another_process_takes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "LARGEST", 20 << 20)
+    monkeypatch.setattr(harness, "LONGEST", 0.2)
+    code = "import sys\nfor line in sys.stdin:\n    exec(line)\n    print('done', flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdin is not None and other.stdout is not None
+
+        def do(line: str) -> None:
+            with harness.limited("other", line, other.pid):
+                print(line, file=other.stdin, flush=True)
+                assert other.stdout is not None and other.stdout.readline() == "done\n"
+
+        do("x = 1")
+        with pytest.raises(AssertionError, match="MiB for"):
+            do("x = bytearray(40 << 20); del x")
+        with pytest.raises(AssertionError, match="s for"):
+            do("sum(range(3 * 10**7))")
+        other.stdin.close()
 
 
 def test_variants_repeat() -> None:

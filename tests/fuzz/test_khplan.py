@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from kernels_hub.compiler import Graph, Plan, compile
-from kernels_hub.compiler.codegen.toolchain import find_compiler
 from kernels_hub.compiler.engines.payload import unpack_graph
 from kernels_hub.compiler.errors import CompilerError, PlanError
 from kernels_hub.compiler.ir.dims import Expr
+from kernels_hub.compiler.runtime.toolchain import find_compiler
 from tests.compiler.hostile_names import every_kind
 from tests.fuzz import harness
 from tests.fuzz.mutations import HOSTILE_TEXTS, mutate_bytes, mutate_tree
@@ -165,8 +165,7 @@ def load_and_run(data: bytes) -> None:
 
 
 def test_variants_load_or_are_refused(seeds):
-    tally = harness.run("khplan", seeds, mutate, load_and_run, (PlanError,), count=harness.budget(400))
-    print(f"khplan: {tally.total} variants, {tally.share_parsed:.0%} parse, {dict(tally.refused)}")
+    harness.run("khplan", seeds, mutate, load_and_run, (PlanError,), count=harness.budget(400))
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")

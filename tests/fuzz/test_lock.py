@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-import tracemalloc
-from collections.abc import Iterator
 
-import pytest
-
+from kernels_hub.contained_paths import relative_path_problem
 from kernels_hub.errors import LockError
-from kernels_hub.files import relative_path_problem
-from kernels_hub.hub.lock import Dependency, Lock, LockedKernel, parse_lock
-from kernels_hub.repository.versions import Wanted, is_commit
+from kernels_hub.hub.lock import parse_lock
+from kernels_hub.hub.locked_kernels import Dependency, Lock, LockedKernel
+from kernels_hub.repository.versions import VersionRequest, is_commit
 from tests.fuzz.harness import budget, run
 from tests.fuzz.mutations import HOSTILE_TEXTS, mutate_json
 
@@ -22,24 +19,16 @@ SEEDS = [
     Lock(
         (
             LockedKernel(
-                "org/one", "kernel", Wanted(">=1"), "v1.2.0", A, True, {"torch-cpu": FILES, "torch-cuda": FILES},
-                (Dependency("org/two", Wanted(1)),),
+                "org/one", "kernel", VersionRequest(">=1"), "v1.2.0", A, True, {"torch-cpu": FILES, "torch-cuda": FILES},
+                (Dependency("org/two", VersionRequest(1)),),
             ),
-            LockedKernel("org/two", "model", Wanted(1), "v1", B, False, {"torch-universal": FILES}),
+            LockedKernel("org/two", "model", VersionRequest(1), "v1", B, False, {"torch-universal": FILES}),
         )
     ).to_json().encode(),
-    Lock((LockedKernel("org/one", "kernel", Wanted(revision="main"), "main", A, True, {"torch-cpu": FILES}),))
+    Lock((LockedKernel("org/one", "kernel", VersionRequest(revision="main"), "main", A, True, {"torch-cpu": FILES}),))
     .to_json().encode(),
-    Lock((LockedKernel("a/b", "kernel", Wanted(1), A, A, True, {}),)).to_peer_json().encode(),
+    Lock((LockedKernel("a/b", "kernel", VersionRequest(1), A, A, True, {}),)).to_peer_json().encode(),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _traced() -> Iterator[None]:
-    """The harness looks at the memory that a variant takes."""
-    tracemalloc.start()
-    yield
-    tracemalloc.stop()
 
 
 def parse(data: bytes) -> Lock:

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import json
 import random
-import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kernels_hub.errors import HubError, MetadataError, SignatureError, TrustError
 from kernels_hub.hub.cache import KnownRefs, RepositoryCache
-from kernels_hub.hub.connection import parse_yanked
-from kernels_hub.hub.signature import read_signatures, sign_variant
+from kernels_hub.hub.known_refs import parse_yanked
 from kernels_hub.hub.tree import File, Tree
-from kernels_hub.hub.trust_policy import parse_policy
-from kernels_hub.hub.variant_files import parse_listing
 from kernels_hub.repository.metadata import KernelDependency, Metadata, check_python_depends, parse_metadata
 from kernels_hub.repository.source import MANIFEST_FILE, read_source_repository
+from kernels_hub.repository.variant_files import parse_listing
 from kernels_hub.repository.versions import Refs
+from kernels_hub.trust.policy import parse_policy
+from kernels_hub.trust.signature import read_signatures, sign_variant
 from tests.fuzz.harness import budget, run
 from tests.fuzz.mutations import HOSTILE_TEXTS, either, mutate_bytes, mutate_json
 from tests.hub.trust_cases import key, make_variant
 
 PLACE = Path("metadata.json")
-
-
-@pytest.fixture(autouse=True)
-def _traced() -> Iterator[None]:
-    """The harness looks at the memory that a variant takes."""
-    tracemalloc.start()
-    yield
-    tracemalloc.stop()
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ NAMES = """
 
     Mode Device CUDAProperties ROCMProperties KernelizeFallback
     use_kernel_forward_from_hub replace_kernel_forward_from_hub use_kernelized_func use_kernel_func_from_hub
-    kernelize restore refresh explain report Report Row
+    kernelize restore refresh wait_until_compiled explain report Report Row profiler_ranges
 
     FuncRepository LocalFuncRepository LockedFuncRepository
     LayerRepository LocalLayerRepository BundledLayerRepository LockedLayerRepository CompiledLayer
@@ -28,12 +28,12 @@ NAMES = """
 
     get_kernel get_local_kernel get_locked_kernel load_kernel get_kernel_dep
     has_kernel get_kernel_variants get_loaded_kernels install_kernel RepoInfo
-    LoadedKernel Metadata VariantAccepted VariantRejected
+    Benchmark LoadedKernel Metadata VariantAccepted VariantRejected
 
     KernelsHubError
-    BuildError HubError HubPermissionError IntegrityError LockError PublishError SignatureError TrustError
+    BenchmarkError BuildError CalibrationError HubError HubPermissionError IntegrityError LockError PublishError SignatureError TrustError
     VersionExistsError
-    DeviceError KernelImportError LayerContractError LayerNotFoundError MappingError MappingNotFoundError
+    CopyBudgetError DeviceError KernelImportError LayerContractError LayerNotFoundError MappingError MappingNotFoundError
     MetadataError ModeError NoKernelError NoVariantError OfflineError RepositoryNotFoundError
     VerificationError VersionError
 """.split()

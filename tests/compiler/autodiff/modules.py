@@ -17,7 +17,7 @@ from kernels_hub.compiler.engines.tensors import to_array, to_tensor
 from kernels_hub.compiler.importers.torch_trace import paths_of
 from kernels_hub.compiler.rewrite.fold import FoldParameters
 from kernels_hub.compiler.rewrite.pipeline import INFERENCE_PASS, PIPELINE, rewrite
-from tests.compiler.emit.emitted_layers import BATCH, LENGTH, bert, gated_mlp, llama, token_ids
+from tests.compiler.export.emitted_layers import BATCH, LENGTH, bert, gated_mlp, llama, token_ids
 
 UNFOLDED = tuple(one for one in PIPELINE if one is not INFERENCE_PASS and not isinstance(one, FoldParameters))
 """Without the pass that leaves out where gradients end."""

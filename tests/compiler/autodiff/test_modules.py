@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from kernels_hub.compiler import differentiate, evaluate, import_torch, rewrite, verify
-from kernels_hub.compiler.codegen.toolchain import find_compiler
 from kernels_hub.compiler.engines.tensors import to_array, to_tensor
-from kernels_hub.compiler.schedule.units import refused
+from kernels_hub.compiler.runtime.toolchain import find_compiler
+from kernels_hub.compiler.schedule.inlining import refused
 from tests.compiler.autodiff.gradcheck import gradients
 from tests.compiler.autodiff.modules import (
     SAMPLES,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernels_hub.compiler.autodiff.rules import DERIVATIVES, FLAT, add_derivative
-from kernels_hub.compiler.autodiff.rules.pointwise import derivative
+from kernels_hub.compiler.autodiff.rule import Derivative
+from kernels_hub.compiler.autodiff.rules import DERIVATIVES, add_derivative, derivative_of
 from kernels_hub.compiler.errors import TypeRuleError
+from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.ir.ops import OPS
 from tests.compiler.autodiff.gradcheck import assert_gradient, gradcheck
 from tests.compiler.autodiff.rule_cases import ROWS, Case, floats
@@ -21,22 +22,26 @@ def test_a_row(case: Case):
 
 def test_every_row_has_a_case():
     """A row with no case is not known to be right; a case of no row tests nothing."""
-    assert {case.row for case in ROWS} == set(DERIVATIVES)
+    assert {case.row for case in ROWS} == {row.name for row in OPS.values() if derivative_of(row)}
     for case in ROWS:
         assert case.row in {node.op.name for node in case.graph().nodes}, case.id
 
 
 def test_rows_are_of_the_op_table():
-    assert set(DERIVATIVES) | FLAT <= set(OPS)
-    assert not set(DERIVATIVES) & FLAT
+    assert set(DERIVATIVES) <= set(OPS)
     assert all(row.doc and row.op == name for name, row in DERIVATIVES.items())
+    for row in OPS.values():
+        assert row.derivative is None or (row.derivative.doc and row.name not in DERIVATIVES)
+        assert not (derivative_of(row) and Trait.STEP in row.traits)
 
 
 def test_a_row_is_entered_once():
     with pytest.raises(TypeRuleError, match="'exp' has a derivative already"):
-        add_derivative(derivative("exp", "another", lambda terms: terms.g))
+        add_derivative(Derivative("exp", lambda site: [site.gradient], "another"))
+    with pytest.raises(TypeRuleError, match="'gather' has a derivative already"):
+        add_derivative(Derivative("gather", lambda site: [site.gradient, None], "another"))
     with pytest.raises(TypeRuleError, match="no op is called 'nothing'"):
-        add_derivative(derivative("nothing", "of no op", lambda terms: terms.g))
+        add_derivative(Derivative("nothing", lambda site: [site.gradient], "of no op"))
 
 
 def test_what_is_wrong_is_found():

@@ -488,14 +488,11 @@ class Frozen(nn.Module):
 module("frozen, tied and idle parts", Frozen, X)
 tricky("integer inputs", lambda m, ids: ids * m.weight + ids.float().double().sqrt(), IDS)
 tricky("no gradient at all", lambda m, ids: ids * 2.0, IDS, refused="no output that is a float depends on")
-tricky(
-    "complex", lambda m, x: torch.view_as_real(torch.fft.fft(torch.complex(x, x))), X, refused="not supported"
-)
+tricky("complex", lambda m, x: torch.view_as_real(torch.fft.fft(torch.complex(x, x))), X)
 tricky(
     "complex products",
     lambda m, x: (torch.complex(x, x * 2) * torch.complex(x, x)).real,
     X,
-    refused="complex",
 )
 module("dropout in training", lambda: nn.Dropout(0.5), X, refused="not supported")
 module("batch norm in training", lambda: nn.BatchNorm1d(4).double(), X, refused="a call changes this buffer")

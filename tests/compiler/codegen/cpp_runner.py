@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from kernels_hub.compiler.codegen.cpp import generate
-from kernels_hub.compiler.codegen.cpp_library import Library
-from kernels_hub.compiler.codegen.toolchain import Isa
-from kernels_hub.compiler.ir.dims import substitute
+from kernels_hub.compiler.codegen.cpp.translation_unit import generate
+from kernels_hub.compiler.engines.cpp import loaded
+from kernels_hub.compiler.errors import EvaluateError
+from kernels_hub.compiler.ir.extrema import substitute
 from kernels_hub.compiler.ir.ops import OPS
 from kernels_hub.compiler.ir.types import DType, dtype
+from kernels_hub.compiler.runtime.native import numbers, pointers
+from kernels_hub.compiler.runtime.toolchain import Isa
 from kernels_hub.compiler.schedule.index import Loop, row_major
 from kernels_hub.compiler.schedule.kernel import (
     Buffer,
@@ -66,7 +68,7 @@ def run_schedule(
     """Outputs by name. weights: arrays of buffers that are neither inputs nor values with an array."""
     sizes = sizes or {}
     program = generate(schedule, round_ops=round_ops)
-    library = Library.built(program, schedule.name, level)
+    native = loaded(program, schedule.name, level)
     given = {buffer: inputs[name] for name, buffer in schedule.inputs.items()}
     given.update(weights or {})
     memory = {}
@@ -77,11 +79,12 @@ def run_schedule(
             array = buffer.value.array
         if array is not None:
             memory[buffer].write(_laid_out(array, buffer, sizes))
-    packed = [Memory(count) for count in library.packed_bytes(program)]
+    packed = [Memory(count) for count in native.packed_bytes(len(program.packed))]
     addresses = [memory[one].address for one in program.buffers] + [one.address for one in packed]
-    numbers = [sizes[name] for name in program.sizes]
-    library.prepare(addresses, numbers)
-    library.run(addresses, numbers)
+    given_sizes = [sizes[name] for name in program.sizes]
+    assert not native.prepare(addresses, len(given_sizes))
+    if code := native.run(pointers(addresses), numbers(given_sizes)):
+        raise EvaluateError(program.messages[code - 1])
     for one in (*memory.values(), *packed):
         assert one.is_intact(), "written beside a buffer"
     return {name: _read(memory[buffer], buffer, sizes) for name, buffer in schedule.outputs.items()}
@@ -113,9 +116,9 @@ class Build:
         return self.buffer(name, Role.OUTPUT, kind, *shape, strides=strides)
 
     def kernel(
-        self, name: str, outer: Sequence[Loop], inner: Sequence[Loop], body: Iterable[Statement], root=None
+        self, name: str, outer: Sequence[Loop], inner: Sequence[Loop], body: Iterable[Statement], anchor=None
     ):
-        nest = Nest(tuple(outer), tuple(inner), tuple(body), root)
+        nest = Nest(tuple(outer), tuple(inner), tuple(body), anchor)
         self.kernels.append(Kernel(name, (nest,), (f"model.{name}",)))
 
     def schedule(self) -> Schedule:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-RUNTIME = Path(__file__).parents[3] / "compiler" / "codegen" / "runtime"
+RUNTIME = Path(__file__).parents[3] / "compiler" / "native"
 NEEDS = {"x86-64-v4": "avx512f", "x86-64-v3": "avx2", "x86-64": "sse2"}
 FLAGS = (
     *("-std=c++20", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),

@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from kernels_hub.compiler import Graph
-from kernels_hub.compiler.codegen.cpp import generate
-from kernels_hub.compiler.codegen.cpp_causal import causal_scores, mask_of
-from kernels_hub.compiler.codegen.toolchain import machine_isas
+from kernels_hub.compiler.codegen.causal import causal_scores, mask_of
+from kernels_hub.compiler.codegen.cpp.translation_unit import generate
 from kernels_hub.compiler.errors import EngineError, EvaluateError
 from kernels_hub.compiler.ir.dims import symbol
 from kernels_hub.compiler.ir.types import BFLOAT16, BOOL, FLOAT32, INT64
+from kernels_hub.compiler.runtime.toolchain import machine_isas
 from kernels_hub.compiler.schedule.index import Loop
 from kernels_hub.compiler.schedule.kernel import (
     Attention,
@@ -168,14 +168,14 @@ def linear_gelu() -> Case:
     weight, bias = build.input("weight", "float32", 33, 20), build.input("bias", "float32", 33)
     y = build.output("y", "float32", n, 5, 33)
     b, i, j = loops(b=n, i=5, j=33)
-    root = Product("root", whole(x), View(w, 0, (n, 20, 33), (0, 1, 20)), FLOAT32, "layer.1 (Linear)")
+    anchor = Product("root", whole(x), View(w, 0, (n, 20, 33), (0, 1, 20)), FLOAT32, "layer.1 (Linear)")
     build.kernel("linear", [b, i, j], [], [
         load("v0", bias, j.index),
         compute("v1", "float32", "add", "root", "v0"),
         compute("v2", "float32", "sigmoid", "v1", origin="layer.2 (SiLU)"),
         compute("v3", "float32", "mul", "v1", "v2"),
         store(y, "v3", b.index, i.index, j.index),
-    ], root)  # fmt: skip
+    ], anchor)  # fmt: skip
     copy = Build("prepare")
     (c,) = loops(c=33 * 20)
     copy.kernel("copy", [c], [], [Load("v0", FLOAT32, weight, c.index), store_flat(w, c)])
@@ -200,7 +200,7 @@ def conv_relu() -> Case:
     y = build.output("y", "float32", 2, 4, 5, 4, strides=(80, 1, 16, 4))
     residual = build.buffer("residual", Role.INPUT, "float32", 2, 4, 5, 4, strides=(80, 1, 16, 4))
     n, c, h, v = loops(n=2, c=4, h=5, w=4)
-    root = Convolution(
+    anchor = Convolution(
         "root", whole(x), whole(w), (2, 2), (1, 1), ((1, 1), (1, 1)), 2, FLOAT32, "conv (Conv2d)"
     )
     build.kernel("conv", [n, h, v, c], [], [
@@ -209,7 +209,7 @@ def conv_relu() -> Case:
         Constant("v2", FLOAT32, 0.0),
         compute("v3", "float32", "maximum", "v1", "v2", origin="relu (ReLU)"),
         store(y, "v3", n.index, c.index, h.index, v.index),
-    ], root)  # fmt: skip
+    ], anchor)  # fmt: skip
     given = {"x": array(2, 6, 9, 8), "w": array(4, 3, 3, 3, seed=1), "residual": array(2, 4, 5, 4, seed=2)}
     x_, w_, r_ = (torch.from_numpy(given[name]) for name in ("x", "w", "residual"))
     want = torch.relu(torch.conv2d(x_, w_, stride=2, padding=1, groups=2) + r_).numpy()
@@ -233,12 +233,12 @@ def attention() -> Case:
         compute("s4", "float32", "select", "s2", "s1", "s3"),
     )
     for out, name in ((y, "plain"), (scaled, "doubled")):
-        root = Attention(
+        anchor = Attention(
             "root", whole(q), whole(k), whole(v), 1.0, (b, h, i, j), scores, "s4", FLOAT32, blank=True
         )
         body = [compute("v1", "float32", "add", "root", "root")] if name == "doubled" else []
         body.append(store(out, "v1" if body else "root", b.index, h.index, i.index, e.index))
-        build.kernel(name, [b, h, i, e], [], body, root)
+        build.kernel(name, [b, h, i, e], [], body, anchor)
     given = {"q": array(2, 4, 5, 16), "k": array(2, 2, 7, 16, seed=1), "v": array(2, 2, 7, 8, seed=2)}
     given["mask"] = np.array([[True, True, False, True, True, False, True], [False] * 7])
     k2, v2 = np.repeat(given["k"], 2, 1), np.repeat(given["v"], 2, 1)
@@ -268,8 +268,8 @@ def causal_attention() -> Case:
         Constant("s3", FLOAT32, -np.inf),
         compute("s4", "float32", "select", "s2", "score", "s3"),
     )
-    root = Attention("root", whole(q), whole(k), whole(v), 0.5, (b, h, i, j), scores, "s4", FLOAT32)
-    build.kernel("causal", [b, h, i, e], [], [store(y, "root", b.index, h.index, i.index, e.index)], root)
+    anchor = Attention("root", whole(q), whole(k), whole(v), 0.5, (b, h, i, j), scores, "s4", FLOAT32)
+    build.kernel("causal", [b, h, i, e], [], [store(y, "root", b.index, h.index, i.index, e.index)], anchor)
     given = {"q": array(1, 2, 40, 16), "k": array(1, 2, 43, 16, seed=1), "v": array(1, 2, 43, 8, seed=2)}
     s = np.where(np.tri(40, 43, 3, dtype=bool), given["q"] @ given["k"].swapaxes(2, 3) * 0.5, -np.inf)
     p = np.exp(s - s.max(-1, keepdims=True))
@@ -368,8 +368,8 @@ def test_constant_masks_are_understood():
         )
         q = Buffer("q", Role.INPUT, FLOAT32, (1, 1, 5, 4), (20, 20, 4, 1))
         score_loops = (*loops(b=1, h=1), i, j)
-        root = Attention("root", whole(q), whole(q), whole(q), 1.0, score_loops, scores, "s2", FLOAT32)
-        found = causal_scores(root, root.scores, root.score)
+        anchor = Attention("root", whole(q), whole(q), whole(q), 1.0, score_loops, scores, "s2", FLOAT32)
+        found = causal_scores(anchor, anchor.scores, anchor.score)
         assert (found and found[0]) == expected, mask
         assert found is None or found[1:] == ((), "score")
 
@@ -388,7 +388,7 @@ def test_masks_that_hide_are_found(kind):
     scores.append(compute("s2", "float32", "select", "s0", kept, "s1"))
     if kind == "not the last":
         scores.append(compute("s3", "float32", "add", "s2", "score"))
-    root = Attention(
+    anchor = Attention(
         "root",
         whole(q),
         whole(q),
@@ -399,7 +399,7 @@ def test_masks_that_hide_are_found(kind):
         scores[-1].name,
         FLOAT32,
     )
-    found = mask_of(root.scores, root.score)
+    found = mask_of(anchor.scores, anchor.score)
     if kind not in {"mask", "behind a softcap"}:
         assert found is None
     else:

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
 from kernels_hub.compiler import Graph, evaluate
-from kernels_hub.compiler.codegen.cpp import generate
-from kernels_hub.compiler.codegen.toolchain import Isa, machine_isas
+from kernels_hub.compiler.codegen.cpp.translation_unit import generate
+from kernels_hub.compiler.runtime.toolchain import Isa, machine_isas
 from kernels_hub.compiler.schedule.expand import expanded
+from kernels_hub.compiler.schedule.inlining import unsupported
 from kernels_hub.compiler.schedule.schedule import schedule
-from kernels_hub.compiler.schedule.units import unsupported
 from tests.compiler.codegen.cpp_runner import run_schedule, weights_of
 from tests.compiler.oracle import array, assert_same
 from tests.compiler.strategies import OTHER_SIZES, SIZES, assert_same_outputs, graphs
+from tests.fuzz.harness import budget
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -45,7 +46,7 @@ def test_generated_code_computes_what_the_oracle_does(graph):
 
 
 @pytest.mark.slow
-@settings(max_examples=300, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=budget(60, 300), suppress_health_check=list(HealthCheck), deadline=None)
 @given(graph=graphs(dtypes=("float32", "float64", "int32", "int64", "int8", "bool")))
 def test_generated_code_computes_what_the_oracle_does_precisely(graph):
     assume(not unsupported(expanded(graph)))

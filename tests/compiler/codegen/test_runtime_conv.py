@@ -88,28 +88,79 @@ def tensor(random, shape, channels_last):
 
 # c, o, groups, size, kernel, stride, (before, after), dilation
 ONE = (1, 1, 1)
+NO_PAD = ((0, 0, 0), (0, 0, 0))
+PAD_1, PAD_3 = ((0, 1, 1), (0, 1, 1)), ((0, 3, 3), (0, 3, 3))
 CASES = {
-    "first layer": (3, 64, 1, (1, 23, 21), (1, 7, 7), (1, 2, 2), ((0, 3, 3), (0, 3, 3)), ONE),
-    "3x3": (32, 48, 1, (1, 14, 15), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
-    "3x3 of many tiles": (64, 96, 1, (1, 31, 42), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
-    "3x3 of one pixel": (48, 33, 1, (1, 1, 1), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
-    "3x3 of few tiles": (512, 40, 1, (1, 7, 7), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
+    "first layer": (3, 64, 1, (1, 23, 21), (1, 7, 7), (1, 2, 2), PAD_3, ONE),
+    "3x3": (32, 48, 1, (1, 14, 15), (1, 3, 3), ONE, PAD_1, ONE),
+    "3x3 of many tiles": (64, 96, 1, (1, 31, 42), (1, 3, 3), ONE, PAD_1, ONE),
+    "3x3 of one pixel": (48, 33, 1, (1, 1, 1), (1, 3, 3), ONE, PAD_1, ONE),
+    "3x3 of few tiles": (512, 40, 1, (1, 7, 7), (1, 3, 3), ONE, PAD_1, ONE),
     "3x3 over planes": (32, 40, 1, (3, 6, 7), (1, 3, 3), ONE, ((0, 0, 2), (0, 2, 0)), ONE),
-    "3x3 of odd channels": (19, 33, 1, (1, 9, 9), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
-    "1x1": (40, 70, 1, (1, 7, 9), ONE, ONE, ((0, 0, 0), (0, 0, 0)), ONE),
-    "1x1 strided": (32, 40, 1, (1, 8, 9), ONE, (1, 2, 2), ((0, 0, 0), (0, 0, 0)), ONE),
+    "3x3 of odd channels": (19, 33, 1, (1, 9, 9), (1, 3, 3), ONE, PAD_1, ONE),
+    "1x1": (40, 70, 1, (1, 7, 9), ONE, ONE, NO_PAD, ONE),
+    "1x1 strided": (32, 40, 1, (1, 8, 9), ONE, (1, 2, 2), NO_PAD, ONE),
     "1x1 padded": (16, 16, 1, (1, 5, 5), ONE, ONE, ((0, 1, 0), (0, 1, 2)), ONE),
-    "groups": (32, 64, 4, (1, 10, 10), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
+    "groups": (32, 64, 4, (1, 10, 10), (1, 3, 3), ONE, PAD_1, ONE),
     "groups of three": (9, 6, 3, (1, 8, 8), (1, 3, 3), (1, 2, 1), ((0, 1, 1), (0, 0, 2)), ONE),
-    "groups of two": (70, 70, 35, (1, 9, 9), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
-    "groups of four": (36, 36, 9, (1, 9, 10), (1, 3, 3), (1, 2, 1), ((0, 1, 1), (0, 1, 1)), ONE),
-    "groups of eight": (48, 48, 6, (1, 7, 7), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
-    "grouped 1x1": (24, 36, 3, (1, 6, 6), ONE, ONE, ((0, 0, 0), (0, 0, 0)), ONE),
-    "depthwise": (37, 37, 37, (1, 12, 13), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
+    "groups of two": (70, 70, 35, (1, 9, 9), (1, 3, 3), ONE, PAD_1, ONE),
+    "groups of four": (36, 36, 9, (1, 9, 10), (1, 3, 3), (1, 2, 1), PAD_1, ONE),
+    "groups of eight": (48, 48, 6, (1, 7, 7), (1, 3, 3), ONE, PAD_1, ONE),
+    "groups of sixteen": (160, 160, 10, (1, 6, 21), (1, 3, 3), ONE, PAD_1, ONE),
+    "groups of few channels to many": (12, 200, 2, (1, 6, 21), (1, 3, 3), ONE, PAD_1, ONE),
+    "few channels to many": (3, 200, 1, (1, 9, 40), (1, 3, 3), (1, 2, 2), PAD_1, ONE),
+    "few channels, taps apart": (3, 20, 1, (1, 5, 40), (1, 3, 3), ONE, ((0, 0, 4), (0, 0, 4)), (1, 1, 3)),
+    "grouped 1x1": (24, 36, 3, (1, 6, 6), ONE, ONE, NO_PAD, ONE),
+    "depthwise": (37, 37, 37, (1, 12, 13), (1, 3, 3), ONE, PAD_1, ONE),
     "depthwise, wide, strided": (96, 96, 96, (1, 11, 11), (1, 5, 5), (1, 2, 2), ((0, 2, 2), (0, 1, 2)), ONE),
-    "depthwise with multiplier": (8, 24, 8, (1, 6, 6), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
+    "depthwise, a vector and a part, many lines": (136, 136, 136, (1, 9, 20), (1, 7, 7), ONE, PAD_3, ONE),
+    "depthwise, one channel more than a group": (129, 129, 129, (1, 4, 9), (1, 3, 3), ONE, PAD_1, ONE),
+    "depthwise, few channels": (8, 8, 8, (1, 6, 21), (1, 3, 3), ONE, ((0, 1, 0), (0, 1, 0)), ONE),
+    "depthwise, atrous": (24, 24, 24, (1, 13, 14), (1, 3, 3), ONE, ((0, 4, 4), (0, 4, 4)), (1, 4, 4)),
+    "depthwise of lines": (40, 40, 40, (1, 1, 50), (1, 1, 31), (1, 1, 3), ((0, 0, 15), (0, 0, 15)), ONE),
+    "depthwise of volumes": (20, 20, 20, (4, 5, 6), (3, 3, 3), (1, 2, 2), ((1, 1, 1), (1, 1, 1)), ONE),
+    "depthwise, padded beyond the taps": (17, 17, 17, (1, 2, 3), (1, 3, 3), ONE, ((0, 4, 5), (0, 2, 3)), ONE),
+    "depthwise with multiplier": (8, 24, 8, (1, 6, 6), (1, 3, 3), ONE, PAD_1, ONE),
     "dilated": (16, 20, 1, (1, 15, 15), (1, 3, 3), ONE, ((0, 2, 4), (0, 2, 4)), (1, 2, 4)),
     "dilated, few channels": (3, 8, 1, (1, 15, 15), (1, 3, 3), ONE, ((0, 2, 2), (0, 2, 2)), (1, 2, 2)),
+    "atrous, outer taps in the padding": (
+        32,
+        20,
+        1,
+        (1, 14, 14),
+        (1, 3, 3),
+        ONE,
+        ((0, 24, 24),) * 2,
+        (1, 24, 24),
+    ),
+    "atrous, few lines see outer taps": (
+        64,
+        40,
+        1,
+        (1, 14, 14),
+        (1, 3, 3),
+        ONE,
+        ((0, 12, 12),) * 2,
+        (1, 12, 12),
+    ),
+    "atrous, in passes": (512, 40, 1, (1, 14, 14), (1, 3, 3), ONE, ((0, 12, 12),) * 2, (1, 12, 12)),
+    "atrous, strided": (16, 24, 1, (1, 20, 33), (1, 3, 3), (1, 2, 3), ((0, 9, 17),) * 2, (1, 9, 16)),
+    "rows of padding alone": (16, 24, 1, (1, 6, 6), (1, 3, 3), (1, 2, 2), ((0, 30, 6),) * 2, (1, 3, 6)),
+    "more taps than a set of them has": (16, 8, 1, (1, 9, 9), (1, 9, 9), ONE, ((0, 4, 4),) * 2, ONE),
+    "one output channel": (33, 1, 1, (1, 9, 14), (1, 3, 3), ONE, ((0, 1, 1), (0, 1, 1)), ONE),
+    "one output channel, dilated": (
+        8,
+        1,
+        1,
+        (1, 9, 14),
+        (1, 5, 3),
+        (1, 2, 1),
+        ((0, 4, 3), (0, 1, 5)),
+        (1, 2, 3),
+    ),
+    "one channel to one": (1, 1, 1, (1, 1, 300), (1, 1, 64), (1, 1, 3), ((0, 0, 31), (0, 0, 40)), ONE),
+    "1x1 to one channel": (70, 1, 1, (1, 5, 6), ONE, ONE, ((0, 0, 0), (0, 0, 0)), ONE),
+    "volumes to one channel": (5, 1, 1, (4, 5, 6), (3, 2, 3), ONE, ((1, 0, 1), (1, 1, 1)), ONE),
     "3d": (16, 20, 1, (6, 7, 8), (3, 3, 3), (2, 1, 2), ((1, 1, 0), (0, 1, 2)), (1, 1, 1)),
     "1d": (12, 20, 1, (1, 1, 40), (1, 1, 5), ONE, ((0, 0, 4), (0, 0, 0)), ONE),
     "kernel larger than input": (4, 4, 1, (1, 2, 2), (1, 5, 5), ONE, ((0, 2, 2), (0, 2, 2)), ONE),
@@ -153,7 +204,7 @@ def test_minimal_filtering_is_as_exact_as_a_direct_sum(library):
     """Its error in the norm is that of torch's own float32 convolution, or less."""
     random = np.random.default_rng(0)
     x, weight = tensor(random, (1, 128, 1, 28, 28), True), tensor(random, (64, 128, 1, 3, 3), False)
-    actual, exact = convolve(library, x, weight, ONE, ((0, 1, 1), (0, 1, 1)), ONE, 1)
+    actual, exact = convolve(library, x, weight, ONE, PAD_1, ONE, 1)
     direct = torch.nn.functional.conv2d(
         torch.from_numpy(x[:, :, 0]), torch.from_numpy(weight[:, :, 0]), padding=1
     )
@@ -165,7 +216,7 @@ def test_what_is_not_finite_stays_in_its_tiles(library):
     random = np.random.default_rng(0)
     x, weight = tensor(random, (1, 32, 1, 12, 12), True), tensor(random, (32, 32, 1, 3, 3), False)
     x[0, 3, 0, 5, 6] = np.inf
-    actual, exact = convolve(library, x, weight, ONE, ((0, 1, 1), (0, 1, 1)), ONE, 1)
+    actual, exact = convolve(library, x, weight, ONE, PAD_1, ONE, 1)
     seen = ~np.isfinite(exact[0, 0]).all(-1)
     assert (~np.isfinite(actual[0, 0]).all(-1))[seen].all(), "what sees an infinity has no finite sum"
     far = np.ones((12, 12), bool)
@@ -201,10 +252,13 @@ def test_a_slice_of_channels_and_pixels(library):
     base = random.standard_normal((2, 1, 12, 14, 64), np.float32)
     x = np.moveaxis(base[:, :, 1:-1, ::2, 8:40], -1, 1)
     weight = random.standard_normal((24, 32, 1, 1, 1), np.float32)
-    zero = ((0, 0, 0), (0, 0, 0))
+    zero = NO_PAD
     assert_close(*convolve(library, x, weight, ONE, zero, ONE, 1), 32)
     weight = random.standard_normal((24, 32, 1, 3, 3), np.float32)
-    assert_close(*convolve(library, x, weight, ONE, ((0, 1, 1), (0, 1, 1)), ONE, 1), 288)
+    assert_close(*convolve(library, x, weight, ONE, PAD_1, ONE, 1), 288)
+    few = np.moveaxis(random.standard_normal((2, 1, 9, 40, 8), np.float32)[..., 2:5], -1, 1)
+    weight = random.standard_normal((24, 3, 1, 3, 3), np.float32)
+    assert_close(*convolve(library, few, weight, ONE, PAD_1, ONE, 1), 27)
 
 
 def test_infinities_of_one_group_or_pixel_do_not_spread(library):
@@ -213,7 +267,7 @@ def test_infinities_of_one_group_or_pixel_do_not_spread(library):
         x = tensor(random, (1, 16, 1, 9, 9), True)
         x[0, 5, 0, 4, 4], x[0, 5, 0, 0, 0] = np.inf, np.nan
         weight = random.standard_normal((16, 16 // groups, 1, 3, 3), np.float32)
-        actual, expected = convolve(library, x, weight, ONE, ((0, 1, 1), (0, 1, 1)), ONE, groups)
+        actual, expected = convolve(library, x, weight, ONE, PAD_1, ONE, groups)
         finite = np.isfinite(expected)
         assert np.array_equal(np.isfinite(actual), finite)
         assert_close(np.where(finite, actual, 0), np.where(finite, expected, 0), 144)

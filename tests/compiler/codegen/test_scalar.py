@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from kernels_hub.compiler import Graph, evaluate
-from kernels_hub.compiler.codegen.scalar import Cpp, Triton, size_name
+from kernels_hub.compiler.codegen.cpp.scalar import Cpp
+from kernels_hub.compiler.codegen.scalar import size_name
+from kernels_hub.compiler.codegen.triton.scalar import Triton
 from kernels_hub.compiler.errors import EngineError, TypeRuleError
 from kernels_hub.compiler.ir import types
-from kernels_hub.compiler.ir.dims import dim_max, dim_min, floordiv, mod, symbol
+from kernels_hub.compiler.ir.dims import floordiv, mod, symbol
+from kernels_hub.compiler.ir.extrema import dim_max, dim_min
 from kernels_hub.compiler.ir.op import TensorType, Trait
 from kernels_hub.compiler.ir.ops import OPS
 from kernels_hub.compiler.ir.ops.conversion import convert

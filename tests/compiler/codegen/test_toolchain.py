@@ -11,12 +11,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from kernels_hub.compiler.codegen import toolchain
-from kernels_hub.compiler.codegen.toolchain import Isa, begin, build, find_compiler, isa, load, machine_isas
-from kernels_hub.compiler.errors import BuildError
+from kernels_hub.compiler.runtime import toolchain
+from kernels_hub.compiler.runtime.errors import BuildError
+from kernels_hub.compiler.runtime.toolchain import Isa, begin, build, isa, load, machine_isas
+from kernels_hub.cxx_compiler import find_compiler
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -37,14 +39,13 @@ def cache(tmp_path, monkeypatch):
 def runs(monkeypatch):
     """The commands of the compiler, but for --version."""
     found: list[list[str]] = []
-    run = subprocess.run
+    run = toolchain.run_compiler
 
-    def counted(command, **options):
-        if "--version" not in command:
-            found.append(command)
-        return run(command, **options)
+    def counted(command, timeout):
+        found.append(command)
+        return run(command, timeout)
 
-    monkeypatch.setattr(toolchain.subprocess, "run", counted)
+    monkeypatch.setattr(toolchain, "run_compiler", counted)
     return found
 
 
@@ -152,7 +153,7 @@ def test_a_program_that_is_no_compiler():
 
 def test_a_folder_that_cannot_be_written_to(cache, caplog):
     cache.parent.mkdir(parents=True)
-    cache.write_text("a file where the folder should be")  # what root cannot write to either
+    cache.write_text("a file where the folder should be")  # what anchor cannot write to either
     with caplog.at_level(logging.WARNING, logger="kernels_hub"):
         first, again = build(SOURCE, "g", PLAIN), build(SOURCE, "g", PLAIN)
     assert answer(first) == 42
@@ -161,7 +162,7 @@ def test_a_folder_that_cannot_be_written_to(cache, caplog):
 
 
 BUILDS = f"""
-from kernels_hub.compiler.codegen.toolchain import Isa, build, load
+from kernels_hub.compiler.runtime.toolchain import Isa, build, load
 path = build({SOURCE!r}, "g", Isa("plain", ("-O0",), frozenset()))
 print(path.parent, load(path).answer())
 """
@@ -184,15 +185,12 @@ def test_a_process_leaves_no_folder_of_its_own(usable: bool, tmp_path: Path, cac
     assert list(temporary.iterdir()) == []
 
 
-def test_a_full_disk_is_not_the_sources_fault(monkeypatch, cache):
-    run = subprocess.run
-
-    def full(command, **options):
-        if any(str(cache) in part for part in command):
-            return subprocess.CompletedProcess(command, 1, "", "as: error: No space left on device")
-        return run(command, **options)
-
-    monkeypatch.setattr(toolchain.subprocess, "run", full)
+def test_a_full_disk_is_not_the_sources_fault(monkeypatch, cache, tmp_path):
+    compiler = tmp_path / "full"
+    full = "echo 'as: error: No space left on device' >&2; exit 1"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *{cache}*) {full} ;; esac\nexec {find_compiler()} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("KERNELS_HUB_CXX", str(compiler))
     path = build(SOURCE, "g", PLAIN)
     assert answer(path) == 42 and cache not in path.parents
 
@@ -210,7 +208,7 @@ def test_threads_build_a_thing_once(runs):
 
 def test_processes_share_a_cache(cache):
     code = (
-        "from kernels_hub.compiler.codegen.toolchain import Isa, build, load\n"
+        "from kernels_hub.compiler.runtime.toolchain import Isa, build, load\n"
         f"path = build({SOURCE!r}, 'g', Isa('plain', ('-O0',), frozenset()))\n"
         "assert load(path).answer() == 42"
     )
@@ -250,13 +248,22 @@ def test_levels_of_this_machine():
         ("avx2 avx512f avx512bw avx512cd avx512dq avx512vl", ["baseline"]),
     ],
 )
-def test_levels_by_the_flags_of_a_cpu(flags, expected, monkeypatch, tmp_path):
-    (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t\t: {flags}\n")
-    monkeypatch.setattr(toolchain, "Path", lambda _: tmp_path / "cpuinfo")
+def test_levels_by_the_flags_of_a_cpu(flags, expected, monkeypatch):
+    monkeypatch.setattr(toolchain, "cpu_flags", lambda: f"flags\t\t: {flags}\n")
     monkeypatch.setattr(toolchain.platform, "machine", lambda: "x86_64")
     assert [one.name for one in machine_isas.__wrapped__()] == expected
     monkeypatch.setattr(toolchain.platform, "machine", lambda: "aarch64")
     assert [one.name for one in machine_isas.__wrapped__()] == ["baseline"]
+
+
+def test_a_compiler_that_does_not_end(monkeypatch, tmp_path):
+    stuck = tmp_path / "stuck-g++"
+    stuck.write_text('#!/bin/sh\ncase "$*" in *--version*) exec g++ "$@" ;; esac\nexec sleep 1000\n')
+    stuck.chmod(0o755)
+    monkeypatch.setenv("KERNELS_HUB_CXX", str(stuck))
+    monkeypatch.setattr(toolchain, "TIMEOUT_S", 0.2)
+    with pytest.raises(BuildError, match=r"took more than 0\.2 s on"):
+        build(SOURCE, "product", PLAIN)
 
 
 def test_the_runtime_is_compiled_ahead_once(runs, cache):
@@ -274,3 +281,64 @@ def test_what_cannot_be_begun_is_told_by_the_build(monkeypatch, tmp_path):
     begin(("linked_product.cpp",), PLAIN)
     with pytest.raises(BuildError):
         build(SOURCE, "product", PLAIN, runtime=("linked_product.cpp",))
+
+
+def test_the_first_header_is_precompiled_for_those_who_compile_much(cache, monkeypatch):
+    """The same library, byte for byte, and GCC says that it took what was precompiled."""
+    monkeypatch.setattr(toolchain.precompiled, "_KNOWN", {})
+    monkeypatch.setattr(toolchain.precompiled, "_DISCARDED", set())  # as a crash of GCC may have left it
+    source = '#include "scalar.h"\nextern "C" float answer(float x) {{ return std::sqrt(x) + {}; }}\n'
+    before = build(source.format(0), "g", PLAIN).read_bytes()
+    for number in range(1, toolchain.precompiled.FIRST + 1):
+        build(source.format(number), "g", PLAIN)
+    (known,) = toolchain.precompiled._KNOWN.values()
+    assert known._process is not None and known._process.wait() == 0
+    build(source.format(-1), "g", PLAIN)
+    folder = toolchain._headers().folder()
+    shutil.rmtree(cache)
+    assert build(source.format(0), "g", PLAIN).read_bytes() == before
+    unit = folder.parent / "unit.cpp"
+    unit.write_text(source.format(0))
+    asked = subprocess.run(
+        ["g++", *toolchain.FLAGS, *PLAIN.flags, f"-I{folder}", "-H", "-fsyntax-only", str(unit)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert f"! {folder}/scalar.h.gch" in asked.stderr
+
+
+def test_a_unit_that_a_precompiled_header_breaks_is_compiled_without(cache, tmp_path, monkeypatch):
+    """A compiler that crashes wherever something precompiled lies, as GCC 12 did once."""
+    monkeypatch.setattr(toolchain.precompiled, "_KNOWN", {})
+    monkeypatch.setattr(toolchain.precompiled, "_DISCARDED", set())
+    folder = toolchain._headers().folder()
+    shutil.rmtree(folder / toolchain.precompiled.COMPILED, ignore_errors=True)
+    crashing = tmp_path / "crashing-g++"
+    crashing.write_text(
+        f'#!/bin/sh\ncase "$*" in\n*c++-header*|*--version*) ;;\n*) if [ -e "{folder}/scalar.h.gch" ]; then'
+        f' echo "unit.cpp:1:1: internal compiler error: Segmentation fault" >&2; exit 1; fi ;;\nesac\nexec g++ "$@"\n'
+    )
+    crashing.chmod(0o755)
+    monkeypatch.setenv("KERNELS_HUB_CXX", str(crashing))
+    source = '#include "scalar.h"\nextern "C" int answer() {{ return {}; }}\n'
+    for number in range(1, toolchain.precompiled.FIRST + 2):
+        build(source.format(number), "g", PLAIN)
+    (known,) = toolchain.precompiled._KNOWN.values()
+    assert known._process is not None and known._process.wait() == 0
+    assert answer(build(source.format(42), "g", PLAIN)) == 42
+    assert not toolchain.precompiled.is_there(folder)
+    assert answer(build(source.format(43), "g", PLAIN)) == 43
+    assert not toolchain.precompiled.is_there(folder), "not made again"
+    with pytest.raises(BuildError, match="expected"):
+        build(source.format("}"), "g", PLAIN)
+
+
+def test_what_cannot_be_precompiled_is_compiled_as_before(monkeypatch):
+    monkeypatch.setattr(toolchain.precompiled, "_KNOWN", {})
+
+    def refuse(*_, **__):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(toolchain.precompiled, "subprocess", SimpleNamespace(Popen=refuse, DEVNULL=None))
+    for number in range(toolchain.precompiled.FIRST + 3):
+        path = build(f'#include "scalar.h"\nextern "C" int answer() {{ return {number}; }}\n', "g", PLAIN)
+        assert answer(path) == number

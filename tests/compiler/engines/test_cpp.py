@@ -10,12 +10,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from kernels_hub.compiler import Graph, bind, evaluate
-from kernels_hub.compiler.codegen.toolchain import find_compiler
 from kernels_hub.compiler.engines import library
-from kernels_hub.compiler.engines.cpp import ENGINE, MOST_BINDINGS
+from kernels_hub.compiler.engines.cpp import ENGINE
 from kernels_hub.compiler.engines.engine import Decline, Device
 from kernels_hub.compiler.engines.tensors import snapshot, to_array, to_tensor
 from kernels_hub.compiler.errors import EvaluateError
+from kernels_hub.compiler.runtime.binding import MOST_BINDINGS
+from kernels_hub.compiler.runtime.toolchain import find_compiler
 from kernels_hub.compiler.schedule.memory import place
 from tests.compiler.strategies import OTHER_SIZES, SIZES, assert_same_outputs, graphs
 
@@ -213,11 +214,11 @@ def test_an_arena_that_is_large_enough_stays(block):
     plan = ENGINE.compile(block, CPU, {})
     inputs = tensors(block, {"n": 64})
     plan.compute(inputs)
-    arena = plan._local.arena
+    arena = plan._program._arenas.cpu.memory
     assert arena.numel() == plan.workspace_size({"n": 64})
-    plan._local.addresses.clear()
+    plan._program._frames.clear()
     plan.compute(inputs)
-    assert plan._local.arena is arena
+    assert plan._program._arenas.cpu.memory is arena
 
 
 def test_a_size_that_no_input_tells_is_declined():
@@ -236,6 +237,22 @@ def test_other_devices_are_declined(block):
 def test_without_a_compiler_it_declines(block, monkeypatch):
     monkeypatch.setattr("kernels_hub.compiler.engines.cpp.find_compiler", lambda: None)
     assert "KERNELS_HUB_CXX" in ENGINE.check(block, CPU).reason  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("batch", "time"), [(1, 30), (30, 1), (3, 17), (17, 3), (1, 1), (0, 4)])
+def test_a_product_of_sequences_time_first(batch, time):
+    """Rows that lie batch first: either of the two dims may be the longer one."""
+    graph = Graph("sequences")
+    x = graph.input("x", ("batch", "time", 24))
+    w = graph.parameter("w", (24, 40), data=np.linspace(-1, 1, 24 * 40, dtype=np.float32).reshape(24, 40))
+    turned = x.permute(1, 0, 2)
+    spread = w.broadcast((turned.shape[0], 24, 40), (1, 2))
+    graph.output("y", turned.apply("matmul", turned, spread).unary("tanh") + turned.sum((2,), keepdims=True))
+    given = np.random.default_rng(1).standard_normal((batch, time, 24)).astype(np.float32)
+    (found,) = ENGINE.compile(graph, CPU, {}).compute([torch.from_numpy(given)])
+    wide = given.transpose(1, 0, 2).astype(np.float64)
+    expected = np.tanh(wide @ graph.weight("w").astype(np.float64)) + wide.sum(2, keepdims=True)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_weights_are_those_of_the_moment_of_compiling():

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from kernels_hub.compiler import Graph
-from kernels_hub.compiler.codegen.cpp import generate
-from kernels_hub.compiler.codegen.toolchain import find_compiler
+from kernels_hub.compiler.codegen.cpp.translation_unit import generate
 from kernels_hub.compiler.engines.cpp import ENGINE
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.rewrite.pipeline import rewrite
+from kernels_hub.compiler.runtime.toolchain import find_compiler
 from kernels_hub.compiler.schedule.schedule import schedule
 from tests.compiler.engines.executed import assert_agrees
 

@@ -79,7 +79,7 @@ def test_the_others_go_on():
 
 
 def faulty(name, mode):
-    engine = registry.engine(f"faulty-{name}")
+    engine = registry.engine(f"faulty-{name}").loaded()
     engine.mode = mode
     return engine
 

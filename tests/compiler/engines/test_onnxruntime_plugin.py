@@ -37,7 +37,7 @@ def _loaded():
 
 @pytest.fixture(scope="module")
 def engine():
-    return registry.engine("onnxruntime")
+    return registry.engine("onnxruntime").loaded()
 
 
 def writers(engine):
@@ -47,7 +47,7 @@ def writers(engine):
 def test_it_is_a_plugin_by_path(engine):
     (row,) = [one for one in registry.registered() if one.name == "onnxruntime"]
     assert row.source == str(PACKAGE / "__init__.py")
-    assert engine is row.engine
+    assert engine is row.engine.loaded()
 
 
 def test_it_is_a_distribution_whose_entry_point_is_there(engine):

@@ -154,31 +154,26 @@ def test_paths_that_are_not_there(tmp_path):
     assert "has no Python modules" in reason(empty)
 
 
-class _Point:
-    """An entry point as importlib.metadata has them."""
+def distribution(folder, name, value, text):
+    """An installed distribution with one module and one entry point."""
+    (folder / f"{name}.py").write_text(f"{ONE}\n{text}\n")
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "RECORD").write_text(f"{name}.py,,\n")
+    (info / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{name} = {name}:{value}\n")
 
-    def __init__(self, name, load):
-        self.name, self.value, self.load, self.dist = name, name, load, None
 
-
-def test_entry_points(monkeypatch, plugin):
-    plugin_class = {}
-    exec(ONE, plugin_class)
-
-    def fails():
-        raise ImportError("libnothing.so.4: cannot open shared object file")
-
-    points = [
-        _Point("good", lambda: plugin_class["Echo"]("good")),
-        _Point("bad", fails),
-        _Point("late", lambda: lambda: [plugin_class["Echo"]("late")]),
-    ]
-    monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda group: points if group == "kernels_hub.engines" else []
-    )
+def test_entry_points(monkeypatch, tmp_path):
+    distribution(tmp_path, "good_engine", "ENGINE", "ENGINE = Echo('good')")
+    distribution(tmp_path, "late_engine", "make", "def make(): return [Echo('late')]")
+    distribution(tmp_path, "bad_engine", "ENGINE", "raise ImportError('libnothing.so.4: cannot open')")
+    monkeypatch.syspath_prepend(str(tmp_path))
     registry.reload()
     assert names()[-2:] == ["good", "late"]
-    assert "libnothing.so.4" in reason("entry point bad")
+    assert "libnothing.so.4" in reason("entry point bad_engine of bad_engine 1.0")
+    assert "good_engine" not in sys.modules  # asked for in a child process alone
+    assert registry.engine("good").loaded().name == "good" and "good_engine" in sys.modules
     registry.set_plugin_paths([], mode="absolute")
     assert "good" not in names()
 
@@ -196,16 +191,19 @@ def test_damaged_metadata_of_a_distribution(monkeypatch):
 def test_loaded_once_by_many_threads(plugin, tmp_path):
     path = plugin(
         "slow.py",
-        f"import pathlib, time; pathlib.Path({str(tmp_path / 'log')!r}).open('x').close(); time.sleep(0.05)\nENGINE = Echo('slow')",
+        f"import os, time\nwith open({str(tmp_path / 'log')!r}, 'a') as log: log.write(f'{{os.getpid()}} ')\n"
+        "time.sleep(0.05)\nENGINE = Echo('slow')",
     )
     registry.set_plugin_paths([path])
     seen = []
-    threads = [threading.Thread(target=lambda: seen.append(registry.engine("slow"))) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: seen.append(registry.engine("slow").loaded())) for _ in range(8)
+    ]
     for one in threads:
         one.start()
     for one in threads:
         one.join()
     assert len(set(map(id, seen))) == 1 and len(seen) == 8
-    (tmp_path / "log").unlink()  # which is there, and a second import would have failed
+    assert (tmp_path / "log").read_text().split().count(str(os.getpid())) == 1
     registry.reload()
-    assert registry.engine("slow") is not seen[0]
+    assert registry.engine("slow").loaded() is not seen[0]

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from kernels_hub.compiler import Graph, compile, evaluate
-from kernels_hub.compiler.codegen.toolchain import find_compiler
 from kernels_hub.compiler.engines import shared as registry
 from kernels_hub.compiler.engines.cpp import ENGINE
 from kernels_hub.compiler.engines.engine import Device
 from kernels_hub.compiler.engines.shared import SMALL, shared
+from kernels_hub.compiler.runtime.toolchain import find_compiler
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
@@ -25,9 +25,7 @@ def block(*, size=2 * SMALL, seed=0):
 
 def held(plan):
     """Address -> bytes of what a plan of the C++ engine keeps in memory."""
-    return {
-        one.data_ptr(): one.nbytes for one in plan._weights.held.values() if isinstance(one, torch.Tensor)
-    }
+    return {one.data_ptr(): one.nbytes for one in plan.weights.held.values() if isinstance(one, torch.Tensor)}
 
 
 def bytes_of(*plans):

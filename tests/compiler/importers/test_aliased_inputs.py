@@ -12,12 +12,13 @@ from torch import nn
 
 from kernels_hub import CompiledLayer, Mode, get_local_kernel, kernelize, report, use_kernel_mapping
 from kernels_hub import replace_kernel_forward_from_hub as tag
-from kernels_hub.compiler import compile, import_torch, layer_store
-from kernels_hub.compiler.codegen.toolchain import find_compiler
-from kernels_hub.compiler.emit import emit_layer
+from kernels_hub.compiler import compile, import_torch
 from kernels_hub.compiler.errors import ImportFailure
+from kernels_hub.compiler.export.emit_layer import emit_layer
 from kernels_hub.compiler.importers.torch_trace import distinct
-from kernels_hub.layer import compile_on_call
+from kernels_hub.compiler.jit import store as layer_store
+from kernels_hub.compiler.runtime.toolchain import find_compiler
+from kernels_hub.kernelization import jit
 
 
 def assert_close(found: Any, expected: Any) -> None:
@@ -202,7 +203,7 @@ def test_a_layer_compiled_at_its_first_call_keeps_its_inputs_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(layer_store, "store_folder", lambda: tmp_path)
-    compile_on_call._forward_of.cache_clear()
+    jit._forward_of.cache_clear()
     model = nn.ModuleList([Pair()])
     with use_kernel_mapping({"AliasedPair": {"cpu": CompiledLayer("Pair")}}, inherit_mapping=False):
         kernelize(model, mode=Mode.INFERENCE, device="cpu")

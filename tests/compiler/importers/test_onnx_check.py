@@ -26,7 +26,7 @@ def test_all_is_well(tmp_path: Path):
     result = CliRunner().invoke(command, ["check", path, "--json"])
     assert (result.exit_code, json.loads(result.stdout)) == (
         0,
-        {"file": path, "importable": True, "unsupported": []},
+        {"file": path, "importable": True, "remedy": None, "unsupported": []},
     )
 
 

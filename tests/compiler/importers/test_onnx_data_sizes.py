@@ -6,7 +6,9 @@ import numpy as np
 import onnx
 import pytest
 
-from kernels_hub.compiler.importers.onnx import import_onnx
+from kernels_hub.compiler import compile as compile_model
+from kernels_hub.compiler.errors import EvaluateError
+from kernels_hub.compiler.importers.onnx import OnnxImportError, import_onnx
 from kernels_hub.compiler.ir.evaluate import evaluate
 from kernels_hub.compiler.ir.verify import verify
 from tests.compiler.importers.test_onnx import agrees, ops, parse, random
@@ -63,6 +65,104 @@ def test_unique_in_the_order_in_which_they_come():
     got = evaluate(graph, [x])
     assert np.array_equal(got["y"], x[:, [0, 1, 3, 4]])
     assert [got[name].tolist() for name in "ijk"] == [[0, 1, 3, 4], [0, 1, 0, 2, 3], [2, 1, 1, 1]]
+
+
+def test_tensors_picked_by_one_mask_have_one_size():
+    """x[mask] and y[mask], as torch.onnx.export writes them: a NonZero for each, also of a copy of the mask."""
+    model = parse("""
+    g (float[n] x, float[n] y, float[n] limit) => (float[k] z) {
+        mask = Greater(x, limit)
+        first = NonZero(mask)
+        rows = Transpose(first)
+        left = GatherND(x, rows)
+        again = Greater(x, limit)
+        second = NonZero(again)
+        columns = Transpose(second)
+        right = GatherND(y, columns)
+        z = Mul(left, right)
+    }
+    """)
+    generator = np.random.default_rng(0)
+    for n in (1, 7, 30):
+        arrays = generator.normal(size=(3, n)).astype(np.float32)
+        graph = agrees(model, *arrays)
+    assert ops(graph).count("nonzero") == 1
+
+
+@pytest.mark.parametrize(("first", "step"), [(0, 1), (-2, 3), (5, 1)])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_range_is_as_long_as_computed_floats_say(first: int, step: int, backwards: bool):
+    """Speech synthesis: durations are predicted, and their sum is how many frames there are."""
+    ends = "total, start, step" if backwards else "start, total, step"
+    model = parse(f"""
+    g (float[n] x) => (int64[k] y, int64[k] z) {{
+        durations = Ceil(x)
+        axis = Constant<value_ints = [0]>()
+        summed = ReduceSum<keepdims = 0>(durations, axis)
+        total = Cast<to = 7>(summed)
+        start = Constant<value_int = {first}>()
+        step = Constant<value_int = {-step if backwards else step}>()
+        frames = Range({ends})
+        again = Range({ends})
+        shifted = Add(again, total)
+        y = Identity(frames)
+        z = Mul(frames, shifted)
+    }}
+    """)
+    generator = np.random.default_rng(0)
+    for n in (1, 7, 30):
+        graph = agrees(model, generator.uniform(0, 3, n).astype(np.float32))
+    assert ops(graph).count("define_size") == 1
+
+
+FILLED = """
+g (float[b, n] x, float[1, 4] w) => (float[b, k] zeros, float[b, j] row) {
+    axes = Constant<value_ints = [0, 1]>()
+    summed = ReduceSum<keepdims = 0>(x, axes)
+    total = Cast<to = 7>(summed)
+    first = Constant<value_ints = [0]>()
+    columns = Unsqueeze(total, first)
+    shape = Shape(x)
+    rows = Gather(shape, first)
+    wanted = Concat<axis = 0>(rows, columns)
+    zeros = ConstantOfShape(wanted)
+    one = ReduceSum(w, axes)
+    row = Expand(one, wanted)
+}
+"""
+
+
+def test_tensors_are_made_of_sizes_that_computed_floats_tell():
+    generator, w = np.random.default_rng(0), random(1, 4)
+    for shape in ((1, 4), (3, 7), (2, 2)):
+        graph = agrees(parse(FILLED), generator.uniform(0, 3, shape).astype(np.float32), w)
+    assert ops(graph).count("define_size") == 1
+    run = compile_model(parse(FILLED))
+    for shape in ((3, 5), (2, 9)):
+        x = generator.uniform(0, 3, shape).astype(np.float32)
+        got, wanted = run.arrays({"x": x, "w": w}), evaluate(graph, [x, w])
+        np.testing.assert_array_equal(got["zeros"], wanted["zeros"])
+        np.testing.assert_allclose(got["row"], wanted["row"], rtol=1e-6)
+
+
+def test_a_size_below_0_is_told():
+    graph = import_onnx(parse(FILLED))
+    with pytest.raises(EvaluateError, match=r"-2 contradicts .* >= 0"):
+        evaluate(graph, [np.full((1, 2), -1, np.float32), random(1, 4)])
+
+
+def test_a_range_without_a_step_is_refused():
+    model = parse("""
+    g (float[n] x) => (int64[k] y) {
+        axis = Constant<value_ints = [0]>()
+        summed = ReduceSum<keepdims = 0>(x, axis)
+        total = Cast<to = 7>(summed)
+        zero = Constant<value_int = 0>()
+        y = Range(zero, total, zero)
+    }
+    """)
+    with pytest.raises(OnnxImportError, match="its step is 0"):
+        import_onnx(model)
 
 
 def test_what_is_known_is_picked_while_importing():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernels_hub.compiler.importers.onnx_values import KnownValues, dims_value, sources
-from kernels_hub.compiler.ir.dims import dim_max
+from kernels_hub.compiler.ir.extrema import dim_max
 from kernels_hub.compiler.ir.graph import Graph, Value
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import sympy
 import torch
 from torch import nn
 from torch.export import Dim
@@ -14,6 +16,7 @@ from torch.export import Dim
 from kernels_hub.compiler import evaluate
 from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.torch_export import array_of, import_torch, import_torch_program
+from kernels_hub.compiler.importers.torch_trace import always_true
 from tests.compiler.importers.torch_programs import (
     Function,
     assert_matches,
@@ -137,6 +140,45 @@ def test_a_module_that_cannot_be_traced_gives_its_cause():
     assert "data-dependent" in str(failure.value)
     assert len(str(failure.value)) < 800
     assert failure.value.__cause__ is not None
+
+
+def narrow(x):
+    return x * 2 if x.shape[0] < 3 else x * 3
+
+
+def remainder(x):
+    return x * 2 if x.shape[0] % 3 == 1 else x * 3
+
+
+@pytest.mark.parametrize(
+    ("function", "rows"),
+    [(lambda x: x + torch.ones(4, 2), 4), (lambda x: x.reshape(-1, 8), 8), (narrow, 8), (remainder, 7)],
+    ids=["one size", "multiples", "a range", "remainders"],
+)
+def test_code_for_some_sizes_is_not_taken_for_all(function, rows):
+    dims = {0: Dim("n", min=2, max=64)}
+    with pytest.raises(ImportFailure, match=r"Constraints violated \(n\)"):
+        import_torch(Function(function), (torch.ones(rows, 2),), dynamic_shapes=((dims,),))
+
+
+def test_conditions_on_sizes_that_always_hold():
+    """Those of PyTorch 2.11's strides of an attention, which its own solver cannot prove."""
+    from torch.utils._sympy import functions
+
+    n = sympy.Symbol("n", positive=True, integer=True)
+
+    def condition(expression: sympy.Basic) -> SimpleNamespace:
+        class SymBool:
+            node = SimpleNamespace(expr=expression)
+
+        return SimpleNamespace(meta={"val": SymBool()})
+
+    least = functions.Min(8 * n, 16 * n, evaluate=False)
+    assert always_true(condition(sympy.Eq(least, 8 * n, evaluate=False)))
+    assert not always_true(condition(sympy.Eq(least, 16 * n, evaluate=False)))
+    assert not always_true(condition(sympy.Eq(functions.Min(n, 8, evaluate=False), n, evaluate=False)))
+    assert not always_true(condition(n > 3)) and always_true(condition(n + 1 > 0))
+    assert always_true(True) and not always_true(False) and not always_true(None)
 
 
 def test_what_is_no_module_is_refused():

@@ -30,6 +30,10 @@ def assert_matches(actual, expected, tolerance=None):
     assert actual.dtype.name == str(expected.dtype).removeprefix("torch."), (
         f"{actual.dtype}, expected {expected.dtype}"
     )
+    if expected.dtype.is_complex:
+        parts = np.stack([actual.real, actual.imag], -1)
+        assert_matches(parts, torch.view_as_real(expected.resolve_conj()), tolerance)
+        return
     if not expected.dtype.is_floating_point:
         np.testing.assert_array_equal(actual, expected.numpy())
         return

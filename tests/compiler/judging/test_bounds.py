@@ -10,7 +10,7 @@ from kernels_hub.compiler import Graph, evaluate
 from kernels_hub.compiler.engines.engine import Device
 from kernels_hub.compiler.errors import CompilerError, EngineError
 from kernels_hub.compiler.judging import Judge, TrapError, bounded, compare
-from kernels_hub.compiler.selection import Filter, create_plans
+from kernels_hub.compiler.plan.selection import Filter, create_plans
 from tests.compiler.strategies import SIZES, graphs
 from tests.fuzz.harness import budget
 

@@ -12,17 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from kernels_hub.compiler import Graph, emit, emit_layer, evaluate, print_graph
-from kernels_hub.compiler.emitting.runtime.parts import Tensor
-from kernels_hub.compiler.emitting.source import Source
-from kernels_hub.compiler.emitting.tuned import Tuned
+from kernels_hub.compiler import Graph, emit_layer, evaluate, print_graph
 from kernels_hub.compiler.errors import EngineError
+from kernels_hub.compiler.export import emit_layer as emit
+from kernels_hub.compiler.export.source import Source
+from kernels_hub.compiler.export.tuned import Tuned
 from kernels_hub.compiler.judging import Judge
+from kernels_hub.compiler.plan.tuning_database import TuningDatabase
+from kernels_hub.compiler.runtime.parts import Tensor
 from kernels_hub.compiler.search import search as searching
-from kernels_hub.compiler.search.candidate import Candidate, Measured
+from kernels_hub.compiler.search.candidate import Measured, SearchCandidate
 from kernels_hub.compiler.search.evaluator import GraphEvaluator, materialise
 from kernels_hub.compiler.search.search import search
-from kernels_hub.compiler.tuning_database import TuningDatabase
 from tests.compiler.judging.planted import RIGHT, WRONG, Plant
 from tests.fuzz.harness import EXHAUSTIVE
 
@@ -40,18 +41,18 @@ def test_there_are_enough():
 class Eager(GraphEvaluator):
     """The oracle runs candidates; whatever is planted takes a tenth of the time."""
 
-    def __call__(self, candidate: Candidate, *, build_only: bool = False) -> Measured:
+    def __call__(self, candidate: SearchCandidate, *, build_only: bool = False) -> Measured:
         reason = self.judge(partial(evaluate, materialise(candidate, self.weights)))
         return Measured(candidate.digest, "wrong" if reason else "slower", None, reason or "built")
 
-    def measure_many(self, candidates: Sequence[Candidate]) -> list[Measured]:
+    def measure_many(self, candidates: Sequence[SearchCandidate]) -> list[Measured]:
         times = [1e-4 if one.origin == "planted" else 1e-3 for one in candidates]
         return [
             Measured(one.digest, "slower", seconds, "timed")
             for one, seconds in zip(candidates, times, strict=True)
         ]
 
-    def measure_again(self, candidates: Sequence[Candidate]) -> list[Measured]:
+    def measure_again(self, candidates: Sequence[SearchCandidate]) -> list[Measured]:
         first, other = self.measure_many(candidates)
         return [first, Measured(other.digest, "fastest", other.seconds, "timed again")]
 
@@ -63,7 +64,7 @@ def eager(graph, device, sizes, seed):
 
 def searched(plant: Plant, folder: Path, monkeypatch: pytest.MonkeyPatch):
     right, other = plant.graphs()
-    planted = Candidate(print_graph(other, data=True), origin="planted")
+    planted = SearchCandidate(print_graph(other, data=True), origin="planted")
     monkeypatch.setattr(searching, "neighbours", lambda *_: [planted])
     return search(right, "cpu", evaluator=eager, database=TuningDatabase(folder), equations=())
 
@@ -128,5 +129,7 @@ def test_what_is_right_is_published(plant, tmp_path, monkeypatch):
     right, other = plant.graphs()
     tuned = Tuned("", "avx512", print_graph(other, data=True))
     monkeypatch.setattr(emit, "from_onnx", lambda *_: source_of(right))
-    emit_layer("planted.onnx", layer_name=layer_of(plant), out=tmp_path / "out", tuned=[tuned], triton=False)
+    file = tmp_path / "planted.onnx"  # of which a digest is stated
+    file.write_bytes(b"stands for the graph")
+    emit_layer(str(file), layer_name=layer_of(plant), out=tmp_path / "out", tuned=[tuned], triton=False)
     assert (tmp_path / "out" / "tuned.json").exists()

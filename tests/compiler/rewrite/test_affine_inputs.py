@@ -9,6 +9,7 @@ from torch import nn
 
 from kernels_hub.compiler import Graph, evaluate, verify
 from kernels_hub.compiler.importers.torch_export import import_torch
+from kernels_hub.compiler.rewrite.affine import AFFINE
 from kernels_hub.compiler.rewrite.affine_inputs import AFFINE_INPUTS
 from kernels_hub.compiler.rewrite.engine import apply_rules
 from kernels_hub.compiler.rewrite.explain import explain_rule
@@ -18,7 +19,7 @@ from tests.compiler.importers.torch_programs import assert_matches
 from tests.compiler.rewrite.structure import kinds
 from tests.compiler.strategies import assert_same_outputs
 
-RULES = {rule.name: rule for rule in AFFINE_INPUTS}
+RULES = {rule.name: rule for rule in (*AFFINE, *AFFINE_INPUTS)}
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-1}
 
 

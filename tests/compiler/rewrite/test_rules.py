@@ -14,8 +14,10 @@ from kernels_hub.compiler.ir.ops.conversion import convert
 from kernels_hub.compiler.rewrite.affine import AFFINE
 from kernels_hub.compiler.rewrite.algebra import ALGEBRA
 from kernels_hub.compiler.rewrite.clamp import CLAMP
+from kernels_hub.compiler.rewrite.contraction import CONTRACTION
 from kernels_hub.compiler.rewrite.explain import rule_passes
 from kernels_hub.compiler.rewrite.gradients import INFERENCE
+from kernels_hub.compiler.rewrite.neighbouring import NEIGHBOURING
 from kernels_hub.compiler.rewrite.parts import PARTS
 from kernels_hub.compiler.rewrite.rule import Match, Rule
 from kernels_hub.compiler.rewrite.views import VIEWS
@@ -46,14 +48,23 @@ def once(x, name="w"):
     return weights(x, name=name).broadcast(x.shape, ())
 
 
-def conv(x):
+def conv(x, op="conv", name="kernel"):
+    """(n, 4, 3): or, transposed, (n, 4, 2)."""
     image = x.reshape(x.shape[0], 3, 1)
-    kernel = weights(x, 4, 3, 1, name="kernel")
-    return ap("conv", image, kernel, strides=(1,), padding=((1, 1),), dilations=(1,))
+    attrs = {"strides": (1,), "padding": ((1, 1),) if op == "conv" else ((0, 0),), "dilations": (1,)}
+    if op == "conv":
+        return ap(op, image, weights(x, 4, 3, 1, name=name), **attrs)
+    return ap(op, image, weights(x, 3, 4, 2, name=name), output_padding=(0,), **attrs)
 
 
-def matmul(x):
-    return x.reshape(x.shape[0], 3, 1) @ weights(x, 1, 4, name="matrix")
+def matmul(x, name="matrix"):
+    return x.reshape(x.shape[0], 3, 1) @ weights(x, 1, 4, name=name)
+
+
+def zeros_around(x, number=0.0):
+    """One more element before and behind the last dim."""
+    padding = [(0, 0)] * (x.rank - 1) + [(1, 1)]
+    return ap("pad", x, x.graph.constant(number, x.dtype), padding=padding)
 
 
 def ends(x, y):
@@ -176,12 +187,43 @@ FIRES = {
     "subtract_weights": [Case(lambda x, y: x - along(x), FLOATS), Case(lambda x, y: x - once(x), FLOATS)],
     "scale_shifted": [
         Case(lambda x, y: (x + along(x)) * along(x, name="s"), FLOATS), Case(lambda x, y: along(x, name="s") * (along(x) + x), FLOATS),
+        Case(lambda x, y: (x + once(x)) * along(x, name="s"), FLOATS), Case(lambda x, y: (x + along(x)) * 2.0, FLOATS),
     ],
     "scale_scaled": [Case(lambda x, y: (x * along(x)) * along(x, name="s"), FLOATS)],
     "shift_shifted": [Case(lambda x, y: (x + along(x)) + along(x, name="s"), FLOATS)],
-    "divide_by_weights": [Case(lambda x, y: x / along(x), FLOATS)],
+    "divide_by_weights": [Case(lambda x, y: x / along(x), FLOATS), Case(lambda x, y: x / once(x), FLOATS)],
     "scale_conv": [Case(lambda x, y: (c := conv(x)) * along(c), ("float32", "float64", "bfloat16"))],
-    "scale_matmul": [Case(lambda x, y: (m := matmul(x)) * along(m, 2), FLOATS)],
+    "scale_matmul": [
+        Case(lambda x, y: (m := matmul(x)) * along(m, 2), FLOATS), Case(lambda x, y: matmul(x) * 2.0, FLOATS),
+    ],
+    "scale_conv_transpose": [Case(lambda x, y: (c := conv(x, "conv_transpose")) * along(c)), Case(lambda x, y: conv(x, "conv_transpose") * 2.0)],
+    "scale_commutes": [
+        Case(lambda x, y: (m := weights(x, 2, 3).broadcast((x.shape[0], 2, 3), (1, 2)) @ x.unsqueeze(2)) * along(m, 1, "s")),
+        Case(lambda x, y: (c := conv(x).permute(0, 2, 1)) * along(c, 2), FLOATS),
+        Case(lambda x, y: (c := conv(x).reshape(x.shape[0], 2, 2, 3)) * along(c, 2)),
+        Case(lambda x, y: (c := -conv(x).flip(1, 2)) * along(c)),
+        Case(lambda x, y: (c := ap("concat", conv(x), conv(y, name="other"), axis=1)) * along(c)),
+        Case(lambda x, y: conv(x).maximum(0.0).minimum(6.0) * 0.5), Case(lambda x, y: (c := conv(x).sum(2)) * along(c)),
+        Case(lambda x, y: (c := ((k := conv(x)) + along(k, name="b")).permute(0, 2, 1)) * along(c, 2)),
+    ],
+    "shift_commutes": [
+        Case(lambda x, y: (c := conv(x).permute(0, 2, 1)) + along(c, 2), FLOATS),
+        Case(lambda x, y: (c := ((k := conv(x)) + once(k)).reshape(x.shape[0], 2, 2, 3)) + along(c, 1, "s")),
+    ],
+    "sum_of_product": [
+        Case(lambda x, y: (x.unsqueeze(2).broadcast_to((x.shape[0], 3, 4)) * weights(x, 3, 4).broadcast((x.shape[0], 3, 4), (1, 2))).sum(1), FLOATS),
+    ],
+    "sum_before_permute": [
+        Case(lambda x, y: (x.unsqueeze(2) * y.unsqueeze(1)).permute(2, 0, 1).sum(0), FLOATS),
+        Case(lambda x, y: (x.unsqueeze(2) * y.unsqueeze(1)).permute(2, 0, 1).sum((1, 2)), ("float64",)),
+    ],
+    "pad_into_conv": [Case(lambda x, y: ap("conv", zeros_around(x.unsqueeze(1)), weights(x, 4, 1, 3), strides=(1,), padding=((1, 0),), dilations=(1,)), FLOATS)],
+    "concat_of_products": [
+        Case(lambda x, y: ap("concat", conv(x), conv(x, name="other"), axis=1), FLOATS),
+        Case(lambda x, y: ap("concat", matmul(x).maximum(0.0), matmul(x, name="other").maximum(0.0), axis=2)),
+        Case(lambda x, y: ap("concat", (c := conv(x)) + along(c, name="b"), conv(x, name="other") + 1.0, axis=1)),
+    ],
+    "slice_of_product": [Case(lambda x, y: conv(x).slice(1, 1, 3), FLOATS), Case(lambda x, y: matmul(x).slice(2, 0, 4, 2), FLOATS)],
 }  # fmt: skip
 
 DECLINES = {
@@ -288,7 +330,7 @@ DECLINES = {
     ],
     "scale_shifted": [
         Case(lambda x, y: ap("concat", (v := x + along(x)) * along(x, name="s"), v, axis=0), FLOATS, "used 2 times"),
-        Case(lambda x, y: (x + once(x)) * along(x, name="s"), FLOATS, "not () as before"),
+        Case(lambda x, y: ((c := conv(x)) + along(c)) * along(c, 2, "s"), ("float32",), "one of the weights lies along (1,), the other along (2,)"),
     ],
     "scale_scaled": [
         Case(lambda x, y: ap("concat", (v := x * along(x)) * along(x, name="s"), v, axis=0), FLOATS, "used 2 times"),
@@ -299,7 +341,7 @@ DECLINES = {
         Case(lambda x, y: (x + y.max(0).broadcast(x.shape, (1,))) + along(x), FLOATS, "depends on"),
     ],
     "divide_by_weights": [
-        Case(lambda x, y: x / once(x), FLOATS, "a number, no vector"), Case(lambda x, y: along(x) / x, FLOATS, "made of weights alone"),
+        Case(lambda x, y: x / 3.0, FLOATS, "a number, no vector"), Case(lambda x, y: along(x) / x, FLOATS, "made of weights alone"),
     ],
     "scale_conv": [
         Case(lambda x, y: (c := conv(x)) * along(c, 2), ("float32",), "lies along (2,), not along 1"),
@@ -307,10 +349,41 @@ DECLINES = {
     ],
     "scale_matmul": [
         Case(lambda x, y: (m := matmul(x)) * along(m, 1), FLOATS, "lies along (1,), not along 2"),
+        Case(lambda x, y: matmul(x) * 1e38, ("float32",), "may leave its range"),
+        Case(lambda x, y: ap("concat", matmul(x) * 2.0, x.graph.parameters["matrix"].broadcast((x.shape[0], 1, 4), (1, 2)), axis=1), FLOATS, "is used 2 times"),
+    ],
+    "scale_conv_transpose": [Case(lambda x, y: (c := conv(x, "conv_transpose")) * along(c, 2), FLOATS, "along")],
+    "scale_commutes": [
+        Case(lambda x, y: conv(x).maximum(0.0) * -0.5, ("float32",), "no known number above zero"),
+        Case(lambda x, y: (c := conv(x).maximum(0.0)) * along(c), ("float32",), "no known number above zero"),
+        Case(lambda x, y: (c := conv(x).permute(0, 2, 1)) * along(c, 1), ("float32",), "lies along (2,), not along 1"),
+        Case(lambda x, y: conv(x).permute(0, 2, 1).exp() * 2.0, ("float32",), "made by exp"),
+        Case(lambda x, y: ap("concat", conv(x), conv(y, name="other").exp(), axis=1) * 2.0, ("float32",), "does not commute with a scale"),
+        Case(lambda x, y: ap("concat", (c := conv(x)).permute(0, 2, 1) * 2.0, c.permute(0, 2, 1), axis=1), ("float32",), "used 2 times"),
+    ],
+    "shift_commutes": [Case(lambda x, y: x.reshape(x.shape[0], 3, 1) + 1.0, ("float32",), "no product and no shift")],
+    "sum_of_product": [
+        Case(lambda x, y: (x * y).sum(1), ("float32",), "each result is a sum of its own"),
+        Case(lambda x, y: (x.unsqueeze(2).broadcast_to((x.shape[0], 3, 4)) * weights(x, 4).broadcast((x.shape[0], 3, 4), (2,))).sum(1), ("float32",), "no dim that is summed is of both"),
+        Case(lambda x, y: (x.unsqueeze(2).broadcast_to((x.shape[0], 3, 4)) * weights(x, 3, 4).broadcast((x.shape[0], 3, 4), (1, 2))).sum(1), ("int32",), "left to loops"),
+    ],
+    "sum_before_permute": [Case(lambda x, y: (x + y).permute(1, 0).sum(0), FLOATS, "made by add")],
+    "pad_into_conv": [Case(lambda x, y: ap("conv", zeros_around(x.unsqueeze(1), 1.0), weights(x, 4, 1, 3), strides=(1,), padding=((1, 0),), dilations=(1,)), FLOATS, "1.0, not 0.0")],
+    "concat_of_products": [
+        Case(lambda x, y: ap("concat", conv(x), conv(y, name="other"), axis=1), ("float32",), "is of"),
+        Case(lambda x, y: ap("concat", conv(x), conv(x, name="other"), axis=2), ("float32",), "side by side along 2"),
+        Case(lambda x, y: ap("concat", conv(x), conv(x, name="other").exp(), axis=1), ("float32",), "made by exp"),
+    ],
+    "slice_of_product": [
+        Case(lambda x, y: conv(x).slice(2, 1, 3), ("float32",), "along 2, not along 1"),
+        Case(lambda x, y: ap("concat", (c := conv(x)).slice(1, 1, 3), c, axis=1), ("float32",), "used 2 times"),
     ],
 }  # fmt: skip
 
-RULES = {rule.name: rule for rule in (*INFERENCE, *ALGEBRA, *CLAMP, *VIEWS, *PARTS, *AFFINE)}
+RULES = {
+    rule.name: rule
+    for rule in (*INFERENCE, *ALGEBRA, *CLAMP, *VIEWS, *PARTS, *NEIGHBOURING, *CONTRACTION, *AFFINE)
+}
 ELSEWHERE = {
     "activations",
     "affine_inputs",

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from kernels_hub.compiler.ir.graph import Graph
-from kernels_hub.compiler.ir.op import Step, TensorType
+from kernels_hub.compiler.ir.op import ReferenceCall, TensorType
 from kernels_hub.compiler.ir.ops.conversion import convert
 from kernels_hub.compiler.schedule import kernel as k
 from kernels_hub.compiler.schedule.memory import place
@@ -83,8 +83,8 @@ def run_nest(nest: k.Nest, memory, sizes) -> None:
             [-1 if one == axis else 1 for one in range(len(loops))]
         )
     values: dict[str, np.ndarray] = {}
-    if nest.root is not None:
-        values[nest.root.name] = _root(nest, memory, sizes)
+    if nest.anchor is not None:
+        values[nest.anchor.name] = _anchor(nest, memory, sizes)
     run_body(nest.body, values, variables, shape, inner_axes, memory, sizes, nest.is_inner())
 
 
@@ -132,7 +132,7 @@ def run_body(body, values, variables, whole, inner_axes, memory, sizes, inner=No
             result = np.where(arg < 0, arg + extent, arg)
         elif isinstance(one, k.Compute):
             args = [full(values[arg]) for arg in one.args]
-            step = Step(args, one.attrs, (TensorType(one.dtype, shape),), lambda *_: ())
+            step = ReferenceCall(args, one.attrs, (TensorType(one.dtype, shape),), lambda *_: ())
             result = np.asarray(one.op.numpy(step)).reshape(shape)
         elif isinstance(one, k.Reduce):
             result = _reduce(one, np.broadcast_to(values[one.arg], whole), inner_axes)
@@ -200,53 +200,73 @@ def _window(view: k.View, memory, sizes):
     return memory[view.buffer][place]
 
 
-def _root(nest: k.Nest, memory, sizes):
-    root = nest.root
-    if isinstance(root, k.Product):
-        a, b = (_window(view, memory, sizes).astype(np.float64) for view in root.views)
+def _anchor(nest: k.Nest, memory, sizes):
+    anchor = nest.anchor
+    if isinstance(anchor, k.Product):
+        a, b = (_window(view, memory, sizes).astype(np.float64) for view in anchor.views)
         return np.matmul(a, b).astype(np.float32)
-    if isinstance(root, k.GroupedProduct):
-        a, b, ends = (_window(view, memory, sizes) for view in root.views)
+    if isinstance(anchor, k.GroupedProduct):
+        a, b, ends = (_window(view, memory, sizes) for view in anchor.views)
         result = np.zeros((len(a), b.shape[2]), np.float64)
         groups = np.searchsorted(np.maximum.accumulate(ends), np.arange(len(a)), side="right")
         for row, group in enumerate(groups):
             if group < len(b):
                 result[row] = a[row].astype(np.float64) @ b[group].astype(np.float64)
         return result.astype(np.float32)
-    if isinstance(root, k.Order):
-        x = np.moveaxis(_window(root.x, memory, sizes), root.axis, -1)
-        order = np.argsort(x[..., ::-1] if root.descending else x, -1, kind="stable")
-        order = x.shape[-1] - 1 - order[..., ::-1] if root.descending else order
+    if isinstance(anchor, k.Recurrence):
+        from kernels_hub.compiler import evaluate
+
+        graph = Graph("recurrent")
+        arrays = [_window(view, memory, sizes) for view in anchor.views]
+        inputs = [graph.input(str(place), one.shape, one.dtype.name) for place, one in enumerate(arrays)]
+        attrs = {"cell": anchor.cell, "reverse": anchor.reverse, "lengths": anchor.lengths is not None}
+        graph.output("y", graph.apply("recurrent", *inputs, **attrs))
+        return evaluate(graph, {str(place): one for place, one in enumerate(arrays)})["y"]
+    if isinstance(anchor, (k.Trees, k.Coupling)):
+        from kernels_hub.compiler import evaluate
+
+        graph = Graph("ensemble")
+        arrays = [_window(view, memory, sizes) for view in anchor.views]
+        inputs = [graph.input(str(place), one.shape, one.dtype.name) for place, one in enumerate(arrays)]
+        if isinstance(anchor, k.Trees):
+            graph.output("y", graph.apply("tree_ensemble", *inputs, aggregate=anchor.aggregate))
+        else:
+            graph.output("y", graph.apply("pairwise_coupling", *inputs))
+        return evaluate(graph, {str(place): one for place, one in enumerate(arrays)})["y"]
+    if isinstance(anchor, k.Order):
+        x = np.moveaxis(_window(anchor.x, memory, sizes), anchor.axis, -1)
+        order = np.argsort(x[..., ::-1] if anchor.descending else x, -1, kind="stable")
+        order = x.shape[-1] - 1 - order[..., ::-1] if anchor.descending else order
         return order[..., : int(_number(nest.outer[-1].extent, sizes, {}))].astype(np.int64)
-    if isinstance(root, k.Convolution):
+    if isinstance(anchor, k.Convolution):
         graph = Graph("conv")
-        x, w = (_window(view, memory, sizes) for view in root.views)
+        x, w = (_window(view, memory, sizes) for view in anchor.views)
         attrs = {
-            "strides": root.strides,
-            "dilations": root.dilations,
-            "padding": root.padding,
-            "groups": root.groups,
+            "strides": anchor.strides,
+            "dilations": anchor.dilations,
+            "padding": anchor.padding,
+            "groups": anchor.groups,
         }
         y = graph.apply("conv", graph.input("x", x.shape), graph.input("w", w.shape), **attrs)
         from kernels_hub.compiler import evaluate
 
         graph.output("y", y)
         return np.moveaxis(evaluate(graph, {"x": x, "w": w})["y"], 1, -1)
-    q, key, v = (_window(view, memory, sizes).astype(np.float64) for view in root.views)
+    q, key, v = (_window(view, memory, sizes).astype(np.float64) for view in anchor.views)
     groups = q.shape[1] // max(key.shape[1], 1)
     key, v = (np.repeat(one, groups, 1) for one in (key, v))
-    score = (np.matmul(q, key.swapaxes(-1, -2)) * root.scale).astype(np.float32)
+    score = (np.matmul(q, key.swapaxes(-1, -2)) * anchor.scale).astype(np.float32)
     variables = {
         loop.name: np.arange(size).reshape([-1 if one == axis else 1 for one in range(4)])
-        for axis, (loop, size) in enumerate(zip(root.score_loops, score.shape, strict=True))
+        for axis, (loop, size) in enumerate(zip(anchor.score_loops, score.shape, strict=True))
     }
     values = {"score": score}
-    run_body(root.scores, values, variables, score.shape, (), memory, sizes)
-    score = np.broadcast_to(values[root.score], score.shape).astype(np.float64)
-    if root.blank:
+    run_body(anchor.scores, values, variables, score.shape, (), memory, sizes)
+    score = np.broadcast_to(values[anchor.score], score.shape).astype(np.float64)
+    if anchor.blank:
         score = np.where((score == -np.inf).all(-1, keepdims=True), np.nan, score)
     powers = np.exp(score - score.max(-1, keepdims=True)) if score.size else score
     weights = powers / powers.sum(-1, keepdims=True)
-    if root.blank:
+    if anchor.blank:
         weights = np.where(np.isnan(score).all(-1, keepdims=True), 0, weights)
     return np.matmul(weights, v).astype(np.float32)

@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from kernels_hub.compiler import Graph, evaluate
-from kernels_hub.compiler.codegen.cpp import generate
+from kernels_hub.compiler.codegen.cpp.translation_unit import generate
 from kernels_hub.compiler.engines.cpp import ENGINE
 from kernels_hub.compiler.engines.engine import Device
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.schedule.choices import CHOICES, Choices
 from kernels_hub.compiler.schedule.expand import expanded
+from kernels_hub.compiler.schedule.inlining import unsupported
 from kernels_hub.compiler.schedule.schedule import schedule
-from kernels_hub.compiler.schedule.units import unsupported
 from tests.compiler.schedule.run import run_schedule
 from tests.compiler.strategies import SIZES, assert_same_outputs, graphs
 
@@ -82,6 +82,7 @@ def test_each_choice_makes_a_difference_and_the_defaults_make_none():
     usual = generate(USUAL).source
     assert generate(schedule(GRAPH, choices=Choices.of({}))).source == usual
     without = [one for one in GIVEN if generate(schedule(GRAPH, choices=Choices.of(one))).source == usual]
+    assert without.pop(0) == {"layout": "channels last"}, "which is what it chooses by itself"
     assert all("again" in one for one in without), "but for values that a product reads anyway"
     assert len(without) < len(USUAL.shared)
 
@@ -89,7 +90,7 @@ def test_each_choice_makes_a_difference_and_the_defaults_make_none():
 def test_threads_share_a_long_sum():
     def parts(split: int) -> list[int]:
         kernels = schedule(GRAPH, choices=Choices(split=split)).kernels
-        nests = [nest for kernel in kernels for nest in kernel.nests if nest.inner and nest.root is None]
+        nests = [nest for kernel in kernels for nest in kernel.nests if nest.inner and nest.anchor is None]
         return [len(nest.outer) for nest in nests]
 
     assert min(parts(1)) == 0, "the sum over everything has no outer loop"
@@ -118,7 +119,7 @@ WRONG = [
     ({"split": 0}, "from 1 to 4096"),
     ({"split": True}, "from 1 to 4096"),
     ({"grain": "much"}, "from 256"),
-    ({"layout": "columns"}, "one of channels last, rows"),
+    ({"layout": "columns"}, "one of auto, channels last, rows"),
     ({"apart": "a,b"}, "is places"),
     ({"apart": 3}, "is places"),
     ({"again": "-1"}, "counts places from 0"),

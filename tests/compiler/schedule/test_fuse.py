@@ -72,7 +72,7 @@ def test_bias_activation_and_residual_are_the_epilogue_of_a_product():
     y = x.apply("matmul", x, w) + bias
     graph.output("y", y * y.unary("sigmoid") + x)
     (kernel,) = check(graph, 1, {"n": 3}).kernels
-    assert isinstance(kernel.nests[0].root, Product)
+    assert isinstance(kernel.nests[0].anchor, Product)
 
 
 def test_heads_are_split_and_joined_by_strides():

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_hub.compiler.schedule.intervals import (
+from kernels_hub.compiler.runtime.intervals import (
     ALIGNMENT,
     Interval,
     Packing,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels_hub.compiler import Graph, compile, evaluate
-from kernels_hub.compiler.codegen.cpp import generate
+from kernels_hub.compiler.codegen.cpp.translation_unit import generate
 from kernels_hub.compiler.rewrite.pipeline import rewrite
 from kernels_hub.compiler.schedule.schedule import schedule
 from tests.compiler.codegen.test_cpp import needs_compiler

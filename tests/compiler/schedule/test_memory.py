@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels_hub.compiler import Graph
+from kernels_hub.compiler.engines.calls import ScratchLayouts, ScratchSpan
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.schedule.index import Loop, row_major
 from kernels_hub.compiler.schedule.kernel import Buffer, Compute, Kernel, Load, Nest, Role, Schedule, Store
-from kernels_hub.compiler.schedule.memory import ALIGNMENT, Places, lifetimes, number, place
+from kernels_hub.compiler.schedule.memory import ALIGNMENT, lifetimes, number, place, spans
 from kernels_hub.compiler.schedule.schedule import schedule
 
 
@@ -110,14 +111,28 @@ def test_sizes_of_symbols_move_the_buffers():
     assert [place(planned, {"n": n}).size for n in (0, 1, 100)] == [0, 2 * 128, 2 * 12800]
 
 
-def test_places_are_the_same_for_sizes_that_differ_by_little():
-    places = Places(products("n"))
-    found = [places.of({"n": n}) for n in range(96, 192)]
-    for n, (offsets, size) in enumerate(found, 96):
-        assert 2 * 128 * n <= size <= 2 * 128 * n * 9 // 8
-        assert set(offsets.values()) == {0, size // 2}
-    assert len({id(offsets) for offsets, _ in found}) <= 12
+def layouts(planned: Schedule) -> ScratchLayouts:
+    """As a program of this schedule has them, for one set of sizes after another."""
+    number_of = {buffer: index for index, buffer in enumerate(planned.buffers)}
+    return ScratchLayouts(
+        [
+            ScratchSpan(
+                one.buffers[0].bytes, tuple(map(number_of.__getitem__, one.buffers)), one.first, one.last
+            )
+            for one in spans(planned)
+        ]
+    )
+
+
+def test_layouts_are_the_same_for_sizes_that_differ_by_little():
+    scratch = layouts(products("n"))
+    found = [scratch.of({"n": n}) for n in range(96, 192)]
+    for n, layout in enumerate(found, 96):
+        assert 2 * 128 * n <= layout.size <= 2 * 128 * n * 9 // 8
+        assert {at for _, at in layout.offsets} == {0, layout.size // 2}
+    assert len(set(map(id, found))) <= 12
 
 
 def test_what_is_always_the_same_is_not_rounded():
-    assert Places(products(97)).of({})[1] == place(products(97), {}).size == 2 * 128 * 97
+    planned = products(97)
+    assert layouts(planned).of({}).size == place(planned, {}).size == 2 * 128 * 97

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 
 from kernels_hub.compiler import evaluate
 from kernels_hub.compiler.schedule.expand import expanded
+from kernels_hub.compiler.schedule.inlining import unsupported
 from kernels_hub.compiler.schedule.schedule import schedule
-from kernels_hub.compiler.schedule.units import unsupported
 from tests.compiler.schedule.run import run_schedule
 from tests.compiler.strategies import OTHER_SIZES, SIZES, assert_same_outputs, graphs
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernels_hub.compiler.search.candidate import Candidate, Measured
+from kernels_hub.compiler.search.candidate import Measured, SearchCandidate
 
 
 @dataclass(frozen=True)
@@ -19,30 +19,30 @@ class Fake:
 
     folder: str
 
-    def __call__(self, candidate: Candidate, *, build_only: bool = False) -> Measured:
+    def __call__(self, candidate: SearchCandidate, *, build_only: bool = False) -> Measured:
         calls = self._note(candidate, "build" if build_only else "time")
         return self._do(candidate, calls, build_only)
 
-    def measure_many(self, candidates: Sequence[Candidate]) -> list[Measured]:
+    def measure_many(self, candidates: Sequence[SearchCandidate]) -> list[Measured]:
         return [self._do(one, self._note(one, "together"), False) for one in candidates]
 
-    def calls(self, candidate: Candidate) -> list[str]:
+    def calls(self, candidate: SearchCandidate) -> list[str]:
         """What was asked of a candidate, in order."""
         return [line.partition(" ")[2] for line in self._lines(candidate)]
 
-    def processes(self, candidate: Candidate) -> list[int]:
+    def processes(self, candidate: SearchCandidate) -> list[int]:
         return [int(line.partition(" ")[0]) for line in self._lines(candidate)]
 
-    def _lines(self, candidate: Candidate) -> list[str]:
+    def _lines(self, candidate: SearchCandidate) -> list[str]:
         path = Path(self.folder, candidate.digest)
         return path.read_text().splitlines() if path.exists() else []
 
-    def _note(self, candidate: Candidate, what: str) -> int:
+    def _note(self, candidate: SearchCandidate, what: str) -> int:
         with Path(self.folder, candidate.digest).open("a") as file:
             file.write(f"{os.getpid()} {what}\n")
         return len(self._lines(candidate))
 
-    def _do(self, candidate: Candidate, calls: int, build_only: bool) -> Measured:
+    def _do(self, candidate: SearchCandidate, calls: int, build_only: bool) -> Measured:
         what = candidate.choices.get("do", "run")
         if what == "exit" or (what == "exit once" and calls == 1):
             os._exit(3)
@@ -79,13 +79,13 @@ class Heavy:
         self.__dict__.update(state)
         self._note("loaded", self.weights[:1])
 
-    def __call__(self, candidate: Candidate, *, build_only: bool = False) -> Measured:
+    def __call__(self, candidate: SearchCandidate, *, build_only: bool = False) -> Measured:
         if not self.worked:
             self._note("worked", "once")
             self.worked = True
         return Measured(candidate.digest, "slower", None if build_only else 1.0)
 
-    def measure_many(self, candidates: Sequence[Candidate]) -> list[Measured]:
+    def measure_many(self, candidates: Sequence[SearchCandidate]) -> list[Measured]:
         return [self(one) for one in candidates]
 
     def _note(self, name: str, text: str) -> None:
@@ -98,5 +98,5 @@ class Odd(Exception):
         super().__init__(text)
 
 
-def candidate(name: str, do: str = "run", ms: int = 1) -> Candidate:
-    return Candidate(f"graph {name}", {"do": do, "ms": ms}, origin=f"made up: {name}")
+def candidate(name: str, do: str = "run", ms: int = 1) -> SearchCandidate:
+    return SearchCandidate(f"graph {name}", {"do": do, "ms": ms}, origin=f"made up: {name}")

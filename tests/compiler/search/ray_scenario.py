@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kernels_hub.compiler.search.candidate import Candidate
+from kernels_hub.compiler.search.candidate import SearchCandidate
 from kernels_hub.compiler.search.fanout import Progress, fan_out, measure_together
 from kernels_hub.compiler.search.journal import Journal
 from kernels_hub.compiler.search.ray_executor import RayExecutor
@@ -78,7 +78,7 @@ def killed_node(folder: Path) -> dict[str, Any]:
 
 
 def run(
-    candidates: list[Candidate],
+    candidates: list[SearchCandidate],
     fake: Fake,
     executor: RayExecutor,
     folder: Path,
@@ -106,7 +106,7 @@ def run(
 
 
 @contextlib.contextmanager
-def killing(fake: Fake, one: Candidate, folder: Path) -> Iterator[None]:
+def killing(fake: Fake, one: SearchCandidate, folder: Path) -> Iterator[None]:
     """The process that works at a candidate is killed by its number, once."""
 
     def kill() -> None:

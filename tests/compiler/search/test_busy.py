@@ -14,15 +14,18 @@ import numpy as np
 import pytest
 import torch
 
+from kernels_hub.cli import main
 from kernels_hub.compiler import Graph, compile
 from kernels_hub.compiler.engines.engine import Device
 from kernels_hub.compiler.engines.tensors import to_tensor
 from kernels_hub.compiler.judging.timing import REPEATS, Gain, gain
+from kernels_hub.compiler.plan.selection import create_plans
+from kernels_hub.compiler.plan.tuning_database import TuningDatabase
+from kernels_hub.compiler.search import search as searching
 from kernels_hub.compiler.search.evaluator import materialise, plan_of
 from kernels_hub.compiler.search.ray_executor import RayExecutor
+from kernels_hub.compiler.search.result import SearchResult
 from kernels_hub.compiler.search.search import search
-from kernels_hub.compiler.selection import create_plans
-from kernels_hub.compiler.tuning_database import TuningDatabase
 from tests.compiler.search.models import adapted, graph_convolution
 
 pytestmark = [
@@ -32,12 +35,52 @@ pytestmark = [
 
 CPU = Device("cpu")
 _BUSY = "import time\nwhile True:\n sum(range(100_000))\n time.sleep(0.003)\n"
+_SPINNING = "while True: pass\n"
+_FACTORIES = """
+import torch
+from torch import nn
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(256), nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Scores(nn.Module):
+    def forward(self, x, y):
+        return torch.softmax(x @ y.transpose(-1, -2) * 0.125, -1).amax(-1) + x.mean(-1)
+
+
+class Stem(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 16, 3, 1, 1)
+
+    def forward(self, x):
+        return torch.relu(self.second(torch.relu(self.first(x))))
+
+
+def mlp():
+    return Mlp().eval(), (torch.randn(64, 256),)
+
+
+def scores():
+    return Scores(), (torch.randn(4, 128, 64), torch.randn(4, 128, 64))
+
+
+def stem():
+    return Stem().eval(), (torch.randn(1, 3, 96, 96),)
+"""
 
 
 @contextmanager
-def busy(count: int = 2) -> Iterator[None]:
-    """Processes that work, and pause, so that they come in between all the time."""
-    others = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(count)]
+def busy(count: int = 2, code: str = _BUSY) -> Iterator[None]:
+    """Processes that work; by default they pause, so that they come in between all the time."""
+    others = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(count)]
     try:
         yield
     finally:
@@ -105,3 +148,46 @@ def test_the_heuristic_that_measures(tmp_path):
     again = timed_again(lambda: default(inputs), lambda: run(inputs))
     assert max(one for found in again for one in found.seen) > 1 / (1 + REPEATS), "what is kept is not slower"
     assert len(stored) <= 1
+
+
+@pytest.mark.parametrize("factory", ["mlp", "scores", "stem"])
+def test_the_command_beside_a_process_that_never_rests(factory, tmp_path, monkeypatch):
+    """From the command line to the card: no gain is written there that does not repeat when all is quiet."""
+    (tmp_path / "busy_layers.py").write_text(_FACTORIES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path / "cache"))
+    results: list[SearchResult] = []
+
+    def kept(*given, **asked):
+        results.append(search(*given, **asked))
+        return results[-1]
+
+    monkeypatch.setattr(searching, "search", kept)
+    with busy(1, _SPINNING), pytest.raises(SystemExit) as ended:
+        main(
+            [
+                "tune",
+                f"busy_layers:{factory}",
+                "-o",
+                "layer",
+                "--layer",
+                "Tuned",
+                "--device",
+                "cpu",
+                "--budget",
+                "60s",
+            ]
+        )
+    assert not ended.value.code
+    knobs = json.loads((tmp_path / "layer" / "call" / "knobs.json").read_text())
+    written = [row for of in knobs.values() for row in of.get("tuned", {}).values()]
+    gained = [one for one in results if one.winner != one.default]
+    assert results and len(written) == len(gained)
+    assert all(one.speedup == 1.0 for one in results if one not in gained)
+    print(f"{len(results)} searches, {len(gained)} gains are stored")
+    for row, found in zip(written, gained, strict=True):
+        assert row["times_faster"] == pytest.approx(found.speedup, abs=1e-3)
+        graph = materialise(found.default.candidate, found.weights)
+        default = plan_of(graph, CPU, found.default.candidate.choices)
+        check_repeats(row["times_faster"], timed_again(*calls(graph, default, found.plan())))

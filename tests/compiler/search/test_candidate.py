@@ -7,18 +7,18 @@ import pickle
 
 import pytest
 
-from kernels_hub.compiler.search.candidate import Candidate, Measured, SearchError
+from kernels_hub.compiler.search.candidate import Measured, SearchCandidate, SearchError
 
-ONE = Candidate("graph", {"split": 8, "apart": "1,2"}, "somehow", 1e-5)
+ONE = SearchCandidate("graph", {"split": 8, "apart": "1,2"}, "somehow", 1e-5)
 ROW = Measured(ONE.digest, "slower", 2e-5, "timed", {"kernels": 3})
 
 
 def test_a_digest_is_of_what_runs():
-    assert ONE.digest == Candidate("graph", {"apart": "1,2", "split": 8}, "elsewise", 2.0).digest
+    assert ONE.digest == SearchCandidate("graph", {"apart": "1,2", "split": 8}, "elsewise", 2.0).digest
     others = [
-        Candidate("graph "),
-        Candidate("graph", {"split": 8}),
-        Candidate("graph", {"split": "8", "apart": "1,2"}),
+        SearchCandidate("graph "),
+        SearchCandidate("graph", {"split": 8}),
+        SearchCandidate("graph", {"split": "8", "apart": "1,2"}),
     ]
     assert len({one.digest for one in (ONE, *others)}) == 4
     assert len(ONE.digest) == 32
@@ -36,14 +36,14 @@ def test_records_come_back(one):
 )
 def test_what_is_no_record_is_refused(row):
     with pytest.raises(SearchError, match="no candidate"):
-        Candidate.from_dict(row)
+        SearchCandidate.from_dict(row)
     with pytest.raises(SearchError, match="no measurement"):
         Measured.from_dict(row)
 
 
 def test_what_is_no_choice_and_no_status_is_refused():
     with pytest.raises(SearchError, match="a choice is a name with"):
-        Candidate("graph", {"split": 1.5})  # type: ignore[dict-item]
+        SearchCandidate("graph", {"split": 1.5})  # type: ignore[dict-item]
     with pytest.raises(SearchError, match="a status is one of"):
         Measured("d", "best")  # type: ignore[arg-type]
 

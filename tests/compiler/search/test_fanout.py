@@ -22,7 +22,7 @@ from kernels_hub.compiler.search.candidate import Measured
 from kernels_hub.compiler.search.fanout import Progress, fan_out, measure_together
 from kernels_hub.compiler.search.journal import Journal
 from kernels_hub.compiler.search.quiet import BusyError, building, measuring
-from kernels_hub.compiler.search.workers import WorkerLostError, Workers
+from kernels_hub.compiler.search.workers import WorkerLostError, Workers, usable_cpus
 from tests.compiler.search.fake_evaluator import Fake, Heavy, candidate
 
 ROOT = Path(__file__).parents[3]
@@ -310,7 +310,7 @@ def test_a_journal_can_begin_anew(tmp_path: Path):
 
 
 def test_questions_are_kept_apart(tmp_path: Path):
-    from kernels_hub.compiler.devices import find_device
+    from kernels_hub.compiler.engines.devices import find_device
 
     cpu = find_device("cpu")
     same = [Journal.of("graph a", cpu, 0, folder=tmp_path) for _ in range(2)]
@@ -345,13 +345,14 @@ def test_processes_write_at_a_time(tmp_path: Path):
 # -- drivers that end -------------------------------------------------------------------------------
 
 DRIVER = """
-import json, sys
+import json, signal, sys
 from kernels_hub.compiler.search.fanout import fan_out
 from kernels_hub.compiler.search.journal import Journal
 from kernels_hub.compiler.search.workers import Workers
 from tests.compiler.search.fake_evaluator import Fake, candidate
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background of a shell
     folder, names = sys.argv[1], sys.argv[2:]
     candidates = [candidate(name, "wait" if name.startswith("w") else "run") for name in names]
     with Workers(2) as workers:
@@ -466,3 +467,28 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_journal_that_an_earlier_version_began_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path))
+    new = Journal({"graph": "new"})
+    assert new.path.parent == tmp_path / "tuning" / "journals"
+    former = tmp_path / "compiled" / "tuning" / "journals"
+    measured = Measured("0" * 32, "slower", 1.0)
+    Journal({"graph": "old"}, former).add("timed", measured)
+    again = Journal({"graph": "old"})
+    assert again.known("timed") == {"0" * 32: measured}
+    assert again.path.parent == former
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
+def test_there_are_no_more_workers_than_cpus_that_may_be_used():
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert usable_cpus() == Workers().max_workers == 1
+    finally:
+        os.sched_setaffinity(0, before)
+    assert usable_cpus() == len(before)

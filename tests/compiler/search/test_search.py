@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,15 +19,17 @@ from kernels_hub.compiler import Graph, evaluate
 from kernels_hub.compiler.engines.engine import Device
 from kernels_hub.compiler.errors import MissingDependencyError
 from kernels_hub.compiler.judging.timing import gain
-from kernels_hub.compiler.search.candidate import Candidate, Measured, SearchError
+from kernels_hub.compiler.plan.tuning_database import TuningDatabase
+from kernels_hub.compiler.search.candidate import Measured, SearchCandidate, SearchError
 from kernels_hub.compiler.search.equations import EQUATIONS, Equation
 from kernels_hub.compiler.search.evaluator import GraphEvaluator, materialise, told
 from kernels_hub.compiler.search.journal import Journal
+from kernels_hub.compiler.search.ray_executor import RayExecutor
 from kernels_hub.compiler.search.result import SearchResult, Standing
 from kernels_hub.compiler.search.search import search
-from kernels_hub.compiler.tuning_database import TuningDatabase
 from tests.compiler.judging.machine import Machine
 from tests.compiler.search.models import adapted, graph_convolution, layers, products
+from tests.compiler.search.test_ray import FakeRay, introduction
 from tests.compiler.strategies import assert_same_outputs
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -37,13 +39,13 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 class Predicting(GraphEvaluator):
     """The oracle runs candidates, the cost model times them: quick, and the same each time."""
 
-    def __call__(self, candidate: Candidate, *, build_only: bool = False) -> Measured:
+    def __call__(self, candidate: SearchCandidate, *, build_only: bool = False) -> Measured:
         graph = materialise(candidate, self.weights)
         if (reason := self.judge(partial(evaluate, graph))) is not None:
             return Measured(candidate.digest, "wrong", None, reason)
         return Measured(candidate.digest, "slower", None, "built")
 
-    def measure_many(self, candidates: Sequence[Candidate]) -> list[Measured]:
+    def measure_many(self, candidates: Sequence[SearchCandidate]) -> list[Measured]:
         rows = []
         for one in candidates:
             checked = self(one, build_only=True)
@@ -52,7 +54,7 @@ class Predicting(GraphEvaluator):
             rows.append(checked)
         return rows
 
-    def measure_again(self, candidates: Sequence[Candidate]) -> list[Measured]:
+    def measure_again(self, candidates: Sequence[SearchCandidate]) -> list[Measured]:
         first, other = self.measure_many(candidates)
         status = "fastest" if first.seconds > other.seconds else "slower"
         return [first, Measured(other.digest, status, other.seconds, "predicted again")]
@@ -107,29 +109,42 @@ def test_the_default_wins_where_nothing_is_faster(database):
     assert found.speedup == 1.0
 
 
-@pytest.mark.parametrize(("true", "wins"), [(1.0, False), (1.14, True)])
-def test_a_gain_is_stored_as_it_is_when_it_is_timed_again(true, wins, database):
-    """In turn with others, the original took 419 us once, and whatever was beside it 2.3 us: that is no gain."""
-    machine = Machine()
+@dataclass(frozen=True, eq=False)
+class Hasty(Predicting):
+    """In turn with others, the original took 419 us once, and whatever was beside it 2.3 us."""
 
-    @dataclass(frozen=True, eq=False)
-    class Hasty(Predicting):
-        def measure_many(self, candidates):
-            times = [419e-6, *(2.3e-6 + 1e-9 * place for place in range(1, len(candidates)))]
-            return [
-                Measured(one.digest, "slower", took, "hasty")
-                for one, took in zip(candidates, times, strict=True)
-            ]
+    true: float = 1.0
+    """What timing them again says."""
 
-        def measure_again(self, candidates):
-            calls = machine.call(419e-6), machine.call(419e-6 / true)
-            return told(gain(*calls, self.device, clock=machine.clock), candidates, [{}, {}])
+    def measure_many(self, candidates: Sequence[SearchCandidate]) -> list[Measured]:
+        times = [419e-6, *(2.3e-6 + 1e-9 * place for place in range(1, len(candidates)))]
+        return [
+            Measured(one.digest, "slower", took, "hasty") for one, took in zip(candidates, times, strict=True)
+        ]
 
-    def hasty(graph, device, sizes, seed):
+    def measure_again(self, candidates: Sequence[SearchCandidate]) -> list[Measured]:
+        machine = Machine()
+        calls = machine.call(419e-6), machine.call(419e-6 / self.true)
+        return told(gain(*calls, self.device, clock=machine.clock), candidates, [{}, {}])
+
+
+def hasty(true: float) -> Callable[..., Hasty]:
+    def make(graph: Graph, device: Device, sizes: Any, seed: int) -> Hasty:
         made = GraphEvaluator.of(graph, device, sizes, seed)
-        return Hasty(made.text, made.weights, made.device, made.sizes, made.seed)
+        return Hasty(made.text, made.weights, made.device, made.sizes, made.seed, true=true)
 
-    found = searched(graph_convolution(), database, evaluator=hasty, equations=())
+    return make
+
+
+@pytest.mark.parametrize("over", ["threads", "ray"])
+@pytest.mark.parametrize(("true", "wins"), [(1.0, False), (1.14, True)])
+def test_a_gain_is_stored_as_it_is_when_it_is_timed_again(true, wins, over, database, monkeypatch):
+    """Also where Ray's workers time them, who get all that they work on pickled."""
+    options: dict[str, Any] = {}
+    if over == "ray":
+        monkeypatch.setitem(sys.modules, "ray", FakeRay(introduction()))
+        options["executor"] = RayExecutor(max_workers=1)
+    found = searched(graph_convolution(), database, evaluator=hasty(true), equations=(), **options)
     assert (found.winner != found.default) is wins
     assert found.speedup == pytest.approx(true)
     assert found.default.measured.seconds == pytest.approx(419e-6)
@@ -198,7 +213,7 @@ def test_a_remembered_winner_that_is_wrong_is_searched_again(database, caplog):
     other = Graph("graph_convolution")
     a, x = other.input("a", (64, 64)), other.input("x", (64, 96))
     other.output("y", (a @ x @ other.parameter("w", (96, 4))) * 2.0)
-    wrong = Candidate(str(other), {}, "a lie")
+    wrong = SearchCandidate(str(other), {}, "a lie")
     path.write_text(path.read_text().replace(
         _escaped(found.winner.candidate.graph), _escaped(wrong.graph)))  # fmt: skip
     with caplog.at_level(logging.WARNING, "kernels_hub"):
@@ -248,10 +263,10 @@ def test_a_default_that_is_wrong_is_an_error(database):
 @pytest.mark.parametrize(
     ("candidate", "reason"),
     [
-        (Candidate("no graph"), "ParseError"),
-        (Candidate(str(graph_convolution()), {"split": 0}), "from 1 to 4096"),
-        (Candidate(str(graph_convolution()), {"nix": 1}), "no choice 'nix'"),
-        (Candidate(str(graph_convolution()).replace('name="w"', 'name="u"')), "parameters 'u'"),
+        (SearchCandidate("no graph"), "ParseError"),
+        (SearchCandidate(str(graph_convolution()), {"split": 0}), "from 1 to 4096"),
+        (SearchCandidate(str(graph_convolution()), {"nix": 1}), "no choice 'nix'"),
+        (SearchCandidate(str(graph_convolution()).replace('name="w"', 'name="u"')), "parameters 'u'"),
     ],
     ids=["text", "value", "name", "weights"],
 )

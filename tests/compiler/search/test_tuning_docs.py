@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels_hub.compiler.codegen.toolchain import find_compiler
+from kernels_hub.compiler.runtime.toolchain import find_compiler
 from tests.compiler.test_docs import DOCS, run_page
 
 

@@ -28,7 +28,13 @@ extern "C" int64_t kh_packed_bytes(int64_t which) {
   return 0;
 }
 
+extern "C" void kh_configure(int use_pool, int flush_denormals) {
+  kh::use_pool = use_pool != 0;
+  kh::flush_denormals = flush_denormals != 0;
+}
+
 extern "C" int kh_run(void* const* buffers, const int64_t* sizes) {
+  const kh::CallState state;
   const auto in_q = static_cast<const float*>(buffers[0]);  // float32[1, 2, 40, 16]
   const auto in_k = static_cast<const float*>(buffers[1]);  // float32[1, 2, 43, 16]
   const auto in_v = static_cast<const float*>(buffers[2]);  // float32[1, 2, 43, 8]
@@ -39,6 +45,7 @@ extern "C" int kh_run(void* const* buffers, const int64_t* sizes) {
 }
 
 extern "C" int kh_step(int64_t step, void* const* buffers, const int64_t* sizes) {
+  const kh::CallState state;
   const auto in_q = static_cast<const float*>(buffers[0]);  // float32[1, 2, 40, 16]
   const auto in_k = static_cast<const float*>(buffers[1]);  // float32[1, 2, 43, 16]
   const auto in_v = static_cast<const float*>(buffers[2]);  // float32[1, 2, 43, 8]

@@ -34,7 +34,13 @@ extern "C" int64_t kh_packed_bytes(int64_t which) {
   return 0;
 }
 
+extern "C" void kh_configure(int use_pool, int flush_denormals) {
+  kh::use_pool = use_pool != 0;
+  kh::flush_denormals = flush_denormals != 0;
+}
+
 extern "C" int kh_run(void* const* buffers, const int64_t* sizes) {
+  const kh::CallState state;
   const auto in_table = static_cast<const float*>(buffers[0]);  // float32[5, 8]
   const auto in_ids = static_cast<const std::int64_t*>(buffers[1]);  // int64[6]
   const auto out_y = static_cast<float*>(buffers[2]);  // float32[6, 11]
@@ -44,6 +50,7 @@ extern "C" int kh_run(void* const* buffers, const int64_t* sizes) {
 }
 
 extern "C" int kh_step(int64_t step, void* const* buffers, const int64_t* sizes) {
+  const kh::CallState state;
   const auto in_table = static_cast<const float*>(buffers[0]);  // float32[5, 8]
   const auto in_ids = static_cast<const std::int64_t*>(buffers[1]);  // int64[6]
   const auto out_y = static_cast<float*>(buffers[2]);  // float32[6, 11]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 
-from kernels_hub.compiler.codegen.triton import Program
-from kernels_hub.compiler.codegen.triton_module import load_module
+from kernels_hub.compiler.codegen.triton.module_cache import load_module
+from kernels_hub.compiler.codegen.triton.source import TritonCode
 from kernels_hub.compiler.engines.tensors import torch_dtype
+from kernels_hub.compiler.runtime.launcher import Launcher
 from kernels_hub.compiler.schedule.memory import number
 from tests.layers.triton_compile import Resources, compile_kernel
 
@@ -62,30 +62,23 @@ class Launched:
         )
 
 
-class _Recorder:
-    def __init__(self, kernel: Any, found: list[Launched]) -> None:
-        self.kernel, self.found = kernel, found
+class _Recorder(Launcher):
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: list[Launched] = []
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *args, **constants: self.found.append(Launched(self.kernel, grid, args, constants))
+    def launch(self, kernel: Any, grid: Any, arguments: Any, **constants: Any) -> None:
+        self.launches.append(Launched(kernel, grid, arguments, constants))
 
 
-def launches(program: Program, name: str, sizes: dict[str, int]) -> list[Launched]:
+def launches(program: TritonCode, name: str, sizes: dict[str, int]) -> list[Launched]:
     """All launches of a call and of what prepares it; tensors are of the device "meta"."""
-    module = load_module(program.source, name)
-    kernels = {
-        name: one for name, one in vars(module).items() if isinstance(one, triton.runtime.jit.JITFunction)
-    }
-    found: list[Launched] = []
+    module, recorder = load_module(program.source, name), _Recorder()
     tensors = [
         torch.empty(max(number(one.size, sizes), 1), dtype=torch_dtype(one.dtype), device="meta")
         for one in program.buffers
     ]
     tensors.append(torch.empty(1, dtype=torch.int32, device="meta"))
-    try:
-        vars(module).update({name: _Recorder(one, found) for name, one in kernels.items()})
-        for step in (*module.PREPARE, *module.RUN):
-            step(tensors, [sizes[one] for one in program.sizes])
-    finally:
-        vars(module).update(kernels)
-    return found
+    for step in (*module.PREPARE, *module.RUN):
+        step(tensors, [sizes[one] for one in program.sizes], recorder)
+    return recorder.launches

@@ -9,7 +9,7 @@ from kernels_hub.compiler import evaluate
 from kernels_hub.compiler.engines import guard
 from kernels_hub.compiler.engines.tensors import to_array, to_tensor, torch_dtype
 from kernels_hub.compiler.engines.triton import ENGINE
-from kernels_hub.compiler.ir.dims import substitute
+from kernels_hub.compiler.ir.extrema import substitute
 from tests.compiler.engines.executed import assert_close
 
 MARGIN = 64

@@ -14,13 +14,14 @@ import transformers
 from triton.knobs import runtime
 
 from kernels_hub.compiler import Graph
-from kernels_hub.compiler.codegen.triton import generate
-from kernels_hub.compiler.codegen.triton_options import Options
-from kernels_hub.compiler.engines.triton import KNOBS, ROOTS
+from kernels_hub.compiler.codegen.triton.options import Options
+from kernels_hub.compiler.codegen.triton.source import generate
+from kernels_hub.compiler.engines.triton import ANCHORS, KNOBS
 from kernels_hub.compiler.importers.torch_export import import_torch
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.rewrite.pipeline import rewrite
 from kernels_hub.compiler.schedule.schedule import schedule
+from tests.combinations import every_pair
 from tests.compiler.codegen.triton.compiled import SHARED, launches
 from tests.compiler.rewrite.models import First, Model
 from tests.layers.triton_compile import ARCHITECTURES
@@ -72,7 +73,8 @@ def graph_of(name: str, dtype: torch.dtype) -> Graph:
 def check(graph: Graph, options: Options, arch: str, sizes: dict[str, int] | None = None) -> int:
     """Compile each kernel that is like no other; returns how many."""
     found = {
-        one.key(): one for one in launches(generate(schedule(graph, ROOTS), options), graph.name, sizes or {})
+        one.key(): one
+        for one in launches(generate(schedule(graph, ANCHORS), options), graph.name, sizes or {})
     }
     faults = []
     for one in found.values():
@@ -84,9 +86,7 @@ def check(graph: Graph, options: Options, arch: str, sizes: dict[str, int] | Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("name", MODELS)
+@every_pair(name=MODELS, arch=ARCHITECTURES, dtype=[torch.float32, torch.bfloat16])
 def test_every_kernel_of_a_model(name, arch, dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path))
     assert check(graph_of(name, dtype), Options(arch=arch), arch) >= 8
@@ -128,9 +128,7 @@ def test_running_reductions(dtype, arch, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("width", [64, 128, 256])
+@every_pair(width=[64, 128, 256], dtype=["float32", "bfloat16"], arch=ARCHITECTURES)
 def test_attention_of_every_width(width, dtype, arch, tmp_path, monkeypatch):
     monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path))
     graph = Graph("attention")

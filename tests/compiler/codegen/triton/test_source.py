@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from kernels_hub.compiler import Graph
-from kernels_hub.compiler.codegen.triton import generate
-from kernels_hub.compiler.codegen.triton_options import Options
+from kernels_hub.compiler.codegen.triton.options import Options
+from kernels_hub.compiler.codegen.triton.source import generate
 from kernels_hub.compiler.ir.types import FLOAT32
 from kernels_hub.compiler.rewrite.pipeline import rewrite
 from kernels_hub.compiler.schedule.schedule import schedule

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernels_hub.compiler import Graph, evaluate
-from kernels_hub.compiler.codegen.triton_split import split_reductions
+from kernels_hub.compiler.codegen.triton.split import split_reductions
 from kernels_hub.compiler.schedule.schedule import schedule
 from tests.compiler.oracle import array, assert_same
 from tests.compiler.schedule.run import run_schedule

@@ -11,11 +11,13 @@ import pytest
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from kernels_hub.compiler.codegen.triton_versions import scratch_bytes
+from kernels_hub.compiler.runtime import triton_versions as versions
+from kernels_hub.compiler.runtime.tiles import attention_tile, conv_tile, product_tile
+from kernels_hub.compiler.runtime.triton_versions import scratch_bytes
 
 FLIPPED = """
 import torch, triton, triton.language as tl
-from kernels_hub.compiler.codegen import triton_interpreted
+from kernels_hub.compiler.runtime import triton_interpreter
 from triton.runtime.interpreter import InterpreterBuilder
 
 @triton.jit
@@ -46,9 +48,32 @@ def test_scratch_memory_of_a_launch(metadata: dict[str, int | None], nbytes: int
     assert scratch_bytes(SimpleNamespace(**metadata)) == nbytes
 
 
+WIDE = (1000, 1000, 512, 1, 16, 3)
+"""Rows, columns and depth, batches, bits and stages."""
+
+
+@pytest.mark.parametrize(
+    ("release", "tile", "fields"),
+    [
+        ("3.6", lambda: attention_tile(512, 512, 64, 64, 32), {"ROWS": 64, "COLUMNS": 16, "num_warps": 8}),
+        ("3.6", lambda: attention_tile(512, 512, 128, 128, 32), {"ROWS": 32, "COLUMNS": 32, "num_warps": 4}),
+        ("3.9", lambda: attention_tile(512, 512, 64, 64, 32), {"ROWS": 64, "COLUMNS": 32, "num_warps": 8}),
+        ("3.6", lambda: conv_tile(*WIDE, (64, 64, 64)), {"DEPTH": 64, "num_warps": 8}),
+        ("3.6", lambda: product_tile(*WIDE, (64, 64, 64)), {"DEPTH": 64, "num_warps": 4}),
+        ("3.9", lambda: conv_tile(*WIDE, (64, 64, 64)), {"DEPTH": 64, "num_warps": 4}),
+        ("3.7", lambda: product_tile(*WIDE, (32, 64, 64)), {"ROWS": 32, "COLUMNS": 64, "DEPTH": 32}),
+        ("3.8", lambda: product_tile(*WIDE, (32, 64, 64)), {"ROWS": 32, "COLUMNS": 64, "DEPTH": 64}),
+        ("", lambda: product_tile(*WIDE, (32, 64, 64)), {"ROWS": 32, "COLUMNS": 64, "DEPTH": 64}),
+    ],
+)
+def test_tiles_that_spill_with_a_release_are_not_offered_there(release, tile, fields, monkeypatch):
+    monkeypatch.setattr(versions, "release", lambda: release)
+    assert fields.items() <= tile().items()
+
+
 LOOPED = """
 import torch, triton, triton.language as tl
-from kernels_hub.compiler.codegen.triton_versions import mend_interpreter
+from kernels_hub.compiler.runtime.triton_versions import mend_interpreter
 
 @triton.jit
 def total(y, counts):

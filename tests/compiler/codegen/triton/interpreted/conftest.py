@@ -20,7 +20,7 @@ def device() -> Device:
     """Where the kernels run."""
     if INTERPRETED:
         return Device("cpu")
-    from kernels_hub.compiler.devices import find_device
+    from kernels_hub.compiler.engines.devices import find_device
 
     return find_device("cuda")
 

@@ -14,7 +14,7 @@ from kernels_hub.compiler.errors import EngineError, EvaluateError, TypeRuleErro
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.ir.ops import OPS
-from kernels_hub.compiler.schedule.units import DTYPES
+from kernels_hub.compiler.schedule.inlining import DTYPES
 from tests.compiler.codegen.triton.held import assert_agrees, results
 from tests.compiler.oracle import array
 from tests.compiler.strategies import assert_same_outputs

@@ -1,0 +1,172 @@
+"""The benchmark for GPUs, rehearsed: every slice runs without one, and nearly every line of it is run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import CodeType
+
+import pytest
+
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.journal import Entry, Journal
+from benchmarks.gpu.page import write_page
+from benchmarks.gpu.run import run_slice
+from benchmarks.gpu.slices import SLICES, Slice
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "benchmarks" / "gpu"
+TRACER = f"""
+import atexit, os, sys, threading
+seen = set()
+def lines(frame, event, _):
+    seen.add((frame.f_code.co_filename, frame.f_lineno))
+    return lines
+def calls(frame, event, _):
+    return lines(frame, event, None) if frame.f_code.co_filename.startswith({str(PACKAGE)!r}) else None
+def write():
+    with open(os.path.join(os.environ["SEEN_LINES"], str(os.getpid())), "w") as file:
+        file.writelines(f"{{name}}:{{line}}\\n" for name, line in seen)
+atexit.register(write)
+threading.settrace(calls)
+sys.settrace(calls)
+"""
+
+
+LIGER = """
+from torch import nn
+class LigerRMSNorm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(nn.init.ones_(nn.Linear(width, 1).weight[0].detach()))
+    def forward(self, x):
+        return nn.functional.rms_norm(x, x.shape[-1:], self.weight, 1e-6)
+"""
+"""Stands in for Liger-Kernel, which needs a GPU."""
+
+
+def lines_of(code: CodeType) -> set[int]:
+    """Of a module, those that can run."""
+    found = {line for _, _, line in code.co_lines() if line}
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            found |= lines_of(one)
+    return found
+
+
+@pytest.mark.slow
+def test_the_rehearsal(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(TRACER)
+    (tmp_path / "liger_kernel").mkdir()
+    (tmp_path / "liger_kernel" / "transformers.py").write_text(LIGER)
+    (seen := tmp_path / "seen").mkdir()
+    out = tmp_path / "out"
+    environment = {
+        **os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "SEEN_LINES": str(seen),
+        "KERNELS_HUB_CACHE": str(tmp_path / "cache"),
+    }  # fmt: skip
+    others = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not test_the_rehearsal", __file__]
+    for command in (["-m", "benchmarks.gpu", "--rehearse", "--out", str(out)], others):
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=1500,
+        )
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+    journal = Journal(out / "rehearsal.jsonl")
+    assert all(journal.of(one.number) for one in SLICES)
+    norm = next(one for one in journal.of(3) if "normalization: RMSNorm" in one.case)
+    assert set(norm.result["difference"]) == {"kernels_hub", "liger"} and norm.result["bound"] == "memory"
+    page = (out / "rehearsal.html").read_text(encoding="utf-8")
+    assert all(f"{one.number}. {one.name}" in page for one in SLICES) and "0 failed" in page
+
+    ran = {tuple(line.rsplit(":", 1)) for file in seen.iterdir() for line in file.read_text().splitlines()}
+    missed, count = [], 0
+    for path in sorted(PACKAGE.glob("*.py")):
+        wanted = lines_of(compile(path.read_text(encoding="utf-8"), str(path), "exec"))
+        count += len(wanted)
+        missed += [f"{path.name}:{line}" for line in sorted(wanted) if (str(path), str(line)) not in ran]
+    assert len(missed) <= 0.05 * count, f"{len(missed)} of {count} lines never ran: {missed}"
+
+
+def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(one.proves in shown for one in SLICES)
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit, match="sees no GPU; python -m benchmarks.gpu --rehearse"):
+        main(["--out", str(tmp_path / "new")])
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit):
+        main(["--rehearse", "--out", str(tmp_path / "file" / "out")])
+    assert "cannot be made: Not a directory; name a folder of yours" in capsys.readouterr().err
+
+
+STAND_IN = """
+import json, os, sys, time
+print("@@" + json.dumps(["right", "crashes", "hangs", "raises", "last"]), flush=True)
+for line in sys.stdin:
+    case = json.loads(line)
+    if case == "crashes":
+        sys.stderr.write("CUDA error: an illegal memory access was encountered")
+        sys.stderr.flush()
+        os._exit(7)
+    if case == "hangs":
+        time.sleep(600)
+    error = "ArithmeticError: wrong numbers" if case == "raises" else ""
+    print("noise\\n@@" + json.dumps({"result": {} if error else {"x": 1}, "error": error, "seconds": 0.1}), flush=True)
+"""
+
+
+def test_a_case_that_fails_is_passed_by_and_a_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda command, **given: start([sys.executable, "-c", STAND_IN], **given)
+    )
+    journal = Journal(tmp_path / "results.jsonl")
+    one = Slice(1, "stand-in", "", lambda target: iter(()), minutes=5.0, case_minutes=3 / 60)
+    assert run_slice(one, journal, rehearsal=True)
+    errors = {entry.case: entry.error for entry in Journal(tmp_path / "results.jsonl").of(1)}
+    assert list(errors) == ["right", "crashes", "hangs", "raises", "last"]
+    assert errors["right"] == errors["last"] == ""
+    assert "ended the process (exit 7): CUDA error: an illegal" in errors["crashes"]
+    assert "took over 3 s" in errors["hangs"] and "wrong numbers" in errors["raises"]
+
+    size = journal.path.stat().st_size
+    assert run_slice(one, journal, rehearsal=True) and journal.path.stat().st_size == size, "all is known"
+    assert run_slice(one, journal, rehearsal=True, retry=True) and journal.path.stat().st_size > size
+    out_of_time = Slice(1, "stand-in", "", lambda target: iter(()), minutes=0.0)
+    assert not run_slice(out_of_time, Journal(tmp_path / "other.jsonl"), rehearsal=True)
+
+    write_page(journal, "<GPU>", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "&lt;GPU&gt;" in page and "5 cases, 3 failed" in page and "illegal memory access" in page
+
+
+def test_a_journal_that_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    Journal(path).add(Entry(3, "a", 1.0, {"x": 1.5}))
+    Journal(path).add(Entry(3, "b", 1.0, error="out of memory"))
+    with path.open("a") as file:
+        file.write('{"slice": 3, "case": "c", "sec')
+    found = Journal(path)
+    assert found.done(3) == {"a", "b"} and found.done(3, failed=False) == {"a"} and found.done(4) == set()
+    found.add(Entry(3, "b", 2.0, {"x": 2.0}))
+    assert Journal(path).done(3, failed=False) == {"a", "b"}
+    assert json.loads(path.read_text().splitlines()[0])["result"] == {"x": 1.5}

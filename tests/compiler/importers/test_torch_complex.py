@@ -1,0 +1,223 @@
+"""Complex numbers and Fourier transforms of PyTorch, against PyTorch: on the oracle, and compiled without any complex op."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels_hub.compiler import compile, evaluate
+from kernels_hub.compiler.errors import ImportFailure
+from kernels_hub.compiler.importers import fourier
+from kernels_hub.compiler.importers.aten_ops.call import HANDLERS
+from kernels_hub.compiler.importers.aten_ops.complex import MIXING, PARTWISE
+from kernels_hub.compiler.importers.torch_export import import_torch
+from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.runtime.toolchain import find_compiler
+from tests.compiler.importers.torch_programs import Function, check_function
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.export's own
+
+WINDOW = torch.hann_window(16)
+
+
+def reals(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def complexes(*shape: int, dtype: torch.dtype = torch.complex64) -> torch.Tensor:
+    part = torch.float32 if dtype is torch.complex64 else torch.float64
+    return torch.view_as_complex(reals(*shape, 2, dtype=part))
+
+
+TRANSFORMS = {
+    "rfft": (lambda x: torch.fft.rfft(x), reals(3, 10)),
+    "rfft of an odd length, by the root": (lambda x: torch.fft.rfft(x, norm="ortho"), reals(3, 11)),
+    "rfft, padded, along another axis": (lambda x: torch.fft.rfft(x, n=16, dim=0), reals(11, 3)),
+    "rfft, cut": (lambda x: torch.fft.rfft(x, n=6), reals(3, 10)),
+    "irfft": (lambda x: torch.fft.irfft(x, n=10), complexes(3, 6)),
+    "irfft of an odd length": (lambda x: torch.fft.irfft(x, n=9), complexes(3, 5)),
+    "fft": (lambda x: torch.fft.fft(x), complexes(3, 12)),
+    "fft of real samples": (lambda x: torch.fft.fft(x), reals(3, 12)),
+    "ifft, scaled forward": (lambda x: torch.fft.ifft(x, norm="forward"), complexes(3, 12)),
+    "fft of one sample": (lambda x: torch.fft.fft(x), complexes(3, 1)),
+    "fft in double precision": (lambda x: torch.fft.fft(x), complexes(3, 12, dtype=torch.complex128)),
+    "fft2": (lambda x: torch.fft.fft2(x), complexes(2, 4, 6)),
+    "fftn": (lambda x: torch.fft.fftn(x), reals(2, 3, 4)),
+    "rfft2 and back": (lambda x: torch.fft.irfft2(torch.fft.rfft2(x) * 0.5, s=(4, 6)), reals(2, 4, 6)),
+    "hfft": (lambda x: torch.fft.hfft(x), complexes(2, 7)),
+    "ihfft": (lambda x: torch.fft.ihfft(x), reals(2, 8)),
+    "shifted": (lambda x: torch.fft.ifftshift(torch.fft.fftshift(torch.fft.fft(x))), reals(3, 8)),
+    "in two steps": (lambda x: torch.fft.fft(x), complexes(2, 1200)),
+    "rfft and irfft in two steps": (lambda x: torch.fft.irfft(torch.fft.rfft(x)), reals(2, 1200)),
+    "irfft of an odd length in two steps": (lambda x: torch.fft.irfft(x, n=1125), complexes(2, 563)),
+    "a prime length": (lambda x: torch.fft.rfft(x), reals(1, 521)),
+    "stft": (lambda x: torch.stft(x, 16, window=WINDOW, return_complex=True), reals(2, 64)),
+    "stft, two-sided": (
+        lambda x: torch.stft(x, 16, 5, normalized=True, onesided=False, return_complex=True, window=WINDOW),
+        reals(2, 64),
+    ),
+    "stft and istft": (
+        lambda x: torch.istft(
+            torch.stft(x, 16, window=WINDOW, return_complex=True), 16, window=WINDOW, length=64
+        ),
+        reals(2, 64),
+    ),
+    "a convolution": (
+        lambda x: torch.fft.irfft(torch.fft.rfft(x, n=32) * torch.fft.rfft(x[..., :5], n=32), n=32)[..., :20],
+        reals(2, 20),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_transform(name: str):
+    function, x = TRANSFORMS[name]
+    check_function(function, x)
+
+
+ARITHMETIC = {
+    "add": lambda x, y: x + y,
+    "add a real tensor": lambda x, y: x + y.real,
+    "add a real number": lambda x, y: x + 2,
+    "add a complex number": lambda x, y: x + (1 - 2j),
+    "subtract": lambda x, y: torch.sub(x, y, alpha=3),
+    "subtract from": lambda x, y: 1j - x,
+    "multiply": lambda x, y: x * y,
+    "multiply by a real tensor": lambda x, y: x.imag * y,
+    "divide": lambda x, y: x / y,
+    "divide by a real tensor": lambda x, y: x / y.real,
+    "divide a real one": lambda x, y: x.real / y,
+    "reciprocal": lambda x, y: x.reciprocal(),
+    "power": lambda x, y: x**3,
+    "square": lambda x, y: x.square(),
+    "negative": lambda x, y: -x,
+    "exp": lambda x, y: x.exp(),
+    "log": lambda x, y: x.log(),
+    "abs": lambda x, y: x.abs(),
+    "angle": lambda x, y: x.angle(),
+    "angle of a real tensor": lambda x, y: x.real.angle(),
+    "sgn": lambda x, y: x.sgn(),
+    "conj": lambda x, y: x.conj() * y.conj(),
+    "parts": lambda x, y: (x.real * 2, x.imag * 3),
+    "equal": lambda x, y: (x == y, x != y, x == x),
+    "product": lambda x, y: x @ y,
+    "product with a real matrix": lambda x, y: (x @ y.real.to(x.dtype), x.conj().T @ y),
+    "products of a batch": lambda x, y: torch.bmm(x[None], y[None]),
+    "cast": lambda x, y: (x.to(torch.complex128), y.real.to(x.dtype), x.to(torch.float32)),
+    "polar": lambda x, y: torch.polar(x.abs(), y.angle()),
+    "complex": lambda x, y: torch.complex(x.real, y.imag),
+    "where": lambda x, y: torch.where(x.abs() > 1, x, y),
+    "concatenate with a real tensor": lambda x, y: torch.cat([x, y.real.to(x.dtype)], 1),
+    "views": lambda x, y: (x.T, x[1:], x.reshape(-1), x.flip(0), x[:, None].expand(3, 2, 3), x.unbind(0)),
+    "sums": lambda x, y: (x.sum(), x.mean(0), x.cumsum(1)),
+    "zeros": lambda x, y: torch.zeros(3, 3, dtype=x.dtype) + x.real,
+    "full": lambda x, y: torch.full((3,), 1 + 2j, dtype=x.dtype) * x,
+    "padding": lambda x, y: torch.nn.functional.pad(x, (1, 2)),
+    "index": lambda x, y: (
+        x[torch.tensor([2, 0])],
+        torch.gather(x, 1, torch.tensor([[0, 2], [1, 1], [2, 0]])),
+    ),
+    "view_as_real": lambda x, y: torch.view_as_real(x * y).flatten(1),
+}
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_arithmetic(name: str):
+    check_function(ARITHMETIC[name], complexes(3, 3), complexes(3, 3) * 2 - 1)
+
+
+def test_sizes_that_are_symbols():
+    dims = {"args": ({0: torch.export.Dim("batch", min=2)},)}
+    others = [((reals(5, 10),), {})]
+    check_function(lambda x: torch.fft.rfft(x).abs(), reals(3, 10), dynamic_shapes=dims, others=others)
+
+
+def test_weights_may_be_complex():
+    class Turned(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.turn = torch.nn.Parameter(complexes(70, 70))
+
+        def forward(self, x):
+            return torch.view_as_real(torch.view_as_complex(x) * self.turn)
+
+    module, x = Turned(), reals(70, 70, 2)
+    graph = import_torch(module, (x,))
+    assert str(graph.parameters["turn"].type) == "complex64[70, 70]"
+    found = evaluate(graph, [x.numpy()])["output"]
+    np.testing.assert_allclose(found, module(x).detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("name", ["stft", "a convolution", "rfft and irfft in two steps", "rotary"])
+def test_no_engine_needs_complex_numbers(name: str):
+    """`cpp`, which has none, takes what has real inputs and results."""
+    angles = torch.polar(torch.ones(8, 4), torch.arange(32.0).reshape(8, 4))
+    functions = {
+        "rotary": (
+            lambda x: torch.view_as_real(
+                torch.view_as_complex(x.reshape(2, 8, 4, 2)) * torch.polar(angles.real, angles.imag)
+            ),
+            reals(2, 8, 8),
+        ),
+        "stft": (lambda x: TRANSFORMS["stft"][0](x).abs(), TRANSFORMS["stft"][1]),
+    }
+    function, x = functions.get(name) or TRANSFORMS[name]
+    run = compile((Function(function), (x,)), "cpu", engines=("cpp",))
+    torch.testing.assert_close(run(x), function(x), rtol=1e-4, atol=2e-5)
+
+
+def test_extreme_magnitudes():
+    """No square overflows, none is lost, and infinities and NaN are where they are in PyTorch."""
+    values = torch.tensor([3e30 + 4e30j, 3e-30 - 4e-30j, 0j, complex("inf+1j"), complex("nan+1j"), -0.0 + 2j])
+    check_function(lambda x: (x.abs(), x.sgn()[:3]), values.to(torch.complex64))
+    check_function(lambda x, y: x / y, values[:2].to(torch.complex64), values[:2].to(torch.complex64) * 2)
+
+
+@settings(max_examples=30, deadline=None)
+@given(length=st.integers(1, 300), inverse=st.booleans(), dense=st.sampled_from([2, 8, 512]))
+def test_any_division_is_the_transform(length: int, inverse: bool, dense: int):
+    before, fourier.DENSE = fourier.DENSE, dense
+    try:
+        graph = Graph("transform")
+        parts = graph.input("re", (2, length), "float64"), graph.input("im", (2, length), "float64")
+        for name, value in zip(("a", "b"), fourier.transform(*parts, 1, inverse=inverse), strict=True):
+            graph.output(name, value)
+    finally:
+        fourier.DENSE = before
+    random = np.random.default_rng(length)
+    real, imaginary = random.standard_normal((2, 2, length))
+    found = evaluate(graph, [real, imaginary])
+    whole = real + 1j * imaginary
+    expected = np.fft.ifft(whole, norm="forward") if inverse else np.fft.fft(whole)
+    scale = max(np.abs(expected).max(), 1e-3)
+    assert np.abs(found["a"] + 1j * found["b"] - expected).max() <= 1e-11 * scale
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "reason"),
+    [
+        (lambda x: torch.fft.fft(x), reals(2, 2 * 4099), "prime factor 4099 is above 2048"),
+        (lambda x: x**0.5, complexes(3), "to the power of 0.5"),
+        (lambda x: x.tanh(), complexes(3), "tanh.default"),
+        (lambda x: x.prod(), complexes(3), "prod.default"),
+    ],
+)
+def test_what_is_refused(function, x, reason: str):
+    with pytest.raises(ImportFailure, match=reason):
+        import_torch(Function(function), (x,))
+
+
+def test_a_length_that_is_a_symbol_is_refused():
+    dims = {"args": ({1: torch.export.Dim("n", min=4, max=64)},)}
+    with pytest.raises(ImportFailure, match=r"the length of a Fourier transform is \w+, no number"):
+        import_torch(Function(torch.fft.fft), (reals(3, 10),), dynamic_shapes=dims)
+
+
+def test_the_tables_name_overloads_of_aten():
+    for name in (*PARTWISE, *MIXING, *(one for one in HANDLERS if "fft" in one)):
+        packet, overload = name.split(".")
+        assert hasattr(getattr(torch.ops.aten, packet), overload), name

@@ -1,0 +1,40 @@
+"""The combinations of parameters that are tried at every change."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.combinations import every_pair
+
+
+def cases(*lists: Iterable[object]) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """(those of `make test`, all of them)."""
+    (names, rows) = every_pair(**{f"p{place}": values for place, values in enumerate(lists)}).args
+    assert names == [f"p{place}" for place in range(len(lists))]
+    kept = [row.values for row in rows if not any(mark.name == "exhaustive" for mark in row.marks)]
+    return kept, [row.values for row in rows]
+
+
+@given(st.lists(st.integers(1, 6), min_size=3, max_size=4))
+def test_every_pair_is_tried(lengths: list[int]):
+    lists = [range(length) for length in lengths]
+    kept, all_of_them = cases(*lists)
+    assert sorted(all_of_them) == sorted(itertools.product(*lists))
+    for one, other in itertools.combinations(range(len(lists)), 2):
+        assert {(row[one], row[other]) for row in kept} == set(itertools.product(lists[one], lists[other]))
+
+
+def test_few_of_many_combinations_are_kept():
+    kept, all_of_them = cases(range(14), "abc", "xyz")
+    assert (len(kept), len(all_of_them)) == (42, 126)
+
+
+def test_two_lists_are_refused():
+    with pytest.raises(ValueError, match="two lists"):
+        every_pair(a=[1, 2], b=[3, 4])
