@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import bars
-from benchmarks.harness import Comparison, Worker, arguments, compare, table, write
+from benchmarks.harness import Comparison, Worker, apart, arguments, compare, table, write
 
 ROOT = Path(__file__).parents[1]
 MODEL = "llama"
@@ -170,12 +170,15 @@ def child(start: str, folder: str, threads: int) -> None:
 
 def prepare(folder: Path, hub: dict[str, str], starts: set[str]) -> None:
     """Eager's output, and as far as contenders need them an AOTInductor package and two published repositories."""
-    _apart(f"m.reference({str(folder)!r})", {})
+    apart("benchmarks.cold_start:reference", str(folder))
     if "aotinductor" in starts:
-        _apart(f"m.package({str(folder)!r})", {"TORCHINDUCTOR_CACHE_DIR": str(folder / "packaging")})
+        caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "packaging")}
+        apart("benchmarks.cold_start:package", str(folder), environment=caches)
     if not starts & {"published", "published_layers"}:
         return
-    _apart(f"m.emit({str(folder)!r})", {"KERNELS_HUB_CACHE": str(folder / "emitting")})
+    apart(
+        "benchmarks.cold_start:emit", str(folder), environment={"KERNELS_HUB_CACHE": str(folder / "emitting")}
+    )
     for name in ("llama", "llamalayer"):
         command = [
             "-m",
@@ -218,7 +221,7 @@ def package(folder: str) -> None:
 def emit(folder: str) -> None:
     """Write both layer repositories."""
     from benchmarks.compiler_models import model as built
-    from kernels_hub.compiler.emit import emit_layer
+    from kernels_hub.compiler.export.emit_layer import emit_layer
 
     module, args = built(MODEL)
     for name, submodule in (("Llama", None), ("LlamaLayer", "model.layers.0")):
@@ -226,16 +229,6 @@ def emit(folder: str) -> None:
             (module, args), layer_name=name, out=Path(folder) / name.lower(), submodule=submodule, name=name.lower(),
             prebuilt=True, triton=False, training=False, benchmark=False,
         )  # fmt: skip
-
-
-def _apart(call: str, environment: dict[str, str]) -> None:
-    code = f"import benchmarks.cold_start as m; {call}"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False,
-        env={**os.environ, **environment},
-    )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(f"{call} failed:\n{done.stderr}")
 
 
 @contextlib.contextmanager

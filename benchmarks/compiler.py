@@ -12,8 +12,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import bars
-from benchmarks.harness import Worker, arguments, compare, table, write
+from benchmarks.harness import Worker, apart, arguments, compare, table, write
 
 PEERS = ("eager", "inductor", "inductor_freezing", "onnxruntime", "openvino", "kernels_hub")
 CASES = ("bert", "resnet50", "resnet50_8", "llama", "llama_decode", "unet_block", "mlp")
@@ -157,21 +155,6 @@ def export(model: str, folder: str, dtype: str) -> None:
             torch.onnx.export(module, args, path, dynamo=True, external_data=False, verbose=False)
 
 
-def _apart(*args: str) -> None:
-    code = f"import json, benchmarks.compiler as m; m.export(*json.loads({json.dumps(json.dumps(args))}))"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, stdout=subprocess.DEVNULL)
-
-
-def _seconds_of_graph(model: str, caches: Path) -> float:
-    """`compile_graph` in a process of its own."""
-    code = f"import benchmarks.compiler as m; print(m.compile_graph({model!r}))"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True, text=True,
-        env={**os.environ, **_environment(caches)},
-    )  # fmt: skip
-    return round(float(done.stdout.split()[-1]), 3)
-
-
 def _environment(caches: Path) -> dict[str, str]:
     return {
         "KERNELS_HUB_CACHE": str(caches / "kernels_hub"),
@@ -198,7 +181,7 @@ def measure(
 
     compile_graph_s: of `compile` of the imported graph, with empty caches and with full ones.
     """
-    _apart(case, str(folder), dtype)
+    apart("benchmarks.compiler:export", case, str(folder), dtype)
     warm: dict[str, float] = {}
     found = compare(_workers(case, peers, folder, threads, dtype), rounds=rounds)
     for worker in _workers(case, peers, folder, threads, dtype):
@@ -210,8 +193,11 @@ def measure(
     result["cold_s"] = {peer: found.info[peer]["first_result_s"] for peer in peers}
     result["warm_s"] = warm
     if "kernels_hub" in peers and dtype == "float32":
-        caches = folder / "caches" / case / "graph"
-        result["compile_graph_s"] = [_seconds_of_graph(case, caches) for _ in ("cold", "warm")]
+        environment = _environment(folder / "caches" / case / "graph")
+        result["compile_graph_s"] = [
+            round(apart("benchmarks.compiler:compile_graph", case, environment=environment), 3)
+            for _ in ("cold", "warm")
+        ]
     if "kernels_hub" in peers:
         result["speedup_over"] = {peer: round(found.speedup("kernels_hub", peer), 3) for peer in others}
         result["speedup_over_best"] = min(result["speedup_over"].values())

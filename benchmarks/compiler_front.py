@@ -24,7 +24,7 @@ STAGES = ((3, 64, 1), (4, 128, 2), (6, 256, 2), (3, 512, 2))
 """Of ResNet-50: blocks, channels, stride of the first block."""
 
 
-class Model:
+class OnnxBuilder:
     """An ONNX model as it is written: `node` appends one and returns the name of its result."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Model:
 
 def resnet50() -> tuple[bytes, int]:
     """ResNet-50, batch norms not folded; and its number of nodes. Source: arXiv 1512.03385."""
-    model = Model()
+    model = OnnxBuilder()
 
     def conv(x: str, before: int, after: int, size: int, stride: int = 1) -> str:
         weight, pad = model.weight(after, before, size, size), size // 2
@@ -110,7 +110,7 @@ def resnet50() -> tuple[bytes, int]:
 
 def layers(nodes: int) -> tuple[bytes, int]:
     """Layers of the generated model until it has that many nodes; and how many it has."""
-    model, x = Model(), "x"
+    model, x = OnnxBuilder(), "x"
     parts = (_attention, _plain, _convolution, _gated)
     for count in range(nodes):
         if len(model.nodes) >= nodes:
@@ -119,7 +119,7 @@ def layers(nodes: int) -> tuple[bytes, int]:
     return model.data({"x": ["batch", "length", WIDTH]}, x), len(model.nodes)
 
 
-def _layer_norm(model: Model, x: str) -> str:
+def _layer_norm(model: OnnxBuilder, x: str) -> str:
     centred = model.node("Sub", x, model.node("ReduceMean", x, model.array(np.array([-1])), keepdims=1))
     square = model.node("Pow", centred, model.number(2))
     variance = model.node("ReduceMean", square, model.array(np.array([-1])), keepdims=1)
@@ -128,11 +128,11 @@ def _layer_norm(model: Model, x: str) -> str:
     return model.node("Add", scaled, model.weight(WIDTH))
 
 
-def _linear(model: Model, x: str, before: int, after: int) -> str:
+def _linear(model: OnnxBuilder, x: str, before: int, after: int) -> str:
     return model.node("Add", model.weight(after), model.node("MatMul", x, model.weight(before, after)))
 
 
-def _sizes(model: Model, x: str, *last: int) -> str:
+def _sizes(model: OnnxBuilder, x: str, *last: int) -> str:
     """The shape (batch, length, *last), computed as data."""
     shape = model.node("Shape", x)
     parts = [
@@ -144,7 +144,7 @@ def _sizes(model: Model, x: str, *last: int) -> str:
     return model.node("Concat", *parts, model.array(np.array(last)), axis=0)
 
 
-def _attention(model: Model, x: str) -> str:
+def _attention(model: OnnxBuilder, x: str) -> str:
     y = _layer_norm(model, x)
     heads = [
         model.node(
@@ -163,14 +163,14 @@ def _attention(model: Model, x: str) -> str:
     return model.node("Add", x, _linear(model, mixed, WIDTH, WIDTH))
 
 
-def _plain(model: Model, x: str) -> str:
+def _plain(model: OnnxBuilder, x: str) -> str:
     y = _linear(model, _layer_norm(model, x), WIDTH, WIDE)
     erf = model.node("Erf", model.node("Div", y, model.number(2**0.5)))
     gelu = model.node("Mul", model.node("Mul", y, model.node("Add", erf, model.number(1))), model.number(0.5))
     return model.node("Add", x, _linear(model, gelu, WIDE, WIDTH))
 
 
-def _gated(model: Model, x: str) -> str:
+def _gated(model: OnnxBuilder, x: str) -> str:
     y = _layer_norm(model, x)
     gate = _linear(model, y, WIDTH, WIDE)
     gate = model.node("Mul", gate, model.node("Sigmoid", gate))
@@ -178,7 +178,7 @@ def _gated(model: Model, x: str) -> str:
     return model.node("Add", x, _linear(model, product, WIDE, WIDTH))
 
 
-def _convolution(model: Model, x: str) -> str:
+def _convolution(model: OnnxBuilder, x: str) -> str:
     y = model.node("Transpose", x, perm=[0, 2, 1])
     for _ in range(2):
         y = model.node("Conv", y, model.weight(WIDTH, WIDTH, 3), kernel_shape=[3], pads=[1, 1])

@@ -8,11 +8,10 @@ what eager writes.
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.harness import Worker, arguments, compare, table, write
+from benchmarks.harness import Worker, arguments, compare, now, table, write
 
 VOCABULARY = 32000
 
@@ -56,7 +55,7 @@ class _Clock:
         self.times: list[float] = []
 
     def put(self, _: Any) -> None:
-        self.times.append(time.perf_counter())
+        self.times.append(now())
 
     def end(self) -> None:
         """All were written."""
@@ -79,7 +78,7 @@ def run(name: str, peer: str) -> Any:
         kernelize(model, mode=Mode.INFERENCE)
     elif peer == "compiled":
         with use_kernel_mapping(load_kernel_mapping("compiled"), inherit_mapping=False):
-            kernelize(model, mode=Mode.INFERENCE)
+            kernelize(model, mode=Mode.INFERENCE, wait=True)
     elif peer == "torch.compile":
         model.forward = torch.compile(model.forward)
         options["cache_implementation"] = "static"

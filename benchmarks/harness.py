@@ -26,19 +26,28 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 PAUSE_S = 0.15
 
+CLOCK = "KERNELS_HUB_BENCHMARK_CLOCK"
+"""Set to "processor" in a worker's environment, times are of the processor and not on the clock."""
+now: Callable[[], float] = time.process_time if os.environ.get(CLOCK) == "processor" else time.perf_counter
+"""Seconds, from some time on: what steps are timed by."""
+
 Step = Callable[[], Any]
 """What is timed; one that returns a float has timed itself."""
 
 
 @dataclass
 class Worker:
-    """A peer's process. `case` is "module:function", called with the arguments; it returns a step."""
+    """A peer's process. `case` is "module:function", called with the arguments; it returns a step, or some by name.
+
+    folder: where it runs, and from which it imports `benchmarks` and the library; by default, this checkout.
+    """
 
     name: str
     case: str
     arguments: Mapping[str, Any]
     threads: int
     environment: Mapping[str, str] = field(default_factory=dict)
+    folder: Path = Path(__file__).parents[1]
     process: subprocess.Popen[str] | None = None
     info: dict[str, Any] = field(default_factory=dict)
 
@@ -62,14 +71,14 @@ class Worker:
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
-            cwd=Path(__file__).parents[1],
+            cwd=self.folder,
         )
         self.info = self._answer()
 
-    def turn(self, seconds: float) -> float:
-        """Median seconds of one step, over at least `seconds` of steps."""
+    def turn(self, seconds: float, step: str = "") -> float:
+        """Median seconds of one step, over at least `seconds` of steps. step: which, of a case with several."""
         assert self.process is not None and self.process.stdin is not None
-        self.process.stdin.write(f"{seconds}\n")
+        self.process.stdin.write(f"{seconds} {step}\n")
         self.process.stdin.flush()
         return float(self._answer()["median_s"])
 
@@ -132,11 +141,30 @@ def measure(step: Step, seconds: float, minimum: int = 5) -> float:
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < minimum or time.perf_counter() < end:
-        start = time.perf_counter()
+        start = now()
         own = step()
         # A step may time itself, to leave out what only prepares it: it then returns its seconds.
-        times.append(own if isinstance(own, float) else time.perf_counter() - start)
+        times.append(own if isinstance(own, float) else now() - start)
     return statistics.median(times)
+
+
+def apart(case: str, *given: object, environment: Mapping[str, str] | None = None) -> Any:
+    """What a function returns, as JSON, in a process of its own in this checkout. case: "module:function".
+
+    given: its arguments, by way of JSON. Raises RuntimeError with what the process wrote on stderr where it fails.
+    """
+    module, _, function = case.partition(":")
+    code = (
+        f"import json, sys, {module} as module\n"
+        f"print('@@' + json.dumps(module.{function}(*json.loads(sys.argv[1]))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, json.dumps(given)], cwd=Path(__file__).parents[1],
+        capture_output=True, text=True, check=False, env={**os.environ, **(environment or {})},
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{case} failed:\n{done.stderr}")
+    return json.loads(done.stdout.rpartition("@@")[2])
 
 
 def machine() -> dict[str, Any]:
@@ -158,6 +186,8 @@ def machine() -> dict[str, Any]:
         "kernels-hub",
         "liger-kernel",
         "onnxruntime",
+        "openvino",
+        "timm",
         "numpy",
     ):
         try:
@@ -180,14 +210,25 @@ def _accelerator() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
-def write(name: str, result: Mapping[str, Any]) -> Path:
-    """Keep a result as benchmarks/results/<date>-<device>-<name>.json."""
+def write(name: str, result: Mapping[str, Any], device: str = "") -> Path:
+    """Keep a result as benchmarks/results/<date>-<device>-<name>.json; device: by default, the accelerator's name."""
     about = machine()
-    device = "".join(c if c.isalnum() else "-" for c in about["device"].lower())
-    path = RESULTS / f"{datetime.datetime.now(tz=datetime.UTC).date().isoformat()}-{device}-{name}.json"
+    path = _path(name, device or about["device"])
     RESULTS.mkdir(exist_ok=True)
     path.write_text(json.dumps({"machine": about, **result}, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def written_today(name: str, device: str = "") -> dict[str, Any]:
+    """What `write` kept today; empty where it kept nothing."""
+    path = _path(name, device or machine()["device"])
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+def _path(name: str, device: str) -> Path:
+    device = "".join(c if c.isalnum() else "-" for c in device.lower())
+    return RESULTS / f"{datetime.datetime.now(tz=datetime.UTC).date().isoformat()}-{device}-{name}.json"
 
 
 def arguments(description: str) -> argparse.ArgumentParser:

@@ -6,10 +6,9 @@ and nested, one name and a hundred, all layers tagged and one in ten, up to 100,
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-from benchmarks.harness import Worker, arguments, compare, table, write
+from benchmarks.harness import Worker, arguments, compare, now, table, write
 
 CASES: dict[str, dict[str, Any]] = {
     "flat, 10,000 tagged": {"modules": 10_000},
@@ -71,10 +70,10 @@ def swap(library: str, modules: int, depth: int = 1, names: int = 1, tagged: flo
         for module in model.modules():  # as new: both libraries put their forward there
             module.__dict__.pop("forward", None)
             module.__dict__.pop("_kernels_hub", None)
-        start = time.perf_counter()
+        start = now()
         with lib.use_kernel_mapping(mapping, inherit_mapping=False):
             lib.kernelize(model, mode=lib.Mode.INFERENCE, device="cpu")
-        return time.perf_counter() - start
+        return now() - start
 
     return step, {"modules": count}
 

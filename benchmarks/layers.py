@@ -42,7 +42,7 @@ def run(repository: str, label: str, device: str, dtype: str, peer: str, backwar
     import torch
 
     from kernels_hub import BundledLayerRepository
-    from kernels_hub.layer.bind import KernelForward, load_layer, weights_protocol
+    from kernels_hub.kernelization.bind import KernelForward, load_layer, weights_protocol
 
     kind = getattr(torch, dtype)
     torch.manual_seed(0)

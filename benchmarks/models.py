@@ -9,13 +9,10 @@ difference from eager, the memory of packed weights, and the peak memory with an
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Worker, arguments, compare, table, write
+from benchmarks.harness import Worker, apart, arguments, compare, table, write
 
 CASES = ("minilm", "llama", "llama_decode", "vit", "resnet", "bert", "mixtral")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -65,7 +62,7 @@ def run(model: str, peer: str, dtype: str = "float32", free_weights: bool = Fals
         info = {"swapped": len(rows.swapped), "packed_mib": round(rows.packed_nbytes / 2**20, 1)}
     elif peer == "compiled":
         with use_kernel_mapping(load_kernel_mapping("compiled"), inherit_mapping=False):
-            kernelize(built, mode=Mode.INFERENCE)
+            kernelize(built, mode=Mode.INFERENCE, wait=True)
         with torch.inference_mode():
             built(*args, **inputs)
         info = {"compiled": [row.path or "(model)" for row in report(built).rows if _is_compiled(row)]}
@@ -139,7 +136,7 @@ def roof(model: str, threads: int) -> dict[str, float]:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from kernels_hub.compiler.rates import measured_rates
+    from kernels_hub.compiler.plan.rates import measured_rates
 
     torch.set_num_threads(threads)
     built, args, inputs = _model(model)
@@ -157,15 +154,6 @@ def roof(model: str, threads: int) -> dict[str, float]:
 
 def _resident_mib() -> float:
     return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * 4096 / 2**20
-
-
-def _apart(function: str, *args: Any) -> dict[str, float]:
-    """Run a function of this module in a process of its own."""
-    call = f"m.{function}(*json.loads({json.dumps(json.dumps(args))}))"
-    code = f"import json, benchmarks.models as m; print(json.dumps({call}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
 
 
 def main() -> None:
@@ -192,11 +180,15 @@ def main() -> None:
         results[model] = {
             **found.to_dict(),
             "speedup_over_eager": {peer: round(found.speedup(peer, "eager"), 3) for peer in peers[1:]},
-            **({"roof": _apart("roof", model, options.threads)} if options.dtype == DTYPES[0] else {}),
-            "errors": _apart("accuracy", model, options.dtype),
+            **(
+                {"roof": apart("benchmarks.models:roof", model, options.threads)}
+                if options.dtype == DTYPES[0]
+                else {}
+            ),
+            "errors": apart("benchmarks.models:accuracy", model, options.dtype),
             "memory": {
-                "both_kept": _apart("memory", model, False, options.dtype),
-                "originals_freed": _apart("memory", model, True, options.dtype),
+                "both_kept": apart("benchmarks.models:memory", model, False, options.dtype),
+                "originals_freed": apart("benchmarks.models:memory", model, True, options.dtype),
             },
         }
         print(model, results[model]["median_ms"], flush=True)

@@ -36,8 +36,8 @@ def run(name: str, budget: float, seed: int, rounds: int) -> dict[str, Any]:
 
     from benchmarks.search_blocks import block
     from kernels_hub import compiler
+    from kernels_hub.compiler.plan.tuning_database import TuningDatabase
     from kernels_hub.compiler.search.search import search
-    from kernels_hub.compiler.tuning_database import TuningDatabase
 
     module, args = block(name)
     with torch.inference_mode():

@@ -31,9 +31,11 @@ from urllib.parse import urlsplit
 
 from benchmarks.harness import write
 from benchmarks.server import peak_mib
+from kernels_hub.server.access import Caller
 from kernels_hub.server.commit import AddFile, CommitRequest
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.packs import BLOB, git_object
+from kernels_hub.server.search import Wanted
 from tests.running_hub import RunningHub, start_hub  # type: ignore[import-not-found]
 
 GOALS = {
@@ -215,7 +217,7 @@ def fill(root: Path, count: int) -> None:
         toml = '[kernel]\nsummary = "Fast activations"\nlayers = ["SiluAndMul", "RMSNorm"]\nlicense = "mit"\n'
         file = AddFile("kernel.toml", git_object(BLOB, toml.encode()))
         hub.changes.commit(real, "main", CommitRequest("m", None, (file,)), "ada")
-        hub.search.public([], 0, 10)
+        hub.search.shown(Caller(), Wanted(), 0, 10)
         document = hub.database.row("SELECT document FROM search WHERE repository = ?", real.id)
         assert document is not None
     chance = random.Random(1)

@@ -1,0 +1,43 @@
+"""A process that runs cases of one slice and says how each went: `python -m benchmarks.gpu.worker SLICE [--rehearse]`.
+
+It reads the names of cases from its input, one a line, each after the answer to the one before.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from benchmarks.gpu.slices import SLICES
+from benchmarks.gpu.target import Target
+
+ANSWER = "@@"
+
+
+def main(number: int, rehearsal: bool) -> None:
+    """Say the names of the cases, then the result of each that is asked for."""
+    target = Target.of(rehearsal)
+    cases = {case.name: case for case in SLICES[number - 1].cases(target)}
+    _say(list(cases))
+    for line in sys.stdin:
+        began = time.perf_counter()
+        result, error = {}, ""
+        try:
+            result = cases[json.loads(line)].run()
+            target.synchronize()
+        except Exception as raised:  # noqa: BLE001  (of a kernel, a compiler, a test: it is the result)
+            error = f"{type(raised).__name__}: {raised}"[:2000]
+        _say({"result": result, "error": error, "seconds": round(time.perf_counter() - began, 3)})
+
+
+def _say(answer: object) -> None:
+    print(ANSWER + json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    if "--rehearse" in sys.argv:
+        from kernels_hub.compiler.runtime.triton_versions import mend_interpreter
+
+        mend_interpreter()
+    main(int(sys.argv[1]), "--rehearse" in sys.argv)
