@@ -3,11 +3,17 @@
 #
 #   make demo      real models, before and after kernelize; one as an ONNX file; layers compiled and published
 #   make test      lint, types and tests, as in continuous integration
-#   make test-oldest  the tests of layers, kernelize and Triton kernels with the oldest PyTorch that is supported
+#   make test-oldest  the tests that depend on PyTorch and Triton, with the oldest PyTorch that is supported
 #   make test-all  the same with the tests that are too long for every change, and the suite with each
 #                  PyTorch of RELEASES, every one in an environment of its own (7 GB each)
 #   make newest    the suite with the newest release of everything: what breaks, and the new constraints.txt
 #   make format    let ruff rewrite the sources
+#   make docs      the documentation site, in build/site/
+#   make api       docs/api.txt, the public interface, written again from the code
+#   make release-check  everything that a release is held to; downloads PyTorch for each Python (ARGS=--reuse: nothing)
+#   make wheels    sdist, pure wheel, and a wheel with native code for Linux on x86-64, in dist/ (minutes)
+#   make map       docs/architecture.md, written again from the sources
+#   make screenshots  pictures of the Hub's pages at two widths, light and dark, in build/screenshots/; needs chromium
 #   make bench     every benchmark (minutes); the results are printed
 #
 #   make test PYTHON=python3.12     with another Python
@@ -23,7 +29,10 @@ ARGS ?=
 # PyTorch as its wheels for CUDA come, each with the one Triton that it names; the newest is in constraints.txt.
 OLDEST = 2.11.0
 RELEASES = $(OLDEST) 2.13.0 2.14.1
-TESTS_OF_VERSIONS = tests/test_triton_interpreted.py tests/layers tests/layer
+TESTS_OF_VERSIONS = tests/test_triton_interpreted.py tests/layers tests/kernelization tests/compiler/codegen/triton \
+	tests/compiler/importers/test_torch_export.py
+# Of these, what compiles whole models; `make test-all` runs it with every PyTorch.
+WHOLE_MODELS = tests/kernelization/test_compiled_caches.py tests/kernelization/test_compiled_mapping.py
 PROCESSES ?= auto
 BENCHMARKS ?= import_time kernelize layers models hub server compiler_front compiler cold_start
 
@@ -34,7 +43,7 @@ override BIN = $(VENV)/bin
 environment = $(VENV)/.installed-$(1)
 endif
 
-.PHONY: help demo test test-all test-oldest newest lint format types unit bench clean distclean
+.PHONY: help demo test test-all test-oldest newest lint format types unit docs api release-check wheels map screenshots bench clean distclean
 .NOTPARALLEL:
 
 help:
@@ -53,7 +62,8 @@ test-all: lint types
 	done; [ -z "$$failed" ] || { echo "failed with torch$$failed" >&2; exit 1; }
 
 test-oldest:
-	$(MAKE) unit BIN= TORCH=$(OLDEST) VENV=.venvs/torch-$(OLDEST) ARGS="$(TESTS_OF_VERSIONS) $(ARGS)"
+	$(MAKE) unit BIN= TORCH=$(OLDEST) VENV=.venvs/torch-$(OLDEST) \
+		ARGS="$(TESTS_OF_VERSIONS) $(WHOLE_MODELS:%=--ignore=%) $(ARGS)"
 
 newest:
 	$(PYTHON) tools/newest.py --environment .venvs/newest $(ARGS)
@@ -71,6 +81,24 @@ types: $(call environment,test)
 
 unit: $(call environment,test)
 	$(BIN)/python -m pytest -n $(PROCESSES) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+docs: $(call environment,test)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+api: $(call environment,test)
+	$(BIN)/python -m tools.api_surface
+
+release-check: $(call environment,test)
+	$(BIN)/python -m tools.release_check $(ARGS)
+
+wheels: $(call environment,test)
+	$(BIN)/python -m tools.wheels $(ARGS)
+
+map: $(call environment,test)
+	$(BIN)/python -m tools.architecture_map
+
+screenshots: $(call environment,test)
+	$(BIN)/python -m tests.server.screenshots build/screenshots
 
 bench: $(call environment,bench)
 	@for name in $(BENCHMARKS); do \

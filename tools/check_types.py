@@ -66,6 +66,7 @@ def _variants(layers: Path) -> Iterator[tuple[str, dict[Path, Path]]]:
             seen.add(sources)
             folders = [(manifest.parent / source).resolve() for source in sources]
             files = {file.relative_to(folder): file for folder in folders for file in folder.rglob("*.py")}
+            files |= {Path(name): layers.parent / "kernels_hub" / name for name in table.get("shared", ())}
             yield f"{manifest.parent.name}_{backend}".replace("-", "_"), files
 
 
