@@ -21,8 +21,8 @@ from kernels_hub import LockedLayerRepository, Mode, kernelize, report, use_kern
 
 @use_kernel_forward_from_hub("SquaredReLU")
 class SquaredReLU(nn.Module):
-    def forward(self, input):
-        return torch.relu(input).square()
+    def forward(self, x):
+        return torch.relu(x).square()
 
 model = nn.Sequential(nn.Linear(64, 64), SquaredReLU()).eval()
 x = torch.randn(8, 64)

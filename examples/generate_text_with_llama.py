@@ -77,7 +77,7 @@ class Generated:
 
 
 @dataclass(frozen=True)
-class Figures:
+class GenerationFigures:
     """All of one run of the example."""
 
     greedy: dict[str, Generated]
@@ -159,7 +159,7 @@ def build(options: argparse.Namespace) -> tuple[Any, torch.Tensor, Any]:
     return LlamaForCausalLM(config).eval(), torch.randint(0, options.vocabulary, (1, options.length)), None
 
 
-def main(arguments: Sequence[str] = ()) -> Figures:
+def main(arguments: Sequence[str] = ()) -> GenerationFigures:
     parser = argparse.ArgumentParser(description="Generate text with a Llama, eager and compiled.")
     parser.add_argument("--layers", type=int, default=4, help="of the model with random weights")
     parser.add_argument("--width", type=int, default=512, help="a multiple of 128")
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] = ()) -> Figures:
         greedy["kernelized"] = measured(*eager, prompt, options.tokens, options.rounds)
         restore(model)
         with use_kernel_mapping(load_kernel_mapping("compiled"), inherit_mapping=False):
-            kernelize(model, mode=Mode.INFERENCE)
+            kernelize(model, mode=Mode.INFERENCE, wait=True)
         greedy["kernelized whole"] = measured(*eager, prompt, options.tokens, options.rounds)
         restore(model)
         greedy["compiled"] = measured(*fast, prompt, options.tokens, options.rounds)
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] = ()) -> Figures:
         )
     for name, tokens in sampled.items():
         print(f"drawn, {name}: {tokenizer.decode(tokens) if tokenizer else tokens}")
-    return Figures(greedy, sampled, prefill, step)
+    return GenerationFigures(greedy, sampled, prefill, step)
 
 
 if __name__ == "__main__":

@@ -358,7 +358,7 @@ class Painting:
 
 
 @dataclass(frozen=True)
-class Figures:
+class PaintingFigures:
     """All of one run of the example."""
 
     eager: Painting
@@ -483,7 +483,7 @@ def compiled(
     return found
 
 
-def main(arguments: Sequence[str] = ()) -> Figures:
+def main(arguments: Sequence[str] = ()) -> PaintingFigures:
     parser = argparse.ArgumentParser(description="Paint a picture, eager and compiled.")
     parser.add_argument("--prompt", default=PROMPT)
     parser.add_argument("--weights", help="a folder, or a name on the Hub, in the layout of diffusers")
@@ -508,7 +508,7 @@ def main(arguments: Sequence[str] = ()) -> Figures:
             paint(parts, ids, noise, 1, options.guidance)  # to warm up
             found.append(paint(parts, ids, noise, options.steps, options.guidance))
     eager, fast = found
-    figures = Figures(
+    figures = PaintingFigures(
         eager, fast, float((eager.image - fast.image).abs().max()), executables, png(fast.image)
     )
     options.out.write_bytes(figures.png)

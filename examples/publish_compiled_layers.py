@@ -21,7 +21,7 @@ from kernels_hub.cli.demo_published import Used
 
 
 @dataclass(frozen=True)
-class Figures:
+class PublishingFigures:
     """All of one run of the example."""
 
     used: tuple[Used, ...]
@@ -29,7 +29,7 @@ class Figures:
     """Layer -> error, with Hugging Face's client."""
 
 
-def main(arguments: Sequence[str] = ()) -> Figures:
+def main(arguments: Sequence[str] = ()) -> PublishingFigures:
     parser = argparse.ArgumentParser(description="Compile layers, publish them, use them by version.")
     parser.add_argument("--layers", type=int, default=6, help="of MiniLM's six")
     parser.add_argument("--hidden", type=int, default=256, help="the width of the Llama and the BERT")
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] = ()) -> Figures:
 
     for row in demo_published.table(used, theirs):
         print("  ".join(cell.ljust(width) for cell, width in zip(row, (10, 22, 7, 13, 12, 0), strict=True)))
-    return Figures(tuple(used), theirs)
+    return PublishingFigures(tuple(used), theirs)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ Encoder = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Figures:
+class SearchFigures:
     """All of one run of the example."""
 
     found: dict[str, str]
@@ -90,7 +90,7 @@ def weights_folder() -> str:
     return str(get_model_path())
 
 
-def main(arguments: Sequence[str] = ()) -> Figures:
+def main(arguments: Sequence[str] = ()) -> SearchFigures:
     parser = argparse.ArgumentParser(description="Search sentences by meaning, with a compiled MiniLM.")
     parser.add_argument("--weights", help="a folder, or a name on the Hub, with a BERT and its tokenizer")
     parser.add_argument("--rounds", type=int, default=20, help="how often each is timed")
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] = ()) -> Figures:
         file = Path(folder) / "minilm.onnx"
         export(file, (model, tokens(CORPUS[:2])))
         start = time.perf_counter()
-        encoder = compiler.compile(file, "cpu")
+        encoder = compiler.compile(file, "cpu", wait=True)
         print(f"compiled in {time.perf_counter() - start:.1f} s: {encoder}")
         model.set_attn_implementation(implementation)
 
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] = ()) -> Figures:
 
         cases = tokens(CORPUS), tokens(queries[:1])
         difference = max(float((embed(encoder, one) - embed(eager, one)).abs().max()) for one in cases)
-        figures = Figures(
+        figures = SearchFigures(
             found,
             {} if options.queries else dict(QUERIES),
             difference,

@@ -64,7 +64,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Figures:
+class TrainingFigures:
     """Both trainings, and the largest difference of their curves as a share of the loss."""
 
     eager: Run
@@ -108,7 +108,7 @@ def build(options: argparse.Namespace) -> PreTrainedModel:
     return LlamaForCausalLM(config)
 
 
-def main(arguments: list[str] | None = None) -> Figures:
+def main(arguments: list[str] | None = None) -> TrainingFigures:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -146,7 +146,7 @@ def main(arguments: list[str] | None = None) -> Figures:
         for run in (eager, fused):
             run.step(tokens)
 
-    figures = Figures(eager, fused)
+    figures = TrainingFigures(eager, fused)
     for step in range(0, options.steps, max(1, options.steps // 10)):
         print(f"step {step:3d}: eager {eager.losses[step]:.6f}, fused {fused.losses[step]:.6f}")
     print(f"largest difference {figures.difference:.1e} of the loss")

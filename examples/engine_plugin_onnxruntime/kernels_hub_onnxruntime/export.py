@@ -35,7 +35,7 @@ ELEMENT = {
 
 
 @dataclass
-class Model:
+class ModelWriter:
     """A model being written: its nodes and initializers, and names that are not taken."""
 
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Model:
         return self.array(np.array(numbers, np.int64))
 
 
-Write = Callable[[Model, Node, list[str]], str]
+Write = Callable[[ModelWriter, Node, list[str]], str]
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ def _ints(values: Any) -> list[int]:
     return [int(one) for one in values]
 
 
-def _reshape(model: Model, node: Node, inputs: list[str]) -> str:
+def _reshape(model: ModelWriter, node: Node, inputs: list[str]) -> str:
     return model.add("Reshape", inputs[0], model.numbers(*_shape(node)), allowzero=1)
 
 
-def _broadcast(model: Model, node: Node, inputs: list[str]) -> str:
+def _broadcast(model: ModelWriter, node: Node, inputs: list[str]) -> str:
     shape, placed = _shape(node), [1] * len(node.results[0].shape)
     for dim, axis in zip(node.operands[0].shape, node.attrs["axes"], strict=True):
         placed[axis] = int(dim)
@@ -101,26 +101,26 @@ def _broadcast(model: Model, node: Node, inputs: list[str]) -> str:
     )
 
 
-def _slice(model: Model, node: Node, inputs: list[str]) -> str:
+def _slice(model: ModelWriter, node: Node, inputs: list[str]) -> str:
     bounds = [model.numbers(*_ints(node.attrs[name])) for name in ("starts", "stops")]
     axes = model.numbers(*range(node.operands[0].rank))
     return model.add("Slice", inputs[0], *bounds, axes, model.numbers(*node.attrs["steps"]))
 
 
-def _flip(model: Model, node: Node, inputs: list[str]) -> str:
+def _flip(model: ModelWriter, node: Node, inputs: list[str]) -> str:
     axes = node.attrs["axes"]
     each = [model.numbers(*[number] * len(axes)) for number in (-1, np.iinfo(np.int64).min + 1)]
     return model.add("Slice", inputs[0], *each, model.numbers(*axes), each[0]) if axes else inputs[0]
 
 
-def _pad(model: Model, node: Node, inputs: list[str]) -> str:
+def _pad(model: ModelWriter, node: Node, inputs: list[str]) -> str:
     pairs = node.attrs["padding"]
     pads = model.numbers(*(int(low) for low, _ in pairs), *(int(high) for _, high in pairs))
     return model.add("Pad", inputs[0], pads, *inputs[1:], mode=node.attrs["mode"])
 
 
 def _reduce(op: str) -> Write:
-    def write(model: Model, node: Node, inputs: list[str]) -> str:
+    def write(model: ModelWriter, node: Node, inputs: list[str]) -> str:
         axes = node.attrs["axes"]
         return model.add(op, inputs[0], model.numbers(*axes), keepdims=0) if axes else inputs[0]
 
@@ -132,7 +132,7 @@ def _empty(node: Node) -> str | None:
 
 
 def _spatial(op: str, **fixed: Any) -> Write:
-    def write(model: Model, node: Node, inputs: list[str]) -> str:
+    def write(model: ModelWriter, node: Node, inputs: list[str]) -> str:
         attrs: dict[str, Any] = dict(fixed)
         pairs = node.attrs["padding"]
         attrs["pads"] = [*(int(low) for low, _ in pairs), *(int(high) for _, high in pairs)]
@@ -287,7 +287,7 @@ def _is_index(node: Node, operand: Value) -> bool:
 
 def to_onnx(graph: Graph) -> onnx.ModelProto:
     """The model of a graph whose dims are numbers: inputs in0, in1, …, outputs out0, out1, …"""
-    model = Model()
+    model = ModelWriter()
     names = {value: f"in{place}" for place, value in enumerate(graph.inputs.values())}
     _write(model, graph, names, graph)
     inputs = [_described(f"in{place}", value) for place, value in enumerate(graph.inputs.values())]
@@ -299,7 +299,7 @@ def to_onnx(graph: Graph) -> onnx.ModelProto:
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
 
 
-def _write(model: Model, graph: Graph, names: dict[Value, str], weights: Graph) -> None:
+def _write(model: ModelWriter, graph: Graph, names: dict[Value, str], weights: Graph) -> None:
     for node in graph.live():
         if node.op.name == "input":
             continue
