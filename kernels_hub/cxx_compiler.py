@@ -42,6 +42,8 @@ _ENGLISH = {"LC_ALL": "C.UTF-8", "LANGUAGE": ""}
 _STARTING = threading.RLock()
 """Held while a compiler is started, and by a fork: a child made meanwhile would keep a pipe open that the start reads
 to its end."""
+_ENDING = threading.Event()
+"""Set as this process ends: what other threads than the main one still build ends, too."""
 
 
 def find_compiler() -> str | None:
@@ -74,7 +76,8 @@ def cpu_flags() -> str:
 def run_compiler(command: Sequence[str], timeout: float) -> str | None:
     """Run a compiler; returns its first errors where it fails, None where it does not. It ends with this process.
 
-    Raises subprocess.TimeoutExpired, and OSError where the disk is full or the command cannot be started.
+    Raises subprocess.TimeoutExpired, OSError where the disk is full or the command cannot be started, and SystemExit in
+    other threads than the main one once the interpreter exits: they end, clear up, and nothing is logged.
     """
     status, message = _run(command, timeout, "stderr")
     if status == 0:
@@ -91,12 +94,14 @@ def _run(command: Sequence[str], timeout: float, stream: Literal["stdout", "stde
     """
     with _written() as file:
         with _STARTING:
+            _end_with_the_process()
             process = subprocess.Popen(
                 command,
                 stdout=file if stream == "stdout" else subprocess.DEVNULL,
                 stderr=file if stream == "stderr" else subprocess.DEVNULL,
                 env={**os.environ, **_ENGLISH},
             )
+            _RUNNING.add(process)
         is_late = threading.Event()
 
         def end() -> None:
@@ -106,7 +111,6 @@ def _run(command: Sequence[str], timeout: float, stream: Literal["stdout", "stde
         timer = threading.Timer(timeout, end)
         timer.daemon = True
         timer.start()  # `wait(timeout)` looks every 50 ms
-        _RUNNING.add(process)
         try:
             status = process.wait()
         except BaseException:
@@ -118,6 +122,8 @@ def _run(command: Sequence[str], timeout: float, stream: Literal["stdout", "stde
             _RUNNING.discard(process)
         if is_late.is_set():
             raise subprocess.TimeoutExpired(command, timeout)
+        if status != 0:
+            _end_with_the_process()
         file.seek(0)
         return status, file.read().decode(errors="replace")
 
@@ -126,6 +132,11 @@ def _written() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("compiler"), "w+b")
     return tempfile.TemporaryFile()
+
+
+def _end_with_the_process() -> None:
+    if _ENDING.is_set() and threading.current_thread() is not threading.main_thread():
+        raise SystemExit
 
 
 def _after_fork() -> None:
@@ -142,9 +153,11 @@ if hasattr(os, "register_at_fork"):
 
 @atexit.register
 def kill_compilers() -> None:
-    """End the compilers that this process runs."""
-    for process in list(_RUNNING):
-        process.kill()
+    """End the compilers that this process runs, as it ends; its threads start no more."""
+    with _STARTING:
+        _ENDING.set()
+        for process in list(_RUNNING):
+            process.kill()
 
 
 def _first_errors(message: str, status: int) -> str:

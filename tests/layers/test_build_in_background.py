@@ -20,6 +20,7 @@ x = torch.randn(64, 256)
 native = sys.modules[softly.__module__.partition(".")[0] + ".native"]
 kernels = sys.modules[softly.__module__.partition(".")[0] + ".kernels"]
 expected = torch.nn.functional.silu(x)
+{beginning}
 torch.testing.assert_close(softly.forward(torch.nn.SiLU(), x), expected)
 print("first", kernels._library() is not None)
 {ending}
@@ -31,10 +32,12 @@ torch.testing.assert_close(softly.forward(torch.nn.SiLU(), x), expected)
 """
 
 
-def run(tmp_path: Path, ending: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    tmp_path: Path, ending: str, *, beginning: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
     found = {**os.environ, "KERNELS_HUB_CACHE": str(tmp_path), "KERNELS_HUB_JIT": "background", **environment}
     return subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(ending=ending)],
+        [sys.executable, "-c", SCRIPT.format(beginning=beginning, ending=ending)],
         env=found,
         capture_output=True,
         text=True,
@@ -163,3 +166,26 @@ print("again", not thread.is_alive())
 """
     done = run(tmp_path, ending, KERNELS_HUB_CXX=slow_compiler(tmp_path))
     assert (done.stdout, done.returncode) == ("first False\nagain True\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("step", ["scratch_folder", "run_compiler"])
+def test_interpreter_exit_before_a_step(tmp_path: Path, step: str) -> None:
+    """No compiler is started once the others were ended: nothing would be left to end it, and to clear up."""
+    beginning = f"""
+import threading
+reached, is_ending = threading.Event(), threading.Event()
+step, wait_for_builds = native.{step}, native.wait_for_builds
+def late(*given, **named):
+    reached.set()
+    assert is_ending.wait(100)
+    return step(*given, **named)
+def waited(timeout):
+    is_ending.set()
+    return wait_for_builds(2 * timeout)
+native.{step}, native.wait_for_builds = late, waited
+"""
+    done = run(
+        tmp_path, "assert reached.wait(100)", beginning=beginning, KERNELS_HUB_CXX=slow_compiler(tmp_path)
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "first False\n", "")
+    assert [one.name for one in (tmp_path / "native").iterdir()] == [".building"]

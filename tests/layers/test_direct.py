@@ -125,7 +125,9 @@ def test_modes_see_the_operator(case: Case, kind: type[Any]) -> None:
     assert_close(result, case.module(x), factor=2)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:FutureWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit", "ignore::torch.jit.TracerWarning"
+)  # deprecated, by each release otherwise
 def test_traces_hold_the_operator(case: Case) -> None:
     x = torch.randn(1, 7, WIDTH)
     graph = make_fx(lambda x: case(x))(x)
