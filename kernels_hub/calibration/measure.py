@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _WORKING_SET = 6 << 20
 _MOST_COPIES = 8
+_WORK_OF_A_SIDE = 1e8
+"""Multiplications above which a side needs no more modules: weights take little of so long a call."""
 _LEAST_PAIRS, _ENOUGH_PAIRS = 5, 60
 _ENOUGH_S = 0.04
 """Undisturbed time of the pairs of an example: so many are made, at most `_ENOUGH_PAIRS`, or more until two agree."""
@@ -107,11 +109,13 @@ def _pairs(
     import torch
 
     layer, form = split_kind(shape.kind)
+    work = KINDS[layer].work(form, shape.depth, shape.columns, rows)
+    modules = min(len(originals), max(1, int(_WORK_OF_A_SIDE / work)))
     dtype = getattr(torch, shape.dtype)
     pairs = []
     for example, named in KINDS[layer].example(form, shape.depth, shape.columns, rows):
         arguments = _cast(example, dtype), {name: _cast(each, dtype) for name, each in named.items()}
-        pair = _run(originals, arguments), _run(kernels, arguments)
+        pair = _run(originals[:modules], arguments), _run(kernels[:modules], arguments)
         for run in pair:
             run()
         pairs.append(pair)
