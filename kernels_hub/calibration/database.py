@@ -4,7 +4,8 @@ The file lies in `calibration` in the cache (KERNELS_HUB_CACHE), beside what `ke
 as a whole, under a lock, so that processes that measure side by side add to one another. A file that makes no sense
 is measured anew, and one line says so. KERNELS_HUB_CALIBRATION decides what is asked:
 
-    (unset)     this machine's file, then the shipped table of its processor; what is missing is measured beside
+    (unset)     this machine's file, then the shipped table of its processor, then what holds on all processors that
+                have one; what neither of the first two knows is measured beside
     off         the same, and nothing is measured unless `kernels-hub calibrate` is called
     ignore      nothing: every kernel of the mapping runs, whatever it gains
     FILE.json   that file alone, as `kernels-hub calibrate --export` wrote it: the same choices everywhere
@@ -33,9 +34,13 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 1
 IGNORE, OFF = "ignore", "off"
-THIS_MACHINE, SHIPPED, PINNED = "this machine", "shipped table", "pinned file"
+THIS_MACHINE, SHIPPED, PINNED, OTHERS = "this machine", "shipped table", "pinned file", "other processors"
 _VARIABLE = "KERNELS_HUB_CALIBRATION"
 _MOST_BYTES = 4 << 20
+_CAUTION = 0.9
+"""What of the least gain on other processors counts on one that was not measured."""
+_WIDEST_VECTORS = {"amx": "avx512", "avx512bf16": "avx512"}
+"""Instruction sets whose kernels in float32 are those of another."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,10 @@ class KnownGains:
         """Nothing is asked, for PyTorch is told to be deterministic and no file is pinned."""
 
     def gain(self, shape: Shape) -> Gain | None:
-        """What is known of a shape: of each class of rows, what the first source says that knows it; or None."""
+        """What is known of a shape: of each class of rows, what the first source says that knows it; or None.
+
+        It is complete where this processor was measured in all classes of rows.
+        """
         cell = class_of(shape)
         known: dict[int, tuple[float, str]] = {}
         for source, table in reversed(self.tables):
@@ -88,9 +96,11 @@ class KnownGains:
         if not known:
             return None
         ratios = {rows: ratio for rows, (ratio, _) in known.items()}
-        complete = ratios.keys() >= set(rows_of(cell))
+        wanted = set(rows_of(cell))
+        measured_here = {rows for rows, (_, source) in known.items() if source != OTHERS}
         best, source = max(known.values(), key=lambda each: each[0])
-        return Gain(best, source, ranges(ratios, complete=complete), complete)
+        rows = ranges(ratios, complete=ratios.keys() >= wanted)
+        return Gain(best, source, rows, measured_here >= wanted)
 
 
 def known_gains(machine: Machine) -> KnownGains:
@@ -106,7 +116,8 @@ def known_gains(machine: Machine) -> KnownGains:
         return KnownGains(((PINNED, read(Path(pinned).expanduser(), None)),))
     if torch.are_deterministic_algorithms_enabled():
         return KnownGains((), deterministic=True)
-    return KnownGains(((THIS_MACHINE, load(machine)), (SHIPPED, shipped(machine))))
+    own = (THIS_MACHINE, load(machine)), (SHIPPED, shipped(machine))
+    return KnownGains((*own, (OTHERS, of_other_processors(machine))))
 
 
 def load(machine: Machine) -> GainTable:
@@ -131,11 +142,41 @@ def _loaded(path: Path, _: int, machine: Machine) -> GainTable:
 @lru_cache(maxsize=4)
 def shipped(machine: Machine) -> GainTable:
     """The shipped table of a machine's processor and thread count; empty where there is none."""
+    path = _shipped_folder() / f"{machine.processor}-{machine.threads}.json"
+    return read(path, None) if path.is_file() else GainTable()
+
+
+@lru_cache(maxsize=4)
+def of_other_processors(machine: Machine) -> GainTable:
+    """What a machine may expect whose processor was not measured: nine tenths of the least gain on all that were.
+
+    These are the processors of the shipped tables with its vectors and thread count; where there are not two, the
+    table is empty.
+    """
+    of_vectors: dict[Path, GainTable] = {}
+    for path in sorted(_shipped_folder().glob(f"*-{machine.threads}.json")):
+        if _vectors(path.stem.rpartition("-")[0]) == _vectors(machine.processor):
+            of_vectors[path] = read(path, None)
+    least = GainTable()
+    if len(of_vectors) < 2:
+        return least
+    first, *others = of_vectors.values()
+    for shape, rows, ratio in first.rows():
+        ratios = [ratio, *(other.cells.get(shape, {}).get(rows, 0.0) for other in others)]
+        if min(ratios) > 0:
+            least.put(shape, rows, _CAUTION * min(ratios))
+    return least
+
+
+def _vectors(processor: str) -> str:
+    instruction_set = processor.rpartition("-")[2]
+    return _WIDEST_VECTORS.get(instruction_set, instruction_set)
+
+
+def _shipped_folder() -> Path:
     folder = importlib.util.find_spec("kernels_hub.mappings")
     assert folder is not None and folder.submodule_search_locations
-    name = f"{machine.processor}-{machine.threads}.json"
-    path = Path(folder.submodule_search_locations[0]) / "gains" / name
-    return read(path, None) if path.is_file() else GainTable()
+    return Path(folder.submodule_search_locations[0]) / "gains"
 
 
 def add(machine: Machine, measured: GainTable) -> Path | None:

@@ -38,11 +38,11 @@ class Gain:
     ratio: float
     """The best that was measured, over all classes of rows."""
     source: str
-    """Where it was measured: "this machine", "shipped table", "pinned file"."""
+    """Where it was measured: "this machine", "shipped table", "other processors", "pinned file"."""
     rows: tuple[tuple[int, float], ...] = ()
     """Ranges of rows, first and last, for which the kernel runs; none where it gains nowhere."""
     complete: bool = True
-    """Whether all classes of rows were measured; of the others nothing is known, and the original runs."""
+    """Whether all classes of rows were measured on this processor; those that were not are measured beside."""
 
     @property
     def for_all_rows(self) -> bool:

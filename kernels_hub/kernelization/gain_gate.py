@@ -13,7 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kernels_hub.calibration.database import IGNORE, KnownGains, Machine, known_gains, setting, this_machine
+from kernels_hub.calibration.database import (
+    IGNORE,
+    OTHERS,
+    KnownGains,
+    Machine,
+    known_gains,
+    setting,
+    this_machine,
+)
 from kernels_hub.calibration.gain_table import Gain, Shape
 from kernels_hub.calibration.kinds import class_of, read_shape, rows_of
 
@@ -72,7 +80,8 @@ class GainGate:
         if gain is None:
             return Verdict(f"kept: its gain is unknown on this processor ({self.machine.processor})")
         if not gain.rows:
-            return Verdict(f"kept: {gain.ratio:.2f} of PyTorch here ({gain.source})", gain)
+            where = "expected" if gain.source == OTHERS else "here"
+            return Verdict(f"kept: {gain.ratio:.2f} of PyTorch {where} ({gain.source})", gain)
         return Verdict(None, gain, tuple((first * width, last * width) for first, last in gain.rows))
 
 

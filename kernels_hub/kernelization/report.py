@@ -46,7 +46,7 @@ class Row:
     gain: float | None = None
     """The time of PyTorch over the kernel's as measured, the best over all numbers of rows; None where not known."""
     gain_source: str | None = None
-    """Where that was measured: "this machine", "shipped table" or "pinned file"."""
+    """Where that was measured: "this machine", "shipped table", "other processors" or "pinned file"."""
     gain_rows: tuple[tuple[int, float], ...] = ()
     """Ranges, first and last, of the numbers of rows for which the kernel runs; none: for all."""
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,8 @@ def test_a_class_that_was_not_measured_yet_is_not_judged_by_a_smaller_one(
     for rows in rows_of(small):
         own.put(small, rows, BAD)
     database.add(MACHINE, own)
-    monkeypatch.setattr(database, "shipped", lambda _: GainTable())
+    for table in ("shipped", "of_other_processors"):
+        monkeypatch.setattr(database, table, lambda _: GainTable())
     known = database.known_gains(MACHINE)
     assert known.gain(small) is not None
     assert known.gain(Shape("Linear", "float32", 1024, 4096)) is None
@@ -184,6 +186,7 @@ def test_a_cache_that_cannot_be_written_loses_the_memory_alone(
 
 def test_this_machine_comes_before_the_shipped_table(cache: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(database, "shipped", lambda _: _table(1, 3.0))
+    monkeypatch.setattr(database, "of_other_processors", lambda _: GainTable())
     shape = Shape("Conv2d 3x3/1", "float32", 64, 128)
     found = database.known_gains(MACHINE).gain(shape)
     assert found is not None and (found.ratio, found.source) == (3.0, database.SHIPPED)
@@ -199,10 +202,59 @@ def test_sources_fill_in_what_the_nearer_ones_do_not_know(cache: Path, monkeypat
         shipped.put(shape, rows, GOOD)
     own.put(shape, 1, BAD)
     monkeypatch.setattr(database, "shipped", lambda _: shipped)
+    monkeypatch.setattr(database, "of_other_processors", lambda _: GainTable())
     database.add(MACHINE, own)
     found = database.known_gains(MACHINE).gain(shape)
     assert found is not None and found.complete
     assert (found.ratio, found.source, found.rows) == (GOOD, database.SHIPPED, ((2, math.inf),))
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of shipped tables: two processors with AVX-512, which differ, and one without."""
+    folder = tmp_path / "gains"
+    folder.mkdir()
+    for processor, ratios in (
+        ("amd-1-1-avx512bf16", {1: 2.0, 4: 1.2, 16: 3.0}),
+        ("intel-1-1-amx", {1: 1.5, 4: 1.1}),
+        ("intel-1-2-avx2", {1: 9.0, 4: 9.0, 16: 9.0}),
+    ):
+        table = GainTable()
+        for rows, ratio in ratios.items():
+            table.put(Shape("Linear", "float32", 64, 64), rows, ratio)
+        database.write(folder / f"{processor}-2.json", database.Machine(processor, 2, ()), table)
+    monkeypatch.setattr(database, "_shipped_folder", lambda: folder)
+    database.of_other_processors.cache_clear()
+    database.shipped.cache_clear()
+    yield folder
+    database.of_other_processors.cache_clear()
+    database.shipped.cache_clear()
+
+
+def test_a_processor_without_a_table_expects_a_little_less_than_the_least_of_the_others(
+    cache: Path, tables: Path
+):
+    unmeasured = database.Machine("intel-7-7-avx512", 2, MACHINE.versions)
+    known = database.known_gains(unmeasured)
+    found = known.gain(Shape("Linear", "float32", 64, 64))
+    assert found is not None and (found.ratio, found.source) == (1.35, database.OTHERS)
+    assert found.rows[0][0] == 1 and found.rows[-1][1] < 4, "0.99 at 4 rows, nothing at 16"
+    assert not found.complete, "it is measured beside all the same"
+    for other in (("intel-7-7-avx512", 4), ("intel-7-7-avx2", 2), ("unheard-of", 2)):
+        machine = database.Machine(*other, MACHINE.versions)
+        assert not database.of_other_processors(machine).cells, "fewer than two tables"
+
+
+def test_what_was_measured_here_comes_before_other_processors(cache: Path, tables: Path):
+    unmeasured = database.Machine("intel-7-7-avx512", 2, MACHINE.versions)
+    shape, own = Shape("Linear", "float32", 64, 64), GainTable()
+    own.put(shape, 1, BAD)
+    database.add(unmeasured, own)
+    found = database.known_gains(unmeasured).gain(shape)
+    assert found is not None and found.rows == ()
+    measured = database.Machine("amd-1-1-avx512bf16", 2, MACHINE.versions)
+    found = database.known_gains(measured).gain(shape)
+    assert found is not None and (found.ratio, found.source) == (3.0, database.SHIPPED)
 
 
 def test_a_pinned_file_counts_alone_and_also_under_determinism(cache: Path, monkeypatch: pytest.MonkeyPatch):
