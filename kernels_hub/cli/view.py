@@ -149,6 +149,11 @@ def _read(file: Path) -> Graph:
     """A graph's printed text starts with the word graph, which no ONNX file does."""
     with file.open("rb") as opened:
         start = opened.read(6)
+    if start == b"KHPLAN" or file.suffix == ".khplan":
+        raise typer.BadParameter(
+            f"{file} is a compiled plan: view the ONNX file that it was made of, or call graph.to_html() on the graph",
+            param_hint="FILE",
+        )
     if start != b"graph ":
         from kernels_hub.compiler.importers.onnx import import_onnx
 

@@ -49,6 +49,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "bytes.txt": b"graph \xff\xfe\x00",
         "bad_input_factories.py": FACTORIES.encode(),
         "bad_input_syntax.py": b"def (\n",
+        "plan.khplan": b"KHPLAN\r\n",
         "file": b"x",
     }.items():
         (tmp_path / name).write_bytes(data)
@@ -80,6 +81,7 @@ CASES: dict[str, tuple[int, str]] = {
     **{reader.format("folder.onnx"): (2, "folder.onnx") for reader in READERS},
     **{reader.format("unknown.onnx"): (1, "NoSuchOp") for reader in READERS if not reader.startswith("view")},
     "view graph.txt": (1, "graph.txt: line 2"),
+    "view plan.khplan": (2, "is a compiled plan"),
     "view bytes.txt": (1, "bytes.txt is no UTF-8 text"),
     "view good.onnx -o page.png": (2, "ends in none of .html"),
     "view good.onnx -o none/page.html": (2, "no folder is there"),
