@@ -97,6 +97,10 @@ def _read_linear(module: Layer) -> tuple[str, int, int, int]:
     return "", module.in_features, module.out_features, module.in_features
 
 
+def _read_conv1d(module: Layer) -> tuple[str, int, int, int]:
+    return "", module.nx, module.nf, module.nx
+
+
 def _read_first_linear(module: Layer) -> tuple[str, int, int, int]:
     return _read_linear(next(child for child in module._modules.values() if hasattr(child, "in_features")))
 
@@ -105,6 +109,10 @@ def _linear(_: str, depth: int, columns: int) -> nn.Module:
     from torch import nn
 
     return nn.Linear(depth, columns)
+
+
+def _conv1d(_: str, depth: int, columns: int) -> nn.Module:
+    return _of_transformers("pytorch_utils", "Conv1D")(columns, depth)  # type: ignore[no-any-return]
 
 
 def _linear_activation(_: str, depth: int, columns: int) -> nn.Module:
@@ -141,6 +149,9 @@ def _product(factor: int) -> Callable[[str, int, int, int], float]:
 _LINEAR_SIZES = [
     *(("", depth, columns) for depth in _WIDTHS for columns in _WIDTHS),
     *(("", depth, 1 << 15) for depth in (256, 512, 1024, 2048)),
+]
+_CONV1D_SIZES = [
+    ("", depth, columns) for depth in _WIDTHS for columns in _WIDTHS if depth / 4 <= columns <= 4 * depth
 ]
 _BLOCK_SIZES = [
     ("", depth, columns) for depth in _WIDTHS for columns in (*_WIDTHS, 8192) if depth <= columns <= 4 * depth
@@ -388,6 +399,7 @@ def _activation_kind(name: str) -> Kind:
 
 KINDS: Mapping[str, Kind] = {
     "Linear": Kind(_read_linear, _linear, _tokens, ROWS, _LINEAR_SIZES, _product(1)),
+    "Conv1D": Kind(_read_conv1d, _conv1d, _tokens, ROWS, _CONV1D_SIZES, _product(1)),
     "LinearActivation": Kind(
         _read_first_linear, _linear_activation, _tokens, ROWS, _BLOCK_SIZES, _product(1)
     ),

@@ -81,6 +81,12 @@ def is_plain_linear(module: Any) -> bool:
     return type(module) is nn.Linear and runs_own_forward(module)
 
 
+def is_conv1d(module: Any) -> bool:
+    """Whether a module is a Conv1D of transformers: a linear layer whose weight is (in, out)."""
+    kind = type(module)
+    return kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
+
+
 def runs_own_forward(module: nn.Module) -> bool:
     """Whether calling a module runs the forward of its class and nothing else."""
     return not (

@@ -1,7 +1,7 @@
 """What `kernelize` asks of a kernel that keeps packed weights; see kernels_hub/kernelization/bind.py.
 
-A module is a `torch.nn.Linear`, or a block whose Linear children its kernel computes. Each function
-does nothing for modules and weights that are not packed.
+A module is a `torch.nn.Linear`, a `Conv1D` of transformers, or a block whose Linear children its kernel
+computes. Each function does nothing for modules and weights that are not packed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from .blocks import is_plain_linear
+from .blocks import is_conv1d, is_plain_linear
 from .guard import mark_strict
 from .packing import cache, held
 
@@ -22,7 +22,7 @@ def prepare(module: nn.Module) -> None:
     """Pack a module's weights now, so that the first call does not take longer."""
     for linear in _linears(module):
         if type(linear.weight) is nn.Parameter and linear.weight.numel() >= _LEAST_NUMEL:
-            cache.packed_copy(linear.weight)
+            cache.packed_copy(linear.weight, is_conv1d(linear))
 
 
 def packed_nbytes(module: nn.Module) -> int:
@@ -47,10 +47,12 @@ def free_originals(module: nn.Module) -> None:
     `module.weight` becomes a PackedWeight: same shape and dtype, requires no gradient, and any
     operation on it (state_dict, copy_, deepcopy, saving) gives right numbers, unpacking as needed.
     A parameter that several modules share becomes one PackedWeight that they share; its memory is
-    free once the last of them has let go.
+    free once the last of them has let go. A Conv1D keeps its weight: what stands for it is packed transposed.
     """
     for linear in _linears(module):
         weight = linear.weight
+        if is_conv1d(linear):
+            continue
         if isinstance(weight, held.PackedWeight) and weight.holder is not None:
             weight.holder.settle()
         elif type(weight) is nn.Parameter and (packed := held.free(weight)) is not None:
@@ -87,11 +89,10 @@ def strict(module: nn.Module, on: bool) -> None:
         cache.strict(linear.weight, on)
 
 
-def _linears(module: nn.Module) -> Iterator[nn.Linear]:
-    if isinstance(module, nn.Linear):
+def _linears(module: nn.Module) -> Iterator[nn.Module]:
+    if isinstance(module, nn.Linear) or is_conv1d(module):
         yield module
         return
     for child in module.children():
         if is_plain_linear(child):
-            assert isinstance(child, nn.Linear)
             yield child

@@ -44,6 +44,7 @@ COVERAGE = {
     "GatedMLP": 143,
     "MLP": 122,
     "LinearActivation": 64,
+    "Conv1D": 1,
     "ConvNormActivation": 13,
     "ConvNorm": 3,
     "ResNetBasic": 2,
@@ -126,7 +127,8 @@ def survey(rules: TagRules) -> Survey:
                 inspect.isfunction(thing) or (inspect.isclass(thing) and issubclass(thing, nn.Module))
             ):
                 result.decide(rules, thing)
-    for thing in (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Conv2d, nn.SiLU, nn.GELU):
+    conv1d = importlib.import_module("transformers.pytorch_utils").Conv1D
+    for thing in (conv1d, nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Conv2d, nn.SiLU, nn.GELU):
         result.decide(rules, thing)
     return result
 

@@ -124,6 +124,11 @@ def linear(dtype: torch.dtype, *, strict: bool) -> Kind:
     return Kind(module, rows_of(320, dtype), 1e-4 if dtype is torch.float32 else 2e-2)
 
 
+def conv1d(dtype: torch.dtype, *, strict: bool) -> Kind:
+    module = on_kernels(transformers.pytorch_utils.Conv1D(2048, 1024).to(dtype), strict=strict)
+    return Kind(module, rows_of(1024, dtype), 1e-4 if dtype is torch.float32 else 2e-2)
+
+
 def convolution(*, strict: bool, dtype: torch.dtype = torch.float32) -> Kind:
     module = nn.Conv2d(64, 64, 3, padding=1).to(dtype).to(memory_format=torch.channels_last)
 
@@ -239,6 +244,8 @@ def followed(*, strict: bool, engine: str) -> Kind:
 
 MAKE: dict[str, Callable[..., Kind]] = {
     "linear": partial(linear, torch.float32),
+    "conv1d": partial(conv1d, torch.float32),
+    "conv1d, bfloat16": partial(conv1d, torch.bfloat16),
     "linear, bfloat16": partial(linear, torch.bfloat16),
     "linear, float16": partial(linear, torch.float16),
     "convolution": convolution,

@@ -3,5 +3,6 @@
 from . import layers
 from .fused_linear import linear
 from .kernels import weights
+from .transposed_linear import transposed_linear
 
-__all__ = ["layers", "linear", "weights"]
+__all__ = ["layers", "linear", "transposed_linear", "weights"]

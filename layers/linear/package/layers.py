@@ -9,6 +9,7 @@ from torch import nn
 
 from .blocks import activation_name, is_plain_linear
 from .fused_linear import linear
+from .transposed_linear import transposed_linear
 
 
 class Linear(nn.Module):
@@ -22,6 +23,19 @@ class Linear(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return linear(input, self.weight, self.bias)
+
+
+class Conv1D(nn.Module):
+    """y = x W + b: Conv1D of transformers, the linear layer of GPT-2. x (..., nx); weight (nx, nf); bias (nf,)."""
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return transposed_linear(x, self.weight, self.bias)
 
 
 class LinearActivation(nn.Module):

@@ -37,16 +37,19 @@ class Entry:
         "nbytes",
         "packed",
         "reference",
+        "transposed",
         "wrapper",
     )
 
-    def __init__(self, weight: Parameter) -> None:
+    def __init__(self, weight: Parameter, transposed: bool = False) -> None:
         """Notes the state only: an edit while we pack is noticed later."""
         self.reference = weakref.ref(weight, _remover(id(weight)))
         self.guard = guard.guard((weight,))
         self.guard.be_strict(guard.is_strict(weight))
         self.packed: Tensor | None = None
         self.nbytes = 0
+        self.transposed = transposed
+        """Whether the weight lies as (K, N), and its transpose was packed."""
         self.excluded = False
         """Whether somebody may write to the weight unseen: it is never packed then."""
         self.wrapper: Any = None
@@ -57,24 +60,25 @@ class Entry:
         return self.reference() is weight and self.guard.holds((weight,), whole=whole)
 
 
-def packed_copy(weight: Tensor) -> Tensor | None:
+def packed_copy(weight: Tensor, transposed: bool = False) -> Tensor | None:
     """The packed copy of a weight, made at the first use; None for what cannot, or need not, be packed.
 
-    weight: (N, K), a plain contiguous Parameter on the CPU; float32, and bfloat16 and float16 where
-        oneDNN has them on this machine. Anything else (subclasses, views that FSDP puts in a
+    weight: (N, K), or (K, N) where `transposed`; a plain contiguous Parameter on the CPU; float32, and
+        bfloat16 and float16 where oneDNN has them on this machine. Anything else (subclasses, views that FSDP puts in a
         parameter's place, odd shapes that would be mostly padding) gives None.
-    Returns an opaque tensor in oneDNN's layout. Never raises for a weight that it cannot pack.
+    Returns an opaque tensor in oneDNN's layout. Never raises for a weight that it cannot pack. A weight
+    that two layers share, one of them transposed, is packed for the first of them alone.
     """
     entry = _ENTRIES.get(id(weight))
     if entry is not None and (entry.excluded or entry.matches(weight)):
-        return entry.packed
+        return entry.packed if entry.transposed is transposed else None
     if not can_pack(weight):
         return None
     with _LOCK:
         entry = _ENTRIES.get(id(weight))
         if entry is None or not entry.matches(weight):
-            entry = _pack(weight, entry)
-        return entry.packed
+            entry = _pack(weight, entry, transposed)
+        return entry.packed if entry.transposed is transposed else None
 
 
 def entry_of(weight: Tensor) -> Entry | None:
@@ -90,7 +94,7 @@ def current(weight: Tensor) -> Tensor | None:
     entry = _ENTRIES.get(id(weight))
     if entry is not None and not entry.excluded and not entry.matches(weight, whole=True):
         forget(weight)
-    return None if entry is None else packed_copy(weight)
+    return None if entry is None else packed_copy(weight, entry.transposed)
 
 
 def strict(weight: Tensor, on: bool) -> None:
@@ -171,15 +175,15 @@ def packed_nbytes(packed: Tensor) -> int:
     return int(torch.ops.mkldnn._nbytes(packed))
 
 
-def _pack(weight: Tensor, stale: Entry | None) -> Entry:
+def _pack(weight: Tensor, stale: Entry | None, transposed: bool) -> Entry:
     assert isinstance(weight, Parameter)
     if stale is not None:  # both at once would be the peak of memory for nothing
         stale.packed = None
     with torch.inference_mode(False), torch.no_grad():
-        entry = Entry(weight)
+        entry = Entry(weight, transposed)
     if stale is not None:
         entry.wrapper = stale.wrapper
-    packed = reorder(weight)
+    packed = reorder(weight.detach().t().contiguous() if transposed else weight)
     nbytes = packed_nbytes(packed)
     if nbytes <= weight.nbytes * _LARGEST_PADDING:
         entry.packed, entry.nbytes = packed, nbytes

@@ -49,6 +49,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> T
     return result if activation in _FUSED else _IN_PLACE[activation](result)
 
 
+def transposed_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x weight + bias; x (..., K), weight (K, N) dense, bias (N,)."""
+    packs = pays_transposed(x, weight) and _fits(x, weight.t(), bias)
+    packed = cache.packed_copy(weight, transposed=True) if packs else None
+    if packed is None:
+        return torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1)
+    result: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
+    cache.finished()
+    return result
+
+
 def gated(
     x: Tensor, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None, activation: str
 ) -> Tensor:
@@ -78,6 +89,17 @@ def pays(x: Tensor, weight: Tensor) -> bool:
     if weight.dtype is torch.float32:
         return work >= (700_000 if work < 16 * size else 6_000_000)
     return size >= 300_000 or work >= 40_000_000
+
+
+def pays_transposed(x: Tensor, weight: Tensor) -> bool:
+    """Whether packing wins for the rows of x (..., K) with a weight (K, N).
+
+    As `pays`, but for one row of float32, which MKL multiplies with a weight of this layout at the speed of
+    the memory: packed it had 0.85 to 0.88 of that (Sapphire Rapids, 1 thread, 768 x 2304 to 3072 x 768).
+    """
+    if weight.dim() != 2 or (weight.dtype is torch.float32 and x.numel() <= weight.shape[0]):
+        return False
+    return pays(x, weight.t())
 
 
 def _operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, Tensor]:
