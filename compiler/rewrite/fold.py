@@ -4,7 +4,7 @@
    broadcasts of constants stay, but what is small and computed of them is a constant, too, and so are masks of some
    size, which attention is to look through; a constant that is one number everywhere is that number, broadcast
 2. what is computed of parameters and constants alone becomes a parameter, whose array is made when it is needed;
-   views of a parameter stay views
+   views of a parameter stay views, but for reshapes that no strides describe: of dims in another order than in memory
 """
 
 from __future__ import annotations
@@ -159,20 +159,29 @@ def _static(graph: Graph) -> dict[Value, bool]:
             and not node.symbols()
             and all(operand in found for operand in node.operands)
         ):
-            computes = Trait.VIEW not in node.op.traits
+            computes = Trait.VIEW not in node.op.traits or _reorders(node)
             found[node.results[0]] = computes or any(found[operand] for operand in node.operands)
     return found
 
 
 def _is_border(graph: Graph, value: Value, static: dict[Value, bool]) -> bool:
     """Whether something is computed of weights up to here, this op included, and used by what is no weight."""
-    if not static[value] or Trait.VIEW in value.op.traits:
+    if not static[value] or (Trait.VIEW in value.op.traits and not _reorders(value.node)):
         return False
     return graph.is_output(value) or any(
         result not in static or (Trait.VIEW in user.op.traits)
         for user in value.users
         for result in user.results
     )
+
+
+def _reorders(node: Node) -> bool:
+    """Whether a node is a reshape that makes one dim of several that a permute has put in another order."""
+    if node.op.name != "reshape" or node.operands[0].op_name != "permute":
+        return False
+    (permuted,) = node.operands
+    order = [axis for axis in permuted.attrs["order"] if permuted.operands[0].shape[axis] != 1]
+    return order != sorted(order) and len(order) > sum(dim != 1 for dim in node.results[0].shape)
 
 
 def _array_of(value: Value) -> Folded:

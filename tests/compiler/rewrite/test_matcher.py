@@ -164,3 +164,18 @@ def test_weights_fold_when_they_are_needed_and_views_stay(graph):
     expected, actual = (evaluate(one, inputs, weights=weights) for one in (graph, folded))
     for name in expected:
         assert np.array_equal(actual[name], expected[name])
+
+
+def test_a_weight_that_is_reshaped_in_another_order_is_a_new_one(graph):
+    """No strides describe it: a product would read it element by element, at every call."""
+    w = graph.parameter("w", (2, 3, 4), data=np.arange(24, dtype=np.float32).reshape(2, 3, 4))
+    x = graph.input("x", ("n", 3))
+    graph.output("y", x @ w.permute(1, 0, 2).reshape((3, 8)))
+    graph.output("z", graph.input("z_in", ("n", 8)) @ w.permute(0, 2, 1).permute(0, 2, 1).reshape((8, 3)))
+    folded = FoldParameters().run(graph, Options()).graph
+    assert set(folded.parameters) == {"w", "folded.w"}
+    assert folded.parameters["folded.w"].shape == (3, 8)
+    inputs = {"x": np.ones((1, 3), np.float32), "z_in": np.ones((1, 8), np.float32)}
+    expected, actual = evaluate(graph, inputs), evaluate(folded, inputs)
+    for name in expected:
+        assert np.array_equal(actual[name], expected[name])
