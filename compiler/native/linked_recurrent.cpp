@@ -1,9 +1,12 @@
 // Recurrent cells: a product of a few rows with the packed weight at each step, then the gates, on vectors.
 //
-// Sequences and directions do not depend on one another, so threads share these and never wait within a sequence.
+// Sequences and directions do not depend on one another, so threads share these and never wait within a sequence. Of
+// quantized states a thread has all sequences of a direction, since what a step rounds by is theirs together.
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
+#include "byte_panels.h"
 #include "linked_recurrent.h"
 #include "parallel.h"
 #include "vector_math.h"
@@ -172,7 +175,7 @@ class Sequences {
   Sequences(const Recurrence& shape, const RecurrentInputs& in, const float* packed, const Tile& tile, int64_t way,
             int64_t first, int64_t rows)
       : shape_(shape), in_(in), tile_(tile), way_(way), first_(first), rows_(rows), hidden_(shape.hidden) {
-    const int64_t one = recurrent_size(shape.cell, 1, hidden_);
+    const int64_t one = in.scales == nullptr ? recurrent_size(shape.cell, 1, hidden_) : recurrent_size_of_bytes(1, hidden_);
     packed_ = packed + way * one;
     width_ = round_up(gates_of(shape.cell) * hidden_, kPanel) + kPanel;
     memory_.resize(static_cast<size_t>(rows * (3 * hidden_ + width_ + kPanel + hidden_)));
@@ -181,23 +184,82 @@ class Sequences {
     reset_ = c_ + rows * hidden_;
     sums_ = reset_ + rows * hidden_;
     candidate_ = sums_ + rows * width_;
+    if (in.scales != nullptr) {
+      bytes_.resize(static_cast<size_t>(rows * round_up(hidden_, kByteGroup)));
+      row_sums_.resize(static_cast<size_t>(rows));
+      totals_.resize(static_cast<size_t>(rows * width_));
+    }
     copy_state(in.h, in.h_strides, h_);
     if (in.c != nullptr) copy_state(in.c, in.c_strides, c_);
   }
 
   void run() {
-    const bool backward = shape_.reverse || way_ == 1;
     for (int64_t step = 0; step < shape_.time; ++step) {
-      const int64_t t = backward ? shape_.time - 1 - step : step;
-      advance(t);
-      for (int64_t row = 0; row < rows_; ++row) give(t, row, goes_on(t, row));
+      advance(step);
+      for (int64_t row = 0; row < rows_; ++row) give(time_of(step, row), row, goes_on(step, row));
     }
     for (int64_t row = 0; row < rows_; ++row) give(shape_.time, row, true);
   }
 
  private:
-  bool goes_on(int64_t t, int64_t row) const {
-    return in_.lengths == nullptr || t < in_.lengths[(first_ + row) * in_.length_stride];
+  int64_t length(int64_t row) const {
+    return in_.lengths == nullptr
+               ? shape_.time
+               : std::clamp<int64_t>(in_.lengths[(first_ + row) * in_.length_stride], 0, shape_.time);
+  }
+
+  bool goes_on(int64_t step, int64_t row) const { return step < length(row); }
+
+  // Where a row reads and writes at a step: backward from its own last one; behind its end, where it writes zeros.
+  int64_t time_of(int64_t step, int64_t row) const {
+    const bool backward = shape_.reverse || way_ == 1;
+    return backward && goes_on(step, row) ? length(row) - 1 - step : step;
+  }
+
+  // What the gates get of h, rounded to bytes by the range of all rows that have not ended before; zeros are in it.
+  void quantized_product(int64_t step) {
+    float low = 0.0f, high = 0.0f;
+    for (int64_t row = 0; row < rows_; ++row) {
+      if (step > length(row)) continue;
+      const float* const h = h_ + row * hidden_;
+#pragma omp simd reduction(min : low) reduction(max : high)
+      for (int64_t j = 0; j < hidden_; ++j) {
+        low = h[j] < low ? h[j] : low;
+        high = h[j] > high ? h[j] : high;
+      }
+    }
+    const float range = (high - low) / 255.0f, scale = range == 0.0f ? 1.0f : range;
+    const float zero = std::nearbyint(std::clamp(0.0f - low / scale, 0.0f, 255.0f));
+    const auto whole_zero = static_cast<int32_t>(zero);
+    const int64_t depth = round_up(hidden_, kByteGroup), columns = 4 * hidden_;
+    for (int64_t row = 0; row < rows_; ++row) {
+      const float* const h = h_ + row * hidden_;
+      uint8_t* const to = bytes_.data() + row * depth;
+      const float there = step > length(row) ? 0.0f : 1.0f;
+      int32_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t j = 0; j < hidden_; ++j) {
+        const float whole = std::nearbyint(there * h[j] / scale) + zero;
+        const auto byte = static_cast<int32_t>(whole > 255.0f ? 255.0f : whole > 0.0f ? whole : 0.0f);
+        to[j] = static_cast<uint8_t>(byte);
+        sum += byte;
+      }
+      row_sums_[row] = sum - whole_zero * static_cast<int32_t>(hidden_);
+    }
+    const auto* const packed = reinterpret_cast<const int32_t*>(packed_);
+    byte_product(bytes_.data(), rows_, hidden_, packed, columns, totals_.data(), width_);
+    const int32_t* const of_column = column_sums(packed, columns, hidden_);
+    const float *const scales = in_.scales + way_ * in_.scale_strides[0], *const zeros = in_.zeros + way_ * in_.zero_strides[0];
+    for (int64_t row = 0; row < rows_; ++row) {
+      const int32_t of_row = row_sums_[row], *const total = totals_.data() + row * width_;
+      float* const to = sums_ + row * width_;
+#pragma omp simd
+      for (int64_t j = 0; j < columns; ++j) {
+        const auto own_zero = static_cast<int32_t>(zeros[j * in_.zero_strides[1]]);
+        const int32_t whole = total[j] - whole_zero * of_column[j] - own_zero * of_row;
+        to[j] = static_cast<float>(whole) * (scale * scales[j * in_.scale_strides[1]]);
+      }
+    }
   }
 
   void copy_state(const float* from, const int64_t strides[3], float* to) {
@@ -218,24 +280,27 @@ class Sequences {
     }
   }
 
-  void advance(int64_t t) {
+  void advance(int64_t step) {
     const int64_t columns = first_columns(shape_.cell, hidden_);
-    product(h_, rows_, hidden_, packed_, columns, sums_, width_);
+    if (in_.scales != nullptr)
+      quantized_product(step);
+    else
+      product(h_, rows_, hidden_, packed_, columns, sums_, width_);
     for (int64_t row = 0; row < rows_; ++row) {
       const int64_t offset = way_ * gates_of(shape_.cell) * hidden_ * in_.x_strides[2];
-      const float* const x = in_.x + t * in_.x_strides[0] + (first_ + row) * in_.x_strides[1] + offset;
+      const float* const x = in_.x + time_of(step, row) * in_.x_strides[0] + (first_ + row) * in_.x_strides[1] + offset;
       if (in_.x_strides[2] == 1)
-        gates(Dense{x}, t, row);
+        gates(Dense{x}, step, row);
       else
-        gates(Strided{x, in_.x_strides[2]}, t, row);
+        gates(Strided{x, in_.x_strides[2]}, step, row);
     }
     if (shape_.cell != Cell::kGru) return;
     const float* const second = packed_ + round_up(columns, kPanel) * hidden_;
     product(reset_, rows_, hidden_, second, hidden_, candidate_, hidden_ + kPanel);
     for (int64_t row = 0; row < rows_; ++row) {
-      if (!goes_on(t, row)) continue;
+      if (!goes_on(step, row)) continue;
       const int64_t offset = way_ * 3 * hidden_ * in_.x_strides[2];
-      const float* const x = in_.x + t * in_.x_strides[0] + (first_ + row) * in_.x_strides[1] + offset;
+      const float* const x = in_.x + time_of(step, row) * in_.x_strides[0] + (first_ + row) * in_.x_strides[1] + offset;
       const float *const z = sums_ + row * width_, *const candidate = candidate_ + row * (hidden_ + kPanel);
       if (in_.x_strides[2] == 1)
         gru_state(Dense{x}, z, candidate, hidden_, h_ + row * hidden_);
@@ -245,13 +310,13 @@ class Sequences {
   }
 
   template <class X>
-  void gates(const X& x, int64_t t, int64_t row) {
+  void gates(const X& x, int64_t step, int64_t row) {
     float *const sums = sums_ + row * width_, *const h = h_ + row * hidden_;
     if (shape_.cell == Cell::kGru) {
       gru_gates(x, sums, hidden_, h, reset_ + row * hidden_);
       return;
     }
-    if (!goes_on(t, row)) return;
+    if (!goes_on(step, row)) return;
     if (shape_.cell == Cell::kLstm)
       lstm_gates(x, sums, hidden_, h, c_ + row * hidden_);
     else if (shape_.cell == Cell::kGruAfter)
@@ -267,6 +332,8 @@ class Sequences {
   const float* packed_;
   std::vector<float> memory_;
   float *h_, *c_, *reset_, *sums_, *candidate_;
+  std::vector<uint8_t> bytes_;
+  std::vector<int32_t> row_sums_, totals_;
 };
 
 }  // namespace
@@ -288,13 +355,23 @@ void pack_recurrent(Cell cell, int64_t ways, int64_t hidden, const float* weight
   }
 }
 
+int64_t recurrent_size_of_bytes(int64_t ways, int64_t hidden) { return ways * byte_panels_size(4 * hidden, hidden); }
+
+void pack_recurrent_bytes(int64_t ways, int64_t hidden, const int8_t* weight, const int64_t strides[3], float* packed) {
+  for (int64_t way = 0; way < ways; ++way) {
+    pack_bytes(weight + way * strides[0], 4 * hidden, hidden, strides[1], strides[2],
+               reinterpret_cast<int32_t*>(packed + way * recurrent_size_of_bytes(1, hidden)));
+  }
+}
+
 void recur_tiles(const Recurrence& shape, const RecurrentInputs& in, const float* packed, const Tile& tile) {
   const int64_t team = threads();
   const float flops = 2.0f * shape.time * shape.batch * shape.ways * gates_of(shape.cell) * shape.hidden * shape.hidden;
   const int64_t most = std::clamp<int64_t>(static_cast<int64_t>(flops / kFlopsPerThread), 1, team);
   const int64_t parts = std::max<int64_t>(1, ceil_div(most, shape.ways));
-  const int64_t rows = std::clamp<int64_t>(ceil_div(shape.batch, parts), 1, kRows);
-  const int64_t chunks = ceil_div(shape.batch, rows);
+  const bool together = in.scales != nullptr;  // the range of a step is that of all sequences
+  const int64_t rows = together ? shape.batch : std::clamp<int64_t>(ceil_div(shape.batch, parts), 1, kRows);
+  const int64_t chunks = together ? 1 : ceil_div(shape.batch, rows);
   parallel_tasks(chunks * shape.ways, most, [&](Tickets& tickets) {
     for (int64_t ticket = tickets.next(); ticket >= 0; ticket = tickets.next()) {
       const int64_t first = ticket % chunks * rows;
@@ -307,6 +384,13 @@ void recur_tiles_unpacked(const Recurrence& shape, const RecurrentInputs& in, co
                           const int64_t strides[3], const Tile& tile) {
   std::vector<float> packed(static_cast<size_t>(recurrent_size(shape.cell, shape.ways, shape.hidden)));
   pack_recurrent(shape.cell, shape.ways, shape.hidden, weight, strides, packed.data());
+  recur_tiles(shape, in, packed.data(), tile);
+}
+
+void recur_tiles_unpacked(const Recurrence& shape, const RecurrentInputs& in, const int8_t* weight,
+                          const int64_t strides[3], const Tile& tile) {
+  std::vector<float> packed(static_cast<size_t>(recurrent_size_of_bytes(shape.ways, shape.hidden)));
+  pack_recurrent_bytes(shape.ways, shape.hidden, weight, strides, packed.data());
   recur_tiles(shape, in, packed.data(), tile);
 }
 

@@ -85,10 +85,12 @@ def _recurrence(value: Value, name: str, buffer_of: BufferOf) -> Recurrence:
     x, weight, h, *more = (view_of(operand, buffer_of) for operand in value.operands)
     c = more.pop(0) if attrs["cell"] == "lstm" else None
     bias = more.pop(0) if attrs["cell"] == "gru_after" else None
+    scales, zeros = (more.pop(0), more.pop(0)) if attrs["quantized"] else (None, None)
     lengths = more.pop(0) if attrs["lengths"] else None
     return Recurrence(
-        name, attrs["cell"], attrs["reverse"], x, weight, h, c, bias, lengths, value.dtype, value.node.origin
-    )
+        name, attrs["cell"], attrs["reverse"], x, weight, h, c, bias, scales, zeros, lengths, value.dtype,
+        value.node.origin,
+    )  # fmt: skip
 
 
 def _attention(

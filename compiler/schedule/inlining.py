@@ -101,8 +101,10 @@ def kind_of(value: Value, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> Kind | No
 
 
 def _is_native(value: Value) -> bool:
-    """Whether a recurrent cell is of float32, and its lengths of int64."""
+    """Whether a recurrent cell is of float32, but for a weight of int8, and its lengths of int64."""
     *floats, last = value.operands
+    if value.attrs["quantized"]:
+        del floats[1]
     lengths = last.dtype is types.INT64 if value.attrs["lengths"] else last.dtype is types.FLOAT32
     return lengths and all(one.dtype is types.FLOAT32 for one in floats)
 

@@ -295,7 +295,8 @@ class Recurrence:
     """A recurrent cell over a sequence, as the op "recurrent". Outer loops: (T + 1, states, directions, batch, hidden).
 
     x: (T, batch, directions * gates * hidden); weight: (directions, gates * hidden, hidden); h, c: (directions, batch,
-    hidden), c of an LSTM; bias: (directions, hidden) of "gru_after"; lengths: (batch), int64.
+    hidden), c of an LSTM; bias: (directions, hidden) of "gru_after"; scales, zeros: (directions, gates * hidden) where
+    the weight is of int8; lengths: (batch), int64.
     """
 
     name: str
@@ -306,6 +307,8 @@ class Recurrence:
     h: View
     c: View | None
     bias: View | None
+    scales: View | None
+    zeros: View | None
     lengths: View | None
     dtype: DType
     origin: str = ""
@@ -313,7 +316,7 @@ class Recurrence:
     @property
     def views(self) -> tuple[View, ...]:
         """What it reads."""
-        given = (self.x, self.weight, self.h, self.c, self.bias, self.lengths)
+        given = (self.x, self.weight, self.h, self.c, self.bias, self.scales, self.zeros, self.lengths)
         return tuple(one for one in given if one is not None)
 
 

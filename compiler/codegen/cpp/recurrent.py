@@ -48,7 +48,8 @@ def print_recurrent(
         step = "0" if anchor.lengths is None else index(anchor.lengths.strides[0])
         lines.add(f"const kh::RecurrentInputs in{{{strided(anchor.x, 3)}, {strided(anchor.h, 3)},")
         lines.add(f"                              {strided(anchor.c, 3)}, {strided(anchor.bias, 2)},")
-        lines.add(f"                              {at(anchor.lengths)}, {step}}};")
+        weights = f"{strided(anchor.scales, 2)}, {strided(anchor.zeros, 2)}"
+        lines.add(f"                              {weights}, {at(anchor.lengths)}, {step}}};")
         if memory is None:
             lines.add(f"const int64_t strides[3] = {{{', '.join(map(index, anchor.weight.strides))}}};")
             lines.add(f"kh::recur_unpacked(shape, in, {at(anchor.weight)}, strides,")
@@ -69,11 +70,14 @@ def _packed_weight(
     ways, _, hidden = view.shape
     source = pointer(view, names)
     strides = ", ".join(map(str, view.strides))
+    if anchor.scales is None:
+        size, pack = f"recurrent_size({cell}, {ways}, {hidden})", f"pack_recurrent({cell}, {ways}"
+    else:
+        size, pack = f"recurrent_size_of_bytes({ways}, {hidden})", f"pack_recurrent_bytes({ways}"
     name = packed.add(
         view,
-        f"kh::recurrent_size({cell}, {ways}, {hidden})",
-        f"const int64_t strides[3] = {{{strides}}}; "
-        f"kh::pack_recurrent({cell}, {ways}, {hidden}, {source}, strides, $to);",
+        f"kh::{size}",
+        f"const int64_t strides[3] = {{{strides}}}; kh::{pack}, {hidden}, {source}, strides, $to);",
     )
     parameters.take_packed(nest, view, name)
     return name

@@ -13,35 +13,56 @@ from kernels_hub.compiler.ir.ops.recurrent import states
 def _make(site: Site) -> Run:
     cell, reverse, has_lengths = site["cell"], site["reverse"], site["lengths"]
     count, dtype = states(cell), site.dtype
+    is_quantized = site["quantized"]
     compute = torch.float64 if dtype is torch.float64 else torch.float32
 
     def run(x: Tensor, weight: Tensor, *more: Tensor) -> Tensor:
-        lengths = more[-1] if has_lengths else None
+        time, batch = x.shape[:2]
+        lengths = more[-1].long().clamp(0, time) if has_lengths else None
+        scales = more[-2 - has_lengths].to(compute) if is_quantized else None
         x, weight = x.to(compute), weight.to(compute)
         bias = more[count].to(compute) if cell == "gru_after" else None
-        time, batch = x.shape[:2]
         directions, rows, hidden = weight.shape
+        ends = x.new_full((batch,), time, dtype=torch.int64) if lengths is None else lengths
+        steps = int(ends.max()) if batch else 0
+        every = torch.arange(batch, device=x.device)
         result = x.new_zeros((time + 1, count, directions, batch, hidden))
         for way in range(directions):
             state = [tensor[way].to(compute) for tensor in more[:count]]
             columns = weight[way].t()
+            if scales is not None:
+                columns = (columns - more[-1 - has_lengths][way].to(compute)) * scales[way]
             own_bias = None if bias is None else bias[way]
-            for at in range(time)[::-1] if reverse or way == 1 else range(time):
-                new = _step(cell, x[at, :, way * rows : (way + 1) * rows], state, columns, own_bias)
+            backwards = reverse or way == 1
+            for done in range(steps):
+                old = state if scales is None else [_quantized(state[0], done <= ends), state[1]]
                 if lengths is None:
-                    state = new
+                    at = time - 1 - done if backwards else done
+                    state = _step(cell, x[at, :, way * rows : (way + 1) * rows], old, columns, own_bias)
                     for index, one in enumerate(state):
                         result[at, index, way] = one
                     continue
-                goes_on = (at < lengths).unsqueeze(1)
-                state = [torch.where(goes_on, a, b) for a, b in zip(new, state, strict=True)]
+                goes_on = done < lengths
+                places = torch.where(goes_on, lengths - 1 - done, done) if backwards else every * 0 + done
+                new = _step(cell, x[places, every, way * rows : (way + 1) * rows], old, columns, own_bias)
+                state = [torch.where(goes_on.unsqueeze(1), a, b) for a, b in zip(new, state, strict=True)]
                 for index, one in enumerate(state):
-                    result[at, index, way] = torch.where(goes_on, one, 0)
+                    result[places, index, way, every] = torch.where(goes_on.unsqueeze(1), one, 0)
             for index, one in enumerate(state):
                 result[time, index, way] = one
         return result.to(dtype)
 
     return run
+
+
+def _quantized(h: Tensor, seen: Tensor) -> Tensor:
+    """As `ir.ops.recurrent.quantized`, times the scale."""
+    given = torch.where(seen.unsqueeze(1), h, 0.0)
+    low, high = given.amin().clamp(max=0), given.amax().clamp(min=0)
+    scale = (high - low) / 255
+    scale = torch.where(scale == 0, 1.0, scale)
+    zero = (0 - low / scale).clamp(0, 255).round()
+    return (((given / scale).round() + zero).clamp(0, 255) - zero) * scale
 
 
 def _step(cell: str, x: Tensor, state: list[Tensor], weight: Tensor, bias: Tensor | None) -> list[Tensor]:

@@ -64,13 +64,17 @@ def dequantize_linear(node: OnnxNode) -> Value:
 
 @onnx_op("DynamicQuantizeLinear", since=11)
 def dynamic_quantize_linear(node: OnnxNode) -> list[Value]:
-    x = node.input(0)
+    return list(quantized_by_range(node.input(0)))
+
+
+def quantized_by_range(x: Value) -> tuple[Value, Value, Value]:
+    """(x in uint8 by the range of all of it, scale, zero point)."""
     low, high = x.min().minimum(0.0), x.max().maximum(0.0)
     scale = (high - low) / 255.0
     scale = scale.eq(0.0).select(1.0, scale)
     zero = (0.0 - low / scale).clamp(0.0, 255.0).unary("round")
     result = ((x / scale).unary("round") + zero).cast(types.UINT8, saturate=True)
-    return [result, scale, zero.cast(types.UINT8, saturate=True)]
+    return result, scale, zero.cast(types.UINT8, saturate=True)
 
 
 def centred_operand(x: Value, zero: Value | None, *, rows: bool) -> Value:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
+from kernels_hub.compiler.importers.onnx_ops.quantize import centred_operand, quantized_by_range
+from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.graph import Graph, Value
 
 _UNROLLED = 8
@@ -39,10 +41,14 @@ def _or(number: float | None, default: float) -> float:
 
 @dataclass(frozen=True)
 class _Cell:
-    """One direction: its weights, and what one step does with (x_t, states…, weights…)."""
+    """One direction: its weights, and what one step does with (x_t, states…, weights…).
+
+    together: what is computed of one sequence depends on the states of the others.
+    """
 
     weights: tuple[Value, ...]
     step: Callable[[Value, Sequence[Value], Sequence[Value]], list[Value]]
+    together: bool = False
 
 
 def _direction(
@@ -60,10 +66,13 @@ def _direction(
     def step(
         place: Value, now: Value, old: Sequence[Value], weights: Sequence[Value]
     ) -> tuple[list[Value], Value]:
-        new = cell.step(now, old, weights)
         if lengths is None:
+            new = cell.step(now, old, weights)
             return new, new[0]
-        goes_on = (place.cast(weights[-1].dtype) < weights[-1]).unsqueeze(1)
+        at = place.cast(weights[-1].dtype)
+        goes_on = (at < weights[-1]).unsqueeze(1)
+        seen = [(at <= weights[-1]).unsqueeze(1).select(old[0], 0.0), *old[1:]] if cell.together else old
+        new = cell.step(now, seen, weights)
         return [goes_on.select(a, b) for a, b in zip(new, old, strict=True)], goes_on.select(new[0], 0.0)
 
     if isinstance(time, int) and time <= _UNROLLED:
@@ -106,6 +115,20 @@ def _reversed(x: Value, lengths: Value) -> Value:
     return x.gather_elements(places.reshape((*places.shape, *[1] * (x.rank - 2))).broadcast_to(x.shape), 0)
 
 
+@dataclass(frozen=True)
+class QuantizedWeights:
+    """Weights of whole numbers, by which states are multiplied that are rounded at each step.
+
+    gates (time, batch, ways * rows): what gates get of the input; weight (ways, rows, hidden) of int8; scales and zeros
+    (ways, rows).
+    """
+
+    gates: Value
+    weight: Value
+    scales: Value
+    zeros: Value
+
+
 _PLAIN: dict[str, dict[tuple[str, ...], str]] = {
     "LSTM": {("sigmoid", "tanh", "tanh"): "lstm"},
     "GRU": {("sigmoid", "tanh"): "gru"},
@@ -133,13 +156,11 @@ def _plain_cell(node: OnnxNode) -> str | None:
     return "gru_after" if known[one] == "gru" and node.attr("linear_before_reset", 0) else known[one]
 
 
-def _as_one(node: OnnxNode, cell: str) -> list[Value]:
+def _as_one(node: OnnxNode, cell: str, quantized: QuantizedWeights | None) -> list[Value]:
     """The op "recurrent": what gates get of the inputs is one product for all steps and directions."""
     graph, apply = node.graph, node.graph.apply
-    x, w, r = node.input(0), node.input(1), node.input(2)
+    x, r = in_time_order(node), node.input(2) if quantized is None else quantized.weight
     flipped = bool(node.attr("layout", 0))
-    if flipped:
-        x = x.transpose(0, 1)
     ways, rows, hidden = r.shape
     batch = x.shape[1]
     bias = node.optional(3)
@@ -155,7 +176,12 @@ def _as_one(node: OnnxNode, cell: str) -> list[Value]:
         added = (own + recurrent).reshape((ways * rows,))
     elif cell == "gru_after":
         last.append(graph.full((ways, hidden), 0, x.dtype))
-    gates = x @ w.reshape((ways * rows, w.shape[2])).transpose()
+    if quantized is None:
+        w = node.input(1)
+        gates = x @ w.reshape((ways * rows, w.shape[2])).transpose()
+    else:
+        gates = quantized.gates
+        last += [quantized.scales, quantized.zeros]
     states = []
     for position in range(2 if cell == "lstm" else 1):
         given = node.optional(5 + position)
@@ -168,6 +194,7 @@ def _as_one(node: OnnxNode, cell: str) -> list[Value]:
     y = apply(
         "recurrent", gates if added is None else gates + added, r, *states, *last,
         cell=cell, reverse=node.attr("direction", "forward") == "reverse", lengths=lengths is not None,
+        quantized=quantized is not None,
     )  # fmt: skip
     time = x.shape[0]
     shown = y.slice(0, 0, time).slice(1, 0, 1).squeeze(1)  # (time, ways, batch, hidden)
@@ -180,15 +207,49 @@ def _as_one(node: OnnxNode, cell: str) -> list[Value]:
     return [shown, *ends]
 
 
+def in_time_order(node: OnnxNode) -> Value:
+    """The input, (time, batch, input)."""
+    return node.input(0).transpose(0, 1) if node.attr("layout", 0) else node.input(0)
+
+
 _Make = Callable[[OnnxNode, list[Activation], tuple[Value, ...]], _Cell]
 
 
-def _recurrent(node: OnnxNode, gates: int, names: Sequence[str], states: int, make: _Make) -> list[Value]:
-    if (plain := _plain_cell(node)) is not None:
-        return _as_one(node, plain)
-    x, hidden = node.input(0), node.attr("hidden_size") or node.input(2).shape[-1]
-    if node.attr("layout", 0):
-        x = x.transpose(0, 1)
+def _recurrent(
+    node: OnnxNode,
+    gates: int,
+    names: Sequence[str],
+    states: int,
+    make: _Make,
+    quantized: QuantizedWeights | None = None,
+) -> list[Value]:
+    plain = _plain_cell(node)
+    if plain is not None:
+        y, *ends = _as_one(node, plain, quantized)
+    else:
+        y, *ends = _as_scans(node, gates, names, states, make, quantized)
+    lengths = node.optional(4)
+    if lengths is None:
+        return [y, *ends]
+    batch = lengths.shape[0]  # of no step, the last states are 0, whatever the first ones are
+    there = (lengths > 0).reshape((batch, 1, 1) if node.attr("layout", 0) else (batch, 1))
+    return [y, *(there.select(end, 0.0) for end in ends)]
+
+
+def _as_scans(
+    node: OnnxNode,
+    gates: int,
+    names: Sequence[str],
+    states: int,
+    make: _Make,
+    quantized: QuantizedWeights | None,
+) -> list[Value]:
+    x = in_time_order(node)
+    if quantized is None:
+        w, r = node.input(1), node.input(2)
+    else:
+        w, r = quantized.scales, quantized.weight.cast(x.dtype) - quantized.zeros.unsqueeze(2)
+    hidden = r.shape[-1]
     batch = x.shape[1]
     direction = node.attr("direction", "forward")
     ways = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
@@ -202,10 +263,7 @@ def _recurrent(node: OnnxNode, gates: int, names: Sequence[str], states: int, ma
                                 for numbers in (alphas, betas)))
             for i, name in enumerate(chosen)
         ]  # fmt: skip
-        weights = [
-            node.input(1).slice(0, index, index + 1).squeeze(0),
-            node.input(2).slice(0, index, index + 1).squeeze(0),
-        ]
+        weights = [one.slice(0, index, index + 1).squeeze(0) for one in (w, r)]
         bias = node.optional(3)
         flat = (
             node.graph.full((2 * gates * hidden,), 0, x.dtype)
@@ -223,7 +281,10 @@ def _recurrent(node: OnnxNode, gates: int, names: Sequence[str], states: int, ma
         peephole = node.optional(7) if states == 2 else None
         more = () if peephole is None else (peephole.slice(0, index, index + 1).squeeze(0),)
         cell = make(node, used, (*weights, flat, *more))
-        shown, final = _direction(node, x, first, node.optional(4), cell, backwards=backwards)
+        taken = x
+        if quantized is not None:
+            taken = quantized.gates.slice(2, index * gates * hidden, (index + 1) * gates * hidden)
+        shown, final = _direction(node, taken, first, node.optional(4), cell, backwards=backwards)
         every.append(shown.unsqueeze(1))
         last.append(final)
     join = node.graph.apply
@@ -272,7 +333,32 @@ def _gru(node: OnnxNode, functions: list[Activation], weights: tuple[Value, ...]
     return _Cell(weights, step)
 
 
+_Products = Callable[[Value, Value, Value, Value], Value]
+"""(x of a step, h, w, r) -> what the gates get of both."""
+
+
 def _lstm(node: OnnxNode, functions: list[Activation], weights: tuple[Value, ...]) -> _Cell:
+    return _lstm_cell(
+        node, functions, weights, lambda x, h, w, r: x @ w.transpose() + h @ r.transpose(), together=False
+    )
+
+
+def _quantized_lstm(node: OnnxNode, functions: list[Activation], weights: tuple[Value, ...]) -> _Cell:
+    def products(x: Value, h: Value, scales: Value, r: Value) -> Value:
+        whole, scale, zero = quantized_by_range(h)
+        return x + centred_operand(whole, zero, rows=False).cast(x.dtype) @ r.transpose() * (scale * scales)
+
+    return _lstm_cell(node, functions, weights, products, together=True)
+
+
+def _lstm_cell(
+    node: OnnxNode,
+    functions: list[Activation],
+    weights: tuple[Value, ...],
+    products: _Products,
+    *,
+    together: bool,
+) -> _Cell:
     coupled, peeping = bool(node.attr("input_forget", 0)), len(weights) > 3
     f, g, last = functions
 
@@ -280,7 +366,7 @@ def _lstm(node: OnnxNode, functions: list[Activation], weights: tuple[Value, ...
         w, r, bias = held[:3]
         h, c = states
         wb, rb = _split(bias, 2, 0)
-        gates = x @ w.transpose() + h @ r.transpose() + (wb + rb)
+        gates = products(x, h, w, r) + (wb + rb)
         i, o, forget, new = _split(gates, 4, 1)
         peep = _split(held[3], 3, 0) if peeping else None
         if peep is not None:
@@ -292,7 +378,7 @@ def _lstm(node: OnnxNode, functions: list[Activation], weights: tuple[Value, ...
             o = o + peep[1] * cell
         return [f(_clipped(node, o)) * last(cell), cell]
 
-    return _Cell(weights, step)
+    return _Cell(weights, step, together)
 
 
 _LSTM = ("Sigmoid", "Tanh", "Tanh")
@@ -315,17 +401,36 @@ def lstm(node: OnnxNode) -> list[Value]:
 
 @onnx_op("DynamicQuantizeLSTM", since=1, domain="com.microsoft")
 def dynamic_quantize_lstm(node: OnnxNode) -> list[Value]:
-    """LSTM with weights of 8 bits, and the gates of a weight as columns; inputs and states stay as they are.
+    """LSTM with weights of 8 bits, and the gates of a weight as columns; input and states are rounded on the way.
 
-    ONNX Runtime rounds these to 8 bits at each step as well, so that its results are the coarser ones.
+    The input is rounded as a whole, to where the longest sequence ends; h at each step, of all sequences together: ONNX
+    Runtime does the same with one thread, and parts large batches among several, each part by its own range.
     """
-    for place, scale in ((1, 8), (2, 10)):
-        weight, factor, zero = node.input(place), node.input(scale), node.input(scale + 1)
-        ways, rows, columns = weight.shape
-        across = (ways, 1, columns if factor.type.size != ways else 1)
-        real = (
-            weight.cast("int32") - zero.cast("int32").reshape(across).broadcast_to((ways, rows, columns))
-        ).cast(factor.dtype)
-        node.operands[place] = (real * factor.reshape(across)).transpose(1, 2)
-    del node.operands[8:]
-    return _recurrent(node, 4, _LSTM, 2, _lstm)
+    x, lengths = in_time_order(node), node.optional(4)
+    if lengths is not None:
+        there = node.graph.iota(x.shape[0]).cast(lengths.dtype) < lengths.max()
+        x = there.reshape((x.shape[0], 1, 1)).select(x, 0.0)
+    whole, scale, zero = quantized_by_range(x)
+    w, w_scales, w_zeros = _signed(node, 1, 8)
+    r, r_scales, r_zeros = _signed(node, 2, 10)
+    ways, rows, inputs = w.shape
+    weight = w.cast(x.dtype) - w_zeros.unsqueeze(2)
+    columns = weight.reshape((ways * rows, inputs)).transpose()
+    gates = centred_operand(whole, zero, rows=False).cast(x.dtype) @ columns
+    quantized = QuantizedWeights(gates * (scale * w_scales.reshape((ways * rows,))), r, r_scales, r_zeros)
+    return _recurrent(node, 4, _LSTM, 2, _quantized_lstm, quantized)
+
+
+def _signed(node: OnnxNode, place: int, scale: int) -> tuple[Value, Value, Value]:
+    """(a weight in int8, (ways, rows, columns) as that of an LSTM; its scales and zero points (ways, rows), floats)."""
+    given, factor, zero = node.input(place), node.input(scale), node.input(scale + 1)
+    weight = given.transpose(1, 2)
+    ways, rows, _ = weight.shape
+
+    def spread(value: Value) -> Value:
+        return value.reshape((ways, 1 if value.rank == 1 else rows)).broadcast_to((ways, rows))
+
+    zeros = spread(zero.cast(factor.dtype))
+    if weight.dtype is types.INT8:
+        return weight, spread(factor), zeros
+    return (weight.cast("int32") - 128).cast("int8"), spread(factor), zeros - 128.0

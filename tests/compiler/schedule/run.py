@@ -219,7 +219,10 @@ def _anchor(nest: k.Nest, memory, sizes):
         graph = Graph("recurrent")
         arrays = [_window(view, memory, sizes) for view in anchor.views]
         inputs = [graph.input(str(place), one.shape, one.dtype.name) for place, one in enumerate(arrays)]
-        attrs = {"cell": anchor.cell, "reverse": anchor.reverse, "lengths": anchor.lengths is not None}
+        attrs = {
+            "cell": anchor.cell, "reverse": anchor.reverse, "lengths": anchor.lengths is not None,
+            "quantized": anchor.scales is not None,
+        }  # fmt: skip
         graph.output("y", graph.apply("recurrent", *inputs, **attrs))
         return evaluate(graph, {str(place): one for place, one in enumerate(arrays)})["y"]
     if isinstance(anchor, (k.Trees, k.Coupling)):
