@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from kernels_hub.compiler.bounded import BoundedExecutable
 from kernels_hub.compiler.engines.devices import find_device
 from kernels_hub.compiler.engines.engine import Device, KnobValue, Note
 from kernels_hub.compiler.engines.registry import name_of
@@ -177,7 +178,7 @@ class _OnnxRequest:
             graph = import_onnx(
                 self.source, dims=self.dims, shapes=self.shapes, values=self.values, by_value=True
             )
-            return Executable.of(graph, self.settings, rewrite=self.rewrite)
+            run = BoundedExecutable.of(graph, self.settings, rewrite=self.rewrite)
         except (ImportFailure, ShapeError, DimError) as error:
             from kernels_hub.compiler.importers.onnx_variants import OnnxVariants
             from kernels_hub.compiler.specialised import specialised
@@ -187,6 +188,17 @@ class _OnnxRequest:
             except CompilerError:  # inputs that are no tensors
                 raise error from None
             return specialised(variants, self.settings, error, rewrite=self.rewrite)
+        if isinstance(run, BoundedExecutable):
+            run.beyond = self._specialised
+        return run
+
+    def _specialised(self) -> Executable:
+        """For what calls bring. Raises CompilerError for inputs that are no tensors, OSError for a missing file."""
+        from kernels_hub.compiler.importers.onnx_variants import OnnxVariants
+        from kernels_hub.compiler.specialised import SpecialisedExecutable
+
+        variants = OnnxVariants(self.source, self.dims, self.shapes, self.values)
+        return SpecialisedExecutable(variants, self.settings, rewrite=self.rewrite)
 
 
 _FOLLOWED = 'weights="followed" needs a module, as in compile((module, args)): weights of a {} are frozen'

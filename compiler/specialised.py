@@ -16,6 +16,7 @@ from kernels_hub.compiler.errors import CompilerError, ImportFailure, PlanError
 from kernels_hub.compiler.executable import Executable
 from kernels_hub.compiler.importers.onnx import OnnxImportError, Unsupported
 from kernels_hub.compiler.importers.onnx_variants import OnnxVariants, Variant
+from kernels_hub.compiler.ir.binding import bind_shapes
 from kernels_hub.compiler.ir.types import Array
 from kernels_hub.compiler.plan.arguments import given_array, shapes_of
 from kernels_hub.compiler.plan.selection import LOGGER
@@ -180,6 +181,7 @@ class SpecialisedExecutable(Executable):
         failed: CompilerError | None = None
         for variant in self._variants(shapes, dict(zip(names, inputs, strict=True))):
             try:
+                bind_shapes(variant.inputs, shapes, f"model {self.name}: input")
                 run = Executable.of(variant.graph, self.settings, rewrite=self._rewrite)
             except CompilerError as error:
                 failed = error

@@ -91,19 +91,27 @@ def _spatial(x: Value) -> tuple[int, ...]:
     return tuple(range(2, x.rank))
 
 
+def _image(node: OnnxNode) -> Value:
+    """The operand of a global pool. Raises for an empty one, of which there is no mean."""
+    x = node.input(0)
+    if 0 in x.shape[1:]:
+        raise node.refuse(f"it pools an empty image, {list(x.shape)}")
+    return x
+
+
 @onnx_op("GlobalMaxPool", since=1)
 def global_max_pool(node: OnnxNode) -> Value:
-    return node.input(0).max(_spatial(node.input(0)), keepdims=True)
+    return _image(node).max(_spatial(node.input(0)), keepdims=True)
 
 
 @onnx_op("GlobalAveragePool", since=1)
 def global_average_pool(node: OnnxNode) -> Value:
-    return node.input(0).mean(_spatial(node.input(0)), keepdims=True)
+    return _image(node).mean(_spatial(node.input(0)), keepdims=True)
 
 
 @onnx_op("GlobalLpPool", since=1)
 def global_lp_pool(node: OnnxNode) -> Value:
-    x, p = node.input(0), int(node.attr("p", 2))
+    x, p = _image(node), int(node.attr("p", 2))
     return (x.unary("abs") ** float(p)).sum(_spatial(x), keepdims=True) ** (1.0 / p)
 
 

@@ -36,14 +36,45 @@ def test_fixed_sizes_have_onnx_runtimes_windows(op: str, size: int, window: int,
     np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_size_too_small_for_the_windows_is_refused():
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_size_too_small_for_the_windows_is_refused_where_onnx_runtime_refuses_it(stride: int):
     """It was a mean of nothing, NaN."""
-    attributes = "kernel_shape = [3, 3], strides = [2, 2]"
+    attributes = f"kernel_shape = [3, 3], strides = [{stride}, {stride}]"
     run = compile(model("MaxPool", "h, 8", attributes, "GlobalAveragePool"))
     x = np.ones((1, 2, 5, 8), np.float32)
     np.testing.assert_array_equal(np.asarray(run(x)), np.ones((1, 2, 1, 1), np.float32))
-    with pytest.raises(DimError, match="h = 2 contradicts h >= 3"):
-        run(x[:, :, :2])
+    for size in (1, 2) if stride == 1 else (1,):
+        with pytest.raises(DimError, match=f"h = {size} contradicts h >= 3"):
+            run(x[:, :, :size])
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize(("window", "stride", "pad"), [(3, 2, 0), (4, 2, 1), (5, 3, 0), (2, 2, 0)])
+@pytest.mark.parametrize("after", ["", "GlobalAveragePool"])
+def test_open_sizes_have_onnx_runtimes_answers_where_it_has_one(
+    op: str, window: int, stride: int, pad: int, after: str
+):
+    """The windows' only place is one that sees less than a window: sizes of their own, compiled as they come."""
+    attributes = f"kernel_shape = [{window}, {window}], strides = [{stride}, {stride}], pads = {[pad] * 4}"
+    made = model(op, "h, 8", attributes, after)
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    run = compile(made, wait=True)
+    answered = 0
+    for size in (9, *range(1, window), 7):
+        x = np.random.default_rng(size).standard_normal((1, 2, size, 8)).astype(np.float32)
+        try:
+            (expected,) = session.run(None, {"x": x})
+        except onnxruntime.capi.onnxruntime_pybind11_state.Fail:
+            with pytest.raises(DimError):
+                run(x)
+            continue
+        if expected.size == 0:
+            continue
+        answered += size + 2 * pad < window
+        np.testing.assert_allclose(np.asarray(run(x)), expected, rtol=1e-5, atol=1e-6)
+        (found,) = run.arrays({"x": x}).values()
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert answered or pad
 
 
 def test_windows_behind_one_another():
