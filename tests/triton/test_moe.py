@@ -10,6 +10,7 @@ import torch
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.layers import clamped_experts_cases
 from tests.layers.moe_cases import DTYPES, check_backward, check_forward, check_router, distinct_logits, make
 
 
@@ -36,6 +37,13 @@ def test_backward(
     package: ModuleType, device: str, dtype: torch.dtype, shape: tuple[int, ...], absent: bool
 ) -> None:
     check_backward(package, make(shape, dtype, device, absent))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("absent", [False, True])
+def test_clamped_experts(package: ModuleType, device: str, dtype: torch.dtype, absent: bool) -> None:
+    for shape in ((5, 3, 1, 7, 9), (33, 3, 2, 50, 70)):
+        clamped_experts_cases.check_forward(package, clamped_experts_cases.make(shape, dtype, device, absent))
 
 
 def test_an_expert_that_nobody_picks(package: ModuleType, device: str) -> None:

@@ -8,6 +8,7 @@ often enough.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import struct
 from pathlib import Path
@@ -22,7 +23,14 @@ from .processor import has_half, has_vectors
 from .reference import grouped_outer, grouped_product
 from .routing import route
 
-__all__ = ["DISPATCH_KEYS", "gated_experts", "grouped_outer", "grouped_product", "top_k_softmax"]
+__all__ = [
+    "DISPATCH_KEYS",
+    "clamped_experts",
+    "gated_experts",
+    "grouped_outer",
+    "grouped_product",
+    "top_k_softmax",
+]
 
 DISPATCH_KEYS = ("CPU",)
 
@@ -34,8 +42,14 @@ _ACTIVATIONS = {
 # Tokens an expert above which torch.mm is faster than dot products: of float16 it never is where oneDNN has none.
 _MOST_TOKENS = {torch.float32: 64, torch.bfloat16: 32, torch.float16: 64}
 
+# The same where the weights lie transposed: of them torch.mm reads rows, and is soon faster; less so of narrow types,
+# where the weights are small (Sapphire Rapids, 1 thread).
+_MOST_CLAMPED_TOKENS, _MOST_OF_SMALL, _SMALL = 6, 24, 1 << 17
+
 # The records of moe.cpp, field for field.
 _EXPERTS = struct.Struct("=6Q 8q")
+_CLAMPED = struct.Struct("=8Q 7q 2d")
+_GATES = struct.Struct("=2Q 2q 2d")
 _ROUTER = struct.Struct("=3Q 6q")
 
 
@@ -49,7 +63,10 @@ def _library() -> ctypes.CDLL | None:
     library = load(Path(__file__).with_name("moe.cpp"))
     if library is not None:
         library.moe_experts.argtypes, library.moe_experts.restype = (ctypes.c_char_p,), ctypes.c_int64
-        library.moe_route.argtypes, library.moe_route.restype = (ctypes.c_char_p,), None
+        library.moe_clamped_experts.argtypes = (ctypes.c_char_p,)
+        library.moe_clamped_experts.restype = ctypes.c_int64
+        for function in (library.moe_clamped_gates, library.moe_route):
+            function.argtypes, function.restype = (ctypes.c_char_p,), None
     return library
 
 
@@ -87,6 +104,84 @@ def gated_experts(
             f"gated_experts: expected experts in [0, {experts}], got {int(index.flatten()[wrong])}"
         )
     return out
+
+
+def clamped_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    gate_up_bias: Tensor,
+    down: Tensor,
+    down_bias: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    alpha: float,
+    limit: float,
+) -> Tensor:
+    """See `functional.clamped_experts`."""
+    library = _library()
+    experts, inner, width = down.shape
+    operands = (x, gate_up, gate_up_bias, down, down_bias, index, weight)
+    fits = (
+        library is not None
+        and x.dtype in _TYPES
+        and weight.dtype in _TYPES
+        and min(x.numel(), index.numel(), down.numel()) > 0
+    )
+    if not fits:
+        return reference.clamped_experts(*operands, alpha, limit)
+    is_small = x.dtype is not torch.float32 and inner * width <= _SMALL
+    if index.numel() > (_MOST_OF_SMALL if is_small else _MOST_CLAMPED_TOKENS) * experts:
+        return _clamped_by_products(*operands, alpha, limit)
+    x, gate_up, gate_up_bias, down, down_bias, index, weight = (t.contiguous() for t in operands)
+    out = torch.empty_like(x)
+    assert library is not None
+    wrong = library.moe_clamped_experts(
+        _CLAMPED.pack(
+            *(t.data_ptr() for t in (x, gate_up, gate_up_bias, down, down_bias, index, weight, out)),
+            *(x.shape[0], index.shape[1], experts, width, inner),
+            *(_TYPES[x.dtype], _TYPES[weight.dtype]),
+            *(alpha, limit),
+        )
+    )
+    if wrong >= 0:
+        raise IndexError(
+            f"clamped_experts: expected experts in [0, {experts}], got {int(index.flatten()[wrong])}"
+        )
+    return out
+
+
+def _clamped_by_products(
+    x: Tensor,
+    gate_up: Tensor,
+    gate_up_bias: Tensor,
+    down: Tensor,
+    down_bias: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    alpha: float,
+    limit: float,
+) -> Tensor:
+    """`clamped_experts` of many tokens an expert: products by PyTorch, everything between them in one pass."""
+    library = _library()
+    assert library is not None
+    routing = route(index, gate_up.shape[0])
+    ends = [0, *routing.ends.tolist()]
+
+    def products(rows: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
+        out = rows.new_empty(rows.shape[0], weights.shape[2])
+        for expert, (begin, end) in enumerate(itertools.pairwise(ends)):
+            if end > begin:
+                torch.addmm(biases[expert], rows[begin:end], weights[expert], out=out[begin:end])
+        out[ends[-1] :] = 0  # nobody's
+        return out
+
+    pre = products(routing.gather(x), gate_up, gate_up_bias)
+    hidden = pre.new_empty(pre.shape[0], pre.shape[1] // 2)
+    library.moe_clamped_gates(
+        _GATES.pack(pre.data_ptr(), hidden.data_ptr(), hidden.numel(), _TYPES[x.dtype], alpha, limit)
+    )
+    y = products(hidden, down, down_bias)
+    return routing.sum(y.mul_(weight.flatten()[routing.order][:, None]))
 
 
 def top_k_softmax(logits: Tensor, k: int, renormalise: bool, rounded: bool) -> tuple[Tensor, Tensor]:

@@ -53,6 +53,63 @@ def gated_experts(
     return operators.gated_experts(x, gate_up, down, index, weight, activation)  # type: ignore[no-any-return]
 
 
+def clamped_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    gate_up_bias: Tensor,
+    down: Tensor,
+    down_bias: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    *,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+) -> Tensor:
+    """The sum over a token's experts e of weight * (h down[e] + down_bias[e]), with biases and clamps in the gate:
+
+        gate, up = every other column of x gate_up[e] + gate_up_bias[e], from the first and from the second
+        h = (clamp(up, -limit, limit) + 1) * g * sigmoid(alpha * g), where g = min(gate, limit)
+
+    x (T, H); gate_up (E, H, 2 I) and gate_up_bias (E, 2 I); down (E, I, H) and down_bias (E, H), all of one
+    dtype; index (T, k) int64, the experts of each token (E stands for none); weight (T, k) float. Returns
+    (T, H) in x's dtype; sums are float32. Source: arXiv 2508.10925 (GPT-OSS).
+
+    Raises ValueError for shapes or dtypes that do not fit; IndexError for an expert that does not exist
+    (on the CPU).
+    """
+    experts, inner, width = down.shape
+    if (
+        x.dim() != 2
+        or x.shape[1] != width
+        or gate_up.shape != (experts, width, 2 * inner)
+        or gate_up_bias.shape != (experts, 2 * inner)
+        or down_bias.shape != (experts, width)
+    ):
+        raise ValueError(
+            "clamped_experts: expected x (T, H), gate_up (E, H, 2 I), gate_up_bias (E, 2 I), down (E, I, H) and "
+            f"down_bias (E, H); got {tuple(x.shape)}, {tuple(gate_up.shape)}, {tuple(gate_up_bias.shape)}, "
+            f"{tuple(down.shape)} and {tuple(down_bias.shape)}"
+        )
+    if (
+        index.dtype != torch.int64
+        or index.shape != (x.shape[0], index.shape[-1])
+        or weight.shape != index.shape
+    ):
+        raise ValueError(
+            f"clamped_experts: expected index ({x.shape[0]}, k) int64 and weight of its shape; got "
+            f"{index.dtype} {tuple(index.shape)} and {tuple(weight.shape)}"
+        )
+    dtypes = {t.dtype for t in (x, gate_up, gate_up_bias, down, down_bias)}
+    if len(dtypes) > 1:
+        raise ValueError(
+            f"clamped_experts: expected operands of one dtype, got {', '.join(map(str, dtypes))}"
+        )
+    operands = (x, gate_up, gate_up_bias, down, down_bias, index, weight)
+    if needs_gradient(*operands) or not _are_plain(*operands):
+        return reference.clamped_experts(*operands, alpha, limit)
+    return operators.clamped_experts(*operands, alpha, limit)  # type: ignore[no-any-return]
+
+
 def top_k_softmax(
     logits: Tensor, k: int, *, renormalise: bool = True, rounded: bool = False
 ) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from . import reference
 from .blocks import activation_name
-from .functional import gated_experts, top_k_softmax
+from .functional import clamped_experts, gated_experts, top_k_softmax
 
 
 class GatedExperts(nn.Module):
@@ -36,6 +36,40 @@ class GatedExperts(nn.Module):
         if name is None or x.dtype != gate_up.dtype:  # an activation that is another by now is called
             return reference.gated_experts(x, gate_up, down, top_k_index, top_k_weights, name or self.act_fn)
         return gated_experts(x, gate_up, down, top_k_index, top_k_weights, name).to(hidden_states.dtype)
+
+
+class ClampedExperts(nn.Module):
+    """All experts of a mixture at once, with biases and a clamped gate: transformers' GptOssExperts.
+
+    hidden_states (T, H); router_indices (T, k) int64; routing_weights (T, k). The experts' weights are
+    gate_up_proj (E, H, 2 I), a gate and an up in turn, and down_proj (E, I, H). A token's experts are summed
+    in float32 and rounded once. Under autocast products run in its dtype, as torch's own.
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+    gate_up_proj: Tensor
+    gate_up_proj_bias: Tensor
+    down_proj: Tensor
+    down_proj_bias: Tensor
+    alpha: float
+    limit: float
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        router_indices: Tensor | None = None,
+        routing_weights: Tensor | None = None,
+    ) -> Tensor:
+        assert router_indices is not None and routing_weights is not None
+        weights = (self.gate_up_proj, self.gate_up_proj_bias, self.down_proj, self.down_proj_bias)
+        x, kind = hidden_states, hidden_states.device.type
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            x, weights = x.to(dtype), tuple(weight.to(dtype) for weight in weights)  # type: ignore[assignment]
+        return clamped_experts(
+            x, *weights, router_indices, routing_weights, alpha=self.alpha, limit=self.limit
+        ).to(hidden_states.dtype)
 
 
 class TopKRouter(nn.Module):

@@ -141,6 +141,28 @@ gated_experts_with_gradient = define(
 )
 
 
+def _fake_clamped(
+    x: Tensor,
+    gate_up: Tensor,
+    gate_up_bias: Tensor,
+    down: Tensor,
+    down_bias: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    alpha: float,
+    limit: float,
+) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+clamped_experts = define(
+    "clamped_experts(Tensor x, Tensor gate_up, Tensor gate_up_bias, Tensor down, Tensor down_bias, Tensor index, "
+    "Tensor weight, float alpha, float limit) -> Tensor",
+    implementations(kernels.DISPATCH_KEYS, kernels.clamped_experts, reference.clamped_experts),
+    _fake_clamped,
+)
+
+
 def _fake_top_k(logits: Tensor, k: int, renormalise: bool, rounded: bool) -> tuple[Tensor, Tensor]:
     shape = (*logits.shape[:-1], k)
     dtype = logits.dtype if rounded or logits.dtype == torch.float64 else torch.float32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .blocks import FORMULAS
+from .routing import route
 
 
 def gated_experts(
@@ -33,6 +35,40 @@ def gated_experts(
         y = F.linear(function(gate) * up, down[expert])
         out = out.index_add(0, token, (y * weight[token, rank, None]).to(out.dtype))
     return out
+
+
+def clamped_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    gate_up_bias: Tensor,
+    down: Tensor,
+    down_bias: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    alpha: float,
+    limit: float,
+) -> Tensor:
+    """See `functional.clamped_experts`: an expert at a time, the sum over a token's experts rounded once."""
+    routing = route(index, gate_up.shape[0])
+    ends = [0, *routing.ends.tolist()]
+    rows, share = routing.gather(x), weight.flatten()[routing.order][:, None]
+
+    def products(rows: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
+        parts = [
+            torch.addmm(biases[expert], rows[begin:end], weights[expert])
+            for expert, (begin, end) in enumerate(itertools.pairwise(ends))
+            if end > begin
+        ]
+        return torch.cat([*parts, rows.new_zeros(rows.shape[0] - ends[-1], weights.shape[2])])
+
+    hidden = clamped_gate(products(rows, gate_up, gate_up_bias), alpha, limit)
+    return routing.sum((products(hidden, down, down_bias) * share).to(x.dtype))
+
+
+def clamped_gate(pre: Tensor, alpha: float, limit: float) -> Tensor:
+    """(clamp(up, -limit, limit) + 1) * g * sigmoid(alpha * g), g = min(gate, limit); a gate and an up in turn."""
+    gate, up = pre[:, ::2].clamp(max=limit), pre[:, 1::2].clamp(min=-limit, max=limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * alpha))
 
 
 def top_k_softmax(logits: Tensor, k: int, renormalise: bool, rounded: bool) -> tuple[Tensor, Tensor]:

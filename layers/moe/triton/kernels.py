@@ -261,6 +261,29 @@ def gated_experts(
     return routing.sum((y * weight.flatten()[routing.order][:, None]).to(x.dtype))
 
 
+def clamped_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    gate_up_bias: Tensor,
+    down: Tensor,
+    down_bias: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    alpha: float,
+    limit: float,
+) -> Tensor:
+    """See `functional.clamped_experts`; the grouped products take weights with any strides."""
+    experts = gate_up.shape[0]
+    routing = route(index, experts)
+    expert = index.flatten()[routing.order]
+    absent, expert = expert == experts, expert.clamp(max=experts - 1)
+    pre = grouped_product(routing.gather(x), gate_up.transpose(1, 2), routing.ends) + gate_up_bias[expert]
+    hidden = reference.clamped_gate(pre, alpha, limit)
+    y = grouped_product(hidden, down.transpose(1, 2), routing.ends) + down_bias[expert]
+    share = weight.flatten()[routing.order].masked_fill(absent, 0)
+    return routing.sum((y * share[:, None]).to(x.dtype))
+
+
 def top_k_softmax(logits: Tensor, k: int, renormalise: bool, rounded: bool) -> tuple[Tensor, Tensor]:
     """See `functional.top_k_softmax`."""
     experts = logits.shape[-1]
