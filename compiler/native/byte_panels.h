@@ -130,8 +130,11 @@ void byte_products(const uint8_t* q, int64_t rows, int64_t depth, const int32_t*
     int64_t row = 0;
     for (; row + 4 <= rows; row += 4)
       byte_block<Products, 4, 1>(q + row * groups * kByteGroup, packed, groups, out + row * out_stride + j, out_stride);
-    for (; row < rows; ++row)
-      byte_block<Products, 1, 1>(q + row * groups * kByteGroup, packed, groups, out + row * out_stride + j, out_stride);
+    const uint8_t* const rest = q + row * groups * kByteGroup;
+    int32_t* const to = out + row * out_stride + j;
+    if (rows - row == 3) byte_block<Products, 3, 1>(rest, packed, groups, to, out_stride);
+    if (rows - row == 2) byte_block<Products, 2, 1>(rest, packed, groups, to, out_stride);
+    if (rows - row == 1) byte_block<Products, 1, 1>(rest, packed, groups, to, out_stride);
   }
 }
 

@@ -37,7 +37,7 @@ def library(request, tmp_path_factory):
     return build(tmp_path_factory.mktemp("bytes"), "bytes", SOURCE, request.param)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4, 7])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize(("columns", "depth"), [(1, 1), (20, 5), (64, 16), (200, 33), (256, 301)])
 def test_products_of_bytes_are_exact(library, rows, columns, depth):
     random = np.random.default_rng(rows * columns + depth)
