@@ -62,6 +62,10 @@ def _finite_reciprocal(match: Match) -> str | None:
         return f"1 / {number!r} is 0, infinite or nearly so"
     if match.root.dtype not in {types.FLOAT32, types.FLOAT64, types.BFLOAT16}:
         return f"{match.root.dtype} loses too much of 1 / {number!r}"
+    if (
+        match.root.type.size == 1
+    ):  # of scales, by which much else is rounded: DynamicQuantizeLinear's range / 255
+        return "one number, whose division costs nothing"
     return None
 
 

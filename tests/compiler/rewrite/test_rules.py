@@ -268,6 +268,7 @@ DECLINES = {
     "reciprocal_square_root": [Case(lambda x, y: 2 / x.sqrt(), FLOATS, "not 1")],
     "divide_by_constant": [
         Case(lambda x, y: x / 0.0, FLOATS, "is 0, infinite"), Case(lambda x, y: x / 3.0, ("float16",), "loses too much"),
+        Case(lambda x, y: x.max() / 255.0, ("float32",), "one number"),
     ],
     "clamp_same_bound": [
         Case(lambda x, y: x.maximum(0.0).maximum(-0.0), FLOATS, "0.0 and -0.0"),
