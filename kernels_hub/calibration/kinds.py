@@ -136,6 +136,18 @@ def _gated_mlp(_: str, depth: int, columns: int) -> nn.Module:
     return LlamaMLP(LlamaConfig(hidden_size=depth, intermediate_size=columns, num_attention_heads=1))
 
 
+def _read_joined_mlp(module: Layer) -> tuple[str, int, int, int]:
+    depth, columns = module.gate_up_proj.in_features, module.gate_up_proj.out_features // 2
+    return "", depth, columns, depth
+
+
+def _joined_gated_mlp(_: str, depth: int, columns: int) -> nn.Module:
+    from transformers import Phi3Config
+
+    config = Phi3Config(hidden_size=depth, intermediate_size=columns, num_attention_heads=1, pad_token_id=0)
+    return _of_transformers("models.phi3.modeling_phi3", "Phi3MLP")(config)  # type: ignore[no-any-return]
+
+
 def _tokens(_: str, depth: int, __: int, rows: int) -> list[Arguments]:
     import torch
 
@@ -405,6 +417,9 @@ KINDS: Mapping[str, Kind] = {
     ),
     "MLP": Kind(_read_first_linear, _mlp, _tokens, ROWS, _BLOCK_SIZES, _product(2)),
     "GatedMLP": Kind(_read_first_linear, _gated_mlp, _tokens, ROWS, _BLOCK_SIZES, _product(3)),
+    "JoinedGatedMLP": Kind(
+        _read_joined_mlp, _joined_gated_mlp, _tokens, ROWS, _BLOCK_SIZES, _product(3)
+    ),
     "Conv2d": Kind(
         _read_convolution, _convolution, _image, _PIXELS, _CONVOLUTION_SIZES, _convolution_work
     ),

@@ -45,6 +45,21 @@ class CanonicalForm:
     """Names that are neither parameters nor local variables."""
     self_attributes: frozenset[str]
     """Attributes that are read from or written to the first parameter."""
+    parameters: str = ""
+    """The signature without the defaults of positional parameters, which are in `defaults`."""
+    defaults: tuple[str, ...] = ()
+    """Those of the last positional parameters."""
+
+    def serves(self, other: CanonicalForm) -> bool:
+        """Whether this does what the other does for every call that the other takes."""
+        return self.takes_as(other) and self.lines[1:] == other.lines[1:]
+
+    def takes_as(self, other: CanonicalForm) -> bool:
+        """Whether the signature is the other's, or has defaults where the other requires an argument."""
+        kept = len(self.defaults) - len(other.defaults)
+        return self.lines[0] == other.lines[0] or (
+            self.parameters == other.parameters and kept >= 0 and self.defaults[kept:] == other.defaults
+        )
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
@@ -82,6 +97,7 @@ def canonical_form_of_node(function: FunctionNode) -> CanonicalForm:
     prefix = "async " if isinstance(function, ast.AsyncFunctionDef) else ""
     arguments = renaming.open_function(function.args, statements)
     body = [statement for node in statements if (statement := renaming.visit(node)) is not None]
+    bare = ast.arguments(**{**dict(ast.iter_fields(arguments)), "defaults": []})
     return CanonicalForm(
         lines=(f"{prefix}({ast.unparse(arguments)})", *map(ast.unparse, body)),
         readable=(
@@ -90,13 +106,15 @@ def canonical_form_of_node(function: FunctionNode) -> CanonicalForm:
         ),
         free=frozenset(renaming.free),
         self_attributes=frozenset(renaming.self_attributes),
+        parameters=f"{prefix}({ast.unparse(bare)})",
+        defaults=tuple(map(ast.unparse, arguments.defaults)),
     )
 
 
 def first_difference(reference: CanonicalForm, found: CanonicalForm) -> tuple[int, str]:
     """Where two forms part: the number of equal lines before, and a sentence for a person."""
     for index, (wanted, got) in enumerate(zip(reference.lines, found.lines, strict=False)):
-        if wanted != got:
+        if wanted != got and (index > 0 or not reference.takes_as(found)):
             what = "its signature" if index == 0 else f"statement {index}"
             return (
                 index,

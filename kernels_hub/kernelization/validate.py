@@ -83,11 +83,19 @@ def check_signature(layer: Forwards, target: Forwards, name: str, replaced: str)
 
 
 def same_arity(layer: Forwards, target: Forwards, name: str, replaced: str) -> None:
-    """As `check_signature`, for arguments that a mapping rule has proven to correspond by position."""
+    """As `check_signature`, for arguments that a mapping rule has proven to correspond by position.
+
+    The kernel may have defaults where the other requires an argument: every call gives it.
+    """
     ours, theirs = parameters_of(layer), parameters_of(target)
     if len(ours) != len(theirs):
         check_signature(layer, target, name, replaced)
-    renamed = [parameter.replace(name=other.name) for parameter, other in zip(ours, theirs, strict=True)]
+    renamed = [
+        parameter.replace(
+            name=other.name, default=parameter.default if _has_default(other) else inspect.Parameter.empty
+        )
+        for parameter, other in zip(ours, theirs, strict=True)
+    ]
     if problem := _difference(renamed, theirs):
         raise LayerContractError(f"layer {name} cannot replace {replaced} by position: {problem}")
 
@@ -124,6 +132,10 @@ def _difference(ours: Sequence[inspect.Parameter], theirs: Sequence[inspect.Para
                 f"argument {our.name!r} has the default {_default(our)} where {_default(their)} is expected"
             )
     return None
+
+
+def _has_default(parameter: inspect.Parameter) -> bool:
+    return parameter.default is not inspect.Parameter.empty
 
 
 def _same_default(ours: object, theirs: object) -> bool:

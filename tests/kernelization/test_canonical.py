@@ -259,3 +259,17 @@ def _code(source: str) -> list[tuple[bytes, tuple[str, ...]]]:
         found.append((code.co_code, code.co_names))
         pending.extend(const for const in code.co_consts if isinstance(const, CodeType))
     return found
+
+
+def test_a_default_where_the_other_requires_an_argument_serves() -> None:
+    more = canonical_form("def f(self, x, y=None, z=1): return x")
+    for source in ("def f(self, x, y, z): return x", "def f(self, x, y, z=1): return x"):
+        assert more.serves(canonical_form(source))
+        assert not canonical_form(source).serves(more)
+    for source in (
+        "def f(self, x, y, z=2): return x",
+        "def f(self, x, y=None, z=1): return y",
+        "def f(self, x, y, *, z=1): return x",
+        "def f(self, x, y): return x",
+    ):
+        assert not more.serves(canonical_form(source))

@@ -43,6 +43,7 @@ COVERAGE = {
     "RMSNormGatedFloat32": 3,
     "GatedMLP": 143,
     "MLP": 122,
+    "JoinedGatedMLP": 9,
     "LinearActivation": 64,
     "Conv1D": 1,
     "ConvNormActivation": 13,
@@ -55,13 +56,15 @@ COVERAGE = {
     "NewGELU": 1,
     "FastGELU": 1,
     "QuickGELU": 1,
-    "rotary_pos_emb": 116,
+    "rotary_pos_emb": 133,
+    "rotary_pos_emb_of_halves": 1,
+    "rotary_pos_emb_cast_back": 7,
     "rotary_pos_emb_interleaved": 5,
     "GatedExperts": 54,
     "ClampedExperts": 1,
     "TopKRouter": 2,
     "TopKRouterRounded": 12,
-    "RotaryAttention": 23,
+    "RotaryAttention": 32,
     "SelfAttention": 13,
     "EncoderAttention": 15,
     "ClipAttention": 14,
@@ -85,8 +88,8 @@ LEFT_ALONE = {
     "deepseek_v4:DeepseekV4Experts": "statement 2 is `with torch.no_grad():",
     "granitemoe:GraniteMoeTopKRouter": "statement 1 is `router_logits = F.linear(hidden_states, self.weight).float()`",
     "nanochat:apply_rotary_pos_emb": "`rotate_half` that it calls is another: statement 3",
-    "olmo:apply_rotary_pos_emb": "statement 1 is `q_type, k_type = (q.dtype, k.dtype)`",
-    "qwen3:Qwen3Attention": "its signature is `(self, hidden_states, position_embeddings, attention_mask",
+    "modernbert:apply_rotary_pos_emb": "not the known function",
+    "qwen3:Qwen3Attention": "statement 3 is `query_states = self.q_norm(",
     "glm:GlmAttention": "the function `apply_rotary_pos_emb` that it calls is another: statement 3",
     "swin:SwinAttention": "statement 6 is `relative_position_bias = self.relative_position_bias()`",
     "blt:apply_rotary_pos_emb": "`rotate_half` that it calls is another: statement 1 is `x1 = x[..., ::2]`",
@@ -315,7 +318,7 @@ def test_the_comparison_of_norms_tells_layers_apart() -> None:
     )
 
 
-BLOCKS = ("GatedMLP", "MLP", "LinearActivation")
+BLOCKS = ("GatedMLP", "JoinedGatedMLP", "MLP", "LinearActivation")
 
 
 def test_blocks_compute_what_their_layer_computes(survey: Survey, rules: TagRules) -> None:
@@ -328,7 +331,8 @@ def test_blocks_compute_what_their_layer_computes(survey: Survey, rules: TagRule
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         for name, expected in entry.where.source.items():
-            setattr(module, name, nn.Linear(8, 8) if expected == "torch.nn:Linear" else nn.SiLU())
+            wide = 16 if name == "gate_up_proj" else 8
+            setattr(module, name, nn.Linear(8, wide) if expected == "torch.nn:Linear" else nn.SiLU())
         assert entry.where(module) is None
         x = torch.randn(3, 8)
         with torch.no_grad():
@@ -340,6 +344,8 @@ def test_blocks_compute_what_their_layer_computes(survey: Survey, rules: TagRule
     ("name", "layer"),
     [
         ("llama:apply_rotary_pos_emb", "rotary_pos_emb"),
+        ("gpt_neox:apply_rotary_pos_emb", "rotary_pos_emb"),
+        ("olmo:apply_rotary_pos_emb", "rotary_pos_emb_cast_back"),
         ("cohere:apply_rotary_pos_emb", "rotary_pos_emb_interleaved"),
     ],
 )
@@ -467,9 +473,9 @@ def test_functions_that_hf_kernels_wrapped(rules: TagRules) -> None:
     assert decision is not None
     assert (decision.layer_name, decision.reason, decision.positional) == ("rotary_pos_emb", None, True)
 
-    other = rules.decide_function(wrap(find("olmo:apply_rotary_pos_emb")))
+    other = rules.decide_function(wrap(find("modernbert:apply_rotary_pos_emb")))
     assert other is not None
-    assert str(other.reason).startswith("it is not the known function of that name: statement 1 is")
+    assert str(other.reason).startswith("it is not the known function of that name: ")
 
     wrapped.forward = functools.partial(print)  # type: ignore[method-assign]
     taken = rules.decide_function(wrapped)

@@ -7,7 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from transformers.models.cohere import modeling_cohere
+from transformers.models.gpt_neox import modeling_gpt_neox
+from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
+from transformers.models.olmo import modeling_olmo
+from transformers.models.phi3 import modeling_phi3
 
 from tests.tolerances import assert_close
 
@@ -17,6 +21,14 @@ ORIGINALS: dict[str, Rotary] = {
     "apply_rotary_pos_emb": modeling_llama.apply_rotary_pos_emb,
     "apply_rotary_pos_emb_interleaved": modeling_cohere.apply_rotary_pos_emb,
 }
+
+ORIGINALS_OF_NARROWER_ANGLES: dict[str, tuple[str, Rotary]] = {
+    "GPT-NeoX": ("apply_rotary_pos_emb", modeling_gpt_neox.apply_rotary_pos_emb),
+    "Phi 3": ("apply_rotary_pos_emb", modeling_phi3.apply_rotary_pos_emb),
+    "GPT-OSS": ("apply_rotary_pos_emb_of_halves", modeling_gpt_oss.apply_rotary_pos_emb),
+}
+"""Originals of cosines and sines half as wide as q and k."""
+OLMO: Rotary = modeling_olmo.apply_rotary_pos_emb
 
 # batch, heads of q, heads of k, positions, width
 SHAPES = [

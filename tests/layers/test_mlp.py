@@ -12,10 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import CLIPVisionConfig, GPTNeoXConfig, LlamaConfig, SamVisionConfig
+from transformers import CLIPVisionConfig, GPTNeoXConfig, LlamaConfig, Phi3Config, SamVisionConfig
 from transformers.models.clip.modeling_clip import CLIPMLP
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXMLP
 from transformers.models.llama.modeling_llama import LlamaMLP
+from transformers.models.phi3.modeling_phi3 import Phi3MLP
 from transformers.models.sam.modeling_sam import SamMLPBlock
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
@@ -378,3 +379,46 @@ def test_functional_transforms() -> None:
     block(x).square().sum().backward()
     for ours, name in zip(torch.func.grad(loss)(weights), names, strict=True):
         torch.testing.assert_close(ours, getattr(block, name).weight.grad)
+
+
+# -- a gate and an up in one weight ------------------------------------------------------------------
+
+
+def joined(dtype: torch.dtype = torch.float32, bias: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    block = Phi3MLP(Phi3Config(hidden_size=256, intermediate_size=384, num_attention_heads=1, pad_token_id=0))
+    if bias:
+        block.gate_up_proj, block.down_proj = nn.Linear(256, 768), nn.Linear(384, 256)
+    return block.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 5, 100])
+def test_joined(dtype: torch.dtype, bias: bool, rows: int) -> None:
+    block, x = joined(dtype, bias), random(2, rows, 256, dtype=dtype)
+    with torch.no_grad():
+        result = PACKAGE.layers.JoinedGatedMLP.forward(block, x)
+        assert result.dtype is dtype
+        assert_close(result, copy.deepcopy(block).double()(x.double()), factor=2)
+
+
+def test_joined_in_training_and_with_a_changed_child() -> None:
+    block, x = joined(), random(2, 50, 256)
+    other = copy.deepcopy(block)
+    PACKAGE.layers.JoinedGatedMLP.forward(block, x).square().sum().backward()
+    other(x).square().sum().backward()
+    assert_close(block.gate_up_proj.weight.grad, other.gate_up_proj.weight.grad.double())
+    block.gate_up_proj.register_forward_hook(lambda module, args, output: 2 * output)
+    with torch.no_grad():
+        torch.testing.assert_close(PACKAGE.layers.JoinedGatedMLP.forward(block, x), block(x))
+
+
+def test_joined_compiles_whole() -> None:
+    block, x = joined(), random(2, 50, 256)
+    reference = copy.deepcopy(block).double()
+    block.forward = types.MethodType(PACKAGE.layers.JoinedGatedMLP.forward, block)
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        for given in (x, x[:, :1]):
+            assert_close(compiled(given), reference(given.double()), factor=2)

@@ -13,7 +13,16 @@ import torch
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
 from tests.layers.checked_operators import opcheck
-from tests.layers.rotary_cases import DTYPES, ORIGINALS, SHAPES, check_backward, check_forward, make
+from tests.layers.rotary_cases import (
+    DTYPES,
+    OLMO,
+    ORIGINALS,
+    ORIGINALS_OF_NARROWER_ANGLES,
+    SHAPES,
+    check_backward,
+    check_forward,
+    make,
+)
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +181,53 @@ def test_without_a_compiler_the_reference_serves(package: ModuleType) -> None:
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "no C++ compiler" in done.stderr
+
+
+# -- angles narrower than q, and wider types -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ORIGINALS_OF_NARROWER_ANGLES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["heads first", "positions first", "strided"])
+def test_narrower_angles(package: ModuleType, model: str, dtype: torch.dtype, layout: str) -> None:
+    name, original = ORIGINALS_OF_NARROWER_ANGLES[model]
+    for shape in ((1, 8, 8, 128, 64), (2, 3, 1, 5, 8), (1, 4, 2, 1, 128)):
+        q, k, cos, sin = make(shape, dtype, layout)
+        half = shape[-1] // 2
+        tensors = [q, k, cos[..., :half], sin[..., :half]]
+        check_forward(getattr(package, name), original, tensors)
+        found, expected = getattr(package, name)(*tensors), original(*tensors)
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("model", ORIGINALS_OF_NARROWER_ANGLES)
+def test_gradients_of_narrower_angles(package: ModuleType, model: str) -> None:
+    name, original = ORIGINALS_OF_NARROWER_ANGLES[model]
+    q, k, cos, sin = make((2, 3, 1, 5, 8), torch.float32, "heads first")
+    check_backward(getattr(package, name), original, [q, k, cos[..., :4], sin[..., :4]])
+
+
+def test_one_angle_for_a_row_is_broadcast(package: ModuleType) -> None:
+    q, k, cos, sin = make((2, 3, 1, 5, 8), torch.float32, "heads first")
+    tensors = [q, k, cos[..., :1], sin[..., :1]]
+    found = package.apply_rotary_pos_emb(*tensors)
+    for ours, theirs in zip(found, ORIGINALS["apply_rotary_pos_emb"](*tensors), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_halves_of_another_width_are_refused(package: ModuleType) -> None:
+    with pytest.raises(ValueError, match="expected cosines half as wide as q, got 6 and 6"):
+        package.apply_rotary_pos_emb_of_halves(*make((2, 3, 1, 5, 6), torch.float32, "heads first"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wide", [False, True])
+def test_cast_back(package: ModuleType, dtype: torch.dtype, wide: bool) -> None:
+    q, k, cos, sin = make((2, 3, 1, 5, 8), dtype, "positions first")
+    if wide:
+        cos, sin = cos.float(), sin.float()
+    check_forward(package.apply_rotary_pos_emb_cast_back, OLMO, [q, k, cos, sin])
+    found, expected = package.apply_rotary_pos_emb_cast_back(q, k, cos, sin), OLMO(q, k, cos, sin)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)

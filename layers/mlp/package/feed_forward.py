@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Parameter
 
 from .blocks import FORMULAS, needs_gradient
 from .fused_linear import linear
@@ -51,6 +52,42 @@ def gated_mlp(
         )
         return output
     return _project(_gated_linear(x, gate, up, gate_bias, up_bias, activation), down, down_bias)
+
+
+_FEW_ROWS = 32
+"""Rows above which no backend reads a gate and an up as they lie."""
+
+
+def joined_gated_mlp(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    activation: str = "silu",
+) -> Tensor:
+    """`gated_mlp` of a gate and an up that are one weight (2 N, K), the gate's rows first.
+
+    x: (..., K). down: (M, N). Returns (..., M). activation: as for `linear`.
+    """
+    _check(activation)
+    operands = (x, gate_up, down, gate_up_bias, down_bias)
+    records = needs_gradient(*operands)
+    if (
+        gated_mlp_directly is not None
+        and not records
+        and x.numel() <= _FEW_ROWS * gate_up.shape[1]
+        and (type(gate_up) is Tensor or type(gate_up) is Parameter)
+    ):
+        gate, up = gate_up.chunk(2)
+        gate_bias, up_bias = (None, None) if gate_up_bias is None else gate_up_bias.chunk(2)
+        biases = (gate_bias, up_bias, down_bias)
+        directly = gated_mlp_directly(x, (gate, up, down), biases, activation)
+        if directly is not None:
+            return directly
+    gate, up = linear(x, gate_up, gate_up_bias).chunk(2, dim=-1)
+    hidden = FORMULAS[activation](gate)
+    return _project(hidden * up if records or activation == "none" else hidden.mul_(up), down, down_bias)
 
 
 def mlp(

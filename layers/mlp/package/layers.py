@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .blocks import activation_name, is_plain_linear
-from .feed_forward import gated_mlp, mlp
+from .feed_forward import gated_mlp, joined_gated_mlp, mlp
 
 # Pairs of names under which blocks keep their first and second Linear.
 _PAIRS = (
@@ -48,6 +48,29 @@ class GatedMLP(nn.Module):
             output: torch.Tensor = down(self.act_fn(gate(x)) * up(x))
             return output
         return gated_mlp(x, gate.weight, up.weight, down.weight, gate.bias, up.bias, down.bias, name)
+
+
+class JoinedGatedMLP(nn.Module):
+    """y = down_proj(up * activation_fn(gate)), gate and up the halves of gate_up_proj(x): that of Phi 3 and GLM 4.
+
+    hidden_states (..., H) -> (..., H). Source: arXiv 2002.05202.
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    gate_up_proj: nn.Linear
+    down_proj: nn.Linear
+    activation_fn: Any
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        both, down = self.gate_up_proj, self.down_proj
+        name = activation_name(self.activation_fn)
+        if name is None or not (is_plain_linear(both) and is_plain_linear(down)):
+            gate, up = both(hidden_states).chunk(2, dim=-1)
+            output: torch.Tensor = down(up * self.activation_fn(gate))
+            return output
+        return joined_gated_mlp(hidden_states, both.weight, down.weight, both.bias, down.bias, name)
 
 
 class MLP(nn.Module):

@@ -52,13 +52,41 @@ def apply_rotary_pos_emb(
     q (…, S, D) and k (…, S, D), usually (B, H, S, D) with other numbers of heads; cos, sin (B or 1,
     S, D), unsqueezed at `unsqueeze_dim` to broadcast. Returns like q and k, in their memory layout.
     Rounds each product and the sum, as the original does; gradients are rounded once. float64, other
-    ranks than 4, and cosines of another dtype take the PyTorch formula, with its promotions.
+    ranks than 4, and cosines of another dtype take the PyTorch formula, with its promotions. Of cosines that
+    are narrower than q and k only so much of each row is rotated, the rest is copied (GPT-NeoX, Phi 3).
     Source: arXiv 2104.09864.
     """
+    if 1 < (width := cos.shape[-1]) < q.shape[-1]:
+        turned = apply_rotary_pos_emb(q[..., :width], k[..., :width], cos, sin, unsqueeze_dim)
+        both = ((turned[0], q), (turned[1], k))
+        q, k = (torch.cat((part, whole[..., width:]), dim=-1) for part, whole in both)
+        return q, k
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
     if q.dtype != cos.dtype or k.dtype != cos.dtype:
         return reference.rotate_pair(q, k, cos, sin, False, False)
     return _rotate(q, k, cos, sin, False)
+
+
+def apply_rotary_pos_emb_of_halves(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
+    """As `apply_rotary_pos_emb`, of cosines and sines (B or 1, S, D / 2) that both halves share (GPT-OSS)."""
+    if 2 * cos.shape[-1] != q.shape[-1]:
+        raise ValueError(
+            f"apply_rotary_pos_emb_of_halves: expected cosines half as wide as q, got {cos.shape[-1]} and {q.shape[-1]}"
+        )
+    cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
+    return apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim)
+
+
+def apply_rotary_pos_emb_cast_back(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
+    """As `apply_rotary_pos_emb`, and back to the dtypes of q and k; of wider cosines it rounds once (OLMo)."""
+    if cos.dtype == torch.float32 and q.dtype == k.dtype and q.dtype in (torch.bfloat16, torch.float16):
+        return _rotate(q, k, cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim), False)
+    turned = apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim)
+    return turned[0].to(q.dtype), turned[1].to(k.dtype)
 
 
 def apply_rotary_pos_emb_interleaved(
