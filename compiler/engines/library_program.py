@@ -21,6 +21,7 @@ from kernels_hub.compiler.engines.library_linear import Linear, find_linears, li
 from kernels_hub.compiler.engines.library_ops.composites import composite_kernel
 from kernels_hub.compiler.engines.library_ops.contract import make_biased_conv
 from kernels_hub.compiler.engines.library_ops.site import LibraryKernel, Run, Site, SizesNeeded, regions
+from kernels_hub.compiler.engines.library_steps import is_small, one_thread
 from kernels_hub.compiler.engines.tensors import to_tensor
 from kernels_hub.compiler.errors import DimError, EngineError
 from kernels_hub.compiler.ir.binding import bind_shapes
@@ -319,18 +320,20 @@ def _run_loop(site: Site, parts: Sequence[LibraryProgram], sizes: Sizes) -> Run:
     (body,) = parts
     carried, count = site["carried"], site["count"]
     results = [(site.node.results[index].dtype, index) for index in range(len(site.node.results))]
+    alone = site.device.type == "cpu" and is_small(body.graph, sizes)
 
     def run(trips: Tensor, condition: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
         state, captures = list(operands[:carried]), operands[carried:]
         most, go_on, done = int(trips), bool(condition), 0
         stacks: list[list[Tensor]] = [[] for _ in results[carried:]]
-        while go_on and done < most:
-            arguments = [torch.tensor(done, device=site.device), *state, *captures]
-            flag, *outputs = body(arguments, {**sizes, **body.bind(arguments)})
-            go_on, done = bool(flag), done + 1
-            state = outputs[:carried]
-            for stack, element in zip(stacks, outputs[carried:], strict=True):
-                stack.append(element)
+        with one_thread(applies=alone):
+            while go_on and done < most:
+                arguments = [torch.tensor(done, device=site.device), *state, *captures]
+                flag, *outputs = body(arguments, {**sizes, **body.bind(arguments)})
+                go_on, done = bool(flag), done + 1
+                state = outputs[:carried]
+                for stack, element in zip(stacks, outputs[carried:], strict=True):
+                    stack.append(element)
         if stacks and done != count:
             raise EngineError(f"the loop ran {done} times, but its stacked results are {count} long")
         return (*state, *_stacked(site, stacks, carried))
@@ -341,17 +344,19 @@ def _run_loop(site: Site, parts: Sequence[LibraryProgram], sizes: Sizes) -> Run:
 def _run_scan(site: Site, parts: Sequence[LibraryProgram], sizes: Sizes) -> Run:
     (body,) = parts
     states, sequences = site["states"], site["sequences"]
+    alone = site.device.type == "cpu" and is_small(body.graph, sizes)
 
     def run(*operands: Tensor) -> tuple[Tensor, ...]:
         state = list(operands[:states])
         runs, captures = operands[states : states + sequences], operands[states + sequences :]
         stacks: list[list[Tensor]] = [[] for _ in site.node.results[states:]]
-        for index in range(runs[0].shape[0]):
-            arguments = [*state, *(run[index] for run in runs), *captures]
-            outputs = body(arguments, {**sizes, **body.bind(arguments)})
-            state = list(outputs[:states])
-            for stack, element in zip(stacks, outputs[states:], strict=True):
-                stack.append(element)
+        with one_thread(applies=alone):
+            for index in range(runs[0].shape[0]):
+                arguments = [*state, *(run[index] for run in runs), *captures]
+                outputs = body(arguments, {**sizes, **body.bind(arguments)})
+                state = list(outputs[:states])
+                for stack, element in zip(stacks, outputs[states:], strict=True):
+                    stack.append(element)
         return (*state, *_stacked(site, stacks, states))
 
     return run
