@@ -9,6 +9,7 @@ from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import product
 from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.proofs import proves_le
 
 _AXES_AS_INPUT = {"ReduceSum": 13}
 """Since when the axes are an input; 18 for the others."""
@@ -56,9 +57,12 @@ def _l2(x: Value, axes: tuple[int, ...]) -> Value:
 
 
 def _mean(x: Value, axes: tuple[int, ...]) -> Value:
-    if x.dtype.is_float:
-        return x.mean(axes)
-    return x.sum(axes) / x.graph.size(product(x.shape[axis] for axis in axes), x.dtype)
+    """Of nothing it is 0, as in ONNX Runtime: what a mask picks may be empty."""
+    count = product(x.shape[axis] for axis in axes)
+    if not x.dtype.is_float:
+        return x.sum(axes) / x.graph.size(count, x.dtype)
+    mean = x.mean(axes)
+    return mean if proves_le(1, count) else x.graph.size(count).eq(0).select(0.0, mean)
 
 
 def _bounded(kind: str) -> Callable[[Value, tuple[int, ...]], Value]:

@@ -193,3 +193,21 @@ def test_regions_of_any_size_are_aligned(mode: str, ratio: int, coordinates: str
     ]
     graph = agrees(model, random(2, 3, 9, 12), np.array(rois, np.float32), np.array([0, 1, 1, 0, 0, 1]))
     assert ("roi_align" in ops(graph)) == (ratio == 0)
+
+
+@pytest.mark.parametrize("axes", ["axes = [0], ", ""])
+def test_the_mean_of_what_no_mask_picked_is_0(axes: str):
+    """As in ONNX Runtime; it was NaN."""
+    model = parse(
+        "g (float[6, 3] x, bool[6] mask) => (float[a] y) { z = Compress<axis = 0>(x, mask)"
+        f" m = ReduceMean<{axes}keepdims = 0>(z) shape = Constant<value_ints = [-1]>() y = Reshape(m, shape) }}"
+    )
+    model.opset_import[0].version = 17
+    x = random(6, 3)
+    session = pytest.importorskip("onnxruntime").InferenceSession(model.SerializeToString())
+    for mask in (np.zeros(6, bool), np.arange(6) == 2, np.arange(6) > 1):
+        (expected,) = session.run(None, {"x": x, "mask": mask})
+        (found,) = evaluate(import_onnx(model), [x, mask]).values()
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        (found,) = compile_model(model, "cpu", wait=True).arrays([x, mask]).values()
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
