@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 _MOST_CALLS = 256
 """Kinds of calls of which it is remembered what runs them."""
-_PROBE = 64
-"""A size that is tried where none is known: even, and large enough for most windows."""
+_PROBES = (64, 1)
+"""Sizes that are tried where none is known: even, and large enough for most windows; and what can be squeezed."""
 
 
 def specialised(
@@ -52,10 +52,12 @@ def _stays(error: CompilerError, variants: OnnxVariants) -> bool:
     """Whether part of what is wrong has nothing to do with sizes: it reads the same when these are numbers."""
     if not isinstance(error, OnnxImportError):
         return isinstance(error, ImportFailure)
-    probed = variants.probe(_PROBE)
-    if probed is None:
-        return False
-    still = {_cause(unsupported) for unsupported in probed.unsupported}
+    still = {_cause(unsupported) for unsupported in error.unsupported}
+    for size in _PROBES:
+        probed = variants.probe(size)
+        if probed is None:
+            return False
+        still &= {_cause(unsupported) for unsupported in probed.unsupported}
     return any(_cause(unsupported) in still for unsupported in error.unsupported if not unsupported.waits)
 
 

@@ -3,8 +3,9 @@
 Some models only make sense for some sizes: 2 * ((h + 1) // 2) is h where h is even, which no declaration says. Others
 build shapes from the values of inputs. So a call is looked at, and the model is imported for what it shows: first for
 all sizes, then for sizes that leave the same remainders as those of the call, by the divisors that the model's own
-shapes show, at last for the call's sizes themselves; and for the values of those inputs that have to be known. What was
-assumed is in the variant, which therefore tells which other calls it is right for.
+shapes show, then with sizes of 1 known, which are squeezed, at last for the call's sizes themselves; and for the values
+of those inputs that have to be known. What was assumed is in the variant, which therefore tells which other calls it is
+right for.
 """
 
 from __future__ import annotations
@@ -114,6 +115,13 @@ class OnnxVariants:
             if grown == moduli or max(grown.values(), default=1) > _MOST_DIVISOR:
                 break
             moduli = grown
+        ones: dict[str, Size] = {
+            name: 1 if size == 1 else _congruent(name, size, 1) for name, size in sizes.items()
+        }
+        if 1 in ones.values() and set(ones.values()) != {1}:
+            made, _ = self._attempt(ones, values)
+            if isinstance(made, Variant):
+                yield made
         firsts = {self._axes.get(of.shape[0]) for of in self.inputs.values() if of.shape}
         batch = {name: _congruent(name, size, 1) for name, size in sizes.items() if name in firsts}
         if batch and len(batch) < len(sizes):

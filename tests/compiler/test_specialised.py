@@ -114,3 +114,15 @@ def test_axes_of_given_shapes_are_found_at_calls():
 def test_shapes_and_values_are_for_onnx_files():
     with pytest.raises(CompilerError, match="values are of an ONNX file's inputs"):
         compile_model((torch.nn.ReLU(), (torch.ones(2),)), "cpu", values={"input": 1})
+
+
+def test_an_open_axis_that_is_squeezed_is_1():
+    """ONNX Runtime takes such a model; it was refused, though its calls have one image."""
+    text = "g (float[n, m] x) => (float[k] y) { axis = Constant<value_ints = [0]>() z = Neg(x) y = Squeeze(z, axis) }"
+    run = compiled(parse(text))
+    for size in (3, 5, 1):
+        x = np.random.default_rng(size).standard_normal((1, size)).astype(np.float32)
+        np.testing.assert_array_equal(run(x), -x[0])
+    assert len(run.variants) == 1, "one for all sizes of the other axis"
+    with pytest.raises(CompilerError, match="not all 1"):
+        run(np.ones((2, 3), np.float32))
