@@ -336,6 +336,33 @@ def _rotary_sequences(form: str, depth: int, columns: int, rows: int) -> list[Ar
     return rotary_sequences
 
 
+def _sink_attention(form: str, depth: int, columns: int) -> nn.Module:
+    from transformers import GptOssConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
+
+    heads, shared = depth // columns, int(form.partition(":")[2])
+    config = GptOssConfig(
+        hidden_size=depth, num_attention_heads=heads, num_key_value_heads=heads // shared, head_dim=columns
+    )
+    config._attn_implementation = "eager"
+    module = GptOssAttention(config, 0)
+    module.sinks.data.zero_()
+    return module
+
+
+def _sink_sequences(form: str, depth: int, columns: int, rows: int) -> list[Arguments]:
+    import torch
+
+    sink_sequences: list[Arguments] = []
+    for (hidden,), _ in _sequences(form, depth, columns, rows):
+        length = hidden.shape[1]
+        angles = torch.randn(1, length, columns // 2)
+        mask = torch.full((1, 1, length, length), torch.finfo(torch.bfloat16).min).triu(1)
+        given: dict[str, Any] = {"position_embeddings": (angles.cos(), angles.sin()), "attention_mask": mask}
+        sink_sequences.append(((hidden,), given))
+    return sink_sequences
+
+
 def _attention_sizes(*forms: str) -> list[tuple[str, int, int]]:
     return [
         (form, depth, columns)
@@ -442,6 +469,10 @@ KINDS: Mapping[str, Kind] = {
     "RotaryAttention": Kind(
         _read_joined(("q_proj", "k_proj"), "head_dim"), _rotary_attention, _rotary_sequences, ROWS,
         _attention_sizes("1:1", "1:2", "1:4"), _product(16),
+    ),
+    "SinkAttention": Kind(
+        _read_joined(("q_proj", "k_proj"), "head_dim"), _sink_attention, _sink_sequences, ROWS,
+        _attention_sizes("1:1", "1:2", "1:4", "1:8"), _product(16),
     ),
     "RMSNorm": _norm_kind(_norm("models.llama.modeling_llama", "LlamaRMSNorm")),
     "RMSNormRoundedOnce": _norm_kind(_norm("models.gpt_oss.modeling_gpt_oss", "GptOssRMSNorm")),

@@ -65,6 +65,7 @@ COVERAGE = {
     "TopKRouter": 2,
     "TopKRouterRounded": 12,
     "RotaryAttention": 32,
+    "SinkAttention": 1,
     "SelfAttention": 13,
     "EncoderAttention": 15,
     "ClipAttention": 14,

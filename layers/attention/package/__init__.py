@@ -1,8 +1,8 @@
 """Scaled dot-product attention, and attention blocks."""
 
 from . import kernels, layers
-from .functional import attention
+from .functional import attention, attention_with_sinks
 
 weights = kernels.weights
 
-__all__ = ["attention", "layers", "weights"]
+__all__ = ["attention", "attention_with_sinks", "layers", "weights"]

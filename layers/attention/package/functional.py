@@ -56,6 +56,42 @@ def attention(
     return operators.attention_inference(query, key, value, mask, *form)  # type: ignore[no-any-return]
 
 
+def attention_with_sinks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sinks: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+) -> Tensor:
+    """`attention`, its softmax taken over the keys and one more score a head, whose share nobody gets.
+
+    sinks: (H,). The share of the keys is known from the statistics of a row, its greatest score m and
+    1 / sum(exp(score - m)): with a sink s its result is to be multiplied by 1 / (1 + exp(s - m) share).
+    Whatever needs a gradient runs on PyTorch's operators. Source: arXiv 2309.17453, arXiv 2508.10925 (GPT-OSS).
+    """
+    if (problem := _problem(query, key, value, mask)) is not None:
+        raise ValueError(f"attention_with_sinks: {problem}")
+    if sinks.shape != query.shape[1:2]:
+        raise ValueError(
+            f"attention_with_sinks: expected sinks ({query.shape[1]},), one a head of query, got {tuple(sinks.shape)}"
+        )
+    form = Form(False, 0, query.shape[-1] ** -0.5 if scale is None else scale, 0.0)
+    if (
+        not all(type(x) is Tensor or type(x) is Parameter for x in (query, key, value, sinks))
+        or needs_gradient(query, key, value, mask, sinks)
+        or forward_ad._current_level >= 0
+    ):
+        return reference.differentiable(query, key, value, mask, form, sinks)
+    result, statistics = operators.attention(query, key, value, mask, *form)
+    greatest, share = statistics.unbind(0)
+    of_keys = ((sinks.view(-1, 1) - greatest).exp_() * share).add_(1).reciprocal_().unsqueeze(-1)
+    if result.dtype == of_keys.dtype:
+        return result.mul_(of_keys)  # type: ignore[no-any-return]
+    return torch.mul(result, of_keys).to(result.dtype)
+
+
 def _problem(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> str | None:
     if not query.dim() == key.dim() == value.dim() == 4:
         return (

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from . import modules
 from .functional import attention
-from .rotation import apply_rotary_pos_emb
+from .rotation import apply_rotary_pos_emb, apply_rotary_pos_emb_of_halves
 
 
 class scaled_dot_product_attention(nn.Module):  # noqa: N801 - the name of the function
@@ -91,6 +91,49 @@ class RotaryAttention(nn.Module):
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         attended = modules.attend(self, query, key, value, attention_mask)
+        return modules.output(attended, self.o_proj), None
+
+
+class SinkAttention(nn.Module):
+    """GPT-OSS's attention: Llama's, with a sink in each head's softmax, and angles that both halves of a head share.
+
+    hidden_states (B, L, hidden) -> ((B, L, hidden), None). It runs in the place of the block's own formula
+    (`eager`) where nobody asks for the weights. sinks (heads,).
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+    head_dim: int
+    layer_idx: int
+    attention_dropout: float
+    sinks: Tensor
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        linears = (self.q_proj, self.k_proj, self.v_proj, self.o_proj)
+        dropout = self.attention_dropout
+        if position_embeddings is None or not modules.applies(
+            self, hidden_states, linears, dropout, attention_mask, kwargs, eager=True
+        ):
+            given = (hidden_states, position_embeddings, attention_mask, past_key_values)
+            found: tuple[Tensor, Tensor | None] = modules.original(self, *given, **kwargs)
+            return found
+        query, key, value = modules.heads(hidden_states, linears[:3], self.head_dim)
+        query, key = apply_rotary_pos_emb_of_halves(query, key, *position_embeddings)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        attended = modules.attend_with_sinks(self, query, key, value, attention_mask, self.sinks)
         return modules.output(attended, self.o_proj), None
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .blocks import is_plain_linear, needs_gradient
-from .functional import attention
+from .functional import attention, attention_with_sinks
 from .projections import project
 
 # Arguments of a block that change what transformers' function for "sdpa" computes.
@@ -37,18 +37,19 @@ def applies(
     dropout: float,
     mask: Tensor | None,
     kwargs: dict[str, Any],
+    eager: bool = False,
 ) -> bool:
-    """Whether the kernels compute what the block would."""
+    """Whether the kernels compute what the block would. eager: in the place of its own formula, not of PyTorch's."""
     return (
         type(hidden) is Tensor
         and hidden.dim() == 3
         and hidden.dtype == linears[0].weight.dtype
         and not (block.training and dropout > 0)
-        and (mask is None or mask.dim() == 4)
+        and (mask is None or (mask.dim() == 4 and not (eager and mask.dtype == torch.bool)))
         and all(kwargs.get(name) is None for name in _OTHERS)
         and not kwargs.get("output_attentions")
         and all(map(is_plain_linear, linears))
-        and _calls_sdpa(block.config)
+        and (_runs_eager(block) if eager else _calls_sdpa(block.config))
         and not torch.is_autocast_enabled(hidden.device.type)
     )
 
@@ -97,6 +98,34 @@ def encode(
         return result
     query, key, value = heads(hidden, linears[:3], block.head_dim)
     return output(attend(block, query, key, value, mask, scale), out), None
+
+
+def attend_with_sinks(
+    block: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor
+) -> Tensor:
+    """The softmax over the keys and a sink of each head, which has no value: (batch, length, heads x width).
+
+    No key hides: the mask says all. sinks (heads,).
+    """
+    result = attention_with_sinks(query, key, value, sinks, mask, scale=block.scaling)
+    return result.transpose(1, 2).flatten(2)
+
+
+def _runs_eager(block: Any) -> bool:
+    """Whether the block runs its own formula, and nobody asks for its weights, which no kernel has."""
+    if block.config._attn_implementation != "eager" or getattr(block.config, "output_attentions", False):
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    if any(getattr(hook, "__name__", "") != _RECORDS for hook in block._forward_hooks.values()):
+        return False
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    collected = None if capturing is None else capturing._active_collector.get()
+    return not (collected and any("attentions" in name for name in collected))
+
+
+_RECORDS = "output_capturing_hook"
+"""The hook by which transformers records outputs, and weights where it is asked to."""
 
 
 def _calls_sdpa(config: Any) -> bool:

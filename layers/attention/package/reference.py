@@ -52,11 +52,19 @@ def backward(
     )
 
 
-def differentiable(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form: Form) -> Tensor:
-    """The result by operators that have gradients of every order, for every input."""
+def differentiable(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form: Form, sinks: Tensor | None = None
+) -> Tensor:
+    """The result by operators that have gradients of every order, for every input.
+
+    sinks (H,): one more score a head, whose share nobody gets.
+    """
     scores, _ = _scores(query, key, mask, form)
     blank = (scores.detach() == -torch.inf).all(-1, keepdim=True)
-    weights = torch.softmax(scores.masked_fill(blank, 0.0), -1).masked_fill(blank, 0.0)
+    scores = scores.masked_fill(blank, 0.0)
+    if sinks is not None:
+        scores = torch.cat((scores, _wide(sinks).view(-1, 1, 1).expand(*scores.shape[:-1], 1)), -1)
+    weights = torch.softmax(scores, -1)[..., : key.shape[2]].masked_fill(blank, 0.0)
     return (weights @ _repeated(_wide(value), query)).to(query.dtype)
 
 
