@@ -81,10 +81,10 @@ def run(tmp_path: Path, then: str, compiler: str = "", **environment: str) -> li
 
 
 def slow_compiler(tmp_path: Path) -> str:
-    """A compiler that takes its time."""
+    """A compiler that takes its time, and none to optimize."""
     path = tmp_path / "slow-g++"
     path.write_text(
-        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) sleep 3 ;; esac\nexec {shutil.which("g++")} "$@"\n'
+        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) sleep 3 ;; esac\nexec {shutil.which("g++")} "$@" -O1\n'
     )
     path.chmod(0o755)
     return str(path)
