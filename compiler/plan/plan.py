@@ -91,6 +91,11 @@ class Plan:
 
     def __call__(self, *inputs: Any) -> Any:
         """The output, or a tuple of the outputs. inputs: in order. Raises as `execute` does."""
+        if (
+            inputs and type(inputs[0]) is np.ndarray
+        ):  # which has no `layout`: to find out takes as long as a kernel
+            results = self._run_arrays(inputs) or self.run(inputs)
+            return results[0] if self._single else tuple(results)
         try:
             call = self._known[
                 tuple(
@@ -230,13 +235,10 @@ class Plan:
             return None
         tensors = []
         for array in inputs:
-            flags = array.flags
-            if type(array) is not np.ndarray or not (
-                flags.c_contiguous and flags.writeable and flags.aligned
-            ):
+            if type(array) is not np.ndarray or not array.flags.carray:
                 return None
             tensors.append(torch.from_numpy(array))
-        return [result.numpy() for result in call.run(tensors)]
+        return call.run_arrays(tensors)
 
     def _check(self, inputs: Sequence[Any]) -> tuple[list[torch.Tensor], BoundProgram]:
         """The tensors that are given, and what is known of their shapes."""

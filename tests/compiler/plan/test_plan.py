@@ -301,6 +301,18 @@ def test_arrays_of_known_shapes_are_checked_once(plan, monkeypatch):
             plan.execute(other)
 
 
+def test_small_results_are_arrays_that_numpy_allocated(plan):
+    given = arrays(4)
+    expected = evaluate(block_with(plan), given)
+    plan.execute(given)
+    first, second = plan(*given.values()), plan(*given.values())
+    for results in (first, second):
+        assert_same_outputs(dict(zip(expected, results, strict=True)), expected)
+    if len(plan.segments) == 1:
+        assert all(array.flags.owndata for array in (*first, *second))
+    assert not any(np.shares_memory(one, other) for one, other in zip(first, second, strict=True))
+
+
 def test_threads_have_memory_of_their_own(plan):
     cases = [arrays(batch) for batch in (1, 3, 3, 6)]
     expected = [evaluate(block_with(plan), one) for one in cases]
