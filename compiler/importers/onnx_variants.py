@@ -219,7 +219,7 @@ class OnnxVariants:
     def _check(self, shapes: Sequence[tuple[int, ...]]) -> None:
         for (name, of), shape in zip(self.inputs.items(), shapes, strict=True):
             fits = len(shape) == of.rank and all(
-                dim == size if isinstance(dim, int) else size >= 1
+                dim == size if isinstance(dim, int) else size >= 0
                 for dim, size in zip(of.shape, shape, strict=True)
             )
             if not fits:

@@ -126,3 +126,20 @@ def test_an_open_axis_that_is_squeezed_is_1():
     assert len(run.variants) == 1, "one for all sizes of the other axis"
     with pytest.raises(CompilerError, match="not all 1"):
         run(np.ones((2, 3), np.float32))
+
+
+def test_an_open_axis_may_be_empty():
+    """A graph without edges, say: it was refused, as sizes of open axes are 1 at least for a plan of all sizes."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = parse(
+        "g (float[n, 3] x, float[m, 3] z) => (float[k, 3] y, float[l] s) { y = Concat<axis = 0>(x, z)"
+        " a = Constant<value_ints = [0]>() t = ReduceSum<keepdims = 0>(x, a) s = Exp(t) }"
+    )
+    model.ir_version, model.opset_import[0].version = 9, 17
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    run = compile_model(model, "cpu", wait=True)
+    for n, m in ((2, 3), (0, 3), (0, 2), (4, 0), (0, 0), (1, 5)):
+        given = {"x": np.ones((n, 3), np.float32), "z": np.full((m, 3), 2, np.float32)}
+        for found, expected in zip(run(*given.values()), session.run(None, given), strict=True):
+            assert found.shape == expected.shape
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
