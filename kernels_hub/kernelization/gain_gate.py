@@ -80,8 +80,8 @@ class GainGate:
         if gain is None:
             return Verdict(f"kept: its gain is unknown on this processor ({self.machine.processor})")
         if not gain.rows:
-            where = "expected" if gain.source == OTHERS else "here"
-            return Verdict(f"kept: {gain.ratio:.2f} of PyTorch {where} ({gain.source})", gain)
+            where = "of PyTorch expected" if gain.source == OTHERS else "of PyTorch here"
+            return Verdict(f"kept: {gain.ratio:.2f} {where} ({gain.source})", gain)
         return Verdict(None, gain, tuple((first * width, last * width) for first, last in gain.rows))
 
 
