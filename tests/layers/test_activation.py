@@ -69,6 +69,7 @@ def no_size_is_small(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> No
     """Small inputs would go to PyTorch's own operators, and the tests with them."""
     monkeypatch.setattr(package.functional.kernels, "SMALL", ((0, 0),) * 4)
     monkeypatch.setattr(package.functional.kernels, "SMALL_GATED", (0, 0))
+    monkeypatch.setattr(package.functional.kernels, "SMALL_STRIDED_GELU", (0, 0))
 
 
 def run(package: ModuleType, layer: str, original: nn.Module, input: torch.Tensor) -> torch.Tensor:
@@ -247,12 +248,23 @@ def test_silu_in_place(package, inplace):
 def test_small_inputs_run_on_pytorch(package, case, monkeypatch):
     monkeypatch.setattr(package.functional.kernels, "SMALL", ((0, 10**9),) * 4)
     monkeypatch.setattr(package.functional.kernels, "SMALL_GATED", (0, 10**9))
+    monkeypatch.setattr(package.functional.kernels, "SMALL_STRIDED_GELU", (0, 10**9))
     monkeypatch.setattr(package.functional, "operators", None)
     check(package, *ORIGINALS[case], random((3, 38)))
     leaf = random((3, 38)).requires_grad_()
     assert_close(package.activation_mul(leaf, leaf, "gelu"), functional.gelu(leaf.double()) * leaf.double())
     with torch.no_grad(), pytest.raises(AttributeError, match="NoneType"):
         run(package, *ORIGINALS[case], random((3, 38)))
+
+
+def test_small_strided_inputs_of_gelu_run_on_pytorch(package, monkeypatch):
+    """PyTorch gives oneDNN what is contiguous alone, and the rest starts sooner."""
+    monkeypatch.setattr(package.functional.kernels, "SMALL_STRIDED_GELU", (10**9, 10**9))
+    monkeypatch.setattr(package.functional, "operators", None)
+    half = random((3, 76)).chunk(2, dim=-1)[0]
+    torch.testing.assert_close(package.functional.gelu(half), functional.gelu(half))
+    with pytest.raises(AttributeError, match="NoneType"):
+        package.functional.gelu(half.contiguous())
 
 
 def test_names(package):

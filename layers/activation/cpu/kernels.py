@@ -22,6 +22,8 @@ DISPATCH_KEYS = ("CPU",)
 # through oneDNN, which takes longer to start than this does; QuickGELU is three operators, and gates are two.
 SMALL = ((16384, 131072), (0, 65536), (2048, 16384), (0, 32768))
 SMALL_GATED = (0, 16384)
+SMALL_STRIDED_GELU = (65536, 131072)
+"""A row of SMALL, for GELU of what is not contiguous, such as half of a row: PyTorch computes it without oneDNN."""
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 

@@ -17,7 +17,10 @@ def activation(input: Tensor, kind: int | str) -> Tensor:
     Raises ValueError for an unknown kind.
     """
     kind = number(kind)
-    if _is_for_pytorch(input.numel(), kernels.SMALL[kind], input.requires_grad):
+    small = kernels.SMALL[kind]
+    if kind == GELU and not input.is_contiguous():
+        small = kernels.SMALL_STRIDED_GELU
+    if _is_for_pytorch(input.numel(), small, input.requires_grad):
         return reference.value(input, kind)
     return operators.activation(input, kind)
 

@@ -26,6 +26,7 @@ DISPATCH_KEYS = ("CUDA", "CPU") if runtime.interpret else ("CUDA",)
 # takes. Below a million elements a GPU is done before either. QuickGELU is three operators, and gates are two.
 SMALL = ((1 << 20, 1 << 20), (1 << 20, 1 << 20), (1 << 20, 1 << 20), (0, 1 << 18))
 SMALL_GATED = (0, 1 << 18)
+SMALL_STRIDED_GELU = SMALL[1]
 
 NUM_WARPS = 4
 
