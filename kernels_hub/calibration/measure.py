@@ -1,8 +1,10 @@
 """Measures kernels against what they replace: modules of a class of shape, both sides in turn.
 
-A side is a few modules of one shape that are called one after the other, so that their weights come from beyond the
-second-level cache, as in a model. Of each side the shortest time counts: what else runs on the machine can only
-lengthen one. A time in which a thread of this process waited for a core does not count at all, see `waiting`.
+Between two calls runs what a model does between them: operators of PyTorch, with weights that fill the second-level
+cache. So a module finds its weights and its code as far away as in a model; called over and over, an operator that is
+written in Python seems to take a third of what it takes there. Of each side the shortest time counts: what else runs on
+the machine can only lengthen one. A time in which a thread of this process waited for a core does not count at all, see
+`waiting`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import bisect
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kernels_hub.calibration.gain_table import Shape
@@ -21,10 +24,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_WORKING_SET = 6 << 20
-_MOST_COPIES = 8
-_WORK_OF_A_SIDE = 1e8
-"""Multiplications above which a side needs no more modules: weights take little of so long a call."""
 _LEAST_PAIRS, _ENOUGH_PAIRS = 5, 60
 _ENOUGH_S = 0.04
 """Undisturbed time of the pairs of an example: so many are made, at most `_ENOUGH_PAIRS`, or more until two agree."""
@@ -35,8 +34,8 @@ _NAP_S = 0.004
 
 Value: TypeAlias = Any
 """An argument: a tensor, a tuple of them, or None."""
-Run = Callable[[], None]
-"""Calls the modules of one side once."""
+Run = Callable[[], object]
+"""Calls the module of one side once."""
 Swap = Callable[["nn.Module"], object]
 """Puts kernels into a module, whatever they gain."""
 
@@ -61,7 +60,7 @@ def measure(
         if measuring >= seconds:
             return
         try:
-            originals, kernels = _modules(shape, swap)
+            original, kernel = _modules(shape, swap)
         except (ImportError, ValueError, RuntimeError, AttributeError, TypeError) as error:
             on_skip(shape, f"{type(error).__name__}: {error}"[:120])
             continue
@@ -70,7 +69,7 @@ def measure(
                 return
             try:
                 with torch.inference_mode():
-                    pairs = _pairs(shape, rows, originals, kernels)
+                    pairs = _pairs(shape, rows, original, kernel)
                     start = time.monotonic()
                     ratio = _least_ratio(pairs)
             except (RuntimeError, ValueError, IndexError) as error:
@@ -83,7 +82,7 @@ def measure(
                 yield shape, rows, ratio
 
 
-def _modules(shape: Shape, swap: Swap) -> tuple[list[nn.Module], list[nn.Module]]:
+def _modules(shape: Shape, swap: Swap) -> tuple[nn.Module, nn.Module]:
     import torch
 
     layer, form = split_kind(shape.kind)
@@ -91,31 +90,23 @@ def _modules(shape: Shape, swap: Swap) -> tuple[list[nn.Module], list[nn.Module]
         raise ValueError(f"no kind {layer!r} is measured")
     original = KINDS[layer].build(form, shape.depth, shape.columns)
     original = original.to(getattr(torch, shape.dtype)).eval()
-    nbytes = sum(each.nbytes for each in original.parameters())
-    copies = max(1, min(_MOST_COPIES, _WORKING_SET // max(1, nbytes)))
-    originals = [original, *(copy.deepcopy(original) for _ in range(copies - 1))]
-    kernels = [copy.deepcopy(original) for _ in range(copies)]
-    for module in kernels:
-        swap(module)
-        if "forward" not in module.__dict__:
-            raise ValueError("no kernel of the mapping fits it")
-    return originals, kernels
+    kernel = copy.deepcopy(original)
+    swap(kernel)
+    if "forward" not in kernel.__dict__:
+        raise ValueError("no kernel of the mapping fits it")
+    return original, kernel
 
 
-def _pairs(
-    shape: Shape, rows: int, originals: list[nn.Module], kernels: list[nn.Module]
-) -> list[tuple[Run, Run]]:
+def _pairs(shape: Shape, rows: int, original: nn.Module, kernel: nn.Module) -> list[tuple[Run, Run]]:
     """Calls of both sides, one pair for each of a class's examples; what is built at a first call is built."""
     import torch
 
     layer, form = split_kind(shape.kind)
-    work = KINDS[layer].work(form, shape.depth, shape.columns, rows)
-    modules = min(len(originals), max(1, int(_WORK_OF_A_SIDE / work)))
     dtype = getattr(torch, shape.dtype)
     pairs = []
     for example, named in KINDS[layer].example(form, shape.depth, shape.columns, rows):
         arguments = _cast(example, dtype), {name: _cast(each, dtype) for name, each in named.items()}
-        pair = _run(originals[:modules], arguments), _run(kernels[:modules], arguments)
+        pair = _run(original, arguments), _run(kernel, arguments)
         for run in pair:
             run()
         pairs.append(pair)
@@ -140,17 +131,17 @@ def shortest_ratio(original: Run, kernel: Run) -> float | None:
     before: list[float] = []
     after: list[float] = []
     start = time.perf_counter()
+    run_others = _other_layers()
     with waiting() as waited_s:
-        waited = waited_s()
         while True:
             for run, undisturbed in ((original, before), (kernel, after)):
+                run_others()
+                earlier = waited_s()
                 seconds = _seconds(run)
-                earlier, waited = waited, waited_s()
-                if is_undisturbed(waited - earlier, seconds):
+                if is_undisturbed(waited_s() - earlier, seconds):
                     bisect.insort(undisturbed, seconds)
                 else:  # who has slept gets a core at once, and keeps it for a while
                     time.sleep(_NAP_S)
-                    waited = waited_s()
             pairs = min(len(before), len(after))
             late = time.perf_counter() > start + _MOST_S
             if pairs < _LEAST_PAIRS:
@@ -164,20 +155,37 @@ def shortest_ratio(original: Run, kernel: Run) -> float | None:
                 return before[0] / after[0] if agree else None
 
 
-def _run(modules: list[nn.Module], arguments: Arguments) -> Run:
+def _run(module: nn.Module, arguments: Arguments) -> Run:
     args, kwargs = arguments
-
-    def run() -> None:
-        for module in modules:
-            module(*args, **kwargs)
-
-    return run
+    return lambda: module(*args, **kwargs)
 
 
 def _seconds(run: Run) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
+
+
+@lru_cache(maxsize=1)
+def _other_layers() -> Run:
+    """What runs between two calls: a small transformer block of PyTorch's, with 3 MiB of weights."""
+    import torch
+    from torch.nn import functional
+
+    width, heads, tokens = 256, 4, 4
+    x = torch.randn(1, tokens, width)
+    shapes = ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width))
+    joined, out, up, down = (torch.randn(*shape) for shape in shapes)
+
+    def run() -> object:
+        parts = functional.linear(functional.layer_norm(x, (width,)), joined).chunk(3, dim=-1)
+        query, key, value = (part.view(1, tokens, heads, -1).transpose(1, 2) for part in parts)
+        mixed = functional.scaled_dot_product_attention(query, key, value)
+        hidden = x + functional.linear(mixed.transpose(1, 2).reshape(1, tokens, width), out)
+        wide = functional.gelu(functional.linear(functional.layer_norm(hidden, (width,)), up))
+        return hidden + functional.linear(wide, down)
+
+    return run
 
 
 def _cast(value: Value, dtype: torch.dtype) -> Value:

@@ -78,7 +78,7 @@ def test_a_chance_is_not_trusted(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_times_in_which_a_thread_waited_for_a_core_do_not_count(monkeypatch: pytest.MonkeyPatch):
-    waited = itertools.accumulate(itertools.cycle([0.0, 0.0, 0.0, 0.005]))
+    waited = itertools.accumulate(itertools.cycle([0.0, 0.0, 0.0, 0.0, 0.005]))
 
     @contextmanager
     def waiting() -> Iterator[Callable[[], float]]:
@@ -91,6 +91,16 @@ def test_times_in_which_a_thread_waited_for_a_core_do_not_count(monkeypatch: pyt
     monkeypatch.setattr(measuring, "_MOST_S", 0.05)
     waited = itertools.accumulate(itertools.repeat(0.005))
     assert shortest_ratio(_taking(0.002), _taking(0.001)) is None
+
+
+@pytest.mark.usefixtures("_on_a_busy_machine")
+def test_other_layers_run_before_each_call(monkeypatch: pytest.MonkeyPatch):
+    """As in a model, where a module's code and weights are not in the caches any more."""
+    ran: list[str] = []
+    monkeypatch.setattr(measuring, "_other_layers", lambda: lambda: ran.append("others"))
+    shortest_ratio(lambda: ran.append("original"), lambda: ran.append("kernel"))
+    timed = ran[ran.index("others") :]
+    assert timed[::2] == ["others"] * (len(timed) // 2) and timed[1::2][:2] == ["original", "kernel"]
 
 
 def test_waiting_is_read_from_this_processs_threads():
