@@ -186,6 +186,14 @@ def test_without_a_compiler_the_reference_serves(package: ModuleType) -> None:
 # -- angles narrower than q, and wider types -------------------------------------------------------------
 
 
+@pytest.fixture(params=[0, 1 << 40], ids=["kernel", "small"])
+def small_part(request: pytest.FixtureRequest, package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of heads run on the kernel whatever their size, or on PyTorch."""
+    rotation = sys.modules[package.apply_rotary_pos_emb.__module__]
+    monkeypatch.setattr(rotation.kernels, "SMALL_PART", request.param)
+
+
+@pytest.mark.usefixtures("small_part")
 @pytest.mark.parametrize("model", ORIGINALS_OF_NARROWER_ANGLES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", ["heads first", "positions first", "strided"])
@@ -201,6 +209,7 @@ def test_narrower_angles(package: ModuleType, model: str, dtype: torch.dtype, la
             torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.usefixtures("small_part")
 @pytest.mark.parametrize("model", ORIGINALS_OF_NARROWER_ANGLES)
 def test_gradients_of_narrower_angles(package: ModuleType, model: str) -> None:
     name, original = ORIGINALS_OF_NARROWER_ANGLES[model]

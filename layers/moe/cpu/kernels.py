@@ -43,7 +43,7 @@ _ACTIVATIONS = {
 _MOST_TOKENS = {torch.float32: 64, torch.bfloat16: 32, torch.float16: 64}
 
 # The same where the weights lie transposed: of them torch.mm reads rows, and is soon faster; less so of narrow types,
-# where the weights are small (Sapphire Rapids, 1 thread).
+# where the weights are small (Intel Xeon with AMX, 1 thread).
 _MOST_CLAMPED_TOKENS, _MOST_OF_SMALL, _SMALL = 6, 24, 1 << 17
 
 # The records of moe.cpp, field for field.

@@ -95,7 +95,7 @@ def pays_transposed(x: Tensor, weight: Tensor) -> bool:
     """Whether packing wins for the rows of x (..., K) with a weight (K, N).
 
     As `pays`, but for one row of float32, which MKL multiplies with a weight of this layout at the speed of
-    the memory: packed it had 0.85 to 0.88 of that (Sapphire Rapids, 1 thread, 768 x 2304 to 3072 x 768).
+    the memory: packed it had 0.85 to 0.88 of that (Intel Xeon with AMX, 1 thread, 768 x 2304 to 3072 x 768).
     """
     if weight.dim() != 2 or (weight.dtype is torch.float32 and x.numel() <= weight.shape[0]):
         return False

@@ -18,6 +18,9 @@ from .rotation_shapes import contiguous_rows, fits
 
 DISPATCH_KEYS = ("CPU",)
 
+SMALL_PART = 16384
+"""Elements of the queries below which PyTorch is faster where a part of each head is rotated, and joined again."""
+
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 # The record of rotary.cpp, field for field: six tensors (address and three strides), nine numbers.

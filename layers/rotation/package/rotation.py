@@ -57,7 +57,12 @@ def apply_rotary_pos_emb(
     Source: arXiv 2104.09864.
     """
     if 1 < (width := cos.shape[-1]) < q.shape[-1]:
-        turned = apply_rotary_pos_emb(q[..., :width], k[..., :width], cos, sin, unsqueeze_dim)
+        parts = q[..., :width], k[..., :width]
+        if q.numel() < kernels.SMALL_PART and not torch.compiler.is_compiling():
+            angles = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+            turned = reference.rotate_pair(*parts, *angles, False, False)
+        else:
+            turned = apply_rotary_pos_emb(*parts, cos, sin, unsqueeze_dim)
         both = ((turned[0], q), (turned[1], k))
         q, k = (torch.cat((part, whole[..., width:]), dim=-1) for part, whole in both)
         return q, k

@@ -13,6 +13,9 @@ from .rotation_shapes import contiguous_rows, fits
 # Under the interpreter kernels run on CPU tensors.
 DISPATCH_KEYS = ("CUDA", "CPU") if triton.knobs.runtime.interpret else ("CUDA",)
 
+SMALL_PART = 0
+"""Elements of the queries below which PyTorch rotates a part of each head: a launch replaces a dozen."""
+
 _TILE = 2048
 """Pairs of one program: with both halves, cosines and sines in float32, well inside the registers of 4 warps."""
 
