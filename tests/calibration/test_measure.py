@@ -59,25 +59,47 @@ def test_a_slow_kernel_has_a_ratio_below_one():
     assert 0 < ratio < 0.5
 
 
-def _taking(*seconds: float) -> Any:
-    """A run that takes these times, in turn, again and again."""
-    times = itertools.cycle(seconds)
-    return lambda: time.sleep(next(times))
+class Clock:
+    """Stands for the module `time`: it goes on where something is said to take time, whatever else runs."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def taking(self, *seconds: float) -> Callable[[], None]:
+        """A run that takes these times, in turn, again and again."""
+        times = itertools.cycle(seconds)
+        return lambda: self.sleep(next(times))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(measuring, "time", made)
+    return made
 
 
 @pytest.mark.usefixtures("_on_a_busy_machine")
-def test_the_shortest_times_count():
-    ratio = shortest_ratio(_taking(0.004, 0.03), _taking(0.002, 0.002, 0.03))
-    assert ratio is not None and 1.5 < ratio < 2.5
+def test_the_shortest_times_count(clock: Clock):
+    ratio = shortest_ratio(clock.taking(0.004, 0.03), clock.taking(0.002, 0.002, 0.03))
+    assert ratio == pytest.approx(2.0)
 
 
-def test_a_chance_is_not_trusted(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(measuring, "_MOST_S", 0.2)
-    growing = iter(0.001 * 1.4**step for step in range(1000))
-    assert shortest_ratio(lambda: time.sleep(next(growing)), _taking(0.002)) is None
+@pytest.mark.usefixtures("_on_a_busy_machine")
+def test_a_chance_is_not_trusted(monkeypatch: pytest.MonkeyPatch, clock: Clock):
+    monkeypatch.setattr(measuring, "_AGREEMENT", 1.1)
+    growing = (0.001 * 1.4**step for step in range(1000))
+    assert shortest_ratio(lambda: clock.sleep(next(growing)), clock.taking(0.002)) is None
 
 
-def test_times_in_which_a_thread_waited_for_a_core_do_not_count(monkeypatch: pytest.MonkeyPatch):
+def test_times_in_which_a_thread_waited_for_a_core_do_not_count(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+):
     waited = itertools.accumulate(itertools.cycle([0.0, 0.0, 0.0, 0.0, 0.005]))
 
     @contextmanager
@@ -85,12 +107,9 @@ def test_times_in_which_a_thread_waited_for_a_core_do_not_count(monkeypatch: pyt
         yield lambda: next(waited)
 
     monkeypatch.setattr(measuring, "waiting", waiting)
-    monkeypatch.setattr(measuring, "_AGREEMENT", float("inf"))
-    undisturbed = shortest_ratio(_taking(0.002), _taking(0.001))
-    assert undisturbed is not None and 1.2 < undisturbed < 2.2
-    monkeypatch.setattr(measuring, "_MOST_S", 0.05)
+    assert shortest_ratio(clock.taking(0.002), clock.taking(0.001)) == pytest.approx(2.0)
     waited = itertools.accumulate(itertools.repeat(0.005))
-    assert shortest_ratio(_taking(0.002), _taking(0.001)) is None
+    assert shortest_ratio(clock.taking(0.002), clock.taking(0.001)) is None
 
 
 @pytest.mark.usefixtures("_on_a_busy_machine")
