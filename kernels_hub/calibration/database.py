@@ -4,8 +4,8 @@ The file lies in `calibration` in the cache (KERNELS_HUB_CACHE), beside what `ke
 as a whole, under a lock, so that processes that measure side by side add to one another. A file that makes no sense
 is measured anew, and one line says so. KERNELS_HUB_CALIBRATION decides what is asked:
 
-    (unset)     this machine's file, then the shipped table of its processor, then what holds on all processors that
-                have one; what neither of the first two knows is measured beside
+    (unset)     this machine's file, then the shipped table of its processor, or what holds on all processors that have
+                one; what was not measured on this processor is measured beside
     off         the same, and nothing is measured unless `kernels-hub calibrate` is called
     ignore      nothing: every kernel of the mapping runs, whatever it gains
     FILE.json   that file alone, as `kernels-hub calibrate --export` wrote it: the same choices everywhere
@@ -116,8 +116,10 @@ def known_gains(machine: Machine) -> KnownGains:
         return KnownGains(((PINNED, read(Path(pinned).expanduser(), None)),))
     if torch.are_deterministic_algorithms_enabled():
         return KnownGains((), deterministic=True)
-    own = (THIS_MACHINE, load(machine)), (SHIPPED, shipped(machine))
-    return KnownGains((*own, (OTHERS, of_other_processors(machine))))
+    own, table = load(machine), shipped(machine)
+    if table.cells:
+        return KnownGains(((THIS_MACHINE, own), (SHIPPED, table)))
+    return KnownGains(((THIS_MACHINE, own), (OTHERS, of_other_processors(machine))))
 
 
 def load(machine: Machine) -> GainTable:

@@ -186,7 +186,6 @@ def test_a_cache_that_cannot_be_written_loses_the_memory_alone(
 
 def test_this_machine_comes_before_the_shipped_table(cache: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(database, "shipped", lambda _: _table(1, 3.0))
-    monkeypatch.setattr(database, "of_other_processors", lambda _: GainTable())
     shape = Shape("Conv2d 3x3/1", "float32", 64, 128)
     found = database.known_gains(MACHINE).gain(shape)
     assert found is not None and (found.ratio, found.source) == (3.0, database.SHIPPED)
@@ -202,7 +201,6 @@ def test_sources_fill_in_what_the_nearer_ones_do_not_know(cache: Path, monkeypat
         shipped.put(shape, rows, GOOD)
     own.put(shape, 1, BAD)
     monkeypatch.setattr(database, "shipped", lambda _: shipped)
-    monkeypatch.setattr(database, "of_other_processors", lambda _: GainTable())
     database.add(MACHINE, own)
     found = database.known_gains(MACHINE).gain(shape)
     assert found is not None and found.complete
