@@ -61,7 +61,10 @@ class ClampedExperts(nn.Module):
         router_indices: Tensor | None = None,
         routing_weights: Tensor | None = None,
     ) -> Tensor:
-        assert router_indices is not None and routing_weights is not None
+        if router_indices is None or routing_weights is None:
+            raise TypeError(
+                "ClampedExperts: expected the router_indices and routing_weights of a router, got None"
+            )
         weights = (self.gate_up_proj, self.gate_up_proj_bias, self.down_proj, self.down_proj_bias)
         x, kind = hidden_states, hidden_states.device.type
         if torch.is_autocast_enabled(kind):
