@@ -52,7 +52,7 @@ def scenario(name: str, tmp_path: Path) -> Any:
         environment = {one: value for one, value in environment.items() if not one.startswith("RAY_")}
     done = subprocess.run(
         [sys.executable, "-m", "tests.compiler.search.ray_scenario", name, str(tmp_path)],
-        capture_output=True, text=True, check=False, cwd=ROOT, env=environment, timeout=170,
+        capture_output=True, text=True, check=False, cwd=ROOT, env=environment, timeout=400,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
