@@ -7,6 +7,9 @@ another process has pushed one off its core that takes milliseconds, at every st
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
+import os
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -26,16 +29,34 @@ def is_small(body: Graph, sizes: Mapping[str, int]) -> bool:
 
 @contextlib.contextmanager
 def one_thread(*, applies: bool) -> Iterator[None]:
-    """Have this thread's calls of PyTorch's kernels on the CPU start no others."""
-    threads = torch.get_num_threads()
-    if not applies or threads == 1:
+    """Have this thread's calls of PyTorch's kernels on the CPU start no others.
+
+    The counts of OpenMP and MKL are set, which are of the calling thread. PyTorch's own would be kept for good by
+    threads that begin meanwhile. Where PyTorch has another OpenMP, all threads run.
+    """
+    threads = torch.get_num_threads()  # sets OpenMP's in a thread that has not called PyTorch yet
+    openmp = _library("libgomp.so.1") if applies and threads > 1 else None
+    if openmp is None:
         yield
         return
-    torch.set_num_threads(1)
+    set_for_mkl = getattr(_library("libtorch_cpu.so"), "MKL_Set_Num_Threads_Local", None)
+    openmp.omp_set_num_threads(1)
+    before = None if set_for_mkl is None else set_for_mkl(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        openmp.omp_set_num_threads(threads)
+        if set_for_mkl is not None:
+            set_for_mkl(before)
+
+
+@functools.cache
+def _library(name: str) -> ctypes.CDLL | None:
+    """A library that PyTorch has loaded; None where it has not."""
+    try:
+        return ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    except (OSError, AttributeError):  # AttributeError: no such mode on other systems
+        return None
 
 
 __all__ = ["is_small", "one_thread"]

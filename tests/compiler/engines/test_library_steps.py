@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
 
 from kernels_hub.compiler import Graph
 from kernels_hub.compiler import compile as compile_graph
+from kernels_hub.compiler.engines.library_program import LibraryProgram
 from kernels_hub.compiler.engines.library_steps import is_small, one_thread
 
 
@@ -23,32 +26,51 @@ def scan(size: int) -> Graph:
     return graph
 
 
-@pytest.fixture
-def threads(monkeypatch):
-    """What the number of threads is set to, from 3."""
-    kept, seen = torch.get_num_threads(), []
+@pytest.fixture(autouse=True)
+def three_threads():
+    kept = torch.get_num_threads()
     torch.set_num_threads(3)
-    set_threads = torch.set_num_threads
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: (seen.append(count), set_threads(count)))
-    yield seen
-    set_threads(kept)
+    yield
+    torch.set_num_threads(kept)
 
 
-@pytest.mark.parametrize(("size", "expected"), [(8, [1, 3]), (2048, [])])
-def test_small_steps_run_on_one_thread(threads, size, expected):
+def of_a_new_thread() -> int:
+    """How many threads PyTorch's kernels have in a thread that begins now."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(torch.get_num_threads).result()
+
+
+@pytest.mark.parametrize(("size", "expected"), [(8, 1), (2048, 3)])
+def test_small_steps_run_on_one_thread(monkeypatch, size, expected):
     run = compile_graph(scan(size), "cpu", engines=("library",))
     inputs = {name: np.full(value.shape, 0.5 / size, np.float32) for name, value in scan(size).inputs.items()}
     run.arrays(inputs)
-    threads.clear()
+    seen = set()
+    monkeypatch.setattr(LibraryProgram, "__call__", watched(LibraryProgram.__call__, seen))
     run.arrays(inputs)
-    assert threads == expected
-    assert torch.get_num_threads() == 3
+    assert min(seen) == expected and torch.get_num_threads() == 3
 
 
-def test_the_number_of_threads_comes_back_after_a_failure(threads):
+def watched(call, seen):
+    """A call that notes the number of threads that it has."""
+
+    def noted(*given, **named):
+        seen.add(torch.get_num_threads())
+        return call(*given, **named)
+
+    return noted
+
+
+def test_threads_that_begin_meanwhile_have_all():
+    with one_thread(applies=True):
+        assert (torch.get_num_threads(), of_a_new_thread()) == (1, 3)
+    assert (torch.get_num_threads(), of_a_new_thread()) == (3, 3)
+
+
+def test_the_number_of_threads_comes_back_after_a_failure():
     with pytest.raises(RuntimeError), one_thread(applies=True):
         raise RuntimeError
-    assert threads == [1, 3]
+    assert torch.get_num_threads() == 3
     with one_thread(applies=False):
         assert torch.get_num_threads() == 3
 
