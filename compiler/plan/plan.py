@@ -91,9 +91,7 @@ class Plan:
 
     def __call__(self, *inputs: Any) -> Any:
         """The output, or a tuple of the outputs. inputs: in order. Raises as `execute` does."""
-        if (
-            inputs and type(inputs[0]) is np.ndarray
-        ):  # which has no `layout`: to find out takes as long as a kernel
+        if inputs and type(inputs[0]) is np.ndarray:  # has no `layout`: finding out takes as long as a kernel
             results = self._run_arrays(inputs) or self.run(inputs)
             return results[0] if self._single else tuple(results)
         try:

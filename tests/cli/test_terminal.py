@@ -76,7 +76,7 @@ def test_errors_that_name_what_is_hostile(run: Run, tmp_path: Path):
 
 
 def test_an_onnx_file_with_escapes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("onnx")
+    pytest.importorskip("onnx", reason="needs onnx: pip install 'kernels-hub[onnx]'")
     from tests.compiler.export.test_hostile import hostile_onnx
 
     monkeypatch.chdir(tmp_path)

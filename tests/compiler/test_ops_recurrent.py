@@ -119,7 +119,7 @@ def test_models_become_one_op_that_gives_what_onnx_does(op, attrs, direction):
 @pytest.mark.parametrize("attrs", [{}, {"clip": 0.7}])
 @pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
 def test_lengths_are_those_of_onnx_runtime(op, attrs):
-    onnxruntime = pytest.importorskip("onnxruntime")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
     for direction, layout in itertools.product(("forward", "reverse", "bidirectional"), (0, 1)):
         one = model(op, direction, 5, 4, 4, {"b", "h", "c", "lengths"}, **attrs)
         feeds = {

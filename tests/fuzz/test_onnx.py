@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx")
+onnx = pytest.importorskip("onnx", reason="needs onnx: pip install 'kernels-hub[onnx]'")
 
 from google.protobuf.message import Message  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper, parser  # noqa: E402
@@ -61,7 +61,7 @@ scaled <by> (x) => (y) { f = Constant <value_float: float = @by> ()  y = Mul(x, 
 @pytest.fixture(autouse=True)
 def _little_memory():
     """A variant that asks for gigabytes gets a MemoryError, and the machine lives."""
-    resource = pytest.importorskip("resource")
+    resource = pytest.importorskip("resource", reason="needs POSIX")
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), before[1]))

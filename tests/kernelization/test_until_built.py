@@ -135,7 +135,7 @@ print("no native code" in str(report(model).rows[-1]))
 
 
 def test_a_loss_that_holds_no_logits_holds_none_meanwhile(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="needs transformers")
     then = """
 from transformers import LlamaConfig, LlamaForCausalLM
 from kernels_hub import load_kernel_mapping

@@ -54,7 +54,7 @@ def model(
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_computes_what_onnx_runtime_does(case: str):
-    onnxruntime = pytest.importorskip("onnxruntime")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
     domain, op, shapes, outputs, attrs = CASES[case]
     made = model(domain, op, shapes, outputs, **attrs)
     random = np.random.default_rng(0)

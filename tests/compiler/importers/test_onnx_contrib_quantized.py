@@ -160,7 +160,7 @@ def model(case: Case) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_computes_what_onnx_runtime_does(name: str):
-    onnxruntime = pytest.importorskip("onnxruntime")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
     case = CASES[name]
     made, fed = model(case)
     expected = onnxruntime.InferenceSession(made.SerializeToString()).run(None, fed)

@@ -370,7 +370,7 @@ def test_tree_classifier(transform: str):
 @pytest.mark.parametrize("positive", [True, False])
 @pytest.mark.parametrize("told", [0, 1])
 def test_tree_classifier_with_weights_for_one_class_of_two(told: int, positive: bool, transform: str):
-    onnxruntime = pytest.importorskip("onnxruntime")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
     grown = Grown(2, trees=4, depth=4, features=2, modes=[0], targets=1)
     attrs = {**grown.by_names("class"), "classlabels_int64s": [3, 9], "post_transform": transform}
     attrs["class_ids"] = [told] * len(attrs["class_ids"])

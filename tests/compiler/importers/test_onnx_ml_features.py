@@ -80,7 +80,7 @@ def model(op: str, x: np.ndarray, outputs: int, **attrs: Any) -> onnx.ModelProto
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_computes_what_onnx_runtime_does(name: str):
-    onnxruntime = pytest.importorskip("onnxruntime")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
     op, x, outputs, attrs = CASES[name]
     made = model(op, x, outputs, **attrs)
     wanted = onnxruntime.InferenceSession(made.SerializeToString()).run(None, {"x": x})

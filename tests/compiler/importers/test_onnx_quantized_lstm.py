@@ -13,7 +13,7 @@ from kernels_hub.compiler import compile as compile_graph
 from kernels_hub.compiler.importers.onnx import import_onnx
 from kernels_hub.compiler.ir.evaluate import evaluate
 
-runtime = pytest.importorskip("onnxruntime")
+runtime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
 
 INPUT, HIDDEN = 5, 18
 NAMES = ("x", "w", "r", "b", "lengths", "h", "c", "p", "w_scale", "w_zero", "r_scale", "r_zero")
