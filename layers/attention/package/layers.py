@@ -78,20 +78,8 @@ class RotaryAttention(nn.Module):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        linears = (self.q_proj, self.k_proj, self.v_proj, self.o_proj)
-        dropout = self.attention_dropout
-        if position_embeddings is None or not modules.applies(
-            self, hidden_states, linears, dropout, attention_mask, kwargs
-        ):
-            given = (hidden_states, position_embeddings, attention_mask, past_key_values)
-            found: tuple[Tensor, Tensor | None] = modules.original(self, *given, **kwargs)
-            return found
-        query, key, value = modules.heads(hidden_states, linears[:3], self.head_dim)
-        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
-        attended = modules.attend(self, query, key, value, attention_mask)
-        return modules.output(attended, self.o_proj), None
+        given = (hidden_states, position_embeddings, attention_mask, past_key_values)
+        return modules.decode(self, given, kwargs, apply_rotary_pos_emb, modules.attend)
 
 
 class SinkAttention(nn.Module):
@@ -121,20 +109,9 @@ class SinkAttention(nn.Module):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        linears = (self.q_proj, self.k_proj, self.v_proj, self.o_proj)
-        dropout = self.attention_dropout
-        if position_embeddings is None or not modules.applies(
-            self, hidden_states, linears, dropout, attention_mask, kwargs, eager=True
-        ):
-            given = (hidden_states, position_embeddings, attention_mask, past_key_values)
-            found: tuple[Tensor, Tensor | None] = modules.original(self, *given, **kwargs)
-            return found
-        query, key, value = modules.heads(hidden_states, linears[:3], self.head_dim)
-        query, key = apply_rotary_pos_emb_of_halves(query, key, *position_embeddings)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
-        attended = modules.attend_with_sinks(self, query, key, value, attention_mask, self.sinks)
-        return modules.output(attended, self.o_proj), None
+        given = (hidden_states, position_embeddings, attention_mask, past_key_values)
+        rotate, attend = apply_rotary_pos_emb_of_halves, modules.attend_with_sinks
+        return modules.decode(self, given, kwargs, rotate, attend, eager=True)
 
 
 class SelfAttention(nn.Module):

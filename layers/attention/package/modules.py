@@ -9,7 +9,7 @@ Everything else is left to the forward of the block's class.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -100,15 +100,40 @@ def encode(
     return output(attend(block, query, key, value, mask, scale), out), None
 
 
-def attend_with_sinks(
-    block: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor
-) -> Tensor:
+def attend_with_sinks(block: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """The softmax over the keys and a sink of each head, which has no value: (batch, length, heads x width).
 
-    No key hides: the mask says all. sinks (heads,).
+    No key hides: the mask says all. block.sinks (heads,).
     """
-    result = attention_with_sinks(query, key, value, sinks, mask, scale=block.scaling)
+    result = attention_with_sinks(query, key, value, block.sinks, mask, scale=block.scaling)
     return result.transpose(1, 2).flatten(2)
+
+
+def decode(
+    block: Any,
+    given: tuple[Tensor, tuple[Tensor, Tensor] | None, Tensor | None, Any],
+    kwargs: dict[str, Any],
+    rotate: Callable[..., tuple[Tensor, Tensor]],
+    attend: Callable[..., Tensor],
+    *,
+    eager: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """A decoder's attention: projections, rotation, cache, attention, projection; else the original's.
+
+    given: hidden states, angles, mask and cache. eager: as of `applies`.
+    """
+    hidden, angles, mask, cache = given
+    linears = (block.q_proj, block.k_proj, block.v_proj, block.o_proj)
+    if angles is None or not applies(
+        block, hidden, linears, block.attention_dropout, mask, kwargs, eager=eager
+    ):
+        result: tuple[Tensor, Tensor | None] = original(block, *given, **kwargs)
+        return result
+    query, key, value = heads(hidden, linears[:3], block.head_dim)
+    query, key = rotate(query, key, *angles)
+    if cache is not None:
+        key, value = cache.update(key, value, block.layer_idx)
+    return output(attend(block, query, key, value, mask), block.o_proj), None
 
 
 def _runs_eager(block: Any) -> bool:

@@ -70,19 +70,17 @@ def _library() -> ctypes.CDLL | None:
     return library
 
 
+def _fits(x: Tensor, index: Tensor, weight: Tensor, down: Tensor) -> bool:
+    return x.dtype in _TYPES and weight.dtype in _TYPES and min(x.numel(), index.numel(), down.numel()) > 0
+
+
 def gated_experts(
     x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weight: Tensor, activation: str
 ) -> Tensor:
     """See `functional.gated_experts`."""
     library = _library()
     experts, width, inner = down.shape
-    fits = (
-        library is not None
-        and x.dtype in _TYPES
-        and weight.dtype in _TYPES
-        and min(x.numel(), index.numel(), down.numel()) > 0
-    )
-    if not fits:
+    if library is None or not _fits(x, index, weight, down):
         return reference.gated_experts(x, gate_up, down, index, weight, activation)
     if index.numel() > _most_tokens(x.dtype) * experts:
         routing = route(index, experts)
@@ -91,7 +89,6 @@ def gated_experts(
         return routing.sum(y.mul_(weight.flatten()[routing.order][:, None]))
     x, gate_up, down, index, weight = (t.contiguous() for t in (x, gate_up, down, index, weight))
     out = torch.empty_like(x)
-    assert library is not None
     wrong = library.moe_experts(
         _EXPERTS.pack(
             *(t.data_ptr() for t in (x, gate_up, down, index, weight, out)),
@@ -121,20 +118,13 @@ def clamped_experts(
     library = _library()
     experts, inner, width = down.shape
     operands = (x, gate_up, gate_up_bias, down, down_bias, index, weight)
-    fits = (
-        library is not None
-        and x.dtype in _TYPES
-        and weight.dtype in _TYPES
-        and min(x.numel(), index.numel(), down.numel()) > 0
-    )
-    if not fits:
+    if library is None or not _fits(x, index, weight, down):
         return reference.clamped_experts(*operands, alpha, limit)
     is_small = x.dtype is not torch.float32 and inner * width <= _SMALL
     if index.numel() > (_MOST_OF_SMALL if is_small else _MOST_CLAMPED_TOKENS) * experts:
         return _clamped_by_products(*operands, alpha, limit)
     x, gate_up, gate_up_bias, down, down_bias, index, weight = (t.contiguous() for t in operands)
     out = torch.empty_like(x)
-    assert library is not None
     wrong = library.moe_clamped_experts(
         _CLAMPED.pack(
             *(t.data_ptr() for t in (x, gate_up, gate_up_bias, down, down_bias, index, weight, out)),

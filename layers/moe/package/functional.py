@@ -32,15 +32,7 @@ def gated_experts(
             "gated_experts: expected x (T, H), gate_up (E, 2 I, H) and down (E, H, I); got "
             f"{tuple(x.shape)}, {tuple(gate_up.shape)} and {tuple(down.shape)}"
         )
-    if (
-        index.dtype != torch.int64
-        or index.shape != (x.shape[0], index.shape[-1])
-        or weight.shape != index.shape
-    ):
-        raise ValueError(
-            f"gated_experts: expected index ({x.shape[0]}, k) int64 and weight of its shape; got "
-            f"{index.dtype} {tuple(index.shape)} and {tuple(weight.shape)}"
-        )
+    _check_choice("gated_experts", x, index, weight)
     if gate_up.dtype != x.dtype or down.dtype != x.dtype:
         raise ValueError(
             f"gated_experts: expected operands of one dtype, got {x.dtype}, {gate_up.dtype} and {down.dtype}"
@@ -90,15 +82,7 @@ def clamped_experts(
             f"down_bias (E, H); got {tuple(x.shape)}, {tuple(gate_up.shape)}, {tuple(gate_up_bias.shape)}, "
             f"{tuple(down.shape)} and {tuple(down_bias.shape)}"
         )
-    if (
-        index.dtype != torch.int64
-        or index.shape != (x.shape[0], index.shape[-1])
-        or weight.shape != index.shape
-    ):
-        raise ValueError(
-            f"clamped_experts: expected index ({x.shape[0]}, k) int64 and weight of its shape; got "
-            f"{index.dtype} {tuple(index.shape)} and {tuple(weight.shape)}"
-        )
+    _check_choice("clamped_experts", x, index, weight)
     dtypes = {t.dtype for t in (x, gate_up, gate_up_bias, down, down_bias)}
     if len(dtypes) > 1:
         raise ValueError(
@@ -125,6 +109,18 @@ def top_k_softmax(
     if needs_gradient(logits) or not _are_plain(logits):
         return reference.top_k_softmax(logits, k, renormalise, rounded)
     return operators.top_k_softmax(logits, k, renormalise, rounded)  # type: ignore[no-any-return]
+
+
+def _check_choice(name: str, x: Tensor, index: Tensor, weight: Tensor) -> None:
+    if (
+        index.dtype != torch.int64
+        or index.shape != (x.shape[0], index.shape[-1])
+        or weight.shape != index.shape
+    ):
+        raise ValueError(
+            f"{name}: expected index ({x.shape[0]}, k) int64 and weight of its shape; got "
+            f"{index.dtype} {tuple(index.shape)} and {tuple(weight.shape)}"
+        )
 
 
 def _are_plain(*tensors: Tensor) -> bool:
