@@ -130,8 +130,11 @@ def check(
     """Which rule decides about repositories; asks no Hub."""
     import os
 
+    from kernels_hub.hub.connection import check_repository_name
     from kernels_hub.trust.decision import RemoteCode, preview
 
+    for name in repositories:
+        check_repository_name(name)
     hub = endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     verdicts = [(name, preview(RemoteCode(name, "kernel", "", hub))) for name in repositories]
     if as_json:

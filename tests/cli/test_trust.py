@@ -119,6 +119,7 @@ def test_errors_change_nothing(run: Run, policy_file: Path):
         (("remove", "other/*"), "is no public key"),
         (("set", "schema", "off"), "no switch 'schema'"),
         (("set", "locked", "no"), "expected on or off"),
+        (("check", "evil"), "'evil' names no repository: expected org/name"),
     ):
         result = run("trust", *arguments)
         assert (result.code, result.out) == (1, ""), arguments
