@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import compress
 from operator import attrgetter
@@ -207,18 +207,42 @@ class _Memory:
 
 
 def _layout(memory: _Memory) -> Layout:
-    tensor = torch.zeros(5, 4, 3, 2, 7)
-    own = memory.words(id(tensor), type(tensor).__basicsize__ // _WORD)
-    implementation = _only(index for index, word in enumerate(own) if word == tensor._cdata)
+    implementation = _agreed(lambda tensor: _implementations(memory, tensor))
     changed = -1
     for _ in range(3):  # what lies behind is of others, who change it now and then
         changed &= _words_that_follow(memory)
-    counter, version = _counter(memory)
-    buffer = bytearray(64)
-    lent = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
-    words = memory.words(lent._cdata, _STORAGE_WORDS)
-    data = _only(index for index, word in enumerate(words) if word == lent.data_ptr())
+    counter, version = _agreed(lambda tensor: _counters(memory, tensor))
+    data = _agreed(lambda tensor: _data(memory, tensor))
     return Layout(implementation * _WORD, changed | 1 << counter, counter * _WORD, version, data * _WORD)
+
+
+_SCRATCH_TENSORS = 5
+
+
+def _agreed(places: Callable[[Tensor], set[_T]]) -> _T:
+    """The one place that each of several scratch tensors has.
+
+    One alone may have more: behind it lies what others left, such as a pointer of a freed tensor to the same counter.
+    """
+    buffers = [bytearray(4 * (3 + count)) for count in range(_SCRATCH_TENSORS)]
+    kept = [torch.frombuffer(buffer, dtype=torch.float32) for buffer in buffers]  # all at once: apart
+    found = set.intersection(*map(places, kept))
+    if len(found) != 1:
+        raise _UnclearError
+    return found.pop()
+
+
+def _implementations(memory: _Memory, tensor: Tensor) -> set[int]:
+    """The words of a Python tensor that point to what implements it."""
+    own = memory.words(id(tensor), type(tensor).__basicsize__ // _WORD)
+    return {index for index, word in enumerate(own) if word == tensor._cdata}
+
+
+def _data(memory: _Memory, tensor: Tensor) -> set[int]:
+    """The words of a storage that point to its memory; of memory that is lent, as its owner is named beside it."""
+    storage = tensor.untyped_storage()
+    words = memory.words(storage._cdata, _STORAGE_WORDS)
+    return {index for index, word in enumerate(words) if word == storage.data_ptr()}
 
 
 def _words_that_follow(memory: _Memory) -> int:
@@ -261,29 +285,22 @@ def _differing(one: Sequence[int], other: Sequence[int]) -> int:
     return sum(1 << index for index, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1])
 
 
-def _counter(memory: _Memory) -> tuple[int, int]:
-    """The word that points to what counts versions, and the offset in that of the number."""
-    tensor = torch.zeros(3)
+def _counters(memory: _Memory, tensor: Tensor) -> set[tuple[int, int]]:
+    """The words that point to what counts versions, each with the offset in that of the number."""
     found: set[tuple[int, int]] | None = None
     for times in (3, 14, 159):
         for _ in range(times):
             tensor.add_(1)
         version, words = tensor._version, memory.words(tensor._cdata, _WORDS)
+        still = range(_WORDS) if found is None else {index for index, _ in found}
         here = {
             (index, 4 * at)
-            for index, word in enumerate(words)
-            for at, count in enumerate(memory.counts(word))
+            for index in still
+            for at, count in enumerate(memory.counts(words[index]))
             if count == version
         }
         found = here if found is None else found & here
-    return _only(iter(found or ()))
-
-
-def _only(found: Iterator[_T]) -> _T:
-    every = list(found)
-    if len(every) != 1:
-        raise _UnclearError
-    return every[0]
+    return found or set()
 
 
 def _bits(mask: int) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -94,6 +95,21 @@ def test_where_pytorch_keeps_it_is_found_out() -> None:
     found = tensor_state.layout()
     assert found is not None
     assert found.words.bit_count() >= 15  # 5 sizes, 5 strides, their number, offset, storage, dtype, counter
+
+
+def test_what_freed_tensors_left_behind_does_not_matter() -> None:
+    """Such as a second pointer to the counter of versions: the whole process lost its native guard by one of those."""
+    chance, others = random.Random(0), list[object]()
+    expected = tensor_state.layout()
+    for _ in range(200):
+        for _ in range(20):
+            tensor = torch.zeros(chance.choice([1, 3, 10, 50]))
+            others.append(tensor.add_(1) if chance.random() < 0.5 else tensor)
+            others.append(bytearray(chance.choice([16, 64, 100, 200, 300])))
+        if len(others) > 3000:
+            chance.shuffle(others)
+            del others[:1500]
+        assert tensor_state.layout.__wrapped__() == expected
 
 
 @pytest.mark.parametrize("is_parameter", [False, True])
