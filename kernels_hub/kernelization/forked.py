@@ -1,12 +1,14 @@
 """Run a function in a forked process: it sees this one's objects as they are now, and changes none of them.
 
 In the background the process has a low priority and half of the cores. It ends with its parent, at a deadline, or when
-it is told to; what it wrote to stdout and stderr comes back with its end. POSIX only.
+it is told to; what it wrote to stdout and stderr comes back with its end, and with a deadline where its threads were.
+POSIX only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
 import pickle
@@ -30,7 +32,9 @@ _WATCH_S = 0.25
 _LOOK_S = 0.5
 """How often its processor time is looked at."""
 _PATIENCE = 4
-_LOG_CHARACTERS = 4000
+_LOG_CHARACTERS = 16_000
+_TELL_S = 1.0
+"""How long it may take to write where its threads are."""
 
 
 class ForkedError(RuntimeError):
@@ -93,7 +97,9 @@ def run_forked(work: Callable[[], T], *, seconds: float, background: bool, child
         try:
             if not child.stopped:
                 data = _read(reading, child.pid, seconds)
-                worked = data is None and _processor_time(child.pid) >= seconds
+                if data is None:
+                    worked = _processor_time(child.pid) >= seconds
+                    _have_it_tell(child.pid, log)
         finally:
             os.close(reading)
             if data is None:
@@ -122,6 +128,7 @@ def _run_child(work: Callable[[], object], writing: int, log: int, background: b
         os.setsid()
         for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM"):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
+        faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
         _leave_files((writing, log))
         sys.stdout = sys.stderr = open(log, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         logging.disable(logging.CRITICAL)
@@ -195,6 +202,17 @@ def _read(descriptor: int, pid: int, seconds: float) -> bytes | None:
         elif _processor_time(pid) > seconds:
             break
     return None
+
+
+def _have_it_tell(pid: int, log: int) -> None:
+    """Have it write where its threads are: one that hangs is understood from that alone."""
+    before = os.fstat(log).st_size
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGUSR1)
+        end = time.monotonic() + _TELL_S
+        while os.fstat(log).st_size == before and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.05)  # the rest of it
 
 
 def _processor_time(pid: int) -> float:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -44,3 +45,20 @@ def test_what_never_ends_is_ended():
         [sys.executable, "-c", WORK % 1000], capture_output=True, text=True, timeout=60, check=False
     )
     assert "DeadlineError: it took more than 0.5 s" in found.stderr
+
+
+def test_what_hangs_says_where(capfd: pytest.CaptureFixture[str]) -> None:
+    """All of its threads, so that a lock that a fork left taken is found from the log alone."""
+    from kernels_hub.kernelization.forked import Child, DeadlineError, run_forked
+
+    lock = threading.Lock()
+    lock.acquire()
+
+    def waits_for_a_lock_of_the_parent() -> str:
+        with lock:
+            return "done"
+
+    with pytest.raises(DeadlineError) as raised:
+        run_forked(waits_for_a_lock_of_the_parent, seconds=0.2, background=False, child=Child())
+    assert "waits_for_a_lock_of_the_parent" in raised.value.log and not raised.value.worked
+    assert capfd.readouterr() == ("", "")

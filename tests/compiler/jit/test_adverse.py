@@ -72,7 +72,7 @@ def test_a_full_disk_loses_nothing_and_is_not_remembered(
     jit._forward_of.cache_clear()
     again = kernelized(Shifted())
     check(again)
-    assert len(report(again).swapped) == 1
+    assert len(report(again).swapped) == 1, report(again).rows[0].details
 
 
 def _more_weight(layer: Shifted) -> None:
@@ -119,6 +119,6 @@ def test_a_module_that_changes_while_it_is_compiled(
     change(layer)
     check(layer)
     gate.touch()
-    assert wait_until_compiled(layer, timeout=120)
+    assert wait_until_compiled(layer, timeout=300), report(layer).rows[0].details
     for _ in range(3):
         check(layer)
