@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import logging
 import os
 import pickle
@@ -122,8 +123,12 @@ def _fork() -> int:
 
 
 def _run_child(work: Callable[[], object], writing: int, log: int, background: bool) -> NoReturn:
-    """The child's whole life. A thread of its own does the work: OpenMP's team of the forked one is gone."""
+    """The child's whole life. A thread of its own does the work: OpenMP's team of the forked one is gone.
+
+    What was garbage at the fork is the parent's to collect: its finalizers may wait for threads that are not here.
+    """
     try:
+        gc.freeze()
         parent = os.getppid()
         os.setsid()
         for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM"):

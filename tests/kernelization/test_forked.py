@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -10,6 +11,8 @@ import threading
 import time
 
 import pytest
+
+from kernels_hub.kernelization.forked import Child, DeadlineError, run_forked
 
 WORK = """
 import time
@@ -47,10 +50,35 @@ def test_what_never_ends_is_ended():
     assert "DeadlineError: it took more than 0.5 s" in found.stderr
 
 
+class Finalized:
+    """Garbage in a ring, which waits in any process but its own, as for a thread that is not there."""
+
+    def __init__(self, began: threading.Event) -> None:
+        self.itself, self.owner, self.began = self, os.getpid(), began
+
+    def __del__(self) -> None:
+        if os.getpid() != self.owner:
+            threading.Event().wait()
+        self.began.set()
+
+
+def test_garbage_of_the_parent_is_left_to_it() -> None:
+    """Its finalizers may need what a fork does not have."""
+    is_finalized = threading.Event()
+    gc.collect()
+    gc.disable()
+    try:
+        Finalized(is_finalized)
+        assert run_forked(lambda: gc.collect() >= 0, seconds=2, background=False, child=Child())
+        assert not is_finalized.is_set()
+    finally:
+        gc.enable()
+    gc.collect()
+    assert is_finalized.is_set()
+
+
 def test_what_hangs_says_where(capfd: pytest.CaptureFixture[str]) -> None:
     """All of its threads, so that a lock that a fork left taken is found from the log alone."""
-    from kernels_hub.kernelization.forked import Child, DeadlineError, run_forked
-
     lock = threading.Lock()
     lock.acquire()
 
