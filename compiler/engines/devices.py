@@ -21,6 +21,11 @@ def find_device(spec: str | Device | torch.device = "best") -> Device:
             if spec.arch
             else find_device(spec.type if spec.type == "cpu" else f"{spec.type}:{spec.index}")
         )
+    if not isinstance(spec, str | torch.device):
+        raise CompilerError(
+            f"a device is a name such as 'cpu', not a {type(spec).__name__}; "
+            f"the inputs of a module go with it: compile((module, inputs), 'cpu')"
+        )
     text = str(spec)
     if text == "best":
         text = "cuda" if torch.cuda.is_available() else "cpu"

@@ -133,6 +133,15 @@ def test_devices_that_there_are_not(device):
         compile(simple(), device)
 
 
+def test_inputs_in_the_place_of_the_device():
+    """As torch.export.export takes them. The message is one line, without what tensors hold."""
+    with pytest.raises(CompilerError) as raised:
+        compile(torch.nn.ReLU(), (torch.ones(100, 100),))  # type: ignore[arg-type]
+    assert str(raised.value) == (
+        "a device is a name such as 'cpu', not a tuple; the inputs of a module go with it: compile((module, inputs), 'cpu')"
+    )
+
+
 def test_the_preferred_engine_runs_all_of_it():
     with only_engines(PartEngine("a"), PartEngine("b"), REFERENCE):
         run = compile(simple(), "cpu", heuristic=lambda *_: ["b", "a", "reference"])
