@@ -17,9 +17,10 @@ import numpy as np
 
 from kernels_hub.compiler.errors import CompilerError, EvaluateError
 from kernels_hub.compiler.ir import types
-from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.ir.graph import Graph, Value
+from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.ir.ops.conversion import widened
-from kernels_hub.compiler.ir.types import Array
+from kernels_hub.compiler.ir.types import Array, DType
 from kernels_hub.compiler.judging.bounds import Bounded, bounded
 from kernels_hub.compiler.judging.inputs import InputSet, JudgingInputs, judging_inputs
 from kernels_hub.compiler.judging.roundoff import program_tolerance
@@ -77,29 +78,56 @@ def compare(name: str, actual: Array, expected: Array, bound: Array) -> Verdict:
     )  # fmt: skip
 
 
-def norm_difference(actual: Mapping[str, Array], expected: Mapping[str, Array]) -> str | None:
-    """None where floats are close in the norm (see `numerics.TOLERANCES`), else which is not, and by how much.
+def norm_difference(
+    actual: Mapping[str, Array], expected: Mapping[str, Array], tolerances: Mapping[str, float]
+) -> str | None:
+    """None where floats are close in the norm, else which is not, and by how much. tolerances: see `norm_tolerances`.
 
     Only elements are compared that both have finite: where others may be, `compare` says by the elements' bounds.
     """
     for name, reference in expected.items():
         row = types.dtype(reference.dtype)
-        if row.kind in {"bool", "int", "uint"}:
+        if not _has_a_norm(row):
             continue
         a, e = widened(actual[name]), widened(reference)
         finite = np.isfinite(a) & np.isfinite(e)
         error = norm_error(a[finite], e[finite])
-        if not error <= program_tolerance(row.name):
+        if not error <= tolerances[name]:
             return f"wrong: output {name!r} differs from the oracle's by {error:.2g} of its norm"
     return None
 
 
+def norm_tolerances(graph: Graph) -> dict[str, float]:
+    """For each output, that of the coarsest float that it is computed in (see `numerics.TOLERANCES`).
+
+    A wider float that is computed from a narrower one errs as much. Inputs and weights are exact, whatever they are.
+    """
+    coarsest: dict[Value, float] = {}
+    for node in graph.live():
+        before = max((coarsest[operand] for operand in node.operands), default=0.0)
+        moves = not node.operands or Trait.VIEW in node.op.traits
+        for value in node.results:
+            own = 0.0 if moves or not _has_a_norm(value.dtype) else program_tolerance(value.dtype.name)
+            coarsest[value] = max(before, own)
+    return {
+        name: max(program_tolerance(output.dtype.name), coarsest[output])
+        if _has_a_norm(output.dtype)
+        else 0.0
+        for name, output in graph.outputs.items()
+    }
+
+
+def _has_a_norm(row: DType) -> bool:
+    return row.kind not in {"bool", "int", "uint"}
+
+
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Inputs, and what the oracle gives for them, with bounds."""
+    """Inputs, and what the oracle gives for them, with bounds. tolerances: of norms, by the name of an output."""
 
     inputs: InputSet
     oracle: Bounded
+    tolerances: Mapping[str, float]
     ordinary: bool = False
 
     def against(self, outputs: Mapping[str, Array]) -> str | None:
@@ -110,7 +138,10 @@ class Case:
             found = compare(name, np.asarray(outputs[name]), expected, self.oracle.bounds[name])
             if found.reason is not None:
                 return f"{found.reason}, on inputs {self.inputs.name!r}"
-        if self.ordinary and (reason := norm_difference(outputs, self.oracle.values)) is not None:
+        if (
+            self.ordinary
+            and (reason := norm_difference(outputs, self.oracle.values, self.tolerances)) is not None
+        ):
             return f"{reason}, on inputs {self.inputs.name!r}"
         return None
 
@@ -146,6 +177,7 @@ class Judge:
         end = time.monotonic() + self.patience
         found: list[Case] = []
         first: CompilerError | None = None
+        tolerances = norm_tolerances(self.graph)
         for index, one in enumerate(self.inputs):
             late = time.monotonic() - end
             if index and late > (0 if index >= LEAST else 2 * self.patience):
@@ -158,7 +190,7 @@ class Judge:
                 first = first or error
                 self.skipped.append(f"{one.name}: {error}")
                 continue
-            found.append(Case(one, oracle, not index))
+            found.append(Case(one, oracle, tolerances, not index))
         if not found:
             raise first or EvaluateError(f"graph {self.graph.name}: there is no input to judge by")
         return found

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 
 from kernels_hub.compiler import Graph, evaluate
 from kernels_hub.compiler.engines.engine import Device
 from kernels_hub.compiler.errors import CompilerError, EngineError
 from kernels_hub.compiler.judging import Judge, TrapError, bounded, compare
+from kernels_hub.compiler.judging.judge import norm_difference
 from kernels_hub.compiler.plan.selection import Filter, create_plans
 from tests.compiler.strategies import SIZES, graphs
 from tests.fuzz.harness import budget
@@ -144,6 +146,27 @@ def test_inputs_that_trap_do_not_judge():
     )
     assert "wrong" in judge(lambda inputs: evaluate(floor, inputs))
     assert any("divided by 0" in one for one in judge.skipped)
+
+
+def test_what_a_narrower_float_rounds_a_wider_one_does_not_mend():
+    """Norms are judged by the coarsest float that an output is computed in; inputs are exact, whatever they are."""
+    graph = Graph("cast")
+    x = graph.input("x", (40, 30))
+    centred = (x - x.mean(1, keepdims=True)).cast("float64")
+    graph.output("cast", centred.reshape((30, 40)))
+    graph.output("computed", centred * 3.0)
+    graph.output("exact", x.cast("float64") * 3.0)
+    case = Judge(graph).cases[0]
+    right = case.oracle.values
+
+    x = torch.from_numpy(case.inputs.arrays["x"])
+    centred = (x - x.flip(1).mean(1, keepdim=True)).double()
+    torchs = {"cast": centred.reshape(30, 40).numpy(), "computed": (centred * 3.0).numpy()}
+    assert not np.array_equal(torchs["cast"], right["cast"]) and case.against({**right, **torchs}) is None
+    for name, share in (("cast", 1e-3), ("computed", 1e-3), ("exact", 1e-8)):
+        off = {**right, name: right[name] * (1 + share)}
+        assert f"output {name!r} differs" in str(norm_difference(off, right, case.tolerances))
+    assert norm_difference({**right, "cast": right["cast"] * (1 + 1e-8)}, right, case.tolerances) is None
 
 
 @given(graphs(dtypes=("float32", "float64", "float16", "bfloat16", "int32", "int64", "int8", "bool")))
