@@ -28,7 +28,7 @@ from kernels_hub.compiler.ir.extrema import substitute
 from kernels_hub.compiler.ir.folded import unfolded
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Shape
-from kernels_hub.compiler.ir.transform import extract, rebuild
+from kernels_hub.compiler.ir.transform import extract, rebuild, without_calls
 
 CALLS: Mapping[str, Call] = {"attention": attention}
 """Composites with a rule of their own."""
@@ -95,7 +95,7 @@ def differentiate(
             "the graph that was imported, and rewrite forward and backward"
         )
     graph = unfolded(graph)
-    joint = _written_out(graph)
+    joint = rebuild(without_calls(graph, CALLS)).graph
     nodes = joint.live()
     named = joint.inputs | joint.parameters
     asked = _asked(graph, wrt)
@@ -118,17 +118,6 @@ def differentiate(
             f"graph {graph.name}: no output that is a float depends on {', '.join(map(repr, asked)) or 'any float'}"
         )
     return _cut(joint, given, gradients, reverse.again, likely_sizes(joint, sizes), used)
-
-
-def _written_out(graph: Graph) -> Graph:
-    """A copy, composites without a rule of their own written out."""
-
-    def visit(new: Graph, node: Node, operands: tuple[Value, ...]) -> Sequence[Value] | None:
-        if node.op.name != "call" or node.attrs["callee"].name in CALLS:
-            return None
-        return new.call(_written_out(node.attrs["callee"]), *operands)
-
-    return rebuild(graph, visit).graph
 
 
 def _asked(graph: Graph, wrt: Iterable[str] | None) -> list[str]:

@@ -6,7 +6,7 @@ rebuilds. Each takes time linear in the nodes that live.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernels_hub.compiler.errors import GraphError
@@ -84,6 +84,26 @@ def _fits(node: Node, results: Sequence[Value]) -> None:
                 raise GraphError(
                     f"{old} ({node!r}) is replaced by {new} ({new.node!r}), which has another type"
                 )
+
+
+def without_calls(graph: Graph, kept: Container[str] = ()) -> Graph:
+    """The graph with the nodes of its calls written out, but for those of these callees; itself where it has none.
+
+    >>> graph = Graph("outer")
+    >>> inner = Graph("inner")
+    >>> y = inner.output("y", inner.input("x", (4,)) * 2.0)
+    >>> y = graph.output("y", graph.apply("call", graph.input("x", (4,)), callee=inner))
+    >>> [node.op.name for node in without_calls(graph).nodes]
+    ['input', 'constant', 'broadcast', 'mul']
+    """
+
+    def visit(new: Graph, node: Node, operands: tuple[Value, ...]) -> Sequence[Value] | None:
+        if node.op.name != "call" or node.attrs["callee"].name in kept:
+            return None
+        return new.call(without_calls(node.attrs["callee"], kept), *operands)
+
+    written = rebuild(graph, visit)
+    return written.graph if written.replaced else graph
 
 
 def bind(graph: Graph, bindings: Mapping[str, Dim]) -> Graph:

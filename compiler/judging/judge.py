@@ -20,6 +20,7 @@ from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.ir.ops.conversion import widened
+from kernels_hub.compiler.ir.transform import without_calls
 from kernels_hub.compiler.ir.types import Array, DType
 from kernels_hub.compiler.judging.bounds import Bounded, bounded
 from kernels_hub.compiler.judging.inputs import InputSet, JudgingInputs, judging_inputs
@@ -150,7 +151,8 @@ class Case:
 class Judge:
     """See the module. Cases are prepared when they are first needed, and kept.
 
-    graph: what is to be computed, with its weights, or these. sizes: of its symbols. patience: seconds of the oracle
+    graph: what is to be computed, with its weights, or these; calls in it are judged by what they call, since what
+    overflows within one depends on the order of its sums. sizes: of its symbols. patience: seconds of the oracle
     for all sets. other_sizes: whether programs take other sizes of the symbols as well.
     """
 
@@ -162,6 +164,9 @@ class Judge:
     other_sizes: bool = True
     skipped: list[str] = field(default_factory=list)
     """Sets that do not judge, with the reason."""
+
+    def __post_init__(self) -> None:
+        self.graph = without_calls(self.graph)
 
     @cached_property
     def inputs(self) -> JudgingInputs:

@@ -148,6 +148,27 @@ def test_inputs_that_trap_do_not_judge():
     assert any("divided by 0" in one for one in judge.skipped)
 
 
+def test_what_overflows_within_a_call_depends_on_the_order_of_its_sums():
+    """Of composites, too, which a graph has after it was rewritten: tuning refused every layer with a LayerNorm."""
+    inner = Graph("centred")
+    x = inner.input("x", (8, 96))
+    inner.output("y", (x - x.mean(1, keepdims=True)).exp())
+    graph = Graph("outer")
+    graph.output("y", graph.apply("call", graph.input("x", (8, 96)), callee=inner) + 1.0)
+    seen = []
+
+    def backwards(inputs):
+        x = inputs["x"]
+        with np.errstate(all="ignore"):
+            total = np.cumsum(x[:, ::-1], 1, dtype=np.float32)[:, -1:]
+            seen.append(np.exp(x - total / np.float32(96)) + np.float32(1))
+        return {"y": seen[-1]}
+
+    assert Judge(graph)(backwards) is None
+    assert any(np.isnan(one).any() for one in seen)
+    assert "wrong" in Judge(graph)(lambda inputs: {"y": backwards(inputs)["y"] * np.float32(1.001)})
+
+
 def test_what_a_narrower_float_rounds_a_wider_one_does_not_mend():
     """Norms are judged by the coarsest float that an output is computed in; inputs are exact, whatever they are."""
     graph = Graph("cast")
