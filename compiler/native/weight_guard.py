@@ -46,7 +46,7 @@ CHUNK = 1 << 16
 """Bytes of which one checksum is kept."""
 _PLACES, _WIDTH, _SMALL = 8, 32, 1 << 13
 """Of larger weights, so many places of so many bytes are compared at every use; smaller ones whole."""
-_LEAST, _MOST, _TURN = 0.002, 0.0085, 1e9
+_LEAST, _MOST, _TURN = 0.002, 0.0085, 1.6e9
 """Shares of the time of calls, and the nanoseconds of calls in which all is compared: as in weight_guard.h."""
 _LONGEST = 1e9
 _TIMED = 8
@@ -124,6 +124,7 @@ class _GuardStruct(ctypes.Structure):
         ("credit", ctypes.c_double),
         ("cost", ctypes.c_double),
         ("elapsed", ctypes.c_int64),
+        ("due", ctypes.c_int64),
     )
 
 
