@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ from kernels_hub.compiler.engines.guard import one_line
 from kernels_hub.compiler.engines.plugins.offered import engines_of
 from kernels_hub.compiler.engines.plugins.sources import GROUP, Failure, Source, entry_points, in_paths
 from kernels_hub.compiler.errors import EngineError
+from kernels_hub.fork_safe import renewed_lock
 
 if TYPE_CHECKING:
     from kernels_hub.compiler.engines.plugins.isolated import IsolatedEngine
@@ -78,7 +80,7 @@ class _Discovered:
     """Name -> the engine of a plugin, with all of its calls in a child process."""
 
 
-_LOCK = threading.RLock()
+_LOCK = renewed_lock(sys.modules[__name__], "_LOCK", threading.RLock)
 _found: _Discovered | None = None
 _paths: tuple[Path, ...] = ()
 _only_paths = False

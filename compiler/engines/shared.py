@@ -7,10 +7,13 @@ of one module, or of copies of it.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 
 import torch
+
+from kernels_hub.fork_safe import renewed_lock
 
 SMALL = 4096
 """Bytes from which on sharing is worth the trouble."""
@@ -18,7 +21,7 @@ SMALL = 4096
 _SAMPLES = 32
 _KNOWN: dict[tuple[int, bytes], list[weakref.ref[torch.Tensor]]] = {}
 """Size and some of the bytes -> blocks that have them."""
-_LOCK = threading.Lock()
+_LOCK = renewed_lock(sys.modules[__name__], "_LOCK", threading.Lock)
 
 
 def shared(block: torch.Tensor) -> torch.Tensor:

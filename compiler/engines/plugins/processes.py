@@ -25,6 +25,7 @@ from pathlib import Path
 from kernels_hub.compiler.engines.plugins.sources import Source
 from kernels_hub.compiler.engines.plugins.wire import Closed, Json, Pipes, TooLate
 from kernels_hub.compiler.errors import EngineError, EvaluateError, PlanError, ShapeError
+from kernels_hub.fork_safe import renewed_lock
 
 SECONDS_VARIABLE = "KERNELS_HUB_PLUGIN_SECONDS"
 SECONDS = {"load": 30.0, "probe": 15.0, "check": 15.0, "compile": 300.0, "try": 300.0, "run": 60.0}
@@ -52,7 +53,7 @@ class _Nursery:
     def __init__(self) -> None:
         self.owner = os.getpid()
         self.folder = Path(tempfile.mkdtemp(prefix="kernels_hub-plugins-"))
-        self._lock = threading.Lock()
+        self._lock = renewed_lock(self, "_lock", threading.Lock)
         self._numbers = itertools.count()
         self.process = subprocess.Popen(
             [sys.executable, "-c", _MAIN, json.dumps([one for one in sys.path if isinstance(one, str)])],
@@ -137,7 +138,7 @@ class _Nursery:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-_LOCK = threading.Lock()
+_LOCK = renewed_lock(sys.modules[__name__], "_LOCK", threading.Lock)
 _nursery: _Nursery | None = None
 
 
@@ -163,7 +164,7 @@ class PluginProcess:
         self.generation = 0
         """How often it was started: what lay in an earlier process is gone."""
         self._owner = os.getpid()
-        self._lock = threading.RLock()
+        self._lock = renewed_lock(self, "_lock", threading.RLock)
         self._dropped: deque[tuple[int, int]] = deque()
         self._running: tuple[_Nursery, int, Pipes] | None = None
 

@@ -29,6 +29,7 @@ from kernels_hub.compiler.engines.plugins.zones import require_results, wrong_wo
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.escaping import json_text
+from kernels_hub.fork_safe import renewed_lock
 
 
 class Loaded:
@@ -36,7 +37,7 @@ class Loaded:
 
     def __init__(self, trials: Trials) -> None:
         self.trials = trials
-        self._lock = threading.Lock()
+        self._lock = renewed_lock(self, "_lock", threading.Lock)
         self._engines: dict[str, Engine] | None = None
 
     def engine(self, name: str) -> Engine:
