@@ -100,30 +100,6 @@ static KhModuleState kh_parts_hold(KhModuleGuard* all, void* module) {
   return kKhSame;
 }
 
-// Whether the chunks hold that are due, where what lies before them did. Threads share them from the call on that has many.
-static bool kh_due_chunks_hold(KhGuard* guard) {
-  constexpr int64_t kMany = 4;
-  const int64_t next = guard->next, team = guard->due >= kMany ? kh::threads() : 1, due = kh_guard_due(guard, team);
-  bool written = false;
-  int64_t bytes = 0, nanoseconds = 0;
-  kh::parallel_tasks(due, team, [&](kh::Tickets& tickets) {
-    int64_t own_bytes = 0;
-    const double begin = kh_guard_now();
-    bool same = true;
-    for (int64_t task = tickets.next(); same && task >= 0; task = tickets.next()) {
-      const KhChunk& one = kh_guard_chunk(guard, next, task);
-      same = kh_chunk_holds(one);
-      own_bytes += one.bytes;
-    }
-    if (!same) __atomic_store_n(&written, true, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&bytes, own_bytes, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&nanoseconds, static_cast<int64_t>(kh_guard_now() - begin), __ATOMIC_RELAXED);
-  });
-  const double took = static_cast<double>(nanoseconds);
-  kh_guard_paid(guard, due, bytes, took / static_cast<double>(std::min(team, std::max<int64_t>(due, 1))), took);
-  return !written;
-}
-
 // module: its own dict. Whether all is as it was, or what is not: the module, or what a weight holds.
 static KhModuleState kh_module_guard_holds(KhModuleGuard* all, void* module) {
   constexpr int64_t kTogether = 32;  // samples that are asked for together
@@ -132,9 +108,8 @@ static KhModuleState kh_module_guard_holds(KhModuleGuard* all, void* module) {
   const int64_t sampled = guard == nullptr ? 0 : guard->sampled, team = sampled < kWorthATeam ? 1 : kh::threads();
   if (team <= 1) {
     const KhModuleState parts = kh_parts_hold(all, module);
-    if (parts != kKhSame || guard == nullptr) return parts;
-    const bool same = kh_samples_hold(guard->samples, guard->samples + sampled) && kh_due_chunks_hold(guard);
-    return same ? kKhSame : kKhContentChanged;
+    if (parts != kKhSame) return parts;
+    return guard == nullptr || kh_guard_holds(guard) ? kKhSame : kKhContentChanged;
   }
   const int64_t groups = kh::ceil_div(sampled, kTogether), next = guard->next;
   const int64_t due = kh_guard_due(guard, team);

@@ -49,13 +49,12 @@ struct KhGuard {
   double credit;  // nanoseconds that may be spent
   double cost;    // nanoseconds a byte, of the chunks so far
   int64_t elapsed;  // nanoseconds of calls since they paid for comparing
-  int64_t due;      // how many chunks were compared last
 };
 
 // Of the time of calls. Small weights are compared within milliseconds of calls at the least share, larger ones within
 // kKhTurn, four fifths of what is promised, as long as the largest share lasts for that; then within the promise, up to
-// some 130 MB for each 10 GB/s that a thread reads.
-constexpr double kKhLeast = 0.002, kKhMost = 0.0085, kKhTurn = 1.6e9;
+// some 120 MB for each 10 GB/s that a thread reads. With what every call compares, that is 1% of small calls.
+constexpr double kKhLeast = 0.002, kKhMost = 0.006, kKhTurn = 1.6e9;
 constexpr double kKhLongest = 1e9;  // a call that seems to take longer was suspended, or pays for a second
 
 static inline double kh_guard_now() {
@@ -113,7 +112,7 @@ static inline int64_t kh_guard_due(KhGuard* guard, int64_t team) {
   const double each = all / static_cast<double>(guard->count);
   // Not less than one where all there are cost less than was saved for one: cut off by rounding.
   int64_t due = each > 0 ? static_cast<int64_t>(guard->credit / (each * 0.999999)) : guard->count;
-  return guard->due = due < 0 ? 0 : due > guard->count ? guard->count : due;
+  return due < 0 ? 0 : due > guard->count ? guard->count : due;
 }
 
 // What `due` chunks, `bytes` long, took of the call's time, and of a thread's.
