@@ -176,13 +176,13 @@ class Search:
         Of the newest `MOST_COUNTED` that match.
         """
         condition, values = self._shown(caller, wanted)
-        newest = f"{_NEWEST} WHERE {condition} ORDER BY created DESC, repository LIMIT {MOST_COUNTED}"
         rows = self._database.rows(
-            # Conditions are made here, values are bound.
-            f"SELECT kind, value, COUNT(*) AS n FROM facets WHERE repository IN (SELECT repository {newest}) "  # noqa: S608
-            f"GROUP BY kind, value UNION ALL SELECT 'publisher', namespace, COUNT(*) FROM (SELECT namespace {newest}) "
-            "AS newest GROUP BY namespace",
-            *(*values, *values),
+            # Conditions are made here, values are bound. SQLite looks for what is named once only, from 3.35 on.
+            f"WITH newest AS (SELECT repository, namespace {_NEWEST} WHERE {condition} "  # noqa: S608
+            f"ORDER BY created DESC, repository LIMIT {MOST_COUNTED}) "
+            "SELECT kind, value, COUNT(*) AS n FROM newest JOIN facets ON facets.repository = newest.repository "
+            "GROUP BY kind, value UNION ALL SELECT 'publisher', namespace, COUNT(*) FROM newest GROUP BY namespace",
+            *values,
         )
         found: dict[str, list[Counted]] = {kind: [] for kind in FACETS if kind not in wanted.facets}
         for row in sorted(rows, key=lambda row: (-int(row["n"]), str(row["value"]).lower())):
