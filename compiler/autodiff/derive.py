@@ -28,7 +28,7 @@ from kernels_hub.compiler.ir.extrema import substitute
 from kernels_hub.compiler.ir.folded import unfolded
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Shape
-from kernels_hub.compiler.ir.transform import extract, rebuild, without_calls
+from kernels_hub.compiler.ir.transform import extract, without_calls
 
 CALLS: Mapping[str, Call] = {"attention": attention}
 """Composites with a rule of their own."""
@@ -95,7 +95,7 @@ def differentiate(
             "the graph that was imported, and rewrite forward and backward"
         )
     graph = unfolded(graph)
-    joint = rebuild(without_calls(graph, CALLS)).graph
+    joint = without_calls(graph, CALLS)
     nodes = joint.live()
     named = joint.inputs | joint.parameters
     asked = _asked(graph, wrt)

@@ -87,7 +87,7 @@ def _fits(node: Node, results: Sequence[Value]) -> None:
 
 
 def without_calls(graph: Graph, kept: Container[str] = ()) -> Graph:
-    """The graph with the nodes of its calls written out, but for those of these callees; itself where it has none.
+    """A copy of a graph, with the nodes of its calls written out, but for those of these callees.
 
     >>> graph = Graph("outer")
     >>> inner = Graph("inner")
@@ -102,8 +102,7 @@ def without_calls(graph: Graph, kept: Container[str] = ()) -> Graph:
             return None
         return new.call(without_calls(node.attrs["callee"], kept), *operands)
 
-    written = rebuild(graph, visit)
-    return written.graph if written.replaced else graph
+    return rebuild(graph, visit).graph
 
 
 def bind(graph: Graph, bindings: Mapping[str, Dim]) -> Graph:

@@ -216,7 +216,7 @@ def _layout(memory: _Memory) -> Layout:
     return Layout(implementation * _WORD, changed | 1 << counter, counter * _WORD, version, data * _WORD)
 
 
-_SCRATCH_TENSORS = 5
+_SCRATCH_TENSORS = 3
 
 
 def _agreed(places: Callable[[Tensor], set[_T]]) -> _T:
