@@ -71,7 +71,7 @@ def write_card(
         _tuned(card.tuned),
         _prebuilt(built, checked),
         _gpu(programs, ahead, interpreted),
-        _again(card.command, checked),
+        _made_by(card.command, checked),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -292,7 +292,7 @@ def _without_origins(text: str) -> str:
     return "\n".join(line.partition(' @"')[0] for line in text.rstrip().split("\n"))
 
 
-def _again(command: str | None, checked: Checked) -> str:
+def _made_by(command: str | None, checked: Checked) -> str:
     made = f"{code_block(command)}\n\n" if command else ""
     seeds = ", ".join(f"{_sizes(case)}: {case.seed}" for case in checked.cases)
     where = f"{MarkdownText(_compiler())}, on {MarkdownText(checked.machine)}"

@@ -434,6 +434,12 @@ def same_shape(operands: Operands, _: Attrs) -> Shape:
     return first
 
 
+def shape_along_axis(operands: Operands, attrs: Attrs) -> Shape:
+    """As `same_shape`, where the attribute "axis" is an axis of it."""
+    axis_in(attrs["axis"], operands[0].rank)
+    return same_shape(operands, attrs)
+
+
 def require_equal_shapes(a: Shape, b: Shape, where_a: str, where_b: str) -> None:
     """Raise ShapeError unless two shapes are provably equal; says which dims differ and where."""
     if len(a) != len(b):

@@ -126,7 +126,7 @@ def tune(
     order = sorted(range(len(right)), key=lambda place: (seconds[place], place))
     best, lasting, why = order[0], True, "slower"
     if best:
-        again = _again(by, calls[0], calls[best], device)
+        again = _gain_again(by, calls[0], calls[best], device)
         best, lasting = best if again.faster else 0, again.lasts
         why = f"slower; {again}"
     for place in [best, *(one for one in order if one != best)]:
@@ -137,7 +137,7 @@ def tune(
     return right[best].plan
 
 
-def _again(
+def _gain_again(
     by: Benchmark, original: Callable[[], object], other: Callable[[], object], device: Device
 ) -> Gain:
     """The fastest against what the default heuristic takes, twice; by a plugin's benchmark where that is asked."""

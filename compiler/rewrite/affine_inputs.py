@@ -27,7 +27,7 @@ def _moving(value: Value) -> str | None:
 X, W = Any("x").where(floats, _moving), Any("w").where(static)
 
 
-def _along(match: Match, op: str, axis: int) -> Carried | str:
+def _carried_along(match: Match, op: str, axis: int) -> Carried | str:
     """What x carries, if it lies along `axis` or is one number, and the weight may take it."""
     found = carried(match["x"], op, match.scope)
     if isinstance(found, str):
@@ -48,13 +48,13 @@ def _channels(match: Match, op: str) -> Carried | str:
             return f"the border of {list(padding)} would see the shift"
     if not isinstance(match["w"].shape[0], int) or not isinstance(match["x"].shape[1], int):
         return f"the channels of {match['w'].type} are not known"
-    return _along(match, op, 1)
+    return _carried_along(match, op, 1)
 
 
 def _rows(match: Match, op: str) -> Carried | str:
     if not isinstance(match["w"].shape[-2], int):
         return f"the rows of {match['w'].type} are not known"
-    return _along(match, op, match["x"].rank - 1)
+    return _carried_along(match, op, match["x"].rank - 1)
 
 
 def _refuses(found: Carried | str) -> str | None:

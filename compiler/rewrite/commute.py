@@ -87,10 +87,10 @@ def scaled(value: Value, spread: Spread, scope: Scope, depth: int = 0) -> Build 
         return (
             inner
             if isinstance(inner, str)
-            else _again(value, scaled(value.operands[0], inner, scope, depth + 1))
+            else _same_op_on(value, scaled(value.operands[0], inner, scope, depth + 1))
         )
     if name == "neg":
-        return _again(value, scaled(value.operands[0], spread, scope, depth + 1))
+        return _same_op_on(value, scaled(value.operands[0], spread, scope, depth + 1))
     if name == "concat":
         return _scaled_concat(value, spread, scope, depth)
     if name in _BOUNDS:
@@ -100,11 +100,11 @@ def scaled(value: Value, spread: Spread, scope: Scope, depth: int = 0) -> Build 
     if name in _SUMS:
         kept = [axis for axis in range(value.operands[0].rank) if axis not in tuple(value.attrs["axes"])]
         inside = replace(spread, axes=tuple(kept[axis] for axis in spread.axes))
-        return _again(value, scaled(value.operands[0], inside, scope, depth + 1))
+        return _same_op_on(value, scaled(value.operands[0], inside, scope, depth + 1))
     return f"{value} is made by {name}, which does not commute with a scale"
 
 
-def _again(value: Value, build: Build | str) -> Build | str:
+def _same_op_on(value: Value, build: Build | str) -> Build | str:
     """The op of a value on another operand."""
     if isinstance(build, str):
         return build

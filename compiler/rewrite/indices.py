@@ -22,7 +22,7 @@ from kernels_hub.compiler.rewrite.rule import Match, Rule
 MOST_ELEMENTS = 1 << 20
 
 
-def _along(match: Match) -> str | None:
+def _gathers_all(match: Match) -> str | None:
     x, indices = match["x"], match["indices"]
     size = x.shape[match.fact("axis")]
     if indices.op_name == "iota":
@@ -141,7 +141,7 @@ def _reshaped(match: Match) -> Value:
 
 
 EVERYTHING = (
-    Rule("gather_everything", Op("gather", Any("x"), Any("indices"), axis=Bind("axis")), _reshaped, _along,
+    Rule("gather_everything", Op("gather", Any("x"), Any("indices"), axis=Bind("axis")), _reshaped, _gathers_all,
          doc="x[0, 1, … n - 1] -> x, in the shape of the indices"),
     Rule("gather_every_place", Op("gather_nd", Any("x"), Any("indices"), batch_dims=0), _reshaped, _places,
          doc="x[(0, 0), (0, 1), … (m - 1, n - 1)] -> x, in the shape of the indices"),

@@ -27,7 +27,7 @@ def _slice(x: Value, like: Value, **changed: tuple[Dim, ...]) -> Value:
     return like.graph.apply("slice", x, **{**like.attrs, **changed})
 
 
-def _along(values: tuple[Dim, ...], axis: int, dim: Dim) -> tuple[Dim, ...]:
+def _with_dim(values: tuple[Dim, ...], axis: int, dim: Dim) -> tuple[Dim, ...]:
     return (*values[:axis], dim, *values[axis + 1 :])
 
 
@@ -72,7 +72,7 @@ def _joined(match: Match) -> Value:
     axis = root.attrs["axis"]
     parts = []
     for first, *rest in _runs(root):
-        stops = _along(first.attrs["stops"], axis, rest[-1].attrs["stops"][axis]) if rest else ()
+        stops = _with_dim(first.attrs["stops"], axis, rest[-1].attrs["stops"][axis]) if rest else ()
         parts.append(_slice(first.operands[0], first, stops=stops) if rest else first)
     return root.graph.apply("concat", *parts, axis=axis) if len(parts) > 1 else parts[0]
 
@@ -102,7 +102,7 @@ def _of_part(match: Match) -> Value:
     assert found is not None
     part, low = found
     starts, stops = (
-        _along(root.attrs[key], axis, root.attrs[key][axis] - low) for key in ("starts", "stops")
+        _with_dim(root.attrs[key], axis, root.attrs[key][axis] - low) for key in ("starts", "stops")
     )
     return _slice(part, root, starts=starts, stops=stops)
 

@@ -63,21 +63,21 @@ def _merge_pads(match: Match) -> Value:
     return match.graph.apply("pad", match["x"], match["v"], padding=both)
 
 
-def _again(view: Value, x: Value) -> Value:
+def _same_view_of(view: Value, x: Value) -> Value:
     """The view of another value of the shape that the view is of."""
     return view.graph.apply(view.op, x, **view.attrs)
 
 
 def _behind_unary(match: Match) -> Value:
     root, view = match.root, match["view"]
-    return _again(view, root.graph.apply(root.op, match["x"], **root.attrs))
+    return _same_view_of(view, root.graph.apply(root.op, match["x"], **root.attrs))
 
 
 def _behind_binary(match: Match) -> Value:
     root, first, second = match.root, *match.root.operands
     if first.node is second.node:
-        return _again(first, root.graph.apply(root.op, first.operands[0], first.operands[0]))
-    return _again(first, root.graph.apply(root.op, first.operands[0], second.operands[0]))
+        return _same_view_of(first, root.graph.apply(root.op, first.operands[0], first.operands[0]))
+    return _same_view_of(first, root.graph.apply(root.op, first.operands[0], second.operands[0]))
 
 
 def _alike(match: Match) -> str | None:
@@ -98,7 +98,7 @@ def _behind_scalar(match: Match) -> Value:
     root, view = match.root, match["view"]
     x, number = match["x"], match["c"].broadcast_to(match["x"].shape)
     operands = (x, number) if root.operands[0] is view else (number, x)
-    return _again(view, root.graph.apply(root.op, *operands))
+    return _same_view_of(view, root.graph.apply(root.op, *operands))
 
 
 def _scalar_is_0d(match: Match) -> str | None:

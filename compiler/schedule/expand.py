@@ -95,7 +95,7 @@ def is_laid_out(value: Value) -> bool:
     )
 
 
-def _along(statistic: Value, like: Value, axes: Sequence[int]) -> Value:
+def _spread_over(statistic: Value, like: Value, axes: Sequence[int]) -> Value:
     kept = tuple(axis for axis in range(like.rank) if axis not in axes)
     return like.graph.apply("broadcast", statistic, shape=like.shape, axes=kept)
 
@@ -104,12 +104,12 @@ def _softmax(x: Value, axis: int, *, log: bool) -> Value:
     """In float32 at least, rounded once, as the row of the op table says."""
     narrow = x.dtype
     x = x.cast(narrow.compute)
-    shifted = x - _along(x.graph.apply("reduce_max", x, axes=(axis,)), x, (axis,))
+    shifted = x - _spread_over(x.graph.apply("reduce_max", x, axes=(axis,)), x, (axis,))
     powers = shifted.unary("exp")
     total = x.graph.apply("reduce_sum", powers, axes=(axis,))
     if log:
-        return (shifted - _along(total.unary("log"), x, (axis,))).cast(narrow)
-    return (powers / _along(total, x, (axis,))).cast(narrow)
+        return (shifted - _spread_over(total.unary("log"), x, (axis,))).cast(narrow)
+    return (powers / _spread_over(total, x, (axis,))).cast(narrow)
 
 
 def _mean(graph: Graph, x: Value, axes: Sequence[int]) -> Value:

@@ -103,9 +103,10 @@ def _taps(node: Node, axis: int, x: Value) -> Taps:
     lows = (low, _plus(low, one))
     if node.attrs["exclude_outside"]:
         zero = graph.constant(0.0, FLOAT64)
-        within = [(low >= _along(zero, low)) & (low <= _along(last, low)) for low in lows]
+        within = [(low >= _spread_like(zero, low)) & (low <= _spread_like(last, low)) for low in lows]
         kept = [
-            inside.select(weight, _along(zero, weight)) for inside, weight in zip(within, shares, strict=True)
+            inside.select(weight, _spread_like(zero, weight))
+            for inside, weight in zip(within, shares, strict=True)
         ]
         shares = (kept[0] / (kept[0] + kept[1]), kept[1] / (kept[0] + kept[1]))
     return [(_inside(place, last), weight) for place, weight in zip(lows, shares, strict=True)]
@@ -126,29 +127,29 @@ def _places(node: Node, axis: int, graph: Graph) -> Value:
     mode = node.attrs["coordinates"]
     one, half, zero = (graph.constant(number, FLOAT64) for number in (1.0, 0.5, 0.0))
     if mode == "asymmetric":
-        return result / _along(scale, result)
+        return result / _spread_like(scale, result)
     if mode == "align_corners":
         step = graph.size(size - 1, FLOAT64) / length.eq(one).select(one, length - one)
-        return result * _along(length.eq(one).select(zero, step), result)
-    at = _minus(_plus(result, half) / _along(scale, result), half)
+        return result * _spread_like(length.eq(one).select(zero, step), result)
+    at = _minus(_plus(result, half) / _spread_like(scale, result), half)
     if mode == "pytorch_half_pixel":
-        return _along(length.eq(one), at).select(_along(zero, at), at)
+        return _spread_like(length.eq(one), at).select(_spread_like(zero, at), at)
     return at
 
 
-def _along(scalar: Value, like: Value) -> Value:
+def _spread_like(scalar: Value, like: Value) -> Value:
     return scalar.broadcast(like.shape, ())
 
 
 def _plus(x: Value, scalar: Value) -> Value:
-    return x + _along(scalar, x)
+    return x + _spread_like(scalar, x)
 
 
 def _minus(x: Value, scalar: Value) -> Value:
-    return x - _along(scalar, x)
+    return x - _spread_like(scalar, x)
 
 
 def _inside(place: Value, last: Value) -> Value:
     """A place as an index: that of the edge where it lies outside."""
     zero = place.graph.constant(0.0, FLOAT64)
-    return place.maximum(_along(zero, place)).minimum(_along(last, place)).cast(INT64)
+    return place.maximum(_spread_like(zero, place)).minimum(_spread_like(last, place)).cast(INT64)

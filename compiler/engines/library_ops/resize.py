@@ -38,7 +38,7 @@ def _axes(site: Site) -> list[int]:
     ]
 
 
-def _along(site: Site, axis: int, elements: Any) -> Any:
+def _resized_along(site: Site, axis: int, elements: Any) -> Any:
     """What the oracle makes of elements (size, …) resized along their first dim as the site is along an axis."""
     shape = (site.shape[axis], *elements.shape[1:])
     scales = site["scales"]
@@ -56,7 +56,10 @@ def _make_resize(site: Site) -> Run:
     axes = _axes(site)
     if site["mode"] == "nearest":
         places = [
-            (axis, to_tensor(_along(site, axis, np.arange(site.operand_shape(0)[axis]))).to(site.device))
+            (
+                axis,
+                to_tensor(_resized_along(site, axis, np.arange(site.operand_shape(0)[axis]))).to(site.device),
+            )
             for axis in axes
         ]
 
@@ -68,7 +71,10 @@ def _make_resize(site: Site) -> Run:
         return moves(pick, site)
     wide = torch.float64 if site.row.bits == 64 else torch.float32
     weights = [
-        (axis, to_tensor(_along(site, axis, np.eye(site.operand_shape(0)[axis]))).to(site.device, wide))
+        (
+            axis,
+            to_tensor(_resized_along(site, axis, np.eye(site.operand_shape(0)[axis]))).to(site.device, wide),
+        )
         for axis in axes
     ]
     dtype = site.dtype

@@ -117,33 +117,33 @@ def glu(call: AtenCall, x: Value, axis: int) -> Value:
 
 @aten("_softmax.default")
 def softmax_half(call: AtenCall, x: Value, axis: int, _: bool) -> Value:
-    return _along(call, x, axis, "softmax")
+    return _softmax_along(call, x, axis, "softmax")
 
 
 @aten("_log_softmax.default")
 def log_softmax_half(call: AtenCall, x: Value, axis: int, _: bool) -> Value:
-    return _along(call, x, axis, "log_softmax")
+    return _softmax_along(call, x, axis, "log_softmax")
 
 
 @aten("softmax.int")
 def softmax(call: AtenCall, x: Value, axis: int, _: object = None) -> Value:
-    return _along(call, x, axis, "softmax")
+    return _softmax_along(call, x, axis, "softmax")
 
 
 @aten("log_softmax.int")
 def log_softmax(call: AtenCall, x: Value, axis: int, _: object = None) -> Value:
-    return _along(call, x, axis, "log_softmax")
+    return _softmax_along(call, x, axis, "log_softmax")
 
 
 @aten("_safe_softmax.default")
 def safe_softmax(call: AtenCall, x: Value, axis: int, _: object = None) -> Value:
     """Softmax that is 0, not NaN, where everything is minus infinity."""
     nothing = x.max(axis, keepdims=True).binary("eq", -math.inf)
-    soft = _along(call, x, axis, "softmax")
+    soft = _softmax_along(call, x, axis, "softmax")
     return nothing.select(0.0, soft)
 
 
-def _along(call: AtenCall, x: Value, axis: int, op: str) -> Value:
+def _softmax_along(call: AtenCall, x: Value, axis: int, op: str) -> Value:
     wide = call.tensor(x)
     if not wide.rank:
         return wide.unsqueeze(0).along(op, 0).squeeze(0)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kernels_hub.compiler.errors import EvaluateError, ShapeError, TypeRuleError
-from kernels_hub.compiler.ir.op import (
+from kernels_hub.compiler.ir.op import (  # fmt: skip
     BOOL,
     DIM,
     INT,
@@ -30,9 +30,9 @@ from kernels_hub.compiler.ir.op import (
     one_of,
     require_equal_shapes,
     require_integer,
-    same_shape,
+    shape_along_axis,
     show,
-)  # fmt: skip
+)
 from kernels_hub.compiler.ir.ops.conversion import accumulator, widened
 from kernels_hub.compiler.ir.proofs import proves_le
 from kernels_hub.compiler.ir.types import ALL_KINDS, INT64, REALS, Array, DType
@@ -184,11 +184,6 @@ def _order(x: Array, axis: int, *, descending: bool) -> Any:
     return size - 1 - np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
 
 
-def _along(operands: Operands, attrs: Attrs) -> Shape:
-    axis_in(attrs["axis"], operands[0].rank)
-    return same_shape(operands, attrs)
-
-
 def _topk(operands: Operands, attrs: Attrs) -> Shape:
     (x,), k, axis = operands, attrs["k"], axis_in(attrs["axis"], operands[0].rank)
     if proves_le(x.shape[axis] + 1, k):
@@ -224,7 +219,7 @@ ROWS = (
        source="ONNX ScatterElements; torch.scatter_reduce"),
     Op("scatter_nd", "x with updates[…] at the places indices[…, :].", 3, _run_scatter_nd, _data, _scatter_nd,
        attrs=(_REDUCTION,), traits=Trait.INDEXING, source="ONNX ScatterND; torch.index_put"),
-    Op("argsort", "The order that sorts along an axis.", 1, _argsort, gives(INT64, "bool", *REALS), _along,
+    Op("argsort", "The order that sorts along an axis.", 1, _argsort, gives(INT64, "bool", *REALS), shape_along_axis,
        attrs=(_AXIS, Attr("descending", BOOL, False)), source="torch.argsort(stable=True)"),
     Op("argtopk", "The places of the k greatest (or least) along an axis, in that order.", 1, _run_topk,
        gives(INT64, *REALS), _topk, attrs=(Attr("k", DIM), _AXIS, Attr("largest", BOOL, True)),

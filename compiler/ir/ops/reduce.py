@@ -17,7 +17,7 @@ import numpy as np
 from kernels_hub.compiler.errors import EvaluateError
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.flops import per_operand_element
-from kernels_hub.compiler.ir.op import (
+from kernels_hub.compiler.ir.op import (  # fmt: skip
     INT,
     INTS,
     Attr,
@@ -31,7 +31,8 @@ from kernels_hub.compiler.ir.op import (
     axis_in,
     gives,
     same,
-)  # fmt: skip
+    shape_along_axis,
+)
 from kernels_hub.compiler.ir.ops.conversion import accumulator, widened
 from kernels_hub.compiler.ir.types import NUMBERS, REALS, Array, DType
 
@@ -44,11 +45,6 @@ def _without_axes(operands: Operands, attrs: Attrs) -> Shape:
 def _without_axis(operands: Operands, attrs: Attrs) -> Shape:
     axis = axis_in(attrs["axis"], operands[0].rank)
     return (*operands[0].shape[:axis], *operands[0].shape[axis + 1 :])
-
-
-def _along(operands: Operands, attrs: Attrs) -> Shape:
-    axis_in(attrs["axis"], operands[0].rank)
-    return operands[0].shape
 
 
 def _lowest(row: DType) -> Any:
@@ -120,7 +116,7 @@ def _running(name: str, doc: str, function: Callable[..., Any], kinds: tuple[str
         return np.asarray(function(accumulator(step.operands[0]), axis=step.attrs["axis"])).astype(step.dtype)
 
     return Op(
-        f"cum{name}", doc, 1, reference, same(*kinds), _along, attrs=(Attr("axis", INT),),
+        f"cum{name}", doc, 1, reference, same(*kinds), shape_along_axis, attrs=(Attr("axis", INT),),
         flops=per_operand_element(1), source=f"torch.cum{name}",
     )  # fmt: skip
 
@@ -141,10 +137,10 @@ ROWS = (
     Op("argmin", "The place of the least along an axis, the first of equals; NaN is least.", 1,
        _place(np.argmin), gives(types.INT64, *REALS), _without_axis, attrs=_AXIS, flops=per_operand_element(1),
        source="numpy.argmin"),
-    Op("softmax", "exp(x - max) / sum(exp(x - max)) along an axis.", 1, _softmax, same("float"), _along,
+    Op("softmax", "exp(x - max) / sum(exp(x - max)) along an axis.", 1, _softmax, same("float"), shape_along_axis,
        attrs=_AXIS, flops=per_operand_element(5), source="torch.softmax"),
-    Op("log_softmax", "x - max - log(sum(exp(x - max))) along an axis.", 1, _log_softmax, same("float"), _along,
-       attrs=_AXIS, flops=per_operand_element(5), source="torch.log_softmax"),
+    Op("log_softmax", "x - max - log(sum(exp(x - max))) along an axis.", 1, _log_softmax, same("float"),
+       shape_along_axis, attrs=_AXIS, flops=per_operand_element(5), source="torch.log_softmax"),
     _running("sum", "The sum of this and all before along an axis.", np.cumsum, NUMBERS),
     _running("prod", "The product of this and all before along an axis.", np.cumprod, NUMBERS),
     _running("max", "The greatest of this and all before along an axis.", np.maximum.accumulate, REALS),
