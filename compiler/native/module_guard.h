@@ -105,11 +105,12 @@ static KhModuleState kh_module_guard_holds(KhModuleGuard* all, void* module) {
   constexpr int64_t kTogether = 32;  // samples that are asked for together
   constexpr int64_t kWorthATeam = 256;
   KhGuard* guard = all->guard;
+  const double asked = guard == nullptr ? 0 : kh_guard_now();
   const int64_t sampled = guard == nullptr ? 0 : guard->sampled, team = sampled < kWorthATeam ? 1 : kh::threads();
   if (team <= 1) {
     const KhModuleState parts = kh_parts_hold(all, module);
     if (parts != kKhSame) return parts;
-    return guard == nullptr || kh_guard_holds(guard) ? kKhSame : kKhContentChanged;
+    return guard == nullptr || kh_guard_holds(guard, asked) ? kKhSame : kKhContentChanged;
   }
   const int64_t groups = kh::ceil_div(sampled, kTogether), next = guard->next;
   const int64_t due = kh_guard_due(guard, team);
@@ -140,7 +141,9 @@ static KhModuleState kh_module_guard_holds(KhModuleGuard* all, void* module) {
     __atomic_fetch_add(&nanoseconds, static_cast<int64_t>(own_time), __ATOMIC_RELAXED);
   }
   const double took = static_cast<double>(nanoseconds);
-  kh_guard_paid(guard, due, bytes, took / static_cast<double>(std::min(team, std::max<int64_t>(due, 1))), took);
+  const double wall = took / static_cast<double>(std::min(team, std::max<int64_t>(due, 1)));
+  guard->asking += std::max(0.0, kh_guard_now() - asked - wall);
+  kh_guard_paid(guard, due, bytes, wall, took);
   return parts != kKhSame ? parts : written ? kKhContentChanged : kKhSame;
 }
 

@@ -5,6 +5,7 @@
 // every step of it can be undone.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <ctime>
@@ -49,12 +50,14 @@ struct KhGuard {
   double credit;  // nanoseconds that may be spent
   double cost;    // nanoseconds a byte, of the chunks so far
   int64_t elapsed;  // nanoseconds of calls since they paid for comparing
+  double asking;    // nanoseconds since then of what every call compares
 };
 
 // Of the time of calls. Small weights are compared within milliseconds of calls at the least share, larger ones within
 // kKhTurn, four fifths of what is promised, as long as the largest share lasts for that; then within the promise, up to
-// some 120 MB for each 10 GB/s that a thread reads. With what every call compares, that is 1% of small calls.
-constexpr double kKhLeast = 0.002, kKhMost = 0.006, kKhTurn = 1.6e9;
+// some 120 MB for each 10 GB/s that a thread reads. What every call compares comes off, so that both are kKhAll at most
+// where that alone leaves the least share: in small calls it is half of it.
+constexpr double kKhLeast = 0.002, kKhMost = 0.006, kKhAll = 0.008, kKhTurn = 1.6e9;
 constexpr double kKhLongest = 1e9;  // a call that seems to take longer was suspended, or pays for a second
 
 static inline double kh_guard_now() {
@@ -101,14 +104,15 @@ static inline bool kh_samples_hold(const KhSample* first, const KhSample* last) 
 
 // How many chunks to compare now. team: threads that share them.
 static inline int64_t kh_guard_due(KhGuard* guard, int64_t team) {
-  const double elapsed = static_cast<double>(guard->elapsed);
-  guard->elapsed = 0;
   if (guard->count == 0) return 0;
+  const double elapsed = std::min(static_cast<double>(guard->elapsed), kKhLongest);
   const double bytes = static_cast<double>(guard->bytes), all = bytes * guard->cost / static_cast<double>(team);
-  double share = all / kKhTurn;
-  share = share < kKhLeast ? kKhLeast : share > kKhMost ? kKhMost : share;
-  guard->credit += (elapsed < kKhLongest ? elapsed : kKhLongest) * share;
-  if (guard->credit > all) guard->credit = all;  // once around is enough
+  if (elapsed > 0) {
+    const double most = std::min(kKhMost, kKhAll - guard->asking / elapsed);
+    guard->credit += elapsed * std::max(kKhLeast, std::min(all / kKhTurn, most));
+    guard->credit = std::min(guard->credit, all);  // once around is enough
+    guard->elapsed = 0, guard->asking = 0;
+  }
   const double each = all / static_cast<double>(guard->count);
   // Not less than one where all there are cost less than was saved for one: cut off by rounding.
   int64_t due = each > 0 ? static_cast<int64_t>(guard->credit / (each * 0.999999)) : guard->count;
@@ -149,11 +153,13 @@ extern "C" int kh_guard_holds_all(const KhGuard* guard) {
 }
 
 // Whether memory holds what it did, as far as this call compares it.
-static inline int kh_guard_holds(KhGuard* guard) {
+// asked: when the question began, of which all but comparing in turns is what every call takes.
+static inline int kh_guard_holds(KhGuard* guard, double asked) {
   if (!kh_samples_hold(guard->samples, guard->samples + guard->sampled)) return 0;
   const int64_t next = guard->next, due = kh_guard_due(guard, 1);
-  if (due == 0) return 1;
   const double begin = kh_guard_now();
+  guard->asking += begin - asked;
+  if (due == 0) return 1;
   int64_t bytes = 0;
   bool same = true;
   for (int64_t i = 0; same && i < due; ++i) {
@@ -224,6 +230,7 @@ enum KhUseState { kKhUnknown = 0, kKhHolds = 1, kKhWrittenTo = 2, kKhTime = 3 };
 
 static inline KhUseState kh_use_holds(KhUse* use, void* tensors) {
   const KhTensorState& state = *use->state;
+  const double asked = use->guard == nullptr ? 0 : kh_guard_now();
   if (kh_python.length(tensors) != state.count) return kKhUnknown;
   kh_tensors_ahead(state);
   if (use->guard != nullptr)
@@ -231,7 +238,7 @@ static inline KhUseState kh_use_holds(KhUse* use, void* tensors) {
   for (int64_t i = 0; i < state.count; ++i)
     if (!kh_tensor_same(state, state.tensors[i], static_cast<const char*>(kh_python.item(tensors, i)))) return kKhUnknown;
   if (use->guard == nullptr) return kKhHolds;
-  if (kh_guard_holds(use->guard) == 0) return kKhWrittenTo;
+  if (kh_guard_holds(use->guard, asked) == 0) return kKhWrittenTo;
   return use->uses++ % use->timed == 0 ? kKhTime : kKhHolds;
 }
 
@@ -243,5 +250,5 @@ extern "C" void* kh_use_asked(void* self, void* tensors) {
 // As a function of Python's own, which takes a tenth of the time of ctypes on cold caches. self: an integer, the guard's
 // address.
 extern "C" void* kh_guard_asked(void* self, void*) {
-  return kh_python.integer(kh_guard_holds(static_cast<KhGuard*>(kh_python.address(self))));
+  return kh_python.integer(kh_guard_holds(static_cast<KhGuard*>(kh_python.address(self)), kh_guard_now()));
 }
