@@ -8,7 +8,8 @@
 
 1 to 3 are compared at every use. 4 takes a share of the time of the calls that use the copy, 0.2% for most weights and
 0.6% at most, and goes through all of a weight within 2 s of these calls: up to 120 MB for each 10 GB/s that a thread
-reads; larger ones take longer in proportion. Where 1 to 3 take more than 0.2%, 4 takes what is left of 0.8%. A guard that is `strict` compares everything at every use.
+reads; larger ones take longer in proportion. Where 1 to 3 take more than 0.2%, 4 takes what is left of 0.8%. A guard
+that is `strict` compares everything at every use.
 
 1 and 2 are asked of native code first (tensor_state.py), and of PyTorch where that sees a difference or there is none.
 
@@ -47,8 +48,8 @@ CHUNK = 1 << 16
 _PLACES, _WIDTH, _SMALL = 8, 32, 1 << 13
 """Of larger weights, so many places of so many bytes are compared at every use; smaller ones whole."""
 _LEAST, _MOST, _ALL, _TURN = 0.002, 0.006, 0.008, 1.6e9
-"""Shares of the time of calls, the third of all that a guard does, and the nanoseconds of calls in which all is compared:
-as in weight_guard.h."""
+"""Shares of the time of calls: the least and the most to compare in turns, the most for all that a guard does. Then the
+nanoseconds of calls in which all is compared. As in weight_guard.h."""
 _LONGEST = 1e9
 _TIMED = 8
 """Of so many uses, one is timed."""
