@@ -168,10 +168,15 @@ def begin(runtime: Sequence[str], level: Isa | None = None) -> None:
     if compiler is None or not runtime:
         return
     level = level or machine_isas()[0]
-    pool = ThreadPoolExecutor(max_workers=max(1, (os.cpu_count() or 1) - 1), thread_name_prefix="kernels_hub")
+    pool = ThreadPoolExecutor(max_workers=max(1, usable_cpus() - 1), thread_name_prefix="kernels_hub")
     for name in runtime:
         pool.submit(_begin, name, compiler, level)
     pool.shutdown(wait=False)
+
+
+def usable_cpus() -> int:
+    """How many CPUs this process may use: no more than its affinity says, which containers and schedulers set."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _begin(code: str, compiler: str, level: Isa) -> None:

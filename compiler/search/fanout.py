@@ -31,11 +31,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernels_hub.compiler.engines.guard import one_line
+from kernels_hub.compiler.runtime.toolchain import usable_cpus
 from kernels_hub.compiler.search.candidate import Evaluator, Measured, SearchCandidate
 from kernels_hub.compiler.search.journal import Journal, Stage
 from kernels_hub.compiler.search.quiet import PATIENCE_S, BusyError, Lock, building, measuring, under
 from kernels_hub.compiler.search.sending import Sender
-from kernels_hub.compiler.search.workers import WorkerLostError, Workers, usable_cpus
+from kernels_hub.compiler.search.workers import WorkerLostError, Workers
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -26,7 +26,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kernels_hub.compiler.errors import EngineError, MissingDependencyError
-from kernels_hub.compiler.search.workers import WorkerExecutor, WorkerLostError, place, usable_cpus, work
+from kernels_hub.compiler.runtime.toolchain import usable_cpus
+from kernels_hub.compiler.search.workers import WorkerExecutor, WorkerLostError, place, work
 
 START_S = 120.0
 """Seconds that a worker may take to start: the cluster may be busy, or add a machine."""

@@ -30,6 +30,7 @@ from concurrent.futures import Executor, Future
 from typing import Any, Protocol, TypeVar
 
 from kernels_hub.compiler.errors import EngineError
+from kernels_hub.compiler.runtime.toolchain import usable_cpus
 
 T = TypeVar("T")
 
@@ -181,11 +182,6 @@ class Workers(WorkerExecutor):
 
     def __init__(self, max_workers: int | None = None) -> None:
         super().__init__(_Process, max_workers or usable_cpus())
-
-
-def usable_cpus() -> int:
-    """How many CPUs this process may use: no more than its affinity says, which containers and schedulers set."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def work(task: bytes) -> bytes:

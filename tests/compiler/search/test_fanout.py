@@ -18,11 +18,12 @@ from pathlib import Path
 
 import pytest
 
+from kernels_hub.compiler.runtime.toolchain import usable_cpus
 from kernels_hub.compiler.search.candidate import Measured
 from kernels_hub.compiler.search.fanout import Progress, fan_out, measure_together
 from kernels_hub.compiler.search.journal import Journal
 from kernels_hub.compiler.search.quiet import BusyError, building, measuring
-from kernels_hub.compiler.search.workers import WorkerLostError, Workers, usable_cpus
+from kernels_hub.compiler.search.workers import WorkerLostError, Workers
 from tests.compiler.search.fake_evaluator import Fake, Heavy, candidate
 
 ROOT = Path(__file__).parents[3]
