@@ -28,6 +28,7 @@ _LEAST_PAIRS, _ENOUGH_PAIRS = 5, 60
 _ENOUGH_S = 0.04
 """Undisturbed time of the pairs of an example: so many are made, at most `_ENOUGH_PAIRS`, or more until two agree."""
 _MOST_S = 0.6
+"""After so long an example has the times that it has; of calls that take long, after twice `_LEAST_PAIRS` pairs."""
 _AGREEMENT = 1.1
 """The second shortest time over the shortest: above it, the shortest may be a chance, and is not trusted."""
 _NAP_S = 0.004
@@ -143,7 +144,8 @@ def shortest_ratio(original: Run, kernel: Run) -> float | None:
                 else:  # who has slept gets a core at once, and keeps it for a while
                     time.sleep(_NAP_S)
             pairs = min(len(before), len(after))
-            late = time.perf_counter() > start + _MOST_S
+            shortest_pair = before[0] + after[0] if pairs else 0.0
+            late = time.perf_counter() > start + max(_MOST_S, 2 * _LEAST_PAIRS * shortest_pair)
             if pairs < _LEAST_PAIRS:
                 if late:
                     return None

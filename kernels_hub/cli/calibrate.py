@@ -62,6 +62,8 @@ def calibrate(
     import torch
 
     if threads is not None:
+        if wanted is None:
+            _refuse_more_than_there_are(threads)
         torch.set_num_threads(threads)
     from kernels_hub.calibration import database
 
@@ -83,6 +85,17 @@ def calibrate(
                 param_hint="--export",
             ) from error
         echo(f"{sum(1 for _ in table.rows()):,} ratios written to {export}")
+
+
+def _refuse_more_than_there_are(threads: int) -> None:
+    from kernels_hub.compiler.runtime.toolchain import usable_cpus
+
+    if threads > (cores := usable_cpus()):
+        raise typer.BadParameter(
+            f"expected 1 to {cores}, which is how many cores this process may use, got {threads}: threads that"
+            " wait for each other's cores say nothing of a kernel",
+            param_hint="--threads",
+        )
 
 
 def _all(kinds: list[str] | None, dtypes: list[str]) -> list[Shape]:

@@ -90,6 +90,11 @@ def test_the_shortest_times_count(clock: Clock):
     assert ratio == pytest.approx(2.0)
 
 
+def test_calls_that_take_long_are_timed_as_often_as_it_takes(clock: Clock):
+    """A large layer on a slow machine: five pairs take longer than an example has by default."""
+    assert shortest_ratio(clock.taking(0.3), clock.taking(0.15)) == pytest.approx(2.0)
+
+
 @pytest.mark.usefixtures("_on_a_busy_machine")
 def test_a_chance_is_not_trusted(monkeypatch: pytest.MonkeyPatch, clock: Clock):
     monkeypatch.setattr(measuring, "_AGREEMENT", 1.1)
@@ -196,7 +201,12 @@ def _one_row() -> Any:
 
 
 @pytest.mark.parametrize(
-    "arguments, message", [(["--kind", "Linea"], "no kind"), (["--dtype", "int8"], "expected float32")]
+    "arguments, message",
+    [
+        (["--kind", "Linea"], "no kind"),
+        (["--dtype", "int8"], "expected float32"),
+        (["--threads", "9999"], "cores this process may use"),
+    ],
 )
 def test_the_command_refuses_what_it_does_not_know(arguments: list[str], message: str, cache: Path):
     done = CliRunner().invoke(app, ["calibrate", *arguments])
