@@ -112,16 +112,16 @@ def breadth(name: str) -> dict[str, Any]:
     model = build(name)
     calls = dict(_calls(name, model))
     with torch.inference_mode():
-        expected = {form: _tensors(call(model)) for form, call in calls.items()}
+        expected = {form: tensors(call(model)) for form, call in calls.items()}
     with use_kernel_mapping(load_kernel_mapping("compiled"), inherit_mapping=False):
         kernelize(model, mode=Mode.INFERENCE)
     forms = {}
     for form, call in calls.items():
         started = time.perf_counter()
         with torch.inference_mode():
-            first = _difference(_tensors(call(model)), expected[form])
+            first = difference(tensors(call(model)), expected[form])
             took = time.perf_counter() - started
-            again = _difference(_tensors(call(model)), expected[form])
+            again = difference(tensors(call(model)), expected[form])
             shares = [_share(model, call) for _ in range(_TURNS)]
         error = max(first["error"], again["error"])
         equal = first["tokens"] and again["tokens"]
@@ -243,7 +243,8 @@ def _called_by_generate(model: Any) -> list[Any]:
     return [] if encoder is None else [encoder]
 
 
-def _tensors(result: Any) -> list[Any]:
+def tensors(result: Any) -> list[Any]:
+    """Copies of those of an output, in their order."""
     import torch
 
     if isinstance(result, torch.Tensor):
@@ -251,21 +252,25 @@ def _tensors(result: Any) -> list[Any]:
     if hasattr(result, "to_tuple"):
         result = result.to_tuple()
     if isinstance(result, (list, tuple)):
-        return [tensor for one in result for tensor in _tensors(one)]
+        return [tensor for one in result for tensor in tensors(one)]
     return []
 
 
-def _difference(actual: list[Any], expected: list[Any]) -> dict[str, Any]:
-    """The largest relative error of floats, and whether everything else is equal."""
+def difference(actual: list[Any], expected: list[Any]) -> dict[str, Any]:
+    """The largest relative error of floats, and whether everything else is equal. NaN is equal to NaN alone."""
     import torch
 
     if [one.shape for one in actual] != [one.shape for one in expected]:
         return {"error": float("inf"), "tokens": False}
     worst, equal = 0.0, True
     for one, other in zip(actual, expected, strict=True):
+        if not other.numel():
+            continue
         if other.is_floating_point():
-            scale = float(other.abs().max()) or 1.0
-            worst = max(worst, float((one - other).abs().max()) / scale)
+            known, finite = other.isnan().logical_not(), other.nan_to_num().double()
+            scale = float(finite.abs().max()) or 1.0
+            apart = float((one.nan_to_num().double() - finite).abs().max()) / scale
+            worst = max(worst, apart if torch.equal(known, one.isnan().logical_not()) else float("inf"))
         else:
             equal = equal and torch.equal(one, other)
     return {"error": worst, "tokens": equal}
