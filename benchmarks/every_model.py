@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import inspect
 import json
-import multiprocessing
 import os
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.harness import arguments, table, write, written_today
+from benchmarks.harness import arguments, in_a_process, table, write, written_today
 from benchmarks.zoo_breadth import difference, tensors
 
 _TOLERANCE = 1e-4
@@ -85,7 +84,9 @@ def main() -> None:
     name = f"every-model-{options.mapping}"
     kinds: dict[str, Any] = written_today(name).get("kinds", {}) if options.write else {}
     for kind in (one for one in options.only or sorted(CONFIG_MAPPING) if one not in kinds):
-        kinds[kind] = _forked(kind, options.mapping, options.threads, options.seconds)
+        kinds[kind] = in_a_process(
+            _compared, (kind, options.mapping, options.threads), options.seconds, start="fork"
+        )
         if "skipped" not in kinds[kind]:
             print(f"{kind}: {kinds[kind]}", flush=True)
         if options.write:
@@ -113,42 +114,13 @@ def _verdict(said: Mapping[str, Any]) -> str:
     return "right" if said["error"] <= _TOLERANCE and said["equal"] else "wrong"
 
 
-def _forked(kind: str, mapping: str, threads: int, seconds: float) -> dict[str, Any]:
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(theirs, kind, mapping, threads))
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(seconds):
-            return {"failed": f"it takes more than {seconds:g} s"}
-        said: dict[str, Any] = ours.recv()
-        return said
-    except EOFError:
-        process.join()
-        return {"failed": f"its process ended with {process.exitcode}"}
-    finally:
-        process.kill()
-        process.join()
-
-
-def _child(pipe: Any, kind: str, mapping: str, threads: int) -> None:
-    import torch
-
-    torch.set_num_threads(threads)
-    try:
-        said = _compared(kind, mapping)
-    except Exception as error:  # noqa: BLE001 - a row of the result
-        said = {"failed": f"{type(error).__name__}: {error}"[:500]}
-    pipe.send(said)
-
-
-def _compared(kind: str, mapping: str) -> dict[str, Any]:
+def _compared(kind: str, mapping: str, threads: int) -> dict[str, Any]:
     """What differs, of a kind that could be made; {"skipped": why}."""
     import torch
 
     from kernels_hub import Mode, kernelize, load_kernel_mapping, report, use_kernel_mapping
 
+    torch.set_num_threads(threads)
     reasons = []
     for rules in _RULES:
         try:

@@ -12,6 +12,7 @@ import argparse
 import datetime
 import importlib.metadata
 import json
+import multiprocessing
 import os
 import platform
 import statistics
@@ -94,6 +95,40 @@ class Worker:
                 answer: dict[str, Any] = json.loads(line[2:])
                 return answer
         raise RuntimeError(f"benchmark worker {self.name!r} ended with {self.process.wait()}")
+
+
+def in_a_process(
+    answer: Callable[..., dict[str, Any]], arguments: Sequence[Any], seconds: float, start: str = "spawn"
+) -> dict[str, Any]:
+    """What `answer(*arguments)` returns in a process of its own.
+
+    {"failed": why} where it raises, its process ends otherwise, or it takes longer.
+    start: "spawn", or "fork" for what is imported already.
+    """
+    context: Any = multiprocessing.get_context(start)
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(theirs, answer, arguments))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(seconds):
+            return {"failed": f"it takes more than {seconds:g} s"}
+        said: dict[str, Any] = ours.recv()
+        return said
+    except EOFError:
+        process.join()
+        return {"failed": f"its process ended with {process.exitcode}"}
+    finally:
+        process.kill()
+        process.join()
+
+
+def _send(pipe: Any, answer: Callable[..., dict[str, Any]], arguments: Sequence[Any]) -> None:
+    try:
+        said = answer(*arguments)
+    except Exception as error:  # noqa: BLE001 - a row of the result
+        said = {"failed": f"{type(error).__name__}: {error}"[:500]}
+    pipe.send(said)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import statistics
 import time
@@ -24,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from benchmarks.harness import arguments, table, write, written_today
+from benchmarks.harness import arguments, in_a_process, table, write, written_today
 from benchmarks.zoo_models import FORMS, NEW_TOKENS, PROMPT, TIMM, ZOO, build, inputs
 
 COMPILED_SHARE = 0.9
@@ -52,7 +51,10 @@ def main() -> None:
 
     models: dict[str, Any] = written_today(kind, processor_name()).get("models", {}) if options.write else {}
     for name in (one for one in names if one not in models):
-        models[name] = _in_a_process(name, options.threads, options.seconds)
+        models[name] = {
+            "forms": {},
+            **in_a_process(_breadth_here, (name, options.threads), options.seconds),
+        }
         print(_line(name, models[name]), flush=True)
         if options.write:
             document = {"threads": options.threads, "summary": _summary(models), "models": models}
@@ -66,36 +68,12 @@ def main() -> None:
     print(json.dumps(_summary(models), indent=1))
 
 
-def _in_a_process(name: str, threads: int, seconds: float) -> dict[str, Any]:
-    """What `breadth` says of a model; {"failed": why} where its process ends otherwise, or takes longer."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(theirs, name, threads))
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(seconds):
-            return {"failed": f"it takes more than {seconds:g} s", "forms": {}}
-        said: dict[str, Any] = ours.recv()
-        return said
-    except EOFError:
-        process.join()
-        return {"failed": f"its process ended with {process.exitcode}", "forms": {}}
-    finally:
-        process.kill()
-        process.join()
-
-
-def _child(pipe: Any, name: str, threads: int) -> None:
+def _breadth_here(name: str, threads: int) -> dict[str, Any]:
     import torch
 
     os.environ.update(KERNELS_HUB_JIT="wait", KERNELS_HUB_JIT_TRIAL="off", KERNELS_HUB_JIT_SECONDS="300")
     torch.set_num_threads(threads)
-    try:
-        said = breadth(name)
-    except Exception as error:  # noqa: BLE001 - a row of the result
-        said = {"failed": f"{type(error).__name__}: {error}"[:500], "forms": {}}
-    pipe.send(said)
+    return breadth(name)
 
 
 def breadth(name: str) -> dict[str, Any]:
