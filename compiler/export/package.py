@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kernels_hub import cxx_compiler, files
+from kernels_hub import files
 from kernels_hub.compiler.export.source import Source
 from kernels_hub.compiler.ir.op import show
 from kernels_hub.escaping import DocstringText, toml_string
@@ -286,11 +286,13 @@ def copied_files(*, gpu: bool) -> dict[str, Path]:
         for pattern in patterns
         for path in sorted((COMPILER.parent / folder).glob(pattern))
     }
-    return {
-        "call/files.py": Path(files.__file__),
-        "cpu/cxx_compiler.py": Path(cxx_compiler.__file__),
-        **copied,
+    library = Path(files.__file__).parent
+    beside = {
+        "call": "files.py",
+        "cpu": "cxx_compiler.py",
+        **({"triton": "triton_launches.py"} if gpu else {}),
     }
+    return {**{f"{backend}/{name}": library / name for backend, name in beside.items()}, **copied}
 
 
 def kernel_name(layer: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from ...triton_launches import launch
 from .binaries import Binaries
 
 _ALWAYS = frozenset({"num_warps", "num_stages"})
@@ -39,4 +40,4 @@ class Launcher:
         if self._binaries is None or not self._binaries.launch(
             kernel.fn.__name__, grid, arguments, constants
         ):
-            kernel[tuple(grid)](*arguments, **constants)
+            launch(kernel, tuple(grid), tuple(arguments), **constants)

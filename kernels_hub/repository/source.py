@@ -19,7 +19,7 @@ Compiled code may come along, in variants for one CPU and OS beside the noarch o
     variants = { torch-stable-abi211-cpu-x86_64-linux = ["prebuilt"] }
 
 Code that this library shares with layers, which must run without it, is named by `shared`: each file is a module of
-kernels_hub that imports the standard library and its like alone, and goes along byte for byte.
+kernels_hub that imports nothing of it, and goes along byte for byte.
 
     shared = ["files.py", "cxx_compiler.py"]
 """
@@ -46,7 +46,7 @@ _KERNEL_KEYS = {"name", "version", "license", "summary", "layers", "functions", 
 _BACKEND_KEYS = {"sources", "python-depends", "archs", "variants", "shared"}
 
 _LIBRARY = Path(__file__).parents[1]
-_SHARED = {"files.py": _LIBRARY / "files.py", "cxx_compiler.py": _LIBRARY / "cxx_compiler.py"}
+_SHARED = {name: _LIBRARY / name for name in ("files.py", "cxx_compiler.py", "triton_launches.py")}
 SHARED = tuple(_SHARED)
 """Modules of this library that `shared` may name."""
 

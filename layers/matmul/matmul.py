@@ -17,6 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.knobs import runtime
 
+from .triton_launches import cdiv, launch
+
 # Offsets inside a tile are 32-bit: a tile has at most 128 rows, so rows may be 2**23 elements apart.
 LARGEST_ROW = 2**23
 
@@ -188,8 +190,10 @@ def run_linear(
     tile = tile_for(
         m, n, x.dtype, aligned=aligned, tf32=precision == "tf32", hip=torch.version.hip is not None
     )
-    with torch.cuda.device_of(x):
-        linear_kernel[(triton.cdiv(m, tile.m) * triton.cdiv(n, tile.n),)](
+    launch(
+        linear_kernel,
+        (cdiv(m, tile.m) * cdiv(n, tile.n),),
+        (
             rows,
             weight,
             bias if bias is not None else y,
@@ -200,17 +204,18 @@ def run_linear(
             k,
             rows.stride(0),
             weight.stride(0),
-            ACTIVATION=activation,
-            HAS_BIAS=bias is not None,
-            SAVE_PRE=save,
-            EVEN_K=k % tile.k == 0,
-            PRECISION=precision,
-            UPCAST=upcasts(x.dtype),
-            BLOCK_M=tile.m,
-            BLOCK_N=tile.n,
-            BLOCK_K=tile.k,
-            GROUP=tile.group,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
+        ),
+        ACTIVATION=activation,
+        HAS_BIAS=bias is not None,
+        SAVE_PRE=save,
+        EVEN_K=k % tile.k == 0,
+        PRECISION=precision,
+        UPCAST=upcasts(x.dtype),
+        BLOCK_M=tile.m,
+        BLOCK_N=tile.n,
+        BLOCK_K=tile.k,
+        GROUP=tile.group,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
     return y, pre

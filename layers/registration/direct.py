@@ -1,10 +1,12 @@
 """Tells when a kernel may be called past the PyTorch dispatcher: when no mode, trace or profiler could notice.
 
 An operator that is written in Python costs 4 microseconds a call, and the questions of a general path as much again: as
-long as a small kernel runs. What a kernel is given directly is plain memory of the CPU, and nobody watches operators.
+long as a small kernel runs. What a kernel is given directly is plain memory of a device, and nobody watches operators.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -23,7 +25,7 @@ except AttributeError:  # another release of PyTorch: nobody can be asked, and a
     _is_unknown = True
 
 
-def is_observed() -> bool:
+def is_observed(device: str = "cpu") -> bool:
     """Whether something must see operators in this thread: a compiler, a mode, a transform, a trace, a profiler."""
     return bool(
         _is_unknown
@@ -34,24 +36,40 @@ def is_observed() -> bool:
         or _trace() is not None
         or _has_profiler()
         or forward_ad._current_level >= 0
-        or torch.is_autocast_enabled("cpu")
+        or torch.is_autocast_enabled(device)
     )
 
 
-def _plain_keys() -> frozenset[int]:
-    ordinary = torch.empty(0)
+@cache
+def _plain_keys(device: str) -> frozenset[int]:
+    ordinary = torch.empty(0, device=device)
     with torch.inference_mode():
-        inference = torch.empty(0)
+        inference = torch.empty(0, device=device)
     return frozenset(_keys(tensor).raw_repr() for tensor in (ordinary, inference))
 
 
-_PLAIN = frozenset() if _is_unknown else _plain_keys()
+_PLAIN = frozenset() if _is_unknown else _plain_keys("cpu")
 
 
 def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor is strided memory of the CPU and nothing else: no subclass, no view that negates."""
     kind = type(tensor)
     return not _is_unknown and (kind is Tensor or kind is Parameter) and _keys(tensor).raw_repr() in _PLAIN
+
+
+def is_unwatched(*tensors: Tensor) -> bool:
+    """Whether an operator may be left out: nothing must see it, nor record it, and all tensors are plain.
+
+    All are on the device of the first, of any type.
+    """
+    if _is_unknown or records_gradient(*tensors) or is_observed(device := tensors[0].device.type):
+        return False
+    plain = _plain_keys(device)
+    for tensor in tensors:  # a loop: this runs at every call
+        kind = type(tensor)
+        if (kind is not Tensor and kind is not Parameter) or _keys(tensor).raw_repr() not in plain:
+            return False
+    return True
 
 
 def records_gradient(*tensors: Tensor | None) -> bool:

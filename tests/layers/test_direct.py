@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
@@ -25,9 +25,9 @@ from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
-LINEAR, MLP, NORM = (
+LINEAR, MLP, NORM, ROTARY = (
     import_kernel(source_variant(bundled_folder() / name, "cpu"))
-    for name in ("linear", "mlp", "normalization")
+    for name in ("linear", "mlp", "normalization", "rotary")
 )
 WIDTH = 384
 
@@ -42,10 +42,26 @@ class Gated(nn.Module):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
+class Turned(nn.Module):
+    """Rotary embeddings of heads of 64, as queries and as keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        angles = torch.linspace(0, 3, 7 * 64).view(1, 7, 64)
+        self.cos, self.sin = angles.cos(), angles.sin()
+
+    def forward(self, x: Tensor, rotate: Callable[..., Any] = apply_rotary_pos_emb) -> Tensor:
+        heads = x.unflatten(-1, (-1, 64)).transpose(1, 2)
+        cos, sin = (one.to(x.dtype) for one in (self.cos, self.sin))
+        q, k = rotate(heads, heads[:, :2], cos, sin)
+        return torch.cat((q, k), dim=1)
+
+
 CASES: dict[str, tuple[ModuleType, Callable[[], nn.Module], str]] = {
     "Linear": (LINEAR, lambda: nn.Linear(WIDTH, 640), "linear"),
     "GatedMLP": (MLP, Gated, "gated_mlp"),
     "RMSNorm": (NORM, lambda: LlamaRMSNorm(WIDTH), "rms_norm_inference"),
+    "rotary": (ROTARY, Turned, "rotate"),
 }
 
 
@@ -58,7 +74,11 @@ class Case:
         self.module = make().eval().requires_grad_(False)
         self.operator = f"{package.__name__.replace('.', '_')}::{operator}"
         self.direct: ModuleType = sys.modules[package.__name__ + ".direct"]
-        self._forward = getattr(package.layers, name).forward
+        self._forward = (
+            (lambda module, x: module(x, package.rotation.apply_rotary_pos_emb))
+            if name == "rotary"
+            else getattr(package.layers, name).forward
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         result: Tensor = self._forward(self.module, x)

@@ -80,7 +80,11 @@ def test_variant(scale: Path) -> None:
 
 def test_shared_modules_go_along_byte_for_byte(scale: Path, tmp_path: Path) -> None:
     manifest = scale / "kernel.toml"
-    manifest.write_text(MANIFEST.replace('"cpu"]', '"cpu"]\nshared = ["files.py", "cxx_compiler.py"]', 1))
+    manifest.write_text(
+        MANIFEST.replace(
+            '"cpu"]', '"cpu"]\nshared = ["files.py", "cxx_compiler.py", "triton_launches.py"]', 1
+        )
+    )
     (scale / "package" / "__init__.py").write_text(
         "from .files import cache_folder\nfrom .cxx_compiler import find_compiler\n"
     )
@@ -98,7 +102,17 @@ def test_every_bundled_layer_that_builds_carries_the_one_compiler_lookup() -> No
         if "native.py" in backend.files()
     ]  # fmt: skip
     assert len(building) >= 10
-    assert [backend.shared for backend in building] == [SHARED] * len(building)
+    assert {backend.shared for backend in building} == {("files.py", "cxx_compiler.py")}
+
+
+def test_every_bundled_layer_with_triton_kernels_starts_them_in_one_way() -> None:
+    backends = [
+        backend for manifest in (ROOT / "layers").glob("*/kernel.toml")
+        for name, backend in read_source_repository(manifest.parent).backends.items()
+        if name in ("cuda", "rocm")
+    ]  # fmt: skip
+    assert len(backends) >= 20
+    assert {backend.shared for backend in backends} == {("triton_launches.py",)}
 
 
 def test_aliases_and_universal(scale: Path) -> None:

@@ -14,6 +14,7 @@ from .form import Form, broadcast, result_like, takes
 from .forward_kernels import attention_kernel
 from .gradient_kernels import key_gradient_kernel, query_gradient_kernel
 from .releases import other_fields
+from .triton_launches import cdiv, launch, next_power_of_2
 
 # Under the interpreter kernels run on CPU tensors.
 DISPATCH_KEYS = ("CUDA", "CPU") if triton.knobs.runtime.interpret else ("CUDA",)
@@ -67,7 +68,7 @@ def tile_for(kernel: str, widest: int, dtype: torch.dtype, *, hip: bool = False)
 
 def padded(width: int) -> int:
     """The width of a tile that holds a row."""
-    return max(16, int(triton.next_power_of_2(width)))
+    return max(16, next_power_of_2(width))
 
 
 def forward(
@@ -83,11 +84,21 @@ def forward(
     statistics = query.new_empty((2, batch, heads, lq), dtype=torch.float32) if save else None
     tile = tile_for("forward", max(padded(width), padded(values)), query.dtype, hip=_HIP)
     if result.numel():
-        attention_kernel[(triton.cdiv(lq, tile.rows), batch * heads)](
-            *(query, key, value, _bytes(mask), result, statistics),
-            *(heads, heads // key.shape[1], lq, key.shape[2], width, values),
-            *(form.offset, form.scale, form.softcap),
-            *(*_strides(query), *_strides(key), *_strides(value), *_mask_strides(mask), *_strides(result)),
+        launch(
+            attention_kernel,
+            (cdiv(lq, tile.rows), batch * heads),
+            (
+                *(query, key, value, _bytes(mask), result, statistics),
+                *(heads, heads // key.shape[1], lq, key.shape[2], width, values),
+                *(form.offset, form.scale, form.softcap),
+                *(
+                    *_strides(query),
+                    *_strides(key),
+                    *_strides(value),
+                    *_mask_strides(mask),
+                    *_strides(result),
+                ),
+            ),
             SAVE=save,
             **_constants(query, mask, form, width, values, tile),
         )
@@ -119,26 +130,18 @@ def backward(
     strides = (*_strides(grad), *_strides(query), *_strides(key), *_strides(value), *_mask_strides(mask))
     if dquery.numel():
         tile = tile_for("query gradient", widest, query.dtype, hip=_HIP)
-        query_gradient_kernel[(triton.cdiv(lq, tile.rows), batch * heads)](
-            *inputs,
-            dquery,
-            heads,
-            *numbers,
-            *strides,
-            *_strides(dquery),
+        launch(
+            query_gradient_kernel,
+            (cdiv(lq, tile.rows), batch * heads),
+            (*inputs, dquery, heads, *numbers, *strides, *_strides(dquery)),
             **_constants(query, mask, form, width, values, tile),
         )
     if dkey.numel():
         tile = tile_for("key gradient", widest, query.dtype, hip=_HIP)
-        key_gradient_kernel[(triton.cdiv(lk, tile.columns), batch * shared)](
-            *inputs,
-            dkey,
-            dvalue,
-            shared,
-            *numbers,
-            *strides,
-            *_strides(dkey),
-            *_strides(dvalue),
+        launch(
+            key_gradient_kernel,
+            (cdiv(lk, tile.columns), batch * shared),
+            (*inputs, dkey, dvalue, shared, *numbers, *strides, *_strides(dkey), *_strides(dvalue)),
             **_constants(query, mask, form, width, values, tile),
         )
     for gradient, found in zip(gradients, written, strict=True):

@@ -10,7 +10,6 @@ cuDNN does. Sources: arXiv 1410.0759 (implicit GEMM), docs.nvidia.com/deeplearni
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import reference
+from .triton_launches import cdiv, launch, next_power_of_2
 
 TRAINS = True
 """Whether the layers call the operators where a gradient is needed."""
@@ -164,7 +164,7 @@ def tile(dtype: torch.dtype, pixels: int, filters: int, wide: bool) -> Convoluti
     Narrow where there are few filters (a depthwise convolution has one a group), low where there are
     few pixels. float32 and 64-bit offsets take more registers, so their tiles are smaller.
     """
-    narrow = min(max(triton.next_power_of_2(filters), 16), 64)
+    narrow = min(max(next_power_of_2(filters), 16), 64)
     if wide:
         return ConvolutionTile(32, min(narrow, 32), 32, 8)
     if dtype is torch.float32:
@@ -269,9 +269,11 @@ def _launch(
         max(x.numel(), w.numel(), (pixels + 128) * (filters + 64)) >= 2**31
     )  # a last tile's rows reach further
     tiling = tile(x.dtype, pixels, filters // groups, wide)
-    tiles = triton.cdiv(pixels, tiling.pixels) * triton.cdiv(filters // groups, tiling.filters)
-    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-        convolution_kernel[(tiles, groups)](
+    tiles = cdiv(pixels, tiling.pixels) * cdiv(filters // groups, tiling.filters)
+    launch(
+        convolution_kernel,
+        (tiles, groups),
+        (
             x,
             w,
             bias,
@@ -292,17 +294,18 @@ def _launch(
             *padding,
             *dilation,
             eps,
-            NORM=norm is not None,
-            RELU=relu,
-            EVEN_CHANNELS=channels % tiling.depth == 0,
-            WIDE=wide,
-            PRECISION=precision(x.dtype),
-            UPCAST=triton.knobs.runtime.interpret and x.dtype is torch.bfloat16,
-            BLOCK_M=tiling.pixels,
-            BLOCK_N=tiling.filters,
-            BLOCK_K=tiling.depth,
-            num_warps=tiling.warps,
-        )
+        ),
+        NORM=norm is not None,
+        RELU=relu,
+        EVEN_CHANNELS=channels % tiling.depth == 0,
+        WIDE=wide,
+        PRECISION=precision(x.dtype),
+        UPCAST=triton.knobs.runtime.interpret and x.dtype is torch.bfloat16,
+        BLOCK_M=tiling.pixels,
+        BLOCK_N=tiling.filters,
+        BLOCK_K=tiling.depth,
+        num_warps=tiling.warps,
+    )
     return y if channels_last else y.clone(memory_format=torch.contiguous_format)
 
 

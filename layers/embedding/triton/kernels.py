@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import reference
+from .triton_launches import cdiv, launch, next_power_of_2
 
 # Under the interpreter kernels run on CPU tensors.
 DISPATCH_KEYS = ("CUDA", "CPU") if triton.knobs.runtime.interpret else ("CUDA",)
@@ -59,17 +60,12 @@ def backward(grad: Tensor, indices: Tensor, rows: int, padding: int, scale: Tens
         return table
     ordered, places = torch.sort(indices.reshape(-1).long(), stable=True)
     scale = None if scale is None else scale.to(device=grad.device, dtype=grad.dtype)
-    embedding_gradient_kernel[(count, triton.cdiv(width, _BLOCK))](
-        grad.contiguous(),
-        ordered,
-        places,
-        table,
-        scale,
-        count,
-        width,
-        padding,
+    launch(
+        embedding_gradient_kernel,
+        (count, cdiv(width, _BLOCK)),
+        (grad.contiguous(), ordered, places, table, scale, count, width, padding),
         SCALED=scale is not None,
-        BLOCK=min(_BLOCK, triton.next_power_of_2(width)),
+        BLOCK=min(_BLOCK, next_power_of_2(width)),
         num_warps=4,
     )
     return table

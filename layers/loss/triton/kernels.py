@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import reference
 from .forms import LossForm
+from .triton_launches import launch, next_power_of_2
 
 # Under the interpreter kernels run on CPU tensors.
 DISPATCH_KEYS = ("CUDA", "CPU") if triton.knobs.runtime.interpret else ("CUDA",)
@@ -156,7 +157,7 @@ def cross_entropy_gradient_kernel(  # type: ignore[no-untyped-def]
 
 def block_for(width: int) -> tuple[int, int]:
     """(columns of a block, warps): 8 elements a thread at most."""
-    block = min(triton.next_power_of_2(width), 2048)
+    block = min(next_power_of_2(width), 2048)
     return block, max(1, min(8, block // 256))
 
 
@@ -179,21 +180,16 @@ def _loss(logits: Tensor, target: Tensor, form: LossForm, replace: bool) -> tupl
     loss = logits.new_empty(rows, dtype=torch.float32)
     lse = torch.empty_like(loss)
     block, warps = block_for(width)
-    with torch.cuda.device_of(logits):
-        cross_entropy_kernel[(rows,)](
-            logits,
-            target.contiguous(),
-            loss,
-            lse,
-            width,
-            logits.stride(0),
-            *form,
-            CAPPED=form.softcap > 0,
-            SMOOTHED=form.label_smoothing > 0,
-            REPLACE=replace,
-            BLOCK=block,
-            num_warps=warps,
-        )
+    launch(
+        cross_entropy_kernel,
+        (rows,),
+        (logits, target.contiguous(), loss, lse, width, logits.stride(0), *form),
+        CAPPED=form.softcap > 0,
+        SMOOTHED=form.label_smoothing > 0,
+        REPLACE=replace,
+        BLOCK=block,
+        num_warps=warps,
+    )
     return loss, lse
 
 
@@ -205,20 +201,14 @@ def backward(grad: Tensor, logits: Tensor, target: Tensor, lse: Tensor, form: Lo
     rows, width = logits.shape
     gradient = logits.new_empty(rows, width)
     block, warps = block_for(width)
-    with torch.cuda.device_of(logits):
-        cross_entropy_gradient_kernel[(rows,)](
-            logits,
-            target.contiguous(),
-            lse,
-            grad.contiguous(),
-            gradient,
-            width,
-            logits.stride(0),
-            *form,
-            CAPPED=form.softcap > 0,
-            BLOCK=block,
-            num_warps=warps,
-        )
+    launch(
+        cross_entropy_gradient_kernel,
+        (rows,),
+        (logits, target.contiguous(), lse, grad.contiguous(), gradient, width, logits.stride(0), *form),
+        CAPPED=form.softcap > 0,
+        BLOCK=block,
+        num_warps=warps,
+    )
     return gradient
 
 

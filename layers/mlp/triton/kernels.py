@@ -27,6 +27,7 @@ from .matmul import ProductTile, activate, tile_origin
 from .operands import applies, dense, operand
 from .registration import define, differentiate
 from .releases import other_fields
+from .triton_launches import cdiv, launch
 
 __all__ = [
     "GATED_LINEAR",
@@ -204,8 +205,10 @@ def _run(
     tile = gated_tile_for(
         m, n, x.dtype, aligned=aligned, tf32=precision == "tf32", hip=torch.version.hip is not None
     )
-    with torch.cuda.device_of(x):
-        gated_linear_kernel[(triton.cdiv(m, tile.m) * triton.cdiv(n, tile.n),)](
+    launch(
+        gated_linear_kernel,
+        (cdiv(m, tile.m) * cdiv(n, tile.n),),
+        (
             rows,
             gate,
             up,
@@ -220,20 +223,21 @@ def _run(
             rows.stride(0),
             gate.stride(0),
             up.stride(0),
-            ACTIVATION=activation,
-            HAS_GATE_BIAS=gate_bias is not None,
-            HAS_UP_BIAS=up_bias is not None,
-            SAVE_PRE=save,
-            EVEN_K=k % tile.k == 0,
-            PRECISION=precision,
-            UPCAST=matmul.upcasts(x.dtype),
-            BLOCK_M=tile.m,
-            BLOCK_N=tile.n,
-            BLOCK_K=tile.k,
-            GROUP=tile.group,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
+        ),
+        ACTIVATION=activation,
+        HAS_GATE_BIAS=gate_bias is not None,
+        HAS_UP_BIAS=up_bias is not None,
+        SAVE_PRE=save,
+        EVEN_K=k % tile.k == 0,
+        PRECISION=precision,
+        UPCAST=matmul.upcasts(x.dtype),
+        BLOCK_M=tile.m,
+        BLOCK_N=tile.n,
+        BLOCK_K=tile.k,
+        GROUP=tile.group,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
     return y, gate_pre, up_pre
 
 
@@ -271,18 +275,14 @@ def _gradient(gradient: Tensor, gate_pre: Tensor, up_pre: Tensor, activation: st
     gradient = gradient.contiguous()
     at_gate, at_up = torch.empty_like(gate_pre), torch.empty_like(up_pre)
     if (size := gradient.numel()) > 0:
-        with torch.cuda.device_of(gradient):
-            gated_linear_gradient_kernel[(triton.cdiv(size, BLOCK),)](
-                gradient,
-                gate_pre,
-                up_pre,
-                at_gate,
-                at_up,
-                size,
-                ACTIVATION=activation,
-                BLOCK=BLOCK,
-                num_warps=4,
-            )
+        launch(
+            gated_linear_gradient_kernel,
+            (cdiv(size, BLOCK),),
+            (gradient, gate_pre, up_pre, at_gate, at_up, size),
+            ACTIVATION=activation,
+            BLOCK=BLOCK,
+            num_warps=4,
+        )
     return at_gate, at_up
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from . import matmul, reference
 from .blocks import FORMULAS
 from .routing import route
+from .triton_launches import cdiv, launch, next_power_of_2
 
 __all__ = ["DISPATCH_KEYS", "gated_experts", "grouped_outer", "grouped_product", "top_k_softmax"]
 
@@ -181,7 +182,7 @@ def tiles_of(ends: Tensor, rows: int, block: int) -> tuple[Tensor, Tensor]:
     experts = ends.shape[0]
     begins = torch.cat((ends.new_zeros(1), ends[:-1]))
     last = ((ends - begins + block - 1) // block).cumsum(0)
-    tile = torch.arange(triton.cdiv(rows, block) + experts, device=ends.device)
+    tile = torch.arange(cdiv(rows, block) + experts, device=ends.device)
     expert = torch.searchsorted(last, tile, right=True)
     known = expert.clamp(max=experts - 1)
     before = torch.cat((last.new_zeros(1), last[:-1]))[known]
@@ -198,27 +199,19 @@ def grouped_product(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     blocks = blocks_for(count, experts, rows.dtype, torch.version.hip is not None)
     expert, start = tiles_of(ends, count, blocks.m)
     y = rows.new_zeros(count, columns)  # rows of no expert stay 0
-    with torch.cuda.device_of(rows):
-        grouped_product_kernel[(expert.shape[0], triton.cdiv(columns, blocks.n))](
-            rows,
-            weight,
-            y,
-            expert,
-            start,
-            ends,
-            columns,
-            depth,
-            rows.stride(0),
-            *weight.stride(),
-            EXPERTS=experts,
-            PRECISION=matmul.precision_of(rows.dtype),
-            UPCAST=matmul.upcasts(rows.dtype),
-            BLOCK_M=blocks.m,
-            BLOCK_N=blocks.n,
-            BLOCK_K=blocks.k,
-            num_warps=blocks.warps,
-            num_stages=blocks.stages,
-        )
+    launch(
+        grouped_product_kernel,
+        (expert.shape[0], cdiv(columns, blocks.n)),
+        (rows, weight, y, expert, start, ends, columns, depth, rows.stride(0), *weight.stride()),
+        EXPERTS=experts,
+        PRECISION=matmul.precision_of(rows.dtype),
+        UPCAST=matmul.upcasts(rows.dtype),
+        BLOCK_M=blocks.m,
+        BLOCK_N=blocks.n,
+        BLOCK_K=blocks.k,
+        num_warps=blocks.warps,
+        num_stages=blocks.stages,
+    )
     return y
 
 
@@ -230,24 +223,18 @@ def grouped_outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     experts, n, k = ends.shape[0], left.shape[1], right.shape[1]
     out = left.new_empty(experts, n, k)
     narrow = left.dtype is not torch.float32
-    with torch.cuda.device_of(left):
-        grouped_outer_kernel[(experts, triton.cdiv(n, 64), triton.cdiv(k, 64))](
-            left,
-            right,
-            out,
-            ends,
-            n,
-            k,
-            left.stride(0),
-            right.stride(0),
-            PRECISION=matmul.precision_of(left.dtype),
-            UPCAST=matmul.upcasts(left.dtype),
-            BLOCK_N=64,
-            BLOCK_K=64,
-            BLOCK_P=32 if narrow else 16,
-            num_warps=4 if narrow else 8,
-            num_stages=2,
-        )
+    launch(
+        grouped_outer_kernel,
+        (experts, cdiv(n, 64), cdiv(k, 64)),
+        (left, right, out, ends, n, k, left.stride(0), right.stride(0)),
+        PRECISION=matmul.precision_of(left.dtype),
+        UPCAST=matmul.upcasts(left.dtype),
+        BLOCK_N=64,
+        BLOCK_K=64,
+        BLOCK_P=32 if narrow else 16,
+        num_warps=4 if narrow else 8,
+        num_stages=2,
+    )
     return out
 
 
@@ -294,17 +281,14 @@ def top_k_softmax(logits: Tensor, k: int, renormalise: bool, rounded: bool) -> t
     shape = (*logits.shape[:-1], k)
     score = logits.new_empty(shape, dtype=logits.dtype if rounded else torch.float32)
     index = logits.new_empty(shape, dtype=torch.int64)
-    block = triton.next_power_of_2(experts)
-    with torch.cuda.device_of(logits):
-        top_k_softmax_kernel[(rows.shape[0],)](
-            rows,
-            score,
-            index,
-            experts,
-            rows.stride(0),
-            K=k,
-            RENORMALISE=renormalise,
-            BLOCK=block,
-            num_warps=max(1, min(8, block // 256)),
-        )
+    block = next_power_of_2(experts)
+    launch(
+        top_k_softmax_kernel,
+        (rows.shape[0],),
+        (rows, score, index, experts, rows.stride(0)),
+        K=k,
+        RENORMALISE=renormalise,
+        BLOCK=block,
+        num_warps=max(1, min(8, block // 256)),
+    )
     return score, index

@@ -25,8 +25,8 @@ def rms_norm(
     to its dtype before the product with weight, whose dtype is the promoted one (Llama); otherwise
     there is one rounding, to x's dtype (torch.nn.RMSNorm, Gemma). Source: arXiv 1910.07467.
     """
-    if (directly := kernels.rms_norm_directly) is not None and weight is not None:
-        y = directly(x, weight, eps, offset, round_first)
+    if weight is not None:
+        y = kernels.rms_norm_directly(x, weight, eps, offset, round_first)
         if y is not None:
             return y
     if _has_tangents():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ import triton
 from torch import Tensor
 
 from . import layout, reference
+from .direct import is_unwatched
 from .forms import Form, GatedForm
 from .gated_kernels import gated_backward_tile, gated_forward_tile
 from .norm_kernels import (
@@ -22,9 +22,7 @@ from .norm_kernels import (
     norm_forward_tile,
 )
 from .releases import longest_row, other_fields
-
-rms_norm_directly = None
-"""What is done past the dispatcher: nothing here."""
+from .triton_launches import cdiv, launch, next_power_of_2
 
 # ROCm's devices are "CUDA" to the dispatcher. Triton's interpreter runs on the CPU's memory.
 DISPATCH_KEYS = ("CUDA", "CPU") if triton.knobs.runtime.interpret else ("CUDA",)
@@ -34,6 +32,8 @@ FORWARD_WIDTH = 16384
 BACKWARD_WIDTH = longest_row("norm backward", 8192)
 GATED_WIDTH = 8192
 GATED_BACKWARD_WIDTH = 4096
+
+_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
 LOOP_BLOCK = 2048
 LOOP_WARPS = 8
@@ -53,6 +53,7 @@ class RowTile(NamedTuple):
     warps: int
 
 
+@cache
 def forward_tile(width: int) -> RowTile:
     """16 elements a thread, and 2048 at least a program: short rows share one."""
     return _tile(width, 2048, 16)
@@ -70,9 +71,43 @@ def backward_tile(width: int, *, gated: bool = False) -> RowTile:
 
 
 def _tile(width: int, least: int, each: int) -> RowTile:
-    wide = max(triton.next_power_of_2(width), 16)
+    wide = max(next_power_of_2(width), 16)
     rows = max(1, least // wide)
     return RowTile(rows, wide, min(16, max(4, rows * wide // (32 * each))))
+
+
+def rms_norm_directly(
+    x: Tensor, weight: Tensor, eps: float, offset: float, round_first: bool
+) -> Tensor | None:
+    """RMSNorm of contiguous rows past the dispatcher, without gradient; None where the operator is to be called."""
+    if not is_unwatched(x, weight):
+        return None
+    dtype, width = x.dtype, weight.shape[0] if weight.dim() == 1 else 0
+    if (
+        dtype not in _DTYPES
+        or weight.dtype not in _DTYPES
+        or (round_first and weight.dtype is not dtype)
+        or not 0 < width <= FORWARD_WIDTH
+        or not x.dim()
+        or x.shape[-1] != width
+        or not x.is_contiguous()
+        or not weight.is_contiguous()
+    ):
+        return None
+    y = torch.empty_like(x)
+    rows, tile = x.numel() // width, forward_tile(width)
+    if rows:
+        launch(
+            norm_forward_tile,
+            (cdiv(rows, tile.rows),),
+            (x, None, weight, None, y, None, None, None, rows, width, width, 0, eps, offset),
+            CENTERED=False,
+            ROUND_FIRST=round_first,
+            ROWS=tile.rows,
+            WIDTH=tile.width,
+            num_warps=tile.warps,
+        )
+    return y
 
 
 def forward(
@@ -110,36 +145,28 @@ def _forward_rows(
         return y, total, mean, rstd
     weight, bias = layout.vector(weight), layout.vector(bias)
     pointers = (x, residual, weight, bias, y, total, mean, rstd)
-    with _on(x):
-        if width <= FORWARD_WIDTH:
-            tile = forward_tile(width)
-            norm_forward_tile[(triton.cdiv(rows, tile.rows),)](
-                *pointers,
-                rows,
-                width,
-                x_stride,
-                residual_stride,
-                form.eps,
-                form.offset,
-                CENTERED=form.centered,
-                ROUND_FIRST=form.round_first,
-                ROWS=tile.rows,
-                WIDTH=tile.width,
-                num_warps=tile.warps,
-            )
-        else:
-            norm_forward_looped[(rows,)](
-                *pointers,
-                width,
-                x_stride,
-                residual_stride,
-                form.eps,
-                form.offset,
-                CENTERED=form.centered,
-                ROUND_FIRST=form.round_first,
-                BLOCK=LOOP_BLOCK,
-                num_warps=LOOP_WARPS,
-            )
+    if width <= FORWARD_WIDTH:
+        tile = forward_tile(width)
+        launch(
+            norm_forward_tile,
+            (cdiv(rows, tile.rows),),
+            (*pointers, rows, width, x_stride, residual_stride, form.eps, form.offset),
+            CENTERED=form.centered,
+            ROUND_FIRST=form.round_first,
+            ROWS=tile.rows,
+            WIDTH=tile.width,
+            num_warps=tile.warps,
+        )
+    else:
+        launch(
+            norm_forward_looped,
+            (rows,),
+            (*pointers, width, x_stride, residual_stride, form.eps, form.offset),
+            CENTERED=form.centered,
+            ROUND_FIRST=form.round_first,
+            BLOCK=LOOP_BLOCK,
+            num_warps=LOOP_WARPS,
+        )
     return y, total, mean, rstd
 
 
@@ -163,13 +190,15 @@ def backward(
     rows, width = math.prod(x.shape[:-1]), x.shape[-1]
     tiled = width <= BACKWARD_WIDTH
     tile = backward_tile(width) if tiled else RowTile(COLUMN_ROWS, COLUMNS, COLUMN_WARPS)
-    programs = max(1, _processors(x.device) * _PROGRAMS // (1 if tiled else triton.cdiv(width, COLUMNS)))
-    programs = min(programs, triton.cdiv(rows, tile.rows))
+    programs = max(1, _processors(x.device) * _PROGRAMS // (1 if tiled else cdiv(width, COLUMNS)))
+    programs = min(programs, cdiv(rows, tile.rows))
     dweight = None if weight is None else x.new_empty((programs, width), dtype=torch.float32)
     dbias = None if bias is None else x.new_empty((programs, width), dtype=torch.float32)
-    with _on(x):
-        if tiled:
-            norm_backward_tile[(programs,)](
+    if tiled:
+        launch(
+            norm_backward_tile,
+            (programs,),
+            (
                 grad,
                 grad_total,
                 x,
@@ -183,40 +212,28 @@ def backward(
                 width,
                 x_stride,
                 form.offset,
-                ROWS=tile.rows,
-                WIDTH=tile.width,
-                num_warps=tile.warps,
+            ),
+            ROWS=tile.rows,
+            WIDTH=tile.width,
+            num_warps=tile.warps,
+        )
+    else:
+        launch(
+            norm_backward_looped,
+            (rows,),
+            (grad, grad_total, x, weight, mean, rstd, dx, width, x_stride, form.offset),
+            BLOCK=LOOP_BLOCK,
+            num_warps=LOOP_WARPS,
+        )
+        if dweight is not None or dbias is not None:
+            launch(
+                norm_backward_columns,
+                (cdiv(width, COLUMNS), programs),
+                (grad, x, mean, rstd, dweight, dbias, rows, width, x_stride),
+                ROWS=COLUMN_ROWS,
+                COLUMNS=COLUMNS,
+                num_warps=COLUMN_WARPS,
             )
-        else:
-            norm_backward_looped[(rows,)](
-                grad,
-                grad_total,
-                x,
-                weight,
-                mean,
-                rstd,
-                dx,
-                width,
-                x_stride,
-                form.offset,
-                BLOCK=LOOP_BLOCK,
-                num_warps=LOOP_WARPS,
-            )
-            if dweight is not None or dbias is not None:
-                norm_backward_columns[(triton.cdiv(width, COLUMNS), programs)](
-                    grad,
-                    x,
-                    mean,
-                    rstd,
-                    dweight,
-                    dbias,
-                    rows,
-                    width,
-                    x_stride,
-                    ROWS=COLUMN_ROWS,
-                    COLUMNS=COLUMNS,
-                    num_warps=COLUMN_WARPS,
-                )
     return dx, _sum(dweight, weight), _sum(dbias, bias)
 
 
@@ -233,25 +250,18 @@ def gated_forward(x: Tensor, gate: Tensor | None, weight: Tensor | None, form: G
         if gate is not None:
             gate, gate_stride = layout.rows(gate)
         rows, tile = math.prod(x.shape[:-1]), gated_tile(width)
-        with _on(x):
-            gated_forward_tile[(triton.cdiv(rows, tile.rows), form.groups)](
-                x,
-                gate,
-                layout.vector(weight),
-                y,
-                rows,
-                width,
-                x_stride,
-                gate_stride,
-                form.eps,
-                SIGMOID=form.activation == "sigmoid",
-                GATE_FIRST=form.gate_first,
-                ROUND_FIRST=form.round_first,
-                ROUND_PRODUCT=form.product_dtype(x, weight) == x.dtype,
-                ROWS=tile.rows,
-                WIDTH=tile.width,
-                num_warps=tile.warps,
-            )
+        launch(
+            gated_forward_tile,
+            (cdiv(rows, tile.rows), form.groups),
+            (x, gate, layout.vector(weight), y, rows, width, x_stride, gate_stride, form.eps),
+            SIGMOID=form.activation == "sigmoid",
+            GATE_FIRST=form.gate_first,
+            ROUND_FIRST=form.round_first,
+            ROUND_PRODUCT=form.product_dtype(x, weight) == x.dtype,
+            ROWS=tile.rows,
+            WIDTH=tile.width,
+            num_warps=tile.warps,
+        )
         return (y,)
 
     (y,) = layout.in_layout_of(x, gate, run)
@@ -275,38 +285,23 @@ def gated_backward(
         gate, gate_stride = layout.rows(gate)
     rows, tile = math.prod(x.shape[:-1]), backward_tile(width, gated=True)
     programs = max(1, _processors(x.device) * _PROGRAMS // form.groups)
-    programs = min(programs, triton.cdiv(rows, tile.rows))
+    programs = min(programs, cdiv(rows, tile.rows))
     dweight = None if weight is None else x.new_empty((programs, x.shape[-1]), dtype=torch.float32)
-    with _on(x):
-        gated_backward_tile[(programs, form.groups)](
-            grad,
-            x,
-            gate,
-            weight,
-            dx,
-            dgate,
-            dweight,
-            rows,
-            width,
-            x_stride,
-            gate_stride,
-            form.eps,
-            SIGMOID=form.activation == "sigmoid",
-            GATE_FIRST=form.gate_first,
-            ROWS=tile.rows,
-            WIDTH=tile.width,
-            num_warps=tile.warps,
-        )
+    launch(
+        gated_backward_tile,
+        (programs, form.groups),
+        (grad, x, gate, weight, dx, dgate, dweight, rows, width, x_stride, gate_stride, form.eps),
+        SIGMOID=form.activation == "sigmoid",
+        GATE_FIRST=form.gate_first,
+        ROWS=tile.rows,
+        WIDTH=tile.width,
+        num_warps=tile.warps,
+    )
     return dx, dgate, _sum(dweight, weight)
 
 
 def _sum(partials: Tensor | None, parameter: Tensor | None) -> Tensor | None:
     return None if partials is None or parameter is None else partials.sum(0).to(parameter.dtype)
-
-
-def _on(x: Tensor) -> AbstractContextManager[object]:
-    """Launches go to the current device: make it x's."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from . import rotation_reference as reference
 from .rotation_shapes import contiguous_rows, fits
+from .triton_launches import cdiv, launch, next_power_of_2
 
 # Under the interpreter kernels run on CPU tensors.
 DISPATCH_KEYS = ("CUDA", "CPU") if triton.knobs.runtime.interpret else ("CUDA",)
@@ -110,10 +113,11 @@ def rotary_kernel(
     tl.store(k_out + b_at[None, :], out_b.to(k_out_ptr.dtype.element_ty), mask=is_k)
 
 
+@cache
 def tile(heads: int, width: int) -> tuple[int, int]:
     """(HEADS, HALF) of a program."""
-    half = triton.next_power_of_2(max(width // 2, 1))
-    return min(triton.next_power_of_2(max(heads, 1)), max(_TILE // half, 1)), half
+    half = next_power_of_2(max(width // 2, 1))
+    return min(next_power_of_2(max(heads, 1)), max(_TILE // half, 1)), half
 
 
 def rotate_pair(
@@ -131,25 +135,29 @@ def rotate_pair(
     heads, half = tile(q_heads + k_heads, width)
     if batches * positions == 0:
         return q_out, k_out
-    rotary_kernel[(batches * positions, triton.cdiv(q_heads + k_heads, heads))](
-        q,
-        k,
-        q_out,
-        k_out,
-        cos,
-        sin,
-        positions,
-        q_heads,
-        k_heads,
-        width // 2,
-        *q.stride()[:3],
-        *k.stride()[:3],
-        *q_out.stride()[:3],
-        *k_out.stride()[:3],
-        cos.stride(0) if cos.shape[0] > 1 else 0,
-        cos.stride(2),
-        sin.stride(0) if sin.shape[0] > 1 else 0,
-        sin.stride(2),
+    launch(
+        rotary_kernel,
+        (batches * positions, cdiv(q_heads + k_heads, heads)),
+        (
+            q,
+            k,
+            q_out,
+            k_out,
+            cos,
+            sin,
+            positions,
+            q_heads,
+            k_heads,
+            width // 2,
+            *q.stride()[:3],
+            *k.stride()[:3],
+            *q_out.stride()[:3],
+            *k_out.stride()[:3],
+            cos.stride(0) if cos.shape[0] > 1 else 0,
+            cos.stride(2),
+            sin.stride(0) if sin.shape[0] > 1 else 0,
+            sin.stride(2),
+        ),
         INTERLEAVED=interleaved,
         INVERSE=inverse,
         HEADS=heads,

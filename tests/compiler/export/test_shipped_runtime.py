@@ -11,7 +11,7 @@ import pytest
 from kernels_hub.compiler.export.emit_layer import Emitted
 from kernels_hub.compiler.export.package import COMPILER, COPIED, copied_files
 
-BESIDE = ("files.py", "cxx_compiler.py")
+BESIDE = ("files.py", "cxx_compiler.py", "triton_launches.py")
 """What lies beside the compiler's folders in a variant, as it does in this library."""
 ALONE = frozenset({"__future__", "numpy", "torch", "triton"})
 
