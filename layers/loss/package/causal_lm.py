@@ -80,7 +80,7 @@ def linear_loss(
             reduction=reduction,
         )
         return (loss if share is None else loss / share), None
-    logits = head(_transformers("modeling_utils", "slice_logits_to_keep")(hidden, logits_to_keep))
+    logits = head(_positions_to_keep(hidden, logits_to_keep))
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
     if labels is None:
@@ -116,6 +116,15 @@ def _is_fusable(model: Any, vocab_size: int, head: Any, hidden: Tensor, logits_t
         and model.loss_function is _transformers("loss.loss_utils", "ForCausalLMLoss")
         and (head.weight.dtype == hidden.dtype or torch.is_autocast_enabled(hidden.device.type))
     )
+
+
+def _positions_to_keep(hidden: Tensor, logits_to_keep: Any) -> Tensor:
+    """Those whose logits are asked for, as the installed transformers has it."""
+    if hasattr(sys.modules["transformers.modeling_utils"], "slice_logits_to_keep"):
+        kept: Tensor = _transformers("modeling_utils", "slice_logits_to_keep")(hidden, logits_to_keep)
+        return kept
+    places = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+    return hidden[:, places, :]
 
 
 def _transformers(module: str, name: str) -> Any:
