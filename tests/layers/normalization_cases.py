@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -74,12 +75,19 @@ CASES: dict[str, tuple[str, Callable[[int], nn.Module], int]] = {
     "RMSNormGated": ("RMSNormGated", Qwen3NextRMSNormGated, 2),
     "RMSNormGated-sigmoid": ("RMSNormGated", sigmoid_gated, 2),
     "RMSNormGatedFloat32": ("RMSNormGatedFloat32", KimiLinearRMSNormGated, 2),
-    "MambaRMSNormGated": ("MambaRMSNormGated", lambda width: MambaRMSNormGated(width, width), 2),
-    "MambaRMSNormGated-groups": ("MambaRMSNormGated", lambda width: MambaRMSNormGated(width, width // 2), 2),
-    "MambaRMSNormGated-open": ("MambaRMSNormGated", lambda width: MambaRMSNormGated(width, width), 1),
     "AddRMSNorm": ("AddRMSNorm", lambda width: AddNorm(LlamaRMSNorm(width)), 2),
     "AddLayerNorm": ("AddLayerNorm", lambda width: AddNorm(nn.LayerNorm(width)), 2),
 }
+if "group_size" in signature(MambaRMSNormGated).parameters:  # releases of transformers before have no groups
+    CASES |= {
+        "MambaRMSNormGated": ("MambaRMSNormGated", lambda width: MambaRMSNormGated(width, width), 2),
+        "MambaRMSNormGated-groups": (
+            "MambaRMSNormGated",
+            lambda width: MambaRMSNormGated(width, width // 2),
+            2,
+        ),
+        "MambaRMSNormGated-open": ("MambaRMSNormGated", lambda width: MambaRMSNormGated(width, width), 1),
+    }
 
 
 class Float64(TorchFunctionMode):
@@ -137,10 +145,13 @@ def check(package: Any, case: str, module: nn.Module, inputs: list[Tensor], fact
     for ours, again, like, reference in zip(outputs, inferred, expected, references, strict=True):
         assert ours.dtype == again.dtype == like.dtype
         assert layout(ours) == layout(again) == layout(like)
-        assert torch.equal(ours, again)
+        if ours.is_cpu:
+            assert torch.equal(ours, again)
+        else:  # of kernels that differ in what they store, and so in which sums of products are rounded once
+            assert_close(again, reference, dtype=dtype, factor=factor)
         assert_close(ours, reference, dtype=dtype, factor=factor)
-    grads = [
-        random(tuple(output.shape), output.dtype, str(output.device), 20 + i)
+    grads = [  # with a mean of zero: float16 cannot hold the sums of many rows else
+        (random(tuple(output.shape), torch.float32, str(output.device), 20 + i) - 0.5).to(output.dtype)
         for i, output in enumerate(outputs)
     ]
     module.zero_grad()

@@ -84,7 +84,9 @@ def test_rounds_where_the_original_rounds(package, device, case, dtype):
 
 
 def test_float32_weights(package, device):
-    for case in ("RMSNorm", "RMSNormRoundedOnce", "LayerNorm", "MambaRMSNormGated"):
+    for case in CASES.keys() & {"RMSNorm", "RMSNormRoundedOnce", "LayerNorm", "MambaRMSNormGated"}:
+        if case == "LayerNorm" and device == "cuda":
+            continue  # which PyTorch's own refuses there
         module, _ = make(case, (5, 70), torch.float32, device)
         check(package, case, module, make(case, (5, 70), torch.bfloat16, device)[1])
 
