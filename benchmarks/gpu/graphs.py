@@ -85,8 +85,9 @@ def run(target: Target, name: str, dtype: torch.dtype) -> Result:
         ways["compile()"] = compiled = compile_((module, inputs), target.device)
         if not target.rehearsal:
             ways["compile(), CUDA graph"] = compiled.plan.capture(*inputs)
-            ways["torch.compile"] = torch.compile(module)
-            ways["torch.compile, CUDA graph"] = torch.compile(module, mode="max-autotune")
+        if target.with_peers:
+            ways["torch.compile"] = target.compiled(module)
+            ways["torch.compile, CUDA graph"] = torch.compile(module, mode="reduce-overhead")
         wanted = module(*inputs)
         differences = {
             name: close(way(*inputs), wanted, dtype) for name, way in ways.items() if name != "eager"

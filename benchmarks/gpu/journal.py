@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._entries: dict[tuple[int, str], Entry] = {}
+        self._lock = threading.Lock()
         if path.is_file():
             for line in path.read_text(encoding="utf-8").splitlines():
                 self._keep(line)
@@ -41,7 +43,7 @@ class Journal:
         """Write an entry; it is on the disk when this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps(asdict(entry), ensure_ascii=True)
-        with self.path.open("a+b") as file:
+        with self._lock, self.path.open("a+b") as file:
             cut_off = file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
             file.write((b"\n" if cut_off else b"") + line.encode() + b"\n")
             file.flush()

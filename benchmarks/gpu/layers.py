@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import tomllib
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu.machine import bandwidth, peak
-from benchmarks.gpu.target import Case, Result, Step, Target, close, nbytes, tensors
+from benchmarks.gpu.target import Case, Result, Step, Target, close, difference, nbytes, tensors
 from benchmarks.layers import cases_module
 from kernels_hub import BundledLayerRepository
 from kernels_hub.kernelization.bind import KernelForward, LoadedLayer, load_layer, weights_protocol
@@ -21,19 +24,29 @@ from kernels_hub.repository.bundled import bundled_folder, bundled_names
 Original = Callable[[], torch.nn.Module]
 _LIGER = {"RMSNorm": "LigerRMSNorm", "LayerNorm": "LigerLayerNorm"}
 """Layer -> the class of Liger-Kernel that takes its width."""
+OURS = ("eager", "kernels_hub")
+"""Others may be wrong: that is written down, and no failure."""
 
 
 def cases(target: Target) -> Iterator[Case]:
     """For each layer, shape and dtype: a call, and where the kernel has a backward a training step."""
-    for repository in bundled_names():
-        if not (bundled_folder() / repository / "triton").is_dir():
-            continue
+    for repository in with_triton():
         for dtype in target.dtypes:
-            for label, factory, inputs in shapes(target, repository, dtype):
+            with contextlib.nullcontext() if target.rehearsal else FakeTensorMode():  # labels, and no memory
+                labels = [label for label, _, _ in shapes(target, repository, dtype)]
+            for label in labels:
                 for backward in (False, True):
                     name = f"{repository}: {label}, {dtype}{', training' if backward else ''}"
-                    given = (target, repository, label, factory, inputs, dtype, backward)
-                    yield Case(name, partial(run, *given))
+                    yield Case(name, partial(run, target, repository, label, dtype, backward))
+
+
+def with_triton() -> list[str]:
+    """The bundled repositories that have kernels for GPUs."""
+    manifests = {
+        name: tomllib.loads((bundled_folder() / name / "kernel.toml").read_text(encoding="utf-8"))
+        for name in bundled_names()
+    }
+    return [name for name, manifest in manifests.items() if "cuda" in manifest["backends"]]
 
 
 def shapes(target: Target, repository: str, dtype: torch.dtype) -> list[tuple[str, Original, Any]]:
@@ -63,20 +76,22 @@ def run(
     target: Target,
     repository: str,
     label: str,
-    factory: Original,
-    inputs: Any,
     dtype: torch.dtype,
     backward: bool,
 ) -> Result:
     """Ratios over eager, with the difference from it and the share of the roof that the kernel reaches."""
+    torch.manual_seed(0)
     layer = label.split(maxsplit=1)[0]
+    factory, inputs = next(
+        (factory, inputs) for name, factory, inputs in shapes(target, repository, dtype) if name == label
+    )
+    with torch.device(target.device):
+        original = factory().to(dtype=dtype).train(backward)
     loaded = load_layer(
-        BundledLayerRepository(repository, layer_name=layer), variant(target, factory(), inputs)
+        BundledLayerRepository(repository, layer_name=layer), variant(target, original, inputs)
     )
     if backward and not loaded.has_backward:
         return {"skipped": "the kernel has no backward"}
-    torch.manual_seed(0)
-    original = factory().to(device=target.device, dtype=dtype).train(backward)
     ways: dict[str, Callable[..., Any]] = {
         "eager": original,
         "kernels_hub": kernelized(original, loaded, backward),
@@ -87,24 +102,28 @@ def run(
     )
     with torch.set_grad_enabled(backward):
         results = {name: way(*arguments) for name, way in ways.items()}
-    differences = {
-        name: close(got, results["eager"], dtype) for name, got in results.items() if name != "eager"
+    differences = {"kernels_hub": close(results["kernels_hub"], results["eager"], dtype)}
+    differences |= {
+        name: difference(got, results["eager"]) for name, got in results.items() if name not in OURS
     }
     if backward:
-        gradients = {name: _gradients(way, original, arguments) for name, way in ways.items()}
+        # Not of ones: the gradient of a LayerNorm's input is zero then, and only rounding would be compared.
+        incoming = [torch.randn_like(one) for one in tensors(results["eager"]) if one.requires_grad]
+        gradients = {name: _gradients(way, original, arguments, incoming) for name, way in ways.items()}
+        differences["kernels_hub, gradients"] = close(gradients["kernels_hub"], gradients["eager"], dtype)
         differences |= {
-            f"{name}, gradients": close(got, gradients["eager"], dtype)
+            f"{name}, gradients": difference(got, gradients["eager"])
             for name, got in gradients.items()
-            if name != "eager"
+            if name not in OURS
         }
         steps: dict[str, Step] = {
-            name: partial(_gradients, way, original, arguments) for name, way in ways.items()
+            name: partial(_gradients, way, original, arguments, incoming) for name, way in ways.items()
         }
     else:
         steps = {name: torch.inference_mode()(partial(way, *arguments)) for name, way in ways.items()}
     found = target.in_turn(steps)
     found["difference"] = differences
-    if not backward:
+    if not backward and not target.once:
         found |= roof(target, original, arguments, results["eager"], found["us"]["kernels_hub"] / 1e6, dtype)
     return found
 
@@ -129,10 +148,10 @@ def kernelized(original: torch.nn.Module, loaded: LoadedLayer, backward: bool) -
 
 
 def peers(target: Target, layer: str, original: torch.nn.Module) -> dict[str, Callable[..., Any]]:
-    """torch.compile, and Liger-Kernel where it is installed and has the layer; none in a rehearsal."""
+    """torch.compile, and Liger-Kernel where it is installed and has the layer."""
     found: dict[str, Callable[..., Any]] = {}
-    if not target.rehearsal:
-        found["torch.compile"] = torch.compile(original, mode="max-autotune-no-cudagraphs")
+    if target.with_peers:
+        found["torch.compile"] = target.compiled(original)
     if layer in _LIGER and importlib.util.find_spec("liger_kernel") is not None:
         module = importlib.import_module("liger_kernel.transformers")
         parameters = dict(original.named_parameters())
@@ -143,12 +162,13 @@ def peers(target: Target, layer: str, original: torch.nn.Module) -> dict[str, Ca
     return found
 
 
-def _gradients(way: Callable[..., Any], module: torch.nn.Module, arguments: Any) -> list[torch.Tensor]:
-    """Of a step's inputs and of the module's parameters."""
-    results = tensors(way(*arguments))
+def _gradients(
+    way: Callable[..., Any], module: torch.nn.Module, arguments: Any, incoming: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Of a step's inputs and of the module's parameters. incoming: of its results."""
+    results = [one for one in tensors(way(*arguments)) if one.requires_grad]
     wanted = [one for one in (*arguments, *module.parameters()) if _floats(one) and one.requires_grad]
-    ones = [torch.ones_like(one) for one in results]
-    found = torch.autograd.grad(results, wanted, ones, allow_unused=True)
+    found = torch.autograd.grad(results, wanted, incoming, allow_unused=True)
     return [one for one in found if one is not None]
 
 

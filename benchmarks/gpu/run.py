@@ -1,14 +1,18 @@
-"""Runs slices: a worker process for each, started anew when a case ends it or takes too long."""
+"""Runs slices: worker processes, started anew when a case ends one or takes too long."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import selectors
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +24,33 @@ ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 180.0
 
 
+@dataclass(frozen=True)
+class How:
+    """How cases are run: see the options of the command. jobs: processes at a time, of cases that are not timed."""
+
+    rehearsal: bool = False
+    retry: bool = False
+    once: str = ""
+    jobs: int = 1
+    only: str = ""
+
+
 class Worker:
     """A process that runs the cases of a slice."""
 
-    def __init__(self, number: int, rehearsal: bool) -> None:
+    def __init__(self, number: int, how: How) -> None:
         environment = dict(os.environ)
-        if rehearsal:  # read when triton is imported
+        if how.rehearsal:  # read when triton is imported
             environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "KERNELS_HUB_BACKEND": "cpu"}
+        if how.jobs > 1:  # the others have the cores
+            environment |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         command = [
             sys.executable,
             "-m",
             "benchmarks.gpu.worker",
             str(number),
-            *(["--rehearse"] if rehearsal else []),
+            *(["--rehearse"] if how.rehearsal else []),
+            f"--once={how.once}",
         ]
         self._process = subprocess.Popen(
             command,
@@ -86,30 +104,50 @@ class Worker:
         raise RuntimeError(f"{why}: {self._said.decode(errors='replace')[-1000:]}")
 
 
-def run_slice(of: Slice, journal: Journal, *, rehearsal: bool, retry: bool = False) -> bool:
-    """Run what the journal does not know; whether all of it is known now. retry: what failed runs again."""
+def run_slice(of: Slice, journal: Journal, how: How) -> bool:
+    """Run what the journal does not know; whether all of it is known now."""
     end = time.monotonic() + of.minutes * 60
-    done = journal.done(of.number, failed=not retry)
-    worker: Worker | None = None
+    done = journal.done(of.number, failed=not how.retry)
+    first = Worker(of.number, how)
+    wanted = deque(name for name in first.names if name not in done and re.search(how.only, name))
+    print(
+        f"slice {of.number}, {of.name}: {len(wanted)} of {len(first.names)} cases to run",
+        flush=True,
+    )
+    others = [
+        threading.Thread(target=_run_cases, args=(of, journal, how, wanted, end))
+        for _ in range(min(how.jobs, len(wanted)) - 1)
+    ]
+    for one in others:
+        one.start()
+    _run_cases(of, journal, how, wanted, end, first)
+    for one in others:
+        one.join()
+    if wanted:
+        print(f"  stopped after {of.minutes:g} minutes; run it again to go on", flush=True)
+    return not wanted
+
+
+def _run_cases(
+    of: Slice, journal: Journal, how: How, wanted: deque[str], end: float, worker: Worker | None = None
+) -> None:
+    """Take cases from those that are wanted, until there are none or the time is over."""
     try:
-        worker = Worker(of.number, rehearsal)
-        wanted = [name for name in worker.names if name not in done]
-        print(f"slice {of.number}, {of.name}: {len(wanted)} of {len(worker.names)} cases to run", flush=True)
-        for name in wanted:
-            if time.monotonic() > end:
-                print(f"  stopped after {of.minutes:g} minutes; run it again to go on", flush=True)
-                return False
+        while time.monotonic() < end:
+            try:
+                name = wanted.popleft()
+            except IndexError:
+                return
             began = time.monotonic()
             try:
                 if worker is None:
-                    worker = Worker(of.number, rehearsal)
+                    worker = Worker(of.number, how)
                 found = worker.run(name, of.case_minutes * 60)
             except RuntimeError as error:
                 worker = None
                 found = {"result": {}, "error": str(error), "seconds": round(time.monotonic() - began, 3)}
             journal.add(Entry(of.number, name, found["seconds"], found["result"], found["error"]))
             print(f"  {name}: {_brief(found['result'], found['error'])}", flush=True)
-        return True
     finally:
         if worker is not None:
             worker.close(10.0)

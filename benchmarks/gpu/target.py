@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,19 +27,23 @@ class Case:
 
 @dataclass(frozen=True)
 class Target:
-    """A device, and how large and how long what runs on it may be."""
+    """A device, and how large and how long what runs on it may be.
+
+    once: whose ways are called once and not timed: "ours" or "all", torch.compile's as well; "" times them.
+    """
 
     device: str
     rehearsal: bool
+    once: str = ""
 
     @staticmethod
-    def of(rehearsal: bool) -> Target:
+    def of(rehearsal: bool, once: str = "") -> Target:
         """The GPU that PyTorch sees. Raises SystemExit where there is none and nothing is to be rehearsed."""
         if not rehearsal and not torch.cuda.is_available():
             raise SystemExit(
                 f"PyTorch {torch.__version__} sees no GPU; python -m benchmarks.gpu --rehearse runs without one"
             )
-        return Target("cpu" if rehearsal else "cuda", rehearsal)
+        return Target("cpu" if rehearsal else "cuda", rehearsal, once)
 
     @property
     def name(self) -> str:
@@ -47,6 +53,24 @@ class Target:
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
         return (torch.float32,) if self.rehearsal else (torch.bfloat16, torch.float16)
+
+    @property
+    def with_peers(self) -> bool:
+        """Whether torch.compile takes part."""
+        return not self.rehearsal and self.once != "ours"
+
+    def compiled(self, module: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """torch.compile's, as of a process that has compiled nothing before.
+
+        Else it would take the shapes of cases before this one for those of the same module, compile for any size, and
+        after eight of them not at all. What it chooses by measuring, it measures here, not beside other processes.
+        """
+        import torch._inductor.config as inductor  # not in a rehearsal
+
+        inductor.autotune_local_cache = False
+        torch.compiler.reset()
+        found: Callable[..., Any] = torch.compile(module, **options)
+        return found
 
     def sized(self, full: int, rehearsed: int) -> int:
         """A size, or the one of a rehearsal."""
@@ -62,24 +86,64 @@ class Target:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
+    def finish(self) -> None:
+        """Wait for what was started, and leave the memory to others."""
+        self.synchronize()
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+
     def seconds(self, step: Step) -> float:
         """Median seconds of a step on the device, which finds nothing of its data in the GPU's L2 cache."""
-        if self.device == "cuda":
+        if self.device == "cuda" and not self.once:
             from triton.testing import do_bench
 
             return float(do_bench(step, warmup=20, rep=60, return_mode="median")) / 1e3
         return measure(step, 0.0, minimum=1)
 
-    def in_turn(self, steps: dict[str, Step], rounds: int = 5) -> Result:
-        """Median microseconds of each step, and the first's time over each other's: median, least, most of rounds."""
+    def seconds_in_a_row(self, step: Step, calls: int = 50) -> float:
+        """Seconds a call of many without waiting in between: what starting the work costs, where that takes longer."""
+        for _ in range(5):
+            step()
+        self.synchronize()
+        began = time.perf_counter()
+        for _ in range(calls):
+            step()
+        self.synchronize()
+        return (time.perf_counter() - began) / calls
+
+    def in_turn(self, steps: dict[str, Step], rounds: int = 3) -> Result:
+        """Median microseconds of each step, and the first's time over each other's: median, least, most of rounds.
+
+        Nothing, and each step called once, where they are not timed.
+        """
+        if self.once:
+            for step in steps.values():
+                step()
+            return {}
         turns = [
             {name: self.seconds(step) for name, step in steps.items()} for _ in range(self.sized(rounds, 1))
         ]
-        first, *others = steps
-        return {
-            "us": {name: round(statistics.median(one[name] for one in turns) * 1e6, 2) for name in steps},
-            "ratio": {name: _spread([one[first] / one[name] for one in turns]) for name in others},
-        }
+        found = _compared(turns)
+        if found["us"][next(iter(steps))] < SHORT_US:
+            rows = [
+                {name: self.seconds_in_a_row(step, self.sized(50, 2)) for name, step in steps.items()}
+                for _ in range(self.sized(rounds, 1))
+            ]
+            found |= {f"{key}_in_a_row": value for key, value in _compared(rows).items()}
+        return found
+
+
+SHORT_US = 300.0
+"""Of the first way: such steps are measured in a row as well."""
+
+
+def _compared(turns: Sequence[dict[str, float]]) -> Result:
+    first, *others = turns[0]
+    return {
+        "us": {name: round(statistics.median(one[name] for one in turns) * 1e6, 2) for name in turns[0]},
+        "ratio": {name: _spread([one[first] / one[name] for one in turns]) for name in others},
+    }
 
 
 def _spread(ratios: Sequence[float]) -> dict[str, float]:
@@ -104,17 +168,41 @@ def nbytes(value: Any) -> int:
 
 
 def difference(got: Any, wanted: Any) -> float:
-    """The largest difference of two results, relative to the largest magnitude of the second; NaN is infinite."""
+    """The largest difference of two results, relative to the largest magnitude of the second; NaN is infinite.
+
+    Of their floating-point tensors: see `other_picks` for the others.
+    """
     worst = 0.0
     for a, b in zip(tensors(got), tensors(wanted), strict=True):
+        if not b.is_floating_point():
+            continue
         scale = max(float(b.detach().double().abs().max()), 1e-12) if b.numel() else 1.0
         error = (a.detach().double() - b.detach().double()).abs().max() if b.numel() else torch.tensor(0.0)
         worst = max(worst, float(error.nan_to_num(float("inf"))) / scale)
     return worst
 
 
+def other_picks(got: Any, wanted: Any) -> float:
+    """The largest share of integers that differ, such as the experts that a router picks among equals."""
+    pairs = zip(tensors(got), tensors(wanted), strict=True)
+    return max(
+        (float((a != b).double().mean()) for a, b in pairs if b.numel() and not b.is_floating_point()),
+        default=0.0,
+    )
+
+
+def error(got: Any, exact: Any) -> float:
+    """‖got - exact‖ / ‖exact‖ of the first tensors; NaN is infinite."""
+    mine, theirs = tensors(got)[0].double(), tensors(exact)[0].double()
+    return float(((mine - theirs).norm() / theirs.norm()).nan_to_num(float("inf")))
+
+
 BOUND = {torch.float32: 1e-3, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 """Relative to the largest magnitude; float32 allows for TF32's ten bits, over long sums."""
+
+
+OTHER_PICKS = 0.1
+"""Of integers: in bfloat16 a router's scores are equal for 4 of 100 places in 8 of 128."""
 
 
 def close(got: Any, wanted: Any, dtype: torch.dtype) -> float:
@@ -124,4 +212,6 @@ def close(got: Any, wanted: Any, dtype: torch.dtype) -> float:
         raise ArithmeticError(
             f"wrong numbers: the difference is {found:.1e}, at most {BOUND[dtype]:.0e} is right"
         )
+    if (share := other_picks(got, wanted)) > OTHER_PICKS:
+        raise ArithmeticError(f"wrong picks: {share:.1%} differ, at most {OTHER_PICKS:.0%} can be of equals")
     return found

@@ -1,10 +1,12 @@
-"""A process that runs cases of one slice and says how each went: `python -m benchmarks.gpu.worker SLICE [--rehearse]`.
+"""A process that runs cases of one slice and says how each went: `python -m benchmarks.gpu.worker SLICE`.
 
-It reads the names of cases from its input, one a line, each after the answer to the one before.
+It takes --rehearse and --once of the command, and reads the names of cases from its input, one a line, each after the
+answer to the one before.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -15,9 +17,8 @@ from benchmarks.gpu.target import Target
 ANSWER = "@@"
 
 
-def main(number: int, rehearsal: bool) -> None:
+def main(number: int, target: Target) -> None:
     """Say the names of the cases, then the result of each that is asked for."""
-    target = Target.of(rehearsal)
     cases = {case.name: case for case in SLICES[number - 1].cases(target)}
     _say(list(cases))
     for line in sys.stdin:
@@ -25,7 +26,7 @@ def main(number: int, rehearsal: bool) -> None:
         result, error = {}, ""
         try:
             result = cases[json.loads(line)].run()
-            target.synchronize()
+            target.finish()
         except Exception as raised:  # noqa: BLE001  (of a kernel, a compiler, a test: it is the result)
             error = f"{type(raised).__name__}: {raised}"[:2000]
         _say({"result": result, "error": error, "seconds": round(time.perf_counter() - began, 3)})
@@ -36,8 +37,13 @@ def _say(answer: object) -> None:
 
 
 if __name__ == "__main__":
-    if "--rehearse" in sys.argv:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("slice", type=int)
+    parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--once", default="")
+    options = parser.parse_args()
+    if options.rehearse:
         from kernels_hub.compiler.runtime.triton_versions import mend_interpreter
 
         mend_interpreter()
-    main(int(sys.argv[1]), "--rehearse" in sys.argv)
+    main(options.slice, Target.of(options.rehearse, options.once))

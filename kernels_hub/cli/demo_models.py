@@ -129,7 +129,9 @@ def vit(batch: int = 1, layers: int = 12, hidden: int = 768) -> Example:
     )
     model = _seeded(lambda: ViTModel(config))
     return model, {
-        "pixel_values": torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+        "pixel_values": torch.randn(
+            batch, 3, 224, 224, generator=torch.Generator().manual_seed(1), device="cpu"
+        )
     }
 
 
@@ -139,11 +141,13 @@ def resnet(batch: int = 1, depths: tuple[int, ...] = (3, 4, 6, 3), size: int = 2
     from transformers import ResNetConfig, ResNetModel
 
     model = _seeded(lambda: ResNetModel(ResNetConfig(depths=list(depths))))
-    images = torch.randn(max(batch, 2), 3, size, size, generator=torch.Generator().manual_seed(1))
+    images = torch.randn(
+        max(batch, 2), 3, size, size, generator=torch.Generator().manual_seed(1), device="cpu"
+    )
     model.train()
     with torch.no_grad():
         for _ in range(2):
-            model(images)
+            model(images.to(model.device))
     return model.eval(), {"pixel_values": images[:batch]}
 
 
@@ -172,6 +176,6 @@ def _tokens(batch: int, length: int, vocabulary: int) -> dict[str, Any]:
 
     generator = torch.Generator().manual_seed(1)
     return {
-        "input_ids": torch.randint(0, vocabulary, (batch, length), generator=generator),
-        "attention_mask": torch.ones(batch, length, dtype=torch.long),
+        "input_ids": torch.randint(0, vocabulary, (batch, length), generator=generator, device="cpu"),
+        "attention_mask": torch.ones(batch, length, dtype=torch.long, device="cpu"),
     }

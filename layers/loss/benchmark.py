@@ -32,10 +32,11 @@ class Head(nn.Module):
         """The hidden states as they came."""
         return BaseModelOutputWithPast(last_hidden_state=input_ids)  # type: ignore[arg-type]
 
-    def forward(self, input_ids: Tensor, *rest: Tensor) -> tuple[Tensor]:
+    def forward(self, input_ids: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         loss: Callable[..., Tensor] = self.loss_function
         logits = self.lm_head(input_ids)
-        return (loss(logits=logits, labels=rest[-1], vocab_size=self.config.vocab_size),)
+        found = loss(logits=logits, labels=rest[-1], vocab_size=self.config.vocab_size)
+        return (found,) if self.training else (found, logits)
 
 
 def cases(device: str, dtype: torch.dtype) -> list[Case]:

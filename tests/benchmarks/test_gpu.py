@@ -9,13 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from coverage import Coverage
 
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.journal import Entry, Journal
 from benchmarks.gpu.page import write_page
-from benchmarks.gpu.run import run_slice
+from benchmarks.gpu.run import How, run_slice
 from benchmarks.gpu.slices import SLICES, Slice
+from benchmarks.gpu.target import close, error
 from kernels_hub.files import cache_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,22 +125,50 @@ def test_a_case_that_fails_is_passed_by_and_a_run_goes_on(
     )
     journal = Journal(tmp_path / "results.jsonl")
     one = Slice(1, "stand-in", "", lambda target: iter(()), minutes=5.0, case_minutes=3 / 60)
-    assert run_slice(one, journal, rehearsal=True)
+    assert run_slice(one, journal, How(rehearsal=True))
     errors = {entry.case: entry.error for entry in Journal(tmp_path / "results.jsonl").of(1)}
     assert list(errors) == ["right", "crashes", "hangs", "raises", "last"]
     assert errors["right"] == errors["last"] == ""
     assert "ended the process (exit 7): CUDA error: an illegal" in errors["crashes"]
     assert "took over 3 s" in errors["hangs"] and "wrong numbers" in errors["raises"]
 
+    beside = Journal(tmp_path / "beside.jsonl")
+    assert run_slice(one, beside, How(rehearsal=True, once="ours", jobs=3, only="right|raises|last"))
+    assert {entry.case: bool(entry.error) for entry in beside.of(1)} == {
+        "right": False,
+        "raises": True,
+        "last": False,
+    }
+
     size = journal.path.stat().st_size
-    assert run_slice(one, journal, rehearsal=True) and journal.path.stat().st_size == size, "all is known"
-    assert run_slice(one, journal, rehearsal=True, retry=True) and journal.path.stat().st_size > size
+    assert run_slice(one, journal, How(rehearsal=True)) and journal.path.stat().st_size == size, (
+        "all is known"
+    )
+    assert run_slice(one, journal, How(rehearsal=True, retry=True)) and journal.path.stat().st_size > size
     out_of_time = Slice(1, "stand-in", "", lambda target: iter(()), minutes=0.0)
-    assert not run_slice(out_of_time, Journal(tmp_path / "other.jsonl"), rehearsal=True)
+    assert not run_slice(out_of_time, Journal(tmp_path / "other.jsonl"), How(rehearsal=True))
 
     write_page(journal, "<GPU>", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "&lt;GPU&gt;" in page and "5 cases, 3 failed" in page and "illegal memory access" in page
+
+
+def test_wrong_numbers_are_refused() -> None:
+    right = (torch.tensor([1.0, -4.0]), torch.arange(40))
+    assert close(right, right, torch.float32) == 0.0
+    with pytest.raises(ArithmeticError, match=r"the difference is 2\.5e-02, at most 1e-03"):
+        close((torch.tensor([1.1, -4.0]), right[1]), right, torch.float32)
+    with pytest.raises(ArithmeticError, match="the difference is inf"):
+        close((torch.tensor([1.0, float("nan")]), right[1]), right, torch.float32)
+    with pytest.raises(ArithmeticError, match=r"wrong picks: 12\.5% differ, at most 10% can be of equals"):
+        close((right[0], torch.cat((right[1][:5] + 1, right[1][5:]))), right, torch.float32)
+    assert error(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0])) == pytest.approx(0.1)
+
+
+def test_jobs_side_by_side_are_not_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--rehearse", "--jobs", "2", "--out", str(tmp_path)])
+    assert "--jobs 2 is for --once; what is timed runs alone" in capsys.readouterr().err
 
 
 def test_a_journal_that_was_cut_off(tmp_path: Path) -> None:
