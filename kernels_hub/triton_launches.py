@@ -9,24 +9,67 @@ Layers with Triton kernels take this file along (`shared` in kernel.toml).
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+Argument = Tensor | float | str | None
+Start = Callable[..., object]
+
+
+class Kernel(Protocol):
+    """A jitted function."""
+
+    def __getitem__(self, grid: tuple[int, ...], /) -> Start: ...
+
+
+class _Hook(Protocol):
+    calls: list[Start]
+
+
+class _Runtime(Protocol):
+    launch_enter_hook: _Hook
+
+
+class _Active(Protocol):
+    get_current_stream: Callable[[int], int]
+
+
+class _Driver(Protocol):
+    active: _Active
+
+
+class _Compiled(NamedTuple):
+    """What the JIT made of a kernel. constants: in the order of its parameters."""
+
+    kernel: Kernel  # kept, as a launch is remembered under its address
+    runtime: _Runtime
+    driver: _Driver
+    run: Start
+    function: object
+    metadata: object
+    constants: tuple[object, ...]
+
+
 _MOST = 4096
 """Launches that are remembered: sizes that come once, as lengths of texts do, must not fill the memory."""
 
-# Kernel, device, arguments and constants -> the kernel, how to start it, its constants in order.
-_remembered: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+# Kernel, device, arguments and constants -> how to start it.
+_remembered: dict[tuple[object, ...], _Compiled] = {}
 
 
-def launch(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], **constants: Any) -> None:
+def launch(
+    kernel: Kernel, grid: tuple[int, ...], arguments: tuple[Argument, ...], **constants: object
+) -> None:
     """Start a kernel on the current stream of the device that its first argument, a tensor, is on.
 
     constants: all of its tl.constexpr, and Triton's own, such as num_warps.
     """
-    device = arguments[0].get_device()  # -1 on the CPU, under the interpreter
+    first = arguments[0]
+    assert isinstance(first, Tensor)
+    device = first.get_device()  # -1 on the CPU, under the interpreter
     # Floats come as they are; one is not taken for an integer that Python calls equal to it.
     told = [
         (one.dtype, one.data_ptr() % 16) if isinstance(one, Tensor) else float if type(one) is float else one
@@ -41,13 +84,17 @@ def launch(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], **con
             stream = driver.active.get_current_stream(device)
             run(x, y, z, stream, function, metadata, None, None, None, *arguments, *rest)
             return
-    _launch_through_jit(key, kernel, grid, arguments, constants)
+    _launch_through_jit(key, device, kernel, grid, arguments, constants)
 
 
 def _launch_through_jit(
-    key: tuple[Any, ...], kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: Any
+    key: tuple[object, ...],
+    device: int,
+    kernel: Kernel,
+    grid: tuple[int, ...],
+    arguments: tuple[Argument, ...],
+    constants: Mapping[str, object],
 ) -> None:
-    device = key[1]
     if device < 0:
         kernel[grid](*arguments, **constants)
         return
@@ -57,20 +104,13 @@ def _launch_through_jit(
     from triton.runtime import driver
 
     names = getattr(kernel, "arg_names", ())[len(arguments) :]
-    if not hasattr(compiled, "packed_metadata") or not constants.keys() >= set(names):
-        return
+    if compiled is None or not constants.keys() >= set(names):
+        return  # a hook has launched it, or Triton's own defaults are wanted
     if len(_remembered) >= _MOST:
         _remembered.clear()
-    rest = tuple(constants[name] for name in names)
-    _remembered[key] = (
-        kernel,
-        runtime,
-        driver,
-        compiled.run,
-        compiled.function,
-        compiled.packed_metadata,
-        rest,
-    )
+    values = tuple(constants[name] for name in names)
+    run, function, metadata = (getattr(compiled, name) for name in ("run", "function", "packed_metadata"))
+    _remembered[key] = _Compiled(kernel, runtime, driver, run, function, metadata, values)
 
 
 def cdiv(size: int, part: int) -> int:

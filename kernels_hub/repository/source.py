@@ -46,7 +46,11 @@ _KERNEL_KEYS = {"name", "version", "license", "summary", "layers", "functions", 
 _BACKEND_KEYS = {"sources", "python-depends", "archs", "variants", "shared"}
 
 _LIBRARY = Path(__file__).parents[1]
-_SHARED = {name: _LIBRARY / name for name in ("files.py", "cxx_compiler.py", "triton_launches.py")}
+_SHARED = {
+    "files.py": _LIBRARY / "files.py",
+    "cxx_compiler.py": _LIBRARY / "cxx_compiler.py",
+    "triton_launches.py": _LIBRARY / "triton_launches.py",
+}
 SHARED = tuple(_SHARED)
 """Modules of this library that `shared` may name."""
 
