@@ -14,6 +14,7 @@ from kernels_hub.repository.load import import_kernel
 
 pytest.importorskip("triton", reason="needs Triton (Linux)")
 
+from tests.combinations import every_pair
 from tests.layers.triton_compile import ARCHITECTURES, compile_kernel
 
 PACKAGE: ModuleType = import_kernel(source_variant(bundled_folder() / "attention", "cuda"))
@@ -29,6 +30,8 @@ CASES = [
     ("query_gradient_kernel", 2, True),
     ("key_gradient_kernel", 2, True),
 ]
+SHAPES = [("bf16", 64), ("bf16", 128), ("bf16", 256), ("fp32", 64), ("fp32", 128)]
+"""dtype, width of heads"""
 
 
 def signature(kernel: Any, dtype: str, mask: int) -> dict[str, str]:
@@ -48,12 +51,9 @@ def signature(kernel: Any, dtype: str, mask: int) -> dict[str, str]:
     return types
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize(
-    ("dtype", "width"), [("bf16", 64), ("bf16", 128), ("bf16", 256), ("fp32", 64), ("fp32", 128)]
-)
-@pytest.mark.parametrize(("name", "mask", "causal"), CASES)
-def test_no_spills(arch: str, dtype: str, width: int, name: str, mask: int, causal: bool) -> None:
+@every_pair(case=CASES, shape=SHAPES, arch=ARCHITECTURES)
+def test_no_spills(case: tuple[str, int, bool], shape: tuple[str, int], arch: str) -> None:
+    (name, mask, causal), (dtype, width) = case, shape
     kernel = getattr(KERNELS, name)
     kind = {"attention_kernel": "forward"}.get(name, name.removesuffix("_kernel").replace("_", " "))
     tile = KERNELS.tile_for(kind, width, DTYPES[dtype], hip=arch.startswith("gfx"))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-import pytest
 import torch
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.combinations import every_pair
 from tests.layers.triton_compile import ARCHITECTURES, compile_kernel
 
 MATMUL: ModuleType = importlib.import_module(
@@ -34,9 +34,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@every_pair(case=CASES, precision=PRECISIONS, arch=ARCHITECTURES)
 def test_no_spills(case: str, precision: str, arch: str) -> None:
     dtype, name, mode = PRECISIONS[precision]
     hip = arch.startswith("gfx")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-import pytest
 import torch
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.combinations import every_pair
 from tests.layers.triton_compile import ARCHITECTURES, compile_kernel
 
 KERNELS: ModuleType = importlib.import_module(
@@ -41,9 +41,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@every_pair(case=CASES, precision=PRECISIONS, arch=ARCHITECTURES)
 def test_no_spills(case: str, precision: str, arch: str) -> None:
     dtype, name, mode = PRECISIONS[precision]
     hip = arch.startswith("gfx")
@@ -75,9 +73,7 @@ def test_no_spills(case: str, precision: str, arch: str) -> None:
         assert resources.shared <= (64 if hip else 99) * 1024, (tile, resources)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
-@pytest.mark.parametrize("name", ["bf16", "fp32"])
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@every_pair(activation=["silu", "gelu", "gelu_tanh"], name=["bf16", "fp32"], arch=ARCHITECTURES)
 def test_no_spills_in_the_gradient(activation: str, name: str, arch: str) -> None:
     pointers = ("gradient_ptr", "gate_pre_ptr", "up_pre_ptr", "at_gate_ptr", "at_up_ptr")
     resources = compile_kernel(
