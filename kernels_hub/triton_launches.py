@@ -56,6 +56,8 @@ class _Compiled(NamedTuple):
 _MOST = 4096
 """Launches that are remembered: sizes that come once, as lengths of texts do, must not fill the memory."""
 
+_HIP = torch.version.hip is not None
+
 # Kernel, device, arguments and constants -> how to start it.
 _remembered: dict[tuple[object, ...], _Compiled] = {}
 
@@ -76,6 +78,9 @@ def launch(
         for one in arguments
     ]
     key = (id(kernel), device, *told, *constants.values())
+    if _HIP:  # a kernel's offsets are 32-bit there, where each tensor lies in less than 2 GiB
+        tensors = (one for one in arguments if isinstance(one, Tensor))
+        key += tuple(one.untyped_storage().nbytes() < 1 << 31 for one in tensors)
     found = _remembered.get(key)
     if found is not None:
         _, runtime, driver, run, function, metadata, rest = found

@@ -92,6 +92,19 @@ def test_what_triton_compiles_for_is_told_apart(launches: ModuleType) -> None:
     assert kernel.compiled == len(different) and len(kernel.started) == 1
 
 
+def test_rocm_compiles_for_large_memory_of_its_own(
+    launches: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that only the grid knows of may not change what is compiled for small offsets."""
+    monkeypatch.setattr(launches, "_HIP", True)
+    kernel, constants = Kernel(), {"FLAG": True, "BLOCK": 64}
+    small, large = memory(), torch.empty(2**31, dtype=torch.int8, device="meta")
+    for held in (small.as_subclass(Tensor), large, small.as_subclass(Tensor)):
+        monkeypatch.setattr(OnGpu, "untyped_storage", lambda self, held=held: held.untyped_storage())
+        launches.launch(kernel, (1,), (small, 7, 0.5), **constants)
+    assert kernel.compiled == 2 and len(kernel.started) == 1
+
+
 def test_hooks_and_other_devices_go_through_the_jit(
     launches: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
