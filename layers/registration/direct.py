@@ -6,6 +6,7 @@ long as a small kernel runs. What a kernel is given directly is plain memory of 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 
 import torch
@@ -57,15 +58,20 @@ def is_plain(tensor: Tensor) -> bool:
     return not _is_unknown and (kind is Tensor or kind is Parameter) and _keys(tensor).raw_repr() in _PLAIN
 
 
-def is_unwatched(*tensors: Tensor) -> bool:
-    """Whether an operator may be left out: nothing must see it, nor record it, and all tensors are plain.
+def is_unwatched(dispatch_keys: Collection[str], first: Tensor, *others: Tensor | None) -> bool:
+    """Whether an operator may be left out, and its kernel for these dispatch keys called.
 
-    All are on the device of the first, of any type.
+    Nothing must see it, nor record it, and all tensors are plain memory of one device that the kernel is for.
     """
-    if _is_unknown or records_gradient(*tensors) or is_observed(device := tensors[0].device.type):
+    device = first.device.type
+    if _is_unknown or device.upper() not in dispatch_keys:
+        return False
+    if records_gradient(first, *others) or is_observed(device):
         return False
     plain = _plain_keys(device)
-    for tensor in tensors:  # a loop: this runs at every call
+    for tensor in (first, *others):  # a loop: this runs at every call
+        if tensor is None:
+            continue
         kind = type(tensor)
         if (kind is not Tensor and kind is not Parameter) or _keys(tensor).raw_repr() not in plain:
             return False

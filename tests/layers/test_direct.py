@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
@@ -57,10 +58,31 @@ class Turned(nn.Module):
         return torch.cat((q, k), dim=1)
 
 
+class WithItself(nn.Module):
+    """A norm of two inputs, which are one."""
+
+    def __init__(self, norm: nn.Module, forward: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self.norm = norm
+        self.original = forward or type(norm).forward
+
+    def forward(self, x: Tensor, forward: Callable[..., Any] | None = None) -> Tensor:
+        result = (forward or self.original)(self.norm, x, x)
+        return torch.cat(result) if isinstance(result, tuple) else result
+
+
+def sum_and_norm(norm: nn.Module, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    return norm(x + residual), x + residual
+
+
 CASES: dict[str, tuple[ModuleType, Callable[[], nn.Module], str]] = {
     "Linear": (LINEAR, lambda: nn.Linear(WIDTH, 640), "linear"),
     "GatedMLP": (MLP, Gated, "gated_mlp"),
     "RMSNorm": (NORM, lambda: LlamaRMSNorm(WIDTH), "rms_norm_inference"),
+    "LayerNorm": (NORM, lambda: nn.LayerNorm(WIDTH), "layer_norm_inference"),
+    "AddRMSNorm": (NORM, lambda: WithItself(LlamaRMSNorm(WIDTH), sum_and_norm), "add_rms_norm_inference"),
+    "AddLayerNorm": (NORM, lambda: WithItself(nn.LayerNorm(WIDTH), sum_and_norm), "add_layer_norm_inference"),
+    "RMSNormGated": (NORM, lambda: WithItself(Qwen3NextRMSNormGated(WIDTH)), "rms_norm_gated_inference"),
     "rotary": (ROTARY, Turned, "rotate"),
 }
 
@@ -68,17 +90,20 @@ CASES: dict[str, tuple[ModuleType, Callable[[], nn.Module], str]] = {
 class Case:
     """A module, its kernel's forward, and the name of the operator."""
 
-    def __init__(self, name: str) -> None:
-        package, make, operator = CASES[name]
+    def __init__(self, name: str, package: ModuleType | None = None) -> None:
+        cpu, make, operator = CASES[name]
+        package = package or cpu
         torch.manual_seed(0)
         self.module = make().eval().requires_grad_(False)
         self.operator = f"{package.__name__.replace('.', '_')}::{operator}"
         self.direct: ModuleType = sys.modules[package.__name__ + ".direct"]
-        self._forward = (
-            (lambda module, x: module(x, package.rotation.apply_rotary_pos_emb))
+        forward = (
+            package.rotation.apply_rotary_pos_emb
             if name == "rotary"
             else getattr(package.layers, name).forward
         )
+        takes_it = isinstance(self.module, (Turned, WithItself))
+        self._forward = (lambda module, x: module(x, forward)) if takes_it else forward
 
     def __call__(self, x: Tensor) -> Tensor:
         result: Tensor = self._forward(self.module, x)
@@ -206,6 +231,20 @@ def test_forward_mode(case: Case) -> None:
     x, tangent = torch.randn(1, 7, WIDTH), torch.randn(1, 7, WIDTH)
     found = torch.func.jvp(lambda x: case(x), (x,), (tangent,))[1]
     assert_close(found, torch.func.jvp(lambda x: case.module(x), (x,), (tangent,))[1], factor=8)
+
+
+@pytest.mark.parametrize(
+    "name", ["RMSNorm", "LayerNorm", "AddRMSNorm", "AddLayerNorm", "RMSNormGated", "rotary"]
+)
+def test_memory_of_another_device_goes_through_the_operator(name: str) -> None:
+    """A variant for GPUs, called with tensors of the CPU: as where a kernelized model is moved."""
+    pytest.importorskip("triton", reason="needs Triton")
+    repository = "rotary" if name == "rotary" else "normalization"
+    package = import_kernel(source_variant(bundled_folder() / repository, "cuda"))
+    case, x = Case(name, package), torch.randn(1, 7, WIDTH)
+    with torch.inference_mode():
+        assert case.operator in profiled(lambda: case(x))
+        assert_close(case(x), case.module(x), factor=2)
 
 
 def test_a_release_of_pytorch_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import kernels, operators, reference
+from .direct import is_unwatched
 from .forms import Form, GatedForm
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
@@ -52,6 +53,8 @@ def add_rms_norm(
     if _needs_gradient(x, residual, weight):
         y, total, _ = operators.add_rms_norm(x, residual, weight, eps, offset, round_first)
         return y, total
+    if is_unwatched(kernels.DISPATCH_KEYS, x, residual, weight):
+        return _of_sum(x, residual, weight, None, Form(eps, False, offset, round_first))
     return operators.add_rms_norm_inference(x, residual, weight, eps, offset, round_first)
 
 
@@ -65,6 +68,8 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
         return reference.forward(x, None, weight, bias, Form(eps, True), save=False)[0]
     if _needs_gradient(x, weight, bias):
         return operators.layer_norm(x, weight, bias, eps)[0]
+    if is_unwatched(kernels.DISPATCH_KEYS, x, weight, bias):
+        return kernels.forward(x, None, weight, bias, Form(eps, True), save=False)[0]
     return operators.layer_norm_inference(x, weight, bias, eps)
 
 
@@ -78,6 +83,8 @@ def add_layer_norm(
     if _needs_gradient(x, residual, weight, bias):
         y, total, _, _ = operators.add_layer_norm(x, residual, weight, bias, eps)
         return y, total
+    if is_unwatched(kernels.DISPATCH_KEYS, x, residual, weight, bias):
+        return _of_sum(x, residual, weight, bias, Form(eps, True))
     return operators.add_layer_norm_inference(x, residual, weight, bias, eps)
 
 
@@ -108,7 +115,17 @@ def rms_norm_gated(
         return reference.gated_forward(x, gate, weight, form)
     if _needs_gradient(x, gate, weight):
         return operators.rms_norm_gated(x, gate, weight, *form)  # type: ignore[no-any-return]
+    if is_unwatched(kernels.DISPATCH_KEYS, x, gate, weight):
+        return kernels.gated_forward(x, gate, weight, form)
     return operators.rms_norm_gated_inference(x, gate, weight, *form)  # type: ignore[no-any-return]
+
+
+def _of_sum(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, form: Form
+) -> tuple[Tensor, Tensor]:
+    y, total, _, _ = kernels.forward(x, residual, weight, bias, form, save=False)
+    assert total is not None
+    return y, total
 
 
 def _has_tangents() -> bool:

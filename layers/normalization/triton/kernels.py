@@ -80,7 +80,7 @@ def rms_norm_directly(
     x: Tensor, weight: Tensor, eps: float, offset: float, round_first: bool
 ) -> Tensor | None:
     """RMSNorm of contiguous rows past the dispatcher, without gradient; None where the operator is to be called."""
-    if not is_unwatched(x, weight):
+    if not is_unwatched(DISPATCH_KEYS, x, weight):
         return None
     dtype, width = x.dtype, weight.shape[0] if weight.dim() == 1 else 0
     if (

@@ -123,6 +123,6 @@ def _rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -
         return q.to(dtype), k.to(dtype)
     if grad and (q.requires_grad or k.requires_grad):
         return _ROTATE_WITH_GRAD(q, k, cos, sin, interleaved, False)  # type: ignore[no-any-return]
-    if is_unwatched(q, k, cos, sin):
+    if is_unwatched(kernels.DISPATCH_KEYS, q, k, cos, sin):
         return kernels.rotate_pair(q, k, cos, sin, interleaved, False)
     return _ROTATE(q, k, cos, sin, interleaved, False)  # type: ignore[no-any-return]
