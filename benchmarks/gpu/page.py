@@ -50,15 +50,10 @@ def _row(entry: Entry) -> str:
 
 
 def _shown(result: dict[str, Any]) -> str:
-    ratios = result.pop("ratio", {})
-    texts = []
-    if isinstance(ratios, dict):
-        texts = [
-            f"{escape(key)} {of['median']:.2f} ({of['least']:.2f} to {of['most']:.2f})"
-            for key, of in ratios.items()
-        ]
-    else:
-        texts = [f"ratio {ratios:.2f}"]
+    texts = [
+        f"{escape(key)} {of['median']:.2f} ({of['least']:.2f} to {of['most']:.2f})"
+        for key, of in result.pop("ratio", {}).items()
+    ]
     texts += [f"{escape(key)}: {escape(_plain(value))}" for key, value in result.items() if key != "us"]
     return "; ".join(texts)
 

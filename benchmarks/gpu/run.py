@@ -156,7 +156,6 @@ def _run_cases(
 def _brief(result: dict[str, Any], error: str) -> str:
     if error:
         return f"FAILED: {error.splitlines()[0]}"
-    ratios = result.get("ratio")
-    if isinstance(ratios, dict):
+    if ratios := result.get("ratio"):
         return ", ".join(f"{name} {of['median']:.2f}" for name, of in ratios.items())
     return ", ".join(f"{key} {str(value)[:40]}" for key, value in result.items())[:200]
