@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,6 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         )
         return 0
+    try:
+        re.compile(options.only)
+    except re.error as error:
+        parser.error(
+            f"--only {options.only!r} is no regular expression: {error}; write special characters as \\( \\["
+        )
+    if options.jobs < 1:
+        parser.error(f"--jobs {options.jobs}: expected one process or more")
     if options.jobs != 1 and not options.once:
         parser.error(f"--jobs {options.jobs} is for --once; what is timed runs alone")
     device = Target.of(options.rehearse).name

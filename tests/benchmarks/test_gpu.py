@@ -169,6 +169,13 @@ def test_jobs_side_by_side_are_not_timed(tmp_path: Path, capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         main(["--rehearse", "--jobs", "2", "--out", str(tmp_path)])
     assert "--jobs 2 is for --once; what is timed runs alone" in capsys.readouterr().err
+    for given, said in (
+        (["--only", "("], "--only '(' is no regular expression: missing ), unterminated"),
+        (["--once", "ours", "--jobs", "0"], "--jobs 0: expected one process or more"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["--rehearse", *given, "--out", str(tmp_path)])
+        assert said in capsys.readouterr().err
 
 
 def test_a_journal_that_was_cut_off(tmp_path: Path) -> None:
