@@ -9,6 +9,7 @@ Layers with Triton kernels take this file along (`shared` in kernel.toml).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
@@ -25,12 +26,9 @@ class Kernel(Protocol):
     def __getitem__(self, grid: tuple[int, ...], /) -> Start: ...
 
 
-class _Hook(Protocol):
-    calls: list[Start]
-
-
 class _Runtime(Protocol):
-    launch_enter_hook: _Hook
+    launch_enter_hook: object
+    launch_exit_hook: object
 
 
 class _Active(Protocol):
@@ -55,6 +53,9 @@ class _Compiled(NamedTuple):
 
 _MOST = 4096
 """Launches that are remembered: sizes that come once, as lengths of texts do, must not fill the memory."""
+
+_FIRST = ("gridX", "gridY", "gridZ", "stream", "function")
+"""What the driver takes first in Triton 3.6 to 3.9. Where a release has it otherwise, the JIT starts all kernels."""
 
 _HIP = torch.version.hip is not None
 
@@ -84,12 +85,19 @@ def launch(
     found = _remembered.get(key)
     if found is not None:
         _, runtime, driver, run, function, metadata, rest = found
-        if not runtime.launch_enter_hook.calls and device == torch.cuda.current_device():
+        if not _is_hooked(runtime) and device == torch.cuda.current_device():
             x, y, z = (*grid, 1, 1)[:3]
             stream = driver.active.get_current_stream(device)
             run(x, y, z, stream, function, metadata, None, None, None, *arguments, *rest)
             return
     _launch_through_jit(key, device, kernel, grid, arguments, constants)
+
+
+def _is_hooked(runtime: _Runtime) -> bool:
+    """Whether launches must be told of: to chains of hooks that are not empty, or to a function in their place."""
+    return bool(
+        getattr(runtime.launch_enter_hook, "calls", True) or getattr(runtime.launch_exit_hook, "calls", True)
+    )
 
 
 def _launch_through_jit(
@@ -111,10 +119,12 @@ def _launch_through_jit(
     names = getattr(kernel, "arg_names", ())[len(arguments) :]
     if compiled is None or not constants.keys() >= set(names):
         return  # a hook has launched it, or Triton's own defaults are wanted
+    run, function, metadata = (getattr(compiled, name) for name in ("run", "function", "packed_metadata"))
+    if tuple(inspect.signature(run).parameters)[: len(_FIRST)] != _FIRST:
+        return
     if len(_remembered) >= _MOST:
         _remembered.clear()
     values = tuple(constants[name] for name in names)
-    run, function, metadata = (getattr(compiled, name) for name in ("run", "function", "packed_metadata"))
     _remembered[key] = _Compiled(kernel, runtime, driver, run, function, metadata, values)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -33,12 +34,12 @@ class Kernel:
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         def start(*arguments: Any, **constants: Any) -> Any:
             self.compiled += 1
-            return SimpleNamespace(
-                function="function", packed_metadata="metadata",
-                run=lambda *given: self.started.append(given),
-            )  # fmt: skip
+            return SimpleNamespace(function="function", packed_metadata="metadata", run=self.run)
 
         return start
+
+    def run(self, gridX: int, gridY: int, gridZ: int, stream: str, function: str, *rest: Any) -> None:
+        self.started.append((gridX, gridY, gridZ, stream, function, *rest))
 
 
 @pytest.fixture
@@ -121,6 +122,39 @@ def test_hooks_and_other_devices_go_through_the_jit(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     launches.launch(kernel, (1,), (memory(), 7, 0.5), **constants)
     assert kernel.compiled == 3 and not kernel.started
+
+
+@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
+def test_a_function_in_the_place_of_a_chain_of_hooks_is_called(
+    launches: ModuleType, monkeypatch: pytest.MonkeyPatch, hook: str
+) -> None:
+    from triton.knobs import runtime
+
+    kernel, constants = Kernel(), {"FLAG": True, "BLOCK": 64}
+    launches.launch(kernel, (1,), (memory(), 7, 0.5), **constants)
+    monkeypatch.setattr(runtime, hook, lambda metadata: None)
+    launches.launch(kernel, (1,), (memory(), 7, 0.5), **constants)
+    assert kernel.compiled == 2 and not kernel.started
+
+
+def test_a_release_of_triton_that_starts_kernels_otherwise(launches: ModuleType) -> None:
+    class OtherKernel(Kernel):
+        def run(self, grid: tuple[int, ...], stream: str, *rest: Any) -> None:  # type: ignore[override]
+            raise AssertionError("called as another release has it")
+
+    kernel = OtherKernel()
+    for _ in range(2):
+        launches.launch(kernel, (1,), (memory(), 7, 0.5), FLAG=True, BLOCK=64)
+    assert kernel.compiled == 2
+
+
+def test_the_installed_release_starts_kernels_so(launches: ModuleType) -> None:
+    from triton.backends.amd.driver import HIPLauncher
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    for kind in (CudaLauncher, HIPLauncher):
+        names = tuple(inspect.signature(kind.__call__).parameters)
+        assert names[1 : 1 + len(launches._FIRST)] == launches._FIRST
 
 
 def test_few_are_remembered(launches: ModuleType) -> None:
