@@ -17,7 +17,7 @@ from benchmarks.gpu.journal import Entry, Journal
 from benchmarks.gpu.page import write_page
 from benchmarks.gpu.run import How, run_slice
 from benchmarks.gpu.slices import SLICES, Slice
-from benchmarks.gpu.target import close, error
+from benchmarks.gpu.target import Target, close, error
 from kernels_hub.files import cache_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,6 +163,43 @@ def test_wrong_numbers_are_refused() -> None:
     with pytest.raises(ArithmeticError, match=r"wrong picks: 12\.5% differ, at most 10% can be of equals"):
         close((right[0], torch.cat((right[1][:5] + 1, right[1][5:]))), right, torch.float32)
     assert error(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0])) == pytest.approx(0.1)
+
+
+def test_short_steps_are_timed_in_a_row_as_well() -> None:
+    found = Target("cpu", rehearsal=True).in_turn({"eager": lambda: 1, "kernels_hub": lambda: 2})
+    assert set(found) == {"us", "ratio", "us_in_a_row", "ratio_in_a_row"}
+    assert set(found["us"]) == {"eager", "kernels_hub"} and set(found["ratio_in_a_row"]) == {"kernels_hub"}
+    called: list[int] = []
+    assert Target("cpu", True, once="ours").in_turn({"eager": lambda: called.append(1)}) == {} and called == [
+        1
+    ]
+
+
+def test_long_steps_are_called_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr("triton.testing.do_bench", lambda step, **options: 25.0)
+    calls: list[int] = []
+    target = Target("cuda", rehearsal=False)
+    assert target.seconds(lambda: calls.append(1)) == 0.025 and len(calls) == 2
+    monkeypatch.setattr("benchmarks.gpu.target.LONG_S", 0.0)
+    assert 0 < target.seconds(lambda: calls.append(1)) < 0.02 and len(calls) == 4
+
+
+def test_peers_are_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a process that has compiled nothing before, with what it measures itself."""
+    import torch._inductor.config as inductor
+
+    done: list[str] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: done.append("reset"))
+    monkeypatch.setattr(torch, "compile", lambda module, **options: done.append("compile") or module)
+    monkeypatch.setattr(inductor, "autotune_local_cache", True)
+    assert Target("cuda", rehearsal=False).compiled(torch.sin) is torch.sin
+    assert done == ["reset", "compile"] and not inductor.autotune_local_cache
+    ways = [
+        Target("cuda", rehearsal, once).with_peers
+        for rehearsal, once in ((False, ""), (False, "ours"), (True, ""))
+    ]
+    assert ways == [True, False, False]
 
 
 def test_jobs_side_by_side_are_not_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
