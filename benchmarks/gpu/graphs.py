@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.gpu.target import Case, Result, Target, close
+from benchmarks.gpu.target import Case, Result, Target, differences_of
 from kernels_hub.compiler import compile as compile_
 
 
@@ -88,9 +88,7 @@ def run(target: Target, name: str, dtype: torch.dtype) -> Result:
         if target.with_peers:
             ways["torch.compile"] = target.compiled(module)
             ways["torch.compile, CUDA graph"] = torch.compile(module, mode="reduce-overhead")
-        wanted = module(*inputs)
-        differences = {
-            name: close(way(*inputs), wanted, dtype) for name, way in ways.items() if name != "eager"
-        }
+        results = {name: way(*inputs) for name, way in ways.items()}
+        differences = differences_of(results, "compile()", dtype)
         found = target.in_turn({name: partial(way, *inputs) for name, way in ways.items()})
     return {**found, "difference": differences, "engines": list(dict.fromkeys(compiled.plan.engines))}

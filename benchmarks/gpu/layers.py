@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu.machine import bandwidth, peak
-from benchmarks.gpu.target import Case, Result, Step, Target, close, difference, nbytes, tensors
+from benchmarks.gpu.target import Case, Result, Step, Target, differences_of, nbytes, tensors
 from benchmarks.layers import cases_module
 from kernels_hub import BundledLayerRepository
 from kernels_hub.kernelization.bind import KernelForward, LoadedLayer, load_layer, weights_protocol
@@ -24,8 +24,6 @@ from kernels_hub.repository.bundled import bundled_folder, bundled_names
 Original = Callable[[], torch.nn.Module]
 _LIGER = {"RMSNorm": "LigerRMSNorm", "LayerNorm": "LigerLayerNorm"}
 """Layer -> the class of Liger-Kernel that takes its width."""
-OURS = ("eager", "kernels_hub")
-"""Others may be wrong: that is written down, and no failure."""
 
 
 def cases(target: Target) -> Iterator[Case]:
@@ -102,20 +100,13 @@ def run(
     )
     with torch.set_grad_enabled(backward):
         results = {name: way(*arguments) for name, way in ways.items()}
-    differences = {"kernels_hub": close(results["kernels_hub"], results["eager"], dtype)}
-    differences |= {
-        name: difference(got, results["eager"]) for name, got in results.items() if name not in OURS
-    }
+    differences = differences_of(results, "kernels_hub", dtype)
     if backward:
         # Not of ones: the gradient of a LayerNorm's input is zero then, and only rounding would be compared.
         incoming = [torch.randn_like(one) for one in tensors(results["eager"]) if one.requires_grad]
         gradients = {name: _gradients(way, original, arguments, incoming) for name, way in ways.items()}
-        differences["kernels_hub, gradients"] = close(gradients["kernels_hub"], gradients["eager"], dtype)
-        differences |= {
-            f"{name}, gradients": difference(got, gradients["eager"])
-            for name, got in gradients.items()
-            if name not in OURS
-        }
+        of_gradients = differences_of(gradients, "kernels_hub", dtype)
+        differences |= {f"{name}, gradients": found for name, found in of_gradients.items()}
         steps: dict[str, Step] = {
             name: partial(_gradients, way, original, arguments, incoming) for name, way in ways.items()
         }

@@ -225,3 +225,16 @@ def close(got: Any, wanted: Any, dtype: torch.dtype) -> float:
     if (share := other_picks(got, wanted)) > OTHER_PICKS:
         raise ArithmeticError(f"wrong picks: {share:.1%} differ, at most {OTHER_PICKS:.0%} can be of equals")
     return found
+
+
+def differences_of(results: dict[str, Any], ours: str, dtype: torch.dtype) -> dict[str, float]:
+    """From "eager" of each other way. ours: how the names of our ways begin, which `close` judges.
+
+    A peer may be wrong: that is written down, and no failure.
+    """
+    wanted = results["eager"]
+    return {
+        name: close(got, wanted, dtype) if name.startswith(ours) else difference(got, wanted)
+        for name, got in results.items()
+        if name != "eager"
+    }
