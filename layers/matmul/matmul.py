@@ -34,6 +34,17 @@ class ProductTile:
     stages: int
     group: int = 8
 
+    @property
+    def constants(self) -> dict[str, int]:
+        """What a launch takes of it; GROUP is not every kernel's."""
+        return {
+            "BLOCK_M": self.m,
+            "BLOCK_N": self.n,
+            "BLOCK_K": self.k,
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+        }
+
 
 def tile_for(
     m: int, n: int, dtype: torch.dtype, *, aligned: bool, tf32: bool = False, hip: bool = False
@@ -211,11 +222,7 @@ def run_linear(
         EVEN_K=k % tile.k == 0,
         PRECISION=precision,
         UPCAST=upcasts(x.dtype),
-        BLOCK_M=tile.m,
-        BLOCK_N=tile.n,
-        BLOCK_K=tile.k,
         GROUP=tile.group,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        **tile.constants,
     )
     return y, pre

@@ -231,12 +231,8 @@ def _run(
         EVEN_K=k % tile.k == 0,
         PRECISION=precision,
         UPCAST=matmul.upcasts(x.dtype),
-        BLOCK_M=tile.m,
-        BLOCK_N=tile.n,
-        BLOCK_K=tile.k,
         GROUP=tile.group,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        **tile.constants,
     )
     return y, gate_pre, up_pre
 

@@ -7,8 +7,6 @@ and those that are left over return at once.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from . import matmul, reference
 from .blocks import FORMULAS
+from .matmul import ProductTile
 from .routing import route
 from .triton_launches import cdiv, launch, next_power_of_2
 
@@ -27,22 +26,14 @@ DISPATCH_KEYS = ("CUDA", "CPU") if triton.knobs.runtime.interpret else ("CUDA",)
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class Blocks(NamedTuple):
-    """How a grouped product is cut: tokens, columns and depth of a tile, and what runs it."""
-
-    m: int
-    n: int
-    k: int
-    warps: int
-    stages: int
-
-
-def blocks_for(rows: int, experts: int, dtype: torch.dtype, hip: bool = False) -> Blocks:
+def blocks_for(rows: int, experts: int, dtype: torch.dtype, hip: bool = False) -> ProductTile:
     """The tile for rows (P) over a number of experts: thin where each has few."""
     stages = 2 if hip else 3
     if dtype is torch.float32:
-        return Blocks(16, 32, 32, 4, stages) if rows <= 16 * experts else Blocks(64, 64, 16, 8, stages)
-    return Blocks(16, 64, 64, 4, stages) if rows <= 16 * experts else Blocks(64, 64, 64, 4, stages)
+        return (
+            ProductTile(16, 32, 32, 4, stages) if rows <= 16 * experts else ProductTile(64, 64, 16, 8, stages)
+        )
+    return ProductTile(16, 64, 64, 4, stages) if rows <= 16 * experts else ProductTile(64, 64, 64, 4, stages)
 
 
 @triton.jit
@@ -206,11 +197,7 @@ def grouped_product(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         EXPERTS=experts,
         PRECISION=matmul.precision_of(rows.dtype),
         UPCAST=matmul.upcasts(rows.dtype),
-        BLOCK_M=blocks.m,
-        BLOCK_N=blocks.n,
-        BLOCK_K=blocks.k,
-        num_warps=blocks.warps,
-        num_stages=blocks.stages,
+        **blocks.constants,
     )
     return y
 
