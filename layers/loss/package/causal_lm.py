@@ -120,8 +120,9 @@ def _is_fusable(model: Any, vocab_size: int, head: Any, hidden: Tensor, logits_t
 
 def _positions_to_keep(hidden: Tensor, logits_to_keep: Any) -> Tensor:
     """Those whose logits are asked for, as the installed transformers has it."""
-    if hasattr(sys.modules["transformers.modeling_utils"], "slice_logits_to_keep"):
-        kept: Tensor = _transformers("modeling_utils", "slice_logits_to_keep")(hidden, logits_to_keep)
+    of_release = getattr(sys.modules["transformers.modeling_utils"], "slice_logits_to_keep", None)
+    if of_release is not None:
+        kept: Tensor = of_release(hidden, logits_to_keep)
         return kept
     places = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
     return hidden[:, places, :]

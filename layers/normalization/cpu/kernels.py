@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import layout, reference
-from .direct import is_observed, is_plain, records_gradient
+from .direct import is_unwatched
 from .forms import Form, GatedForm
 from .native import load, when_built
 
@@ -44,7 +44,7 @@ def rms_norm_directly(
     x: Tensor, weight: Tensor, eps: float, offset: float, round_first: bool
 ) -> Tensor | None:
     """RMSNorm of contiguous rows past the dispatcher, without gradient; None where the operator is to be called."""
-    if is_observed() or not (is_plain(x) and is_plain(weight)):
+    if not is_unwatched(DISPATCH_KEYS, x, weight):
         return None
     dtype, width = x.dtype, weight.numel()
     library = _library()
@@ -58,7 +58,6 @@ def rms_norm_directly(
         or not x.is_contiguous()
         or not weight.is_contiguous()
         or weight.dim() != 1
-        or records_gradient(x, weight)
         or not width
     ):
         return None
