@@ -233,12 +233,12 @@ def fulfils(thing: Any, contract: Contract) -> bool:
 
 
 def bundled_layer(layer: str) -> Any:
-    """The bundled layer (or function) of a name, for the CPU; skips where no repository has it."""
+    """The bundled layer (or function) of a name, for the CPU. Fails where no repository has it."""
     for manifest in sorted(bundled_folder().glob("*/kernel.toml")):
         repository = bundled_repository(manifest.parent.name)
         if layer in (*repository.layers, *repository.functions):
             return BundledLayerRepository(manifest.parent.name, layer_name=layer).load("cpu")
-    pytest.skip(f"no bundled repository has {layer}")
+    pytest.fail(f"no bundled repository has {layer}")
 
 
 @pytest.mark.parametrize("layer", COVERAGE)
