@@ -1,4 +1,4 @@
-"""Run the tests of the Triton kernels under Triton's interpreter, each file in a session of its own.
+"""Run the tests of the Triton kernels under Triton's interpreter, in a session of their own.
 
 No GPU is needed, and `triton.jit` stays real in this process, for the tests that compile.
 """
@@ -27,13 +27,12 @@ def test_every_repository_with_triton_kernels_has_a_file_here():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_interpreted(file: Path, tmp_path: Path):
-    run_interpreted(file, tmp_path)
+def test_interpreted(tmp_path: Path):
+    run_interpreted(FILES, tmp_path)
 
 
 def test_a_session_in_which_nothing_runs_is_a_failure(tmp_path: Path):
     empty = tmp_path / "test_nothing.py"
     empty.write_text("import pytest\n\n@pytest.mark.skip(reason='of no use')\ndef test_it(): pass\n")
-    with pytest.raises(AssertionError, match="no test ran"):
-        run_interpreted(empty, tmp_path)
+    with pytest.raises(AssertionError, match="no test ran of test_nothing.py"):
+        run_interpreted([empty], tmp_path)

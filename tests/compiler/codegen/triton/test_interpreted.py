@@ -14,6 +14,5 @@ FILES = sorted((Path(__file__).resolve().parent / "interpreted").glob("test_*.py
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_interpreted(file: Path, tmp_path: Path):
-    run_interpreted(file, tmp_path)
+def test_interpreted(tmp_path: Path):
+    run_interpreted(FILES, tmp_path)
