@@ -1,16 +1,18 @@
-"""Which parameters `make test` tries: every pair of values, or the first of a list; `make test-all` tries all of them.
+"""Which parameters `make test` tries: every pair of values, every value, or the first of a list. `make test-all` tries
+all of them.
 
     @every_pair(name=CASES, layout=LAYOUTS, dtype=DTYPES)
     def test_conv2d(name, layout, dtype): ...
 
 Faults mostly come of one value or of two together, and a product of three lists grows faster than a suite may:
-pairwise testing, as in Kuhn, Wallace and Gallo, IEEE TSE 30(6), 2004.
+pairwise testing, as in Kuhn, Wallace and Gallo, IEEE TSE 30(6), 2004. What takes seconds a case, such as compiling a
+kernel for a GPU, tries every value once.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -26,12 +28,30 @@ def every_pair(**factors: Iterable[object]) -> pytest.MarkDecorator:
     if len(lists) < 3:
         raise ValueError("two lists have no combination that no pair needs")
     shortest = min(map(len, lists))
+    return _parametrized(list(factors), lists, lambda places: sum(places) % shortest == 0)
+
+
+def every_value(**factors: Iterable[object]) -> pytest.MarkDecorator:
+    """Parametrize a test by lists of values; all but as many combinations as the longest list has are `exhaustive`.
+
+    The first of those kept has the first value of each list, the next the second ones; a list that ends begins again,
+    one value further, so that lists of the same length, or of half of it, meet in other ways too.
+    """
+    lists = [list(values) for values in factors.values()]
+    longest = max(map(len, lists))
+    kept = {tuple((row + row // len(values)) % len(values) for values in lists) for row in range(longest)}
+    return _parametrized(list(factors), lists, kept.__contains__)
+
+
+def _parametrized(
+    names: list[str], lists: list[list[object]], is_kept: Callable[[tuple[int, ...]], bool]
+) -> pytest.MarkDecorator:
     cases = []
     for places in itertools.product(*(range(len(values)) for values in lists)):
         values = [values[place] for values, place in zip(lists, places, strict=True)]
-        marks = [pytest.mark.exhaustive] if sum(places) % shortest else []
+        marks = [] if is_kept(places) else [pytest.mark.exhaustive]
         cases.append(pytest.param(*values, marks=marks, id="-".join(map(str, values))))
-    return pytest.mark.parametrize(list(factors), cases)
+    return pytest.mark.parametrize(names, cases)
 
 
 def first(count: int, cases: Sequence[tuple[object, ...]]) -> list[ParameterSet]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.combinations import every_pair
+from tests.combinations import every_pair, every_value
 
 
-def cases(*lists: Iterable[object]) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+def cases(
+    choose: Callable[..., pytest.MarkDecorator], *lists: Iterable[object]
+) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
     """(those of `make test`, all of them)."""
-    (names, rows) = every_pair(**{f"p{place}": values for place, values in enumerate(lists)}).args
+    (names, rows) = choose(**{f"p{place}": values for place, values in enumerate(lists)}).args
     assert names == [f"p{place}" for place in range(len(lists))]
     kept = [row.values for row in rows if not any(mark.name == "exhaustive" for mark in row.marks)]
     return kept, [row.values for row in rows]
@@ -24,14 +26,23 @@ def cases(*lists: Iterable[object]) -> tuple[list[tuple[Any, ...]], list[tuple[A
 @given(st.lists(st.integers(1, 6), min_size=3, max_size=4))
 def test_every_pair_is_tried(lengths: list[int]):
     lists = [range(length) for length in lengths]
-    kept, all_of_them = cases(*lists)
+    kept, all_of_them = cases(every_pair, *lists)
     assert sorted(all_of_them) == sorted(itertools.product(*lists))
     for one, other in itertools.combinations(range(len(lists)), 2):
         assert {(row[one], row[other]) for row in kept} == set(itertools.product(lists[one], lists[other]))
 
 
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4))
+def test_every_value_is_tried(lengths: list[int]):
+    lists = [range(length) for length in lengths]
+    kept, all_of_them = cases(every_value, *lists)
+    assert sorted(all_of_them) == sorted(itertools.product(*lists))
+    assert len(kept) == max(lengths)
+    assert all({row[place] for row in kept} == set(values) for place, values in enumerate(lists))
+
+
 def test_few_of_many_combinations_are_kept():
-    kept, all_of_them = cases(range(14), "abc", "xyz")
+    kept, all_of_them = cases(every_pair, range(14), "abc", "xyz")
     assert (len(kept), len(all_of_them)) == (42, 126)
 
 

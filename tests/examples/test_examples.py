@@ -28,6 +28,9 @@ ARGUMENTS = {
 }
 """What makes an example small: sizes and repetitions."""
 
+LONG = ("paint_with_stable_diffusion", "publish_compiled_layers")
+"""Those that are long even so: `make test-all` runs them."""
+
 FULL = {
     "generate_text_with_llama": "",
     "paint_with_stable_diffusion": "--full --pixels 64 --steps 2",
@@ -170,7 +173,13 @@ def run(path: Path, arguments: dict[str, str]) -> None:
     globals()[f"check_{path.stem}"](load(path).main(*given))
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=[path.stem for path in EXAMPLES])
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.exhaustive] * (path.stem in LONG), id=path.stem)
+        for path in EXAMPLES
+    ],
+)
 def test_example(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     if path.stem == "publish_compiled_layers":

@@ -22,6 +22,7 @@ from kernels_hub.errors import (
     PublishError,
 )
 from kernels_hub.hub.release import prepare_release
+from tests.combinations import first
 from tests.hub.place import Place
 from tests.hub.publisher import (
     LAYERS,
@@ -66,7 +67,7 @@ def _prepare(case: str, at: Place, repo: str, source: Path) -> tuple[str, Path]:
     return "1.1.0", source
 
 
-@pytest.mark.parametrize("case", ["first", "next", "backport"])
+@pytest.mark.parametrize(("case",), first(1, [("backport",), ("next",), ("first",)]))
 def test_killed_at_any_step_and_run_again(case: str, at: Place, source: Path):
     repo = at.repo("scale")
     version, path = _prepare(case, at, repo, source)
@@ -120,7 +121,7 @@ def test_an_unfinished_release_of_somebody_else_is_not_covered(
 VERSIONS = ("0.1.0", "1.0.0", "1.0.1", "1.1.0", "1.2.0rc1", "1.2.0", "2.0.0")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed",), first(1, [(seed,) for seed in range(3)]))
 def test_any_order_with_any_deaths_ends_in_the_same_state(
     seed: int, at: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels_hub import Mode, explain, kernelize, report, restore
+from tests.combinations import first
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers")
 pytestmark = [
@@ -65,6 +66,7 @@ def test_bert():
     assert "forward" not in vars(module)
 
 
+@pytest.mark.exhaustive
 def test_roberta_counts_positions():
     """By a running sum of what is no padding."""
     module = model("RobertaModel", transformers.RobertaConfig(**TEXT))
@@ -75,6 +77,7 @@ def test_roberta_counts_positions():
     assert swapped(module).swapped
 
 
+@pytest.mark.exhaustive
 def test_opt():
     """OPT's is its decoder, which OPTForCausalLM calls itself: whichever is called is compiled."""
     module = model(
@@ -107,6 +110,7 @@ def test_images():
     assert swapped(module).swapped and len(module.__dict__["forward"].func.forwards(module)) == 2
 
 
+@pytest.mark.exhaustive
 def test_images_in_windows():
     """Whose sizes are no simple terms of an image's."""
     config = transformers.SwinConfig(
@@ -151,7 +155,7 @@ def test_a_mixture_that_marks_what_it_chose():
     assert swapped(module).swapped
 
 
-@pytest.mark.parametrize("experts", [1, 2])
+@pytest.mark.parametrize(("experts",), first(1, [(2,), (1,)]))
 def test_a_mixture(experts: int):
     """Of which the first experts get nothing to do, or all of it."""
     config = transformers.MixtralConfig(

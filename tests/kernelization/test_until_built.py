@@ -134,6 +134,7 @@ print("no native code" in str(report(model).rows[-1]))
     assert run(tmp_path, then, "none") == ["1", "1", "True"]
 
 
+@pytest.mark.exhaustive
 def test_a_loss_that_holds_no_logits_holds_none_meanwhile(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="needs transformers")
     then = """

@@ -8,6 +8,7 @@ import pytest
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.combinations import every_value
 from tests.layers.triton_compile import ARCHITECTURES, compile_kernel
 
 KERNELS = ("forward_kernel", "backward_kernel", "gated_forward_kernel", "gated_backward_kernel")
@@ -20,9 +21,7 @@ def package() -> ModuleType:
     return import_kernel(source_variant(bundled_folder() / "activation", "cuda"))
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", ("bf16", "fp32"))
-@pytest.mark.parametrize("name", KERNELS)
+@every_value(name=KERNELS, dtype=("bf16", "fp32"), arch=ARCHITECTURES)
 def test_no_spills(package, name, dtype, arch):
     kernels = package.functional.kernels
     kernel = getattr(kernels, name)

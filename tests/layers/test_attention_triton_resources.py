@@ -14,7 +14,7 @@ from kernels_hub.repository.load import import_kernel
 
 pytest.importorskip("triton", reason="needs Triton (Linux)")
 
-from tests.combinations import every_pair
+from tests.combinations import every_value
 from tests.layers.triton_compile import ARCHITECTURES, compile_kernel
 
 PACKAGE: ModuleType = import_kernel(source_variant(bundled_folder() / "attention", "cuda"))
@@ -51,7 +51,7 @@ def signature(kernel: Any, dtype: str, mask: int) -> dict[str, str]:
     return types
 
 
-@every_pair(case=CASES, shape=SHAPES, arch=ARCHITECTURES)
+@every_value(case=CASES, shape=SHAPES, arch=ARCHITECTURES)
 def test_no_spills(case: tuple[str, int, bool], shape: tuple[str, int], arch: str) -> None:
     (name, mask, causal), (dtype, width) = case, shape
     kernel = getattr(KERNELS, name)

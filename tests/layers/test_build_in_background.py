@@ -112,6 +112,7 @@ print(os.waitpid(pid, 0)[1])
     assert (done.stdout, done.returncode) == ("first False\n0\n", 0), done.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_build_does_not_wait_for_what_was_forked_meanwhile(tmp_path: Path) -> None:
     """Workers of a data loader live as long as training: they hold no end of a pipe that the build reads."""
     ending = """
@@ -130,6 +131,7 @@ os.waitpid(pid, 0)
     assert (done.stdout, done.returncode) == ("first False\nbuilt True\n", 0), done.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_child_that_ends_leaves_its_parents_compiler_alone(tmp_path: Path) -> None:
     ending = """
 time.sleep(1)
@@ -145,6 +147,7 @@ print("then", kernels._library() is not None)
     assert (done.stdout, done.returncode) == ("first False\nthen True\n", 0), done.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_fork_takes_no_lock_along(tmp_path: Path) -> None:
     """Not even one that comes between opening the lock's file and locking it: libc's fork, of which Python knows not."""
     ending = """

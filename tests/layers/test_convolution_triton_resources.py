@@ -9,6 +9,7 @@ import torch
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.combinations import every_value
 from tests.layers.triton_compile import ARCHITECTURES, compile_kernel
 
 # (dtype, precision, output pixels, filters a group, 64-bit offsets, channels a multiple of the block).
@@ -35,9 +36,9 @@ def package() -> ModuleType:
     return import_kernel(source_variant(bundled_folder() / "convolution", "cuda"))
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("dtype, precision, pixels, filters, wide, even", LAUNCHES)
-def test_no_spills(package, dtype, precision, pixels, filters, wide, even, arch):
+@every_value(launch=LAUNCHES, arch=ARCHITECTURES)
+def test_no_spills(package, launch, arch):
+    dtype, precision, pixels, filters, wide, even = launch
     if arch == "gfx942" and precision == "tf32":
         pytest.skip("TF32 is NVIDIA's")
     kernels = package.kernels

@@ -9,7 +9,7 @@ import torch
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
-from tests.combinations import every_pair
+from tests.combinations import every_value
 from tests.layers.triton_compile import ARCHITECTURES, compile_kernel
 
 MATMUL: ModuleType = importlib.import_module(
@@ -34,7 +34,7 @@ CASES = {
 }
 
 
-@every_pair(case=CASES, precision=PRECISIONS, arch=ARCHITECTURES)
+@every_value(case=CASES, precision=PRECISIONS, arch=ARCHITECTURES)
 def test_no_spills(case: str, precision: str, arch: str) -> None:
     dtype, name, mode = PRECISIONS[precision]
     hip = arch.startswith("gfx")

@@ -9,7 +9,7 @@ import torch
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
-from tests.combinations import every_pair
+from tests.combinations import every_value
 from tests.layers.triton_compile import ARCHITECTURES, compile_kernel
 
 KERNELS: ModuleType = importlib.import_module(
@@ -41,7 +41,7 @@ CASES = {
 }
 
 
-@every_pair(case=CASES, precision=PRECISIONS, arch=ARCHITECTURES)
+@every_value(case=CASES, precision=PRECISIONS, arch=ARCHITECTURES)
 def test_no_spills(case: str, precision: str, arch: str) -> None:
     dtype, name, mode = PRECISIONS[precision]
     hip = arch.startswith("gfx")
@@ -73,7 +73,7 @@ def test_no_spills(case: str, precision: str, arch: str) -> None:
         assert resources.shared <= (64 if hip else 99) * 1024, (tile, resources)
 
 
-@every_pair(activation=["silu", "gelu", "gelu_tanh"], name=["bf16", "fp32"], arch=ARCHITECTURES)
+@every_value(activation=["silu", "gelu", "gelu_tanh"], name=["bf16", "fp32"], arch=ARCHITECTURES)
 def test_no_spills_in_the_gradient(activation: str, name: str, arch: str) -> None:
     pointers = ("gradient_ptr", "gate_pre_ptr", "up_pre_ptr", "at_gate_ptr", "at_up_ptr")
     resources = compile_kernel(

@@ -9,7 +9,7 @@ import pytest
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
-from tests.combinations import every_pair
+from tests.combinations import every_value
 from tests.layers.triton_compile import ARCHITECTURES, compile_kernel
 
 DTYPES = ("bf16", "fp32")
@@ -46,7 +46,7 @@ def spills(kernel: object, dtype: str, constants: dict[str, object], arch: str, 
     return compile_kernel(kernel, signature, constexprs, arch, num_warps=warps, divisible_by_16=wide).spills
 
 
-@every_pair(kind=KINDS, dtype=DTYPES, arch=ARCHITECTURES)
+@every_value(kind=KINDS, dtype=DTYPES, arch=ARCHITECTURES)
 def test_norm(kernels, kind, dtype, arch):
     for width in (64, 2048, kernels.FORWARD_WIDTH):
         tile = kernels.forward_tile(width)
@@ -69,7 +69,7 @@ def test_long_rows(kernels, dtype, arch):
         assert spills(kernels.norm_backward_columns, dtype, constants, arch, kernels.COLUMN_WARPS) == 0
 
 
-@every_pair(gate_first=(False, True), dtype=DTYPES, arch=ARCHITECTURES)
+@every_value(gate_first=(False, True), dtype=DTYPES, arch=ARCHITECTURES)
 def test_gated(kernels, gate_first, dtype, arch):
     rounded = {"SIGMOID": False, "GATE_FIRST": gate_first, "ROUND_FIRST": True, "ROUND_PRODUCT": True}
     for width in (128, kernels.GATED_WIDTH):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.combinations import every_value
 from tests.running_hub import RunningHub, start_hub
 from tests.server.browser import SCHEMES, WIDTHS, chromium, follow, needs_browser, overflow, serious, window
 from tests.server.shown_hub import PAGES, fill
@@ -53,8 +54,7 @@ def sign_in(page, token: str, following: str = "/settings/tokens") -> None:
     follow(page.get_by_role("button", name="Sign in"))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("width", WIDTHS)
+@every_value(width=WIDTHS, scheme=SCHEMES)
 def test_axe_finds_nothing_serious_and_no_page_is_wider_than_its_window(hub, browser, width, scheme):
     problems: list[str] = []
 
@@ -250,6 +250,7 @@ def test_from_signing_in_to_revoking(hub, browser, tmp_path):
         assert "Nothing public matches" in page.inner_text("main")
 
 
+@pytest.mark.exhaustive
 def test_screenshots(tmp_path):
     subprocess.run([sys.executable, "-m", "tests.server.screenshots", str(tmp_path)], check=True, cwd=ROOT)
     taken = list(tmp_path.glob("*.png"))

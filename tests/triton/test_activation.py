@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
-from tests.combinations import every_pair
+from tests.combinations import every_value
 from tests.tolerances import assert_close
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -71,7 +71,7 @@ def check(package: ModuleType, name: str, kind: str, inputs: list[torch.Tensor])
         assert_close(input.grad, expected.grad)
 
 
-@every_pair(name=FUNCTIONS, kind=KINDS, shape=SHAPES, dtype=DTYPES)
+@every_value(name=FUNCTIONS, kind=KINDS, shape=SHAPES, dtype=DTYPES)
 def test_forward_and_backward(package, device, name, kind, shape, dtype):
     check(package, name, kind, [random(shape, dtype, device, seed) for seed in range(FUNCTIONS[name][0])])
 

@@ -15,7 +15,7 @@ from transformers.models.resnet.modeling_resnet import ResNetBottleNeckLayer
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
-from tests.combinations import every_pair
+from tests.combinations import every_value
 from tests.layers.checked_operators import opcheck
 from tests.layers.convolution_cases import CASES, LAYOUTS, Case
 from tests.tolerances import assert_close
@@ -41,7 +41,7 @@ def double(*tensors):
     return [None if tensor is None else tensor.double() for tensor in tensors]
 
 
-@every_pair(name=CASES, layout=["contiguous", "channels last", "transposed"], dtype=DTYPES)
+@every_value(name=CASES, layout=["contiguous", "channels last", "transposed"], dtype=DTYPES)
 def test_conv2d(package, device, name, layout, dtype):
     case = CASES[name]
     x, weight, bias = case.tensors(dtype, device, bias=name != "3x3")

@@ -10,7 +10,7 @@ import torch
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
-from tests.combinations import every_pair
+from tests.combinations import every_value
 from tests.layers.normalization_cases import CASES, DTYPES, call, check, make
 from tests.tolerances import assert_close
 
@@ -27,7 +27,7 @@ def kernels(package: ModuleType) -> ModuleType:
     return sys.modules[f"{package.__name__}.kernels"]
 
 
-@every_pair(case=CASES, shape=SHAPES, dtype=DTYPES)
+@every_value(case=CASES, shape=SHAPES, dtype=DTYPES)
 def test_forward_and_backward(package, device, case, shape, dtype):
     check(package, case, *make(case, shape, dtype, device))
 

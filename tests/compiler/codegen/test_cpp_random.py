@@ -46,7 +46,7 @@ def test_generated_code_computes_what_the_oracle_does(graph):
 
 
 @pytest.mark.slow
-@settings(max_examples=budget(60, 300), suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=budget(30, 300), suppress_health_check=list(HealthCheck), deadline=None)
 @given(graph=graphs(dtypes=("float32", "float64", "int32", "int64", "int8", "bool")))
 def test_generated_code_computes_what_the_oracle_does_precisely(graph):
     assume(not unsupported(expanded(graph)))

@@ -19,6 +19,7 @@ from kernels_hub.compiler.runtime.binding import MOST_BINDINGS
 from kernels_hub.compiler.runtime.toolchain import find_compiler
 from kernels_hub.compiler.schedule.memory import place
 from tests.compiler.strategies import OTHER_SIZES, SIZES, assert_same_outputs, graphs
+from tests.fuzz.harness import budget
 
 CPU = Device("cpu")
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
@@ -40,7 +41,7 @@ def shows_all_symbols(graph: Graph) -> bool:
     return told >= set(graph.symbols)
 
 
-@settings(max_examples=20, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=budget(8, 100), suppress_health_check=list(HealthCheck), deadline=None)
 @given(graph=graphs(max_ops=30))
 def test_random_graphs(graph):
     check_against_oracle(graph)

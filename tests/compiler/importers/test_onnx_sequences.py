@@ -19,6 +19,7 @@ from kernels_hub.compiler.ir.evaluate import evaluate
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.verify import verify
 from kernels_hub.compiler.onnx_backend import KernelsHubBackend, PreparedModel
+from tests.fuzz.harness import budget
 
 F = np.float32
 
@@ -510,7 +511,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=budget(20, 200), deadline=None)
 @given(STEPS, st.integers(0, 3))
 def test_programs_of_sequence_ops(steps: list[tuple[str, int]], length: int):
     x = np.arange(2.0, dtype=F)

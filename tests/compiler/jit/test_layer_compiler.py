@@ -424,6 +424,7 @@ print(*call_keys(Indirect(), (torch.zeros(3),), {}, True))
 """
 
 
+@pytest.mark.exhaustive
 def test_other_processes_make_the_same_keys() -> None:
     """With other hashes, and so with other orders of sets."""
     pytest.importorskip("transformers", reason="needs the package transformers")

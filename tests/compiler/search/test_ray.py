@@ -79,6 +79,7 @@ def test_killed_workers_cost_no_result(tmp_path: Path):
     assert len(after - before) == 0
 
 
+@pytest.mark.exhaustive
 @needs_ray
 def test_a_machine_that_is_lost_costs_no_result(tmp_path: Path):
     found = scenario("killed_node", tmp_path)

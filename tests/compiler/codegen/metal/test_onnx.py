@@ -18,6 +18,7 @@ from kernels_hub.compiler.importers.onnx import OnnxProgram
 from kernels_hub.compiler.onnx_backend import KernelsHubBackend, PreparedModel
 from kernels_hub.compiler.runtime.toolchain import find_compiler
 from tests.compiler.codegen.metal.metal_runner import run_metal
+from tests.fuzz.harness import EXHAUSTIVE
 
 LISTED = tomllib.loads((Path(__file__).parents[2] / "importers" / "onnx_backend_failures.toml").read_text())
 FAILING = {case for group in LISTED["failures"] for case in group["cases"]}
@@ -94,7 +95,7 @@ def test_a_case(name: str):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_sample_of_the_suite():
-    found = {name: outcome(name) for name in names()[::8]}
+    found = {name: outcome(name) for name in names()[:: 8 if EXHAUSTIVE else 32]}
     declined = {name for name, why in found.items() if why is not None and why.startswith("declined: ")}
     failed = {name: why for name, why in found.items() if why is not None and name not in declined}
     assert failed == {}

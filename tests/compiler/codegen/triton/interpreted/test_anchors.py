@@ -12,6 +12,7 @@ from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.rewrite.pipeline import rewrite
 from kernels_hub.compiler.schedule.kernel import Attention
 from kernels_hub.compiler.schedule.schedule import schedule
+from tests.combinations import every_value
 from tests.compiler.codegen.triton.held import assert_agrees
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -86,8 +87,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("case", CONVOLUTIONS)
+@every_value(case=CONVOLUTIONS, dtype=["float32", "bfloat16"])
 def test_convolutions(case, dtype, device):
     batch, channels, spatial, out, kernel, strides, dilations, padding, groups = CONVOLUTIONS[case]
     graph = Graph("convolution")
@@ -128,8 +128,7 @@ def attention(dtype, *, batch=2, heads=4, few=2, queries=9, keys=21, width=10, v
     return rewrite(graph).graph
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("mask", [None, "bias", "kept", "causal"])
+@every_value(mask=[None, "bias", "kept", "causal"], dtype=["float32", "bfloat16", "float16"])
 def test_attention(mask, dtype, device):
     graph = attention(dtype, mask=mask)
     assert kinds(graph) == ["Attention"]

@@ -15,6 +15,7 @@ from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.ir.ops import OPS
 from kernels_hub.compiler.schedule.inlining import DTYPES
+from tests.combinations import every_value
 from tests.compiler.codegen.triton.held import assert_agrees, results
 from tests.compiler.oracle import array
 from tests.compiler.strategies import assert_same_outputs
@@ -65,10 +66,9 @@ LENGTHS = {"whole": (5, 33), "looped": (2, 17001), "across": (17, 300), "one": (
 KINDS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float32", "float64", "bfloat16", "int8", "int32", "int64", "uint8", "bool"]
+@every_value(
+    length=LENGTHS, dtype=["float32", "float64", "bfloat16", "int8", "int32", "int64", "uint8", "bool"]
 )
-@pytest.mark.parametrize("length", LENGTHS)
 def test_reductions(length, dtype, device):
     shape = LENGTHS[length]
     graph = Graph("reductions")
@@ -107,8 +107,9 @@ def test_reductions(length, dtype, device):
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8", "int32", "int64", "uint8"])
-@pytest.mark.parametrize("length", [0, 1, 37, 1500])
+@every_value(
+    length=[0, 1, 37, 1500], dtype=["float32", "float64", "bfloat16", "int8", "int32", "int64", "uint8"]
+)
 def test_running_reductions(length, dtype, device):
     """Along rows; and down columns, where there are few: the interpreter takes seconds for many."""
     graph = Graph("running")
