@@ -178,6 +178,13 @@ def _taps(kernel: Sequence[int]) -> Any:
     return itertools.product(*map(range, kernel))
 
 
+def _by_groups(matrices: Any, x: Any) -> Any:
+    """Matrices (groups, M, K) by x (batch, groups, K, spatial dims…): (groups, M, batch, spatial dims…)."""
+    columns = np.moveaxis(x, 0, 2)
+    product = matrices @ columns.reshape(*columns.shape[:2], -1)
+    return product.reshape(*product.shape[:2], *columns.shape[2:])
+
+
 def _run_conv(step: ReferenceCall) -> Array:
     """A sum over the kernel's places, each a product of a strided slice of x with one matrix of w."""
     x: Any = _wide(step.operands[0])
@@ -196,10 +203,7 @@ def _run_conv(step: ReferenceCall) -> Array:
             )
         )
         if math.prod(spatial):
-            seen = x[(..., *places)]
-            for group in range(groups):
-                matrix = w[(group, slice(None), slice(None), *tap)]
-                total[group] += np.tensordot(matrix, seen[:, group], (1, 1))
+            total += _by_groups(w[(..., *tap)], x[(..., *places)])
     total = np.moveaxis(total, 2, 0).reshape(step.shape)
     return _finish(step, total)
 
@@ -234,9 +238,7 @@ def _run_conv_transpose(step: ReferenceCall) -> Array:
             )
         )
         if math.prod(sizes):
-            for group in range(groups):
-                matrix = w[(group, slice(None), slice(None), *tap)]
-                total[(group, slice(None), slice(None), *places)] += np.tensordot(matrix, x[:, group], (0, 1))
+            total[(..., *places)] += _by_groups(w[(..., *tap)].swapaxes(1, 2), x)
     crop = tuple(
         slice(low, low + count) for (low, _), count in zip(attrs["padding"], step.shape[2:], strict=True)
     )
