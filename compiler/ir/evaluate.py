@@ -145,8 +145,9 @@ class _Run:
             origin = f" (from {node.origin})" if node.origin else ""
             shapes = ", ".join(f"{operand.dtype}{list(operand.shape)}" for operand in operands)
             message = f"{node!r}{origin} of {shapes or 'no operands'}: {error}"
-            again = type(error) if isinstance(error, (NonFiniteError, MemoryError)) else EvaluateError
-            raise again(message) from error
+            if isinstance(error, MemoryError):  # of NumPy, whose own class takes no message
+                raise MemoryError(message) from error  # noqa: TRY004 (no check of a type)
+            raise (NonFiniteError if isinstance(error, NonFiniteError) else EvaluateError)(message) from error
         if self.observe is not None:
             self.observe(node, self.latest, results)
         for value, array in zip(node.results, results, strict=True):

@@ -258,3 +258,11 @@ def test_a_value_becomes_a_size_and_keeps_what_defines_it_alive():
     assert evaluate(verify(live), [np.array(3)])["y"].tolist() == [0, 1, 2, 3]
     with pytest.raises(EvaluateError, match="s = 0 contradicts s >= 1"):
         evaluate(live, [np.array(0)])
+
+
+def test_memory_that_is_out_is_told_with_the_op():
+    """NumPy's own error takes a shape where others take a message."""
+    graph = Graph("large")
+    graph.output("y", graph.input("x", (1,)).broadcast_to((1 << 44,)) + 1.0)
+    with pytest.raises(MemoryError, match=r"= add\(.*17592186044416.*Unable to allocate"):
+        evaluate(graph, [np.ones(1, np.float32)])
