@@ -49,6 +49,14 @@ EXACT = Tolerance(0.0, 0.0, 0.0, 0.0)
 """Of integers, bools, and whatever no table names: equal, or wrong."""
 
 
+_FLUSHED: Mapping[str, float] = {
+    "float64": 2.0**-970, "float32": 2.0**-103, "bfloat16": 2.0**-103, "complex128": 2.0**-970, "complex64": 2.0**-103,
+}  # fmt: skip
+"""What errors are relative to at the least: the smallest normal number over the spacing of the dtype (of bfloat16, of
+float32, in which it is computed). Numbers below the smallest normal one may be kept or flushed to zero, of which a
+result of this magnitude sees one spacing; of the tiny results of an untrained network it may be all."""
+
+
 def tolerance(dtype: object) -> Tolerance:
     """The tolerance of a dtype of torch or NumPy, or of its name; `EXACT` for one that is not in the table.
 
@@ -59,7 +67,7 @@ def tolerance(dtype: object) -> Tolerance:
 
 
 def norm_error(actual: Array, expected: Array) -> float:
-    """‖actual - expected‖ / ‖expected‖, or the numerator where the denominator is 0.
+    """‖actual - expected‖ / ‖expected‖, or the numerator where the denominator is 0. See `_FLUSHED` for tiny results.
 
     Infinite where NaN or an infinity stands in one of them alone.
     """
@@ -67,7 +75,7 @@ def norm_error(actual: Array, expected: Array) -> float:
 
 
 def largest_error(actual: Array, expected: Array) -> float:
-    """max|actual - expected| / max|expected|, or the numerator where the denominator is 0.
+    """max|actual - expected| / max|expected|, or the numerator where the denominator is 0. See `_FLUSHED`.
 
     Infinite where NaN or an infinity stands in one of them alone.
     """
@@ -79,7 +87,8 @@ def _relative(actual: Array, expected: Array, measure: Callable[[Array], float])
     if a is None:
         return math.inf
     error, magnitude = measure(a - e), measure(e)
-    return error / magnitude if magnitude else error
+    least = _FLUSHED.get(str(actual.dtype).removeprefix("torch."), 0.0)
+    return error / max(magnitude, least) if magnitude else error
 
 
 def _finite(actual: Array, expected: Array) -> tuple[Array, Array] | tuple[None, None]:

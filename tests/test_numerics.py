@@ -48,6 +48,18 @@ def test_special_numbers_must_be_where_they_are_expected(
 
 
 @pytest.mark.parametrize("measure", MEASURES)
+def test_numbers_that_may_be_flushed_to_zero_are_no_errors(measure: Callable[[Any, Any], float]) -> None:
+    """Of an untrained network whose results are below the smallest normal number, few bits are left."""
+    tiny = torch.tensor([1.5e-39, -3e-40])
+    assert measure(torch.zeros(2), tiny) < 1e-7
+    assert measure(tiny.bfloat16() * 2, tiny.bfloat16()) < 1e-7
+    assert measure(torch.tensor([1e-30]), tiny[:1]) > 1
+    assert measure(torch.tensor([1.001e-30]), torch.tensor([1e-30])) == pytest.approx(1e-3, rel=1e-3)
+    assert measure(tiny.double() * 2, tiny.double()) == pytest.approx(1.0)
+    assert measure(np.float32([2e-39]), np.float32([1e-39])) < 1e-7
+
+
+@pytest.mark.parametrize("measure", MEASURES)
 def test_results_are_compared_in_double_precision(measure: Callable[[Any, Any], float]) -> None:
     half = torch.full((70_000,), 2.0, dtype=torch.float16)
     assert measure(half, half) == 0.0
