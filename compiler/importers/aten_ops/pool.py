@@ -12,6 +12,7 @@ from kernels_hub.compiler.importers.aten_ops.call import (
     aten,
     spread,
 )
+from kernels_hub.compiler.importers.pooling import pool
 from kernels_hub.compiler.ir.graph import Value
 
 
@@ -36,11 +37,11 @@ def _max_pool(count: int, *, places: bool) -> Handler:
     ) -> Value | tuple[Value, Value]:  # fmt: skip
         batched = x if x.rank == count + 2 else x.unsqueeze(0)
         attrs = _attrs(count, kernel, stride, padding, dilation, ceil)
-        found = batched.apply("max_pool", batched, **attrs)
+        found = pool("max_pool", batched, attrs)
         result = found if batched is x else found.squeeze(0)
         if not places:
             return result
-        indices = batched.apply("argmax_pool", batched, **attrs)
+        indices = pool("argmax_pool", batched, attrs)
         return result, indices if batched is x else indices.squeeze(0)
 
     return handler
@@ -54,9 +55,9 @@ def _avg_pool(count: int) -> Handler:
         batched = x if x.rank == count + 2 else x.unsqueeze(0)
         attrs = _attrs(count, kernel, stride, padding, 1, ceil)
         if divisor is None:
-            result = batched.apply("avg_pool", batched, **attrs, count="padded" if padded else "inside")
+            result = pool("avg_pool", batched, attrs, count="padded" if padded else "inside")
         else:
-            result = batched.apply("sum_pool", batched, **attrs) / float(divisor)
+            result = pool("sum_pool", batched, attrs) / float(divisor)
         return result if batched is x else result.squeeze(0)
 
     return handler

@@ -7,6 +7,7 @@ from typing import Any
 
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
 from kernels_hub.compiler.importers.onnx_ops.conv import Pairs, same_padding
+from kernels_hub.compiler.importers.pooling import pool
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Dim, product
 from kernels_hub.compiler.ir.graph import Value
@@ -44,7 +45,7 @@ def _reached(size: Dim, low: Dim, high: Dim, window: int, stride: int) -> Dim:
 def max_pool(node: OnnxNode) -> list[Value]:
     x = node.input(0)
     attributes = _attributes(node, x)
-    results = [node.graph.apply("max_pool", x, **attributes)]
+    results = [pool("max_pool", x, attributes)]
     if node.wants(1):
         results.append(_places(node, x, attributes))
     return results
@@ -52,7 +53,7 @@ def max_pool(node: OnnxNode) -> list[Value]:
 
 def _places(node: OnnxNode, x: Value, attributes: dict[str, Any]) -> Value:
     """Places in the whole tensor; the spatial dims are stored column-major where storage_order says so."""
-    place = node.graph.apply("argmax_pool", x, **attributes)
+    place = pool("argmax_pool", x, attributes)
     if node.attr("storage_order", 0):
         rest, total = place, place.like(0)
         stride: Dim = product(x.shape[2:])
@@ -76,14 +77,14 @@ def average_pool(node: OnnxNode) -> Value:
 def averaged(node: OnnxNode, x: Value) -> Value:
     """x (N, C, …) averaged over the windows that the node's attributes say."""
     count = "padded" if node.attr("count_include_pad", 0) else "inside"
-    return node.graph.apply("avg_pool", x, **_attributes(node, x), count=count)
+    return pool("avg_pool", x, _attributes(node, x), count=count)
 
 
 @onnx_op("LpPool", since=1)
 def lp_pool(node: OnnxNode) -> Value:
     x, p = node.input(0), int(node.attr("p", 2))
     powers = x.unary("abs") ** float(p) if p != 2 else x * x
-    total = node.graph.apply("sum_pool", powers, **_attributes(node, x))
+    total = pool("sum_pool", powers, _attributes(node, x))
     return total.sqrt() if p == 2 else total ** (1.0 / p)
 
 

@@ -120,6 +120,11 @@ CASES = {
                               F.avg_pool1d(r, 2), F.adaptive_avg_pool2d(x, 1), F.adaptive_avg_pool2d(x, (3, 4)),
                               F.avg_pool2d(x, 2, divisor_override=3), F.max_pool2d(x, 3, 2, 1, 2, ceil_mode=True),
                               F.adaptive_avg_pool1d(r, 4)], IMAGE, ROW),
+    "pooling of more than there is": (lambda x, r: [
+        F.avg_pool2d(x, 1280, ceil_mode=True), F.avg_pool2d(x, 20, 19, 3, ceil_mode=True),
+        F.avg_pool2d(x, 20, 19, 3, ceil_mode=True, count_include_pad=False), F.avg_pool2d(x, (7, 9)),
+        F.avg_pool2d(x, (8, 3), ceil_mode=True), F.avg_pool2d(x, 50, ceil_mode=True, divisor_override=3),
+        *F.max_pool2d(x, 99, ceil_mode=True, return_indices=True), F.max_pool1d(r, 30, 29, 5, ceil_mode=True)], IMAGE, ROW),
     "resizing": (lambda x, r: [
         F.interpolate(x, scale_factor=2), F.interpolate(x, size=(5, 13)), F.interpolate(r, scale_factor=1.5),
         F.interpolate(x, scale_factor=2.0, mode="bilinear"), F.interpolate(x, size=(9, 4), mode="bilinear", align_corners=True),
