@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kernels_hub.compiler.ir.ops import OPS
 from kernels_hub.compiler.ir.types import DTYPES
@@ -50,6 +54,13 @@ def test_functions_of_one_float(name, dtype):
             torch.isnan(to_torch(x)), to_torch(x), expected
         )  # torch says 0, NumPy and ONNX NaN
     assert_same(run(lambda v: v.unary(name), x), expected)
+
+
+@given(st.lists(st.floats(-7, 7) | st.floats(), min_size=1, max_size=64))
+def test_the_error_function_is_that_of_c(values):
+    x = np.array(values)
+    expected = np.array([math.erf(one) for one in values])
+    np.testing.assert_allclose(run(lambda v: v.erf(), x), expected, rtol=2e-15, atol=1e-320)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

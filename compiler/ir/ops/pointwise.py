@@ -7,6 +7,7 @@ integer division by zero gives 0. `maximum` and `minimum` hand NaN on.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -58,10 +59,31 @@ def pointwise(
     )  # fmt: skip
 
 
-def elementwise(function: Callable[[float], float]) -> Callable[[Array], Array]:
-    """A function of one Python float as one of arrays: slow, and good to float64."""
-    ufunc = np.frompyfunc(function, 1, 1)
-    return lambda x: np.asarray(ufunc(x.astype(np.float64))).astype(np.float64)
+_ERF_STEPS, _ERF_END = 1024, 6
+"""Points a unit at which the error function is known, and where it is 1 in float64."""
+
+
+@functools.cache
+def _erf_table() -> tuple[Array, ...]:
+    """Its Taylor coefficients at each point, by its derivatives f' = 2/sqrt(pi) exp(-x*x), f'' = -2 x f', and so on."""
+    x = np.arange(_ERF_STEPS * _ERF_END + 1) / _ERF_STEPS
+    first = 2 / math.sqrt(math.pi) * np.exp(-x * x)
+    return (
+        np.array([math.erf(one) for one in x]), first, -x * first, (2 * x**2 - 1) / 3 * first,
+        (3 - 2 * x**2) * x / 6 * first,
+    )  # fmt: skip
+
+
+def _erf(x: Array) -> Array:
+    """To 2e-16: the fifth term at half a step is below 4e-18."""
+    size = np.fmin(np.abs(x.astype(np.float64)), _ERF_END)
+    places = np.rint(size * _ERF_STEPS).astype(np.intp)
+    away = size - places / _ERF_STEPS
+    coefficients = [one[places] for one in _erf_table()]
+    total = coefficients.pop()
+    while coefficients:
+        total = total * away + coefficients.pop()
+    return np.asarray(np.where(np.isnan(x), np.nan, np.copysign(total, x)))
 
 
 def _sigmoid(x: Array) -> Any:
@@ -158,7 +180,7 @@ FUNCTIONS = (
               derivative=formulas("g / sqrt(x**2 - 1)", lambda s: s.g * (s.a * s.a - 1).rsqrt())),
     _function("atanh", "inverse of tanh", np.arctanh, cost=40, onnx="Atanh",
               derivative=formulas("g / (1 - x**2)", lambda s: s.g / (1 - s.a * s.a))),
-    _function("erf", "error function, 2/sqrt(pi) * integral of exp(-t*t) over 0..x", elementwise(math.erf), cost=12,
+    _function("erf", "error function, 2/sqrt(pi) * integral of exp(-t*t) over 0..x", _erf, cost=12,
               onnx="Erf", spellings=spelled(triton="tl.erf({0})"), kinds=("float",),
               derivative=formulas("g * 2/sqrt(pi) * exp(-x**2)",
                                   lambda s: s.g * ((-(s.a * s.a)).exp() * (2 / math.sqrt(math.pi))))),
