@@ -6,13 +6,13 @@ transformers' EfficientNet). Taken at its word it would be a million steps over 
 
 from __future__ import annotations
 
-from typing import Any
-
+from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.op import Attrs
 from kernels_hub.compiler.ir.ops.contract import spatial_attrs
 
 
-def pool(kind: str, x: Value, attrs: dict[str, Any], **more: Any) -> Value:
+def pool(kind: str, x: Value, attrs: Attrs, **more: str) -> Value:
     """x (N, C, spatial dims…) pooled by an op of the IR with these attributes."""
     kernel = [
         _within(size, window, stride, dilation, padding) if attrs["ceil"] else window
@@ -31,9 +31,9 @@ def pool(kind: str, x: Value, attrs: dict[str, Any], **more: Any) -> Value:
     return x.apply(kind, x, **{**attrs, "kernel": kernel}, **more)
 
 
-def _within(size: Any, window: int, stride: int, dilation: int, padding: tuple[Any, Any]) -> int:
+def _within(size: Dim, window: int, stride: int, dilation: int, padding: tuple[Dim, Dim]) -> int:
     """The window, or, where it is the only one and reaches beyond the padded image, as much of it as does not."""
-    padded = size + sum(padding)
+    padded = size + padding[0] + padding[1]
     if not isinstance(padded, int) or dilation != 1 or not 0 < padded < window < padded + stride:
         return window
     return padded

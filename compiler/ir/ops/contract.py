@@ -178,10 +178,10 @@ def _taps(kernel: Sequence[int]) -> Any:
     return itertools.product(*map(range, kernel))
 
 
-def _by_groups(matrices: Any, x: Any) -> Any:
+def _by_groups(matrices: Array, x: Array) -> Array:
     """Matrices (groups, M, K) by x (batch, groups, K, spatial dims…): (groups, M, batch, spatial dims…)."""
     columns = np.moveaxis(x, 0, 2)
-    product = matrices @ columns.reshape(*columns.shape[:2], -1)
+    product: Array = matrices @ columns.reshape(*columns.shape[:2], -1)
     return product.reshape(*product.shape[:2], *columns.shape[2:])
 
 
