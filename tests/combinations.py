@@ -61,5 +61,6 @@ def first(count: int, cases: Sequence[tuple[object, ...]]) -> list[ParameterSet]
     """
     marks = [(), (pytest.mark.exhaustive,)]
     return [
-        pytest.param(*case, marks=marks[place >= count], id=str(case[0])) for place, case in enumerate(cases)
+        pytest.param(*case, marks=marks[place >= count], id=getattr(case[0], "__name__", str(case[0])))
+        for place, case in enumerate(cases)
     ]

@@ -20,7 +20,7 @@ def pool(kind: str, x: Value, attrs: Attrs, **more: str) -> Value:
             x.shape[2:], attrs["kernel"], spatial_attrs(attrs, x.rank - 2), strict=True
         )
     ]
-    whole = all(
+    whole = x.rank > 2 and all(
         window == size and dilation == 1 and padding == (0, 0)
         for size, window, (_, dilation, padding) in zip(
             x.shape[2:], kernel, spatial_attrs(attrs, x.rank - 2), strict=True

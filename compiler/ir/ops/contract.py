@@ -181,7 +181,7 @@ def _taps(kernel: Sequence[int]) -> Any:
 def _by_groups(matrices: Array, x: Array) -> Array:
     """Matrices (groups, M, K) by x (batch, groups, K, spatial dims…): (groups, M, batch, spatial dims…)."""
     columns = np.moveaxis(x, 0, 2)
-    product: Array = matrices @ columns.reshape(*columns.shape[:2], -1)
+    product: Array = matrices @ columns.reshape(*columns.shape[:2], math.prod(columns.shape[2:]))
     return product.reshape(*product.shape[:2], *columns.shape[2:])
 
 
