@@ -11,7 +11,7 @@ from kernels_hub.compiler import Graph, bind, evaluate, parse_graph, print_graph
 from kernels_hub.compiler.errors import TypeRuleError
 from kernels_hub.compiler.ir.op import Formulas, Pull, Trait, spelled
 from kernels_hub.compiler.ir.ops import FAMILIES, OPS, add_op
-from kernels_hub.compiler.ir.ops.pointwise import pointwise
+from kernels_hub.compiler.ir.ops.pointwise import elementwise, pointwise
 from kernels_hub.compiler.ir.types import FLOAT32, FLOAT64, INT8
 from tests.compiler.oracle import array
 
@@ -77,7 +77,7 @@ def test_commutative_ops_commute(row):
 
 def test_a_new_elementwise_op_is_one_row(monkeypatch):
     row = pointwise(
-        "lgamma", "log |gamma(x)|", np.vectorize(math.lgamma, otypes=["float64"]), ("float",),
+        "lgamma", "log |gamma(x)|", elementwise(math.lgamma), ("float",),
         spellings=spelled(triton="libdevice.lgamma({0})", cpp="std::lgamma({0})"), source="C",
     )  # fmt: skip
     monkeypatch.setitem(OPS, row.name, row)

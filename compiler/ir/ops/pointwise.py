@@ -59,6 +59,12 @@ def pointwise(
     )  # fmt: skip
 
 
+def elementwise(function: Callable[[float], float]) -> Callable[[Array], Array]:
+    """A function of one Python float as one of arrays: slow, and good to float64."""
+    ufunc = np.frompyfunc(function, 1, 1)
+    return lambda x: np.asarray(ufunc(x.astype(np.float64))).astype(np.float64)
+
+
 _ERF_STEPS, _ERF_END = 1024, 6
 """Points a unit at which the error function is known, and where it is 1 in float64."""
 
