@@ -18,7 +18,7 @@ import inspect
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.harness import arguments, in_a_process, table, write, written_today
@@ -139,18 +139,19 @@ def _compared(kind: str, mapping: str, threads: int, dtype: str) -> dict[str, An
         break
     else:
         return {"skipped": reasons}
-    calls = [lambda model: model(**given), *_calls(model, given)]
-    exact = copy.deepcopy(model).float() if dtype != "float32" else model
+    calls = list(_calls(model, given))
     with torch.inference_mode():
-        own = [tensors(call(model)) for call in calls]
-        wanted = own if exact is model else [_exactly(call, exact) for call in calls]
+        own = wanted = [tensors(call(model)) for call in calls]
+        if dtype != "float32":
+            exact = copy.deepcopy(model).float()
+            wanted = [tensors(call(exact)) for call in _calls(exact, _cast(given, torch.float32))]
     with use_kernel_mapping(load_kernel_mapping(mapping), inherit_mapping=False):
         kernelize(model, mode=Mode.INFERENCE, wait=True)
     differences = []
     with torch.inference_mode():
         for call, right in zip(calls, wanted, strict=True):
             differences += [difference(tensors(call(model)), right) for _ in range(2)]
-    in_16_bits = {} if exact is model else {"own": max(map(_error, own, wanted))}
+    in_16_bits = {"own": max(map(_error, own, wanted))} if dtype != "float32" else {}
     return {
         "class": type(model).__name__,
         "repeated": difference(repeated, expected)["error"],
@@ -165,29 +166,15 @@ def _error(actual: list[Any], expected: list[Any]) -> float:
     return float(difference(actual, expected)["error"])
 
 
-def _exactly(call: Callable[[Any], Any], model: Any) -> list[Any]:
-    """What a call gives of a model in float32, whose inputs are those of 16 bits."""
-    import torch
-
-    def widen(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        wide = torch.utils._pytree.tree_map_only(torch.Tensor, _widened, (args, kwargs))
-        return wide[0], wide[1]
-
-    hook = model.register_forward_pre_hook(widen, with_kwargs=True)
-    try:
-        return tensors(call(model))
-    finally:
-        hook.remove()
-
-
-def _widened(tensor: Any) -> Any:
-    return tensor.float() if tensor.is_floating_point() else tensor
+def _cast(given: Mapping[str, Any], dtype: Any) -> dict[str, Any]:
+    return {name: one.to(dtype) if one.is_floating_point() else one for name, one in given.items()}
 
 
 def _calls(model: Any, given: Mapping[str, Any]) -> Iterator[Any]:
-    """Of a model that takes ids alone: a batch of one with fewer tokens, and writing."""
+    """With what it takes; of a model that takes ids alone also a batch of one with fewer tokens, and writing."""
     import torch
 
+    yield lambda model: model(**given)
     if any(value.dtype != torch.int64 for value in given.values()):
         return
     fewer = {name: value[:1, :-2].contiguous() for name, value in given.items()}
@@ -220,8 +207,7 @@ def _made(kind: str, rules: Mapping[str, int], dtype: Any) -> tuple[Any, dict[st
         raise ValueError(f"{size:,} parameters")
     torch.manual_seed(0)
     model = made_by(config).eval().to(dtype)
-    given = _given(model, config)
-    return model, {name: one.to(dtype) if one.is_floating_point() else one for name, one in given.items()}
+    return model, _cast(_given(model, config), dtype)
 
 
 def _make_small(config: Any, rules: Mapping[str, int], default: Any, depth: int = 0) -> None:

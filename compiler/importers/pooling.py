@@ -14,19 +14,13 @@ from kernels_hub.compiler.ir.ops.contract import spatial_attrs
 
 def pool(kind: str, x: Value, attrs: Attrs, **more: str) -> Value:
     """x (N, C, spatial dims…) pooled by an op of the IR with these attributes."""
-    kernel = [
-        _within(size, window, stride, dilation, padding) if attrs["ceil"] else window
-        for size, window, (stride, dilation, padding) in zip(
-            x.shape[2:], attrs["kernel"], spatial_attrs(attrs, x.rank - 2), strict=True
-        )
-    ]
-    whole = x.rank > 2 and all(
-        window == size and dilation == 1 and padding == (0, 0)
-        for size, window, (_, dilation, padding) in zip(
-            x.shape[2:], kernel, spatial_attrs(attrs, x.rank - 2), strict=True
-        )
-    )
-    if kind == "avg_pool" and whole:
+    kernel, is_whole = [], x.rank > 2
+    for size, window, (stride, dilation, padding) in zip(
+        x.shape[2:], attrs["kernel"], spatial_attrs(attrs, x.rank - 2), strict=True
+    ):
+        kernel.append(_within(size, window, stride, dilation, padding) if attrs["ceil"] else window)
+        is_whole = is_whole and kernel[-1] == size and dilation == 1 and padding == (0, 0)
+    if kind == "avg_pool" and is_whole:
         return x.mean(range(2, x.rank), keepdims=True)
     return x.apply(kind, x, **{**attrs, "kernel": kernel}, **more)
 
