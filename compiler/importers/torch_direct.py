@@ -4,7 +4,8 @@ Decomposing a program traces it once more, which takes longer than all else that
 every op has a handler and what ops write in place can be told: `writes` says for each such op which op made the memory
 that it writes to, or that the program has to be decomposed.
 
-An op may write to what an op of `FRESH` made, as long as only such ops have read it: none of them gives a view.
+An op may write to what an op made whose results share memory with nothing, as long as only such ops have read it: none
+of them gives a view.
 """
 
 from __future__ import annotations
@@ -14,29 +15,37 @@ from typing import TYPE_CHECKING, Any
 from kernels_hub.compiler.importers.aten_ops import handler_of
 
 if TYPE_CHECKING:
+    from torch._ops import OpOverload
     from torch.export import ExportedProgram
     from torch.fx import GraphModule, Node
 
 IN_PLACE = frozenset({
     "add_.Tensor", "add_.Scalar", "sub_.Tensor", "sub_.Scalar", "mul_.Tensor", "mul_.Scalar", "div_.Tensor",
-    "div_.Scalar", "relu_.default", "relu6_.default", "silu_.default", "mish_.default", "hardswish_.default",
-    "hardsigmoid_.default", "hardtanh_.default", "leaky_relu_.default", "elu_.default", "gelu_.default",
-    "sigmoid_.default", "tanh_.default", "exp_.default", "clamp_.default", "clamp_min_.default", "clamp_max_.default",
-    "masked_fill_.Scalar",
+    "div_.Scalar", "addcmul_.default", "addcdiv_.default", "pow_.Scalar", "neg_.default", "abs_.default",
+    "square_.default", "sqrt_.default", "rsqrt_.default", "reciprocal_.default", "floor_.default", "round_.default",
+    "exp_.default", "log_.default", "sin_.default", "cos_.default", "erf_.default", "relu_.default", "relu6_.default",
+    "silu_.default", "mish_.default", "hardswish_.default", "hardsigmoid_.default", "hardtanh_.default",
+    "leaky_relu_.default", "elu_.default", "gelu_.default", "sigmoid_.default", "tanh_.default", "clamp_.default",
+    "clamp_.Tensor", "clamp_min_.default", "clamp_max_.default", "logical_and_.default", "logical_or_.default",
+    "logical_not_.default", "tril_.default", "triu_.default", "fill_.Scalar", "masked_fill_.Scalar", "scatter_.src",
+    "scatter_.value", "scatter_add_.default", "index_add_.default", "index_copy_.default", "index_put_.default",
 })  # fmt: skip
 """Ops that write their first argument, where it has the dtype of the others, and return it."""
 
+_OF_ONE_DTYPE = ("masked_fill_", "fill_", "scatter_", "index_")
+"""Beginnings of those that PyTorch itself refuses where what is written has another dtype."""
+
 FRESH = frozenset({
-    "conv1d.default", "conv2d.default", "conv3d.default", "conv2d.padding", "convolution.default",
+    "conv1d.default", "conv2d.default", "conv3d.default", "conv1d.padding", "conv2d.padding", "conv3d.padding",
     "conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input", "batch_norm.default",
-    "layer_norm.default", "group_norm.default", "linear.default", "mm.default", "bmm.default", "addmm.default",
-    "matmul.default", "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "add.Scalar", "sub.Scalar", "mul.Scalar",
-    "div.Scalar", "relu.default", "silu.default", "gelu.default", "mish.default", "hardswish.default",
-    "hardsigmoid.default", "hardtanh.default", "leaky_relu.default", "elu.default", "sigmoid.default", "tanh.default",
-    "exp.default", "clone.default", "softmax.int", "embedding.default", "cat.default", "max_pool2d.default",
-    "avg_pool2d.default", "scaled_dot_product_attention.default",
+    "layer_norm.default", "group_norm.default", "rms_norm.default", "linear.default", "matmul.default",
+    "max_pool2d.default", "scaled_dot_product_attention.default", "softmax.int", "log_softmax.int", "square.default",
+    "relu6.default", "one_hot.default",
 })  # fmt: skip
-"""Ops whose result shares memory with nothing."""
+"""Ops made of others whose result shares memory with nothing. Other ops say it in their schema."""
+
+_SHAPES_ALONE = {"expand_as.default": 1, "view_as.default": 1}
+"""Ops that give a view -> the argument of which they take the shape alone."""
 
 SAME = frozenset({"detach.default", "detach_.default", "alias.default"})
 """Ops whose result is their argument."""
@@ -88,18 +97,35 @@ def writes(program: ExportedProgram) -> dict[Node, Node] | None:
                 return None
             found[node] = root
             continue
-        if overload and name in FRESH:
-            fresh.add(node)
-            continue
         if overload and (name in SAME or _is_idle_dropout(name, node)):
             found[node] = found.get(node.args[0], node.args[0])
             continue
-        viewed.update(found.get(one, one) for one in node.all_input_nodes)
         example = node.meta.get("val")
         known = overload and handler_of(name) is not None
         if not (known or name == "getitem" or is_size(example) or is_condition(name, example)):
             return None
+        if (overload and makes_memory(node.target)) or (name == "getitem" and node.args[0] in fresh):
+            fresh.add(node)
+            continue
+        shape = node.args[_SHAPES_ALONE[name]] if name in _SHAPES_ALONE else None
+        viewed.update(found.get(one, one) for one in node.all_input_nodes if one is not shape)
     return found
+
+
+def makes_memory(op: OpOverload) -> bool:
+    """Whether the results of an ATen overload share memory with nothing.
+
+    A kernel of an op's own is held to what its schema says of aliases, `_unsafe_view` apart; an op made of others is
+    not.
+    """
+    import torch
+
+    name = name_of(op)
+    if name in FRESH:
+        return True
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    aliased = any(result.alias_info is not None for result in op._schema.returns)
+    return not (composite or aliased or name == "_unsafe_view.default")
 
 
 def _is_idle_dropout(name: str, node: Node) -> bool:
@@ -107,11 +133,15 @@ def _is_idle_dropout(name: str, node: Node) -> bool:
 
 
 def _is_alike(node: Any) -> bool:
-    """Whether all tensors that an op reads have the dtype of what it writes, masks apart."""
-    if name_of(node.target).startswith("masked_fill_"):
+    """Whether an op computes in the dtype of what it writes: others promote its operands to another, then cast back."""
+    if name_of(node.target).startswith(_OF_ONE_DTYPE):
         return True
+    written = node.args[0].meta["val"].dtype
     examples = (one.meta.get("val") for one in node.all_input_nodes)
-    return len({example.dtype for example in examples if hasattr(example, "dtype")}) == 1
+    dtypes = {example.dtype for example in examples if hasattr(example, "dtype")}
+    if written.is_floating_point:
+        dtypes = {one for one in dtypes if one.is_floating_point or one.is_complex}
+    return dtypes == {written}
 
 
 def needed(program: ExportedProgram | GraphModule) -> set[Node]:

@@ -13,6 +13,7 @@ from kernels_hub.compiler.importers.aten_ops.call import (
     aten,
     spread,
 )
+from kernels_hub.compiler.importers.einsum import einsum
 from kernels_hub.compiler.ir.dims import Expr
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.proofs import proves_equal
@@ -39,6 +40,11 @@ def grouped_mm(
         )
     del dtype  # that of the result
     return x.graph.apply("grouped_matmul", x, weight, ends, dtype=call.dtype)
+
+
+@aten("einsum.default")
+def einsum_of_tensors(call: AtenCall, equation: str, values: Sequence[Value], **_: object) -> Value:
+    return einsum(equation, [call.tensor(value) for value in values])
 
 
 @aten("linear.default")

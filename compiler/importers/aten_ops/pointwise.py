@@ -151,12 +151,12 @@ def power(call: AtenCall, a: Value | Scalar, b: Value | Scalar) -> Value:
     return call.tensor(a) ** call.tensor(b)
 
 
-@aten("maximum.default")
+@aten("maximum.default", "max.other")
 def maximum(call: AtenCall, a: Value, b: Value) -> Value:
     return _extremum(call, a, b, "maximum", "bitor")
 
 
-@aten("minimum.default")
+@aten("minimum.default", "min.other")
 def minimum(call: AtenCall, a: Value, b: Value) -> Value:
     return _extremum(call, a, b, "minimum", "bitand")
 

@@ -162,6 +162,12 @@ def vector_norm(call: AtenCall, x: Value, order: Scalar, dims: Axes, keepdim: bo
     return result.cast(call.dtype)
 
 
+@aten("_weight_norm.default")
+def weight_norm(call: AtenCall, direction: Value, length: Value, axis: int) -> Value:
+    axes = [one for one in range(direction.rank) if one != axis]
+    return direction * (length / vector_norm(call, direction, 2, axes, True))
+
+
 @aten("cosine_similarity.default")
 def cosine_similarity(call: AtenCall, a: Value, b: Value, axis: int = 1, eps: float = 1e-8) -> Value:
     """ATen clamps the norms without autograd's knowledge: gradients go on as if it did not."""

@@ -180,6 +180,12 @@ def constant_pad_nd(call: AtenCall, x: Value, padding: Sequence[Dim], number: Sc
     return x.pad([(low, high) for low, high in positive], call.tensor(number))
 
 
+@aten("pad.default")
+def pad(call: AtenCall, x: Value, padding: Sequence[Dim], mode: str, number: Scalar | None) -> Value:
+    call.refuse_unless(mode == "constant", f"padding by {mode}")
+    return constant_pad_nd(call, x, padding, 0 if number is None else number)
+
+
 def _pairs(x: Value, padding: Sequence[Dim]) -> list[tuple[Dim, Dim]]:
     """ATen's list, last dim first, as (before, after) of every dim."""
     given = [(padding[i], padding[i + 1]) for i in range(0, len(padding), 2)]
