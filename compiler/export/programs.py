@@ -24,7 +24,6 @@ from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.rewrite.fold import FoldParameters
 from kernels_hub.compiler.rewrite.pipeline import PIPELINE, rewrite
 from kernels_hub.compiler.runtime.arguments import dtype_of
-from kernels_hub.compiler.runtime.parts import Module
 from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.inlining import refused
 from kernels_hub.compiler.schedule.kernel import Schedule
@@ -58,8 +57,8 @@ def compile_programs(
     graph = for_cpu.graph_for(usual) if for_cpu is not None else usual
     _check_ops(graph)
     lowered = replace(found, graph=graph)
-    modules: tuple[Module, ...] = ()
-    if found.example is not None:
+    modules = found.modules or ()
+    if found.modules is None and found.example is not None:
         with evaluating(found.example.module):
             modules = recorded(found.example)
     scheduled = schedule(graph, choices=Choices.of(for_cpu.choices if for_cpu is not None else {}))

@@ -6,8 +6,10 @@ never reads (`layer_idx`, where there is no cache) may differ in another module.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -15,33 +17,57 @@ import torch
 from torch import nn
 
 from kernels_hub.compiler.export.source import Example
+from kernels_hub.compiler.importers.brief_run import briefly
 from kernels_hub.compiler.runtime.modules import fact_at, forward_digest, kind_of
 from kernels_hub.compiler.runtime.parts import Module
 
 _FURNITURE = frozenset(vars(nn.Module())) - {"training"}
 
 Reads = dict[int, set[str]]
+Names = dict[str, list[str] | None]
+"""What is read of a module: a name -> what is read of the plain object that it holds, None where it holds none."""
 
 
 def recorded(example: Example) -> tuple[Module, ...]:
     """The module and all inside of it, with the attributes that a run of the example reads."""
-    with _recording(example.module) as (reads, kinds):
-        example.run()
+    read = briefly(lambda: _recorder(example), lambda: _recorder(_copied(example)))
     modules = []
     for path, module in example.module.named_modules(remove_duplicate=False):
         facts = {}
-        for name in sorted(reads.get(id(module), ())):
-            value = module.__dict__.get(name)
+        for name, inner in read[path].items():
             if name == "training" and isinstance(module, nn.modules.dropout._DropoutNd) and module.p == 0:
                 continue
-            inner = reads.get(id(value)) if id(value) in kinds else None
             if inner is None:
                 facts[name] = fact_at(module, name)
             else:
-                facts |= {f"{name}.{loop}": fact_at(module, f"{name}.{loop}") for loop in sorted(inner)}
+                facts |= {f"{name}.{loop}": fact_at(module, f"{name}.{loop}") for loop in inner}
         kind = type(module)
         modules.append(Module(path, kind_of(kind), forward_digest(kind), facts))
     return tuple(modules)
+
+
+def _recorder(example: Example) -> Callable[[], dict[str, Names]]:
+    """A run of the example, which returns what it reads of each module, by path."""
+
+    def run() -> dict[str, Names]:
+        with _recording(example.module) as (reads, kinds):
+            example.run()
+        read = {}
+        for path, module in example.module.named_modules(remove_duplicate=False):
+            values = {name: module.__dict__.get(name) for name in sorted(reads.get(id(module), ()))}
+            read[path] = {
+                name: sorted(reads[id(value)]) if id(value) in kinds and id(value) in reads else None
+                for name, value in values.items()
+            }
+        return read
+
+    return run
+
+
+def _copied(example: Example) -> Example:
+    """The example of a copy of the module, which shares its parameters."""
+    memo: dict[int, object] = {id(one): one for one in example.module.parameters()}
+    return replace(example, module=copy.deepcopy(example.module, memo))
 
 
 @contextmanager

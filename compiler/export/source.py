@@ -32,7 +32,7 @@ from kernels_hub.compiler.importers.torch_sizes import input_symbols
 from kernels_hub.compiler.importers.torch_trace import arguments_of, paths_of
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.runtime.caches import is_cache, is_of_two, kinds_of, pairs_of, parts_of
-from kernels_hub.compiler.runtime.parts import Cache, Record, Tensor
+from kernels_hub.compiler.runtime.parts import Cache, Module, Record, Tensor
 from kernels_hub.escaping import Identifier
 
 _LITERALS = (bool, int, float, str, type(None))
@@ -79,6 +79,8 @@ class Source:
     """Parameters of the graph that no other module has: tensors that tracing found in the code."""
     peer: OnnxPeer | None = None
     """Of an ONNX file: what else runs it."""
+    modules: tuple[Module, ...] | None = None
+    """See `recorded_attributes.recorded`; None: not recorded yet."""
 
     @property
     def takes_caches(self) -> bool:

@@ -4,9 +4,9 @@
     backwards from the result                            -> the ops that something comes of
     of these, the families below that have no handler    -> why the module cannot be imported
 
-That is one call of the module; torch.export takes seconds, or minutes, to come to the same. What it does not find may
-be refused later all the same: a module may take another way when it is traced, so only families are judged that the
-processor has no other form of.
+That is one call of the module, without values where it would take long; torch.export takes seconds, or minutes, to come
+to the same. What it does not find may be refused later all the same, since a module may take another way when it is
+traced: only families are judged that the processor has no other form of.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.aten_ops import handler_of
+from kernels_hub.compiler.importers.brief_run import briefly
 from kernels_hub.compiler.importers.torch_direct import name_of
 
 if TYPE_CHECKING:
@@ -75,15 +76,26 @@ def _unsupported(module: nn.Module, args: Sequence[object], kwargs: Mapping[str,
             calls.append((name_of(func), within[-1], numbers((args, kwargs)), numbers(result)))
             return result
 
-    try:
+    def prepare() -> Callable[[], set[int]]:
+        """A call of a copy, which returns the tensors of the result."""
+        for noted in (calls, held):
+            noted.clear()
+        within[1:] = []
         memo: dict[int, Any] = {id(one): one for one in module.parameters()}
         twin, given = copy.deepcopy(module, memo), copy.deepcopy((tuple(args), dict(kwargs)))
         for path, part in twin.named_modules():
             part.register_forward_pre_hook(lambda *_, path=path: within.append(path))
             part.register_forward_hook(lambda *_: within.__delitem__(-1), always_call=True)
-        with torch.no_grad(), Noted():  # type: ignore[no-untyped-call]  # a base of torch's
-            result = twin(*given[0], **given[1])
-        needed = set(numbers(_tensors(result)))  # raises for a cache that is no pytree any more, for one
+
+        def call() -> set[int]:
+            with torch.no_grad(), Noted():  # type: ignore[no-untyped-call]  # a base of torch's
+                result = twin(*given[0], **given[1])
+            return set(numbers(_tensors(result)))  # raises for a cache that is no pytree any more, for one
+
+        return call
+
+    try:
+        needed = briefly(prepare, prepare)
     except Exception:  # noqa: BLE001 - of the module; who traces it is told
         return []
     refused: list[str] = []

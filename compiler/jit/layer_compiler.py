@@ -82,7 +82,7 @@ class CpuCompiler:
         if (known := layer_store.of_call(key)) is not None:
             return known
         with caches_as_trees():
-            source = _traced(request)
+            source = _recorded(_traced(request))
             name = _graph_key(request.layer, source)
             folder = layer_store.of_graph(name) or layer_store.made(
                 name, lambda out: _emit(request.layer, source, out)
@@ -189,18 +189,23 @@ def _with_dims(spec: Any, layer: CompiledLayer) -> Any:
     return made(spec)
 
 
-def _graph_key(layer: CompiledLayer, source: Source) -> str:
-    """Of the graph's text, how calls map to it, what it depends on in the module, and this compiler."""
+def _recorded(source: Source) -> Source:
+    """With what it depends on in the module."""
     from kernels_hub.compiler.export.recorded_attributes import recorded
     from kernels_hub.compiler.export.source import evaluating
-    from kernels_hub.compiler.ir.printer import print_graph
-    from kernels_hub.version import __version__
 
     assert source.example is not None
     with evaluating(source.example.module):
-        modules = recorded(source.example)
+        return dataclasses.replace(source, modules=recorded(source.example))
+
+
+def _graph_key(layer: CompiledLayer, source: Source) -> str:
+    """Of the graph's text, how calls map to it, what it depends on in the module, and this compiler."""
+    from kernels_hub.compiler.ir.printer import print_graph
+    from kernels_hub.version import __version__
+
     return digest(
-        layer.layer_name, layer.ranges, print_graph(source.graph, data=True), modules, str(source.signature),
+        layer.layer_name, layer.ranges, print_graph(source.graph, data=True), source.modules, str(source.signature),
         source.arguments, source.result, source.changed, sorted(source.aliases.items()), sorted(source.constants),
         sorted((name, str(source.arrays[name])) for name in source.constants),
         __version__, compiler_digest(), torch.__version__,

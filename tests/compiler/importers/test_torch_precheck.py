@@ -10,7 +10,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import register_pytree_node
 
 from kernels_hub.compiler.errors import ImportFailure
+from kernels_hub.compiler.importers import brief_run
 from kernels_hub.compiler.importers.torch_precheck import refuse_early
+
+
+@pytest.fixture(autouse=True, params=[60.0, -1.0], ids=["with values", "without values"])
+def _seconds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brief_run, "SECONDS", request.param)
 
 
 class Determinant(nn.Module):

@@ -1,0 +1,63 @@
+"""Runs that end early: what is computed, by whom, and what stays as it was."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from kernels_hub.compiler.importers import brief_run
+from kernels_hub.compiler.importers.brief_run import briefly
+
+X = torch.ones(3)
+
+
+def prepared(log, name, steps=1, then=None):
+    def prepare():
+        def run():
+            total = X + 0
+            for _ in range(steps):
+                try:
+                    time.sleep(0.05)
+                    total = total + 1
+                except Exception:  # noqa: BLE001  (as modules do)
+                    log.append("caught")
+            log.append(name)
+            return then(total) if then else total
+
+        return run
+
+    return prepare
+
+
+def test_a_short_run_has_values():
+    log = []
+    assert briefly(prepared(log, "first"), prepared(log, "copy")).tolist() == [2.0] * 3
+    assert log == ["first"]
+
+
+def test_a_long_run_ends_and_its_copy_computes_no_values(monkeypatch):
+    log = []
+    monkeypatch.setattr(brief_run, "SECONDS", 0.12)
+    result = briefly(prepared(log, "first", 50), prepared(log, "copy"))
+    assert log == ["copy"]
+    assert isinstance(result, FakeTensor) and result.shape == (3,)
+
+
+def test_where_values_are_asked_for_the_first_is_run_whole(monkeypatch, capfd):
+    log = []
+    monkeypatch.setattr(brief_run, "SECONDS", 0.02)
+    then = torch.Tensor.tolist
+    assert briefly(prepared(log, "first", 3, then), prepared(log, "copy", 1, then)) == [4.0] * 3
+    assert log == ["copy", "first"]
+    assert capfd.readouterr().err == ""
+
+
+def test_what_the_run_raises_is_raised():
+    def prepare():
+        raise ValueError("no copy")
+
+    with pytest.raises(ValueError, match="no copy"):
+        briefly(prepare, prepare)
