@@ -100,10 +100,13 @@ class _Running:
 
 def _settled(row: DType, array: Array, pair: Pair) -> Pair:
     error, size = (np.broadcast_to(np.asarray(one, np.float64), array.shape) for one in pair)
+    most = largest(row) / 4 if row.is_float or row.is_complex else np.inf
+    if np.max(error, initial=0.0) < np.inf and np.max(size, initial=0.0) <= most:
+        return error, size  # no element is infinite, or no number
     error = np.where(np.isnan(error), np.inf, error)
     if row.is_float or row.is_complex:
         overflown = np.isfinite(array.astype(np.complex128 if row.is_complex else np.float64))
-        error = np.where(overflown & ~(size <= largest(row) / 4), np.inf, error)
+        error = np.where(overflown & ~(size <= most), np.inf, error)
         size = np.where(np.isnan(size), np.inf, size)
     return error, size
 
@@ -112,10 +115,7 @@ def _pairs(node: Node, step: ReferenceCall, pairs: list[Pair], results: Sequence
     if len(results) == 1:
         kinds = {one.dtype.kind for one in (*node.operands, *node.results)}
         rule = None if "complex" in kinds else rule_of(node.op)
-        at = At(
-            node, step, [_real(operand) for operand in step.operands], [one for one, _ in pairs],
-            [one for _, one in pairs], _real(results[0]),
-        )  # fmt: skip
+        at = At(node, step, [one for one, _ in pairs], [one for _, one in pairs], results[0])
         if node.op.name in _TRAPS and node.results[0].dtype.is_integer:
             _refuse_traps(step)
         if rule is not None and not (rule in OF_FLOATS and not at.row.is_float):
@@ -124,10 +124,6 @@ def _pairs(node: Node, step: ReferenceCall, pairs: list[Pair], results: Sequence
             return [whole(at)]
         return [loose(pairs, step, results[0])]
     return [loose(pairs, step, result) for result in results]
-
-
-def _real(array: Array) -> Array:
-    return array if array.dtype.kind == "c" else array.astype(np.float64)
 
 
 def _refuse_traps(step: ReferenceCall) -> None:

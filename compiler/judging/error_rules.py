@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,14 +29,23 @@ Pair = tuple[Array, Array]
 
 @dataclass(frozen=True)
 class At:
-    """A node that was computed: values of its operands in float64, their pairs, and its result."""
+    """A node that was computed, the pairs of its operands, and its result. Values are made float64 when asked for."""
 
     node: Node
     step: ReferenceCall
-    values: list[Array]
     errors: list[Array]
     sizes: list[Array]
-    result: Array
+    computed: Array
+
+    @cached_property
+    def values(self) -> list[Array]:
+        """Of the operands."""
+        return [_real(operand) for operand in self.step.operands]
+
+    @cached_property
+    def result(self) -> Array:
+        """The result."""
+        return _real(self.computed)
 
     @property
     def row(self) -> DType:
@@ -47,6 +57,10 @@ class At:
         of = tuple(TensorType(FLOAT64, result.shape) for result in self.step.results)
         step = ReferenceCall(list(operands), _wide_attrs(self.step.attrs), of, self.step.run)
         return np.asarray(self.node.op.numpy(step), np.float64)
+
+
+def _real(array: Array) -> Array:
+    return array if array.dtype.kind == "c" else array.astype(np.float64)
 
 
 def _wide_attrs(attrs: Mapping[str, object]) -> dict[str, Any]:
