@@ -10,11 +10,12 @@ of them gives a view.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from kernels_hub.compiler.importers.aten_ops import handler_of
 
 if TYPE_CHECKING:
+    from torch import SymFloat
     from torch._ops import OpOverload
     from torch.export import ExportedProgram
     from torch.fx import GraphModule, Node
@@ -69,6 +70,11 @@ def is_size(example: object) -> bool:
     return type(example).__name__ == "SymInt" or (isinstance(example, int) and not isinstance(example, bool))
 
 
+def is_float_of_sizes(example: object) -> TypeGuard[SymFloat]:
+    """Whether a node's value is a float that was computed from sizes."""
+    return type(example).__name__ == "SymFloat"
+
+
 def is_condition(name: str, example: object) -> bool:
     """Whether a node asks something of sizes."""
     return type(example).__name__ == "SymBool" or isinstance(example, bool) or name in _CONDITIONS
@@ -102,7 +108,8 @@ def writes(program: ExportedProgram) -> dict[Node, Node] | None:
             continue
         example = node.meta.get("val")
         known = overload and handler_of(name) is not None
-        if not (known or name == "getitem" or is_size(example) or is_condition(name, example)):
+        of_sizes = is_size(example) or is_float_of_sizes(example) or is_condition(name, example)
+        if not (known or name == "getitem" or of_sizes):
             return None
         if (overload and makes_memory(node.target)) or (name == "getitem" and node.args[0] in fresh):
             fresh.add(node)

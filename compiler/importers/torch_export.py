@@ -40,6 +40,7 @@ from kernels_hub.compiler.importers.torch_direct import (
     NOTE,
     functional,
     is_condition,
+    is_float_of_sizes,
     is_size,
     name_of,
     needed,
@@ -190,6 +191,8 @@ def dtype_of(dtype: torch.dtype) -> types.DType:
 
 
 _MISSING = object()
+_TAKE_FLOATS = frozenset({"add", "sub", "rsub", "mul", "div", "true_divide", "pow"})
+"""Ops whose operands may be floats that are computed from sizes."""
 
 
 @dataclass(frozen=True)
@@ -332,6 +335,9 @@ class Importer:
             if is_size(example) and not name.startswith(("_local_scalar", "item")):
                 self.env[node] = self.sizes.dim(example)
                 return
+            if is_float_of_sizes(example):
+                self.env[node] = example
+                return
             if example is None and not name.startswith(("_assert", "sym_constrain")):
                 example = ()
             self.env[node] = _MISSING
@@ -375,6 +381,7 @@ class Importer:
         )
         if any(_has_missing(operand) for operand in (*args, *kwargs.values())):
             return _MISSING
+        args = [self._number(operand, name) for operand in args]
         several = isinstance(example, (tuple, list))
         examples = tuple(example) if several else (example,)
         sizes = tuple(self.sizes.dim(example) for example in examples if is_size(example))
@@ -388,6 +395,14 @@ class Importer:
             elif isinstance(value, Value) and of is not None:
                 _check(value, of)
         return result
+
+    def _number(self, operand: object, name: str) -> object:
+        """An operand of an op; a float that is computed from sizes as a value of the graph."""
+        if not is_float_of_sizes(operand):
+            return operand
+        if name.partition(".")[0] not in _TAKE_FLOATS:
+            raise UnsupportedArgumentsError(f"a float that is computed from sizes: {operand}")
+        return self.sizes.float_value(operand)
 
     def _note(self, node: torch.fx.Node) -> str | None:
         """The note of an op, where others than ops of the same note see its results or what it writes."""
@@ -460,7 +475,9 @@ class Importer:
         if isinstance(value, Value):
             self.graph.output(name, _stopped(value, self.notes.results or None))
             return "output", name
-        if value is not None and not isinstance(value, (bool, int, float, str)) and value is not _MISSING:
+        if is_float_of_sizes(value):
+            self.problems.append(f"{name}: its result is a float that is computed from sizes: {value}")
+        elif value is not None and not isinstance(value, (bool, int, float, str)) and value is not _MISSING:
             self.graph.output(name, self.graph.size(value))
             return "output", name
         return "literal", value

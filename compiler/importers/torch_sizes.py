@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add, mul
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernels_hub.compiler.errors import CompilerError
 from kernels_hub.compiler.importers.aten_ops import UnsupportedArgumentsError
+from kernels_hub.compiler.importers.float_sizes import WHOLE, float_value, whole_size
 from kernels_hub.compiler.importers.torch_trace import arguments_of
-from kernels_hub.compiler.ir.dims import Dim, ceildiv, floordiv, mod
+from kernels_hub.compiler.ir.dims import Dim, floordiv, mod
 from kernels_hub.compiler.ir.extrema import dim_max, dim_min
-from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.ir.graph import Graph, Value
+
+if TYPE_CHECKING:
+    import torch
 
 _UNBOUNDED = 1 << 60
 
@@ -42,6 +46,10 @@ class Sizes:
         except CompilerError as error:
             raise UnsupportedArgumentsError(f"the size {size}: {error}") from error
 
+    def float_value(self, number: torch.SymFloat) -> Value:
+        """A SymFloat as a 0-d float64 of the graph. Raises UnsupportedArgumentsError for what it does not express."""
+        return float_value(number.node.expr, self.graph, self._dim)
+
     def _dim(self, one: Any) -> Dim:
         if one.is_Integer:
             return int(one)
@@ -58,8 +66,8 @@ class Sizes:
             return mod(*(self._dim(part) for part in one.args))
         if kind in {"Min", "Max"}:
             return (dim_min if kind == "Min" else dim_max)(*(self._dim(part) for part in one.args))
-        if kind == "CeilToInt" and type(one.args[0]).__name__ == "IntTrueDiv":
-            return ceildiv(*(self._dim(part) for part in one.args[0].args))
+        if kind in WHOLE:
+            return whole_size(one, self._dim)
         raise UnsupportedArgumentsError(f"a size computed as {one}")
 
     def _symbol(self, torch_name: str) -> Dim:
