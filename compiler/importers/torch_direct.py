@@ -45,7 +45,7 @@ FRESH = frozenset({
 })  # fmt: skip
 """Ops made of others whose result shares memory with nothing. Other ops say it in their schema."""
 
-_SHAPES_ALONE = {"expand_as.default": 1, "view_as.default": 1}
+_SHAPES_ALONE = {"expand_as.default": 1, "view_as.default": 1, "reshape_as.default": 1}
 """Ops that give a view -> the argument of which they take the shape alone."""
 
 SAME = frozenset({"detach.default", "detach_.default", "alias.default"})

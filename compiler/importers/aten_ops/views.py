@@ -15,7 +15,7 @@ from kernels_hub.compiler.ir.proofs import proves_le
 
 @aten(
     "view.default", "_unsafe_view.default", "reshape.default", "unsqueeze.default", "flatten.using_ints",
-    "squeeze.dim", "squeeze.dims", "squeeze.default", "unflatten.int",
+    "squeeze.dim", "squeeze.dims", "squeeze.default", "unflatten.int", "reshape_as.default", "view_as.default",
 )  # fmt: skip
 def reshape(call: AtenCall, x: Value, *_: object) -> Value:
     return x.reshape(call.shape)

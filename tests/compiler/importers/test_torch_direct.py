@@ -227,6 +227,11 @@ def test_what_vision_and_speech_models_have_besides_is_direct(only_direct):
             nn.functional.pad(x, (0, 3), value=2.0),
             torch.max(x, x.flip(0)),
             torch.min(x, 2 * x),
+            (x + 1).reshape_as(x.t()),
+            (x + 2).view_as(x.t()).relu(),
+            nn.functional.batch_norm(
+                x[None], None, None, x[:, 0], training=True
+            ),  # of a weight, as NFNets have it
         ],
         X,
     )
