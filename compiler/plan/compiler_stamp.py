@@ -7,8 +7,14 @@ import hashlib
 import os
 from pathlib import Path
 
+import kernels_hub
+
 _OURS = Path(__file__).parents[1]
 _SOURCES = (".py", ".h", ".cpp")
+_SHARED = tuple(
+    Path(kernels_hub.__file__).with_name(name) for name in ("cxx_compiler.py", "escaping.py", "numerics.py")
+)
+"""What the compiler has in common with the rest of the library, and makes or judges programs by."""
 
 
 def digest(*parts: object) -> str:
@@ -24,7 +30,8 @@ def digest(*parts: object) -> str:
 @functools.cache
 def compiler_stamp() -> str:
     """What this compiler is: names, sizes and times of its files."""
-    rows, folders = [], [("", str(_OURS))]
+    rows = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in _SHARED]
+    folders = [("", str(_OURS))]
     while folders:
         below, folder = folders.pop()
         with os.scandir(folder) as found:
@@ -40,10 +47,10 @@ def compiler_stamp() -> str:
 @functools.cache
 def compiler_digest() -> str:
     """What this compiler is: the content of its files."""
-    files = sorted(path for suffix in _SOURCES for path in _OURS.rglob(f"*{suffix}"))
-    return digest(
-        *(
-            (path.relative_to(_OURS).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest())
-            for path in files
-        )
+    files = [(path.name, path) for path in _SHARED]
+    files += sorted(
+        (path.relative_to(_OURS).as_posix(), path)
+        for suffix in _SOURCES
+        for path in _OURS.rglob(f"*{suffix}")
     )
+    return digest(*((name, hashlib.sha256(path.read_bytes()).hexdigest()) for name, path in files))
