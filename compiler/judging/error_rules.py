@@ -386,12 +386,12 @@ def _contracted(at: At) -> Pair:
 
     a, b = at.errors[:2]
     size = run(at.sizes[0], at.sizes[1])
+    finite = bool(np.isfinite(size).all())  # then all that it is made of is
     brought = np.zeros(at.result.shape)
-    known = [np.where(np.isfinite(one), one, 0.0) for one in (x, y)]
     if a.any():
-        brought = brought + run(a * a, known[1] ** 2)
+        brought = brought + run(a * a, _finite(y, known=finite) ** 2)
     if b.any():
-        brought = brought + run(known[0] ** 2, b * b)
+        brought = brought + run(_finite(x, known=finite) ** 2, b * b)
     accumulate = at.step.attrs.get("accumulate")
     u = unit(accumulate if isinstance(accumulate, DType) else at.row.compute)
     around, depth = size, sum_depth(terms)
@@ -399,12 +399,17 @@ def _contracted(at: At) -> Pair:
         around, depth = _around(size), max(depth, 8.0)
     own = SAFETY * (u * depth * around + unit(at.row) * np.abs(at.result)) + (least(at.row) if terms else 0.0)
     error = _square(np.sqrt(brought), own)
-    if np.isfinite(size).all() and np.isfinite(at.result).all():
+    if finite and np.isfinite(at.result).all():
         return error, size
     flags = [np.isnan(one).astype(np.float64) for one in (x, y)]
     nan = (run(flags[0], np.ones(y.shape)) + run(np.ones(x.shape), flags[1])) > 0
     nan &= np.isnan(at.result) & np.isfinite(brought)
     return np.where(nan, 0.0, np.where(np.isfinite(size) & np.isfinite(at.result), error, np.inf)), size
+
+
+def _finite(array: Array, *, known: bool) -> Array:
+    """An array with zeros for what is not finite. known: whether all of it is."""
+    return array if known else np.where(np.isfinite(array), array, 0.0)
 
 
 def _around(size: Array) -> Array:

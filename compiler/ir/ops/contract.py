@@ -104,7 +104,9 @@ def _run_grouped(step: ReferenceCall) -> Array:
 
 
 def _wide(array: Array) -> Array:
-    """As `accumulator`, but unsigned as signed: products of both wrap to the same bits."""
+    """As `accumulator`, but unsigned as signed: products of both wrap to the same bits. Not to be written to."""
+    if array.dtype == np.float64:
+        return array
     wide = accumulator(array)
     return wide.view(np.int64) if wide.dtype == np.uint64 else wide
 
