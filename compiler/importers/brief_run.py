@@ -20,15 +20,12 @@ class _TooLongError(BaseException):
     """Ends a run; no handler of a module's own is to catch it."""
 
 
-Run = Callable[[], _T]
-
-
-def briefly(prepare: Callable[[], Run[_T]], prepare_copy: Callable[[], Run[_T]]) -> _T:
+def briefly(prepare: Callable[[], Callable[[], _T]], whole: Callable[[], _T]) -> _T:
     """What a run returns that takes no longer than `SECONDS`, else what one without values does.
 
-    prepare, prepare_copy: make a run each; of the second, which writes nothing that is not its own, PyTorch's ops
-    compute shapes, dtypes and devices alone, on fake tensors. Where that raises, as for a forward that asks for values,
-    the first is made again, and may take its time. Raises what that raises.
+    prepare: makes a run on copies, which may be cut off anywhere. A second one has PyTorch's ops compute shapes, dtypes
+    and devices alone, on fake tensors. Where that raises, as a forward does that asks for values, `whole` is called.
+    Raises what the first run and `whole` raise.
     """
     run = prepare()
     try:
@@ -36,12 +33,12 @@ def briefly(prepare: Callable[[], Run[_T]], prepare_copy: Callable[[], Run[_T]])
             return run()
     except _TooLongError:
         pass
-    run = prepare_copy()
+    run = prepare()
     try:
         with _without_values():
             return run()
     except Exception:  # noqa: BLE001  (of the module, or of PyTorch)
-        return prepare()()
+        return whole()
 
 
 @contextmanager

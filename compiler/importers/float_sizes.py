@@ -31,7 +31,7 @@ _MOST_BITS = 20
 
 @dataclass(frozen=True)
 class _Quotient:
-    """numerator / denominator; the denominator is positive."""
+    """numerator / denominator; a denominator that is a number is positive."""
 
     numerator: Dim
     denominator: Dim
@@ -54,7 +54,8 @@ def whole_size(size: Expr, dim_of: Callable[[Expr], Dim]) -> Dim:
         raise UnsupportedArgumentsError(f"a size computed as {size}, which rounding decides") from None
     kind = type(size).__name__
     if kind == "TruncToInt":
-        if not (up := proves_le(found.numerator, 0)) and not proves_le(0, found.numerator):
+        up = proves_le(found.numerator, 0)
+        if not (up or proves_le(0, found.numerator)) or not proves_le(1, found.denominator):
             raise UnsupportedArgumentsError(f"a size computed as {size}, whose sign is not known")
     else:
         up = kind == "CeilToInt"

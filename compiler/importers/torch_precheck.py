@@ -94,8 +94,11 @@ def _unsupported(module: nn.Module, args: Sequence[object], kwargs: Mapping[str,
 
         return call
 
+    def whole() -> set[int]:
+        return prepare()()
+
     try:
-        needed = briefly(prepare, prepare)
+        needed = briefly(prepare, whole)
     except Exception:  # noqa: BLE001 - of the module; who traces it is told
         return []
     refused: list[str] = []

@@ -34,24 +34,25 @@ def prepared(log, name, steps=1, then=None):
 
 def test_a_short_run_has_values():
     log = []
-    assert briefly(prepared(log, "first"), prepared(log, "copy")).tolist() == [2.0] * 3
-    assert log == ["first"]
+    assert briefly(prepared(log, "copy"), prepared(log, "whole")()).tolist() == [2.0] * 3
+    assert log == ["copy"]
 
 
-def test_a_long_run_ends_and_its_copy_computes_no_values(monkeypatch):
+def test_a_long_run_ends_and_another_computes_no_values(monkeypatch):
     log = []
     monkeypatch.setattr(brief_run, "SECONDS", 0.12)
-    result = briefly(prepared(log, "first", 50), prepared(log, "copy"))
-    assert log == ["copy"]
+    runs = iter([prepared(log, "first", 50)(), prepared(log, "second")()])
+    result = briefly(lambda: next(runs), prepared(log, "whole")())
+    assert log == ["second"]
     assert isinstance(result, FakeTensor) and result.shape == (3,)
 
 
-def test_where_values_are_asked_for_the_first_is_run_whole(monkeypatch, capfd):
+def test_where_values_are_asked_for_it_is_run_whole(monkeypatch, capfd):
     log = []
     monkeypatch.setattr(brief_run, "SECONDS", 0.02)
     then = torch.Tensor.tolist
-    assert briefly(prepared(log, "first", 3, then), prepared(log, "copy", 1, then)) == [4.0] * 3
-    assert log == ["copy", "first"]
+    assert briefly(prepared(log, "copy", 3, then), prepared(log, "whole", 3, then)()) == [4.0] * 3
+    assert log == ["copy", "whole"]
     assert capfd.readouterr().err == ""
 
 
@@ -60,4 +61,4 @@ def test_what_the_run_raises_is_raised():
         raise ValueError("no copy")
 
     with pytest.raises(ValueError, match="no copy"):
-        briefly(prepare, prepare)
+        briefly(prepare, prepared([], "whole")())
