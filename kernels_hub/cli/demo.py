@@ -68,7 +68,7 @@ def demo(pairs: int = 15, folder: Path | None = None) -> dict[str, Any]:
     for comparison in results:
         console.print(
             f"{comparison.model}: {comparison.before_ms:.1f} ms -> {comparison.after_ms:.1f} ms, "
-            f"[bold]{comparison.ratio:.2f} times faster[/bold]; largest error {comparison.max_error:.1e} "
+            f"[bold]{comparison.ratio:.2f} times as fast[/bold]; largest error {comparison.max_error:.1e} "
             f"where outputs reach {comparison.max_magnitude:.2g}"
         )
     for line in summary(rewritten):
@@ -172,7 +172,7 @@ def _before_and_after(
         modules=len(rows),
     )
     console.print(
-        f"{comparison.before_ms:.1f} ms before, {comparison.after_ms:.1f} ms after: {ratio:.2f} times faster; "
+        f"{comparison.before_ms:.1f} ms before, {comparison.after_ms:.1f} ms after: {ratio:.2f} times as fast; "
         f"largest error {comparison.max_error:.1e}"
     )
     return comparison
