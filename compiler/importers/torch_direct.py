@@ -4,19 +4,19 @@ Decomposing a program traces it once more, which takes longer than all else that
 every op has a handler and what ops write in place can be told: `writes` says for each such op which op made the memory
 that it writes to, or that the program has to be decomposed.
 
-An op may write to what an op made whose results share memory with nothing, as long as only such ops have read it: none
-of them gives a view.
+An op may write to memory that ops of the program made, as long as nothing reads it later but what the op returns and
+the other names of that tensor: not what it is a view of, and no other view.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from kernels_hub.compiler.importers.aten_ops import handler_of
 
 if TYPE_CHECKING:
     from torch import SymFloat
-    from torch._ops import OpOverload
     from torch.export import ExportedProgram
     from torch.fx import GraphModule, Node
 
@@ -86,10 +86,9 @@ def functional(name: str) -> str:
 
 
 def writes(program: ExportedProgram) -> dict[Node, Node] | None:
-    """Op that writes in place, or gives its argument -> op that made that memory; None: decompose the program."""
+    """Op that writes in place, or gives its argument -> op that made that tensor; None: decompose the program."""
     found: dict[Any, Any] = {}
-    fresh: set[Any] = set()
-    viewed: set[Any] = set()
+    memory = _Memory(program)
     for node in program.graph.nodes:
         if node.op == "get_attr":
             return None
@@ -97,36 +96,59 @@ def writes(program: ExportedProgram) -> dict[Node, Node] | None:
             continue
         name = name_of(node.target)
         overload = node.target.__class__.__name__ == "OpOverload"
-        if overload and name in IN_PLACE:
-            root = found.get(node.args[0], node.args[0])
-            if root not in fresh or root in viewed or not _is_alike(node):
+        writing = overload and name in IN_PLACE
+        if writing or (overload and (name in SAME or _is_idle_dropout(name, node))):
+            root = found[node] = found.get(node.args[0], node.args[0])
+            if writing and not (_is_alike(node) and memory.is_own(root, node, found)):
                 return None
-            found[node] = root
-            continue
-        if overload and (name in SAME or _is_idle_dropout(name, node)):
-            found[node] = found.get(node.args[0], node.args[0])
+            memory.share(node, [root])
             continue
         example = node.meta.get("val")
-        known = overload and handler_of(name) is not None
         of_sizes = is_size(example) or is_float_of_sizes(example) or is_condition(name, example)
-        if not (known or name == "getitem" or of_sizes):
+        if not (of_sizes or name == "getitem" or (overload and handler_of(name) is not None)):
             return None
-        if (overload and makes_memory(node.target)) or (name == "getitem" and node.args[0] in fresh):
-            fresh.add(node)
-            continue
-        shape = node.args[_SHAPES_ALONE[name]] if name in _SHAPES_ALONE else None
-        viewed.update(found.get(one, one) for one in node.all_input_nodes if one is not shape)
+        maker: Any = node.args[0] if name == "getitem" else node
+        if not (of_sizes or makes_memory(maker.target)):
+            shape = node.args[_SHAPES_ALONE[name]] if name in _SHAPES_ALONE else None
+            memory.share(node, [one for one in node.all_input_nodes if one is not shape])
     return found
 
 
-def makes_memory(op: OpOverload) -> bool:
-    """Whether the results of an ATen overload share memory with nothing.
+class _Memory:
+    """Which nodes of a program may be tensors of the same memory."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self._places = {node: place for place, node in enumerate(program.graph.nodes)}
+        self._beside: dict[Any, set[Any]] = {}
+
+    def share(self, node: Node, others: Iterable[Node]) -> None:
+        """A node may be, or see, the memory of others."""
+        together = {node}.union(*(self._beside.get(one, {one}) for one in others))
+        self._beside.update(dict.fromkeys(together, together))
+
+    def is_own(self, root: Node, write: Node, names: Mapping[Node, Node]) -> bool:
+        """Whether nothing but a tensor's names sees what is written to it: no argument, no view that is used later."""
+        return all(
+            one.op == "call_function"
+            and (
+                one is root
+                or names.get(one) is root
+                or all(self._places[user] <= self._places[write] for user in one.users)
+            )
+            for one in self._beside.get(root, {root})
+        )
+
+
+def makes_memory(op: object) -> bool:
+    """Whether the results of an op, an ATen overload, share memory with nothing.
 
     A kernel of an op's own is held to what its schema says of aliases, `_unsafe_view` apart; an op made of others is
     not.
     """
     import torch
 
+    if not isinstance(op, torch._ops.OpOverload):
+        return False
     name = name_of(op)
     if name in FRESH:
         return True
