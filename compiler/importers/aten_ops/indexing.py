@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kernels_hub.compiler.importers.aten_ops.call import (
     AtenCall,
@@ -13,11 +13,13 @@ from kernels_hub.compiler.importers.aten_ops.call import (
     aten,
     unfollowed,
 )
+from kernels_hub.compiler.importers.aten_ops.views import constant_pad_nd, pad_pairs
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.op import Shape
 from kernels_hub.compiler.ir.operators import broadcast_shapes
+from kernels_hub.compiler.ir.proofs import proves_le
 
 Indices = Sequence[Value | None]
 
@@ -112,6 +114,40 @@ def index(call: AtenCall, x: Value, indices: Indices) -> Value:
     count, before = len(shape), axes[0]
     order = [*range(count, count + before), *range(count), *range(count + before, result.rank)]
     return result.permute(*order)
+
+
+@aten("pad.default")
+def pad(call: AtenCall, x: Value, padding: Sequence[Dim], mode: str, number: Scalar | None) -> Value:
+    if mode == "constant":
+        return constant_pad_nd(call, x, padding, 0 if number is None else number)
+    call.refuse_unless(mode in _BEYOND, f"padding by {mode}")
+    pairs = pad_pairs(x, padding)[x.rank - len(padding) // 2 :]
+    indices: list[Value | None] = [None] * (x.rank - len(pairs))
+    for axis, (low, high) in enumerate(pairs):
+        circle = mode != "circular" or (proves_le(0, low) and proves_le(0, high))
+        call.refuse_unless(circle, "a cut to a circle")
+        size = x.shape[x.rank - len(pairs) + axis]
+        places = call.graph.iota(low + size + high) - call.tensor(low, types.INT64)
+        places = _BEYOND[mode](places, call.tensor(size, types.INT64))
+        indices.append(places.reshape((-1, *[1] * (len(pairs) - axis - 1))))
+    return index(call, x, indices)
+
+
+def _reflected(places: Value, size: Value) -> Value:
+    last = size - 1
+    return last - (last - places.unary("abs")).unary("abs")
+
+
+def _nearest(places: Value, size: Value) -> Value:
+    return places.binary("maximum", 0).binary("minimum", size - 1)
+
+
+_BEYOND: Mapping[str, Callable[[Value, Value], Value]] = {
+    "reflect": _reflected,
+    "replicate": _nearest,
+    "circular": lambda places, size: places.binary("mod", size),
+}
+"""Mode of padding -> where the elements are that stand at places beyond the ends."""
 
 
 @aten("index_put.default", "_unsafe_index_put.default")

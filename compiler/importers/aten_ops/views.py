@@ -171,7 +171,7 @@ def stack(call: AtenCall, tensors: Sequence[Value], axis: int) -> Value:
 
 @aten("constant_pad_nd.default")
 def constant_pad_nd(call: AtenCall, x: Value, padding: Sequence[Dim], number: Scalar) -> Value:
-    pairs = _pairs(x, padding)
+    pairs = pad_pairs(x, padding)
     crops = [tuple(-one if isinstance(one, int) and one < 0 else 0 for one in pair) for pair in pairs]
     for axis, (low, high) in enumerate(crops):
         if low or high:
@@ -180,13 +180,7 @@ def constant_pad_nd(call: AtenCall, x: Value, padding: Sequence[Dim], number: Sc
     return x.pad([(low, high) for low, high in positive], call.tensor(number))
 
 
-@aten("pad.default")
-def pad(call: AtenCall, x: Value, padding: Sequence[Dim], mode: str, number: Scalar | None) -> Value:
-    call.refuse_unless(mode == "constant", f"padding by {mode}")
-    return constant_pad_nd(call, x, padding, 0 if number is None else number)
-
-
-def _pairs(x: Value, padding: Sequence[Dim]) -> list[tuple[Dim, Dim]]:
+def pad_pairs(x: Value, padding: Sequence[Dim]) -> list[tuple[Dim, Dim]]:
     """ATen's list, last dim first, as (before, after) of every dim."""
     given = [(padding[i], padding[i + 1]) for i in range(0, len(padding), 2)]
     return [(0, 0)] * (x.rank - len(given)) + given[::-1]

@@ -284,6 +284,17 @@ def test_what_vision_and_speech_models_have_besides_is_direct(only_direct):
         check(module.eval(), (torch.randn(2, 3, 7),))
 
 
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_padding_beyond_the_ends_is_direct(mode, only_direct):
+    image = torch.randn(2, 3, 6, 5, generator=torch.Generator().manual_seed(0))
+    sides = [(1, 2, 0, 0), (0, 3, 2, 0), (4, 0, 1, 5), (-1, 2, 0, -2)][: 3 if mode == "circular" else 4]
+    check_function(lambda x: [nn.functional.pad(x, side, mode=mode) for side in sides], image)
+    sizes = {"args": (({2: torch.export.Dim("h", min=6), 3: torch.export.Dim("w", min=5)},))}
+    other = torch.randn(2, 3, 9, 7, generator=torch.Generator().manual_seed(1))
+    module = Function(lambda x: nn.functional.pad(x, (2, 3, 1, 4), mode=mode))
+    check(module, (image,), others=[((other,), {})], dynamic_shapes=sizes)
+
+
 OPS = {
     "add": lambda a, b: a + b,
     "relu": lambda a, _: a.relu(),
