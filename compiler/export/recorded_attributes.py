@@ -30,8 +30,7 @@ Names = dict[str, list[str] | None]
 
 def recorded(example: Example) -> tuple[Module, ...]:
     """The module and all inside of it, with the attributes that a run of the example reads."""
-    run = _recorder(example)
-    read = briefly(lambda: _recorder(_copied(example)), run) if _can_be_copied(example) else run()
+    read = briefly(lambda: _recorder(_copied(example)), _recorder(example))
     modules = []
     for path, module in example.module.named_modules(remove_duplicate=False):
         facts = {}
@@ -63,14 +62,6 @@ def _recorder(example: Example) -> Callable[[], dict[str, Names]]:
         return read
 
     return run
-
-
-def _can_be_copied(example: Example) -> bool:
-    try:
-        _copied(example)
-    except Exception:  # noqa: BLE001  (of what the module holds)
-        return False
-    return True
 
 
 def _copied(example: Example) -> Example:

@@ -24,10 +24,13 @@ def briefly(prepare: Callable[[], Callable[[], _T]], whole: Callable[[], _T]) ->
     """What a run returns that takes no longer than `SECONDS`, else what one without values does.
 
     prepare: makes a run on copies, which may be cut off anywhere. A second one has PyTorch's ops compute shapes, dtypes
-    and devices alone, on fake tensors. Where that raises, as a forward does that asks for values, `whole` is called.
-    Raises what the first run and `whole` raise.
+    and devices alone, on fake tensors. Where that raises, as a forward does that asks for values, or where there can be
+    no copy, `whole` is called. Raises what the first run and `whole` raise.
     """
-    run = prepare()
+    try:
+        run = prepare()
+    except Exception:  # noqa: BLE001  (of what a module holds)
+        return whole()
     try:
         with _ending_after(SECONDS):
             return run()

@@ -28,6 +28,17 @@ WHOLE = frozenset({"CeilToInt", "FloorToInt", "TruncToInt"})
 _MOST_BITS = 20
 """Of a denominator: the dims of a graph are multiplied by it."""
 
+_FUNCTIONS = {
+    "Add": "add",
+    "Mul": "mul",
+    "FloatTrueDiv": "div",
+    "IntTrueDiv": "div",
+    "FloatPow": "pow",
+    "Pow": "pow",
+    "PowByNatural": "pow",
+}
+"""Class of an expression -> the op that computes it in floats."""
+
 
 @dataclass(frozen=True)
 class _Quotient:
@@ -81,17 +92,6 @@ def float_value(one: Expr, graph: Graph, dim_of: Callable[[Expr], Dim]) -> Value
     if name == "pow" and parts[1].scalar == 0.5:
         return parts[0].unary("sqrt")
     return reduce(lambda a, b: a.binary(name, b), parts)
-
-
-_FUNCTIONS = {
-    "Add": "add",
-    "Mul": "mul",
-    "FloatTrueDiv": "div",
-    "IntTrueDiv": "div",
-    "FloatPow": "pow",
-    "Pow": "pow",
-    "PowByNatural": "pow",
-}
 
 
 class _InexactError(Exception):

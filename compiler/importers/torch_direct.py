@@ -123,8 +123,12 @@ class _Memory:
 
     def share(self, node: Node, others: Iterable[Node]) -> None:
         """A node may be, or see, the memory of others."""
-        together = {node}.union(*(self._beside.get(one, {one}) for one in others))
-        self._beside.update(dict.fromkeys(together, together))
+        groups = [self._beside.setdefault(one, {one}) for one in (node, *others)]
+        largest = max(groups, key=len)  # the others join it: a chain of views takes no square of its length
+        for group in groups:
+            if group is not largest:
+                largest |= group
+                self._beside.update(dict.fromkeys(group, largest))
 
     def is_own(self, root: Node, write: Node, names: Mapping[Node, Node]) -> bool:
         """Whether nothing but a tensor's names sees what is written to it: no argument, no view that is used later."""

@@ -3,7 +3,7 @@
     pointwise.py  arithmetic, comparisons, casts     activation.py  activations, softmax
     views.py      reshape, slice, concatenate, pad   create.py      full, arange, sizes, assertions
     reduce.py     reductions, sort, top-k            linear.py      products, convolution, attention
-    normalize.py  layer, group, batch, RMS norm      indexing.py    gather, scatter, advanced indices
+    normalize.py  layer, group, batch, RMS norm      indexing.py    gather, scatter, indices, pad by reflection
     pool.py       pooling, resizing                  complex.py     complex numbers as pairs, Fourier transforms
     call.py       what a handler gets
 

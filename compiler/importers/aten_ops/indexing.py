@@ -1,5 +1,5 @@
 # ruff: noqa: D103
-"""Reads and writes where data say: embedding, index, gather, scatter, index_put."""
+"""Reads and writes where indices say: embedding, index, gather, scatter, index_put; pad by reflection and its kin."""
 
 from __future__ import annotations
 

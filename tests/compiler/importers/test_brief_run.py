@@ -56,9 +56,21 @@ def test_where_values_are_asked_for_it_is_run_whole(monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_what_the_run_raises_is_raised():
-    def prepare():
-        raise ValueError("no copy")
+def test_what_cannot_be_copied_is_run_whole():
+    log = []
 
-    with pytest.raises(ValueError, match="no copy"):
-        briefly(prepare, prepared([], "whole")())
+    def prepare():
+        raise TypeError("cannot pickle a lock")
+
+    assert briefly(prepare, prepared(log, "whole")()).tolist() == [2.0] * 3
+    assert log == ["whole"]
+
+
+def test_what_the_run_raises_is_raised():
+    def then(_):
+        raise ValueError("of the module")
+
+    log = []
+    with pytest.raises(ValueError, match="of the module"):
+        briefly(prepared(log, "copy", 1, then), prepared(log, "whole")())
+    assert log == ["copy"]
