@@ -1,4 +1,6 @@
-// softmax(scale q k^T + mask) v in float32, without the matrix of scores in memory.
+// softmax(scale q k^T + mask) v in float32, without the matrix of scores in memory. Where the processor has tiles
+// (gemm_amx.h), both products of bfloat16 are on them, added up in float32: weights are rounded to bfloat16, as PyTorch
+// does.
 //
 // A task has some rows (queries of the heads that share one head of keys), goes through the keys in blocks that
 // stay in cache, and keeps for each row the maximum so far, the sum of exponentials and the unnormalised output,
@@ -15,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "gemm.h"
+#include "gemm_amx.h"
 #include "reach.h"
 #include "vector_math.h"
 
@@ -51,7 +53,7 @@ struct AttentionShape {
   }
 };
 
-// A tensor (batch, heads, length, width) with strides in floats.
+// A tensor (batch, heads, length, width) with strides in elements.
 template <class T>
 struct Heads {
   T* data;
@@ -65,7 +67,6 @@ struct NoMask {
 
 inline constexpr int64_t kKeys = 128;       // of a block
 inline constexpr int64_t kTaskRows = 448;   // at most
-inline constexpr int64_t kRowLanes = round_up(kRows, kLanes);  // of a block's rows, a row a lane
 inline constexpr int64_t kFewRows = 4;      // up to so many read k and v in place
 
 inline constexpr float kLog2E = 1.44269504f;  // powers of 2 take fewer operations than those of e
@@ -94,23 +95,28 @@ KH_INLINE float largest(const float* x, int64_t count, float start) {
 KH_INLINE float finite_or_zero(float maximum) { return maximum == -kInfinity ? 0.0f : maximum; }
 
 // One task: rows first .. first + rows of head `kv` of batch b; row r is query r % lq of head r / lq of the group.
-template <class Mask>
+// Elements: Floats, or Amx of bf16, of which a float of an operand holds two: of a query, a key, a row's weights.
+template <class Elements, class T, class Mask>
 class RowsAttention {
+  static constexpr int64_t kOfOne = sizeof(float) / sizeof(T);                  // elements in a float
+  static constexpr int64_t kHigh = Elements::kBlock;                            // rows of a block
+  static constexpr int64_t kRowLanes = round_up(kHigh, kLanes);                 // of a block's rows, a row a lane
+
  public:
-  RowsAttention(const AttentionShape& shape, Heads<const float> q, Heads<const float> k, Heads<const float> v,
-                float scale, Mask& mask, Heads<float> out)
-      : shape_(shape), q_(q), k_(k), v_(v), scale_(scale), mask_(mask), out_(out),
-        deep_(round_up(shape.d, kLine)), wide_(round_up(shape.dv, kLanes)) {}
+  RowsAttention(const AttentionShape& shape, Heads<const T> q, Heads<const T> k, Heads<const T> v, float scale,
+                Mask& mask, Heads<float> out)
+      : shape_(shape), q_(q), k_(k), v_(v), scale_(scale), mask_(mask), out_(out), depth_(ceil_div(shape.d, kOfOne)),
+        deep_(round_up(depth_, kLine)), wide_(round_up(shape.dv, kLanes)) {}
 
   void run(int64_t b, int64_t kv, int64_t first, int64_t rows) {
     b_ = b, kv_ = kv, count_ = rows;
-    const int64_t lanes = place(round_up(rows, kRows));
+    const int64_t lanes = place(round_up(rows, kHigh));
     float* next = workspace<Use::kAttention>().floats(rows * (deep_ + wide_ + kLanes) + lanes +
-                                                      kKeys * (deep_ + wide_ + 2 * kRows) + 9 * kLanes);
+                                                      kKeys * (deep_ + wide_ + 2 * kHigh) + 9 * kLanes);
     const auto take = [&next](int64_t count) { return std::exchange(next, next + round_up(count, kLanes)); };
     queries_ = take(rows * deep_), outputs_ = take(rows * wide_), sums_ = take(rows * kLanes);
     keys_ = take(kKeys * deep_), values_ = take(kKeys * wide_);
-    scores_ = take(kKeys * kRows), weights_ = take(kKeys * kRows), maxima_ = take(lanes);
+    scores_ = take(kKeys * kHigh), weights_ = take(kKeys * kHigh), maxima_ = take(lanes);
     rows_.clear(), blocks_.clear();
     int64_t head = kv * shape_.group() + first / shape_.lq, query = first % shape_.lq;
     for (int64_t r = 0; r < rows; ++r) {
@@ -118,15 +124,15 @@ class RowsAttention {
       if (++query == shape_.lq) query = 0, ++head;
     }
     int64_t from = shape_.lk, to = 0;
-    for (int64_t r = 0; r < rows; r += kRows) {
-      blocks_.push_back(seen(r, std::min(kRows, rows - r)));
+    for (int64_t r = 0; r < rows; r += kHigh) {
+      blocks_.push_back(seen(r, std::min(kHigh, rows - r)));
       from = std::min(from, blocks_.back().from), to = std::max(to, blocks_.back().to);
     }
     start();
     for (int64_t j = from; j < to; j += kKeys) {
       const int64_t count = std::min(kKeys, to - j);
       load_keys(j, count);
-      for (int64_t r = 0; r < rows; r += kRows) block(r, std::min(kRows, rows - r), j, count);
+      for (int64_t r = 0; r < rows; r += kHigh) block(r, std::min(kHigh, rows - r), j, count);
     }
     write();
   }
@@ -151,67 +157,97 @@ class RowsAttention {
     return all;
   }
 
-  // Scaled queries in lines, as the kernels read a left operand; nothing seen yet.
+  // Queries in lines, as the kernels read a left operand, floats scaled; nothing seen yet.
   void start() {
-    const int64_t d = shape_.d;
-    const float scale = scale_;
-    for (int64_t r0 = 0; r0 < count_; r0 += kRows) {
-      const int64_t height = std::min(kRows, count_ - r0);
+    for (int64_t r0 = 0; r0 < count_; r0 += kHigh) {
+      const int64_t height = std::min(kHigh, count_ - r0);
       for (int64_t r = 0; r < height; ++r) {
-        const float* const from = q_.at(b_, rows_[r0 + r].head, rows_[r0 + r].query);
-        float* const to = queries_ + r0 * deep_ + r * kLine;
-        int64_t i = 0;
-        if (q_.stride[3] == 1) {
-          for (; i + kLanes <= d; i += kLanes)
-            store(to + i / kLine * kLine * height + i % kLine, load(from + i) * scale);
-        }
-        for (; i < d; ++i) to[i / kLine * kLine * height + i % kLine] = from[i * q_.stride[3]] * scale;
+        const T* const from = q_.at(b_, rows_[r0 + r].head, rows_[r0 + r].query);
+        load_query(from, height, queries_ + r0 * deep_ + r * kLine);
       }
     }
     std::fill_n(sums_, count_ * kLanes, 0.0f);
-    std::fill_n(maxima_, place(round_up(count_, kRows)), -kInfinity);
+    std::fill_n(maxima_, place(round_up(count_, kHigh)), -kInfinity);
+  }
+
+  void load_query(const float* from, int64_t height, float* to) const {
+    int64_t i = 0;
+    if (q_.stride[3] == 1) {
+      for (; i + kLanes <= depth_; i += kLanes)
+        store(to + i / kLine * kLine * height + i % kLine, load(from + i) * scale_);
+    }
+    for (; i < depth_; ++i) to[i / kLine * kLine * height + i % kLine] = from[i * q_.stride[3]] * scale_;
+  }
+  void load_query(const bf16* from, int64_t height, float* to) const {
+    for (int64_t i = 0; i < depth_; i += kLine)
+      std::memcpy(to + i * height, from + 2 * i, std::min(kLine, depth_ - i) * sizeof(float));
   }
 
   void load_keys(int64_t j, int64_t count) {
+    const T* const keys = k_.at(b_, kv_, j);
+    const T* const values = v_.at(b_, kv_, j);
     for (int64_t i = 0; i < count; i += kPanel) {
-      pack_panel(k_.at(b_, kv_, j + i), shape_.d, std::min(kPanel, count - i), panel_width(count, i),
-                 k_.stride[3], k_.stride[2], keys_ + i * shape_.d);
+      // Pairs of a key lie beside one another, and are moved as floats are.
+      pack_panel(reinterpret_cast<const float*>(keys + i * k_.stride[2]), depth_, std::min(kPanel, count - i),
+                 panel_width(count, i), k_.stride[3], k_.stride[2] / kOfOne, keys_ + i * depth_);
     }
     for (int64_t i = 0; i < shape_.dv; i += kPanel) {
-      pack_panel(v_.at(b_, kv_, j) + i * v_.stride[3], count, std::min(kPanel, shape_.dv - i),
-                 panel_width(shape_.dv, i), v_.stride[2], v_.stride[3], values_ + i * count);
+      const int64_t columns = std::min(kPanel, shape_.dv - i), width = panel_width(shape_.dv, i);
+      float* const to = values_ + i * ceil_div(count, kOfOne);
+      if constexpr (kOfOne == 1) {
+        pack_panel(values + i * v_.stride[3], count, columns, width, v_.stride[2], v_.stride[3], to);
+      } else {
+        pack_value_pairs(values + i, count, columns, width, to);
+      }
+    }
+  }
+
+  // Pairs of values of two keys, one after the other: of an odd count the last has a zero.
+  void pack_value_pairs(const bf16* from, int64_t count, int64_t columns, int64_t width, float* to) const {
+    for (int64_t key = 0; key < count; key += 2, from += 2 * v_.stride[2], to += width) {
+      const bf16* const second = key + 1 < count ? from + v_.stride[2] : nullptr;
+      uint32_t pairs[kPanel] = {};
+      if (second != nullptr) {
+#pragma omp simd
+        for (int64_t x = 0; x < columns; ++x) pairs[x] = uint32_t{from[x].bits} | uint32_t{second[x].bits} << 16;
+      } else {
+        for (int64_t x = 0; x < columns; ++x) pairs[x] = from[x].bits;
+      }
+      std::memcpy(to, pairs, width * sizeof(float));
     }
   }
 
   // Rows r0 .. r0 + height against keys j .. j + count: those panels that any of the rows sees.
   void block(int64_t r0, int64_t height, int64_t j, int64_t count) {
-    Block& of = blocks_[r0 / kRows];
+    Block& of = blocks_[r0 / kHigh];
     if (of.to <= j || of.from >= j + count) return;
-    constexpr int64_t whole = std::max(kPanel, kLine);  // of keys and of weights
+    constexpr int64_t whole = std::max(kPanel, kLine * kOfOne);  // of keys and of weights
     const int64_t lead = std::max<int64_t>(of.from - j, 0) / whole * whole, needed = std::min(of.to - j, count);
     for (int64_t i = lead; i < needed; i += kPanel) {
       const int64_t width = panel_width(count, i);
-      kKernels[width / kLanes - 1][height - 1](shape_.d, queries_ + r0 * deep_, keys_ + i * shape_.d,
-                                               scores_ + i, kKeys, false);
+      multiplier_.multiply(height, width, depth_, queries_ + r0 * deep_, keys_ + i * depth_, scores_ + i, kKeys, false);
     }
     softmax(r0, height, j, lead, needed);
     const bool begun = std::exchange(of.begun, true);
+    const int64_t first = lead / kOfOne, deep = ceil_div(needed - lead, kOfOne), all = ceil_div(count, kOfOne);
     for (int64_t i = 0; i < shape_.dv; i += kPanel) {
       const int64_t width = panel_width(shape_.dv, i);
-      kKernels[width / kLanes - 1][height - 1](needed - lead, weights_ + lead * height,
-                                               values_ + i * count + lead * width, outputs_ + r0 * wide_ + i, wide_,
-                                               begun);
+      multiplier_.multiply(height, width, deep, weights_ + first * height, values_ + i * all + first * width,
+                           outputs_ + r0 * wide_ + i, wide_, begun);
     }
   }
 
   // The weights of a block's rows from their scores; sums and outputs are made relative to new maxima. What a row needs
   // once is computed for all rows together, a row a lane.
   void softmax(int64_t r0, int64_t height, int64_t j, int64_t lead, int64_t needed) {
-    const int64_t padded = round_up(needed, kLine);
+    const int64_t padded = round_up(needed, kLine * kOfOne);
     alignas(64) float tops[kRowLanes * kLanes], before[kRowLanes], bases[kRowLanes], factors[kRowLanes];
     for (int64_t r = 0; r < height; ++r) {
       const Row& of = rows_[r0 + r];
       float* const scores = scores_ + r * kKeys;
+      if constexpr (kOfOne > 1) {
+        for (int64_t i = lead; i < needed; i += kLanes) store(scores + i, load(scores + i) * scale_);
+      }
       if (!of.keys.all) mask_(b_, of.head, of.query, j + lead, needed - lead, scores + lead);
       for (int64_t i = lead; i < std::min(of.keys.first - j, padded); ++i) scores[i] = -kInfinity;
       for (int64_t i = std::clamp(of.keys.last - j, lead, needed); i < padded; ++i) scores[i] = -kInfinity;
@@ -241,19 +277,29 @@ class RowsAttention {
       const float* const scores = scores_ + r * kKeys;
       vfloat sum = load(sums);
       for (int64_t i = lead; i < padded; i += kLine) {
-        float* const to = weights_ + i * height + r * kLine;
+        alignas(64) float weights[kLine];
 #pragma omp simd
-        for (int64_t x = 0; x < kLine; ++x) to[x] = exp2_falling((scores[i + x] - base) * kLog2E);
-        for (int64_t x = 0; x < kLine; x += kLanes) sum += load(to + x);
+        for (int64_t x = 0; x < kLine; ++x) weights[x] = exp2_falling((scores[i + x] - base) * kLog2E);
+        for (int64_t x = 0; x < kLine; x += kLanes) sum += load(weights + x);
+        keep(weights, weights_ + i / kOfOne / kLine * kLine * height + r * kLine, i % (kLine * kOfOne));
       }
       store(sums, sum);
     }
   }
 
+  // Weights as the kernels read a left operand: some of the line at `to`, from an element on.
+  static void keep(const float* weights, float* to, int64_t from) {
+    if constexpr (kOfOne == 1) {
+      for (int64_t x = 0; x < kLine; x += kLanes) store(to + x, load(weights + x));
+    } else {
+      narrow_line(weights, reinterpret_cast<bf16*>(to) + from);
+    }
+  }
+
   void write() const {
     alignas(64) float all[kRowLanes * kLanes], sums[kRowLanes], shares[kRowLanes];
-    for (int64_t r0 = 0; r0 < count_; r0 += kRows) {
-      const int64_t height = std::min(kRows, count_ - r0);
+    for (int64_t r0 = 0; r0 < count_; r0 += kHigh) {
+      const int64_t height = std::min(kHigh, count_ - r0);
       std::copy_n(sums_ + r0 * kLanes, height * kLanes, all);
       std::fill_n(all + height * kLanes, (kRowLanes - height) * kLanes, 1.0f);
       for (int64_t r = 0; r < kRowLanes; r += kLanes) {
@@ -279,19 +325,39 @@ class RowsAttention {
   }
 
   // Where the lanes of the block from row r0 on lie, of what has a lane a row.
-  static int64_t place(int64_t r0) { return r0 / kRows * kRowLanes; }
+  static int64_t place(int64_t r0) { return r0 / kHigh * kRowLanes; }
 
   const AttentionShape& shape_;
-  Heads<const float> q_, k_, v_;
+  Heads<const T> q_, k_, v_;
   float scale_;
   Mask& mask_;
   Heads<float> out_;
-  int64_t deep_, wide_;
+  int64_t depth_, deep_, wide_;  // floats of a query, of its lines, and of an output
+  Multiplier<Elements> multiplier_;
   int64_t b_ = 0, kv_ = 0, count_ = 0;
   std::vector<Row> rows_;
   std::vector<Block> blocks_;
   float *queries_, *outputs_, *sums_, *keys_, *values_, *scores_, *weights_, *maxima_;
 };
+
+template <class Elements, class T, class Mask>
+void attend_rows(const AttentionShape& shape, Heads<const T> q, Heads<const T> k, Heads<const T> v, float scale,
+                 Mask& mask, Heads<float> out) {
+  constexpr int64_t high = Elements::kBlock;
+  const int64_t rows = shape.group() * shape.lq, heads = shape.batch * shape.kv_heads;
+  const int64_t team = rows * heads * shape.lk * (shape.d + shape.dv) < kAlone ? 1 : threads();
+  const int64_t wanted = team == 1 ? 1 : ceil_div(4 * team, heads);
+  const int64_t chunks = std::max(ceil_div(rows, kTaskRows), std::min(wanted, ceil_div(rows, 2 * high)));
+  const int64_t height = round_up(ceil_div(rows, chunks), high);
+  const int64_t tasks = ceil_div(rows, height);
+  parallel_tasks(heads * tasks, team, [&](Tickets& tickets) {
+    RowsAttention<Elements, T, Mask> task(shape, q, k, v, scale, mask, out);
+    for (int64_t ticket; (ticket = tickets.next()) >= 0;) {
+      const int64_t head = ticket / tasks, first = (tasks - 1 - ticket % tasks) * height;  // the longest first
+      task.run(head / shape.kv_heads, head % shape.kv_heads, first, std::min(height, rows - first));
+    }
+  });
+}
 
 // -- a few queries ------------------------------------------------------------------------------------------
 
@@ -301,8 +367,8 @@ struct Partial {
 };
 
 // result[p] = query . key[p]
-template <int Count>
-KH_INLINE void dot(const float* query, const float* const* key, int64_t d, float* result) {
+template <int Count, class T>
+KH_INLINE void dot(const float* query, const T* const* key, int64_t d, float* result) {
   vfloat sums[Count] = {};
   int64_t e = 0;
   for (; e + kLanes <= d; e += kLanes) {
@@ -310,25 +376,24 @@ KH_INLINE void dot(const float* query, const float* const* key, int64_t d, float
   }
   for (int p = 0; p < Count; ++p) result[p] = sum_of(sums[p]);
   for (; e < d; ++e) {
-    for (int p = 0; p < Count; ++p) result[p] += query[e] * key[p][e];
+    for (int p = 0; p < Count; ++p) result[p] += query[e] * static_cast<float>(key[p][e]);
   }
 }
 
 // Some keys of one row; k and v have adjacent elements.
-template <class Mask>
-Partial attend_in_place(const AttentionShape& shape, Heads<const float> q, Heads<const float> k,
-                        Heads<const float> v, float scale, Mask& mask, int64_t b, int64_t h, int64_t i,
-                        const Reach& keys, float* output) {
+template <class T, class Mask>
+Partial attend_in_place(const AttentionShape& shape, Heads<const T> q, Heads<const T> k, Heads<const T> v, float scale,
+                        Mask& mask, int64_t b, int64_t h, int64_t i, const Reach& keys, float* output) {
   const int64_t kv = h / shape.group(), dv = shape.dv;
   float* const query = workspace<Use::kRow>().floats(shape.d);
-  for (int64_t e = 0; e < shape.d; ++e) query[e] = q.at(b, h, i)[e * q.stride[3]] * scale;
+  for (int64_t e = 0; e < shape.d; ++e) query[e] = static_cast<float>(q.at(b, h, i)[e * q.stride[3]]) * scale;
   Partial result{-kInfinity, 0.0f};
   std::fill_n(output, dv, 0.0f);
   alignas(64) float scores[kKeys];
   for (int64_t j = keys.first; j < keys.last; j += kKeys) {
     const int64_t count = std::min(kKeys, keys.last - j);
     for (int64_t x = 0; x < count; x += 4) {
-      const float* key[4];
+      const T* key[4];
       for (int64_t p = 0; p < 4; ++p) key[p] = k.at(b, kv, j + std::min(x + p, count - 1));
       dot<4>(query, key, shape.d, scores + x);
     }
@@ -348,24 +413,24 @@ Partial attend_in_place(const AttentionShape& shape, Heads<const float> q, Heads
       vfloat acc[4];
       for (int64_t p = 0; p < 4; ++p) acc[p] = load(output + e + p * kLanes) * factor;
       for (int64_t x = 0; x < count; ++x) {
-        const float* const value = v.at(b, kv, j + x) + e;
+        const T* const value = v.at(b, kv, j + x) + e;
         for (int64_t p = 0; p < 4; ++p) acc[p] += scores[x] * load(value + p * kLanes);
       }
       for (int64_t p = 0; p < 4; ++p) store(output + e + p * kLanes, acc[p]);
     }
     for (int64_t y = e; y < dv; ++y) output[y] *= factor;
     for (int64_t x = 0; x < count && e < dv; ++x) {
-      const float* const value = v.at(b, kv, j + x);
+      const T* const value = v.at(b, kv, j + x);
 #pragma omp simd
-      for (int64_t y = e; y < dv; ++y) output[y] += scores[x] * value[y];
+      for (int64_t y = e; y < dv; ++y) output[y] += scores[x] * static_cast<float>(value[y]);
     }
   }
   return result;
 }
 
-template <class Mask>
-void attend_few(const AttentionShape& shape, Heads<const float> q, Heads<const float> k, Heads<const float> v,
-                float scale, Mask& mask, Heads<float> out) {
+template <class T, class Mask>
+void attend_few(const AttentionShape& shape, Heads<const T> q, Heads<const T> k, Heads<const T> v, float scale,
+                Mask& mask, Heads<float> out) {
   const int64_t rows = shape.batch * shape.heads * shape.lq, team = threads(), dv = shape.dv;
   const int64_t splits = rows >= 2 * team ? 1 : std::clamp<int64_t>(shape.lk / kKeys, 1, ceil_div(2 * team, rows));
   const int64_t share = round_up(ceil_div(shape.lk, splits), kLanes);
@@ -407,32 +472,33 @@ void attend_few(const AttentionShape& shape, Heads<const float> q, Heads<const f
 
 // -- the public function ------------------------------------------------------------------------------------
 
+// Whether attention() takes operands of T as they are: all floats; of narrower ones a few queries, and bfloat16 on tiles.
+template <class T>
+bool attends(const AttentionShape& shape, const int64_t q_strides[4], const int64_t k_strides[4],
+             const int64_t v_strides[4]) {
+  if constexpr (std::is_same_v<T, float>) return true;
+  if (k_strides[3] != 1 || v_strides[3] != 1) return false;
+  if (shape.group() * shape.lq <= kFewRows) return true;
+  const bool even = shape.d % 2 == 0 && (k_strides[0] | k_strides[1] | k_strides[2]) % 2 == 0;
+  return std::is_same_v<T, bf16> && has_amx() && even && q_strides[3] == 1;
+}
+
 // q (batch, heads, lq, d), k (batch, kv_heads, lk, d), v (batch, kv_heads, lk, dv), out (batch, heads, lq, dv):
-// strides of each in that order, in floats.
+// strides of each in that order, in elements, of operands that attends().
 // mask(b, h, i, j, count, scores) changes the scaled scores of query i with keys j .. j + count, in place; NoMask
 // for none. A row with nothing but -inf gives NaN, as softmax does, or, with `blank`, 0.
-template <class Mask>
-void attention(const AttentionShape& shape, const float* q, const int64_t q_strides[4], const float* k,
-               const int64_t k_strides[4], const float* v, const int64_t v_strides[4], float scale, Mask&& mask,
-               float* out, const int64_t out_strides[4]) {
+template <class T, class Mask>
+void attention(const AttentionShape& shape, const T* q, const int64_t q_strides[4], const T* k,
+               const int64_t k_strides[4], const T* v, const int64_t v_strides[4], float scale, Mask&& mask, float* out,
+               const int64_t out_strides[4]) {
   const int64_t rows = shape.group() * shape.lq, heads = shape.batch * shape.kv_heads;
   if (rows <= 0 || heads <= 0 || shape.dv <= 0) return;
-  const Heads<const float> queries{q, q_strides}, keys{k, k_strides}, values{v, v_strides};
+  const Heads<const T> queries{q, q_strides}, keys{k, k_strides}, values{v, v_strides};
   const Heads<float> outputs{out, out_strides};
   if (rows <= kFewRows && k_strides[3] == 1 && v_strides[3] == 1)
     return attend_few(shape, queries, keys, values, scale, mask, outputs);
-  const int64_t team = rows * heads * shape.lk * (shape.d + shape.dv) < kAlone ? 1 : threads();
-  const int64_t wanted = team == 1 ? 1 : ceil_div(4 * team, heads);
-  const int64_t chunks = std::max(ceil_div(rows, kTaskRows), std::min(wanted, ceil_div(rows, 2 * kRows)));
-  const int64_t height = round_up(ceil_div(rows, chunks), kRows);
-  const int64_t tasks = ceil_div(rows, height);
-  parallel_tasks(heads * tasks, team, [&](Tickets& tickets) {
-    RowsAttention task(shape, queries, keys, values, scale, mask, outputs);
-    for (int64_t ticket; (ticket = tickets.next()) >= 0;) {
-      const int64_t head = ticket / tasks, first = (tasks - 1 - ticket % tasks) * height;  // the longest first
-      task.run(head / shape.kv_heads, head % shape.kv_heads, first, std::min(height, rows - first));
-    }
-  });
+  if constexpr (std::is_same_v<T, float>) attend_rows<Floats>(shape, queries, keys, values, scale, mask, outputs);
+  if constexpr (std::is_same_v<T, bf16>) attend_rows<Amx>(shape, queries, keys, values, scale, mask, outputs);
 }
 
 }  // namespace kh

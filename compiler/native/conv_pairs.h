@@ -1,16 +1,16 @@
-// Convolutions of bfloat16 on the instruction that multiplies pairs: those of conv.h, with pairs of neighbouring channels
-// in the place of floats. Only their bits are copied, so that patches are made as those of floats are.
+// Convolutions of bfloat16 on the instructions that multiply pairs, or tiles of them: those of conv.h, with pairs of
+// neighbouring channels in the place of floats. Only their bits are copied, so that patches are made as those of floats.
 #pragma once
 
 #include "conv.h"
-#include "gemm_pairs.h"
+#include "gemm_amx.h"
 
 KH_NAMESPACE {
 
 // Whether a convolution of bfloat16 is one of pairs: not where it has a kernel of its own, such as Winograd's, which
-// saves as many multiplications as pairs do.
+// saves as many multiplications as pairs do, though fewer than tiles.
 inline bool is_paired(const ConvShape& shape) {
-  return has_pairs() && shape.c / shape.groups % 2 == 0 && shape.narrow() == 0 && !is_winograd(shape);
+  return has_pairs() && shape.c / shape.groups % 2 == 0 && shape.narrow() == 0 && (has_amx() || !is_winograd(shape));
 }
 
 inline ConvShape paired(ConvShape shape) {
@@ -69,8 +69,10 @@ inline Pixels pairs_last(const ConvShape& shape, const bf16* x, const int64_t st
 // As conv(), of a convolution that is_paired().
 template <class Epilogue>
 void conv_pairs(const ConvShape& shape, const bf16* x, const int64_t x_strides[5], const float* packed, Epilogue&& e) {
-  if (shape.rows() > 0 && shape.o > 0)
-    conv_product<Pairs>(paired(shape), pairs_last(shape, x, x_strides), packed, e);
+  if (shape.rows() <= 0 || shape.o <= 0) return;
+  const Pixels pixels = pairs_last(shape, x, x_strides);
+  if (has_amx()) return conv_product<Amx>(paired(shape), pixels, packed, e);
+  conv_product<Pairs>(paired(shape), pixels, packed, e);
 }
 
 }  // namespace kh

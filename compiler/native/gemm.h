@@ -49,9 +49,10 @@ inline constexpr int64_t kAlone = 64 * 1024;  // multiplications that do not rep
 // -- the kernel -------------------------------------------------------------------------------------------
 
 // What a kernel does with an element of a and a vector of b, and how b lies there. Halved: whether it has half the size
-// of floats.
+// of floats. Block: rows that a kernel multiplies at once, at most.
 struct Floats {
   static constexpr bool kHalved = false;
+  static constexpr int64_t kBlock = kRows;
   KH_INLINE static vfloat right(const float* b, int64_t at) { return load(b + at); }
   KH_INLINE static void add(vfloat& sum, const float& a, vfloat b) { sum += a * b; }
 };
@@ -108,6 +109,15 @@ inline constexpr std::array<Kernel, kRows> kKernelsOf[2] = {
     kernels<Elements, 2>(std::make_integer_sequence<int, kRows>{}),
 };
 inline constexpr auto& kKernels = kKernelsOf<Floats>;
+
+// What multiplies blocks, one a thread and product: tile = [tile +] a (rows, depth) @ b (depth, width).
+template <class Elements>
+struct Multiplier {
+  KH_INLINE void multiply(int64_t rows, int64_t width, int64_t depth, const float* a, const float* b, float* tile,
+                          int64_t stride, bool accumulate) const {
+    kKernelsOf<Elements>[width / kLanes - 1][rows - 1](depth, a, b, tile, stride, accumulate);
+  }
+};
 
 // -- packing ----------------------------------------------------------------------------------------------
 
@@ -167,10 +177,10 @@ void pack(const T* b, int64_t k, int64_t n, int64_t stride_k, int64_t stride_n, 
 
 // -- rows of a --------------------------------------------------------------------------------------------
 
-// How the rows of a tile are split: blocks of nearly equal height, at most kRows.
+// How the rows of a tile are split: blocks of nearly equal height, at most `most`.
 struct Blocks {
   int64_t count, height;
-  explicit Blocks(int64_t rows) : count(ceil_div(rows, kRows)), height(ceil_div(rows, count)) {}
+  Blocks(int64_t rows, int64_t most) : count(ceil_div(rows, most)), height(ceil_div(rows, count)) {}
 };
 
 // Copies `count` floats of one row, from k on, to the row's place in lines of kLine (rows apart).
@@ -233,7 +243,8 @@ inline int64_t near_floats() {
 struct Cut {
   int64_t m, n, panels, tiles, chunks = 1, height, depth;
 
-  Cut(int64_t m, int64_t n, int64_t k, int64_t team) : m(m), n(n), panels(ceil_div(n, kPanel)) {
+  // block: rows that are multiplied at once, at most.
+  Cut(int64_t m, int64_t n, int64_t k, int64_t team, int64_t block) : m(m), n(n), panels(ceil_div(n, kPanel)) {
     const int64_t deep = round_up(std::max<int64_t>(k, 1), kLine);
     const int64_t fewest = ceil_div(m, std::clamp<int64_t>(near_floats() / deep, kFewBlocks * kRows, 32 * kRows));
     tiles = fewest;
@@ -252,7 +263,7 @@ struct Cut {
       if (const int64_t t = round_up(fewest, team); t <= most) consider(t, 1);  // of many threads, without asking all
     }
     height = ceil_div(m, tiles);
-    const int64_t passes = m <= kRows ? 1 : std::max<int64_t>(1, ceil_div(k, kDepth));
+    const int64_t passes = m <= block ? 1 : std::max<int64_t>(1, ceil_div(k, kDepth));
     depth = passes == 1 ? k : round_up(ceil_div(k, passes), kLine);
   }
   // Of a thread that does so many tasks, of t tiles times c chunks: four times the rows times panels that it takes as
@@ -283,20 +294,21 @@ void product(int64_t m, int64_t n, int64_t k, const Left& left, Epilogue& epilog
   constexpr int kProducts = sizeof...(Packed);
   const float* const rights[] = {packed...};
   const int64_t team = m * n < kAlone / (kProducts * k + 1) ? 1 : threads();
-  const Cut cut(m, n, k, team);
+  const Cut cut(m, n, k, team, Elements::kBlock);
   const int64_t deep = round_up(std::max<int64_t>(k, 1), kLine);
   const bool once = cut.depth >= k;  // sums of one block of rows are enough
-  const int64_t sums_floats = (once ? kRows : round_up(cut.height, kRows)) * kGroup;
+  const int64_t sums_floats = (once ? Elements::kBlock : cut.height) * kGroup;
   parallel_tasks(cut.tiles * cut.chunks, team, [&](Tickets& tickets) {
     float* const lines = workspace<Use::kLeft>().floats(cut.height * deep + kProducts * sums_floats);
     float* const all_sums = lines + cut.height * deep;
     int64_t filled = -1;
+    Multiplier<Elements> multiplier;
     std::vector<DepthSpan> spans;  // of the blocks of a tile, one after the other
     std::vector<size_t> ends;      // behind the last span of each
     for (int64_t task; (task = tickets.next()) >= 0;) {
       const int64_t tile = task / cut.chunks, chunk = task % cut.chunks;
       const int64_t first = cut.row(tile), rows = cut.row(tile + 1) - first;
-      const Blocks split(rows);
+      const Blocks split(rows, Elements::kBlock);
       if (filled != tile) {
         spans.clear(), ends.clear();
         for (int64_t row = 0; row < rows; row += split.height) {
@@ -320,9 +332,9 @@ void product(int64_t m, int64_t n, int64_t k, const Left& left, Epilogue& epilog
                 const int64_t width = panel_width(n, j + x);
                 const auto multiply = [&](int64_t begin, int64_t end_k, bool accumulate) {
                   const int64_t at = (j + x) * k + begin * width;
-                  kKernelsOf<Elements>[width / kLanes - 1][high - 1](end_k - begin, lines + row * deep + begin * high,
-                                                                     rights[p] + (Elements::kHalved ? at / 2 : at),
-                                                                     sums + p * sums_floats + x, kGroup, accumulate);
+                  multiplier.multiply(high, width, end_k - begin, lines + row * deep + begin * high,
+                                      rights[p] + (Elements::kHalved ? at / 2 : at), sums + p * sums_floats + x, kGroup,
+                                      accumulate);
                 };
                 if constexpr (kHasSpans<Left>) {
                   const size_t block = row / split.height, start = block > 0 ? ends[block - 1] : 0;

@@ -13,10 +13,7 @@ struct Halves : Floats {
   static constexpr bool kHalved = true;
   // Of so many float16 from an address on.
   KH_INLINE static vfloat right(const float* b, int64_t at) {
-    typedef uint16_t vhalf __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
-    vfloat wide;
-    asm("vcvtph2ps %1, %0" : "=v"(wide) : "m"(*reinterpret_cast<const vhalf*>(reinterpret_cast<const char*>(b) + 2 * at)));
-    return wide;
+    return load(reinterpret_cast<const f16*>(b) + at);
   }
 };
 #else

@@ -26,11 +26,10 @@ void widen_heads(const T* from, const int64_t strides[4], const int64_t shape[4]
   to_strides[0] = shape[1] * to_strides[1];
 }
 
-void attend_floats(const Attention& from, const float* q, const int64_t q_strides[4], const float* k,
-                   const int64_t k_strides[4], const float* v, const int64_t v_strides[4], float scale, Mask mask,
-                   const void* mask_state, float* out, const int64_t out_strides[4]) {
-  const AttentionShape shape{from.batch, from.heads, from.kv_heads, from.lq, from.lk, from.d, from.dv,
-                             from.causal, from.causal_offset, from.blank, nullptr, from.reaches};
+template <class T>
+void attend(const AttentionShape& shape, const T* q, const int64_t q_strides[4], const T* k,
+            const int64_t k_strides[4], const T* v, const int64_t v_strides[4], float scale, Mask mask,
+            const void* mask_state, float* out, const int64_t out_strides[4]) {
   const auto masked = [=](int64_t b, int64_t h, int64_t i, int64_t j, int64_t count, float* scores) {
     if (mask != nullptr) mask(mask_state, b, h, i, j, count, scores);
   };
@@ -40,12 +39,14 @@ void attend_floats(const Attention& from, const float* q, const int64_t q_stride
 }  // namespace
 
 template <class T>
-void attend_masked(const Attention& shape, const T* q, const int64_t q_strides[4], const T* k,
+void attend_masked(const Attention& from, const T* q, const int64_t q_strides[4], const T* k,
                    const int64_t k_strides[4], const T* v, const int64_t v_strides[4], float scale, Mask mask,
                    const void* mask_state, float* out, const int64_t out_strides[4]) {
-  if constexpr (std::is_same_v<T, float>) {
-    attend_floats(shape, q, q_strides, k, k_strides, v, v_strides, scale, mask, mask_state, out, out_strides);
-  } else {
+  const AttentionShape shape{from.batch, from.heads, from.kv_heads, from.lq, from.lk, from.d, from.dv,
+                             from.causal, from.causal_offset, from.blank, nullptr, from.reaches};
+  if (attends<T>(shape, q_strides, k_strides, v_strides))
+    return attend(shape, q, q_strides, k, k_strides, v, v_strides, scale, mask, mask_state, out, out_strides);
+  if constexpr (!std::is_same_v<T, float>) {
     const int64_t shapes[3][4] = {{shape.batch, shape.heads, shape.lq, shape.d},
                                   {shape.batch, shape.kv_heads, shape.lk, shape.d},
                                   {shape.batch, shape.kv_heads, shape.lk, shape.dv}};
@@ -56,7 +57,7 @@ void attend_masked(const Attention& shape, const T* q, const int64_t q_strides[4
     widen_heads(q, q_strides, shapes[0], wide, strides[0]);
     widen_heads(k, k_strides, shapes[1], wide + starts[1], strides[1]);
     widen_heads(v, v_strides, shapes[2], wide + starts[2], strides[2]);
-    attend_floats(shape, wide, strides[0], wide + starts[1], strides[1], wide + starts[2], strides[2], scale, mask,
+    attend<float>(shape, wide, strides[0], wide + starts[1], strides[1], wide + starts[2], strides[2], scale, mask,
                   mask_state, out, out_strides);
   }
 }

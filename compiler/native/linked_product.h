@@ -2,7 +2,7 @@
 #pragma once
 
 #include "gemm_halves.h"
-#include "gemm_pairs.h"
+#include "gemm_amx.h"
 #include "linked_tile.h"
 
 KH_NAMESPACE {
@@ -36,7 +36,9 @@ template <class T>
 void multiply_tiles(int64_t m, int64_t n, int64_t k, const T* a, int64_t stride_m, int64_t stride_k,
                     const float* packed, const Tile& tile) {
   if constexpr (std::is_same_v<T, bf16>) {
-    if (pairs<T>()) return product(m, n, pairs_of(k), PairsMatrix{a, stride_m, stride_k, k}, tile, packed);
+    const PairsMatrix left{a, stride_m, stride_k, k};
+    if (has_amx()) return product(m, n, pairs_of(k), AmxMatrix{left}, tile, packed);
+    if (pairs<T>()) return product(m, n, pairs_of(k), left, tile, packed);
   }
   if constexpr (kHalves<T>) return product(m, n, k, HalvesMatrix{{a, stride_m, stride_k}}, tile, packed);
   product(m, n, k, Matrix<T>{a, stride_m, stride_k}, tile, packed);

@@ -63,4 +63,21 @@ struct [[gnu::visibility("default")]] f16 {
   }
 };
 
+// As many of them as a vector has floats.
+KH_INLINE vfloat load(const bf16* from) {
+  typedef uint16_t vbits __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
+  typedef uint32_t vwide __attribute__((vector_size(kLanes * 4)));
+  return reinterpret_cast<vfloat>(__builtin_convertvector(*reinterpret_cast<const vbits*>(from), vwide) << 16);
+}
+KH_INLINE vfloat load(const f16* from) {
+  vfloat wide;
+#if defined(__x86_64__) && (defined(__AVX512F__) || (defined(__AVX2__) && defined(__F16C__)))
+  typedef uint16_t vbits __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
+  asm("vcvtph2ps %1, %0" : "=v"(wide) : "m"(*reinterpret_cast<const vbits*>(from)));
+#else
+  for (int64_t i = 0; i < kLanes; ++i) wide[i] = static_cast<float>(from[i]);
+#endif
+  return wide;
+}
+
 }  // namespace kh

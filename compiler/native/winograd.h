@@ -172,7 +172,7 @@ void conv_winograd(const ConvShape& shape, const Pixels& x, const float* packed,
       const int64_t block = task / chunks, chunk = task % chunks;
       const int64_t first = block * size, count = std::min(size, tiles.count - first);
       if (count <= 0) continue;
-      const Blocks split(count);
+      const Blocks split(count, kRows);
       if (filled != block) {
         transform_inputs(shape, x, tiles, first, count, split.height, input, apart);
         filled = block;

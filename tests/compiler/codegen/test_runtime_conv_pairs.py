@@ -1,4 +1,4 @@
-"""The runtime's convolution of bfloat16 in pairs of channels against torch's in float64."""
+"""The runtime's convolution of bfloat16 in pairs of channels, and on AMX, against torch's in float64."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ int64_t is_paired(const int64_t* s) { return kh::is_paired(shape(s)); }
 int64_t conv_packed_size(const int64_t* s) { return kh::conv_pairs_packed_size(shape(s)); }
 void conv_pack(const int64_t* s, const kh::bf16* w, const int64_t* strides, float* packed) {
   kh::conv_pack_pairs(shape(s), w, strides, packed); }
-void conv(const int64_t* s, const kh::bf16* x, const int64_t* strides, const float* packed, float* y) {
+void conv(bool amx, const int64_t* s, const kh::bf16* x, const int64_t* strides, const float* packed, float* y) {
   const int64_t o = s[2];
-  kh::conv_pairs(shape(s), x, strides, packed, [=](int64_t i, int64_t j, int64_t count, const float* acc) {
+  auto add = [=](int64_t i, int64_t j, int64_t count, const float* acc) {
     for (int64_t c = 0; c < count; ++c) y[i * o + j + c] += acc[c];
-  });
+  };
+  if (amx == kh::has_amx()) return kh::conv_pairs(shape(s), x, strides, packed, add);
+  kh::conv_product<kh::Pairs>(kh::paired(shape(s)), kh::pairs_last(shape(s), x, strides), packed, add);
 }
+int64_t has_amx() { return kh::has_amx(); }
 void set_threads(int64_t n) { omp_set_num_threads(static_cast<int>(n)); }
 }
 """
@@ -42,8 +45,16 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     found = build(tmp_path_factory.mktemp("pairs"), "pairs", SOURCE, targets()[0])
-    found.is_paired.restype = found.conv_packed_size.restype = ctypes.c_int64
+    found.is_paired.restype = found.conv_packed_size.restype = found.has_amx.restype = ctypes.c_int64
     return found
+
+
+@pytest.fixture(params=["pairs", "amx"])
+def amx(request: pytest.FixtureRequest, library: ctypes.CDLL) -> bool:
+    """Whether products are on AMX."""
+    if request.param == "amx" and not library.has_amx():
+        pytest.skip("needs a processor with AMX for bfloat16")
+    return request.param == "amx"
 
 
 def numbers(library, x, weight, stride, pads, dilation, groups):
@@ -57,7 +68,7 @@ def numbers(library, x, weight, stride, pads, dilation, groups):
     return record, (n, *out, o)
 
 
-def convolve(library, x, weight, stride, pads, dilation, groups):
+def convolve(library, amx, x, weight, stride, pads, dilation, groups):
     """As in test_runtime_conv, of tensors of bfloat16 (n, c, d, h, w) in any memory order."""
     shape, result = numbers(library, x, weight, stride, pads, dilation, groups)
     assert library.is_paired(*arguments(shape))
@@ -66,7 +77,12 @@ def convolve(library, x, weight, stride, pads, dilation, groups):
     library.conv_pack(*arguments(shape), ctypes.c_void_p(weight.data_ptr()), *arguments(w_strides, packed))
     x_strides = np.array([x.stride(i) for i in (0, 2, 3, 4, 1)], np.int64)
     y = np.zeros(result, np.float32)
-    library.conv(*arguments(shape), ctypes.c_void_p(x.data_ptr()), *arguments(x_strides, packed, y))
+    library.conv(
+        ctypes.c_bool(amx),
+        *arguments(shape),
+        ctypes.c_void_p(x.data_ptr()),
+        *arguments(x_strides, packed, y),
+    )
     padding = [side for b, a in reversed(list(zip(*pads, strict=True))) for side in (b, a)]
     wide = torch.nn.functional.pad(x.double(), padding)
     expected = torch.nn.functional.conv3d(
@@ -84,27 +100,32 @@ def tensor(shape, channels_last):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_kinds(library, case, channels_last):
+def test_kinds(library, amx, case, channels_last):
     c, o, groups, size, kernel, stride, pads, dilation = CASES[case]
     torch.manual_seed(0)
     library.set_threads(*arguments(2))
     x, weight = tensor((2, c, *size), channels_last), tensor((o, c // groups, *kernel), not channels_last)
     shape, _ = numbers(library, x, weight, stride, pads, dilation, groups)
     if not library.is_paired(*arguments(shape)):
-        assert c // groups % 2 or "3x3" in case or "groups of" in case or "depthwise" in case
+        assert (
+            c // groups % 2
+            or ("3x3" in case and not library.has_amx())
+            or "groups of" in case
+            or "depthwise" in case
+        )
         return
-    actual, expected = convolve(library, x, weight, stride, pads, dilation, groups)
+    actual, expected = convolve(library, amx, x, weight, stride, pads, dilation, groups)
     assert_close(actual, expected, c // groups * np.prod(kernel))
 
 
 @pytest.mark.parametrize("first", [8, 9])
-def test_a_slice_of_channels_and_pixels(library, first):
+def test_a_slice_of_channels_and_pixels(library, amx, first):
     """Also one that begins in the middle of a pair, and lines of an odd number of elements."""
     torch.manual_seed(1)
     base = torch.randn(2, 1, 12, 14, 63).bfloat16()
     x = base[:, :, 1:-1, ::2, first : first + 32].movedim(-1, 1)
     weight = torch.randn(24, 32, 1, 1, 1).bfloat16()
     zero = ((0, 0, 0), (0, 0, 0))
-    assert_close(*convolve(library, x, weight, ONE, zero, ONE, 1), 32)
+    assert_close(*convolve(library, amx, x, weight, ONE, zero, ONE, 1), 32)
     even = torch.randn(2, 1, 12, 14, 64).bfloat16()[..., first : first + 32].movedim(-1, 1)
-    assert_close(*convolve(library, even, weight, (1, 2, 2), zero, ONE, 1), 32)
+    assert_close(*convolve(library, amx, even, weight, (1, 2, 2), zero, ONE, 1), 32)
