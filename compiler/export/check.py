@@ -37,6 +37,7 @@ from kernels_hub.compiler.ir.binding import bind_shapes
 from kernels_hub.compiler.ir.dims import Dim, Symbol, dim_symbols
 from kernels_hub.compiler.ir.evaluate import evaluate
 from kernels_hub.compiler.ir.extrema import substitute
+from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.types import Array
 from kernels_hub.compiler.judging import Judge
 from kernels_hub.compiler.judging.timing import gain
@@ -126,6 +127,7 @@ def _checked(kernel: Any, layer: str, source: Source, *, benchmark: bool, severa
     forward = getattr(kernel.layers, layer).forward
     cases = []
     patient = True
+    rounding = _rounding(source.graph)
     for seed, sizes in enumerate(_sizes(source)):
         example = _example(source, module, sizes, seed)
 
@@ -152,12 +154,16 @@ def _checked(kernel: Any, layer: str, source: Source, *, benchmark: bool, severa
                     f"{layer}: the original raised {type(error).__name__} for {_shown(sizes)}, which the declared "
                     f"dims allow: {error}; give the dims the range that it takes"
                 ) from error
-            original = _compared(found, expected, layer, sizes, "the original module", exact.call)
+            original = _compared(
+                found, expected, layer, sizes, "the original module", exact.call, rounding=rounding
+            )
         oracle = None
         if patient:
             started = time.monotonic()
             judged = _judged(source, example)
-            oracle = _compared(_outputs(source, *found), judged, layer, sizes, "the oracle", exact.outputs)
+            oracle = _compared(
+                _outputs(source, *found), judged, layer, sizes, "the oracle", exact.outputs, rounding=rounding
+            )
             patient = time.monotonic() - started < _ORACLE_S
         eager_ms, compiled_ms, ratio = (
             _timed(eager, compiled) if benchmark and original is not None else (None, None, None)
@@ -487,9 +493,12 @@ def _compared(
     sizes: Mapping[str, int],
     what: str,
     exact: Callable[[], Any] | None = None,
+    *,
+    rounding: float = 0.0,
 ) -> float:
     """The largest error of all outputs. exact: the outputs in float32, or None, asked for where an error is large.
 
+    rounding: see `_rounding`.
     Raises EngineError where one is too large.
     """
     ours, theirs = _tensors(result), _tensors(expected)
@@ -499,7 +508,7 @@ def _compared(
             found = f"{one.dtype}{list(one.shape)}, not {other.dtype}{list(other.shape)}"
             raise EngineError(f"layer {layer} gives {found} of {what}, for {_shown(sizes)}")
         error = largest_error(one, other)
-        if not _agree(one, other, error, exact, index):
+        if not _agree(one, other, error, exact, index, rounding):
             raise EngineError(
                 f"layer {layer} differs from {what} by {error:.2g} of the largest magnitude, for {_shown(sizes)}: "
                 "a defect of the compiler; nothing was written"
@@ -509,15 +518,33 @@ def _compared(
 
 
 def _agree(
-    tensor: torch.Tensor, other: torch.Tensor, error: float, exact: Callable[[], Any] | None, index: int
+    tensor: torch.Tensor,
+    other: torch.Tensor,
+    error: float,
+    exact: Callable[[], Any] | None,
+    index: int,
+    rounding: float,
 ) -> bool:
     bound = tolerance(tensor.dtype).layer
     if error <= bound:
         return True
-    if tensor.dtype not in _NARROW or exact is None or (outputs := exact()) is None:
+    narrow = tensor.dtype in _NARROW
+    if not (narrow or rounding) or exact is None or (outputs := exact()) is None:
         return False
     truth = _tensors(outputs)[index]
-    return largest_error(tensor, truth) <= max(bound, min(_DEEP * bound, largest_error(other, truth)))
+    own = largest_error(other, truth)
+    if not narrow:
+        if own <= bound:  # it is computed of nothing that is rounded to 16 bits
+            return False
+        bound = rounding
+    return largest_error(tensor, truth) <= max(bound, min(_DEEP * bound, own))
+
+
+def _rounding(graph: Graph) -> float:
+    """The tolerance of what a graph computes in 16 bits: a wider result that depends on it may err as much."""
+    results = (value.dtype.name for node in graph.live() if node.operands for value in node.results)
+    narrow = {str(dtype).removeprefix("torch.") for dtype in _NARROW}
+    return max((tolerance(name).layer for name in set(results) & narrow), default=0.0)
 
 
 def _tensors(tree: object) -> list[torch.Tensor]:

@@ -59,6 +59,20 @@ def test_refused(ours: torch.Tensor, theirs: torch.Tensor) -> None:
         compared(ours, theirs)
 
 
+def test_a_wide_result_of_what_is_rounded_may_err_as_much() -> None:
+    """Such as a state in float32 that a model in bfloat16 keeps."""
+
+    def state(ours: float, theirs: float) -> float:
+        pair = (off(ours, torch.float32),), (off(theirs, torch.float32),)
+        rounding = tolerance("bfloat16").layer
+        return _compared(*pair, "Layer", {}, "the original module", lambda: TRUTH, rounding=rounding)
+
+    assert state(0.02, -0.01) == pytest.approx(0.03, rel=0.02)
+    for ours, theirs in ((0.02, 0.0), (0.1, 0.02), (torch.nan, 0.02)):  # the original does not err, or less
+        with pytest.raises(EngineError, match="differs from the original module"):
+            state(ours, theirs)
+
+
 def test_refused_where_the_original_does_not_run_in_float32() -> None:
     with pytest.raises(EngineError, match="differs from the original module"):
         compared(off(-0.05), off(0.08), truth=None)
