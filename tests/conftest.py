@@ -4,8 +4,11 @@ door), and each process sees the same ones in the same order.
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections import Counter
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
@@ -51,6 +54,23 @@ def pytest_configure(config: pytest.Config) -> None:
     """Tell fuzzers, which read it when they are collected, how long they may take."""
     if config.getoption("--exhaustive"):
         os.environ["KERNELS_HUB_TEST_EXHAUSTIVE"] = "1"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what the processes of a session would make again and again.
+
+    Bytecode of tests and library is written, even where PYTHONDONTWRITEBYTECODE is set, as in many containers: else
+    each of hundreds of processes that import the library compiles it. What is there after collection stays until the
+    end: a million objects, on which every collection of garbage would spend half a second.
+    """
+    writes_none, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = writes_none
+        gc.collect()
+        gc.freeze()
 
 
 def longest_first(items: list[pytest.Item]) -> None:

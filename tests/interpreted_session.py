@@ -66,7 +66,7 @@ def run_interpreted(files: Sequence[Path], folder: Path) -> None:
 def mark(items: Iterable[pytest.Item], folder: Path) -> None:
     """Mark the tests of a folder: `gpu` on a GPU; under the interpreter those that were marked so are skipped."""
     for item in items:
-        if folder not in item.path.parents:
+        if not item.path.is_relative_to(folder):
             continue
         if not INTERPRETED:
             item.add_marker(pytest.mark.gpu)
