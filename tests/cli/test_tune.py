@@ -26,6 +26,7 @@ from kernels_hub.compiler.search import search as searching
 from kernels_hub.compiler.search.candidate import Measured, SearchCandidate
 from kernels_hub.compiler.search.result import SearchResult, Standing, Tried
 from tests.cli.conftest import Run
+from tests.runtime_objects import share_runtime_objects
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,7 +56,7 @@ needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runtime of the generated C++ is compiled once for all tests."""
-    return tmp_path_factory.mktemp("cache")
+    return share_runtime_objects(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ import pytest
 
 from kernels_hub.compiler.onnx_backend import KernelsHubBackend, PreparedModel
 from kernels_hub.compiler.runtime.toolchain import find_compiler
+from tests.runtime_objects import share_runtime_objects
 
 LISTED = tomllib.loads((Path(__file__).parent / "importers" / "onnx_backend_failures.toml").read_text())
 FAILING = {case for group in LISTED["failures"] for case in group["cases"]}
@@ -87,7 +88,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of these tests for what is compiled, and for the large models."""
     folder = tmp_path_factory.mktemp("onnx")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KERNELS_HUB_CACHE", str(folder / "cache"))
+        patch.setenv("KERNELS_HUB_CACHE", str(share_runtime_objects(folder / "cache")))
         patch.setenv("ONNX_HOME", str(folder))
         yield folder
 

@@ -26,6 +26,7 @@ from kernels_hub.cxx_compiler import find_compiler
 from kernels_hub.files import cache_folder
 from tests.combinations import first
 from tests.compiler.importers.test_onnx_variants import CHOSEN, HALVED, parse
+from tests.runtime_objects import share_runtime_objects
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
@@ -51,8 +52,8 @@ def example(rows: int) -> np.ndarray:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """A folder whose "product.onnx" is there; the cache is new, and lies below, too."""
-    monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path / "cache"))
+    """A folder whose "product.onnx" is there; the cache is new but for the runtime, and lies below, too."""
+    monkeypatch.setenv("KERNELS_HUB_CACHE", str(share_runtime_objects(tmp_path / "cache")))
     onnx.save(product(), tmp_path / "product.onnx")
     return tmp_path
 

@@ -38,6 +38,7 @@ from kernels_hub.compiler.errors import PlanError
 from kernels_hub.compiler.plan.tuning_database import TuningDatabase
 from kernels_hub.compiler.runtime.toolchain import find_compiler
 from tests.running_hub import RunningHub, start_hub
+from tests.runtime_objects import share_runtime_objects
 from tests.tolerances import assert_close
 from tests.written_before.make import LARGE, LAYER, MODEL, ORGANISATION, command, run_process, unpack
 from tests.written_before.models import normed_mlp, wave
@@ -389,6 +390,7 @@ def test_a_store_of_compiled_layers(written: Written) -> None:
     """Its entries load as repositories; a process that uses the store does not harm them."""
     cache = written.scratch / "cache"
     cache.mkdir()
+    share_runtime_objects(cache)
     store = unpack(written.folder / "layer_store.tar.xz", cache / "layers")
     (call,) = (store / "calls").iterdir()
     entry = store / call.read_text()

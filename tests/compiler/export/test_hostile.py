@@ -33,6 +33,7 @@ from kernels_hub.repository.card import write_card as write_release_card
 from kernels_hub.repository.interface import read_interface
 from tests.compiler.export.emitted_layers import write_onnx
 from tests.compiler.hostile_names import canaries, cpp_tokens, hostile_texts, python_tokens, without_sizes
+from tests.runtime_objects import share_runtime_objects
 
 TEXTS = [one for one in hostile_texts() if len(one) < 4096 and "\ud800" not in one]
 
@@ -154,7 +155,7 @@ def hostile(tmp_path_factory):
     hostile_onnx(folder / "model.onnx", canaries())
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setenv("KERNELS_HUB_CACHE", str(folder / "cache"))
+        patch.setenv("KERNELS_HUB_CACHE", str(share_runtime_objects(folder / "cache")))
         emitted = emit_layer(
             folder / "model.onnx", layer_name="Block", out=folder / "block", benchmark=False, interpret=True
         )

@@ -28,6 +28,7 @@ from kernels_hub.compiler.runtime.toolchain import find_compiler
 from kernels_hub.kernelization import jit
 from kernels_hub.kernelization.jit_compilations import program_of
 from tests.compiler.export.emitted_layers import GatedMLP
+from tests.runtime_objects import share_runtime_objects
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
@@ -239,6 +240,7 @@ def test_other_processes_find_it(tmp_path: Path) -> None:
         "OMP_NUM_THREADS": "1",
     }
     environment.pop("KERNELS_HUB_CACHE", None)
+    share_runtime_objects(tmp_path / "cache" / "kernels_hub")
 
     def start() -> subprocess.Popen[str]:
         return subprocess.Popen(
