@@ -16,6 +16,7 @@ from kernels_hub import LocalLayerRepository, load_kernel_mapping, use_kernel_ma
 from kernels_hub.compiler.jit import store as layer_store
 from kernels_hub.kernelization import jit
 from kernels_hub.kernelization import mapping as mapping_module
+from tests.warm_exporter import warm_exporter
 
 RepositoryMaker = Callable[..., Path]
 
@@ -109,6 +110,7 @@ def compiled_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def mapping_compiled(compiled_layers: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The shipped mapping `compiled`, with a store that begins empty."""
+    warm_exporter()
     monkeypatch.setattr(layer_store, "store_folder", lambda: compiled_layers)
     jit._forward_of.cache_clear()
     with use_kernel_mapping(load_kernel_mapping("compiled"), inherit_mapping=False), torch.no_grad():

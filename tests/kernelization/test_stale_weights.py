@@ -35,6 +35,7 @@ from kernels_hub.kernelization import jit
 from kernels_hub.kernelization.bind import weights_protocol
 from tests.combinations import first
 from tests.kernelization.weight_writes import COUNTED, UNCOUNTED, Place, by_data
+from tests.warm_exporter import warm_exporter
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers")
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -273,6 +274,7 @@ def kind_of(name: str, strict: bool) -> Kind:
 @pytest.fixture(autouse=True, scope="module")
 def _store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What is compiled here is kept for this module's tests."""
+    warm_exporter()
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("layers")
         patch.setattr(layer_store, "store_folder", lambda: folder)
