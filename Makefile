@@ -4,8 +4,8 @@
 #   make demo      real models, before and after kernelize; one as an ONNX file; layers compiled and published
 #   make test      lint, types and tests, as in continuous integration
 #   make test-oldest  the tests that depend on PyTorch and Triton, with the oldest PyTorch that is supported
-#   make test-all  the same with the tests that are too long for every change, and the suite with each
-#                  PyTorch of RELEASES, every one in an environment of its own (7 GB each)
+#   make test-all  the same with the tests that are too long for every change, those of the Hub with PostgreSQL, and
+#                  the suite with each PyTorch of RELEASES, every one in an environment of its own (7 GB each)
 #   make newest    the suite with the newest release of everything: what breaks, and the new constraints.txt
 #   make format    let ruff rewrite the sources
 #   make docs      the documentation site, in build/site/
@@ -56,6 +56,7 @@ test: lint types unit
 
 test-all: lint types
 	$(MAKE) unit ARGS="--exhaustive $(ARGS)"
+	$(MAKE) unit ARGS="--exhaustive --hub-database postgresql tests/server tests/hub $(ARGS)"
 	@failed=; for release in $(RELEASES); do \
 		echo "== torch $$release"; \
 		$(MAKE) unit BIN= TORCH=$$release VENV=.venvs/torch-$$release || failed="$$failed $$release"; \

@@ -17,7 +17,6 @@ import json
 import os
 import random
 import socket
-import sqlite3
 import statistics
 import sys
 import tempfile
@@ -208,9 +207,9 @@ def large_commits(hub: RunningHub, token: str, path: str) -> dict[str, Any]:
     }
 
 
-def fill(root: Path, count: int) -> None:
-    """A root with many repositories: rows, and as their content that of a few real ones."""
-    with Hub(root, create=True) as hub:
+def fill(root: Path, count: int, database: str | None = None) -> None:
+    """A root with many repositories: rows, in SQLite or a database, and as their content that of a few real ones."""
+    with Hub(root, create=True, database=database) as hub:
         hub.accounts.add_user("ada")
         hub.accounts.add_organisation("acme", "ada")
         real = hub.changes.create("kernel", "acme", "real", private=False, author="ada")
@@ -220,19 +219,19 @@ def fill(root: Path, count: int) -> None:
         hub.search.shown(Caller(), Wanted(), 0, 10)
         document = hub.database.row("SELECT document FROM search WHERE repository = ?", real.id)
         assert document is not None
-    chance = random.Random(1)
-    with contextlib.closing(sqlite3.connect(root / "hub.sqlite")) as rows, rows:
-        for number in range(count - 1):
-            identifier, private = f"{number:032x}", int(number % 10 == 0)
-            rows.execute(
-                "INSERT INTO repositories VALUES (?, 'kernel', 'acme', ?, ?, '', ?)",
-                (identifier, f"repo-{number}", private, chance.random()),
-            )
-            words = f"kernels for layer{number} on every device, with silu, mul and norms layer{number}"
-            rows.execute(
-                "UPDATE search SET stale = 0, words = ?, document = ? WHERE repository = ?",
-                (words, document["document"], identifier),
-            )
+        chance = random.Random(1)
+        with hub.database.transaction():
+            for number in range(count - 1):
+                identifier, private = f"{number:032x}", int(number % 10 == 0)
+                hub.database.change(
+                    "INSERT INTO repositories VALUES (?, 'kernel', 'acme', ?, ?, '', ?)",
+                    *(identifier, f"repo-{number}", private, chance.random()),
+                )
+                words = f"kernels for layer{number} on every device, with silu, mul and norms layer{number}"
+                hub.database.change(
+                    "UPDATE search SET stale = 0, words = ?, document = ? WHERE repository = ?",
+                    *(words, document["document"], identifier),
+                )
 
 
 def search(hub: RunningHub) -> dict[str, Any]:

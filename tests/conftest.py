@@ -8,10 +8,12 @@ import gc
 import os
 import sys
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
+
+from tests import hub_databases, postgresql_server
 
 # Before huggingface_hub is imported, which reads them once. Subprocesses inherit them.
 os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
@@ -41,12 +43,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--exhaustive`, which `make test-all` passes."""
+    """Add `--exhaustive` and `--hub-database`, which `make test-all` passes."""
     parser.addoption(
         "--exhaustive",
         action="store_true",
         default=False,
         help="run the tests marked exhaustive, and give fuzzers their long budget",
+    )
+    parser.addoption(
+        "--hub-database",
+        choices=(hub_databases.SQLITE, hub_databases.POSTGRESQL),
+        help="where every Hub of the tests has its rows; by default SQLite, and tests marked each_database both",
     )
 
 
@@ -54,6 +61,36 @@ def pytest_configure(config: pytest.Config) -> None:
     """Tell fuzzers, which read it when they are collected, how long they may take."""
     if config.getoption("--exhaustive"):
         os.environ["KERNELS_HUB_TEST_EXHAUSTIVE"] = "1"
+    if config.getoption("--hub-database") == hub_databases.POSTGRESQL and (
+        lacking := postgresql_server.missing()
+    ):
+        raise pytest.UsageError(f"--hub-database postgresql {lacking}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def rows_of_all(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where the Hubs of the whole session have their rows; at its end, PostgreSQL stops."""
+    if request.config.getoption("--hub-database") == hub_databases.POSTGRESQL:
+        with hub_databases.rows_in(hub_databases.POSTGRESQL):
+            yield
+    else:
+        yield
+    hub_databases.stop()
+
+
+@pytest.fixture(autouse=True)
+def rows_in(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where the Hubs of one test have their rows; its databases go with it."""
+    wanted = getattr(request, "param", None)
+    if wanted == hub_databases.POSTGRESQL and (lacking := postgresql_server.missing()):
+        pytest.skip(lacking)
+    if wanted is None:
+        yield
+    else:
+        with hub_databases.rows_in(wanted):
+            yield
+    if (folder := request.node.funcargs.get("tmp_path")) is not None:
+        hub_databases.drop(folder)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -85,16 +122,29 @@ def longest_first(items: list[pytest.Item]) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is too long for every change, unless it is asked for; it is not counted as skipped."""
     longest_first(items)
+    if config.getoption("--hub-database") == hub_databases.POSTGRESQL:
+        _deselect(config, items, "sqlite")
     if os.environ.get("KERNELS_HUB_TEST_EXHAUSTIVE") == "1":
         return
-    long = [item for item in items if item.get_closest_marker("exhaustive")]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+    _deselect(config, items, "exhaustive")
+
+
+def _deselect(config: pytest.Config, items: list[pytest.Item], mark: str) -> None:
+    left = [item for item in items if item.get_closest_marker(mark)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not item.get_closest_marker(mark)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Refuse parameters in a set: processes that share the tests out would have them in different orders."""
+    """Run what is marked so on each database.
+
+    Parameters in a set are refused: processes that share the tests out would have them in different orders.
+    """
+    marked = metafunc.definition.get_closest_marker
+    if marked("each_database") and not marked("sqlite") and not metafunc.config.getoption("--hub-database"):
+        databases = (hub_databases.SQLITE, hub_databases.POSTGRESQL)
+        metafunc.parametrize("rows_in", databases, indirect=True)
     for mark in metafunc.definition.iter_markers("parametrize"):
         if isinstance(mark.args[1], (set, frozenset)):
             raise pytest.UsageError(

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from kernels_hub.server.hub import Hub
+from tests import hub_databases
 
 _ANNOUNCED = re.compile(r"kernels-hub serve: (https?://\S+) root ")
 _ACCESS = re.compile(
@@ -52,6 +53,8 @@ class RunningHub:
         self._start_of_log = self.log.stat().st_size if self.log.exists() else 0
         self._tokens: dict[tuple[str, str, str | None], str] = {}
         self._ended = False
+        if (address := hub_databases.new_address(root)) is not None:
+            options.setdefault("database", address)
         settings = json.dumps({"workers": workers, **options})
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

@@ -11,13 +11,22 @@ from typing import Annotated, Any
 import typer
 
 from kernels_hub.cli.hub_releases import administrator, release, restore_repository, show_log
-from kernels_hub.cli.hub_root import Named, OfType, Root, find_repository, opened_root
+from kernels_hub.cli.hub_root import (
+    Database,
+    Named,
+    OfType,
+    Root,
+    find_repository,
+    given_database,
+    opened_root,
+    server_parts,
+)
 from kernels_hub.cli.output import AsJson, echo, print_columns, print_fields, print_json
 from kernels_hub.errors import KernelsHubError
 
 _OPTIONS: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
 
-hub = typer.Typer(help="Administer a Hub of one's own: accounts, tokens, upkeep.", **_OPTIONS)
+hub = typer.Typer(**_OPTIONS)
 user = typer.Typer(help="Users.", **_OPTIONS)
 org = typer.Typer(help="Organisations, their members, the trusted-publisher flag.", **_OPTIONS)
 token = typer.Typer(help="Access tokens.", **_OPTIONS)
@@ -29,6 +38,12 @@ hub.add_typer(token, name="token")
 hub.add_typer(release, name="release")
 hub.command("log")(show_log)
 repo.command("restore")(restore_repository)
+
+
+@hub.callback()
+def _options(database: Database = None) -> None:
+    """Administer a Hub of one's own: accounts, tokens, upkeep."""
+    given_database.set(database)
 
 
 def _day(seconds: float) -> str:
@@ -346,3 +361,23 @@ def backup(target: Annotated[Path, typer.Argument(help="A new folder.")], root: 
 
         copy(opened, target)
     echo(f"{target} is a copy of {root}; to go back to it, serve it")
+
+
+@hub.command("migrate")
+def migrate_rows(
+    to: Annotated[str, typer.Option(help="postgresql://user@host:port/name, an empty database; or sqlite.")],
+    root: Root,
+    as_json: AsJson = False,
+) -> None:
+    """Move accounts, repositories and logs to another database; git data and large files stay in the root."""
+    with server_parts():
+        from kernels_hub.server.database.address import without_password
+        from kernels_hub.server.migration import migrate
+    copied = migrate(root, to, database=given_database.get())
+    if as_json:
+        print_json([asdict(item) for item in copied])
+    else:
+        print_columns((item.table, f"{item.rows} rows", item.digest[:16]) for item in copied)
+        echo(
+            f"the rows of {root} are in {'hub.sqlite' if to == 'sqlite' else without_password(to)} from now on"
+        )

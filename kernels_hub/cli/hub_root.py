@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,26 +16,47 @@ if TYPE_CHECKING:
     from kernels_hub.server.hub import Hub
     from kernels_hub.server.repositories import Repository
 
+Database = Annotated[
+    str | None,
+    typer.Option(
+        envvar="KERNELS_HUB_DATABASE",
+        show_envvar=True,
+        help="postgresql://user@host:port/name: where the rows of a new root go; a root remembers it. The password "
+        "is in PGPASSWORD or ~/.pgpass.",
+    ),
+]
+given_database: ContextVar[str | None] = ContextVar("given_database", default=None)
+"""What `kernels-hub hub --database` was given, or the environment says."""
 Root = Annotated[Path, typer.Option("--root", help="The Hub's folder.")]
 Named = Annotated[str, typer.Argument(metavar="ORG/NAME")]
 OfType = Annotated[str, typer.Option("--type", help="kernel or model.")]
 
 
 @contextmanager
-def opened_root(root: Path, *, create: bool = False) -> Iterator[Hub]:
-    """A Hub's root, beside the servers that run on it. What the server would refuse becomes a KernelsHubError."""
+def server_parts() -> Iterator[None]:
+    """Around imports of the server: what it needs and is not there becomes a KernelsHubError."""
     try:
-        from kernels_hub.server.hub import Hub
-        from kernels_hub.server.refusal import Refusal
+        yield
     except ModuleNotFoundError as error:
         raise KernelsHubError(
             f"serving a Hub needs {error.name}; pip install 'kernels-hub[serve]' brings it"
         ) from error
-    with Hub(root, create=create) as opened:
+
+
+@contextmanager
+def opened_root(root: Path, *, create: bool = False) -> Iterator[Hub]:
+    """A Hub's root, beside the servers that run on it. What the server would refuse becomes a KernelsHubError."""
+    with server_parts():
+        from kernels_hub.server.database import DatabaseError
+        from kernels_hub.server.hub import Hub
+        from kernels_hub.server.refusal import Refusal
+    with Hub(root, create=create, database=given_database.get()) as opened:
         try:
             yield opened
         except Refusal as refusal:
             raise KernelsHubError(refusal.message) from refusal
+        except DatabaseError as error:
+            raise KernelsHubError(f"{opened.database.name} failed: {error}") from error
 
 
 def find_repository(opened: Hub, name: str, kind: str) -> Repository:

@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from kernels_hub.cli.hub_root import Database
 from kernels_hub.cli.output import echo
 from kernels_hub.errors import KernelsHubError
 
 
 def serve(
     root: Annotated[Path, typer.Option(help="The Hub's folder; made where there is none.")],
+    database: Database = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Processes on the same root.")] = 1,
@@ -94,6 +96,7 @@ def serve(
     run(
         Serve(
             root=root,
+            database=database,
             host=host,
             port=port,
             workers=workers,

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import sqlite3
 import string
 import time
 from dataclasses import dataclass
 
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.audit import Audit, utc
-from kernels_hub.server.database import Database
+from kernels_hub.server.database import Database, Row, RowConflictError
 from kernels_hub.server.paths import checked_account_name, is_name
 from kernels_hub.server.refusal import Refusal
 
@@ -92,7 +91,7 @@ class Accounts:
             self._database.change(
                 "INSERT INTO accounts VALUES (?, ?, ?, ?)", name, kind, int(trusted), time.time()
             )
-        except sqlite3.IntegrityError:
+        except RowConflictError:
             raise KernelsHubError(
                 f"there is an account {name!r} already (case does not count, and users and organisations share names)"
             ) from None
@@ -113,7 +112,7 @@ class Accounts:
             )
         with self._database.transaction():
             self._database.change(
-                "DELETE FROM members WHERE organisation = ? AND user = ?", organisation, user
+                'DELETE FROM members WHERE organisation = ? AND "user" = ?', organisation, user
             )
             if role is not None:
                 self._database.change("INSERT INTO members VALUES (?, ?, ?)", organisation, user, role)
@@ -165,12 +164,14 @@ class Accounts:
 
     def members(self, organisation: str) -> list[Membership]:
         """Who belongs to an organisation."""
-        rows = self._database.rows("SELECT * FROM members WHERE organisation = ? ORDER BY user", organisation)
+        rows = self._database.rows(
+            'SELECT * FROM members WHERE organisation = ? ORDER BY "user"', organisation
+        )
         return [Membership(row["organisation"], row["user"], row["role"]) for row in rows]
 
     def organisations_of(self, user: str) -> list[Membership]:
         """What a user belongs to."""
-        rows = self._database.rows("SELECT * FROM members WHERE user = ? ORDER BY organisation", user)
+        rows = self._database.rows('SELECT * FROM members WHERE "user" = ? ORDER BY organisation', user)
         return [Membership(row["organisation"], row["user"], row["role"]) for row in rows]
 
     def role_in(self, namespace: str, user: str) -> str | None:
@@ -178,7 +179,7 @@ class Accounts:
         if namespace.lower() == user.lower():
             return "admin"
         row = self._database.row(
-            "SELECT role FROM members WHERE organisation = ? AND user = ?", namespace, user
+            'SELECT role FROM members WHERE organisation = ? AND "user" = ?', namespace, user
         )
         return str(row["role"]) if row else None
 
@@ -224,9 +225,9 @@ class Accounts:
         """Every token, or a user's, oldest first."""
         if user is not None:
             user = self.required(user, "user").name
-        rows = self._database.rows(
-            "SELECT * FROM tokens WHERE ?1 IS NULL OR user = ?1 ORDER BY created", user
-        )
+            rows = self._database.rows('SELECT * FROM tokens WHERE "user" = ? ORDER BY created', user)
+        else:
+            rows = self._database.rows("SELECT * FROM tokens ORDER BY created")
         return [_token(row) for row in rows]
 
     def remove_token(self, identifier: str) -> Token:
@@ -261,15 +262,15 @@ def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
-def _valid(row: sqlite3.Row | None) -> Token | None:
+def _valid(row: Row | None) -> Token | None:
     if row is None or (row["expires"] is not None and row["expires"] <= time.time()):
         return None
     return _token(row)
 
 
-def _account(row: sqlite3.Row) -> Account:
+def _account(row: Row) -> Account:
     return Account(row["name"], row["kind"], bool(row["trusted"]), row["created"])
 
 
-def _token(row: sqlite3.Row) -> Token:
+def _token(row: Row) -> Token:
     return Token(row["id"], row["user"], row["role"], row["repository"], row["created"], row["expires"])

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import signal
-import sqlite3
 import sys
 import threading
 import time
@@ -29,6 +28,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from kernels_hub.server import api_account, api_git, api_repositories, downloads, lfs_api
 from kernels_hub.server.call import HubRequest, Route, json_response
+from kernels_hub.server.database import DatabaseFullError, UnavailableError
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.limits import Limits, RateLimit
 from kernels_hub.server.logs import masked_path, set_up_logs
@@ -275,8 +275,13 @@ def _failure(error: Exception, request: str) -> Refusal:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         log.error("request %s: the disk is full", request)
         return Refusal(507, "The server's disk is full; nothing was changed, tell its administrator")
-    if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
+    if isinstance(error, DatabaseFullError):
         return Refusal(507, "The server's disk is full; nothing was changed, tell its administrator")
+    if isinstance(error, UnavailableError):
+        log.error("request %s: the database does not answer: %s", request, error)
+        return Refusal(
+            503, "The server's database does not answer now; try again", headers={"Retry-After": "2"}
+        )
     log.error("request %s failed", request, exc_info=error)
     return Refusal(500, f"The server failed; its log says more under {request}")
 
@@ -309,7 +314,7 @@ def create() -> App:
     # How long a thread that computes holds up the loop, each time; 5 ms by default.
     sys.setswitchinterval(_SWITCH_SECONDS)
     limits = Limits(**settings["limits"])
-    hub = Hub(Path(settings["root"]), limits=limits)
+    hub = Hub(Path(settings["root"]), limits=limits, database=settings["database"])
     hub.search.start()
     hub.downloads.start()
     if settings["workers"] > 1:

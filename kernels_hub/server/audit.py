@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 
 from kernels_hub.server.database import Database
+from kernels_hub.server.database.seam import ALL_ROWS
 
 START = "0" * 64
 _MOST_TEXT = 2000
@@ -110,7 +111,7 @@ class Audit:
     def records(self, *, last: int | None = None) -> list[AuditRecord]:
         """Every record, or the last few, oldest first."""
         rows = self._database.rows(
-            "SELECT document FROM audit_log ORDER BY number DESC LIMIT ?", -1 if last is None else last
+            "SELECT document FROM audit_log ORDER BY number DESC LIMIT ?", ALL_ROWS if last is None else last
         )
         return [AuditRecord(**json.loads(row["document"])) for row in reversed(rows)]
 

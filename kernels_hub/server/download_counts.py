@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import logging
 import re
-import sqlite3
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kernels_hub.server.database import Database
+from kernels_hub.server.database import Database, DatabaseError
+from kernels_hub.server.database.schema import Schema
 
 RECENT_DAYS = 30
-SCHEMA = """
+SCHEMA = Schema("""
 CREATE TABLE IF NOT EXISTS downloads (
     repository TEXT NOT NULL REFERENCES repositories ON DELETE CASCADE,
     day INTEGER NOT NULL,
@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS downloads (
     count INTEGER NOT NULL,
     PRIMARY KEY (repository, day, variant)
 ) WITHOUT ROWID;
-"""
+""")
 _SECONDS = 2.0
 _DAY = 24 * 3600
 _ENTRY_POINT = re.compile(r"build/([^/]+)/(?:([^/]+)/)?__init__\.py")
@@ -117,7 +117,7 @@ class DownloadCounts:
     def _try_to_flush(self) -> None:
         try:
             self.flush()
-        except sqlite3.Error:
+        except DatabaseError:
             _log.exception("downloads could not be counted; they are counted later")
 
     def stop(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kernels_hub.errors import KernelsHubError
 from kernels_hub.files import flush_folder
 from kernels_hub.server.refusal import Refusal
 
@@ -49,6 +50,26 @@ def try_lock(path: Path) -> int | None:
         return None
     except BaseException:
         os.close(descriptor)
+        raise
+    return descriptor
+
+
+def share(path: Path) -> int:
+    """Hold a lock file together with others: its descriptor (close it to let go).
+
+    Raises KernelsHubError while somebody has it alone.
+    """
+    import fcntl
+
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise KernelsHubError(
+                f"the rows of {path.parent} are being moved to another database; try again when that is done"
+            ) from error
         raise
     return descriptor
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Self
 
+from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.access import Access
 from kernels_hub.server.accounts import Accounts
 from kernels_hub.server.audit import Audit
 from kernels_hub.server.changes import Changes
-from kernels_hub.server.database import Database
+from kernels_hub.server.database import DatabaseError
+from kernels_hub.server.database.opening import open_database
 from kernels_hub.server.download_counts import SCHEMA as DOWNLOADS
 from kernels_hub.server.download_counts import DownloadCounts
+from kernels_hub.server.durable import share
 from kernels_hub.server.facets import SCHEMA as FACETS
 from kernels_hub.server.layout import RootPaths
 from kernels_hub.server.lfs import LargeFiles
@@ -26,6 +30,9 @@ from kernels_hub.server.sessions import Sessions
 from kernels_hub.server.signing import Signer
 from kernels_hub.server.store import Store
 
+SCHEMAS = (SCHEMA, FACETS, DOWNLOADS, SESSIONS)
+"""The tables of every part, besides those that all databases have."""
+
 
 class Hub:
     """The parts, wired. Safe from several threads, and on one root from several processes.
@@ -34,14 +41,32 @@ class Hub:
     ...     hub.accounts.add_user("ada")
     """
 
-    def __init__(self, root: Path, *, limits: Limits | None = None, create: bool = False) -> None:
+    def __init__(
+        self, root: Path, *, limits: Limits | None = None, create: bool = False, database: str | None = None
+    ) -> None:
+        """Open a root, or make one.
+
+        database: the address of the PostgreSQL database of the rows; a root remembers it, but for the password. A new
+            root without one has its rows in hub.sqlite.
+        """
         self.limits = limits or Limits()
-        self.layout = RootPaths.open(root, create=create)
-        self.database = Database(self.layout.database)
+        self.layout = RootPaths.open(root, create=create, database=database)
+        self._using: int | None = share(self.layout.using)
+        try:
+            self._open(database)
+        except BaseException as error:
+            os.close(self._using)
+            self._using = None
+            if isinstance(error, DatabaseError):
+                raise KernelsHubError(f"the database of {root} cannot be used: {error}") from error
+            raise
+
+    def _open(self, database: str | None) -> None:
+        self.database = open_database(self.layout, database)
         self.audit = Audit(self.database)
         self.accounts = Accounts(self.database, self.audit)
         self.repositories = Repositories(self.database, self.audit)
-        for schema in (SCHEMA, FACETS, DOWNLOADS, SESSIONS):
+        for schema in SCHEMAS:
             self.database.add(schema)
         self.sessions = Sessions(self.database, self.accounts, self.limits.session_seconds)
         self.access = Access(self.accounts, self.repositories)
@@ -71,6 +96,9 @@ class Hub:
         self.store.close()
         self.database.close()
         self.layout.close()
+        if self._using is not None:
+            os.close(self._using)
+            self._using = None
 
     def __enter__(self) -> Self:
         return self

@@ -1,6 +1,9 @@
 """Where everything lies under the root of a Hub.
 
-hub.sqlite            accounts, tokens, repositories, large files (rows)
+hub.sqlite            accounts, tokens, repositories, large files (rows), unless they are in PostgreSQL:
+database              then its address, without a password, and the root's id, which the database has too
+database.begun        the same of a migration that was begun, and is not done
+using                 a lock that whoever has the rows open shares, and a migration of the rows takes alone
 secret                the key that signs upload addresses
 repositories/<id>/    git/ (a bare repository) and lfs/ (large files by SHA-256)
 locks/<id>            one lock a repository
@@ -16,15 +19,27 @@ import secrets
 import shutil
 import threading
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.files import flush_folder, write_atomically
+from kernels_hub.server.database.address import checked, without_password
 from kernels_hub.server.durable import locked, try_lock
 
 FORMAT = "kernels-hub root 1\n"
+FORMAT_ELSEWHERE = "kernels-hub root 1, with its rows in the database that the file `database` names\n"
+"""Of roots with rows in PostgreSQL: versions that know hub.sqlite alone refuse it."""
 _FOLDERS = ("repositories", "locks", "incoming", "multipart", "orphans")
 _SECRET_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The database that has a root's rows: its address without a password, and the id that the root has there."""
+
+    address: str
+    root: str
 
 
 class RootPaths:
@@ -39,30 +54,38 @@ class RootPaths:
         self.incoming = self.root / "incoming"
         self.multipart = self.root / "multipart"
         self.orphans = self.root / "orphans"
+        self.using = self.root / "using"
+        self.marker = self.root / "FORMAT"
+        self.address = self.root / "database"
+        self.begun = self.root / "database.begun"
+        self.elsewhere: Elsewhere | None = None
+        """Where the rows are, if not in hub.sqlite."""
+        self.is_new = False
+        """Whether opening it made it."""
         self._own_lock: int | None = None
         self._own_folder: Path | None = None
         self._own_guard = threading.Lock()
 
     @classmethod
-    def open(cls, root: Path, *, create: bool = False) -> RootPaths:
+    def open(cls, root: Path, *, create: bool = False, database: str | None = None) -> RootPaths:
         """The layout of a root; with `create`, an empty or missing folder becomes one.
 
+        database: the address of the PostgreSQL database that has, or is to have, the rows.
         Raises KernelsHubError where there is no root, or a folder that holds something else.
         """
         layout = cls(root)
-        marker = layout.root / "FORMAT"
-        if marker.is_file():
-            if (text := marker.read_text()) != FORMAT:
-                raise KernelsHubError(
-                    f"{root} is a Hub's root of another format ({text.strip()!r}, this version writes "
-                    f"{FORMAT.strip()!r}); use the version of kernels-hub that made it"
-                )
+        if layout.marker.is_file():
+            layout._read_marker(database)
             if not layout.repositories.is_dir():
                 raise KernelsHubError(
                     f"{layout.repositories} is missing, which holds every repository; nothing was changed. Put it back "
                     "from a copy made by `kernels-hub hub backup`"
                 )
-            if not layout.database.is_file() and any(layout.repositories.iterdir()):
+            if (
+                layout.elsewhere is None
+                and not layout.database.is_file()
+                and any(layout.repositories.iterdir())
+            ):
                 raise KernelsHubError(
                     f"{root} has repositories but no hub.sqlite, which says whose they are; nothing was changed. "
                     "Put back the hub.sqlite of a copy made by `kernels-hub hub backup`"
@@ -73,8 +96,54 @@ class RootPaths:
             raise KernelsHubError(
                 f"{root} is not the root of a Hub; `kernels-hub serve --root` makes one, or check the path"
             )
-        layout._create(root, marker)
+        layout._create(root, database)
         return layout
+
+    def _read_marker(self, database: str | None) -> None:
+        text = self.marker.read_text()
+        if text == FORMAT_ELSEWHERE:
+            self.elsewhere = self.read_address()
+        elif text != FORMAT:
+            raise KernelsHubError(
+                f"{self.root} is a Hub's root of another format ({text.strip()!r}, this version writes "
+                f"{FORMAT.strip()!r}); use the version of kernels-hub that made it"
+            )
+        elif database is not None:
+            raise KernelsHubError(
+                f"{self.root} has its rows in hub.sqlite, not in {without_password(database)}; "
+                "`kernels-hub hub migrate --to` moves them there"
+            )
+
+    def read_address(self, *, begun: bool = False) -> Elsewhere:
+        """What the file `database` says, or that of a migration; KernelsHubError where it says nothing."""
+        path = self.begun if begun else self.address
+        lines = path.read_text().splitlines() if path.is_file() else []
+        if len(lines) != 2 or not lines[1].startswith("root "):
+            raise KernelsHubError(
+                f"{path} is missing or damaged, which says where the rows of this root are: in its first line "
+                "the address of a database, in its second `root` and the id that the table hub_root there has"
+            )
+        return Elsewhere(checked(lines[0]), lines[1].removeprefix("root "))
+
+    @staticmethod
+    def new_id() -> str:
+        """The id of a root in a database that it is new to."""
+        return uuid.uuid4().hex
+
+    def write_address(self, elsewhere: Elsewhere, *, begun: bool = False) -> None:
+        """Say where the rows are, once FORMAT says that they are elsewhere; or where a migration copies them."""
+        path = self.begun if begun else self.address
+        write_atomically(path, f"{elsewhere.address}\nroot {elsewhere.root}\n", mode=0o600, durable=True)
+
+    def write_marker(self, elsewhere: Elsewhere | None) -> None:
+        """Say which database counts: the one that the file `database` names, or hub.sqlite."""
+        write_atomically(self.marker, FORMAT if elsewhere is None else FORMAT_ELSEWHERE, durable=True)
+        self.elsewhere = elsewhere
+
+    def unmake(self) -> None:
+        """Make a root that was made just now none again: its database was the wrong one."""
+        self.marker.unlink(missing_ok=True)
+        self.address.unlink(missing_ok=True)
 
     def _make_passing_folders(self) -> None:
         """Make the folders again that hold nothing of worth, and so may be missing."""
@@ -86,16 +155,17 @@ class RootPaths:
                     f"{folder} is no folder, and cannot be made one: {error.strerror}; move away what lies there"
                 ) from error
 
-    def _create(self, root: Path, marker: Path) -> None:
+    def _create(self, root: Path, database: str | None) -> None:
         if self.root.exists() and not self.root.is_dir():
             raise KernelsHubError(f"{root} is a file, not a folder; choose another --root")
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Two processes that start at once: one makes the root, the other finds it made.
         with locked(self.guard):
-            if marker.is_file():
+            if self.marker.is_file():
+                self._read_marker(database)
                 return
-            known = {*_FOLDERS, "lock", "secret", "FORMAT.new", "lost+found"}
-            half_written = ("secret.", ".secret.", ".FORMAT.")
+            known = {*_FOLDERS, "lock", "secret", "database", "using", "FORMAT.new", "lost+found"}
+            half_written = ("secret.", ".secret.", ".FORMAT.", ".database.")
             names = sorted(entry.name for entry in self.root.iterdir())
             if strangers := [
                 name for name in names if name not in known and not name.startswith(half_written)
@@ -106,7 +176,12 @@ class RootPaths:
             for name in _FOLDERS:
                 (self.root / name).mkdir(exist_ok=True)
             self.secret()
-            write_atomically(marker, FORMAT, durable=True)
+            elsewhere = None
+            if database is not None:
+                elsewhere = Elsewhere(without_password(checked(database)), self.new_id())
+                self.write_address(elsewhere)
+            self.write_marker(elsewhere)
+            self.is_new = True
             flush_folder(self.root.parent)
 
     def secret(self) -> bytes:

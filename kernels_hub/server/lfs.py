@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sqlite3
 import time
 from pathlib import Path
 
 from kernels_hub.files import move_into_place
-from kernels_hub.server.database import Database
+from kernels_hub.server.database import Database, RowConflictError
 from kernels_hub.server.durable import locked, make_folders
 from kernels_hub.server.layout import RootPaths
 from kernels_hub.server.refusal import bad_request, repository_not_found
@@ -100,7 +99,7 @@ class LargeFiles:
                 "DO UPDATE SET touched = excluded.touched",
                 *(repository.id, oid, size, time.time()),
             )
-        except sqlite3.IntegrityError:
+        except RowConflictError:
             raise repository_not_found(anonymous=False) from None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.files import move_into_place
+from kernels_hub.server.database.sqlite import SqliteDatabase
 from kernels_hub.server.durable import locked
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.layout import FORMAT
@@ -144,7 +144,7 @@ def check(hub: Hub, *, content: bool = True) -> list[str]:
 
     content: also read every large file and compare its SHA-256.
     """
-    problems = [f"hub.sqlite: {problem}" for problem in hub.database.check()]
+    problems = [f"{hub.database.name}: {problem}" for problem in hub.database.check()]
     # No lock of a repository: commits go on, they only add. What garbage collection removes, stays.
     with _maintaining(hub):
         for repository in hub.repositories.all():
@@ -246,23 +246,24 @@ def _copy_repository(hub: Hub, repository: Repository, target: Path) -> None:
 
 def _fit_rows(partial: Path) -> None:
     """Make the copied rows say what was copied: rows and files are not of the same moment."""
-    with closing(sqlite3.connect(partial / "hub.sqlite")) as rows, rows:
-        rows.execute("PRAGMA foreign_keys=ON")
-        known = {row[0] for row in rows.execute("SELECT id FROM repositories")}
+    with closing(SqliteDatabase(partial / "hub.sqlite")) as rows, rows.transaction():
+        known = {row["id"] for row in rows.rows("SELECT id FROM repositories")}
         copied = {path.name for path in (partial / "repositories").iterdir()}
         for identifier in known - copied:
-            rows.execute("DELETE FROM repositories WHERE id = ?", (identifier,))
+            rows.change("DELETE FROM repositories WHERE id = ?", identifier)
         for identifier in copied - known:
             shutil.rmtree(partial / "repositories" / identifier)
         for identifier in copied & known:
             files = {
                 path.name: path.stat().st_size for path in _large_paths(partial / "repositories" / identifier)
             }
-            listed = rows.execute("SELECT oid FROM objects WHERE repository = ?", (identifier,)).fetchall()
-            for (oid,) in listed:
-                if oid not in files:
-                    rows.execute("DELETE FROM objects WHERE repository = ? AND oid = ?", (identifier, oid))
-            rows.executemany(
-                "INSERT OR IGNORE INTO objects VALUES (?, ?, ?, ?)",
-                [(identifier, oid, size, time.time()) for oid, size in files.items()],
-            )
+            for row in rows.rows("SELECT oid FROM objects WHERE repository = ?", identifier):
+                if row["oid"] not in files:
+                    rows.change(
+                        "DELETE FROM objects WHERE repository = ? AND oid = ?", identifier, row["oid"]
+                    )
+            for oid, size in files.items():
+                rows.change(
+                    "INSERT INTO objects VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                    *(identifier, oid, size, time.time()),
+                )

@@ -28,6 +28,8 @@ class Serve:
     """How to serve a root."""
 
     root: Path
+    database: str | None = None
+    """The address of the PostgreSQL database of the rows, where the root does not know it."""
     host: str = "127.0.0.1"
     port: int = 8080
     workers: int = 1
@@ -95,7 +97,7 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
     from kernels_hub.server.protocol import SETTINGS
 
     try:
-        hub = Hub(settings.root, limits=settings.limits, create=True)
+        hub = Hub(settings.root, limits=settings.limits, create=True, database=settings.database)
     except OSError as error:
         raise KernelsHubError(
             f"cannot keep a Hub in {settings.root}: {error.strerror or error}; choose another --root"
@@ -110,6 +112,7 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
     os.environ[SETTINGS] = json.dumps(
         {
             "root": str(root),
+            "database": settings.database,
             "limits": asdict(settings.limits),
             "workers": settings.workers,
             # Not asked of the system by the worker: by then it may have been killed.

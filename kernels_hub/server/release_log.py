@@ -2,9 +2,9 @@
 
 A chain belongs to the name, not to the repository of the moment: a deleted repository leaves its releases, each with a
 `delete`, and one that is made again under the name goes on with the chain. The rows cannot be changed or removed
-(triggers of hub.sqlite refuse it).
+(triggers of the database refuse it).
 
-Refs lie in a file, the log in hub.sqlite. An entry is committed together with the change of refs that it stands for
+Refs lie in a file, the log in the database. An entry is committed together with the change of refs that it stands for
 (`pending_refs`), then the refs are written, then the intent is dropped; a crash in between leaves the intent, and
 whoever works on the repository next, or the sweep at start, completes it. So a release is acknowledged only when both
 hold it, and after recovery both do or neither.
@@ -13,9 +13,8 @@ hold it, and after recovery both do or neither.
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernels_hub.errors import IntegrityError
@@ -30,7 +29,8 @@ from kernels_hub.repository.release_entry import (
     standings,
 )
 from kernels_hub.server.audit import plain, utc
-from kernels_hub.server.database import Database
+from kernels_hub.server.database import Database, Row
+from kernels_hub.server.database.seam import ALL_ROWS
 from kernels_hub.server.refs import Ref
 from kernels_hub.server.repositories import Repository
 
@@ -111,7 +111,7 @@ class ReleaseLog:
         )
         return (0, START) if row is None else (row["number"] + 1, row["hash"])
 
-    def entries(self, chain: str, start: int = 0, count: int = -1) -> list[ReleaseEntry]:
+    def entries(self, chain: str, start: int = 0, count: int = ALL_ROWS) -> list[ReleaseEntry]:
         """Entries from a number on, oldest first."""
         rows = self._rows(chain, start, count)
         return [_parsed(row) for row in rows]
@@ -143,14 +143,14 @@ class ReleaseLog:
         wrong = [entry for entry, row in zip(entries, rows, strict=True) if entry.hash != row["hash"]]
         return [f"release log: entry #{entry.index} was changed after it was written" for entry in wrong]
 
-    def _rows(self, chain: str, start: int = 0, count: int = -1) -> list[sqlite3.Row]:
+    def _rows(self, chain: str, start: int = 0, count: int = ALL_ROWS) -> Sequence[Row]:
         return self._database.rows(
             "SELECT * FROM release_log WHERE chain = ? AND number >= ? ORDER BY number LIMIT ?",
             *(chain, start, count),
         )
 
 
-def _parsed(row: sqlite3.Row) -> ReleaseEntry:
+def _parsed(row: Row) -> ReleaseEntry:
     where = f"release log of {row['chain']}, entry #{row['number']}"
     return parse_json(row["document"].encode(), ReleaseEntry, where=where, error=IntegrityError)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +27,7 @@ from kernels_hub.repository.release_entry import (
 )
 from kernels_hub.repository.versions import parse_tag
 from kernels_hub.server.audit import Audit, plain
-from kernels_hub.server.database import Database
+from kernels_hub.server.database import Database, UnavailableError
 from kernels_hub.server.lfs import LargeFiles
 from kernels_hub.server.listing import FOLDER, parse_pointer
 from kernels_hub.server.packs import BLOB, COMMIT, TREE, Packs
@@ -98,7 +99,8 @@ class Releases:
                 "The release is in the log, and its tag follows when the server's disk takes it "
                 f"({error.strerror}); tell its administrator, and ask again",
             ) from error
-        self.log.done(repository)
+        with suppress(UnavailableError):  # The release stands in both; whoever is next drops the intent.
+            self.log.done(repository)
 
     def recover(self, repository: Repository, packs: Packs, refs: Refs) -> bool:
         """Complete what a crash interrupted, and log tags that are older than the log; whether there was anything."""
@@ -122,8 +124,8 @@ class Releases:
     def needs_recovery(self, repository: Repository) -> bool:
         """Whether `recover` would do something."""
         row = self._database.row(
-            "SELECT 1 FROM pending_refs WHERE repository = ?1 UNION ALL SELECT 1 FROM unlogged WHERE repository = ?1",
-            repository.id,
+            "SELECT 1 FROM pending_refs WHERE repository = ? UNION ALL SELECT 1 FROM unlogged WHERE repository = ?",
+            *(repository.id, repository.id),
         )
         return row is not None
 
@@ -205,6 +207,8 @@ class Releases:
         if not tags and not yanks:
             return []
         known = self.log.standings(chain_of(repository))
+        if force is None:
+            _check_whole(repository, refs, known)
         events = [
             event
             for tag, ref in tags.items()
@@ -299,6 +303,19 @@ class Releases:
         except MetadataError:
             return {}
         return {version: plain(reason)[:MOST_NOTE] for version, reason in document.items()}
+
+
+def _check_whole(repository: Repository, refs: Known, known: Mapping[str, Standing]) -> None:
+    """503 where the refs have a release and the log does not: others' entries would take the place of those lost."""
+    for tag, ref in _releases(refs):
+        standing = known.get(version_key(tag) or "")
+        if standing is None or not standing.is_out:
+            raise Refusal(
+                503,
+                f"The release log of {repository.full_name} does not have {tag} at {ref.commit}, which the repository "
+                "has: the database is older, or the tag was made past the server. Nothing was changed; an "
+                "administrator restores the database, or accepts what the log says with `kernels-hub hub repo restore`",
+            )
 
 
 def _immutable(repository: Repository, tag: str, what: str) -> str:

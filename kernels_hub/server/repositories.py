@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 import uuid
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from kernels_hub.server.audit import Audit
-from kernels_hub.server.database import Database
+from kernels_hub.server.database import Database, Row, RowConflictError
 from kernels_hub.server.paths import is_name
 
 TYPES = ("model", "kernel")
@@ -65,12 +64,14 @@ class Repositories:
 
     def all(self, kind: str | None = None) -> list[Repository]:
         """Every repository, or those of a type, newest first."""
+        condition, values = ("", ()) if kind is None else (" WHERE type = ?", (kind,))
         rows = self._database.rows(
-            "SELECT * FROM repositories WHERE ?1 IS NULL OR type = ?1 ORDER BY created DESC, id", kind
+            f"SELECT * FROM repositories{condition} ORDER BY created DESC, id",  # noqa: S608 -- of the two above
+            *values,
         )
         return [_repository(row) for row in rows]
 
-    def of_row(self, row: sqlite3.Row) -> Repository:
+    def of_row(self, row: Row) -> Repository:
         """The repository of a row of the table."""
         return _repository(row)
 
@@ -99,7 +100,7 @@ class Repositories:
                 "INSERT INTO repositories VALUES (?, ?, ?, ?, ?, '', ?)",
                 *(identifier, kind, namespace, name, int(private), created),
             )
-        except sqlite3.IntegrityError:
+        except RowConflictError:
             return None
         return Repository(identifier, kind, namespace, name, private, "", created)
 
@@ -126,7 +127,7 @@ class Repositories:
             self._database.change(
                 "UPDATE repositories SET namespace = ?, name = ? WHERE id = ?", namespace, name, repository.id
             )
-        except sqlite3.IntegrityError:
+        except RowConflictError:
             return False
         return True
 
@@ -138,7 +139,7 @@ class Repositories:
         """Record who may download from a gated repository."""
         with self._database.transaction():
             self._database.change(
-                "INSERT INTO grants VALUES (?, ?, ?, ?) ON CONFLICT (repository, user) "
+                'INSERT INTO grants VALUES (?, ?, ?, ?) ON CONFLICT (repository, "user") '
                 "DO UPDATE SET status = excluded.status, changed = excluded.changed",
                 *(repository.id, user, status, time.time()),
             )
@@ -147,20 +148,20 @@ class Repositories:
     def grant_of(self, repository: Repository, user: str) -> str | None:
         """A user's status for a gated repository."""
         row = self._database.row(
-            "SELECT status FROM grants WHERE repository = ? AND user = ?", repository.id, user
+            'SELECT status FROM grants WHERE repository = ? AND "user" = ?', repository.id, user
         )
         return str(row["status"]) if row else None
 
     def grants(self, repository: Repository, status: str) -> list[tuple[str, float]]:
         """The users of a status, and since when."""
         rows = self._database.rows(
-            "SELECT user, changed FROM grants WHERE repository = ? AND status = ? ORDER BY user",
+            'SELECT "user", changed FROM grants WHERE repository = ? AND status = ? ORDER BY "user"',
             *(repository.id, status),
         )
         return [(row["user"], row["changed"]) for row in rows]
 
 
-def _repository(row: sqlite3.Row) -> Repository:
+def _repository(row: Row) -> Repository:
     return Repository(
         row["id"],
         row["type"],

@@ -5,8 +5,8 @@ summary, layers, newest release) is described by a document; a change marks it s
 repository's lock, and whoever searches next describes it again, holding the same lock. So a search finds what was
 acknowledged before it, whichever process did it, and a crash leaves at most a stale row too many.
 
-One index covers what a search reads, newest first: 10,000 repositories are scanned in about 3 ms. Other orders and
-facets have tables of their own, written with the document.
+Of SQLite, one index covers what a search reads, newest first: 10,000 repositories are scanned in about 3 ms. Other
+orders and facets have tables of their own, written with the document.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import msgspec
 from kernels_hub.parsing import Struct
 from kernels_hub.server.access import Caller
 from kernels_hub.server.accounts import Accounts
-from kernels_hub.server.database import Database
+from kernels_hub.server.database import Database, UnavailableError
+from kernels_hub.server.database.schema import Index, Schema, Trigger
 from kernels_hub.server.durable import try_lock
 from kernels_hub.server.facets import facets_of
 from kernels_hub.server.refusal import Refusal
@@ -30,7 +31,17 @@ from kernels_hub.server.repositories import Repositories, Repository
 from kernels_hub.server.store import DEFAULT_BRANCH, Store
 from kernels_hub.server.web.contents import Contents, Facts, is_release
 
-SCHEMA = """
+_ADDED = """
+INSERT INTO search (repository, type, namespace, name, private, gated, created)
+    SELECT id, type, namespace, lower(namespace || '/' || name), private, gated, created FROM repositories
+    WHERE id NOT IN (SELECT repository FROM search) ON CONFLICT DO NOTHING;
+INSERT INTO ranks (repository, created)
+    SELECT id, created FROM repositories WHERE id NOT IN (SELECT repository FROM ranks) ON CONFLICT DO NOTHING;
+UPDATE search SET stale = 1 WHERE NOT EXISTS (SELECT 1 FROM upgrades WHERE name = 'facets');
+INSERT INTO upgrades VALUES ('facets') ON CONFLICT DO NOTHING;
+"""
+SCHEMA = Schema(
+    tables="""
 CREATE TABLE IF NOT EXISTS search (
     repository TEXT PRIMARY KEY REFERENCES repositories ON DELETE CASCADE,
     type TEXT NOT NULL,
@@ -43,47 +54,55 @@ CREATE TABLE IF NOT EXISTS search (
     words TEXT NOT NULL DEFAULT '',
     document TEXT NOT NULL DEFAULT ''
 );
-CREATE INDEX IF NOT EXISTS search_newest
-    ON search (created DESC, repository, type, namespace, private, gated, name, words);
-CREATE INDEX IF NOT EXISTS search_stale ON search (created DESC) WHERE stale = 1;
-CREATE TRIGGER IF NOT EXISTS search_insert AFTER INSERT ON repositories BEGIN
-    INSERT OR REPLACE INTO search (repository, type, namespace, name, private, gated, created) VALUES
-        (new.id, new.type, new.namespace, lower(new.namespace || '/' || new.name), new.private, new.gated, new.created);
-END;
-CREATE TRIGGER IF NOT EXISTS search_update AFTER UPDATE ON repositories BEGIN
-    UPDATE search SET namespace = new.namespace, name = lower(new.namespace || '/' || new.name),
-        private = new.private, gated = new.gated WHERE repository = new.id;
-END;
-INSERT OR IGNORE INTO search (repository, type, namespace, name, private, gated, created)
-    SELECT id, type, namespace, lower(namespace || '/' || name), private, gated, created FROM repositories
-    WHERE id NOT IN (SELECT repository FROM search);
 CREATE TABLE IF NOT EXISTS ranks (
     repository TEXT PRIMARY KEY REFERENCES repositories ON DELETE CASCADE,
     created REAL NOT NULL,
     updated TEXT NOT NULL DEFAULT '',
     downloads INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS ranks_updated ON ranks (updated DESC, created DESC, repository);
-CREATE INDEX IF NOT EXISTS ranks_downloads ON ranks (downloads DESC, created DESC, repository);
-CREATE TRIGGER IF NOT EXISTS ranks_insert AFTER INSERT ON repositories BEGIN
-    INSERT INTO ranks (repository, created) VALUES (new.id, new.created);
-END;
-INSERT OR IGNORE INTO ranks (repository, created)
-    SELECT id, created FROM repositories WHERE id NOT IN (SELECT repository FROM ranks);
-UPDATE search SET stale = 1 WHERE NOT EXISTS (SELECT 1 FROM upgrades WHERE name = 'facets');
-INSERT OR IGNORE INTO upgrades VALUES ('facets');
-"""
+""",
+    indexes=(
+        Index(
+            "search_newest",
+            "search",
+            "created DESC, repository",
+            covered="type, namespace, private, gated, name, words",
+        ),
+        Index("search_stale", "search", "created DESC", where="stale = 1"),
+        Index("ranks_updated", "ranks", "updated DESC, created DESC, repository"),
+        Index("ranks_downloads", "ranks", "downloads DESC, created DESC, repository"),
+    ),
+    triggers=(
+        Trigger(
+            "search_insert",
+            "INSERT",
+            "repositories",
+            "INSERT INTO search (repository, type, namespace, name, private, gated, created) VALUES "
+            "(new.id, new.type, new.namespace, lower(new.namespace || '/' || new.name), new.private, new.gated, "
+            "new.created)",
+        ),
+        Trigger(
+            "search_update",
+            "UPDATE",
+            "repositories",
+            "UPDATE search SET namespace = new.namespace, name = lower(new.namespace || '/' || new.name), "
+            "private = new.private, gated = new.gated WHERE repository = new.id",
+        ),
+        Trigger(
+            "ranks_insert",
+            "INSERT",
+            "repositories",
+            "INSERT INTO ranks (repository, created) VALUES (new.id, new.created)",
+        ),
+    ),
+    fill=_ADDED,
+)
 """The tables, their triggers, and the rows of repositories that are older than they are; roots that are older than
 facets describe every repository again."""
 FACETS = ("device", "layer", "platform", "licence", "publisher")
 """What a list is filtered by, in the order in which a page shows it."""
-SORTS = {
-    "newest": "",
-    "updated": "FROM ranks CROSS JOIN search ON search.repository = ranks.repository",
-    "downloads": "FROM ranks CROSS JOIN search ON search.repository = ranks.repository",
-    "name": "",
-}
-"""The orders of a list -> the tables that have it; "" for the search's own."""
+SORTS = ("newest", "updated", "downloads", "name")
+"""The orders of a list."""
 _ORDERS = {
     "newest": "search.created DESC, search.repository",
     "updated": "ranks.updated DESC, ranks.created DESC, ranks.repository",
@@ -93,10 +112,10 @@ _ORDERS = {
 MOST_COUNTED = 2000
 """Repositories, the newest that match, of which facets are counted: a page takes as long with a million."""
 _FACET_VALUES = 12
-_NEWEST = "FROM search INDEXED BY search_newest"
 _AT_ONCE = 32
 _MOST_WORDS = 20_000
 _PAUSE_SECONDS = 0.005
+_OUTAGE_SECONDS = 2.0
 
 
 class Described(Struct, frozen=True):
@@ -159,6 +178,8 @@ class Search:
         self._accounts = accounts
         self._repositories = repositories
         self._store = store
+        self._newest = f"FROM search{database.in_order('search_newest')}"
+        self._ranked = f"FROM ranks {database.forced_join} search ON search.repository = ranks.repository"
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -178,10 +199,11 @@ class Search:
         condition, values = self._shown(caller, wanted)
         rows = self._database.rows(
             # Conditions are made here, values are bound. SQLite looks for what is named once only, from 3.35 on.
-            f"WITH newest AS (SELECT repository, namespace {_NEWEST} WHERE {condition} "  # noqa: S608
+            f"WITH newest AS (SELECT repository, namespace {self._newest} WHERE {condition} "  # noqa: S608
             f"ORDER BY created DESC, repository LIMIT {MOST_COUNTED}) "
-            "SELECT kind, value, COUNT(*) AS n FROM newest JOIN facets ON facets.repository = newest.repository "
-            "GROUP BY kind, value UNION ALL SELECT 'publisher', namespace, COUNT(*) FROM newest GROUP BY namespace",
+            "SELECT kind, MIN(value) AS value, COUNT(*) AS n FROM newest "
+            "JOIN facets ON facets.repository = newest.repository GROUP BY kind, lower(value) UNION ALL "
+            "SELECT 'publisher', namespace, COUNT(*) FROM newest GROUP BY namespace",
             *values,
         )
         found: dict[str, list[Counted]] = {kind: [] for kind in FACETS if kind not in wanted.facets}
@@ -195,7 +217,7 @@ class Search:
         if caller.token is not None:
             own, values = self._own(caller)
             condition = f"({condition} OR ({own}))"
-        condition += " AND (instr(name, ?) OR instr(words, ?))" * len(wanted.words)
+        condition += " AND (instr(name, ?) > 0 OR instr(words, ?) > 0)" * len(wanted.words)
         values += [word for word in wanted.words for _ in range(2)]
         for kind, value in wanted.facets.items():
             if kind == "publisher":
@@ -203,9 +225,9 @@ class Search:
                 continue
             condition += (
                 " AND EXISTS (SELECT 1 FROM facets WHERE facets.repository = search.repository "
-                "AND facets.kind = ? AND facets.value = ?)"
+                "AND facets.kind = ? AND lower(facets.value) = ?)"
             )
-            values += [kind, value]
+            values += [kind, "".join(c.lower() if c.isascii() else c for c in value)]
         return condition, values
 
     def visible(
@@ -219,7 +241,7 @@ class Search:
         if author:
             condition, values = f"{condition} AND namespace = ?", [*values, author]
         if text:
-            condition, values = f"{condition} AND instr(name, ?)", [*values, text.lower()]
+            condition, values = f"{condition} AND instr(name, ?) > 0", [*values, text.lower()]
         return self._page(condition, values, start, count, sort)
 
     def count_of(self, caller: Caller, namespace: str) -> dict[str, int]:
@@ -249,8 +271,9 @@ class Search:
         return condition, values
 
     def _page(self, condition: str, values: Sequence[object], start: int, count: int, sort: str) -> Page:
-        # Over the covering index, by SQLite alone; conditions are made here, values are bound.
-        table = f"{SORTS[sort] or _NEWEST} WHERE {condition}"
+        # Over an index, by the database alone; conditions are made here, values are bound.
+        ranked = sort in ("updated", "downloads")
+        table = f"{self._ranked if ranked else self._newest} WHERE {condition}"
         found = self._database.rows(
             f"SELECT search.repository {table} ORDER BY {_ORDERS[sort]} LIMIT ? OFFSET ?",
             *(*values, count + 1, start),
@@ -259,7 +282,7 @@ class Search:
         if len(found) > count or (start and not found):
             # Many match: the page was found early, and counting looks at the rest. Else the one pass told all.
             (row,) = self._database.rows(
-                f"SELECT COUNT(*) AS n {_NEWEST} WHERE {condition}",
+                f"SELECT COUNT(*) AS n {self._newest} WHERE {condition}",
                 *values,
             )
             total = int(row["n"])
@@ -292,7 +315,8 @@ class Search:
     def refresh(self, most: int = _AT_ONCE) -> int:
         """Describe up to `most` repositories that changed, newest first; how many there were."""
         rows = self._database.rows(
-            "SELECT repository FROM search INDEXED BY search_stale WHERE stale = 1 ORDER BY created DESC LIMIT ?",
+            f"SELECT repository FROM search{self._database.in_order('search_stale')} WHERE stale = 1 "  # noqa: S608
+            "ORDER BY created DESC LIMIT ?",
             most,
         )
         for row in rows:
@@ -344,12 +368,16 @@ class Search:
     def _catch_up(self) -> None:
         before = None
         while not self._ending.wait(_PAUSE_SECONDS):
-            rows = self._database.rows("SELECT COUNT(*) AS n FROM search WHERE stale = 1")
-            left = int(rows[0]["n"])
-            if not left or left == before:  # the rest is being changed, or cannot be read
-                return
-            before = left
-            self.refresh(most=8)
+            try:
+                rows = self._database.rows("SELECT COUNT(*) AS n FROM search WHERE stale = 1")
+                left = int(rows[0]["n"])
+                if not left or left == before:  # the rest is being changed, or cannot be read
+                    return
+                before = left
+                self.refresh(most=8)
+            except UnavailableError:
+                before = None
+                self._ending.wait(_OUTAGE_SECONDS)
 
     def stop(self) -> None:
         """End the background work."""

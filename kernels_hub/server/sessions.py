@@ -15,16 +15,20 @@ from dataclasses import dataclass
 
 from kernels_hub.server.accounts import Accounts, Token
 from kernels_hub.server.database import Database
+from kernels_hub.server.database.schema import Index, Schema
+from kernels_hub.server.database.seam import ALL_ROWS
 
 COOKIE = "kernels_hub_session"
-SCHEMA = """
+SCHEMA = Schema(
+    """
 CREATE TABLE IF NOT EXISTS sessions (
     sha256 BLOB PRIMARY KEY,
     token TEXT NOT NULL REFERENCES tokens ON DELETE CASCADE,
     expires REAL NOT NULL
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS sessions_token ON sessions (token);
-"""
+""",
+    indexes=(Index("sessions_token", "sessions", "token"),),
+)
 _MOST_OF_A_TOKEN = 32
 """Sessions of one token; the one that would end first makes room."""
 
@@ -57,9 +61,8 @@ class Sessions:
             self._database.change("DELETE FROM sessions WHERE expires <= ?", now)
             self._database.change(
                 "DELETE FROM sessions WHERE sha256 IN (SELECT sha256 FROM sessions WHERE token = ? "
-                "ORDER BY expires DESC LIMIT -1 OFFSET ?)",
-                token.id,
-                _MOST_OF_A_TOKEN - 1,
+                "ORDER BY expires DESC LIMIT ? OFFSET ?)",
+                *(token.id, ALL_ROWS, _MOST_OF_A_TOKEN - 1),
             )
             self._database.change(
                 "INSERT INTO sessions VALUES (?, ?, ?)", _digest(secret), token.id, now + self.seconds

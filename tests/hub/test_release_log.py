@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +27,7 @@ from kernels_hub.server.hub import Hub
 from kernels_hub.server.refs import TAGS, Ref
 from kernels_hub.server.releases import Force
 from kernels_hub.server.repositories import Repository
+from tests import hub_databases
 from tests.fuzz.harness import budget
 from tests.fuzz.harness import run as run_variants
 from tests.fuzz.mutations import either, mutate_bytes, mutate_json
@@ -36,12 +36,8 @@ from tests.hub.place import Place
 
 def rows(place: Place, statement: str, *values: object) -> None:
     """Change the log past the server, as somebody with the disk could."""
-    rows = sqlite3.connect(place.hub.root / "hub.sqlite", timeout=30)
-    for trigger in ("UPDATE", "DELETE"):
-        rows.execute(f"DROP TRIGGER IF EXISTS release_log_{trigger}")
-    rows.execute(statement, values or (f"kernel/{place.repo()}",))
-    rows.commit()
-    rows.close()
+    with place.hub.administer() as hub, hub_databases.unguarded(hub, "release_log"):
+        hub.database.change(statement, *(values or (f"kernel/{place.repo()}",)))
 
 
 def opened(place: Place, change: Callable[[Hub, Repository], object]) -> None:

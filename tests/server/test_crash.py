@@ -45,7 +45,8 @@ class Disk:
         self.last = 10**9
         for name in self.CALLS:
             monkeypatch.setattr(os, name, self._counted(getattr(os, name)))
-        monkeypatch.setattr(Database, "change", self._counted(Database.change))
+        for kind in Database.__subclasses__():  # those that were imported
+            monkeypatch.setattr(kind, "change", self._counted(kind.change))
 
     def _counted(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def step(*arguments: Any, **options: Any) -> Any:
@@ -119,6 +120,18 @@ def state(hub: Hub) -> object:
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_crash_at_every_step(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    crash_at_every_step(name, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("rows_in", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("name", ["tag", "create", "delete"])
+def test_a_crash_at_every_step_with_rows_in_postgresql(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    crash_at_every_step(name, tmp_path, monkeypatch)
+
+
+def crash_at_every_step(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states, finished, at = [], False, 0
     while not finished:
         root = tmp_path / str(at)
@@ -166,6 +179,7 @@ def test_a_crash_at_every_step(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert states == [before] * turn + [after] * (len(states) - turn)
 
 
+@pytest.mark.sqlite
 def test_a_row_is_on_disk_when_a_change_returns(tmp_path: Path):
     prepare(tmp_path / "root")
     with Hub(tmp_path / "root") as hub:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from pathlib import Path
 from unittest import mock
@@ -11,6 +10,7 @@ import httpx
 import pytest
 from huggingface_hub import HfApi, snapshot_download
 
+from kernels_hub.server.database import DatabaseFullError
 from kernels_hub.server.download_counts import DownloadCounts
 from kernels_hub.server.hub import Hub
 from tests.running_hub import start_hub
@@ -77,6 +77,7 @@ def hub(tmp_path: Path):
         yield hub
 
 
+@pytest.mark.each_database
 def test_downloads_of_a_month_and_before(hub: Hub):
     repository = hub.changes.create("kernel", "ada", "norms", private=False, author="ada")
     now = time.time()
@@ -88,6 +89,7 @@ def test_downloads_of_a_month_and_before(hub: Hub):
     assert (found.total, found.recent, found.by_variant) == (4, 2, {"a": 4})
 
 
+@pytest.mark.each_database
 def test_what_cannot_be_written_is_written_later_and_a_deleted_repository_is_in_nobodys_way(hub: Hub):
     kept, gone = (
         hub.changes.create("kernel", "ada", name, private=False, author="ada") for name in ("kept", "gone")
@@ -97,10 +99,8 @@ def test_what_cannot_be_written_is_written_later_and_a_deleted_repository_is_in_
         counts.add(repository.id, "config.json", {})
     hub.store.delete(gone)
     with (
-        mock.patch.object(
-            hub.database, "change", side_effect=sqlite3.OperationalError("database or disk is full")
-        ),
-        pytest.raises(sqlite3.OperationalError),
+        mock.patch.object(hub.database, "change", side_effect=DatabaseFullError("database or disk is full")),
+        pytest.raises(DatabaseFullError),
     ):
         counts.flush()
     assert counts.of(kept.id).total == 0

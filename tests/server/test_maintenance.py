@@ -116,6 +116,7 @@ def test_small_packs_are_joined_as_they_gather(hub: Hub, repo: Repository):
     assert len(hub.store.history(repo, hub.store.resolve(repo, "main"), 1000)[0]) == 61
 
 
+@pytest.mark.each_database
 def test_gc_drops_what_nobody_names(hub: Hub, repo: Repository):
     kept, dropped, fresh = (upload(hub, repo, os.urandom(5000)) for _ in range(3))
     send(hub, repo, AddLarge("large", kept, 5000))
@@ -166,6 +167,7 @@ def test_gc_beside_a_running_server(tmp_path: Path):
                 assert httpx.get(url).text == str(number)
 
 
+@pytest.mark.each_database
 def test_upkeep_while_three_writers_write(tmp_path: Path):
     done = Acknowledged()
     with start_hub(tmp_path / "hub", workers=2, limits={"large_from_bytes": 1024}) as running:
@@ -228,6 +230,7 @@ def test_fsck_finds(hub: Hub, repo: Repository, damage: str):
     gc.collect()  # Maps of damaged packs, while their warnings are ignored.
 
 
+@pytest.mark.each_database
 def test_a_backup_is_a_hub(tmp_path: Path):
     copy = tmp_path / "copy"
     with start_hub(tmp_path / "hub", limits={"large_from_bytes": 1000}) as running:
@@ -280,6 +283,7 @@ def test_what_a_crash_left_is_swept(hub: Hub, repo: Repository):
     assert hub.store.resolve(repo, "main") and check(hub) == []
 
 
+@pytest.mark.each_database
 def test_a_repository_without_a_row_is_never_deleted_at_start(hub: Hub, repo: Repository):
     """Whoever puts back an old hub.sqlite finds later repositories set aside, and can put them back."""
     lost = hub.layout.repository("d" * 32)
@@ -294,6 +298,7 @@ def test_a_repository_without_a_row_is_never_deleted_at_start(hub: Hub, repo: Re
     assert not aside.exists() and check(hub) == []
 
 
+@pytest.mark.sqlite
 def test_a_root_that_lost_its_rows_is_not_served(hub: Hub, repo: Repository):
     root = hub.layout.root
     hub.close()

@@ -60,6 +60,7 @@ def seen(hub: Hub, token: str | None = None, text: str = "", author: str = "") -
     }
 
 
+@pytest.mark.each_database
 def test_a_search_finds_what_was_written_before_it(hub: Hub):
     repository = make(hub, "acme/kernels")
     commit(hub, repository, "kernel.toml", toml("Fast GELU, 北京", "SiluAndMul"))
@@ -78,6 +79,7 @@ def test_a_search_finds_what_was_written_before_it(hub: Hub):
     assert names(hub, "relu") == []
 
 
+@pytest.mark.each_database
 def test_renames_deletions_and_visibility_show_at_once(hub: Hub):
     repository = make(hub, "acme/one")
     commit(hub, repository, "kernel.toml", toml("secret", "Hidden"))
@@ -117,6 +119,7 @@ def work(hub: Hub, *words: str) -> tuple[int, int]:
     return steps, len(opened)
 
 
+@pytest.mark.sqlite
 def test_a_search_reads_the_index_and_opens_no_repository(hub: Hub):
     """What it takes is counted, not timed: some instructions for each row of the index that it passes, and no file."""
     took = {}
@@ -135,6 +138,7 @@ def test_a_search_reads_the_index_and_opens_no_repository(hub: Hub):
     assert took[400][1][0] > took[100][1][0], "what is counted are these rows"
 
 
+@pytest.mark.sqlite
 def test_counting_facets_takes_as_long_however_many_match(hub: Hub):
     """Counted as above; the index ends the search for the newest that match, and facets are looked up for those."""
 
@@ -180,6 +184,7 @@ def plans(hub: Hub, ask: Callable[[], object]) -> list[str]:
     return [one for one in details if "repositories" not in one]
 
 
+@pytest.mark.sqlite
 def test_a_search_goes_through_the_covering_index(hub: Hub):
     """In the order of its rows: nothing is sorted, no document is read but of those that are shown."""
     for number in range(40):
@@ -199,6 +204,7 @@ def test_a_search_goes_through_the_covering_index(hub: Hub):
         ), found
 
 
+@pytest.mark.each_database
 def test_only_who_may_see_a_repository_finds_it(hub: Hub):
     make(hub, "acme/open")
     for name in ("acme/closed", "ada/mine", "eve/hers"):
@@ -221,6 +227,7 @@ def test_only_who_may_see_a_repository_finds_it(hub: Hub):
         assert counted == {space: sum(n.startswith(space) for n in seen(hub, token)) for space in counted}
 
 
+@pytest.mark.sqlite
 def test_a_root_that_is_older_than_the_index(hub: Hub, tmp_path: Path):
     repository = make(hub, "acme/kernels")
     commit(hub, repository, "kernel.toml", toml("Fast GELU"))
@@ -256,6 +263,7 @@ def test_refs_that_an_administrator_restores_show_at_once(hub: Hub):
     assert names(hub, "gelu") == ["acme/kernels"] and names(hub, "relu") == []
 
 
+@pytest.mark.each_database
 def test_searches_beside_writers_lose_nothing(hub: Hub):
     repositories = [make(hub, f"acme/r{n}") for n in range(4)]
 
@@ -310,6 +318,7 @@ def fill(hub: Hub) -> dict[str, Repository]:
     return made
 
 
+@pytest.mark.each_database
 def test_facets_filter_without_regard_to_case(hub: Hub):
     fill(hub)
     assert filtered(hub) == ["empty", "plain", "attention", "norm"]
@@ -324,6 +333,7 @@ def test_facets_filter_without_regard_to_case(hub: Hub):
     assert filtered(hub, layer="none") == [] == filtered(hub, device="' OR 1=1 --")
 
 
+@pytest.mark.each_database
 def test_facets_are_counted_among_what_is_found_and_seen(hub: Hub):
     fill(hub)
 
@@ -348,6 +358,7 @@ def test_facets_are_counted_among_what_is_found_and_seen(hub: Hub):
     assert counts(Wanted(), ada)["device"]["cpu"] == 3 and counts(Wanted(), ada)["publisher"]["acme"] == 4
 
 
+@pytest.mark.each_database
 def test_facets_and_publishers_follow_a_change_and_a_rename(hub: Hub):
     made = fill(hub)
     commit(hub, made["norm"], "build/torch-cpu/metadata.json", variant("cpu", "LayerNorm"))
@@ -363,6 +374,7 @@ def test_facets_and_publishers_follow_a_change_and_a_rename(hub: Hub):
     )
 
 
+@pytest.mark.each_database
 def test_orders(hub: Hub):
     made = fill(hub)
     assert len(filtered(hub)) == 4
@@ -386,6 +398,7 @@ def test_orders(hub: Hub):
     assert [row.downloads for row in page.rows] == [5, 0]
 
 
+@pytest.mark.sqlite
 def test_a_root_that_is_older_than_facets(hub: Hub, tmp_path: Path):
     fill(hub)
     assert filtered(hub, device="rocm") == ["attention"]
@@ -402,6 +415,7 @@ def test_a_root_that_is_older_than_facets(hub: Hub, tmp_path: Path):
         )
 
 
+@pytest.mark.each_database
 def test_of_many_repositories_the_newest_are_counted(hub: Hub):
     fill(hub)
     hub.search.shown(Caller(), Wanted(), 0, 1)

@@ -17,6 +17,7 @@ def test_nothing_acknowledged_is_lost(tmp_path: Path, workers: int):
     assert found["commits acknowledged"] > 0
 
 
+@pytest.mark.each_database
 def test_one_writer_wins(tmp_path: Path):
     found = race(tmp_path / "hub", workers=2)
     assert found["problems"] == []

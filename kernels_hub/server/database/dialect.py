@@ -1,0 +1,88 @@
+"""What PostgreSQL spells otherwise than SQLite: values, types, case, triggers.
+
+Names are compared by the collation `nocase`, of ICU at its second level: as SQLite's NOCASE for ASCII, which names are.
+All other text has the collation "C", so that it is compared and sorted byte by byte, as in SQLite.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from kernels_hub.server.database.schema import Index, Schema, Trigger
+
+MADE = """
+CREATE COLLATION IF NOT EXISTS nocase (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+CREATE OR REPLACE FUNCTION instr(haystack text, needle text) RETURNS integer
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT strpos($1, $2)';
+CREATE OR REPLACE FUNCTION append_only() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION '% is append-only', TG_TABLE_NAME USING ERRCODE = 'integrity_constraint_violation'; END $$;
+CREATE TABLE IF NOT EXISTS hub_root (
+    single INTEGER PRIMARY KEY DEFAULT 1 CHECK (single = 1),
+    root TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS hub_schemas (digest TEXT COLLATE "C" PRIMARY KEY);
+"""
+"""What the tables of a Hub need, and what says whose they are and which were made."""
+OWN_TABLES = ("hub_root", "hub_schemas")
+_TYPES = {
+    r"\bTEXT\b(?! COLLATE NOCASE)(?! NOT NULL COLLATE NOCASE)(?! PRIMARY KEY COLLATE NOCASE)": 'TEXT COLLATE "C"',
+    r"\bREAL\b": "DOUBLE PRECISION",
+    r"\bBLOB\b": "BYTEA",
+    r"\bINTEGER\b": "BIGINT",
+    r" WITHOUT ROWID\b": "",
+    # A collation belongs to the type, which is said before what is demanded of it.
+    r"\bTEXT( NOT NULL| PRIMARY KEY) COLLATE NOCASE": r"TEXT COLLATE nocase\1",
+    r"\bTEXT COLLATE NOCASE": "TEXT COLLATE nocase",
+}
+
+
+@functools.lru_cache(maxsize=1024)
+def query(text: str) -> str:
+    """A statement with values as psycopg takes them."""
+    return text.replace("%", "%%").replace("?", "%s")
+
+
+def value(given: object) -> object:
+    """A value that PostgreSQL holds: its text has no U+0000, which finds nothing and is shown as U+FFFD."""
+    return given.replace("\0", "\ufffd") if isinstance(given, str) else given
+
+
+def script(schema: Schema) -> str:
+    """The statements that make a schema's tables, indexes and triggers."""
+    tables = schema.tables
+    for pattern, replacement in _TYPES.items():
+        tables = re.sub(pattern, replacement, tables)
+    return "\n".join(
+        [
+            tables,
+            *map(_index, schema.indexes),
+            *map(_trigger, schema.triggers),
+            *map(_guard, schema.append_only),
+            schema.fill,
+        ]
+    )
+
+
+def _index(index: Index) -> str:
+    # An entry of an index has 2,704 bytes at most here: texts of any length stay in the table.
+    where = f" WHERE {index.where}" if index.where else ""
+    return f"CREATE INDEX IF NOT EXISTS {index.name} ON {index.table} ({index.key}){where};"
+
+
+def _trigger(trigger: Trigger) -> str:
+    return (
+        f"CREATE OR REPLACE FUNCTION {trigger.name}() RETURNS trigger LANGUAGE plpgsql AS $$\n"
+        f"BEGIN {trigger.statement}; RETURN NULL; END $$;\n"
+        f"CREATE OR REPLACE TRIGGER {trigger.name} AFTER {trigger.event} ON {trigger.table} "
+        f"FOR EACH ROW EXECUTE FUNCTION {trigger.name}();"
+    )
+
+
+def _guard(table: str) -> str:
+    return (
+        f"CREATE OR REPLACE TRIGGER {table}_kept BEFORE UPDATE OR DELETE ON {table} "
+        "FOR EACH ROW EXECUTE FUNCTION append_only();\n"
+        f"CREATE OR REPLACE TRIGGER {table}_whole BEFORE TRUNCATE ON {table} "
+        "FOR EACH STATEMENT EXECUTE FUNCTION append_only();"
+    )

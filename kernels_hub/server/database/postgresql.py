@@ -1,0 +1,325 @@
+"""Rows in a PostgreSQL database, by psycopg: what several machines share.
+
+A transaction takes the one advisory lock of the database at its beginning, and what it reads is what was committed by
+then (READ COMMITTED, statement by statement): transactions are done one after the other, as SQLite does them. That
+needs no repetition, which SERIALIZABLE would ask of every caller, and the two logs are chains, to which entries can
+only be added one after the other. Reads, and statements outside a transaction, do not wait for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from kernels_hub.errors import KernelsHubError
+from kernels_hub.server.database import dialect
+from kernels_hub.server.database.address import checked, without_password
+from kernels_hub.server.database.schema import CORE, Schema
+from kernels_hub.server.database.seam import Database, DatabaseError, Row, RowConflictError, UnavailableError
+from kernels_hub.server.database.sqlite import SqliteDatabase
+from kernels_hub.server.database.transfer import copy_rows
+
+try:
+    import psycopg
+    from psycopg.rows import dict_row
+
+    from kernels_hub.server.database.connections import Connection, Connections
+except ModuleNotFoundError as missing:
+    raise KernelsHubError(
+        f"a Hub on PostgreSQL needs {missing.name}; pip install 'kernels-hub[postgresql]' brings it"
+    ) from missing
+
+OLDEST = 140000
+"""The oldest server, as PostgreSQL numbers its releases: the first that replaces triggers."""
+_TRANSACTIONS = 0x6B68_7562
+"""The advisory lock that a transaction holds."""
+_ADVICE = "see that it runs and takes this user, with the password in PGPASSWORD or ~/.pgpass"
+_SETTINGS = {
+    "statement_timeout": "30s",
+    "lock_timeout": "30s",
+    "idle_in_transaction_session_timeout": "120s",
+    "client_min_messages": "warning",
+    # A plan for any LIMIT and any word is a bad one for most.
+    "plan_cache_mode": "force_custom_plan",
+}
+_CONNECTING: dict[str, str | int | None] = {
+    "connect_timeout": 5,
+    "application_name": "kernels-hub",
+    # A machine that is gone says nothing: the system asks after 10 s, and gives up after 25.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+_WITHOUT_END = (
+    "SET LOCAL statement_timeout = 0",
+    "SET LOCAL idle_in_transaction_session_timeout = 0",
+)
+_LATER = ("08", "53", "57", "40", "25006", "55P03", "58")
+"""SQLSTATEs of what may succeed later: connections, resources, shutdown, deadlocks, read-only, lock timeouts."""
+
+
+class PostgresqlDatabase(Database):
+    """Connections to one PostgreSQL database. Raises KernelsHubError where it cannot be used."""
+
+    def __init__(self, address: str) -> None:
+        self.name = without_password(checked(address))
+        self._address = address
+        self._local = threading.local()
+        self._added: list[Schema] = []
+        try:
+            self._conninfo = _conninfo(address)
+            self._connections = Connections(self._connect)
+            self._check_server()
+        except psycopg.ProgrammingError as error:
+            raise KernelsHubError(
+                f"{self.name} is no address that libpq takes: {_first_line(error)}"
+            ) from None
+        except DatabaseError as error:
+            raise KernelsHubError(f"{self.name} cannot be used: {error}; {_ADVICE}") from None
+
+    # -- connections
+
+    def _connect(self) -> Connection:
+        with _translated():
+            connection = psycopg.connect(self._conninfo, autocommit=True, row_factory=dict_row)
+            # What is acknowledged is on disk, whatever the server's default; a stronger one stays.
+            connection.execute(
+                "SELECT set_config('synchronous_commit', 'on', false) "
+                "WHERE current_setting('synchronous_commit') = 'off'"
+            )
+            return connection
+
+    def _check_server(self) -> None:
+        row = self.row("SELECT current_setting('server_encoding') AS encoding")
+        with self._lent() as connection:
+            version = connection.info.server_version
+        if version < OLDEST:
+            raise KernelsHubError(
+                f"{self.name} is PostgreSQL {version // 10000}; a Hub needs {OLDEST // 10000} or newer"
+            )
+        if row is None or row["encoding"] != "UTF8":
+            raise KernelsHubError(
+                f"{self.name} is encoded in {row['encoding'] if row else '?'}; make one with `createdb -E UTF8`"
+            )
+
+    @contextmanager
+    def _lent(self) -> Iterator[Connection]:
+        """The connection of this thread's transaction, or one for a statement."""
+        connection: Connection | None = getattr(self._local, "connection", None)
+        if connection is not None:
+            if connection.closed:
+                raise UnavailableError("the connection to the database was lost")
+            with _translated():
+                yield connection
+            return
+        connection = self._connections.take()
+        try:
+            with _translated():
+                yield connection
+        finally:
+            self._connections.give(connection)
+
+    # -- statements
+
+    def rows(self, query: str, *values: object) -> Sequence[Row]:
+        """Everything that a query finds."""
+        with self._lent() as connection:
+            return connection.execute(*_statement(query, values)).fetchall()
+
+    def row(self, query: str, *values: object) -> Row | None:
+        """The first row that a query finds."""
+        with self._lent() as connection:
+            return connection.execute(*_statement(query, values)).fetchone()
+
+    def change(self, statement: str, *values: object) -> int:
+        """Run one statement that changes rows; durable on return. How many it changed."""
+        with self._lent() as connection:
+            return connection.execute(*_statement(statement, values)).rowcount
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Several statements of this thread as one, writing from the start; undone on an error."""
+        with self._begun(
+            "BEGIN ISOLATION LEVEL READ COMMITTED", f"SELECT pg_advisory_xact_lock({_TRANSACTIONS})"
+        ):
+            yield
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Several queries of this thread that see one moment, while others write; of any length."""
+        with self._begun("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", *_WITHOUT_END):
+            yield
+
+    @contextmanager
+    def _begun(self, *statements: str) -> Iterator[None]:
+        if getattr(self._local, "connection", None) is not None:
+            yield
+            return
+        connection = self._connections.take()
+        self._local.connection = connection
+        try:
+            with _translated():
+                for statement in statements:
+                    connection.execute(statement)
+            yield
+            if connection.closed:  # somebody caught the error that said so
+                raise UnavailableError("the connection to the database was lost; nothing was changed")
+            with _translated():
+                if connection.execute("COMMIT").statusmessage != "COMMIT":
+                    raise DatabaseError("a statement of the transaction failed; nothing was changed")
+        except BaseException:
+            _undo(connection)
+            raise
+        finally:
+            self._local.connection = None
+            self._connections.give(connection)
+
+    def each(self, query: str) -> Iterator[Row]:
+        """What a query finds, without holding all of it."""
+        with self._lent() as connection, connection.cursor(name="each") as cursor:
+            cursor.itersize = 2000
+            yield from cursor.execute(query.encode())
+
+    def insert(self, table: str, columns: Sequence[str], values: Iterable[Sequence[object]]) -> None:
+        """Add many rows."""
+        names = ", ".join(f'"{column}"' for column in columns)
+        with self._lent() as connection, connection.cursor() as cursor:
+            for setting in _WITHOUT_END:
+                cursor.execute(setting.encode())
+            with cursor.copy(f"COPY {table} ({names}) FROM STDIN".encode()) as copy:
+                for row in values:
+                    copy.write_row([dialect.value(item) for item in row])
+
+    # -- tables
+
+    def make(self) -> None:
+        """Make the tables that every Hub has, where they are missing."""
+        if not self._has("hub_schemas"):
+            with self.transaction(), self._lent() as connection:
+                connection.execute(dialect.MADE.encode())
+        self.add(CORE)
+
+    def check_empty(self) -> None:
+        """Raise KernelsHubError where there are tables already, of whomever."""
+        row = self.row("SELECT tablename FROM pg_tables WHERE schemaname = current_schema() LIMIT 1")
+        if row is not None:
+            raise KernelsHubError(
+                f"{self.name} is not empty: it has a table {row['tablename']}; nothing was changed. A Hub takes a "
+                "database of its own, as `createdb` makes it"
+            )
+
+    def _has(self, table: str) -> bool:
+        found = "SELECT 1 FROM pg_tables WHERE schemaname = current_schema() AND tablename = ?"
+        return self.row(found, table) is not None
+
+    def add(self, schema: Schema) -> None:
+        """Make tables, indexes and triggers where they are missing, as one change, once a database."""
+        self._added.append(schema)
+        script = dialect.script(schema)
+        digest = hashlib.sha256(script.encode()).hexdigest()
+        made = "SELECT 1 FROM hub_schemas WHERE digest = ?"
+        if self.row(made, digest) is not None:
+            return
+        with self.transaction(), self._lent() as connection:
+            if self.row(made, digest) is None:  # nor by another process, meanwhile
+                connection.execute(script.encode())
+                self.change("INSERT INTO hub_schemas VALUES (?)", digest)
+
+    def tables(self) -> list[str]:
+        """The names of all tables of a Hub."""
+        rows = self.rows(
+            "SELECT tablename FROM pg_tables WHERE schemaname = current_schema() "
+            'ORDER BY tablename COLLATE "C"'
+        )
+        return [str(row["tablename"]) for row in rows if row["tablename"] not in dialect.OWN_TABLES]
+
+    def root(self) -> str | None:
+        """The id of the root whose rows these are; None for a database without one."""
+        row = self.row("SELECT root FROM hub_root") if self._has("hub_root") else None
+        return None if row is None else str(row["root"])
+
+    def claim(self, root: str) -> None:
+        """Say, once, whose rows these are."""
+        self.change("INSERT INTO hub_root (root) VALUES (?)", root)
+
+    def unmake(self) -> None:
+        """Remove every table of a Hub; for a copy that was never finished. Inside `transaction`."""
+        with self._lent() as connection:
+            for table in (*self.tables(), *dialect.OWN_TABLES):
+                connection.execute(f"DROP TABLE IF EXISTS {table} CASCADE".encode())
+
+    # -- upkeep
+
+    def backup(self, target: Path) -> None:
+        """A consistent copy as an SQLite file, while others read and write."""
+        copy = SqliteDatabase(target)
+        try:
+            for schema in self._added:
+                copy.add(schema)
+            copy_rows(self, copy)
+        finally:
+            copy.close()
+
+    def check(self) -> list[str]:
+        """Rows that cannot be read or refer to none, guards that are gone, settings that lose commits."""
+        from kernels_hub.server.database.postgresql_check import problems
+
+        return problems(self)
+
+    def in_order(self, index: str) -> str:
+        """Nothing: PostgreSQL's planner counts rows, and is told by no name."""
+        del index
+        return ""
+
+    @property
+    def forced_join(self) -> str:
+        """A plain join: the planner knows which side is read first."""
+        return "JOIN"
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._connections.close()
+
+
+def _conninfo(address: str) -> str:
+    """An address with the settings of a Hub; what it says itself of a setting counts."""
+    given = psycopg.conninfo.conninfo_to_dict(address)
+    settings = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
+    options = f"{settings} {given.get('options', '')}".strip()
+    return psycopg.conninfo.make_conninfo("", **{**_CONNECTING, **given, "options": options})
+
+
+def _statement(query: str, values: Sequence[object]) -> tuple[bytes, list[object] | None]:
+    return dialect.query(query).encode(), [dialect.value(item) for item in values]
+
+
+def _undo(connection: Connection) -> None:
+    """ROLLBACK; a connection that cannot even do that is closed, which does it too."""
+    try:
+        if not connection.closed:
+            connection.execute("ROLLBACK")
+    except psycopg.Error:
+        connection.close()
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """psycopg's errors as those of every database."""
+    try:
+        yield
+    except psycopg.IntegrityError as error:
+        raise RowConflictError(_first_line(error)) from error
+    except psycopg.Error as error:
+        state = error.sqlstate or ""
+        lost = not state and isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+        if lost or state.startswith(_LATER):
+            raise UnavailableError(_first_line(error)) from error
+        raise DatabaseError(f"{_first_line(error)} ({state or type(error).__name__})") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

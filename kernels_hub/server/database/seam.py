@@ -1,0 +1,115 @@
+"""What a Hub asks of its database, whichever it is.
+
+One SQL text serves all: `?` is a value, column names that SQL reserves stand in quotes, an upsert says ON CONFLICT.
+What cannot be said in common is in `schema.py` (tables) and in `Database.in_order` and `Database.forced_join` (how a
+query goes through them).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from kernels_hub.server.database.schema import Schema
+
+ALL_ROWS = 2**63 - 1
+"""A LIMIT that limits nothing."""
+
+
+class Row(Protocol):
+    """One row; columns by their names."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+    def keys(self) -> Iterable[str]:
+        """The names of its columns."""
+
+
+class DatabaseError(Exception):
+    """A statement failed."""
+
+
+class RowConflictError(DatabaseError):
+    """The rows that are there forbid a change: a name is taken, a parent is gone, a table is append-only."""
+
+
+class DatabaseFullError(DatabaseError):
+    """The disk under the database is full; nothing was changed."""
+
+
+class UnavailableError(DatabaseError):
+    """The database cannot be reached, or cannot answer now. Sent again later, the same may succeed.
+
+    A transaction whose end was not heard of is there whole, or not at all.
+    """
+
+
+class Database(ABC):
+    """The rows of one Hub. Safe from several threads; several processes may use them at once."""
+
+    name: str
+    """What messages call it; without a password."""
+
+    @abstractmethod
+    def add(self, schema: Schema) -> None:
+        """Make tables, indexes and triggers where they are missing, as one change."""
+
+    @abstractmethod
+    def rows(self, query: str, *values: object) -> Sequence[Row]:
+        """Everything that a query finds."""
+
+    @abstractmethod
+    def row(self, query: str, *values: object) -> Row | None:
+        """The first row that a query finds."""
+
+    @abstractmethod
+    def change(self, statement: str, *values: object) -> int:
+        """Run one statement that changes rows; durable on return. How many it changed."""
+
+    @abstractmethod
+    def transaction(self) -> AbstractContextManager[None]:
+        """Several statements of this thread as one, writing from the start; undone on an error.
+
+        One at a time: what others wrote before it began is seen, and nobody writes in transactions beside it. One
+        inside another is part of the outer one.
+        """
+
+    @abstractmethod
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Several queries of this thread that see one moment, while others write; of any length."""
+
+    @abstractmethod
+    def each(self, query: str) -> Iterator[Row]:
+        """What a query finds, without holding all of it. Inside `snapshot` or `transaction`."""
+
+    @abstractmethod
+    def insert(self, table: str, columns: Sequence[str], values: Iterable[Sequence[object]]) -> None:
+        """Add many rows. Inside `transaction`."""
+
+    @abstractmethod
+    def tables(self) -> list[str]:
+        """The names of all tables, in the order of the alphabet."""
+
+    @abstractmethod
+    def backup(self, target: Path) -> None:
+        """A consistent copy as an SQLite file, while others read and write."""
+
+    @abstractmethod
+    def check(self) -> list[str]:
+        """What is wrong with the database itself; nothing when all is well."""
+
+    @abstractmethod
+    def in_order(self, index: str) -> str:
+        """What follows a table that must be read through an index; "" where the database knows best."""
+
+    @property
+    @abstractmethod
+    def forced_join(self) -> str:
+        """The join that reads the left table first."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close every connection."""

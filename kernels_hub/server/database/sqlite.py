@@ -1,0 +1,216 @@
+"""Rows in one SQLite file in WAL mode, `synchronous=FULL`: a committed row survives a loss of power.
+
+Every thread has a connection of its own; several processes may use the file at once.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from kernels_hub.errors import KernelsHubError
+from kernels_hub.server.database.schema import CORE, Index, Schema, Trigger
+from kernels_hub.server.database.seam import (
+    Database,
+    DatabaseError,
+    DatabaseFullError,
+    Row,
+    RowConflictError,
+    UnavailableError,
+)
+
+_SECONDS = 30
+"""How long a statement waits for another process that writes."""
+
+
+class SqliteDatabase(Database):
+    """Connections to one SQLite file, which is made where it is missing."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self._path = path
+        self._local = threading.local()
+        self._all: list[tuple[threading.Thread, sqlite3.Connection]] = []
+        self._guard = threading.Lock()
+        try:
+            self.add(CORE)
+        except DatabaseError as error:
+            raise KernelsHubError(
+                f"{path} cannot be used: {error}; if it is damaged, put back the one of a copy made by "
+                "`kernels-hub hub backup`"
+            ) from error
+
+    def _connection(self) -> sqlite3.Connection:
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            # Opened and used by one thread; closed by whichever stops the server.
+            connection = sqlite3.connect(
+                self._path,
+                timeout=_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=256,
+            )
+            connection.row_factory = sqlite3.Row
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+                connection.execute(f"PRAGMA {pragma}").close()
+            with self._guard:
+                # Threads end when there is little to do: their connections, three descriptors each, end here.
+                for _, left in [row for row in self._all if not row[0].is_alive()]:
+                    left.close()
+                self._all = [row for row in self._all if row[0].is_alive()]
+                self._all.append((threading.current_thread(), connection))
+            self._local.connection = connection
+        return connection
+
+    def add(self, schema: Schema) -> None:
+        """Make tables, indexes and triggers where they are missing, as one change."""
+        with _translated():
+            self._connection().executescript(f"BEGIN IMMEDIATE; {_script(schema)} COMMIT;")
+
+    def rows(self, query: str, *values: object) -> Sequence[Row]:
+        """Everything that a query finds."""
+        with _translated():
+            return self._connection().execute(query, values).fetchall()
+
+    def row(self, query: str, *values: object) -> Row | None:
+        """The first row that a query finds."""
+        with _translated():
+            found = self._connection().execute(query, values).fetchone()
+        assert found is None or isinstance(found, sqlite3.Row)
+        return found
+
+    def change(self, statement: str, *values: object) -> int:
+        """Run one statement that changes rows; durable on return. How many it changed."""
+        with _translated():
+            return self._connection().execute(statement, values).rowcount
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Several statements of this thread as one, writing from the start; undone on an error."""
+        with self._begun("BEGIN IMMEDIATE"):
+            yield
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Several queries of this thread that see one moment, while others write."""
+        with self._begun("BEGIN"):
+            yield
+
+    @contextmanager
+    def _begun(self, how: str) -> Iterator[None]:
+        with _translated():
+            connection = self._connection()
+            if nested := connection.in_transaction:
+                pass
+            else:
+                connection.execute(how)
+        if nested:
+            yield
+            return
+        try:
+            yield
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        with _translated():
+            connection.execute("COMMIT")
+
+    def each(self, query: str) -> Iterator[Row]:
+        """What a query finds, without holding all of it."""
+        with _translated():
+            yield from self._connection().execute(query)
+
+    def insert(self, table: str, columns: Sequence[str], values: Iterable[Sequence[object]]) -> None:
+        """Add many rows."""
+        names, marks = ", ".join(f'"{column}"' for column in columns), ", ".join("?" * len(columns))
+        with _translated():
+            self._connection().executemany(
+                f"INSERT INTO {table} ({names}) VALUES ({marks})",  # noqa: S608 -- names of our own tables
+                values,
+            )
+
+    def tables(self) -> list[str]:
+        """The names of all tables."""
+        rows = self.rows(
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name"
+        )
+        return [str(row["name"]) for row in rows]
+
+    def check(self) -> list[str]:
+        """What SQLite's own check finds wrong; nothing when all is well."""
+        found = [str(row["integrity_check"]) for row in self.rows("PRAGMA integrity_check")]
+        broken = [f"{row['table']} row {row['rowid']}" for row in self.rows("PRAGMA foreign_key_check")]
+        return [text for text in found if text != "ok"] + broken
+
+    def backup(self, target: Path) -> None:
+        """A consistent copy, page by page, while others read and write."""
+        copy = sqlite3.connect(target)
+        try:
+            with _translated():
+                self._connection().backup(copy)
+        finally:
+            copy.close()
+
+    def in_order(self, index: str) -> str:
+        """INDEXED BY: SQLite's planner has no counts of rows here."""
+        return f" INDEXED BY {index}"
+
+    @property
+    def forced_join(self) -> str:
+        """CROSS JOIN, which SQLite never turns round."""
+        return "CROSS JOIN"
+
+    def close(self) -> None:
+        """Close every thread's connection."""
+        with self._guard:
+            for _, connection in self._all:
+                connection.close()
+            self._all.clear()
+        self._local = threading.local()
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """SQLite's errors as those of every database."""
+    try:
+        yield
+    except sqlite3.IntegrityError as error:
+        raise RowConflictError(str(error)) from error
+    except sqlite3.OperationalError as error:
+        name = getattr(error, "sqlite_errorname", "") or ""
+        if name.startswith("SQLITE_FULL"):
+            raise DatabaseFullError(str(error)) from error
+        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            raise UnavailableError(f"{error}: another process has been writing for {_SECONDS} s") from error
+        raise DatabaseError(str(error)) from error
+    except sqlite3.Error as error:
+        raise DatabaseError(str(error)) from error
+
+
+def _script(schema: Schema) -> str:
+    guards = [
+        f"CREATE TRIGGER IF NOT EXISTS {table}_{action} BEFORE {action} ON {table} "
+        f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END;"
+        for table in schema.append_only
+        for action in ("UPDATE", "DELETE")
+    ]
+    return "\n".join(
+        [schema.tables, *map(_index, schema.indexes), *map(_trigger, schema.triggers), *guards, schema.fill]
+    )
+
+
+def _index(index: Index) -> str:
+    columns = ", ".join(filter(None, (index.key, index.covered)))
+    where = f" WHERE {index.where}" if index.where else ""
+    return f"CREATE INDEX IF NOT EXISTS {index.name} ON {index.table} ({columns}){where};"
+
+
+def _trigger(trigger: Trigger) -> str:
+    return (
+        f"CREATE TRIGGER IF NOT EXISTS {trigger.name} AFTER {trigger.event} ON {trigger.table} "
+        f"BEGIN {trigger.statement}; END;"
+    )

@@ -1,0 +1,98 @@
+"""Copies every row of one database into another, and compares what arrived with what was there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kernels_hub.errors import KernelsHubError
+from kernels_hub.server.database.seam import Database, Row
+
+TABLES = (
+    "accounts", "members", "tokens", "repositories", "grants", "objects", "release_log", "pending_refs", "unlogged",
+    "audit_log", "upgrades", "search", "ranks", "facets", "downloads", "sessions",
+)  # fmt: skip
+"""Every table, each after those that it refers to."""
+_MADE_BESIDE = ("upgrades", "search", "ranks")
+"""Tables with rows that the target makes by itself, and that the copied ones replace."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """One table that was copied: how many rows, and the digest of all of them, in whatever order they are read."""
+
+    table: str
+    rows: int
+    digest: str
+
+
+def copy_rows(source: Database, target: Database) -> list[Copied]:
+    """Copy every row in one transaction of the target, which has no rows but those that it made with its tables.
+
+    Missing tables of the target are made. The source is read at one moment, others may write on.
+    Raises KernelsHubError where the target has rows already, or other rows than the source afterwards: then nothing
+    was copied.
+    """
+    with source.snapshot(), target.transaction():
+        names = _checked_tables(source, target)
+        for table in names:
+            if table not in _MADE_BESIDE and target.row(f"SELECT 1 FROM {table} LIMIT 1") is not None:  # noqa: S608
+                raise KernelsHubError(f"{target.name} has rows already, in {table}; nothing was changed")
+        for table in names:
+            if table in _MADE_BESIDE:
+                target.change(f"DELETE FROM {table}")  # noqa: S608
+            first = source.row(f"SELECT * FROM {table} LIMIT 1")  # noqa: S608
+            if first is not None:
+                columns = _columns(first)
+                rows = (tuple(row[name] for name in columns) for row in _all(source, table))
+                target.insert(table, columns, rows)
+        copied = []
+        for table in names:
+            there, here = digest(source, table), digest(target, table)
+            if there != here:
+                raise KernelsHubError(
+                    f"{table} has {here.rows} rows in {target.name} and {there.rows} in {source.name}, or other ones; "
+                    "nothing was changed"
+                )
+            copied.append(here)
+        return copied
+
+
+def digest(database: Database, table: str) -> Copied:
+    """Count and digest of a table; equal for equal rows in any database."""
+    found = sorted(_row_digest(row) for row in _all(database, table))
+    return Copied(table, len(found), hashlib.sha256(b"".join(found)).hexdigest())
+
+
+def _checked_tables(source: Database, target: Database) -> list[str]:
+    unknown = sorted(set(source.tables()) - set(TABLES))
+    if unknown:
+        raise KernelsHubError(
+            f"{source.name} has a table {unknown[0]} that this version does not know; use the version that made it"
+        )
+    missing = sorted(set(source.tables()) - set(target.tables()))
+    if missing:
+        raise KernelsHubError(f"{target.name} has no table {missing[0]}")
+    return [table for table in TABLES if table in source.tables()]
+
+
+def _all(database: Database, table: str) -> Iterator[Row]:
+    return database.each(f"SELECT * FROM {table}")  # noqa: S608 -- a name of ours
+
+
+def _columns(row: Row) -> list[str]:
+    return list(row.keys())
+
+
+def _row_digest(row: Row) -> bytes:
+    values = {name: _plain(row[name]) for name in _columns(row)}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).digest()
+
+
+def _plain(value: object) -> object:
+    """A value as every database holds it: PostgreSQL has no U+0000 in text."""
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    return value.replace("\0", "\ufffd") if isinstance(value, str) else value
