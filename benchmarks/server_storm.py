@@ -3,6 +3,8 @@
 A round: start the server, let three writers commit, upload, tag and make repositories in a loop, kill
 all its processes at a random moment, start it again, and compare what it holds with what it had
 acknowledged; then `git fsck --strict` of every repository, by the git binary, and the Hub's own check.
+With --postgresql the rows are in a PostgreSQL of its own, which is killed and started again in the middle of every
+round, before the Hub is killed too.
 The race: eight writers commit on one parent at once; one must win, and nothing else may change.
 Prints JSON; exit code 1 when anything was lost, torn or wrong.
 """
@@ -16,11 +18,13 @@ import hashlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +33,7 @@ import httpx
 
 from benchmarks.harness import write
 from kernels_hub.server.maintenance import check
+from tests.postgresql_server import PostgresqlServer  # type: ignore[import-not-found]
 from tests.running_hub import RunningHub, start_hub  # type: ignore[import-not-found]
 
 WRITERS = 3
@@ -165,12 +170,32 @@ def _git(home: Path, *arguments: str) -> str:
     return done.stdout if done.returncode == 0 else f"exit code {done.returncode} {done.stdout}{done.stderr}"
 
 
-def storm(root: Path, rounds: int, *, workers: int, seed: int) -> dict[str, Any]:
-    """`rounds` times: write, kill, restart, compare. All rounds on one root."""
+def unexpected(problems: Sequence[str], done: Acknowledged) -> list[str]:
+    """What writers heard beside refusals of a Hub whose database is away, and what follows from those.
+
+    What was refused may have happened all the same: then its name is taken. Or not: then it is not found.
+    """
+    there = re.compile("|".join(rf"{re.escape(name)}[./]" for name in ("writer/shared", *done.repositories)))
+    refused = (": 503 ", ": 409 ")
+    return [
+        one
+        for one in problems
+        if not (any(status in one for status in refused) or (": 404 " in one and not there.search(one)))
+    ]
+
+
+def storm(
+    root: Path, rounds: int, *, workers: int, seed: int, database: PostgresqlServer | None = None
+) -> dict[str, Any]:
+    """`rounds` times: write, kill, restart, compare. All rounds on one root.
+
+    database: has the rows, and is killed and started again in each round.
+    """
+    address = None if database is None else database.new_database()
     chance, done, problems = random.Random(seed), Acknowledged(), []
     restarts = []
     for number in range(rounds):
-        hub = start_hub(root, workers=workers, limits=LIMITS)
+        hub = start_hub(root, workers=workers, limits=LIMITS, database=address)
         if number == 0:
             _create(hub, "shared")
         writers = [Writer(hub, n, done, f"r{number}") for n in range(WRITERS)]
@@ -180,10 +205,15 @@ def storm(root: Path, rounds: int, *, workers: int, seed: int) -> dict[str, Any]
         time.sleep(chance.uniform(0.2, 1.2))
         while len(done.commits) == before and time.monotonic() < end:  # on a machine that is busy with others
             time.sleep(0.01)
+        if database is not None:
+            database.kill()
+            database.start()
+            time.sleep(chance.uniform(0.0, 1.0))
         hub.kill()
         for writer in writers:
             writer.join()
-            problems += [f"round {number}: {problem}" for problem in writer.problems]
+            heard = writer.problems if database is None else unexpected(writer.problems, done)
+            problems += [f"round {number}: {problem}" for problem in heard]
         began = time.perf_counter()
         with start_hub(root, workers=workers, limits=LIMITS) as again:
             restarts.append(time.perf_counter() - began)
@@ -256,12 +286,20 @@ def main() -> None:
     parser.add_argument("--races", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument(
+        "--postgresql", action="store_true", help="rows in a PostgreSQL that is killed as well"
+    )
     parser.add_argument("--write", action="store_true", help="keep the figures under benchmarks/results/")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        database = stack.enter_context(PostgresqlServer()) if options.postgresql else None
         result: dict[str, Any] = {
             "storm": storm(
-                Path(folder) / "storm", options.rounds, workers=options.workers, seed=options.seed
+                Path(folder) / "storm",
+                options.rounds,
+                workers=options.workers,
+                seed=options.seed,
+                database=database,
             ),
             "races": [
                 race(Path(folder) / f"race{number}", workers=options.workers)

@@ -74,7 +74,9 @@ class PostgresqlServer:
     # -- its life
 
     def start(self, *options: str) -> None:
-        """Start it, also after `kill`, and wait until it takes connections."""
+        """Start it, unless it runs, and wait until it takes connections."""
+        if self._process is not None:
+            return
         command = ["-D", str(self.data), "-p", str(self.port), "-k", str(self.folder)]
         settings = {"listen_addresses": "127.0.0.1", "shared_buffers": "32MB", "max_connections": "200"}
         command += [f"--{name}={value}" for name, value in settings.items()]

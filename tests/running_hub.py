@@ -53,8 +53,8 @@ class RunningHub:
         self._start_of_log = self.log.stat().st_size if self.log.exists() else 0
         self._tokens: dict[tuple[str, str, str | None], str] = {}
         self._ended = False
-        if (address := hub_databases.new_address(root)) is not None:
-            options.setdefault("database", address)
+        if options.get("database") is None:
+            options["database"] = hub_databases.new_address(root)
         settings = json.dumps({"workers": workers, **options})
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

@@ -2,7 +2,8 @@
 
     refusal, paths          what is refused, and how it is said; names and paths
     durable, layout         files that survive a crash; where things lie under the root
-    database, accounts      users, organisations, tokens; sessions of the web pages
+    database/               rows, in SQLite or PostgreSQL; migration moves them
+    accounts                users, organisations, tokens; sessions of the web pages
     repositories, access    repositories as rows; who may do what
     packs, refs, listing    git: objects, refs, what a commit holds
     search, facets          lists: found, filtered, sorted; download_counts

@@ -37,11 +37,11 @@ _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 class _Loader(_Base):  # type: ignore[misc]  # an untyped base
     """A safe loader that leaves numbers of many digits as the text that they are."""
 
-    def construct_yaml_int(self, node: Any) -> Any:
+    def construct_yaml_int(self, node: Any) -> object:
         text = self.construct_scalar(node)
         return text if len(text) > _MOST_NUMBER else super().construct_yaml_int(node)
 
-    def construct_yaml_float(self, node: Any) -> Any:
+    def construct_yaml_float(self, node: Any) -> object:
         text = self.construct_scalar(node)
         return text if len(text) > _MOST_NUMBER else super().construct_yaml_float(node)
 

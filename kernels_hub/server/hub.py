@@ -53,8 +53,11 @@ class Hub:
         self.layout = RootPaths.open(root, create=create, database=database)
         self._using: int | None = share(self.layout.using)
         try:
+            self.layout.read_marker(database)  # again: until now the rows may have been moved
             self._open(database)
         except BaseException as error:
+            if (opened := getattr(self, "database", None)) is not None:
+                opened.close()
             os.close(self._using)
             self._using = None
             if isinstance(error, DatabaseError):

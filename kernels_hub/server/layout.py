@@ -75,7 +75,7 @@ class RootPaths:
         """
         layout = cls(root)
         if layout.marker.is_file():
-            layout._read_marker(database)
+            layout.read_marker(database)
             if not layout.repositories.is_dir():
                 raise KernelsHubError(
                     f"{layout.repositories} is missing, which holds every repository; nothing was changed. Put it back "
@@ -99,8 +99,9 @@ class RootPaths:
         layout._create(root, database)
         return layout
 
-    def _read_marker(self, database: str | None) -> None:
-        text = self.marker.read_text()
+    def read_marker(self, database: str | None = None) -> None:
+        """See where the rows are; KernelsHubError for another format, and where `database` is none of this root."""
+        text, self.elsewhere = self.marker.read_text(), None
         if text == FORMAT_ELSEWHERE:
             self.elsewhere = self.read_address()
         elif text != FORMAT:
@@ -162,7 +163,7 @@ class RootPaths:
         # Two processes that start at once: one makes the root, the other finds it made.
         with locked(self.guard):
             if self.marker.is_file():
-                self._read_marker(database)
+                self.read_marker(database)
                 return
             known = {*_FOLDERS, "lock", "secret", "database", "using", "FORMAT.new", "lost+found"}
             half_written = ("secret.", ".secret.", ".FORMAT.", ".database.")

@@ -56,6 +56,7 @@ def _alone(layout: RootPaths) -> Iterator[None]:
             f"{layout.root} is open: stop its servers, and wait for commands that run on it; nothing was changed"
         )
     try:
+        layout.read_marker()  # again: until now somebody else may have moved them
         yield
     finally:
         os.close(descriptor)

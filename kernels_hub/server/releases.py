@@ -306,12 +306,12 @@ class Releases:
 
 
 def _check_whole(repository: Repository, refs: Known, known: Mapping[str, Standing]) -> None:
-    """503 where the refs have a release and the log does not: others' entries would take the place of those lost."""
+    """409 where the refs have a release and the log does not: others' entries would take the place of those lost."""
     for tag, ref in _releases(refs):
         standing = known.get(version_key(tag) or "")
         if standing is None or not standing.is_out:
             raise Refusal(
-                503,
+                409,
                 f"The release log of {repository.full_name} does not have {tag} at {ref.commit}, which the repository "
                 "has: the database is older, or the tag was made past the server. Nothing was changed; an "
                 "administrator restores the database, or accepts what the log says with `kernels-hub hub repo restore`",

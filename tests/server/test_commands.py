@@ -71,7 +71,6 @@ def test_a_server_that_is_ended_leaves_nothing_temporary(
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.each_database
 def test_accounts(hub: Callable[..., tuple[int, str, str]]):
     assert hub("user", "list")[0] == 1, "there is no root yet"
     assert hub("user", "add", "ada") == (0, "added user ada\n", "")
@@ -96,7 +95,6 @@ def test_accounts(hub: Callable[..., tuple[int, str, str]]):
     assert hub("org", "remove", "acme")[0] == 0 and hub("org", "list")[1] == "none yet\n"
 
 
-@pytest.mark.each_database
 def test_tokens(hub: Callable[..., tuple[int, str, str]]):
     hub("user", "add", "ada")
     code, out, err = hub("token", "new", "ada", "--role", "write", "--repo", "acme/k", "--days", "7")

@@ -124,7 +124,7 @@ def test_a_crash_at_every_step(name: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("rows_in", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("name", ["tag", "create", "delete"])
+@pytest.mark.parametrize("name", ["tag"])
 def test_a_crash_at_every_step_with_rows_in_postgresql(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

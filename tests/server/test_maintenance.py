@@ -167,7 +167,6 @@ def test_gc_beside_a_running_server(tmp_path: Path):
                 assert httpx.get(url).text == str(number)
 
 
-@pytest.mark.each_database
 def test_upkeep_while_three_writers_write(tmp_path: Path):
     done = Acknowledged()
     with start_hub(tmp_path / "hub", workers=2, limits={"large_from_bytes": 1024}) as running:

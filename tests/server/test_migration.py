@@ -242,7 +242,7 @@ def test_a_database_that_ends_in_the_middle_leaves_the_source(
     def ended(source: Database, goal: Database) -> object:
         copied = copy_rows(source, goal)
         server.execute(
-            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{target.rpartition('/')[2]}'"
+            f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{target.rpartition('/')[2]}'"
         )
         return copied
 

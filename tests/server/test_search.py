@@ -333,7 +333,6 @@ def test_facets_filter_without_regard_to_case(hub: Hub):
     assert filtered(hub, layer="none") == [] == filtered(hub, device="' OR 1=1 --")
 
 
-@pytest.mark.each_database
 def test_facets_are_counted_among_what_is_found_and_seen(hub: Hub):
     fill(hub)
 

@@ -1,11 +1,15 @@
 """The rows of a Hub: accounts, tokens, repositories, large files, release and audit log.
 
-seam.py         what every database does, its rows and its errors
-schema.py       tables, indexes and triggers, said once for all of them
-sqlite.py       one file below the root, the default
-postgresql.py   a PostgreSQL server; dialect.py has what it spells otherwise, connections.py its connections
-address.py      addresses of databases, without their passwords
-transfer.py     every row from one database to another, compared
+    seam.py         what every database does, its rows and its errors
+    schema.py       tables, indexes and triggers, said once for all of them
+    sqlite.py       one file below the root, the default
+    postgresql.py   a PostgreSQL server: what it spells otherwise in dialect.py, its connections in connections.py,
+                    what fsck asks of it in postgresql_check.py
+    address.py      addresses of databases, without their passwords
+    opening.py      the database of a root, and no other
+    transfer.py     every row from one database to another, compared
+
+The rest of the server asks `seam.Database`, whichever it is.
 """
 
 from kernels_hub.server.database.seam import (

@@ -41,6 +41,10 @@ _SETTINGS = {
     "statement_timeout": "30s",
     "lock_timeout": "30s",
     "idle_in_transaction_session_timeout": "120s",
+    # The lock of a machine that is gone is let go.
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
     "client_min_messages": "warning",
     # A plan for any LIMIT and any word is a bad one for most.
     "plan_cache_mode": "force_custom_plan",
@@ -72,14 +76,18 @@ class PostgresqlDatabase(Database):
         self._added: list[Schema] = []
         try:
             self._conninfo = _conninfo(address)
-            self._connections = Connections(self._connect)
-            self._check_server()
         except psycopg.ProgrammingError as error:
             raise KernelsHubError(
                 f"{self.name} is no address that libpq takes: {_first_line(error)}"
             ) from None
+        self._connections = Connections(self._connect)
+        try:
+            self._check_server()
         except DatabaseError as error:
             raise KernelsHubError(f"{self.name} cannot be used: {error}; {_ADVICE}") from None
+        except KernelsHubError:
+            self.close()
+            raise
 
     # -- connections
 
