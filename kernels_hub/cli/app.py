@@ -22,6 +22,7 @@ from kernels_hub.cli.info import info
 from kernels_hub.cli.init import init
 from kernels_hub.cli.key import key
 from kernels_hub.cli.lock import lock
+from kernels_hub.cli.mirror import mirror
 from kernels_hub.cli.onnx import onnx
 from kernels_hub.cli.output import echo
 from kernels_hub.cli.publish import publish
@@ -82,7 +83,7 @@ for command in (
     *(doctor, explain, info, variants, versions, diff),  # use
     *(lock, download, bundle),  # pin and carry
     *(init, build, publish, yank),  # make
-    *(verify, benchmark, serve, view),
+    *(verify, benchmark, serve, mirror, view),
 ):
     app.command()(command)
 app.command("compile")(compile_layer)

@@ -12,6 +12,7 @@ from kernels_hub.errors import KernelsHubError
 
 if TYPE_CHECKING:
     from kernels_hub.server.audit import AuditRecord
+    from kernels_hub.server.hub import Hub
     from kernels_hub.server.releases import Force
 
 release = typer.Typer(
@@ -125,6 +126,7 @@ def show_log(
             entries = sorted(entries, key=lambda entry: (entry.time, entry.repository, entry.index))
             entries = entries[-last:] if last else entries
             problems = [f"{chain}: {problem}" for chain in chains for problem in log.problems(chain)]
+            problems += _mirror_problems(opened, name)
             if as_json:
                 import json
 
@@ -153,6 +155,18 @@ def show_log(
         echo(f"PROBLEM: {problem}")
     if problems:
         raise typer.Exit(1)
+
+
+def _mirror_problems(opened: Hub, name: str | None) -> list[str]:
+    """Where a mirror is not as its origin."""
+    from kernels_hub.server.release_log import chain_of
+
+    found = []
+    for row in opened.mirror.rows():
+        repository = opened.repositories.by_id(row.repository)
+        if row.problem and repository is not None and name in (None, repository.full_name):
+            found.append(f"{chain_of(repository)}: {row.problem}")
+    return found
 
 
 def _is(chain: str, name: str) -> bool:

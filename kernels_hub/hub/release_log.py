@@ -21,7 +21,7 @@ from kernels_hub.errors import IntegrityError
 from kernels_hub.files import write_atomically
 from kernels_hub.hub.cache import RepositoryCache
 from kernels_hub.parsing import Sha256, parse_json
-from kernels_hub.repository.release_entry import START, ReleaseEntry, chain_problem, standings, version_key
+from kernels_hub.repository.release_entry import START, ReleaseEntry, chain_problem, disagreement, told
 from kernels_hub.repository.versions import Refs
 
 if TYPE_CHECKING:
@@ -78,11 +78,11 @@ def checked_refs(
         memory = _read_memory(place)
         known = memory.hubs.get(connection.endpoint, [])
         log = _extended(connection, place, known)
-        if log is not None and (problem := _disagreement(refs, log)):
+        if log is not None and (problem := disagreement(refs, log.entries)):
             # Changed between the two questions? The log is never behind refs that were asked for before it.
             refs = connection.refs(place.repo_id, place.repo_type)
             log = _extended(connection, place, known)
-            problem = None if log is None else _disagreement(refs, log)
+            problem = None if log is None else disagreement(refs, log.entries)
             if problem:
                 raise _refused(connection, place, problem)
         if log is not None and len(log.entries) > len(known):
@@ -153,7 +153,7 @@ def _difference(
             break
         now += following.entries
     differing = [
-        f"\n  #{index}: it was {_told(before)}; now it is {_told(after)}"
+        f"\n  #{index}: it was {told(before)}; now it is {told(after)}"
         for index, (before, after) in enumerate(zip_longest(known, now[: len(known)]))
         if before is not None and (after is None or after.hash != before.hash)
     ]
@@ -166,36 +166,6 @@ def _difference(
         f"its release log was rewritten: {len(differing)} of the {len(known)} entries that this machine knows are "
         f"others or gone:{''.join(differing[:_SHOWN])}{more}"
     )
-
-
-def _disagreement(refs: Refs, log: ReleaseLog) -> str | None:
-    """Where refs are not what the log says."""
-    standing = standings(log.entries)
-    found = []
-    for tag, commit in sorted(refs.tags.items()):
-        if (key := version_key(tag)) is None:
-            continue
-        said = standing.get(key)
-        if said is None or not said.is_out or said.entry.tag != tag:
-            found.append(
-                f"the tag {tag} at {commit[:12]}, of which the log has {_told(said.entry if said else None)}"
-            )
-        elif said.entry.commit != commit:
-            found.append(f"the tag {tag} at {commit[:12]}, and the log has {_told(said.entry)}")
-    found += [
-        f"no tag {item.entry.tag}, and the log has {_told(item.entry)}"
-        for item in standing.values()
-        if item.is_out and item.entry.tag not in refs.tags
-    ]
-    found += [
-        f"a branch {name}, the name of a release"
-        for name in sorted(refs.branches)
-        if (key := version_key(name)) is not None and key in standing
-    ]
-    if not found:
-        return None
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return f"its tags are not what its release log says: it has {'; '.join(found[:_SHOWN])}{more}"
 
 
 def _refused(connection: Connection, place: RepositoryCache, problem: str) -> IntegrityError:
@@ -217,7 +187,7 @@ def _warn(place: RepositoryCache, log: ReleaseLog) -> None:
                 place.repo_id,
                 entry.tag,
                 "moved by force" if entry.kind == "forced-move" else "deleted",
-                _told(entry),
+                told(entry),
             )
 
 
@@ -231,13 +201,6 @@ def _page(connection: Connection, place: RepositoryCache, after: int) -> _Page |
 
 def _chain(place: RepositoryCache) -> str:
     return f"{place.repo_type}/{place.repo_id}"
-
-
-def _told(entry: ReleaseEntry | None) -> str:
-    """An entry on one line without control characters: its fields are foreign text."""
-    from kernels_hub.escaping import TerminalText
-
-    return "nothing" if entry is None else TerminalText(str(entry))
 
 
 def _path(place: RepositoryCache) -> Path:

@@ -21,12 +21,14 @@ import msgspec
 from msgspec import Meta, Struct
 from packaging.utils import canonicalize_version
 
+from kernels_hub.escaping import TerminalText
 from kernels_hub.parsing import CommitId, Sha256
-from kernels_hub.repository.versions import parse_tag
+from kernels_hub.repository.versions import Refs, parse_tag
 
 START = "0" * 64
 """`previous` of the first entry."""
 MOST_NOTE = 1000
+_SHOWN = 5
 
 Kind = Literal["release", "yank", "unyank", "forced-move", "delete"]
 Short = Annotated[str, Meta(max_length=400)]
@@ -124,3 +126,38 @@ def chain_problem(
             return f"entry #{index} names {entry.tag!r}, which is no release"
         previous, index = entry.hash, index + 1
     return None
+
+
+def disagreement(refs: Refs, entries: Iterable[ReleaseEntry]) -> str | None:
+    """Where branches and tags are not what a log says; None where they are."""
+    standing = standings(entries)
+    found = []
+    for tag, commit in sorted(refs.tags.items()):
+        if (key := version_key(tag)) is None:
+            continue
+        said = standing.get(key)
+        if said is None or not said.is_out or said.entry.tag != tag:
+            found.append(
+                f"the tag {tag} at {commit[:12]}, of which the log has {told(said.entry if said else None)}"
+            )
+        elif said.entry.commit != commit:
+            found.append(f"the tag {tag} at {commit[:12]}, and the log has {told(said.entry)}")
+    found += [
+        f"no tag {item.entry.tag}, and the log has {told(item.entry)}"
+        for item in standing.values()
+        if item.is_out and item.entry.tag not in refs.tags
+    ]
+    found += [
+        f"a branch {name}, the name of a release"
+        for name in sorted(refs.branches)
+        if (key := version_key(name)) is not None and key in standing
+    ]
+    if not found:
+        return None
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"its tags are not what its release log says: it has {'; '.join(found[:_SHOWN])}{more}"
+
+
+def told(entry: ReleaseEntry | None) -> str:
+    """An entry on one line without control characters: its fields are foreign text."""
+    return "nothing" if entry is None else TerminalText(str(entry))

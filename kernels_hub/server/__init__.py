@@ -7,6 +7,7 @@
     repositories, access    repositories as rows; who may do what
     packs, refs, listing    git: objects, refs, what a commit holds
     search, facets          lists: found, filtered, sorted; download_counts
+    mirror                  a read-only Hub that follows another, and what that one answers it
     store, lfs, commit      changes: commits, branches, large files
     api_*, lfs_api, downloads, app    the HTTP side
 

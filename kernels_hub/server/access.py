@@ -8,7 +8,7 @@
     delete, settings     401         403          403        403         yes
 
 Reader, writer and admin are roles in the namespace; a user is admin of their own. A read token makes
-anybody a reader at most; a token of one repository is anonymous everywhere else.
+anybody a reader at most; a token of one repository is anonymous everywhere else. On a mirror nobody changes anything.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels_hub.server.accounts import Accounts, Token
+from kernels_hub.server.mirror.state import MirrorState
 from kernels_hub.server.refusal import Refusal, forbidden, login_required, repository_not_found
 from kernels_hub.server.repositories import Repositories, Repository
 
@@ -37,9 +38,10 @@ class Caller:
 class Access:
     """The table above, over the rows."""
 
-    def __init__(self, accounts: Accounts, repositories: Repositories) -> None:
+    def __init__(self, accounts: Accounts, repositories: Repositories, mirror: MirrorState) -> None:
         self._accounts = accounts
         self._repositories = repositories
+        self._mirror = mirror
 
     def _covered(self, caller: Caller, full_name: str) -> bool:
         """Whether the caller's token speaks for a repository."""
@@ -80,6 +82,7 @@ class Access:
 
     def check_write(self, caller: Caller, namespace: str, name: str, *, admin: bool = False) -> None:
         """Refuse a change to a repository (which may not exist yet) to those who may not make it."""
+        self._mirror.check_writable()
         if caller.token is None:
             raise login_required()
         full_name = f"{namespace}/{name}"

@@ -82,6 +82,16 @@ class Accounts:
             self._audit.record("org.add", name, admin=admin, trusted="yes" if trusted else "")
         return self.required(name, "org")
 
+    def add_of_origin(self, name: str, kind: str, trusted: bool) -> None:
+        """Have an account as the origin of this mirror does, without members; one that is there stays what it is."""
+        known = self.find(name)
+        with self._database.transaction():
+            if known is None:
+                self._add(name, kind, trusted)
+                self._audit.record(f"{kind}.add", name, trusted="yes" if trusted else "")
+            elif known.kind == "org" and known.trusted != trusted:
+                self.set_trusted(name, trusted)
+
     def _add(self, name: str, kind: str, trusted: bool) -> None:
         try:
             checked_account_name(name)

@@ -150,6 +150,6 @@ ROUTES = [
     Route("GET", "/api/organizations/{account}/overview", organisation_overview),
     Route("GET", "/api/organizations/{account}/members", organisation_members),
     Route("GET", "/api/users/{account}/overview", user_overview),
-    Route("POST", "/api/validate-yaml", validate_card, slow=True),
+    Route("POST", "/api/validate-yaml", validate_card, slow=True, reads=True),
     Route("GET", "/api/agent-harnesses", agent_harnesses),
 ]

@@ -238,7 +238,7 @@ ROUTES = [
     Route("GET", _REPOSITORY + "/tree/{revision}", tree),
     Route("GET", _REPOSITORY + "/tree/{revision}/", tree),
     Route("GET", _REPOSITORY + "/tree/{revision}/{path:rest}", tree),
-    Route("POST", _REPOSITORY + "/paths-info/{revision}", paths_info),
+    Route("POST", _REPOSITORY + "/paths-info/{revision}", paths_info, reads=True),
     Route("GET", _REPOSITORY + "/commits/{revision}", commits),
     Route("POST", _REPOSITORY + "/preupload/{revision}", preupload),
     Route("POST", _REPOSITORY + "/commit/{revision}", commit),

@@ -269,5 +269,5 @@ ROUTES = [
     Route("POST", _REPOSITORY + "/user-access-request", ask_access),
     Route("POST", _REPOSITORY + "/user-access-request/{action:grant|handle}", handle_request),
     Route("GET", _REPOSITORY + "/user-access-request/{status:accepted|pending|rejected}", requests),
-    Route("GET HEAD POST", "/api/{type:datasets|spaces}/{rest:rest}", unknown_type),
+    Route("GET HEAD POST", "/api/{type:datasets|spaces}/{rest:rest}", unknown_type, reads=True),
 ]

@@ -33,6 +33,7 @@ from kernels_hub.server.hub import Hub
 from kernels_hub.server.limits import Limits, RateLimit
 from kernels_hub.server.logs import masked_path, set_up_logs
 from kernels_hub.server.metrics import CONTENT_TYPE, Metrics
+from kernels_hub.server.mirror import feed
 from kernels_hub.server.protocol import SETTINGS, allow_open_files, quiet
 from kernels_hub.server.refusal import Refusal, header_text
 from kernels_hub.server.web import routes as web
@@ -56,9 +57,9 @@ def nothing(_call: HubRequest) -> Response:
 
 
 def health(call: HubRequest) -> Response:
-    """200 while the rows can be read."""
+    """200 while the rows can be read; a mirror says of what, and how old it is."""
     call.hub.database.row("SELECT 1")
-    return PlainTextResponse("ok\n")
+    return PlainTextResponse("\n".join(["ok", *feed.health_lines(call), ""]))
 
 
 class App:
@@ -148,7 +149,7 @@ class App:
         raise Refusal(404, "There is nothing at this address")
 
     async def _admit(self, route: Route, call: HubRequest) -> None:
-        """Refuse requests beyond the rate limit, and, on a closed Hub, those without a token."""
+        """Refuse requests beyond the rate limit, changes of a mirror, and, on a closed Hub, those without a token."""
         if route.template in _OPEN_TO_ALL:
             return
         # The signed address or token of an upload is its own credential, which its handler checks.
@@ -165,6 +166,8 @@ class App:
                 self._count(self._rate, address)
                 raise
             self._count(self._rate, f"token {caller.token.id}" if caller.token else address)
+        if not route.reads and (refusal := await call.run(self.hub.mirror.refusal)) is not None:
+            raise refusal
         if self._require_token and not signed and not route.open:
             if (await call.run(lambda: call.viewer if route.page else call.caller)).token is not None:
                 return
@@ -293,7 +296,7 @@ def routes() -> tuple[Route, ...]:
 
 
 def _routes() -> Iterator[Route]:
-    for module in (api_account, api_repositories, api_git, lfs_api, xet_api, downloads):
+    for module in (api_account, api_repositories, feed, api_git, lfs_api, xet_api, downloads):
         yield from module.ROUTES
     yield Route("GET HEAD", _ANYTHING_ELSE, nothing)
     yield from web.ROUTES

@@ -204,14 +204,17 @@ class Route:
         slow: bool = False,
         page: bool = False,
         open: bool = False,  # noqa: A002
+        reads: bool = False,
         **fixed: str,
     ) -> None:
         """slow: whether anybody can make it compute for long; such routes share a few threads of their own.
 
-        page: whether browsers ask for it, whose sessions count. open: whether a closed Hub answers everybody.
+        page: whether browsers ask for it, whose sessions count. open: whether a closed Hub answers everybody. reads:
+        whether a method other than GET and HEAD changes nothing that a mirror leaves to its origin.
         """
         self.slow, self.page, self.open = slow, page, open
         self.methods = frozenset(methods.split())
+        self.reads = reads or self.methods <= {"GET", "HEAD"}
         self.template = template
         self.handler = handler
         self.fixed = fixed

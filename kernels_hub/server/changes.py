@@ -96,6 +96,7 @@ class Changes:
 
     def create(self, kind: str, namespace: str, name: str, *, private: bool, author: str) -> Repository:
         """A new repository with its first commit. 409, or 400 where a name differs only in case."""
+        self._releases.mirror.check_writable()
         self._check_free_name(kind, namespace, name)
         identifier = self._store.repositories.new_id()
         home = self._store.prepare(identifier)
@@ -117,6 +118,27 @@ class Changes:
             layout.lock(identifier).unlink(missing_ok=True)
             self._check_free_name(kind, namespace, name)
             raise Refusal(409, "You already created this repository")
+        return repository
+
+    def receive(self, kind: str, namespace: str, name: str, origin_id: str) -> Repository:
+        """A repository of a mirror, empty and hidden until it is whole. 409 where the name is taken."""
+        identifier = self._store.repositories.new_id()
+        home = self._store.prepare(identifier)
+        content = self._store.at(home)
+        content.refs.replace({})
+        content.packs.close()
+        layout = self._store.layout
+        with locked(layout.lock(identifier)):
+            move_into_place(home, layout.repository(identifier), durable=True, overwrite=False)
+            with self._store.repositories.transaction():
+                repository = self._store.repositories.insert(identifier, kind, namespace, name, private=True)
+                if repository is not None:
+                    self._releases.mirror.note(repository, origin_id)
+            if repository is None:
+                self._store.discard(identifier)
+        if repository is None:
+            layout.lock(identifier).unlink(missing_ok=True)
+            raise Refusal(409, f"{namespace}/{name} is here already, as another repository of the origin")
         return repository
 
     def _check_free_name(self, kind: str, namespace: str, name: str) -> None:

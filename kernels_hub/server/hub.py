@@ -21,6 +21,8 @@ from kernels_hub.server.facets import SCHEMA as FACETS
 from kernels_hub.server.layout import RootPaths
 from kernels_hub.server.lfs import LargeFiles
 from kernels_hub.server.limits import Budget, Limits
+from kernels_hub.server.mirror.state import SCHEMA as MIRROR
+from kernels_hub.server.mirror.state import MirrorState
 from kernels_hub.server.refusal import Refusal, forbidden
 from kernels_hub.server.releases import Releases
 from kernels_hub.server.repositories import Repositories, Repository
@@ -30,7 +32,7 @@ from kernels_hub.server.sessions import Sessions
 from kernels_hub.server.signing import Signer
 from kernels_hub.server.store import Store
 
-SCHEMAS = (SCHEMA, FACETS, DOWNLOADS, SESSIONS)
+SCHEMAS = (SCHEMA, FACETS, DOWNLOADS, SESSIONS, MIRROR)
 """The tables of every part, besides those that all databases have."""
 
 
@@ -72,9 +74,10 @@ class Hub:
         for schema in SCHEMAS:
             self.database.add(schema)
         self.sessions = Sessions(self.database, self.accounts, self.limits.session_seconds)
-        self.access = Access(self.accounts, self.repositories)
+        self.mirror = MirrorState(self.database)
+        self.access = Access(self.accounts, self.repositories, self.mirror)
         self.large_files = LargeFiles(self.layout, self.database)
-        self.releases = Releases(self.database, self.large_files, self.audit)
+        self.releases = Releases(self.database, self.large_files, self.audit, self.mirror)
         self.store = Store(self.layout, self.repositories, self.large_files, self.releases)
         self.search = Search(self.database, self.accounts, self.repositories, self.store)
         self.downloads = DownloadCounts(self.database)

@@ -7,19 +7,20 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.files import move_into_place
 from kernels_hub.server.database.sqlite import SqliteDatabase
-from kernels_hub.server.durable import locked
+from kernels_hub.server.durable import locked, try_lock
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.layout import FORMAT
 from kernels_hub.server.lfs import sha256_of
 from kernels_hub.server.listing import parse_pointer
-from kernels_hub.server.packs import BLOB, COMMIT, TAG, TREE
+from kernels_hub.server.mirror.state import LOCK
+from kernels_hub.server.packs import BLOB, COMMIT, KINDS
 from kernels_hub.server.paths import is_sha256
 from kernels_hub.server.reachable import reach
 from kernels_hub.server.refs import RefsDamagedError
@@ -30,7 +31,6 @@ from kernels_hub.server.sweep import sweep
 
 GRACE_SECONDS = 24 * 3600
 """How long an uploaded large file may wait for the commit that names it."""
-_KINDS = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob", TAG: b"tag"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,20 @@ def _maintaining(hub: Hub) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _not_mirroring(hub: Hub) -> Iterator[None]:
+    """No mirror brings objects meanwhile: until it is done, no ref leads to them."""
+    lock = try_lock(hub.layout.root / LOCK)
+    if lock is None:
+        raise KernelsHubError(
+            "`kernels-hub mirror` brings objects here that no ref leads to yet, which --prune would drop; stop it first"
+        )
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
 def collect_garbage(hub: Hub, *, prune: bool = False, grace: float = GRACE_SECONDS) -> Collected:
     """Join packs, and drop large files that no commit names and that nobody uploaded just now.
 
@@ -58,7 +72,7 @@ def collect_garbage(hub: Hub, *, prune: bool = False, grace: float = GRACE_SECON
         repositories that were found without a row.
     grace: seconds since an upload within which a large file is kept.
     """
-    with _maintaining(hub):
+    with _maintaining(hub), _not_mirroring(hub) if prune else nullcontext():
         swept = sweep(hub)
         if prune and hub.layout.orphans.is_dir():
             for orphan in sorted(hub.layout.orphans.iterdir()):
@@ -177,7 +191,7 @@ def _check_repository(hub: Hub, repository: Repository, read_large: bool) -> Ite
         except Exception as error:  # noqa: BLE001 -- a damaged pack fails in dulwich in any of its ways
             yield f"object {oid} cannot be read: {type(error).__name__}: {error}"
             continue
-        header = b"%s %d\0" % (_KINDS.get(kind, b"?"), len(data))
+        header = b"%s %d\0" % (KINDS.get(kind, b"?"), len(data))
         if hashlib.sha1(header + data, usedforsecurity=False).hexdigest() != oid:
             yield f"object {oid} has other content"
     for name, ref in refs.items():

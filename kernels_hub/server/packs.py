@@ -24,7 +24,7 @@ from dulwich.pack import Pack, UnpackedObject, write_pack_data, write_pack_index
 from kernels_hub.files import flush_folder, move_into_place
 
 COMMIT, TREE, BLOB, TAG = 1, 2, 3, 4
-_KINDS = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob", TAG: b"tag"}
+KINDS = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob", TAG: b"tag"}
 _CACHED_OBJECT = 64 * 1024
 _MANY_PACKS = 24
 
@@ -40,7 +40,7 @@ class GitObject:
 
 def git_object(kind: int, content: bytes) -> GitObject:
     """An object with its id."""
-    header = b"%s %d\0" % (_KINDS[kind], len(content))
+    header = b"%s %d\0" % (KINDS[kind], len(content))
     return GitObject(kind, content, hashlib.sha1(header + content, usedforsecurity=False).hexdigest())
 
 
@@ -129,6 +129,13 @@ class Packs:
 
     def read(self, oid: str, kind: int | None = None) -> bytes:
         """An object's content. Raises KeyError where there is none of that id (and kind)."""
+        found, content = self.read_kind(oid)
+        if kind is not None and found != kind:
+            raise KeyError(oid)
+        return content
+
+    def read_kind(self, oid: str) -> tuple[int, bytes]:
+        """What an object is, and its content. Raises KeyError where there is none of that id."""
         key = (self._owner, oid)
         if (item := self._cache.get(key)) is None:
             # dulwich's list of packs is not made for threads.
@@ -136,9 +143,7 @@ class Packs:
                 found, content = self._store.get_raw(ObjectID(oid.encode()))
             item = (found, content)
             self._cache.put(key, item)
-        if kind is not None and item[0] != kind:
-            raise KeyError(oid)
-        return item[1]
+        return item
 
     def kind(self, oid: str) -> int | None:
         """What an object is; None where there is none of that id."""

@@ -22,7 +22,7 @@ _MAIN = BRANCHES + DEFAULT_BRANCH
 def ref_problems(hub: Hub, repository: Repository, refs: Mapping[str, Ref]) -> list[str]:
     """Where refs that can be read are not what every repository has, and what its release log says."""
     problems = []
-    if _MAIN not in refs:
+    if _MAIN not in refs and not hub.mirror.is_arriving(repository):
         problems.append(f"packed-refs has no {_MAIN}; {_advice(repository)}")
     standing = hub.releases.log.standings(chain_of(repository))
     unlogged = hub.database.row("SELECT 1 FROM unlogged WHERE repository = ?", repository.id) is not None
@@ -133,10 +133,12 @@ def fit_copy(hub: Hub) -> None:
 def check_logs(hub: Hub) -> list[str]:
     """What is wrong with the logs themselves, and releases of repositories that are not there."""
     problems = hub.audit.problems()
+    # What is removed from a mirror leaves the origin's log as it is.
+    mirrors = hub.mirror.origin() is not None
     for chain in hub.releases.log.chains():
         kind, namespace, name = chain.split("/")
         found = hub.releases.log.problems(chain)
-        if not found and hub.repositories.find(kind, namespace, name) is None:
+        if not found and not mirrors and hub.repositories.find(kind, namespace, name) is None:
             found = [
                 f"the release log says {item.entry}, and there is no repository; restore it from a backup"
                 for item in hub.releases.log.standings(chain).values()

@@ -31,7 +31,7 @@ from kernels_hub.repository.release_entry import (
 from kernels_hub.server.audit import plain, utc
 from kernels_hub.server.database import Database, Row
 from kernels_hub.server.database.seam import ALL_ROWS
-from kernels_hub.server.refs import Ref
+from kernels_hub.server.refs import TAGS, Ref
 from kernels_hub.server.repositories import Repository
 
 RefChanges = Mapping[str, Ref | None]
@@ -92,6 +92,22 @@ class ReleaseLog:
                 self._database.change(
                     "INSERT INTO pending_refs VALUES (?, ?)", repository.id, _written(changes)
                 )
+
+    def extend(self, repository: Repository, entries: Iterable[ReleaseEntry], changes: RefChanges) -> None:
+        """Add entries that another Hub wrote, as they are, and with them the change of refs that is about to be made.
+
+        Call it under the repository's lock. The entries were checked: they follow the last that is held.
+        """
+        chain = chain_of(repository)
+        with self._database.transaction():
+            for entry in entries:
+                ref = changes.get(TAGS + entry.tag)
+                oid = ref.oid if ref is not None and ref.commit == entry.commit else entry.commit
+                self._database.change(
+                    "INSERT INTO release_log VALUES (?, ?, ?, ?, ?)",
+                    *(chain, entry.index, entry.canonical().decode(), entry.hash, oid),
+                )
+            self._database.change("INSERT INTO pending_refs VALUES (?, ?)", repository.id, _written(changes))
 
     def pending(self, repository: Repository) -> RefChanges | None:
         """The change of refs that was begun and is not known to be done."""

@@ -30,6 +30,7 @@ from kernels_hub.server.audit import Audit, plain
 from kernels_hub.server.database import Database, UnavailableError
 from kernels_hub.server.lfs import LargeFiles
 from kernels_hub.server.listing import FOLDER, parse_pointer
+from kernels_hub.server.mirror.state import MirrorState
 from kernels_hub.server.packs import BLOB, COMMIT, TREE, Packs
 from kernels_hub.server.refs import BRANCHES, TAGS, Ref, Refs, RefsDamagedError
 from kernels_hub.server.refusal import Refusal, forbidden
@@ -55,8 +56,11 @@ class Force:
 class Releases:
     """The rules, over the rows of one Hub."""
 
-    def __init__(self, database: Database, large_files: LargeFiles, audit: Audit) -> None:
+    def __init__(
+        self, database: Database, large_files: LargeFiles, audit: Audit, mirror: MirrorState
+    ) -> None:
         self.log = ReleaseLog(database)
+        self.mirror = mirror
         self._database = database
         self._large_files = large_files
         self.audit = audit
@@ -73,6 +77,7 @@ class Releases:
         force: Force | None = None,
     ) -> None:
         """Change refs, and log what that means for releases. 403 or 409 for what a release forbids."""
+        self.mirror.check_writable()
         try:
             events = self._events(repository, packs, refs.all(), changes, force)
         except KeyError as error:
@@ -101,6 +106,12 @@ class Releases:
             ) from error
         with suppress(UnavailableError):  # The release stands in both; whoever is next drops the intent.
             self.log.done(repository)
+
+    def follow(self, repository: Repository, refs: Refs, changes: RefChanges) -> None:
+        """Change refs of a mirror to those of its origin; `log.extend` has noted what that means for releases."""
+        if changes:
+            refs.change(changes)
+        self.log.done(repository)
 
     def recover(self, repository: Repository, packs: Packs, refs: Refs) -> bool:
         """Complete what a crash interrupted, and log tags that are older than the log; whether there was anything."""
@@ -135,7 +146,7 @@ class Releases:
                 "release",
                 tag,
                 ref.commit,
-                _digest(packs, ref.commit),
+                release_digest(packs, ref.commit),
                 ref.oid,
                 "released before this log was kept",
             )
@@ -145,7 +156,12 @@ class Releases:
         self.log.append(repository, [*events, *self._yanks(repository, packs, refs, out)], "")
 
     def bury(self, repository: Repository, actor: str) -> None:
-        """Log that a repository's releases go with it. Call it in the transaction that deletes its row."""
+        """Log that a repository's releases go with it. Call it in the transaction that deletes its row.
+
+        A mirror logs nothing: its log is the origin's, and goes on where the repository comes again.
+        """
+        if self.mirror.origin() is not None:
+            return
         self._end(repository, actor, "the repository was deleted")
 
     def rename(self, old: Repository, new: Repository, refs: Known, packs: Packs, actor: str) -> None:
@@ -153,12 +169,13 @@ class Releases:
 
         Call it in the transaction that renames.
         """
+        self.mirror.check_writable()
         before = self.log.standings(chain_of(old))
         known = self.log.standings(chain_of(new))
         events, yanked = [], []
         for tag, ref in _releases(refs):
             key = version_key(tag) or ""
-            digest = before[key].entry.digest if key in before else _digest(packs, ref.commit)
+            digest = before[key].entry.digest if key in before else release_digest(packs, ref.commit)
             if key in known and known[key].entry.digest != digest:
                 raise Refusal(
                     409,
@@ -241,7 +258,9 @@ class Releases:
                 raise forbidden(_immutable(repository, tag, "deleted"))
             last = standing.entry if standing else None
             commit = last.commit if last else now.commit if now else ""
-            return Event("delete", tag, commit, last.digest if last else _digest(packs, commit), commit, note)
+            return Event(
+                "delete", tag, commit, last.digest if last else release_digest(packs, commit), commit, note
+            )
         if BRANCHES + tag in refs and now is None:
             raise Refusal(
                 409, f"There is a branch {tag}, which would be taken for the release; delete it first"
@@ -249,7 +268,7 @@ class Releases:
         self._check_spelling(repository, refs, tag, standing)
         if standing is not None and standing.is_out and standing.entry.commit == ref.commit:
             return None
-        digest = _digest(packs, ref.commit)
+        digest = release_digest(packs, ref.commit)
         if now is None and (standing is None or (not standing.is_out and standing.entry.digest == digest)):
             return Event("release", tag, ref.commit, digest, ref.oid, note)
         if force is None and now is not None:
@@ -343,7 +362,8 @@ def _yanked_oid(packs: Packs, ref: Ref | None) -> str | None:
     return None
 
 
-def _digest(packs: Packs, commit: str) -> str:
+def release_digest(packs: Packs, commit: str) -> str:
+    """The digest of a commit's content, as the release log has it."""
     tree = packs.read(commit, COMMIT).split(b"\n", 1)[0].removeprefix(b"tree ").decode()
     return content_digest(_files(packs, tree, ""))
 

@@ -71,6 +71,13 @@ class Repositories:
         )
         return [_repository(row) for row in rows]
 
+    def after(self, identifier: str, count: int) -> list[Repository]:
+        """Repositories in the order of their ids, from the first after one on."""
+        rows = self._database.rows(
+            "SELECT * FROM repositories WHERE id > ? ORDER BY id LIMIT ?", identifier, count
+        )
+        return [_repository(row) for row in rows]
+
     def of_row(self, row: Row) -> Repository:
         """The repository of a row of the table."""
         return _repository(row)

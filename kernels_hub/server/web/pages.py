@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
+from kernels_hub.server.audit import utc
 from kernels_hub.server.call import HubRequest
 from kernels_hub.server.refusal import Refusal
 
@@ -77,6 +78,7 @@ class Pages:
             endpoint=self.endpoint(call),
             user=session.token.user if session else None,
             form_key=session.form_key if session else "",
+            mirror=_mirror_values(call),
             **values,
         )
         return Response(text, status, self._kept(call), "text/html; charset=utf-8")
@@ -133,6 +135,27 @@ def with_query(address: str, **values: object) -> str:
     """An address with a query, without what is empty."""
     query = urlencode({key: value for key, value in values.items() if value not in (None, "")})
     return f"{address}?{query}" if query else address
+
+
+def _mirror_values(call: HubRequest) -> dict[str, object] | None:
+    """What the head of every page says on a mirror."""
+    origin = call.hub.mirror.origin()
+    if origin is None:
+        return None
+    age = origin.age()
+    return {
+        "address": origin.address,
+        "time": utc(origin.caught_up),
+        "age": None if age is None else _readable_age(age),
+        "problem": bool(origin.problem),
+    }
+
+
+def _readable_age(seconds: float) -> str:
+    for name, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size)} {name}"
+    return f"{int(seconds)} seconds"
 
 
 def _readable_bytes(size: int) -> str:

@@ -26,10 +26,12 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
+from kernels_hub.server.audit import utc
 from kernels_hub.server.call import HubRequest, Route
 from kernels_hub.server.download_counts import RECENT_DAYS
 from kernels_hub.server.facets import devices_of, framework_of, platform_of
 from kernels_hub.server.refusal import Refusal, entry_not_found, header_text
+from kernels_hub.server.repositories import Repository
 from kernels_hub.server.store import DEFAULT_BRANCH, CommitInfo
 from kernels_hub.server.web import signed_in
 from kernels_hub.server.web.card import CardPlace, render_card
@@ -346,6 +348,7 @@ class Site:
             "private": repository.private,
             "href": repository.page,
             "summary": facts.summary,
+            "apart": _apart(call, repository),
         }
         rev = {
             "name": revision.name,
@@ -380,6 +383,14 @@ class Site:
             while len(self._facts) > _FACTS_KEPT:
                 self._facts.popitem(last=False)
         return facts
+
+
+def _apart(call: HubRequest, repository: Repository) -> str | None:
+    """What a mirror says of a repository that is not as at its origin."""
+    row = call.hub.mirror.row(repository)
+    if row is not None and row.gone:
+        return f"The origin has it no more, or shows it to others alone, since {utc(row.gone)}; it stays as it was."
+    return None if row is None or not row.problem else row.problem
 
 
 def _contents(call: HubRequest) -> Contents:

@@ -220,7 +220,7 @@ def routes(pages: Pages, page: Callable[[Handler], Handler]) -> Iterator[Route]:
     """The routes; `page` makes pages of refusals."""
     site = SigningIn(pages)
     yield Route("GET HEAD", "/login", page(site.form), page=True, open=True)
-    yield Route("POST", "/login", page(site.begin), page=True, open=True)
-    yield Route("POST", "/logout", page(site.end), page=True, open=True)
+    yield Route("POST", "/login", page(site.begin), page=True, open=True, reads=True)
+    yield Route("POST", "/logout", page(site.end), page=True, open=True, reads=True)
     yield Route("GET HEAD", "/settings/tokens", page(site.tokens), page=True)
-    yield Route("POST", "/settings/tokens", page(site.change_tokens), page=True)
+    yield Route("POST", "/settings/tokens", page(site.change_tokens), page=True, reads=True)

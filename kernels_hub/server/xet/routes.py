@@ -200,5 +200,5 @@ ROUTES = (
     Route("GET", _WRITE_TOKEN, write_token),
     Route("POST", f"{_AREA}/xorbs/default/{{xorb}}", upload_xorb),
     Route("POST", f"{_AREA}/shards", upload_shard),
-    Route("POST", "/v1/telemetry", drop_telemetry),
+    Route("POST", "/v1/telemetry", drop_telemetry, reads=True),
 )
