@@ -401,6 +401,9 @@ def check_hub() -> Iterator[Finding]:
     else:
         meaning = "Asked when a mapping names a kernel of a Hub; bundled kernels need no network. Not contacted now."
         yield Finding("Hub", Status.OK, endpoint, meaning)
+        if mirrors := [one.address for one in connection.endpoints if not one.is_origin]:
+            meaning = "Asked where the Hub does not answer, or before it, as KERNELS_HUB_MIRRORS says."
+            yield Finding("Mirrors", Status.OK, ", ".join(mirrors), meaning)
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (

@@ -104,6 +104,10 @@ def _print_log(log: ReleaseLog | None) -> None:
     echo("release log")
     for entry in log.entries:
         echo(f"  {entry}")
+    if log.later:
+        echo(
+            f"a mirror answered, which is {len(log.later)} entries behind what this machine knows of the Hub"
+        )
     new = len(log.entries) - log.known
     echo(
         f"verified: {len(log.entries)} entries, {new} of them new since this machine last looked; head {log.head}"

@@ -82,15 +82,20 @@ def _fetched(repo_id: str, commit: str) -> Path:
     """A snapshot with the benchmark scripts of a commit."""
     hub = Connection()
     for repo_type in ("kernel", "model"):
-        download = functools.partial(
-            hub.api.snapshot_download,
-            repo_id,
-            repo_type=repo_type,
-            revision=commit,
-            allow_patterns=[f"{FOLDER}/*"],
-        )
+        what = f"fetch the benchmarks of {repo_id}"
+
+        def ask(one: Connection, repo_type: str = repo_type, what: str = what) -> str:
+            download = functools.partial(
+                one.api.snapshot_download,
+                repo_id,
+                repo_type=repo_type,
+                revision=commit,
+                allow_patterns=[f"{FOLDER}/*"],
+            )
+            return str(one.ask(what, download))
+
         try:
-            return Path(hub.ask(f"fetch the benchmarks of {repo_id}", download))
+            return Path(hub.anywhere(what, ask))
         except FileNotFoundError:
             continue
     raise BenchmarkError(f"{repo_id}@{commit[:12]} has no {FOLDER}/")

@@ -41,6 +41,8 @@ class KnownRefs:
     """Release -> reason."""
     asked: float = 0.0
     """When the question was asked, in seconds since the epoch."""
+    later: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Releases that the Hub has, as this machine knows, and the mirror that answered does not yet: tag -> commit."""
 
 
 def hub_cache_folder() -> Path:
@@ -112,13 +114,16 @@ class RepositoryCache:
         return KnownRefs(Refs(branches)) if branches else None
 
     def write_refs(self, known: KnownRefs) -> None:
-        """Keep them, and write the branches the way that other clients look versions up offline."""
+        """Keep them, and write the branches the way that other clients look versions up offline.
+
+        What a mirror does not have yet is kept beside what it has, and no other process takes that for an answer.
+        """
         self._write(
             "refs.json",
             {
-                "asked": known.asked,
+                "asked": 0.0 if known.later else known.asked,
                 "branches": dict(known.refs.branches),
-                "tags": dict(known.refs.tags),
+                "tags": {**known.later, **known.refs.tags},
                 "yanked": dict(known.yanked),
             },
         )

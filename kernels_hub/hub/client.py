@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from kernels_hub.errors import (
+    HubError,
+    HubPermissionError,
     IntegrityError,
     NoVariantError,
     OfflineError,
@@ -24,7 +26,8 @@ from kernels_hub.errors import (
     VersionError,
 )
 from kernels_hub.hub.cache import RepositoryCache, hub_cache_folder
-from kernels_hub.hub.connection import Connection
+from kernels_hub.hub.connection import Connection, download_of
+from kernels_hub.hub.endpoints import RESTING
 from kernels_hub.hub.locate import Request, locate
 from kernels_hub.hub.locked_kernels import LockedKernel
 from kernels_hub.hub.tree import BUILD, File, Tree
@@ -49,6 +52,8 @@ class Fetched:
     pinned: Pinned
     files: KernelFiles
     admission: Admission
+    served_by: tuple[str, ...] = ()
+    """The addresses that answered, where one of them was a mirror's."""
 
 
 class _Once(Generic[_T]):
@@ -107,6 +112,7 @@ def forget() -> None:
     """Let the next `fetch` of everything ask again: for long-lived processes and tests."""
     _LOCATED.clear()
     _FETCHED.clear()
+    RESTING.clear()
 
 
 def judge(request: Request) -> list[VariantAccepted | VariantRejected]:
@@ -145,7 +151,7 @@ def _fetch(request: Request) -> Fetched:
     variant = best_variant(f"{cache.repo_id}@{pinned.ref}", tree.variants(), system)
     folder = download_files(hub, cache, tree, variant)
     _note_branches(cache, pinned.commit)
-    return _checked(cache, candidate, pinned, admission, tree.variant(variant), folder)
+    return _checked(hub, cache, candidate, pinned, admission, tree.variant(variant), folder)
 
 
 def _choose(
@@ -185,7 +191,16 @@ def _admit(hub: Connection, place: RepositoryCache, candidate: RemoteCode) -> Ad
             return recorded
         if recorded and tree is not None and not bundled:
             return True  # it was when these files were fetched
-        trusted = hub.is_trusted_publisher(organisation)
+        try:
+            trusted = hub.is_trusted_publisher(organisation)
+        except HubPermissionError:
+            raise
+        except HubError as error:
+            # No mirror is believed about that. What the Hub itself once said holds, as it does offline.
+            if recorded and not bundled and len(hub.endpoints) > 1:
+                logger.warning("%s; it was one when it was last asked", error)
+                return True
+            raise
         place.write_publisher(trusted)
         return trusted and (not bundled or _confirm(hub, place, candidate.commit))
 
@@ -286,7 +301,7 @@ def _fetch_locked(
     tree = locked.tree() if locked.variants else list_files(hub, cache, locked.commit)
     variant = best_variant(f"{locked.repo_id} as locked", tree.variants(), System.detect(backend))
     folder = download_files(hub, cache, tree, variant, download)
-    return _checked(cache, candidate, pinned, admission, tree.variant(variant), folder)
+    return _checked(hub, cache, candidate, pinned, admission, tree.variant(variant), folder)
 
 
 # -- files ------------------------------------------------------------------------------------------
@@ -323,6 +338,7 @@ def _repair(hub: Connection, place: RepositoryCache, commit: str, files: list[Fi
             file.check(place.path(commit, file))
         except IntegrityError as error:
             logger.warning("%s; downloading it again", error)
+            hub.distrust(download_of(place.repo_id, file))
             damaged.append(file)
     if damaged:
         hub.download(place.repo_id, place.repo_type, commit, damaged, place.root, force=True)
@@ -331,6 +347,7 @@ def _repair(hub: Connection, place: RepositoryCache, commit: str, files: list[Fi
 
 
 def _checked(
+    hub: Connection,
     place: RepositoryCache,
     candidate: RemoteCode,
     pinned: Pinned,
@@ -346,4 +363,6 @@ def _checked(
                 f"{folder / inside} was changed while it was verified; nothing of it was imported"
             )
     kernel = read_variant(folder).seal(sha256)
-    return Fetched(place.repo_id, place.repo_type, pinned, kernel, admission)
+    served = tuple(dict.fromkeys(hub.served.values()))
+    by_mirrors = served if any(address != hub.endpoint for address in served) else ()
+    return Fetched(place.repo_id, place.repo_type, pinned, kernel, admission, by_mirrors)

@@ -10,13 +10,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kernels_hub.errors import HubError, RepositoryNotFoundError
-from kernels_hub.hub.http_errors import hub_errors, status_of
+from kernels_hub.errors import (
+    HubError,
+    HubPermissionError,
+    IntegrityError,
+    KernelsHubError,
+    OfflineError,
+    RepositoryNotFoundError,
+    VersionError,
+)
+from kernels_hub.hub.endpoints import DISTRUST_SECONDS, REST_SECONDS, RESTING, Endpoint, endpoints_of
+from kernels_hub.hub.http_errors import hub_errors, status_of, wait_asked_for
 from kernels_hub.hub.tree import BUILD, File, Tree
 from kernels_hub.repository.versions import Refs, is_commit
 from kernels_hub.version import __version__
@@ -47,25 +56,112 @@ def check_repository_name(repo_id: str) -> None:
 
 @dataclass(frozen=True)
 class Connection:
-    """A Hub as one user of this library sees it: HF_ENDPOINT, HF_TOKEN and the rest of its environment."""
+    """A Hub as one user of this library sees it: HF_ENDPOINT, HF_TOKEN and the rest of its environment.
+
+    Where mirrors are configured (see `endpoints`), a question that the Hub cannot answer goes to the next address; what
+    the Hub itself says, "there is none" and "not for you" included, is its word.
+    """
 
     user_agent: str | dict[str, str] | None = None
     local_files_only: bool = False
     """Ask nothing, as under HF_HUB_OFFLINE."""
+    at: Endpoint | None = field(default=None, compare=False)
+    """The one address that is asked; None for each in its turn."""
+    tries: int = field(default=_TRIES, compare=False)
+    served: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """What was asked -> the address that answered."""
 
     @cached_property
     def api(self) -> HfApi:
-        """The client; making it asks nothing."""
+        """The client of the address that is asked, by default the Hub itself; making it asks nothing."""
         from huggingface_hub import HfApi
 
-        return HfApi(library_name="kernels_hub", library_version=__version__, user_agent=self.user_agent)
+        at = self.at
+        mirror = at is not None and not at.is_origin
+        return HfApi(
+            endpoint=self.address,
+            # A token that the environment holds is the Hub's own; None is where huggingface_hub looks for it.
+            token=((at.token if at is not None else None) or False) if mirror else None,
+            library_name="kernels_hub",
+            library_version=__version__,
+            user_agent=self.user_agent,
+        )
 
     @property
     def endpoint(self) -> str:
-        """The Hub's address; the client, slow to import, is not needed to tell."""
+        """The Hub's address, whoever answers; the client, slow to import, is not needed to tell."""
         from huggingface_hub import constants
 
         return constants.ENDPOINT
+
+    @property
+    def address(self) -> str:
+        """The address that is asked."""
+        return self.endpoint if self.at is None else self.at.address
+
+    @property
+    def is_mirror(self) -> bool:
+        """Whether a mirror is asked, not the Hub itself."""
+        return self.at is not None and not self.at.is_origin
+
+    @cached_property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The addresses that may be asked, in the order of preference. Raises KernelsHubError for what is none."""
+        return endpoints_of(self.endpoint) if self.at is None else (self.at,)
+
+    def of_origin(self) -> Connection:
+        """The same Hub, and no mirror of it: to change it, and for what it alone can say."""
+        return self if self.at is not None else replace(self, at=Endpoint(self.endpoint, is_origin=True))
+
+    def anywhere(self, what: str, question: Callable[[Connection], _T]) -> _T:
+        """Ask each address in its turn until one answers: `question` gets a connection to it.
+
+        what: as for `hub_errors`; also names what was asked in `served`.
+
+        The next is asked where one cannot be reached, fails or is busy, and where a mirror has nothing, refuses, or is
+        refused itself (IntegrityError). What the Hub says itself is the answer, whatever a mirror would say.
+
+        Raises HubError where the Hub cannot be asked and no mirror has it.
+        """
+        if self.at is not None or len(self.endpoints) == 1:
+            answer = question(self)
+            self.served[what] = self.address
+            return answer
+        for tries in range(1, _TRIES + 1):
+            failures: list[tuple[Endpoint, Exception]] = []
+            for one in RESTING.in_turn(self.endpoints):
+                try:
+                    answer = question(replace(self, at=one, tries=1))
+                except OfflineError:
+                    raise
+                except (
+                    HubPermissionError,
+                    RepositoryNotFoundError,
+                    VersionError,
+                    IntegrityError,
+                    HubError,
+                    OSError,
+                ) as error:
+                    _check_may_go_on(one, error)
+                    failures.append((one, error))
+                    continue
+                self.served[what] = one.address
+                if failures:
+                    logger.info("%s in place of %s: %s", one.address, failures[-1][0].address, what)
+                return answer
+            again = [error for _, error in failures if status_of(error) in _RETRIED]
+            if not again or tries == _TRIES:
+                raise _nobody(failures)
+            time.sleep(_pause(again[0], tries))
+        raise AssertionError("unreachable")
+
+    def distrust(self, what: str) -> None:
+        """Ask the mirror last that answered something with other content than it should have."""
+        address = self.served.get(what)
+        if address is not None and any(
+            one.address == address and not one.is_origin for one in self.endpoints
+        ):
+            RESTING.rest(address, DISTRUST_SECONDS)
 
     @property
     def is_offline(self) -> bool:
@@ -76,25 +172,28 @@ class Connection:
 
     def refs(self, repo_id: str, repo_type: str) -> Refs:
         """The branches and tags, in one call. Raises RepositoryNotFoundError, HubError."""
+        what = f"list the versions of {repo_id}"
 
-        def ask() -> Refs:
-            repo_refs = self.api.list_repo_refs(repo_id, repo_type=repo_type)
+        def ask(one: Connection) -> Refs:
+            repo_refs = one.api.list_repo_refs(repo_id, repo_type=repo_type)
             return Refs(_commits(repo_id, repo_refs.branches), _commits(repo_id, repo_refs.tags))
 
-        return self.ask(f"list the versions of {repo_id}", ask)
+        return self.anywhere(what, lambda one: one.ask(what, lambda: ask(one)))
 
     def release_log(self, repo_id: str, repo_type: str, after: int, most_bytes: int) -> bytes | None:
         """The release log from an entry on, as JSON; None where the Hub keeps none, as Hugging Face's does not.
 
+        Of the one address that is asked: who asks compares it with the refs that came from there.
+
         most_bytes: raises HubError for an answer that is longer.
         """
-        if self.endpoint.rstrip("/") in _WITHOUT_RELEASE_LOG:
+        if self.address.rstrip("/") in _WITHOUT_RELEASE_LOG:
             return None
 
         def ask() -> bytes | None:
             from huggingface_hub.utils._http import get_session, hf_raise_for_status
 
-            url = f"{self.endpoint}/api/{repo_type}s/{repo_id}/release-log"
+            url = f"{self.address}/api/{repo_type}s/{repo_id}/release-log"
             content = bytearray()
             with get_session().stream(
                 "GET",
@@ -118,11 +217,12 @@ class Connection:
 
     def tree(self, repo_id: str, repo_type: str, commit: str) -> Tree:
         """The files below `build/`, in one call (a thousand files each)."""
+        what = f"list the variants of {repo_id} at {commit[:12]}"
 
-        def ask() -> Tree:
+        def ask(one: Connection) -> Tree:
             from huggingface_hub.hf_api import RepoFile
 
-            entries = self.api.list_repo_tree(
+            entries = one.api.list_repo_tree(
                 repo_id, BUILD, recursive=True, revision=commit, repo_type=repo_type
             )
             return Tree.of(
@@ -133,7 +233,7 @@ class Connection:
         from huggingface_hub.errors import EntryNotFoundError
 
         try:
-            return self.ask(f"list the variants of {repo_id} at {commit[:12]}", ask)
+            return self.anywhere(what, lambda one: one.ask(what, lambda: ask(one)))
         except RepositoryNotFoundError as error:
             if isinstance(error.__cause__, EntryNotFoundError):
                 return Tree(commit, {})
@@ -151,10 +251,9 @@ class Connection:
         """Put files into the cache, several at a time; interrupted downloads go on where they stopped."""
         from huggingface_hub.utils.tqdm import tqdm
 
-        def fetch(file: File) -> None:
-            what = f"download {file.path} of {repo_id}"
-            with hub_errors(self.endpoint, what), _answers(self.endpoint, what):
-                self.api.hf_hub_download(
+        def fetch_at(one: Connection, file: File, what: str) -> None:
+            with hub_errors(one.address, what), _answers(one.address, what):
+                one.api.hf_hub_download(
                     repo_id,
                     file.path,
                     repo_type=repo_type,
@@ -162,6 +261,10 @@ class Connection:
                     cache_dir=cache_dir,
                     force_download=force,
                 )
+
+        def fetch(file: File) -> None:
+            what = download_of(repo_id, file)
+            self.anywhere(what, lambda one: fetch_at(one, file, what))
 
         with (
             tqdm(  # type: ignore[no-untyped-call]
@@ -173,30 +276,63 @@ class Connection:
                 progress.update()
 
     def is_trusted_publisher(self, organisation: str) -> bool:
-        """Whether the Hub vouches for an organisation's kernels; a user's name is none."""
+        """Whether the Hub vouches for an organisation's kernels; a user's name is none. No mirror is asked."""
+        hub = self.of_origin()
 
         def ask() -> bool:
-            overview = self.api.get_organization_overview(organisation)
+            overview = hub.api.get_organization_overview(organisation)
             return getattr(overview, "trustedKernelPublisher", False) is True
 
         try:
-            return self.ask(f"ask whether {organisation} is a trusted publisher", ask)
+            return hub.ask(f"ask whether {organisation} is a trusted publisher", ask)
         except RepositoryNotFoundError:
             return False
 
     def ask(self, what: str, question: Callable[[], _T]) -> _T:
-        """Ask, and ask again with growing pauses while the Hub is busy or failing."""
-        for tries in range(1, _TRIES + 1):
+        """Ask one address, and ask again with growing pauses while the Hub is busy or failing."""
+        for tries in range(1, self.tries + 1):
             try:
-                with hub_errors(self.endpoint, what), _answers(self.endpoint, what):
+                with hub_errors(self.address, what), _answers(self.address, what):
                     return question()
             except Exception as error:
-                if tries == _TRIES or status_of(error) not in _RETRIED:
+                if tries == self.tries or status_of(error) not in _RETRIED:
                     raise
                 wait = _pause(error, tries)
                 logger.info("%s; asking again in %.1f s", error, wait)
                 time.sleep(wait)
         raise AssertionError("unreachable")
+
+
+def download_of(repo_id: str, file: File) -> str:
+    """What a download is called in messages, and in `Connection.served`."""
+    return f"download {file.path} of {repo_id}"
+
+
+def _check_may_go_on(one: Endpoint, error: Exception) -> None:
+    """Raise an error again that no other address may answer; note what is wrong with the address otherwise."""
+    said = isinstance(error, (HubPermissionError, RepositoryNotFoundError, VersionError, IntegrityError))
+    if said and one.is_origin:
+        raise error  # It is the Hub's own word.
+    if isinstance(error, IntegrityError):
+        if RESTING.rest(one.address, DISTRUST_SECONDS):
+            logger.warning("the mirror %s is not asked for now: %s", one.address, error)
+    elif said:
+        logger.info("the mirror %s does not have it: %s", one.address, error)
+    elif isinstance(error, HubError) or (isinstance(error, OSError) and error.errno is None):
+        wait = wait_asked_for(error)
+        if RESTING.rest(one.address, REST_SECONDS if wait is None else wait):
+            logger.warning("%s; the next address is asked", error)
+    else:
+        raise error  # This machine's own: a full disk, a folder that may not be written.
+
+
+def _nobody(failures: list[tuple[Endpoint, Exception]]) -> KernelsHubError:
+    """The Hub cannot be asked, and no mirror answers in its place: nothing is known of what the Hub holds."""
+    origin = next(error for one, error in failures if one.is_origin)
+    others = "; ".join(f"{one.address}: {error}" for one, error in failures if not one.is_origin)
+    told = HubError(f"{origin}. No mirror answers in its place: {others}")
+    told.__cause__ = origin
+    return told
 
 
 def listed_file(entry: Any) -> File:

@@ -100,7 +100,8 @@ def _join(
 ) -> ResolvedKernel:
     revision = fetched.pinned.release or fetched.pinned.ref
     info = RepoInfo(fetched.repo_id, fetched.pinned.commit)
-    kernel = ResolvedKernel(fetched.repo_id, revision, fetched.files, repo_info=info)
+    served = ", ".join(fetched.served_by) or None
+    kernel = ResolvedKernel(fetched.repo_id, revision, fetched.files, repo_info=info, served_by=served)
     return _depending(kernel, asked, chain, resolve)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from kernels_hub.errors import MetadataError, RepositoryNotFoundError
+from kernels_hub.errors import MetadataError, RepositoryNotFoundError, VersionError
 from kernels_hub.hub.cache import KnownRefs, RepositoryCache
 from kernels_hub.hub.connection import Connection
 from kernels_hub.repository.versions import MAIN
@@ -17,21 +18,41 @@ YANKED_FILE = "yanked.json"
 _MOST_YANKED = 1 << 20
 
 
-def known_refs(connection: Connection, place: RepositoryCache) -> KnownRefs:
+def known_refs(
+    connection: Connection, place: RepositoryCache, fits: Callable[[KnownRefs], bool] = lambda _: True
+) -> KnownRefs:
     """The branches, the tags, and which releases are yanked: one call, and one more a new `main`.
 
     place: the cached part of the repository that is asked about.
+    fits: whether there is what is looked for; where a mirror does not have it yet, the next address is asked.
 
     Raises IntegrityError where the Hub's release log refuses them.
     """
+
+    def ask(one: Connection) -> KnownRefs:
+        found = _known_at(one, place)
+        if one.is_mirror and not fits(found):
+            raise VersionError(f"{place.repo_id} has no version there that fits; the Hub itself may have")
+        return found
+
+    return connection.anywhere(f"list the versions of {place.repo_id}", ask)
+
+
+def _known_at(connection: Connection, place: RepositoryCache) -> KnownRefs:
+    """What one address says, checked against the release log there and what is known of the Hub's."""
     from kernels_hub.hub.release_log import checked_refs
 
     asked = time.time()
-    refs, _ = checked_refs(connection, place, connection.refs(place.repo_id, place.repo_type))
+    refs, log = checked_refs(connection, place, connection.refs(place.repo_id, place.repo_type))
     yanked = {}
     if refs.tags and (main := refs.branches.get(MAIN)) is not None:
         yanked = _yanked(connection, place, main)
-    return KnownRefs(refs, yanked, asked)
+    if log is None or not log.later:
+        return KnownRefs(refs, yanked, asked)
+    # A mirror that is behind: what this machine knows of the Hub already is not forgotten.
+    for tag, reason in log.yanked_later().items():
+        yanked.setdefault(tag.removeprefix("v"), reason)
+    return KnownRefs(refs, yanked, asked, log.released_later())
 
 
 def parse_yanked(data: bytes, where: str) -> dict[str, str]:

@@ -60,7 +60,7 @@ def locate(request: Request, hub: Connection) -> tuple[RepositoryCache, list[Pin
     for repo_type in types:
         cache = RepositoryCache(root, request.repo_id, repo_type)
         try:
-            known = _ask_refs(hub, cache)
+            known = _ask_refs(hub, cache, request.wanted)
         except RepositoryNotFoundError as error:
             missing = missing or error
             continue
@@ -115,7 +115,7 @@ def _candidates(wanted: VersionRequest, known: KnownRefs) -> list[Pinned]:
     return wanted.candidates(known.refs, known.yanked)
 
 
-def _ask_refs(hub: Connection, place: RepositoryCache) -> KnownRefs:
+def _ask_refs(hub: Connection, place: RepositoryCache, wanted: VersionRequest) -> KnownRefs:
     """The refs as they are now. Of processes that ask at the same time, one asks the Hub for all."""
     came = time.time()
     oldest = came - float(os.environ.get(MAX_AGE_VARIABLE) or 0)
@@ -123,7 +123,7 @@ def _ask_refs(hub: Connection, place: RepositoryCache) -> KnownRefs:
         known = place.read_refs()
         if known is not None and known.asked >= oldest:
             return known
-        known = known_refs(hub, place)
+        known = known_refs(hub, place, lambda found: bool(_candidates(wanted, found)))
         place.write_refs(known)
     return known
 

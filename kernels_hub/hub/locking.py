@@ -117,7 +117,7 @@ def check_tags(lock: Lock) -> str | None:
     Returns None, or why tags could not be compared: this process may not ask the Hub, or it does not answer. What
     was last known of the tags is compared then.
     """
-    hub = Connection()
+    hub = Connection().of_origin()  # a mirror that is behind does not have every tag yet
     unknown: str | None = "HF_HUB_OFFLINE is set" if hub.is_offline else None
     moved = []
     for (repo_id, repo_type), kernels in _tagged(lock).items():

@@ -151,7 +151,7 @@ def publish(
     publish so fast that it never gets its turn; HubPermissionError where the Hub refuses the account;
     HubError where the Hub cannot be reached or fails: run it again to complete it.
     """
-    connection = connection or Connection()
+    connection = (connection or Connection()).of_origin()
     _check_client(connection.api, release.repo_type)
     look = _Look(connection, release)
     guard = _Guard(connection, release, allow_breaking)

@@ -20,8 +20,17 @@ from msgspec import Meta, Struct
 from kernels_hub.errors import IntegrityError
 from kernels_hub.files import write_atomically
 from kernels_hub.hub.cache import RepositoryCache
+from kernels_hub.hub.endpoints import endpoints_of
 from kernels_hub.parsing import Sha256, parse_json
-from kernels_hub.repository.release_entry import START, ReleaseEntry, chain_problem, disagreement, told
+from kernels_hub.repository.release_entry import (
+    START,
+    ReleaseEntry,
+    chain_problem,
+    disagreement,
+    standings,
+    told,
+    version_key,
+)
 from kernels_hub.repository.versions import Refs
 
 if TYPE_CHECKING:
@@ -57,11 +66,26 @@ class ReleaseLog:
     entries: tuple[ReleaseEntry, ...]
     known: int
     """How many of the entries this machine knew before."""
+    later: tuple[ReleaseEntry, ...] = ()
+    """Entries of the Hub's that this machine knows, and the mirror that answered does not have yet."""
 
     @property
     def head(self) -> str:
         """Hash of the last entry."""
         return self.entries[-1].hash if self.entries else START
+
+    def yanked_later(self) -> dict[str, str]:
+        """Releases that are yanked by what the mirror does not have yet: tag -> reason."""
+        standing = standings((*self.entries, *self.later)).values()
+        return {item.entry.tag: item.yanked.note for item in standing if item.yanked is not None}
+
+    def released_later(self) -> dict[str, str]:
+        """Releases that the mirror does not have yet: tag -> commit."""
+        tags = {entry.tag for entry in self.later}
+        standing = standings((*self.entries, *self.later)).values()
+        return {
+            item.entry.tag: item.entry.commit for item in standing if item.is_out and item.entry.tag in tags
+        }
 
 
 def checked_refs(
@@ -69,14 +93,16 @@ def checked_refs(
 ) -> tuple[Refs, ReleaseLog | None]:
     """Refs that are what the release log says, and the log; asked for again where a release came in between.
 
-    refs: as the Hub told them just now.
+    connection: to one address. A mirror's log is compared with what is known of the Hub's; it may be behind, and tags
+    that the Hub has moved or deleted since, as is known here, are left out then.
+    refs: as the same address told them just now.
 
     Raises IntegrityError for a log that does not go on from what is remembered, is broken in itself, or says
     otherwise than the refs; HubError where the Hub cannot be asked. None for the log of a Hub that keeps none.
     """
     with place.lock("release_log"):
         memory = _read_memory(place)
-        known = memory.hubs.get(connection.endpoint, [])
+        known = _known(connection, place, memory)
         log = _extended(connection, place, known)
         if log is not None and (problem := disagreement(refs, log.entries)):
             # Changed between the two questions? The log is never behind refs that were asked for before it.
@@ -86,10 +112,61 @@ def checked_refs(
             if problem:
                 raise _refused(connection, place, problem)
         if log is not None and len(log.entries) > len(known):
-            memory.hubs[connection.endpoint] = list(log.entries)
+            memory.hubs[connection.address] = list(log.entries)
             _write_memory(place, memory)
             _warn(place, log)
+            _warn_of_mirrors(connection, place, memory)
+    if log is not None and log.later:
+        logger.info(
+            "%s: the mirror %s is %d entries of the release log behind",
+            *(place.repo_id, connection.address, len(log.later)),
+        )
+        refs = _without_withdrawn(refs, (*log.entries, *log.later))
     return refs, log
+
+
+def _known(connection: Connection, place: RepositoryCache, memory: _Memory) -> list[ReleaseEntry]:
+    """What an address must go on from: of a mirror, what the Hub said, or beyond that what it said itself."""
+    of_hub = memory.hubs.get(connection.endpoint, [])
+    told_here = memory.hubs.get(connection.address, [])
+    if not connection.is_mirror:
+        return of_hub
+    if (fork := _fork(of_hub, told_here)) is not None:
+        raise _refused(
+            connection,
+            place,
+            f"the mirror has told another release log than {connection.endpoint}, from entry #{fork} on: "
+            f"{told(told_here[fork])}; the Hub has {told(of_hub[fork])}",
+        )
+    return told_here if len(told_here) > len(of_hub) else of_hub
+
+
+def _fork(one: list[ReleaseEntry], other: list[ReleaseEntry]) -> int | None:
+    """The first entry that two logs have, and not alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (left, right) in pairs if left.hash != right.hash), None)
+
+
+def _warn_of_mirrors(connection: Connection, place: RepositoryCache, memory: _Memory) -> None:
+    """Say which mirrors told otherwise than the Hub does now; they are refused from here on."""
+    of_hub = memory.hubs.get(connection.endpoint, [])
+    for one in () if connection.is_mirror else endpoints_of(connection.endpoint):
+        if not one.is_origin and _fork(of_hub, memory.hubs.get(one.address, [])) is not None:
+            logger.warning(
+                "%s: the mirror %s told another release log than %s does; it is refused from now on",
+                *(place.repo_id, one.address, connection.endpoint),
+            )
+
+
+def _without_withdrawn(refs: Refs, entries: tuple[ReleaseEntry, ...]) -> Refs:
+    """Refs without the tags that the Hub is known to have moved or deleted since."""
+    standing = standings(entries)
+
+    def holds(tag: str, commit: str) -> bool:
+        said = standing.get(version_key(tag) or "")
+        return said is None or (said.is_out and said.entry.commit == commit)
+
+    return Refs(refs.branches, {tag: commit for tag, commit in refs.tags.items() if holds(tag, commit)})
 
 
 def forget_log(connection: Connection, place: RepositoryCache) -> bool:
@@ -101,7 +178,8 @@ def forget_log(connection: Connection, place: RepositoryCache) -> bool:
         except IntegrityError:
             path.unlink(missing_ok=True)
             return True
-        if memory.hubs.pop(connection.endpoint, None) is None:
+        addresses = [one.address for one in connection.endpoints]
+        if not [address for address in addresses if memory.hubs.pop(address, None) is not None]:
             return False
         _write_memory(place, memory)
     return True
@@ -121,6 +199,10 @@ def _extended(connection: Connection, place: RepositoryCache, known: list[Releas
                 )
             return None
         previous = entries[-1].hash if entries else START
+        if connection.is_mirror and page.length < len(known):
+            if page.head != (known[page.length - 1].hash if page.length else START):
+                raise _refused(connection, place, _difference(connection, place, known, None))
+            return ReleaseLog(tuple(known[: page.length]), page.length, tuple(known[page.length :]))
         problem = chain_problem(page.entries, _chain(place), previous, len(entries))
         shorter = page.length < len(entries) or (page.length == len(entries) and page.head != previous)
         if problem or shorter:
@@ -170,7 +252,7 @@ def _difference(
 
 def _refused(connection: Connection, place: RepositoryCache, problem: str) -> IntegrityError:
     return IntegrityError(
-        f"{place.repo_id} at {connection.endpoint} is refused: {problem}. Somebody changed releases past the log, or "
+        f"{place.repo_id} at {connection.address} is refused: {problem}. Somebody changed releases past the log, or "
         "the Hub was put back from an older copy: ask its administrator (kernels-hub hub log, hub fsck). If that is "
         f"how it should be, `kernels-hub versions {place.repo_id} --verify --accept` takes the log as it is now; "
         "until then, what is pinned and cached can be used with HF_HUB_OFFLINE=1"
@@ -195,7 +277,7 @@ def _page(connection: Connection, place: RepositoryCache, after: int) -> _Page |
     data = connection.release_log(place.repo_id, place.repo_type, after, _MOST_BYTES)
     if data is None:
         return None
-    where = f"release log of {place.repo_id} at {connection.endpoint}"
+    where = f"release log of {place.repo_id} at {connection.address}"
     return parse_json(data, _Page, where=where, error=IntegrityError, most_bytes=_MOST_BYTES)
 
 

@@ -78,9 +78,13 @@ def _find(connection: Connection, repo_id: str, repo_type: str | None) -> tuple[
     types = (repo_type,) if repo_type is not None else REPO_TYPES
     missing: RepositoryNotFoundError | None = None
     for kind in types:
+        place = RepositoryCache(hub_cache_folder(), repo_id, kind)
+
+        def ask(one: Connection, place: RepositoryCache = place) -> tuple[Refs, ReleaseLog | None]:
+            return checked_refs(one, place, one.refs(place.repo_id, place.repo_type))
+
         try:
-            refs = connection.refs(repo_id, kind)
-            return kind, *checked_refs(connection, RepositoryCache(hub_cache_folder(), repo_id, kind), refs)
+            return kind, *connection.anywhere(f"list the versions of {repo_id}", ask)
         except RepositoryNotFoundError as error:
             missing = missing or error
     assert missing is not None
@@ -135,7 +139,7 @@ def yank(
     Raises VersionError for a release that is not there, with those that are; PublishError where others
     keep changing `main`; RepositoryNotFoundError, HubPermissionError, HubError.
     """
-    connection = connection or Connection()
+    connection = (connection or Connection()).of_origin()
     for _ in range(_TRIES):
         kind, refs = find_repository(connection, repo_id, repo_type)
         release = _existing(repo_id, version, refs)
@@ -165,9 +169,14 @@ def read_yanked(connection: Connection, repo_id: str, repo_type: str, refs: Refs
     main = refs.branches.get(MAIN)
     if main is None:
         return {}
+    what = f"read {YANKED_FILE} of {repo_id}"
+
+    def ask(one: Connection) -> str:
+        with hub_errors(one.address, what):
+            return str(one.api.hf_hub_download(repo_id, YANKED_FILE, repo_type=repo_type, revision=main))
+
     try:
-        with hub_errors(connection.endpoint, f"read {YANKED_FILE} of {repo_id}"):
-            path = connection.api.hf_hub_download(repo_id, YANKED_FILE, repo_type=repo_type, revision=main)
+        path = connection.anywhere(what, ask)
     except RepositoryNotFoundError as error:
         from huggingface_hub.errors import EntryNotFoundError
 
@@ -266,10 +275,13 @@ def _dates(connection: Connection, repo_id: str, repo_type: str, refs: Refs) -> 
     for start in (*heads, *releases):
         if start in dates or not set(releases) - set(dates):
             continue
-        with hub_errors(connection.endpoint, f"read the history of {repo_id}"):
-            commits: list[Any] = connection.api.list_repo_commits(
-                repo_id, revision=start, repo_type=repo_type
-            )
+        what = f"read the history of {repo_id}"
+
+        def ask(one: Connection, start: str = start, what: str = what) -> list[Any]:
+            with hub_errors(one.address, what):
+                return list(one.api.list_repo_commits(repo_id, revision=start, repo_type=repo_type))
+
+        commits = connection.anywhere(what, ask)
         dated = (commit for commit in commits if isinstance(commit.created_at, datetime))
         dates |= {commit.commit_id: commit.created_at.isoformat() for commit in dated}
     return dates

@@ -49,6 +49,8 @@ class Row:
     """Where that was measured: "this machine", "shipped table", "other processors" or "pinned file"."""
     gain_rows: tuple[tuple[int, float], ...] = ()
     """Ranges, first and last, of the numbers of rows for which the kernel runs; none: for all."""
+    served_by: str | None = None
+    """The addresses that the kernel was fetched from, where a mirror of the Hub was one of them."""
 
     @property
     def kernel(self) -> str | None:
@@ -126,6 +128,8 @@ class Report:
         if self.packed_nbytes:
             text += f"; packed weights hold {self.packed_nbytes / 2**20:.1f} MiB"
             text += f" beside {self.parameters_nbytes / 2**20:.1f} MiB of parameters"
+        if served := sorted({f"{row.repository} from {row.served_by}" for row in self.rows if row.served_by}):
+            text += f"; with mirrors: {', '.join(served)}"
         return text
 
 
@@ -262,4 +266,5 @@ def row_of(
         gain=None if outcome.gain is None else outcome.gain.ratio,
         gain_source=None if outcome.gain is None else outcome.gain.source,
         gain_rows=() if outcome.gain is None or not outcome.swapped else _bounded(outcome.gain),
+        served_by=outcome.served_by,
     )

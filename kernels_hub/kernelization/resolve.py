@@ -365,6 +365,7 @@ class ClassResolver:
                 repository=loaded.resolved.repository,
                 revision=loaded.resolved.revision,
                 variant=loaded.resolved.files.variant,
+                served_by=loaded.resolved.served_by,
             )
         if problem := _unsupported(loaded, registered):
             text = f"{source} is registered for {named.layer_name!r} with mode {registered}, but it {problem}"

@@ -29,6 +29,8 @@ class ResolvedKernel:
     """Repository -> kernel, of those that its metadata.json lists under kernel-depends."""
     repo_info: RepoInfo | None = None
     """Repository and commit of a kernel that comes from a Hub."""
+    served_by: str | None = None
+    """The addresses that it came from just now, where a mirror's is among them."""
 
     def load(self, *, check_arch: bool = True) -> ModuleType:
         """Import the kernels that it depends on, then the kernel itself; each once a process.
