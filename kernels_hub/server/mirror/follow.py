@@ -69,12 +69,12 @@ def follow_once(
     try:
         seen: set[str] = set()
         for page in origin.repositories():
-            path = (page.hub, *page.path)
-            if (own := hub_id(hub.layout)) in path:
-                whose = "itself" if page.hub == own else f"this mirror, over {len(page.path)} more"
+            if (own := hub_id(hub.layout)) in (page.hub, *page.path):
+                whose = "is this mirror itself" if page.hub == own else "mirrors this mirror in turn"
                 raise KernelsHubError(
-                    f"{origin.address} mirrors {whose}: mirrors in a circle keep each other old"
+                    f"{origin.address} {whose}: mirrors in a circle only keep each other old"
                 )
+            path = (page.hub, *page.path)
             # Not before it has answered: a mistyped address makes no mirror.
             hub.mirror.begin(origin.address)
             seen.update(row.id for row in page.repositories)

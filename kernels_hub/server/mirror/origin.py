@@ -39,7 +39,6 @@ _SLOWEST, _GRACE = 1024, 60.0
 """Bytes a second that a file must come with on average, from so many seconds on."""
 _MOST_DOCUMENT = 64 << 20
 _MOST_OBJECTS = 128 << 20
-_CHUNK = 1 << 20
 REQUESTS_PER_MINUTE = 1200
 
 
@@ -77,7 +76,7 @@ class _Response(Protocol):
     @property
     def headers(self) -> Mapping[str, str]: ...
 
-    def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
+    def iter_bytes(self) -> Iterator[bytes]:
         """The content, decoded, as it comes."""
 
 
@@ -151,7 +150,8 @@ class Origin:
                     start = 0
                     file.truncate(file.seek(0))
                 got = start
-                for chunk in response.iter_bytes(_CHUNK):
+                # As they come: what a larger piece would wait for is lost with the connection.
+                for chunk in response.iter_bytes():
                     got += len(chunk)
                     if got > size:
                         raise IntegrityError(f"{where} sends more than the {size} bytes that it has")
@@ -230,7 +230,7 @@ class Origin:
                 if not _is_of_the_network(error):
                     raise
                 first = (str(error) or type(error).__name__).splitlines()[0]
-                problem = f"{self.address} cannot be reached: {first[:200]}"
+                problem = f"{self.address} cannot be reached, or breaks off: {first[:200]}"
             if tries < _TRIES and wait <= _LONGEST_WAIT:
                 log.info("%s (%s); asking again in %.1f s", problem, path, wait)
                 self._wait(wait)
