@@ -230,14 +230,17 @@ class Connection:
                 (listed_file(entry) for entry in entries if isinstance(entry, RepoFile)),
             )
 
-        from huggingface_hub.errors import EntryNotFoundError
+        def ask_or_nothing(one: Connection) -> Tree:
+            from huggingface_hub.errors import EntryNotFoundError
 
-        try:
-            return self.anywhere(what, lambda one: one.ask(what, lambda: ask(one)))
-        except RepositoryNotFoundError as error:
-            if isinstance(error.__cause__, EntryNotFoundError):
-                return Tree(commit, {})
-            raise
+            try:
+                return one.ask(what, lambda: ask(one))
+            except RepositoryNotFoundError as error:
+                if isinstance(error.__cause__, EntryNotFoundError):
+                    return Tree(commit, {})  # The commit is there, and has no such folder.
+                raise
+
+        return self.anywhere(what, ask_or_nothing)
 
     def download(
         self,

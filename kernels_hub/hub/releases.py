@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
@@ -30,6 +30,9 @@ from kernels_hub.repository.load import KernelFiles
 from kernels_hub.repository.metadata import METADATA_FILE, Digest, read_metadata
 from kernels_hub.repository.release_entry import forced
 from kernels_hub.repository.versions import MAIN, Refs, VersionRequest, parse_tag
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import GitCommitInfo
 
 REPO_TYPES = ("kernel", "model")
 _TRIES = 8
@@ -171,18 +174,19 @@ def read_yanked(connection: Connection, repo_id: str, repo_type: str, refs: Refs
         return {}
     what = f"read {YANKED_FILE} of {repo_id}"
 
-    def ask(one: Connection) -> str:
-        with hub_errors(one.address, what):
-            return str(one.api.hf_hub_download(repo_id, YANKED_FILE, repo_type=repo_type, revision=main))
-
-    try:
-        path = connection.anywhere(what, ask)
-    except RepositoryNotFoundError as error:
+    def ask(one: Connection) -> str | None:
         from huggingface_hub.errors import EntryNotFoundError
 
-        if isinstance(error.__cause__, EntryNotFoundError):
-            return {}
-        raise
+        try:
+            with hub_errors(one.address, what):
+                return str(one.api.hf_hub_download(repo_id, YANKED_FILE, repo_type=repo_type, revision=main))
+        except RepositoryNotFoundError as error:
+            if isinstance(error.__cause__, EntryNotFoundError):
+                return None  # The commit is there, and has none: a mirror can tell as well.
+            raise
+
+    if (path := connection.anywhere(what, ask)) is None:
+        return {}
     where = f"{repo_id}: {YANKED_FILE} on {MAIN} is not of the form"
     return parse_yanked(Path(path).read_bytes(), where)
 
@@ -277,7 +281,7 @@ def _dates(connection: Connection, repo_id: str, repo_type: str, refs: Refs) -> 
             continue
         what = f"read the history of {repo_id}"
 
-        def ask(one: Connection, start: str = start, what: str = what) -> list[Any]:
+        def ask(one: Connection, start: str = start, what: str = what) -> list[GitCommitInfo]:
             with hub_errors(one.address, what):
                 return list(one.api.list_repo_commits(repo_id, revision=start, repo_type=repo_type))
 

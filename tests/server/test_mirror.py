@@ -15,9 +15,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi
 
+from kernels_hub.cli.mirror import _token
+from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.maintenance import check
 from kernels_hub.server.mirror.pull import KEPT
+from kernels_hub.server.refusal import Refusal
 from kernels_hub.server.releases import Force
 from tests.faulty_proxy import FaultyProxy
 from tests.running_hub import RunningHub, start_hub
@@ -378,3 +381,55 @@ def test_a_mirror_can_be_mirrored(served: tuple[Source, RunningHub], tmp_path: P
     with Hub(second.root) as hub:
         origin = hub.mirror.origin()
         assert origin is not None and len(origin.path) == 2
+
+
+# -- the command, and a copy that is carried ----------------------------------------------------------
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kernels_hub", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def test_the_command_and_a_copy_that_is_carried(source: Source, mirror: Mirror, tmp_path: Path):
+    source.release("1.0.0")
+    with source.hub.administer() as hub:
+        source.new(hub, "secret", private=True)
+    (tmp_path / "token").write_text(source.hub.token("ada", "read") + "\n")
+    follow = [
+        "mirror",
+        "--from",
+        source.hub.endpoint,
+        "--root",
+        str(mirror.root),
+        "--only",
+        *source.only,
+        "--once",
+    ]
+    done = command(*follow, "--token-file", str(tmp_path / "token"))
+    assert done.returncode == 0, done.stderr
+    assert f"{source.name()}: as at the origin, 1 new entries in its log" in done.stdout
+    assert f"{source.hub.endpoint}: 2 repositories, 2 brought up to date" in done.stdout
+    away = command(*follow, KERNELS_HUB_ORIGIN_TOKEN="hf_wrong")
+    assert away.returncode == 1 and "give a token of the origin" in away.stdout
+    assert "what is here stays as it was" in away.stdout and away.stderr == ""
+    assert command("hub", "backup", str(tmp_path / "disk"), "--root", str(mirror.root)).returncode == 0
+    with Hub(tmp_path / "disk") as hub:
+        origin = hub.mirror.origin()
+        assert origin is not None and origin.address == source.hub.endpoint
+        assert check_whole(hub) == [source.name(), source.name("secret")] and check(hub) == []
+        with pytest.raises(Refusal, match="read-only mirror"):
+            commit(hub, found(hub, source.name()), {"a": "b"})
+
+
+@pytest.mark.parametrize("content", [None, "", "two words", "é"])
+def test_a_file_that_holds_no_token(content: str | None, tmp_path: Path):
+    if content is not None:
+        (tmp_path / "token").write_text(content, encoding="utf-8")
+    with pytest.raises(KernelsHubError, match="token"):
+        _token(tmp_path / "token")
