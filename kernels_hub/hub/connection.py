@@ -7,7 +7,7 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -40,6 +40,7 @@ _TRIES = 5
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0
 _PARALLEL = 8
 _LOG_SECONDS = 30.0
+_MOST_OBJECTS = 64 << 20
 _WITHOUT_RELEASE_LOG = frozenset({"https://huggingface.co"})
 """Hubs that are known to keep none: they need not be asked."""
 _T = TypeVar("_T")
@@ -190,33 +191,53 @@ class Connection:
         if self.address.rstrip("/") in _WITHOUT_RELEASE_LOG:
             return None
 
-        def ask() -> bytes | None:
-            from huggingface_hub.utils._http import get_session, hf_raise_for_status
+        url = f"{self.address}/api/{repo_type}s/{repo_id}/release-log"
+        what = f"read the release log of {repo_id}"
+        return self.ask(what, lambda: self._bounded("GET", url, most_bytes, params={"after": str(after)}))
 
-            url = f"{self.address}/api/{repo_type}s/{repo_id}/release-log"
-            content = bytearray()
-            with get_session().stream(
-                "GET",
-                url,
-                params={"after": str(after)},
-                headers=self.api._build_hf_headers(),
-                timeout=_LOG_SECONDS,
-            ) as response:
-                if response.status_code in (400, 404, 405) and not response.headers.get("X-Error-Code"):
-                    return None
-                for chunk in response.iter_bytes():
-                    content += chunk
-                    if len(content) > most_bytes:
-                        raise HubError(
-                            f"{url} answers with more than {most_bytes:,} bytes; nothing of it was used"
-                        )
-                hf_raise_for_status(response)
-            return bytes(content)
+    def git_objects(self, repo_id: str, repo_type: str, oids: list[str]) -> bytes:
+        """Git objects by id, as many as the address sends at a time; nothing of a Hub that does not answer this."""
+        url = f"{self.address}/api/{repo_type}s/{repo_id}/objects"
+        what = f"read what is in {oids[0][:12]} of {repo_id}"
+        return self.ask(what, lambda: self._bounded("POST", url, _MOST_OBJECTS, body={"oids": oids})) or b""
 
-        return self.ask(f"read the release log of {repo_id}", ask)
+    def _bounded(
+        self,
+        method: str,
+        url: str,
+        most_bytes: int,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Mapping[str, object] | None = None,
+    ) -> bytes | None:
+        """An answer of at most so many bytes; None where the Hub knows no such question."""
+        from huggingface_hub.utils._http import get_session, hf_raise_for_status
+
+        content = bytearray()
+        with get_session().stream(
+            method,
+            url,
+            params=dict(params or {}),
+            json=body,
+            headers=self.api._build_hf_headers(),
+            timeout=_LOG_SECONDS,
+        ) as response:
+            if response.status_code in (400, 404, 405) and not response.headers.get("X-Error-Code"):
+                return None
+            for chunk in response.iter_bytes():
+                content += chunk
+                if len(content) > most_bytes:
+                    raise HubError(
+                        f"{url} answers with more than {most_bytes:,} bytes; nothing of it was used"
+                    )
+            hf_raise_for_status(response)
+        return bytes(content)
 
     def tree(self, repo_id: str, repo_type: str, commit: str) -> Tree:
-        """The files below `build/`, in one call (a thousand files each)."""
+        """The files below `build/`, in one call (a thousand files each).
+
+        A mirror has to prove that they are those of the commit: see `commit_proof`.
+        """
         what = f"list the variants of {repo_id} at {commit[:12]}"
 
         def ask(one: Connection) -> Tree:
@@ -240,7 +261,19 @@ class Connection:
                     return Tree(commit, {})  # The commit is there, and has no such folder.
                 raise
 
-        return self.anywhere(what, ask_or_nothing)
+        def proven(one: Connection) -> Tree:
+            tree = ask_or_nothing(one)
+            if one.is_mirror:
+                # The Hub says what a commit is. A mirror shows it.
+                from kernels_hub.hub.commit_proof import check_commit
+
+                where = f"the mirror {one.address}"
+                check_commit(
+                    commit, tree.files, lambda oids: one.git_objects(repo_id, repo_type, oids), where
+                )
+            return tree
+
+        return self.anywhere(what, proven)
 
     def download(
         self,

@@ -311,6 +311,37 @@ def test_what_a_lock_pins_is_compared_whoever_answers(site: Site, tmp_path: Path
         assert site.mirror.paths("/__init__.py") != [] and other.paths("/__init__.py") != []
 
 
+@pytest.mark.parametrize(
+    ("word", "fault"),
+    [
+        (
+            "/tree/",
+            json_changed(lambda rows: [row for row in rows if not row["path"].endswith("/layers.py")]),
+        ),
+        ("/tree/", json_changed(lambda rows: [{**row, "oid": "0" * 40} for row in rows])),
+        ("/tree/", json_changed(lambda rows: [*rows, {**rows[-1], "path": "build/torch-cpu/more.py"}])),
+        ("/tree/", Status(404, {"X-Error-Code": "EntryNotFound"})),
+        ("/objects", Changed(lambda body: body[:-1])),
+        ("/objects", Changed(lambda body: body.replace(b"tree ", b"Tree ", 1))),
+        ("/objects", Changed(lambda _: b"")),
+        ("/objects", Status(404)),
+    ],
+    ids=["one less", "others", "one more", "none", "cut", "changed", "nothing", "another Hub"],
+)
+def test_a_mirror_proves_what_is_in_a_commit(word: str, fault: object, site: Site):
+    """Who pins a commit alone, without a lock, gets that commit from whoever answers."""
+    site.place.release("1.0.0", 1)
+    commit = site.place.put(2, files={"deep/er.py": "x = 1\n"})
+    site.pull()
+    site.hub.down = True
+    site.mirror.fault = lambda request: fault if word in request.path else None  # type: ignore[assignment, return-value]
+    with pytest.raises(HubError, match="cannot prove what is in"):
+        site.place.get(revision=commit)
+    site.mirror.fault = NOTHING_FAULTY
+    client.forget()
+    assert site.place.get(revision=commit).VALUE == 2
+
+
 def test_a_lock_is_not_out_of_date_for_a_mirror_that_is_behind(site: Site, monkeypatch: pytest.MonkeyPatch):
     site.pull()
     site.place.release("1.0.0", 1)
