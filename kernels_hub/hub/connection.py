@@ -243,6 +243,11 @@ class Connection:
         def ask(one: Connection) -> Tree:
             from huggingface_hub.hf_api import RepoFile
 
+            if one is not self:
+                # The client asks for lists for half a minute before it says that nobody answers: the next address need
+                # not wait for that.
+                url = f"{one.address}/api/{repo_type}s/{repo_id}/tree/{commit}"
+                one._bounded("GET", url, _MOST_OBJECTS, params={"limit": "1"})
             entries = one.api.list_repo_tree(
                 repo_id, BUILD, recursive=True, revision=commit, repo_type=repo_type
             )

@@ -158,8 +158,12 @@ class Scale(nn.Module):
 
 @pytest.mark.parametrize(
     "fault",
-    [Gone(), Status(503), Status(429, {"Retry-After": "900"}), Changed(lambda _: b"<html>")],
-    ids=["away", "503", "429", "not a Hub's"],
+    [
+        pytest.param(Gone(), id="away"),
+        pytest.param(Status(429, {"Retry-After": "900"}), id="429"),
+        pytest.param(Status(503), id="503", marks=pytest.mark.exhaustive),
+        pytest.param(Changed(lambda _: b"<html>"), id="not a Hub's", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_mirror_answers_where_the_hub_does_not(fault: object, site: Site, caplog: pytest.LogCaptureFixture):
     site.place.release("1.0.0", 3)
@@ -314,19 +318,27 @@ def test_what_a_lock_pins_is_compared_whoever_answers(site: Site, tmp_path: Path
 @pytest.mark.parametrize(
     ("word", "fault"),
     [
-        (
-            "/tree/",
-            json_changed(lambda rows: [row for row in rows if not row["path"].endswith("/layers.py")]),
+        pytest.param(
+            *("/tree/", json_changed(lambda rows: [row for row in rows if "layers" not in row["path"]])),
+            id="one less",
         ),
-        ("/tree/", json_changed(lambda rows: [{**row, "oid": "0" * 40} for row in rows])),
-        ("/tree/", json_changed(lambda rows: [*rows, {**rows[-1], "path": "build/torch-cpu/more.py"}])),
-        ("/tree/", Status(404, {"X-Error-Code": "EntryNotFound"})),
-        ("/objects", Changed(lambda body: body[:-1])),
-        ("/objects", Changed(lambda body: body.replace(b"tree ", b"Tree ", 1))),
-        ("/objects", Changed(lambda _: b"")),
-        ("/objects", Status(404)),
+        pytest.param("/objects", Changed(lambda body: body.replace(b"tree ", b"Tree ", 1)), id="changed"),
+        *(
+            pytest.param(word, fault, id=name, marks=pytest.mark.exhaustive)
+            for name, word, fault in (
+                ("others", "/tree/", json_changed(lambda rows: [{**row, "oid": "0" * 40} for row in rows])),
+                (
+                    "more",
+                    "/tree/",
+                    json_changed(lambda rows: [*rows, {**rows[-1], "path": "build/torch-cpu/x"}]),
+                ),
+                ("none", "/tree/", Status(404, {"X-Error-Code": "EntryNotFound"})),
+                ("cut", "/objects", Changed(lambda body: body[:-1])),
+                ("nothing", "/objects", Changed(lambda _: b"")),
+                ("another Hub", "/objects", Status(404)),
+            )
+        ),
     ],
-    ids=["one less", "others", "one more", "none", "cut", "changed", "nothing", "another Hub"],
 )
 def test_a_mirror_proves_what_is_in_a_commit(word: str, fault: object, site: Site):
     """Who pins a commit alone, without a lock, gets that commit from whoever answers."""

@@ -18,7 +18,7 @@ from huggingface_hub import HfApi
 from kernels_hub.cli.mirror import _token
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.hub import Hub
-from kernels_hub.server.maintenance import check
+from kernels_hub.server.maintenance import backup, check
 from kernels_hub.server.mirror.pull import KEPT
 from kernels_hub.server.refusal import Refusal
 from kernels_hub.server.releases import Force
@@ -372,6 +372,7 @@ def test_every_route_that_writes_is_refused():
     ]
 
 
+@pytest.mark.exhaustive
 def test_a_mirror_can_be_mirrored(served: tuple[Source, RunningHub], tmp_path: Path):
     source, serving = served
     second = Mirror(tmp_path / "second", serving.endpoint, [])
@@ -418,7 +419,8 @@ def test_the_command_and_a_copy_that_is_carried(source: Source, mirror: Mirror, 
     away = command(*follow, KERNELS_HUB_ORIGIN_TOKEN="hf_wrong")
     assert away.returncode == 1 and "give a token of the origin" in away.stdout
     assert "what is here stays as it was" in away.stdout and away.stderr == ""
-    assert command("hub", "backup", str(tmp_path / "disk"), "--root", str(mirror.root)).returncode == 0
+    with Hub(mirror.root) as hub:
+        backup(hub, tmp_path / "disk")
     with Hub(tmp_path / "disk") as hub:
         origin = hub.mirror.origin()
         assert origin is not None and origin.address == source.hub.endpoint

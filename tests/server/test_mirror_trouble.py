@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -204,12 +205,15 @@ def once(word: str, fault: object, at: int = 0) -> Callable[[Seen], Any]:
     ("word", "fault"),
     [
         ("/repositories", Status(503)),
-        ("/state", Gone()),
-        ("/release-log", Cut(20)),
         ("/objects", Cut(100)),
-        ("/objects", Status(500)),
         ("/resolve/", Cut(50_000)),
-        ("/resolve/", Gone()),
+        *(
+            pytest.param(word, fault, marks=pytest.mark.exhaustive)
+            for word, fault in (
+                *(("/state", Gone()), ("/release-log", Cut(20))),
+                *(("/objects", Status(500)), ("/resolve/", Gone())),
+            )
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
@@ -237,6 +241,24 @@ def test_what_came_of_a_large_file_is_kept_until_the_next_round(
     proxy.seen.clear()
     mirror.brought()
     assert [one.headers.get("range") for one in proxy.seen if "/resolve/" in one.path] == ["bytes=120000-"]
+
+
+def test_a_repository_that_is_arriving_is_shown_to_nobody(source: Source, proxy: FaultyProxy, mirror: Mirror):
+    source.release("1.0.0")
+    source.release("1.0.0", short="other")
+    proxy.fault = lambda request: Gone() if f"/{source.name()}/resolve/" in request.path else None
+    mirror.round()
+    with Hub(mirror.root) as hub:
+        repo = found(hub, source.name())
+        assert hub.mirror.is_arriving(repo) and check(hub) == []
+    with start_hub(mirror.root) as serving:
+        for path in ("/", "/api/kernels?author=" + source.organisation, "/api/mirror/repositories"):
+            with urllib.request.urlopen(serving.endpoint + path, timeout=20) as answer:
+                assert source.name() not in answer.read().decode()
+    proxy.fault = lambda _: None
+    mirror.brought()
+    with Hub(mirror.root) as hub:
+        assert check_whole(hub) == [source.name(), source.name("other")]
 
 
 def test_the_wait_that_the_origin_asks_for_is_kept(source: Source, proxy: FaultyProxy, mirror: Mirror):
@@ -332,7 +354,19 @@ WRONG: dict[str, Answer] = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
+QUICK = (
+    "a byte of a commit",
+    "nothing",
+    "wrong file",
+    "endless document",
+    "a ref that is none",
+    "a name that is a path",
+)
+
+
+@pytest.mark.parametrize(
+    "what", [what if what in QUICK else pytest.param(what, marks=pytest.mark.exhaustive) for what in WRONG]
+)
 def test_a_wrong_answer_is_one_line_and_changes_nothing(
     what: str, source: Source, proxy: FaultyProxy, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ):
@@ -495,6 +529,7 @@ def test_a_root_of_another_kind_is_refused(source: Source, mirror: Mirror, tmp_p
             Mirror(tmp_path / "new", wrong, []).round()
 
 
+@pytest.mark.exhaustive
 def test_mirrors_in_a_circle_are_refused(source: Source, mirror: Mirror, tmp_path: Path):
     source.release("1.0.0")
     mirror.brought()

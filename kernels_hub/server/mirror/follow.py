@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -91,7 +92,10 @@ def follow_once(
         done.failed = str(error)
     except OSError as error:
         done.failed = f"this mirror's disk: {error.strerror or error}"
-    hub.mirror.tried(done.failed, caught_up=0.0 if done.failed else began, path=path)
+    except sqlite3.OperationalError as error:
+        done.failed = f"this mirror's database: {error}"
+    with suppress(sqlite3.OperationalError):  # said already; the next round notes it
+        hub.mirror.tried(done.failed, caught_up=0.0 if done.failed else began, path=path)
     return done
 
 
