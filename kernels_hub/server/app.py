@@ -26,6 +26,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
+from kernels_hub.errors import KernelsHubError
 from kernels_hub.server import api_account, api_git, api_repositories, downloads, lfs_api
 from kernels_hub.server.call import HubRequest, Route, json_response
 from kernels_hub.server.database import DatabaseFullError, UnavailableError
@@ -41,6 +42,7 @@ from kernels_hub.server.xet import routes as xet_api
 
 _READERS, _WRITERS, _SLOW = 24, 24, 2
 _SWITCH_SECONDS = 0.001
+_WAIT_SECONDS = 1.0
 _DRAIN_BYTES, _DRAIN_SECONDS = 64 << 20, 10
 _HEADERS = {b"x-content-type-options": b"nosniff", b"referrer-policy": b"no-referrer"}
 """Of every answer that does not say otherwise."""
@@ -309,6 +311,18 @@ def _end_with_parent(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _opened(root: Path, limits: Limits, database: str | None) -> Hub:
+    """The Hub of a worker, which waits where the database is away: if it ended, another would be started at once."""
+    while True:
+        try:
+            return Hub(root, limits=limits, database=database)
+        except KernelsHubError as error:
+            if not isinstance(error.__cause__, UnavailableError):
+                raise
+            log.warning("a worker waits for its database: %s", error)
+            time.sleep(_WAIT_SECONDS)
+
+
 def create() -> App:
     """The application of a worker process, from the environment."""
     settings = json.loads(os.environ[SETTINGS])
@@ -316,10 +330,9 @@ def create() -> App:
     allow_open_files()
     # How long a thread that computes holds up the loop, each time; 5 ms by default.
     sys.setswitchinterval(_SWITCH_SECONDS)
-    limits = Limits(**settings["limits"])
-    hub = Hub(Path(settings["root"]), limits=limits, database=settings["database"])
-    hub.search.start()
-    hub.downloads.start()
     if settings["workers"] > 1:
         threading.Thread(target=_end_with_parent, args=(settings["supervisor"],), daemon=True).start()
+    hub = _opened(Path(settings["root"]), Limits(**settings["limits"]), settings["database"])
+    hub.search.start()
+    hub.downloads.start()
     return App(hub, workers=settings["workers"], require_token=settings["require_token"])

@@ -86,6 +86,8 @@ def of_root(root: Path) -> dict[str, object]:
 
 def test_every_table_is_copied_and_has_a_row_here(root: Path, target: str):
     with Hub(root) as hub:
+        hub.database.change("INSERT INTO mirror VALUES ('https://hub.example.org', 'a,b', 1.5, 0.5, 'away')")
+        hub.database.change("INSERT INTO mirrored SELECT id, id, 'seen', 0.0, '' FROM repositories")
         assert set(hub.database.tables()) == set(TABLES)
         assert [table for table in TABLES if hub.database.row(f"SELECT 1 FROM {table}") is None] == []
     copied = migrate(root, target)

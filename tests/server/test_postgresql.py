@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -321,6 +323,26 @@ def test_requests_are_refused_while_the_database_is_gone_and_answered_when_it_is
         assert len(hub.repositories.all()) == 13
         sweep(hub)
         assert check(hub) == []
+
+
+@needs_postgresql
+def test_workers_that_start_while_the_database_is_gone_wait_for_it(tmp_path: Path, own: PostgresqlServer):
+    with start_hub(tmp_path / "root", workers=2, limits=LIMITS, database=own.new_database()) as running:
+        with writing(running) as client:
+            own.kill()
+            for worker in _children(running.process.pid):
+                os.kill(worker, signal.SIGKILL)
+            end = time.monotonic() + 60
+            while "a worker waits for its database: " not in running.output() and time.monotonic() < end:
+                time.sleep(0.1)
+            own.start()
+            assert client.get("/api/kernels/writer/shared", timeout=60).status_code == 200
+        assert "a worker waits for its database: " in running.output()
+        assert "Traceback" not in running.output()
+
+
+def _children(parent: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
 
 @needs_postgresql

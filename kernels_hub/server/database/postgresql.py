@@ -84,7 +84,7 @@ class PostgresqlDatabase(Database):
         try:
             self._check_server()
         except DatabaseError as error:
-            raise KernelsHubError(f"{self.name} cannot be used: {error}; {_ADVICE}") from None
+            raise KernelsHubError(f"{self.name} cannot be used: {error}; {_ADVICE}") from error
         except KernelsHubError:
             self.close()
             raise

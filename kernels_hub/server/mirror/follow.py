@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from kernels_hub.errors import HubError, IntegrityError, KernelsHubError
+from kernels_hub.server.database import DatabaseError
 from kernels_hub.server.durable import try_lock
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.mirror.documents import RepositoryDocument
@@ -92,9 +92,9 @@ def follow_once(
         done.failed = str(error)
     except OSError as error:
         done.failed = f"this mirror's disk: {error.strerror or error}"
-    except sqlite3.OperationalError as error:
+    except DatabaseError as error:
         done.failed = f"this mirror's database: {error}"
-    with suppress(sqlite3.OperationalError):  # said already; the next round notes it
+    with suppress(DatabaseError):  # said already; the next round notes it
         hub.mirror.tried(done.failed, caught_up=0.0 if done.failed else began, path=path)
     return done
 
