@@ -55,10 +55,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=(hub_databases.SQLITE, hub_databases.POSTGRESQL),
         help="where every Hub of the tests has its rows; by default SQLite, and tests marked each_database both",
     )
+    parser.addoption(
+        "--hub-objects",
+        choices=("s3", "s3-inside"),
+        help="keep the large files of every Hub in an S3 store; s3-inside: clients reach it through the Hub alone",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell fuzzers, which read it when they are collected, how long they may take."""
+    """Tell fuzzers, which read it when they are collected, how long they may take; and Hubs where objects go."""
+    if option := config.getoption("--hub-objects"):
+        from tests import object_store
+
+        os.environ[object_store.OPTION] = option
+        object_store.use_store_for_new_roots()
     if config.getoption("--exhaustive"):
         os.environ["KERNELS_HUB_TEST_EXHAUSTIVE"] = "1"
     if config.getoption("--hub-database") == hub_databases.POSTGRESQL and (
@@ -124,6 +134,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     longest_first(items)
     if config.getoption("--hub-database") == hub_databases.POSTGRESQL:
         _deselect(config, items, "sqlite")
+    if config.getoption("--hub-objects") == "s3":
+        _deselect(config, items, "own_addresses")
     if os.environ.get("KERNELS_HUB_TEST_EXHAUSTIVE") == "1":
         return
     _deselect(config, items, "exhaustive")

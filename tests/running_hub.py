@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from kernels_hub.server.hub import Hub
 from tests import hub_databases
+from tests.object_store import objects_for
 
 _ANNOUNCED = re.compile(r"kernels-hub serve: (https?://\S+) root ")
 _ACCESS = re.compile(
@@ -55,6 +56,7 @@ class RunningHub:
         self._ended = False
         if options.get("database") is None:
             options["database"] = hub_databases.new_address(root)
+        self.objects = options.setdefault("objects", objects_for(root))
         settings = json.dumps({"workers": workers, **options})
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -99,7 +101,7 @@ class RunningHub:
 
     def administer(self) -> Hub:
         """The root, opened beside the server; a context manager."""
-        return Hub(self.root)
+        return Hub(self.root, objects=self.objects)
 
     def token(self, user: str, role: str = "write", *, repository: str | None = None) -> str:
         """A token of a user, who is added first if there is none of that name."""

@@ -10,16 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
+from kernels_hub.cli.hub_migrate import migrate
 from kernels_hub.cli.hub_releases import administrator, release, restore_repository, show_log
 from kernels_hub.cli.hub_root import (
     Database,
     Named,
+    Objects,
     OfType,
     Root,
     find_repository,
     given_database,
+    kept_objects,
     opened_root,
-    server_parts,
 )
 from kernels_hub.cli.output import AsJson, echo, print_columns, print_fields, print_json
 from kernels_hub.errors import KernelsHubError
@@ -37,6 +39,7 @@ hub.add_typer(org, name="org")
 hub.add_typer(token, name="token")
 hub.add_typer(release, name="release")
 hub.command("log")(show_log)
+hub.command("migrate")(migrate)
 repo.command("restore")(restore_repository)
 
 
@@ -54,16 +57,20 @@ def _day(seconds: float) -> str:
 
 
 @user.command("add")
-def add_user(name: str, root: Root) -> None:
+def add_user(
+    name: str,
+    root: Root,
+    objects: Objects = None,
+) -> None:
     """Add a user. Makes the root where there is none."""
-    with opened_root(root, create=True) as opened:
+    with opened_root(root, objects, create=True) as opened:
         echo(f"added user {opened.accounts.add_user(name).name}")
 
 
 @user.command("list")
-def list_users(root: Root, as_json: AsJson = False) -> None:
+def list_users(root: Root, as_json: AsJson = False, objects: Objects = None) -> None:
     """Every user, with organisations."""
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         rows = [
             {
                 "name": account.name,
@@ -82,9 +89,9 @@ def list_users(root: Root, as_json: AsJson = False) -> None:
 
 
 @user.command("remove")
-def remove_user(name: str, root: Root) -> None:
+def remove_user(name: str, root: Root, objects: Objects = None) -> None:
     """Remove a user, with tokens and memberships."""
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         opened.accounts.remove(name, "user")
     echo(f"removed user {name}")
 
@@ -98,17 +105,18 @@ def add_organisation(
     admin: Annotated[str, typer.Option(help="The user who administers it.")],
     root: Root,
     trusted: Annotated[bool, typer.Option("--trusted", help="Clients may run its kernels unasked.")] = False,
+    objects: Objects = None,
 ) -> None:
     """Add an organisation."""
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         account = opened.accounts.add_organisation(name, admin, trusted=trusted)
     echo(f"added organisation {account.name}, admin {admin}{', trusted publisher' if trusted else ''}")
 
 
 @org.command("list")
-def list_organisations(root: Root, as_json: AsJson = False) -> None:
+def list_organisations(root: Root, as_json: AsJson = False, objects: Objects = None) -> None:
     """Every organisation, with members."""
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         rows = [
             {
                 "name": account.name,
@@ -125,19 +133,22 @@ def list_organisations(root: Root, as_json: AsJson = False) -> None:
 
 
 @org.command("remove")
-def remove_organisation(name: str, root: Root) -> None:
+def remove_organisation(name: str, root: Root, objects: Objects = None) -> None:
     """Remove an organisation that owns no repositories."""
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         opened.accounts.remove(name, "org")
     echo(f"removed organisation {name}")
 
 
 @org.command("trust")
 def trust_organisation(
-    name: str, root: Root, on: Annotated[bool, typer.Option("--on/--off", help="Set or clear it.")] = True
+    name: str,
+    root: Root,
+    on: Annotated[bool, typer.Option("--on/--off", help="Set or clear it.")] = True,
+    objects: Objects = None,
 ) -> None:
     """Set or clear an organisation's trusted-publisher flag."""
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         opened.accounts.set_trusted(name, on)
     echo(f"{name} is {'a' if on else 'no'} trusted publisher")
 
@@ -148,9 +159,10 @@ def set_member(
     member: Annotated[str, typer.Argument(metavar="USER")],
     root: Root,
     role: Annotated[str, typer.Option(help="admin, write, read, or none to remove.")] = "write",
+    objects: Objects = None,
 ) -> None:
     """Give a user a role in an organisation."""
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         opened.accounts.set_member(name, member, None if role == "none" else role)
     echo(f"{member} has the role {role} in {name}")
 
@@ -180,20 +192,24 @@ def new_token(
     root: Root,
     repo: Annotated[str | None, typer.Option(help="org/name: for this repository only.")] = None,
     days: Annotated[int | None, typer.Option(min=1, help="Valid for so many days; default for ever.")] = None,
+    objects: Objects = None,
 ) -> None:
     """Make a token and print it, this once; the root holds only its hash."""
     expires = None if days is None else time.time() + days * 86400
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         secret, _ = opened.accounts.new_token(name, role, repository=repo, expires=expires)
     echo(secret)
 
 
 @token.command("list")
 def list_tokens(
-    root: Root, name: Annotated[str | None, typer.Argument(metavar="USER")] = None, as_json: AsJson = False
+    root: Root,
+    name: Annotated[str | None, typer.Argument(metavar="USER")] = None,
+    as_json: AsJson = False,
+    objects: Objects = None,
 ) -> None:
     """Every token by its id, or a user's; never the tokens themselves."""
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         tokens = opened.accounts.tokens(name)
     if as_json:
         print_json([asdict(item) for item in tokens])
@@ -214,9 +230,11 @@ def list_tokens(
 
 
 @token.command("remove")
-def remove_token(identifier: Annotated[str, typer.Argument(metavar="ID")], root: Root) -> None:
+def remove_token(
+    identifier: Annotated[str, typer.Argument(metavar="ID")], root: Root, objects: Objects = None
+) -> None:
     """Revoke a token, by its id or by itself; it is refused from the next request on."""
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         removed = opened.accounts.remove_token(identifier)
     echo(f"revoked token {removed.id} of {removed.user}")
 
@@ -225,9 +243,9 @@ def remove_token(identifier: Annotated[str, typer.Argument(metavar="ID")], root:
 
 
 @repo.command("list")
-def list_repositories(root: Root, as_json: AsJson = False) -> None:
+def list_repositories(root: Root, as_json: AsJson = False, objects: Objects = None) -> None:
     """Every repository, with what it takes on disk."""
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         rows = [
             {
                 "type": item.type,
@@ -264,11 +282,12 @@ def set_repository(
     gated: Annotated[
         str | None, typer.Option(help="auto or manual: downloads need a request; no: they do not.")
     ] = None,
+    objects: Objects = None,
 ) -> None:
     """Make a repository private or public, gated or open."""
     if gated not in (None, "auto", "manual", "no"):
         raise KernelsHubError(f"--gated takes auto, manual or no, not {gated!r}")
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         repository = find_repository(opened, name, kind)
         if private is not None:
             opened.repositories.set_private(repository, private)
@@ -281,19 +300,23 @@ def set_repository(
 
 @repo.command("grant")
 def grant_access(
-    name: Named, member: Annotated[str, typer.Argument(metavar="USER")], root: Root, kind: OfType = "kernel"
+    name: Named,
+    member: Annotated[str, typer.Argument(metavar="USER")],
+    root: Root,
+    kind: OfType = "kernel",
+    objects: Objects = None,
 ) -> None:
     """Let a user download from a gated repository."""
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         repository = find_repository(opened, name, kind)
         opened.repositories.grant(repository, opened.accounts.required(member, "user").name, "accepted")
     echo(f"{member} may download from {repository.full_name}")
 
 
 @repo.command("remove")
-def remove_repository(name: Named, root: Root, kind: OfType = "kernel") -> None:
+def remove_repository(name: Named, root: Root, kind: OfType = "kernel", objects: Objects = None) -> None:
     """Delete a repository with everything in it; its releases stay in the log and come back with no other content."""
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         repository = find_repository(opened, name, kind)
         opened.store.delete(repository, administrator())
     echo(f"deleted {repository.type} {repository.full_name}")
@@ -312,9 +335,10 @@ def gc(
         ),
     ] = False,
     as_json: AsJson = False,
+    objects: Objects = None,
 ) -> None:
     """Join packs and drop large files that no commit names."""
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         from kernels_hub.server.maintenance import collect_garbage
 
         done = collect_garbage(opened, prune=prune)
@@ -336,48 +360,49 @@ def fsck(
     root: Root,
     quick: Annotated[bool, typer.Option("--quick", help="Do not read large files.")] = False,
     as_json: AsJson = False,
+    objects: Objects = None,
 ) -> None:
     """Check rows, objects, refs and files; exit code 1 on trouble."""
-    with opened_root(root) as opened:
-        from kernels_hub.server.maintenance import check
+    with opened_root(root, objects) as opened:
+        from kernels_hub.server.maintenance import check, strays
 
         problems = check(opened, content=not quick)
+        left = strays(opened)
         count = len(opened.repositories.all())
     if as_json:
-        print_json({"repositories": count, "problems": problems})
+        print_json({"repositories": count, "problems": problems, "strays": left})
     else:
         for problem in problems:
             echo(problem)
+        for line in left:
+            echo(f"no problem, gc removes it: {line}")
         echo(f"{count} repositories, {len(problems) or 'no'} problems")
     if problems:
         raise typer.Exit(1)
 
 
 @hub.command("backup")
-def backup(target: Annotated[Path, typer.Argument(help="A new folder.")], root: Root) -> None:
+def backup(
+    target: Annotated[Path, typer.Argument(help="A new folder.")],
+    root: Root,
+    large_files: Annotated[
+        bool,
+        typer.Option(
+            "--large-files/--no-large-files",
+            help="Copy large files as well, or leave them in the object store that they are in.",
+        ),
+    ] = True,
+    objects: Objects = None,
+) -> None:
     """Copy a root, also while servers run on it."""
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         from kernels_hub.server.maintenance import backup as copy
 
-        copy(opened, target)
-    echo(f"{target} is a copy of {root}; to go back to it, serve it")
-
-
-@hub.command("migrate")
-def migrate_rows(
-    to: Annotated[str, typer.Option(help="postgresql://user@host:port/name, an empty database; or sqlite.")],
-    root: Root,
-    as_json: AsJson = False,
-) -> None:
-    """Move accounts, repositories and logs to another database; git data and large files stay in the root."""
-    with server_parts():
-        from kernels_hub.server.database.address import without_password
-        from kernels_hub.server.migration import migrate
-    copied = migrate(root, to, database=given_database.get())
-    if as_json:
-        print_json([asdict(item) for item in copied])
+        count = copy(opened, target, large_files=large_files)
+    if large_files:
+        echo(f"{target} is a copy of {root}, with {count} large files; to go back to it, serve it")
     else:
-        print_columns((item.table, f"{item.rows} rows", item.digest[:16]) for item in copied)
         echo(
-            f"the rows of {root} are in {'hub.sqlite' if to == 'sqlite' else without_password(to)} from now on"
+            f"{target} is a copy of {root} without large files, which it needs where they are: "
+            f"{kept_objects(target)}; to go back to it, serve it with --objects"
         )

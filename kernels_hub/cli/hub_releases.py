@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kernels_hub.cli.hub_root import Named, OfType, Root, find_repository, opened_root
+from kernels_hub.cli.hub_root import Named, Objects, OfType, Root, find_repository, opened_root
 from kernels_hub.cli.output import AsJson, echo, print_columns, print_json
 from kernels_hub.errors import KernelsHubError
 
@@ -58,10 +58,11 @@ def move_release(
     kind: OfType = "kernel",
     force: Forced = False,
     reason: Reason = "",
+    objects: Objects = None,
 ) -> None:
     """Put a release's tag at another commit. Clients that know the release are warned."""
     forced = _force(tag, "moved", force, reason)
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         repository = find_repository(opened, name, kind)
         opened.changes.force_tag(repository, tag, revision, administrator(), forced)
         commit = opened.store.resolve(repository, f"refs/tags/{tag}")
@@ -70,11 +71,17 @@ def move_release(
 
 @release.command("delete")
 def delete_release(
-    name: Named, tag: Tag, root: Root, kind: OfType = "kernel", force: Forced = False, reason: Reason = ""
+    name: Named,
+    tag: Tag,
+    root: Root,
+    kind: OfType = "kernel",
+    force: Forced = False,
+    reason: Reason = "",
+    objects: Objects = None,
 ) -> None:
     """Delete a release's tag. The version never comes back with other content."""
     forced = _force(tag, "deleted", force, reason)
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         repository = find_repository(opened, name, kind)
         opened.changes.delete_tag(repository, tag, administrator(), force=forced)
     echo(f"deleted {tag} of {repository.full_name}; the release log has it as a delete")
@@ -87,6 +94,7 @@ def restore_repository(
         list[str] | None, typer.Option("--branch", metavar="NAME=COMMIT", help="Where a branch was.")
     ] = None,
     kind: OfType = "kernel",
+    objects: Objects = None,
 ) -> None:
     """Write lost branches and tags anew: releases as the log has them, branches as --branch says."""
     branches = {}
@@ -95,7 +103,7 @@ def restore_repository(
         if not key or not commit:
             raise KernelsHubError(f"--branch takes NAME=COMMIT, as main=0123…, not {text!r}")
         branches[key] = commit
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         from kernels_hub.server.release_check import restore_refs
 
         repository = find_repository(opened, name, kind)
@@ -109,9 +117,10 @@ def show_log(
     audit: Annotated[bool, typer.Option("--audit", help="The log of administration instead.")] = False,
     last: Annotated[int | None, typer.Option(min=1, help="Only so many, the newest.")] = None,
     as_json: AsJson = False,
+    objects: Objects = None,
 ) -> None:
     """The log of releases and yanks, or of administration, checked; exit code 1 where a chain is broken."""
-    with opened_root(root) as opened:
+    with opened_root(root, objects) as opened:
         if audit:
             records = opened.audit.records(last=last)
             problems = opened.audit.problems()

@@ -28,8 +28,24 @@ Database = Annotated[
 given_database: ContextVar[str | None] = ContextVar("given_database", default=None)
 """What `kernels-hub hub --database` was given, or the environment says."""
 Root = Annotated[Path, typer.Option("--root", help="The Hub's folder.")]
+Objects = Annotated[
+    str | None,
+    typer.Option(
+        "--objects",
+        metavar="ADDRESS",
+        envvar="KERNELS_HUB_OBJECTS",
+        help="Where the root keeps large files, if not below it: s3://bucket/prefix?endpoint=….",
+    ),
+]
 Named = Annotated[str, typer.Argument(metavar="ORG/NAME")]
 OfType = Annotated[str, typer.Option("--type", help="kernel or model.")]
+
+
+def kept_objects(root: Path) -> str | None:
+    """The object store that a root remembers; None where large files are below it."""
+    from kernels_hub.server.layout import RootPaths
+
+    return RootPaths.open(root).objects()
 
 
 @contextmanager
@@ -44,13 +60,13 @@ def server_parts() -> Iterator[None]:
 
 
 @contextmanager
-def opened_root(root: Path, *, create: bool = False) -> Iterator[Hub]:
+def opened_root(root: Path, objects: str | None = None, *, create: bool = False) -> Iterator[Hub]:
     """A Hub's root, beside the servers that run on it. What the server would refuse becomes a KernelsHubError."""
     with server_parts():
         from kernels_hub.server.database import DatabaseError
         from kernels_hub.server.hub import Hub
         from kernels_hub.server.refusal import Refusal
-    with Hub(root, create=create, database=given_database.get()) as opened:
+    with Hub(root, create=create, database=given_database.get(), objects=objects) as opened:
         try:
             yield opened
         except Refusal as refusal:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kernels_hub.cli.hub_root import Database
+from kernels_hub.cli.hub_root import Database, Objects
 from kernels_hub.cli.output import echo
 from kernels_hub.errors import KernelsHubError
 
@@ -20,6 +20,7 @@ def serve(
     workers: Annotated[int, typer.Option(min=1, max=64, help="Processes on the same root.")] = 1,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM), for https.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Key of the certificate (PEM).")] = None,
+    objects: Objects = None,
     require_token: Annotated[
         bool,
         typer.Option("--require-token", help="Answer nothing without a token, public repositories included."),
@@ -100,6 +101,7 @@ def serve(
             host=host,
             port=port,
             workers=workers,
+            objects=objects,
             tls_cert=tls_cert,
             tls_key=tls_key,
             require_token=require_token,

@@ -35,6 +35,7 @@ from kernels_hub.server.limits import Limits, RateLimit
 from kernels_hub.server.logs import masked_path, set_up_logs
 from kernels_hub.server.metrics import CONTENT_TYPE, Metrics
 from kernels_hub.server.mirror import feed
+from kernels_hub.server.objects.answers import misconfigured
 from kernels_hub.server.protocol import SETTINGS, allow_open_files, quiet
 from kernels_hub.server.refusal import Refusal, header_text
 from kernels_hub.server.web import routes as web
@@ -47,7 +48,7 @@ _DRAIN_BYTES, _DRAIN_SECONDS = 64 << 20, 10
 _HEADERS = {b"x-content-type-options": b"nosniff", b"referrer-policy": b"no-referrer"}
 """Of every answer that does not say otherwise."""
 _ANYTHING_ELSE = "/api/{path:rest}"
-_OPEN_TO_ALL = frozenset({"/health", "/metrics"})
+_OPEN_TO_ALL = frozenset({"/health", "/ready", "/metrics"})
 _SIGNED = ("/lfs/", "/xet/")
 access_log = logging.getLogger("kernels_hub.server.access")
 log = logging.getLogger("kernels_hub.server")
@@ -64,6 +65,16 @@ def health(call: HubRequest) -> Response:
     return PlainTextResponse("\n".join(["ok", *feed.health_lines(call), ""]))
 
 
+def ready(call: HubRequest) -> Response:
+    """200 while rows can be read and the store of large files answers; 502 or 503 otherwise."""
+    call.hub.database.row("SELECT 1")
+    try:
+        call.hub.large_files.objects.confirm()
+    except KernelsHubError:
+        raise misconfigured("it is not the store of this root") from None
+    return PlainTextResponse("ok\n")
+
+
 class App:
     """The application over one Hub."""
 
@@ -72,6 +83,7 @@ class App:
         self.metrics = Metrics(shared=workers > 1)
         self.routes = [
             Route("GET HEAD", "/health", health),
+            Route("GET HEAD", "/ready", ready, slow=True),
             Route("GET", "/metrics", self._metrics),
             *routes(),
         ]
@@ -311,11 +323,11 @@ def _end_with_parent(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _opened(root: Path, limits: Limits, database: str | None) -> Hub:
+def _opened(root: Path, limits: Limits, database: str | None, objects: str | None) -> Hub:
     """The Hub of a worker, which waits where the database is away: if it ended, another would be started at once."""
     while True:
         try:
-            return Hub(root, limits=limits, database=database)
+            return Hub(root, limits=limits, database=database, objects=objects)
         except KernelsHubError as error:
             if not isinstance(error.__cause__, UnavailableError):
                 raise
@@ -332,7 +344,9 @@ def create() -> App:
     sys.setswitchinterval(_SWITCH_SECONDS)
     if settings["workers"] > 1:
         threading.Thread(target=_end_with_parent, args=(settings["supervisor"],), daemon=True).start()
-    hub = _opened(Path(settings["root"]), Limits(**settings["limits"]), settings["database"])
+    hub = _opened(
+        Path(settings["root"]), Limits(**settings["limits"]), settings["database"], settings["objects"]
+    )
     hub.search.start()
     hub.downloads.start()
     return App(hub, workers=settings["workers"], require_token=settings["require_token"])

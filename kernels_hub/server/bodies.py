@@ -119,3 +119,10 @@ class CompletionBody(Struct, frozen=True):
 
     oid: Sha256
     parts: Annotated[list[Part], Meta(max_length=MOST_PARTS)]
+
+
+class StoredBody(Struct, frozen=True):
+    """What was sent to the object store: all parts of a large file, or one that is not told about."""
+
+    oid: Sha256
+    parts: Annotated[list[Part], Meta(max_length=MOST_PARTS)] | None = None

@@ -6,17 +6,15 @@ guessed type, in a sandbox.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import AsyncIterator
-from io import FileIO
-from pathlib import Path
 from urllib.parse import quote
 
 from starlette.responses import Response, StreamingResponse
 
 from kernels_hub.server.call import HubRequest, Route
 from kernels_hub.server.listing import Entry
+from kernels_hub.server.objects.store import Content
 from kernels_hub.server.refusal import Refusal, entry_not_found
 from kernels_hub.server.repositories import Repository
 
@@ -38,10 +36,9 @@ class _Download:
         if entry is None or entry.is_folder:
             raise entry_not_found(path, self.commit)
         self.entry: Entry = entry
-        self.content: bytes | Path
+        self.content: bytes | None = None
         if entry.large:
             self.etag = entry.large.sha256
-            self.content = call.hub.large_files.path(self.repository, entry.large.sha256)
         else:
             self.etag = entry.oid
             self.content = b"" if call.request.method == "HEAD" else store.blob(self.repository, entry.oid)
@@ -58,7 +55,14 @@ class _Download:
             "Cross-Origin-Resource-Policy": "same-origin",
             "Content-Type": "application/octet-stream",
             **({"Cache-Control": "private"} if self.repository.private or self.repository.gated else {}),
+            **self._linked(),
         }
+
+    def _linked(self) -> dict[str, str]:
+        """What clients read where the content comes from somewhere else, with headers of its own."""
+        if self.entry.large is None:
+            return {}
+        return {"X-Linked-Size": str(self.entry.size), "X-Linked-Etag": f'"{self.etag}"'}
 
 
 def _span(call: HubRequest, size: int, etag: str) -> tuple[int, int] | None:
@@ -100,27 +104,34 @@ async def download(call: HubRequest) -> Response:
     status = 206 if span else 200
     if start == 0:
         call.hub.downloads.add(found.repository.id, found.entry.path, found.paths)
-    if isinstance(found.content, bytes):
+    if found.content is not None:
         return Response(found.content[start:end], status, headers)
+    large_files, name = call.hub.large_files, found.entry.path.rsplit("/", 1)[-1]
+    address = await call.run(large_files.address, found.repository, found.etag, name)
+    if address is not None:
+        for name in ("Content-Range", "Content-Length"):
+            headers.pop(name, None)
+        # The address is for this caller, and for minutes. The client asks it for the same range.
+        return Response(None, 302, {**headers, "Location": address, "Cache-Control": "no-store"})
     try:
-        file: FileIO = await call.run(FileIO, found.content)
+        content: Content = await call.run(large_files.open, found.repository, found.etag, start, end)
     except FileNotFoundError:
         raise Refusal(
             500, f"The content of {found.entry.path} is lost; `kernels-hub hub fsck` says more"
         ) from None
-    return StreamingResponse(_pieces(call, file, start, end), status, headers)
+    return StreamingResponse(_pieces(call, content, end - start), status, headers)
 
 
-async def _pieces(call: HubRequest, file: FileIO, start: int, end: int) -> AsyncIterator[bytes]:
+async def _pieces(call: HubRequest, content: Content, left: int) -> AsyncIterator[bytes]:
     try:
-        while start < end:
-            data: bytes = await call.run(os.pread, file.fileno(), min(_CHUNK, end - start), start)
+        while left > 0:
+            data: bytes = await call.run(content.read, min(_CHUNK, left))
             if not data:
                 raise OSError("a large file ends before its size")
-            start += len(data)
+            left -= len(data)
             yield data
     finally:
-        file.close()
+        content.close()
 
 
 ROUTES = [

@@ -38,13 +38,16 @@ def write_flushed(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def try_lock(path: Path) -> int | None:
-    """Take a lock file if nobody holds it: its descriptor (close it to let go), or None."""
+def try_lock(path: Path, *, shared: bool = False) -> int | None:
+    """Take a lock file if nobody holds it: its descriptor (close it to let go), or None.
+
+    shared: beside others who share it, if nobody holds it alone.
+    """
     import fcntl  # not on every system, and only a running server needs it
 
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
@@ -75,11 +78,11 @@ def share(path: Path) -> int:
 
 
 @contextmanager
-def locked(path: Path, timeout: float = _LOCK_TIMEOUT) -> Iterator[None]:
+def locked(path: Path, timeout: float = _LOCK_TIMEOUT, *, shared: bool = False) -> Iterator[None]:
     """Hold a lock file, against threads and processes alike; 503 when it stays taken."""
     deadline = time.monotonic() + timeout
     pause = 0.0005
-    while (descriptor := try_lock(path)) is None:
+    while (descriptor := try_lock(path, shared=shared)) is None:
         if time.monotonic() > deadline:
             raise Refusal(503, "The repository is busy; try again", headers={"Retry-After": "5"})
         time.sleep(pause)

@@ -23,6 +23,8 @@ from kernels_hub.server.lfs import LargeFiles
 from kernels_hub.server.limits import Budget, Limits
 from kernels_hub.server.mirror.state import SCHEMA as MIRROR
 from kernels_hub.server.mirror.state import MirrorState
+from kernels_hub.server.objects.opening import open_store
+from kernels_hub.server.objects.store import ObjectStore
 from kernels_hub.server.refusal import Refusal, forbidden
 from kernels_hub.server.releases import Releases
 from kernels_hub.server.repositories import Repositories, Repository
@@ -44,29 +46,40 @@ class Hub:
     """
 
     def __init__(
-        self, root: Path, *, limits: Limits | None = None, create: bool = False, database: str | None = None
+        self,
+        root: Path,
+        *,
+        limits: Limits | None = None,
+        create: bool = False,
+        database: str | None = None,
+        objects: str | None = None,
     ) -> None:
-        """Open a root, or make one.
+        """Open a root, or make one: `create` makes one of an empty or missing folder.
 
         database: the address of the PostgreSQL database of the rows; a root remembers it, but for the password. A new
             root without one has its rows in hub.sqlite.
+        objects: the address of the object store that large files are in; None for the root's own folders. With
+            `create`, a root without large files may get a store for them.
+        Raises KernelsHubError for a folder that is no root, and where its rows or large files are somewhere else.
         """
         self.limits = limits or Limits()
+        self.objects = objects
         self.layout = RootPaths.open(root, create=create, database=database)
         self._using: int | None = share(self.layout.using)
         try:
             self.layout.read_marker(database)  # again: until now the rows may have been moved
-            self._open(database)
+            self._open(database, objects, create=create)
         except BaseException as error:
             if (opened := getattr(self, "database", None)) is not None:
                 opened.close()
+            self.layout.close()
             os.close(self._using)
             self._using = None
             if isinstance(error, DatabaseError):
                 raise KernelsHubError(f"the database of {root} cannot be used: {error}") from error
             raise
 
-    def _open(self, database: str | None) -> None:
+    def _open(self, database: str | None, objects: str | None, *, create: bool) -> None:
         self.database = open_database(self.layout, database)
         self.audit = Audit(self.database)
         self.accounts = Accounts(self.database, self.audit)
@@ -76,7 +89,7 @@ class Hub:
         self.sessions = Sessions(self.database, self.accounts, self.limits.session_seconds)
         self.mirror = MirrorState(self.database)
         self.access = Access(self.accounts, self.repositories, self.mirror)
-        self.large_files = LargeFiles(self.layout, self.database)
+        self.large_files = LargeFiles(self.layout, self.database, self._open_store(objects, create))
         self.releases = Releases(self.database, self.large_files, self.audit, self.mirror)
         self.store = Store(self.layout, self.repositories, self.large_files, self.releases)
         self.search = Search(self.database, self.accounts, self.repositories, self.store)
@@ -85,9 +98,24 @@ class Hub:
         self.commits = Budget(self.limits.max_commits_bytes)
         self.signer = Signer(self.layout.secret(), self.limits.upload_seconds)
 
-    def check_space(self, repository: Repository, size: int) -> None:
-        """Refuse an upload of `size` bytes that the disk or the repository's quota has no room for."""
-        if shutil.disk_usage(self.layout.root).free < size + self.limits.min_free_bytes:
+    def _open_store(self, objects: str | None, create: bool) -> ObjectStore:
+        def empty() -> bool:
+            return create and self.database.row("SELECT 1 FROM objects LIMIT 1") is None
+
+        try:
+            return open_store(self.layout, objects, empty=empty)
+        except BaseException:
+            self.database.close()
+            self.layout.close()
+            raise
+
+    def check_space(self, repository: Repository, size: int, *, elsewhere: bool = False) -> None:
+        """Refuse an upload of `size` bytes that the disk or the repository's quota has no room for.
+
+        elsewhere: none of it comes to this disk.
+        """
+        needed = (0 if elsewhere else size) + self.limits.min_free_bytes
+        if shutil.disk_usage(self.layout.root).free < needed:
             raise Refusal(507, "The server's disk is full; nothing was changed, tell its administrator")
         quota = self.limits.max_repository_bytes
         if quota and (used := self.store.bytes_of(repository)) + size > quota:

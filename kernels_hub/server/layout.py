@@ -1,10 +1,12 @@
 """Where everything lies under the root of a Hub.
 
+FORMAT                the format, and whether rows or large files are somewhere else, with the object store's address
 hub.sqlite            accounts, tokens, repositories, large files (rows), unless they are in PostgreSQL:
 database              then its address, without a password, and the root's id, which the database has too
 database.begun        the same of a migration that was begun, and is not done
 using                 a lock that whoever has the rows open shares, and a migration of the rows takes alone
 secret                the key that signs upload addresses
+id                    who this root is to an object store
 repositories/<id>/    git/ (a bare repository) and lfs/ (large files by SHA-256)
 locks/<id>            one lock a repository
 incoming/<process>/   files being written; those of dead processes are swept
@@ -15,10 +17,13 @@ multipart/<upload>/   large files being uploaded in parts
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import threading
 import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +31,22 @@ from kernels_hub.errors import KernelsHubError
 from kernels_hub.files import flush_folder, write_atomically
 from kernels_hub.server.database.address import checked, without_password
 from kernels_hub.server.durable import locked, try_lock
+from kernels_hub.server.refusal import Refusal
 
 FORMAT = "kernels-hub root 1\n"
-FORMAT_ELSEWHERE = "kernels-hub root 1, with its rows in the database that the file `database` names\n"
-"""Of roots with rows in PostgreSQL: versions that know hub.sqlite alone refuse it."""
+_ELSEWHERE = re.compile(r"kernels-hub root 2\n(rows database\n)?(?:objects (s3://[!-~]{1,2000})\n)?")
+"""Of a root whose rows are in the database that the file `database` names, or whose large files are in an object store.
+Earlier versions would find them missing; they refuse it."""
 _FOLDERS = ("repositories", "locks", "incoming", "multipart", "orphans")
 _SECRET_BYTES = 32
+
+
+def marker_text(*, rows: bool = False, objects: str | None = None) -> str:
+    """FORMAT of a root. rows: whether its rows are elsewhere. objects: the address of its object store."""
+    if not rows and objects is None:
+        return FORMAT
+    moved, stored = "rows database\n" if rows else "", "" if objects is None else f"objects {objects}\n"
+    return f"kernels-hub root 2\n{moved}{stored}"
 
 
 @dataclass(frozen=True)
@@ -102,18 +117,25 @@ class RootPaths:
     def read_marker(self, database: str | None = None) -> None:
         """See where the rows are; KernelsHubError for another format, and where `database` is none of this root."""
         text, self.elsewhere = self.marker.read_text(), None
-        if text == FORMAT_ELSEWHERE:
+        rows, _ = self._parsed(text)
+        if rows:
             self.elsewhere = self.read_address()
-        elif text != FORMAT:
-            raise KernelsHubError(
-                f"{self.root} is a Hub's root of another format ({text.strip()!r}, this version writes "
-                f"{FORMAT.strip()!r}); use the version of kernels-hub that made it"
-            )
         elif database is not None:
             raise KernelsHubError(
                 f"{self.root} has its rows in hub.sqlite, not in {without_password(database)}; "
                 "`kernels-hub hub migrate --to` moves them there"
             )
+
+    def _parsed(self, text: str) -> tuple[bool, str | None]:
+        """What FORMAT says: whether the rows are elsewhere, and the address of the object store, if there is one."""
+        if text == FORMAT:
+            return False, None
+        if (found := _ELSEWHERE.fullmatch(text)) is None or not any(found.groups()):
+            raise KernelsHubError(
+                f"{self.root} is a Hub's root of another format ({text.strip()!r}, this version writes "
+                f"{FORMAT.strip()!r}); use the version of kernels-hub that made it"
+            )
+        return found[1] is not None, found[2]
 
     def read_address(self, *, begun: bool = False) -> Elsewhere:
         """What the file `database` says, or that of a migration; KernelsHubError where it says nothing."""
@@ -138,7 +160,8 @@ class RootPaths:
 
     def write_marker(self, elsewhere: Elsewhere | None) -> None:
         """Say which database counts: the one that the file `database` names, or hub.sqlite."""
-        write_atomically(self.marker, FORMAT if elsewhere is None else FORMAT_ELSEWHERE, durable=True)
+        kept = self.objects() if self.marker.is_file() else None
+        write_atomically(self.marker, marker_text(rows=elsewhere is not None, objects=kept), durable=True)
         self.elsewhere = elsewhere
 
     def unmake(self) -> None:
@@ -184,6 +207,56 @@ class RootPaths:
             self.write_marker(elsewhere)
             self.is_new = True
             flush_folder(self.root.parent)
+
+    def objects(self) -> str | None:
+        """The address of the object store that large files are in, as it is now; None where they are below the root."""
+        return self._parsed(self.marker.read_text())[1]
+
+    def keep_objects(self, address: str | None) -> None:
+        """From now on, large files are in this object store, or below the root; one step, durable."""
+        rows, _ = self._parsed(self.marker.read_text())
+        write_atomically(self.marker, marker_text(rows=rows, objects=address), durable=True)
+
+    @contextmanager
+    def store_stays(self, place: str | None) -> Iterator[None]:
+        """Hold while an object and its row are written: `store_moves` waits for that.
+
+        place: of the store that the object is in. Refuses (503) where the root keeps its objects elsewhere by now.
+        """
+        with ExitStack() as held:
+            # Who moves the store holds the gate first: those who come later wait there, so that the others get done.
+            with locked(self.root / "objects.gate", shared=True):
+                held.enter_context(locked(self.root / "objects.lock", shared=True))
+            if self.store_place() != place:
+                raise Refusal(
+                    503,
+                    "The large files of this Hub have moved, and this server is about to be restarted; try again",
+                    headers={"Retry-After": "10"},
+                )
+            yield
+
+    @contextmanager
+    def store_moves(self) -> Iterator[None]:
+        """Hold while the root changes to another store: no object or row is written meanwhile."""
+        with locked(self.root / "objects.gate"), locked(self.root / "objects.lock"):
+            yield
+
+    def store_place(self) -> str | None:
+        """The bucket and prefix that objects are in, as it is now; None where they are below the root."""
+        kept = self.objects()
+        return None if kept is None else kept.partition("?")[0]
+
+    def identity(self) -> str:
+        """Who this root is to an object store: 32 hexadecimal digits, made once."""
+        path = self.root / "id"
+        with locked(self.guard):
+            if not path.is_file():
+                write_atomically(path, f"{uuid.uuid4().hex}\n", durable=True)
+        if not re.fullmatch(r"[0-9a-f]{32}", text := path.read_text().strip()):
+            raise KernelsHubError(
+                f"{path} is damaged: expected 32 hexadecimal digits; put it back from a copy"
+            )
+        return text
 
     def secret(self) -> bytes:
         """The key that signs addresses; made once."""

@@ -1,21 +1,21 @@
-"""Large files: kept beside git by their SHA-256, one set a repository.
+"""Large files: kept beside git by their SHA-256, one set a repository, in a store of `objects/`.
 
 A repository has a large file when it has its row. The row is written last, after the content was
-checked, flushed and put in its place; a commit may name only large files of its own repository, so
+checked and is durable in its place; a commit may name only large files of its own repository, so
 knowing another's hash opens nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import time
+from contextlib import closing
 from pathlib import Path
 
-from kernels_hub.files import move_into_place
 from kernels_hub.server.database import Database, RowConflictError
-from kernels_hub.server.durable import locked, make_folders
+from kernels_hub.server.durable import locked
 from kernels_hub.server.layout import RootPaths
+from kernels_hub.server.objects.store import Content, ObjectStore, Staged, Transfers
 from kernels_hub.server.refusal import bad_request, repository_not_found
 from kernels_hub.server.repositories import Repository
 
@@ -25,13 +25,45 @@ _CHUNK = 1 << 20
 class LargeFiles:
     """The large files of every repository of a root."""
 
-    def __init__(self, layout: RootPaths, database: Database) -> None:
+    def __init__(self, layout: RootPaths, database: Database, objects: ObjectStore) -> None:
         self._layout = layout
         self._database = database
+        self.objects = objects
 
-    def path(self, repository: Repository, oid: str) -> Path:
-        """Where a large file lies."""
-        return self._layout.repository(repository.id) / "lfs" / oid[:2] / oid[2:4] / oid
+    @property
+    def transfers(self) -> Transfers | None:
+        """How clients exchange content with the store themselves; None where everything passes through here."""
+        return self.objects.transfers
+
+    def open(self, repository: Repository, oid: str, start: int = 0, end: int | None = None) -> Content:
+        """The content of a large file, from `start` to before `end`. Raises FileNotFoundError where it is lost."""
+        try:
+            return self.objects.open(repository.id, oid, start, end)
+        except FileNotFoundError:
+            self._refuse_if_moved()
+            raise
+
+    def read(self, repository: Repository, oid: str) -> bytes | None:
+        """A whole large file, for those of a few MiB; None where it is lost."""
+        try:
+            with closing(self.open(repository, oid)) as content:
+                pieces = iter(lambda: content.read(_CHUNK), b"")
+                return b"".join(pieces)
+        except FileNotFoundError:
+            return None
+
+    def address(self, repository: Repository, oid: str, name: str) -> str | None:
+        """Where a client loads a large file from the store itself; None where it does so from here."""
+        if self.transfers is None:
+            return None
+        if self._layout.store_place() != self.objects.place and self.objects.size(repository.id, oid) is None:
+            self._refuse_if_moved()
+        closed = repository.private or bool(repository.gated)
+        return self.transfers.download(repository.id, oid, name=name, private=closed)
+
+    def _refuse_if_moved(self) -> None:
+        with self._layout.store_stays(self.objects.place):
+            pass
 
     def size(self, repository: Repository, oid: str) -> int | None:
         """The size of a large file that a repository has; None where it has none of that hash."""
@@ -74,33 +106,39 @@ class LargeFiles:
                 )
             if (sha256 or sha256_of(temporary)) != oid:
                 raise bad_request(f"The upload of {oid} has other content: its SHA-256 differs")
-            descriptor = os.open(temporary, os.O_RDWR)
-            try:
-                os.fchmod(descriptor, 0o444)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            # Under the lock, so that garbage collection sees the file and its row, or neither.
-            with locked(self._layout.lock(repository.id)):
-                self._place(repository, temporary, oid, size)
+            with self.objects.stage(repository.id, oid, temporary, size) as staged:
+                self.enter(repository, staged, oid, size)
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _place(self, repository: Repository, temporary: Path, oid: str, size: int) -> None:
-        home = self._layout.repository(repository.id)
-        if not home.is_dir():
-            raise repository_not_found(anonymous=False)
-        target = self.path(repository, oid)
-        make_folders(target.parent, home)
-        move_into_place(temporary, target, durable=True)
-        try:
-            self._database.change(
-                "INSERT INTO objects VALUES (?, ?, ?, ?) ON CONFLICT (repository, oid) "
-                "DO UPDATE SET touched = excluded.touched",
-                *(repository.id, oid, size, time.time()),
-            )
-        except RowConflictError:
-            raise repository_not_found(anonymous=False) from None
+    def enter(self, repository: Repository, staged: Staged, oid: str, size: int) -> None:
+        """Make an object that was checked a repository's large file. Refuses a repository that is gone by now."""
+        # Under the lock, so that garbage collection sees the object and its row, or neither.
+        with self._layout.store_stays(self.objects.place), locked(self._layout.lock(repository.id)):
+            if not self._layout.repository(repository.id).is_dir():
+                raise repository_not_found(anonymous=False)
+            staged.place()
+            try:
+                self._database.change(
+                    "INSERT INTO objects VALUES (?, ?, ?, ?) ON CONFLICT (repository, oid) "
+                    "DO UPDATE SET touched = excluded.touched",
+                    *(repository.id, oid, size, time.time()),
+                )
+            except RowConflictError:
+                raise repository_not_found(anonymous=False) from None
+
+    def rows(self, repository: Repository) -> dict[str, int]:
+        """The large files that a repository has: SHA-256 -> size."""
+        rows = self._database.rows("SELECT oid, size FROM objects WHERE repository = ?", repository.id)
+        return {row["oid"]: int(row["size"]) for row in rows}
+
+    def sha256(self, repository: Repository, oid: str) -> str:
+        """The SHA-256 of what is stored. Raises FileNotFoundError where nothing is."""
+        digest = hashlib.sha256()
+        with closing(self.open(repository, oid)) as content:
+            while data := content.read(_CHUNK):
+                digest.update(data)
+        return digest.hexdigest()
 
 
 def sha256_of(path: Path) -> str:

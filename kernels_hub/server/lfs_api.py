@@ -24,6 +24,7 @@ from kernels_hub.contained_paths import inside, open_inside
 from kernels_hub.errors import IntegrityError, MetadataError
 from kernels_hub.files import write_atomically
 from kernels_hub.parsing import parse_json
+from kernels_hub.server import lfs_direct
 from kernels_hub.server.bodies import MOST_PARTS, BatchBody, CompletionBody, LargeObject
 from kernels_hub.server.call import HubRequest, Route, json_response
 from kernels_hub.server.refusal import Refusal, bad_request, too_large
@@ -51,22 +52,26 @@ def batch(call: HubRequest) -> Response:
             raise too_large(f"A file may have {most} bytes on this server, not {item.size}")
     touch = call.hub.large_files.touch
     missing = [item for item in document.objects if not touch(repository, item.oid, item.size)]
+    transfers = call.hub.large_files.transfers
     if missing:
-        call.hub.check_space(repository, sum(item.size for item in missing))
-    wanted = set(missing)
+        size = sum(item.size for item in missing)
+        call.hub.check_space(repository, size, elsewhere=transfers is not None)
+    actions: dict[LargeObject, dict[str, object]]
+    if transfers is None:
+        actions = {item: _actions(call, repository, item, multipart) for item in missing}
+        part_bytes = call.hub.limits.part_bytes
+    else:
+        actions = lfs_direct.actions(call, repository, missing, transfers, multipart=multipart)
+        part_bytes = lfs_direct.part_bytes(call)
     answer = [
         {
             "oid": item.oid,
             "size": item.size,
-            **(
-                {"authenticated": True, **_actions(call, repository, item, multipart)}
-                if item in wanted
-                else {}
-            ),
+            **({"authenticated": True, "actions": actions[item]} if item in actions else {}),
         }
         for item in document.objects
     ]
-    parts = any(multipart and item.size > call.hub.limits.part_bytes for item in missing)
+    parts = any(multipart and item.size > part_bytes for item in missing)
     response = json_response(
         {"transfer": "multipart" if parts else "basic", "objects": answer, "hash_algo": "sha256"}
     )
@@ -74,12 +79,13 @@ def batch(call: HubRequest) -> Response:
     return response
 
 
-def _actions(call: HubRequest, repository: Repository, item: LargeObject, multipart: bool) -> dict[str, Any]:
+def _actions(
+    call: HubRequest, repository: Repository, item: LargeObject, multipart: bool
+) -> dict[str, object]:
     limits, signer, token = call.hub.limits, call.hub.signer, call.caller.token
     assert token is not None, "an anonymous caller may write nothing"
     home = f"{call.base}/lfs/{repository.id}/{item.oid}"
-    prefix = "" if repository.type == "model" else f"/{repository.type}s"
-    verify = {"href": f"{call.base}{prefix}/{repository.full_name}.git/info/lfs/verify"}
+    verify = {"href": f"{call.base}{repository.page}.git/info/lfs/verify"}
     common: dict[str, Any] = {
         "repository": repository.id,
         "token": token.id,
@@ -91,7 +97,7 @@ def _actions(call: HubRequest, repository: Repository, item: LargeObject, multip
     count = -(-item.size // size)
     if not multipart or count <= 1:
         upload = {"href": f"{home}?{signer.query(UploadFile(**common))}", **_lasting(common["expires"])}
-        return {"actions": {"upload": upload, "verify": verify}}
+        return {"upload": upload, "verify": verify}
     if count > MOST_PARTS:
         raise too_large(f"A file may have {MOST_PARTS * size} bytes on this server, not {item.size}")
     common.update(upload=uuid.uuid4().hex, part_bytes=size)
@@ -102,7 +108,7 @@ def _actions(call: HubRequest, repository: Repository, item: LargeObject, multip
     header["chunk_size"] = str(size)
     complete = f"{home}/complete?{signer.query(CompleteUpload(**common))}"
     upload = {"href": complete, "header": header, **_lasting(common["expires"])}
-    return {"actions": {"upload": upload, "verify": verify}}
+    return {"upload": upload, "verify": verify}
 
 
 def _lasting(expires: int) -> dict[str, int]:
@@ -329,4 +335,5 @@ ROUTES = [
     Route("PUT", _OBJECT, put),
     Route("PUT", _OBJECT + "/part/{number:[0-9]+}", put_part),
     Route("POST", _OBJECT + "/complete", complete),
+    Route("POST", _OBJECT + "/stored", lfs_direct.complete),
 ]

@@ -41,6 +41,8 @@ class Limits:
     """A large file."""
     large_from_bytes: int = 1 * MIB
     """From this size on, a file is kept outside git."""
+    max_single_bytes: int = 5 * GIB
+    """A large file that is sent to an object store in one request: stores take no more."""
     part_bytes: int = 64 * MIB
     """A part of a multipart upload; larger files are uploaded in parts."""
     max_repository_bytes: int = 0

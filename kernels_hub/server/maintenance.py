@@ -6,8 +6,8 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +16,11 @@ from kernels_hub.files import move_into_place
 from kernels_hub.server.database.sqlite import SqliteDatabase
 from kernels_hub.server.durable import locked, try_lock
 from kernels_hub.server.hub import Hub
-from kernels_hub.server.layout import FORMAT
-from kernels_hub.server.lfs import sha256_of
-from kernels_hub.server.listing import parse_pointer
+from kernels_hub.server.layout import FORMAT, marker_text
+from kernels_hub.server.listing import Large, parse_pointer
 from kernels_hub.server.mirror.state import LOCK
+from kernels_hub.server.objects.store import StoredObject
 from kernels_hub.server.packs import BLOB, COMMIT, KINDS
-from kernels_hub.server.paths import is_sha256
 from kernels_hub.server.reachable import reach
 from kernels_hub.server.refs import RefsDamagedError
 from kernels_hub.server.refusal import Refusal
@@ -31,6 +30,7 @@ from kernels_hub.server.sweep import sweep
 
 GRACE_SECONDS = 24 * 3600
 """How long an uploaded large file may wait for the commit that names it."""
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,15 @@ class Collected:
 
 
 @contextmanager
-def _maintaining(hub: Hub) -> Iterator[None]:
-    """One of these at a time on a root."""
-    with locked(hub.layout.root / "maintenance.lock", timeout=3600):
+def maintaining(hub: Hub, timeout: float = 3600) -> Iterator[None]:
+    """One of these at a time on a root. Raises KernelsHubError where another takes longer than `timeout` seconds."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(hub.layout.root / "maintenance.lock", timeout=timeout))
+        except Refusal:
+            raise KernelsHubError(
+                f"gc, fsck, backup or migrate is at work on {hub.layout.root}; wait until it is done"
+            ) from None
         yield
 
 
@@ -72,12 +78,15 @@ def collect_garbage(hub: Hub, *, prune: bool = False, grace: float = GRACE_SECON
         repositories that were found without a row.
     grace: seconds since an upload within which a large file is kept.
     """
-    with _maintaining(hub), _not_mirroring(hub) if prune else nullcontext():
+    with maintaining(hub), _not_mirroring(hub) if prune else nullcontext():
+        hub.large_files.objects.confirm()
         swept = sweep(hub)
         if prune and hub.layout.orphans.is_dir():
             for orphan in sorted(hub.layout.orphans.iterdir()):
                 shutil.rmtree(orphan)
                 swept.append(f"a repository without a row: {orphan.name}")
+        if prune:
+            swept += _drop_orphaned_objects(hub)
         before = after = removed = freed = 0
         for repository in hub.repositories.all():
             with locked(hub.layout.lock(repository.id)):
@@ -92,6 +101,17 @@ def collect_garbage(hub: Hub, *, prune: bool = False, grace: float = GRACE_SECON
                 before, after, removed = before + len(old), after + len(new), removed + count
                 freed += size + was - sum(path.stat().st_size for path in new)
     return Collected(before, after, removed, freed, tuple(swept))
+
+
+def _drop_orphaned_objects(hub: Hub) -> list[str]:
+    """Remove the objects of repositories that have no row, and no folder that might get one."""
+    found = []
+    objects = hub.large_files.objects
+    for identifier in sorted(objects.repositories()):
+        if hub.repositories.by_id(identifier) is None and not hub.layout.repository(identifier).exists():
+            objects.remove_all(identifier)
+            found.append(f"the large files of a repository without a row: {identifier}")
+    return found
 
 
 def _check_refs(hub: Hub, repository: Repository) -> None:
@@ -132,25 +152,20 @@ def _join_packs(hub: Hub, repository: Repository, packs: list[Path], *, prune: b
 
 def _drop_large_files(hub: Hub, repository: Repository, needed: set[str], before: float) -> tuple[int, int]:
     count = size = 0
-    rows = hub.database.rows("SELECT oid, size FROM objects WHERE repository = ?", repository.id)
-    for row in rows:
-        if row["oid"] not in needed and hub.database.change(
+    objects = hub.large_files.objects
+    for oid, bytes_ in hub.large_files.rows(repository).items():
+        if oid not in needed and hub.database.change(
             "DELETE FROM objects WHERE repository = ? AND oid = ? AND touched < ?",
-            *(repository.id, row["oid"], before),
+            *(repository.id, oid, before),
         ):
-            hub.large_files.path(repository, row["oid"]).unlink(missing_ok=True)
-            count, size = count + 1, size + row["size"]
-    # A crash between a file's rename and its row leaves a file that nobody has.
-    for path in _large_paths(hub.layout.repository(repository.id)):
-        if hub.large_files.size(repository, path.name) is None:
-            size += path.stat().st_size
-            path.unlink()
-            count += 1
+            objects.remove(repository.id, oid)
+            count, size = count + 1, size + bytes_
+    # A crash between an object and its row leaves an object that nobody has.
+    for entry in list(objects.entries(repository.id)):
+        if hub.large_files.size(repository, entry.oid) is None:
+            objects.remove(repository.id, entry.oid)
+            count, size = count + 1, size + entry.size
     return count, size
-
-
-def _large_paths(home: Path) -> list[Path]:
-    return [path for path in (home / "lfs").glob("*/*/*") if is_sha256(path.name)]
 
 
 def check(hub: Hub, *, content: bool = True) -> list[str]:
@@ -159,8 +174,9 @@ def check(hub: Hub, *, content: bool = True) -> list[str]:
     content: also read every large file and compare its SHA-256.
     """
     problems = [f"{hub.database.name}: {problem}" for problem in hub.database.check()]
+    hub.large_files.objects.confirm()
     # No lock of a repository: commits go on, they only add. What garbage collection removes, stays.
-    with _maintaining(hub):
+    with maintaining(hub):
         for repository in hub.repositories.all():
             found = list(_check_repository(hub, repository, content))
             if found and hub.repositories.by_id(repository.id) is None:
@@ -200,29 +216,65 @@ def _check_repository(hub: Hub, repository: Repository, read_large: bool) -> Ite
                 yield f"{name} does not point to a commit"
     reached = reach(content.packs, [(name, ref.oid) for name, ref in refs.items()])
     yield from reached.problems
-    for large in reached.large.values():
+    yield from _check_large_files(hub, repository, list(reached.large.values()), read_large)
+
+
+def _check_large_files(
+    hub: Hub, repository: Repository, named: list[Large], read_large: bool
+) -> Iterator[str]:
+    objects = hub.large_files.objects
+    stored = {entry.oid: entry.size for entry in objects.entries(repository.id)}
+    rows = hub.large_files.rows(repository)
+    for large in named:
         size = hub.large_files.size(repository, large.sha256)
-        path = hub.large_files.path(repository, large.sha256)
         if size != large.size:
             yield f"large file {large.sha256}: no row of {large.size} bytes"
-        elif not path.is_file() or path.stat().st_size != size:
+        elif stored.get(large.sha256) != size and objects.size(repository.id, large.sha256) != size:
             yield f"large file {large.sha256} is missing or truncated"
-        elif read_large and sha256_of(path) != large.sha256:
+        elif read_large and hub.large_files.sha256(repository, large.sha256) != large.sha256:
             yield f"large file {large.sha256} has other content"
+    for oid in sorted(set(rows) - set(stored) - {large.sha256 for large in named}):
+        # Asked again, since it may have come, or been collected, after the list was made.
+        if hub.large_files.size(repository, oid) is not None and objects.size(repository.id, oid) is None:
+            yield f"large file {oid}, which no ref names, has a row and is missing"
 
 
-def backup(hub: Hub, target: Path) -> None:
-    """A copy of a root, which can itself be served; servers may go on working.
+def strays(hub: Hub) -> list[str]:
+    """What lies in the store and no repository has: left by crashes and deletions, removed by `gc` and `gc --prune`."""
+    objects, repositories = hub.large_files.objects, hub.repositories
+    found = [
+        f"{repository.type} {repository.full_name}: object {entry.oid} has no row"
+        for repository in repositories.all()
+        for entry in objects.entries(repository.id)
+        if hub.large_files.size(repository, entry.oid) is None
+    ]
+    found += [
+        f"objects of a repository that has no row: {identifier}"
+        for identifier in sorted(objects.repositories())
+        if repositories.by_id(identifier) is None
+    ]
+    return found
 
+
+def backup(hub: Hub, target: Path, *, large_files: bool = True) -> int:
+    """A copy of a root, which can itself be served; servers may go on working. How many large files it holds.
+
+    large_files: copy them too, into the folders of the copy, whatever store they are in. Otherwise they stay in the
+        object store, which the copy remembers: it is whole as long as nothing is removed there.
     Raises KernelsHubError where the target exists. What was acknowledged before the call is in the copy.
     """
+    if not large_files and hub.objects is None:
+        raise KernelsHubError(
+            "large files are below this root, in no object store; a copy without them is none"
+        )
+    hub.large_files.objects.confirm()
     if target.exists():
         raise KernelsHubError(f"{target} exists already; give the backup a new folder")
     partial = target.with_name(target.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(mode=0o700, parents=True)
     # Not while garbage is collected: large files are copied without holding up commits.
-    with _maintaining(hub):
+    with maintaining(hub):
         for name in ("repositories", "locks", "incoming", "multipart"):
             (partial / name).mkdir()
         for repository in hub.repositories.all():
@@ -230,47 +282,68 @@ def backup(hub: Hub, target: Path) -> None:
                 hub.changes.recover(repository)
         # The rows first: every release that their log has is in the refs that are copied after it.
         hub.database.backup(partial / "hub.sqlite")
+        copied = {}
         for repository in hub.repositories.all():
-            _copy_repository(hub, repository, partial / "repositories" / repository.id)
-        _fit_rows(partial)
+            home = partial / "repositories" / repository.id
+            if (found := _copy_repository(hub, repository, home, large_files=large_files)) is not None:
+                copied[repository.id] = found
+        _fit_rows(partial, copied)
     shutil.copy2(hub.layout.root / "secret", partial / "secret")
-    (partial / "FORMAT").write_text(FORMAT)
-    with Hub(partial) as copy:
+    if large_files:
+        (partial / "FORMAT").write_text(FORMAT)
+    else:
+        (partial / "FORMAT").write_text(marker_text(objects=hub.layout.objects()))
+        shutil.copy2(hub.layout.root / "id", partial / "id")
+    with Hub(partial, objects=None if large_files else hub.objects) as copy:
         fit_copy(copy)
     os.sync()
     move_into_place(partial, target, durable=True, overwrite=False)
+    return sum(len(found) for found in copied.values()) if large_files else 0
 
 
-def _copy_repository(hub: Hub, repository: Repository, target: Path) -> None:
-    home = hub.layout.repository(repository.id)
+def _copy_repository(
+    hub: Hub, repository: Repository, target: Path, *, large_files: bool
+) -> dict[str, int] | None:
+    """Copy a repository: its large files as they are then, SHA-256 -> size; None where it was deleted meanwhile."""
+    home, objects = hub.layout.repository(repository.id), hub.large_files.objects
     try:
         with locked(hub.layout.lock(repository.id)):
             shutil.copytree(home / "git", target / "git")
-            paths = _large_paths(home)
+            entries = list(objects.entries(repository.id))
         (target / "lfs").mkdir(parents=True)
-        for path in paths:
-            copy = target / path.relative_to(home)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, copy)
+        for entry in entries if large_files else ():
+            copy_out(hub, repository, entry, target / "lfs")
     except (FileNotFoundError, shutil.Error):
         if hub.repositories.by_id(repository.id) is not None:
             raise
         shutil.rmtree(target, ignore_errors=True)  # Deleted while it was copied.
+        return None
+    return {entry.oid: entry.size for entry in entries}
 
 
-def _fit_rows(partial: Path) -> None:
-    """Make the copied rows say what was copied: rows and files are not of the same moment."""
+def copy_out(hub: Hub, repository: Repository, entry: StoredObject, folder: Path) -> None:
+    """Write an object into a `lfs/` folder, as it is; `fsck` of the copy compares its SHA-256."""
+    path = folder / entry.oid[:2] / entry.oid[2:4] / entry.oid
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(hub.large_files.open(repository, entry.oid)) as content, path.open("xb") as file:
+        while data := content.read(_CHUNK):
+            file.write(data)
+    path.chmod(0o444)
+
+
+def _fit_rows(partial: Path, copied: Mapping[str, Mapping[str, int]]) -> None:
+    """Make the copied rows say what was copied: rows and files are not of the same moment.
+
+    copied: repository -> SHA-256 -> size.
+    """
     with closing(SqliteDatabase(partial / "hub.sqlite")) as rows, rows.transaction():
         known = {row["id"] for row in rows.rows("SELECT id FROM repositories")}
-        copied = {path.name for path in (partial / "repositories").iterdir()}
-        for identifier in known - copied:
+        for identifier in known - set(copied):
             rows.change("DELETE FROM repositories WHERE id = ?", identifier)
-        for identifier in copied - known:
+        for identifier in set(copied) - known:
             shutil.rmtree(partial / "repositories" / identifier)
-        for identifier in copied & known:
-            files = {
-                path.name: path.stat().st_size for path in _large_paths(partial / "repositories" / identifier)
-            }
+        for identifier in set(copied) & known:
+            files = copied[identifier]
             for row in rows.rows("SELECT oid FROM objects WHERE repository = ?", identifier):
                 if row["oid"] not in files:
                     rows.change(

@@ -18,6 +18,7 @@ from pathlib import Path
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.limits import Limits
+from kernels_hub.server.refusal import Refusal
 from kernels_hub.server.sweep import sweep
 
 _BACKLOG = 2048
@@ -38,6 +39,8 @@ class Serve:
     require_token: bool = False
     access_log: bool = True
     trusted_proxies: str = ""
+    objects: str | None = None
+    """The address of the object store for large files; None for the root's own folders."""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -97,13 +100,25 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
     from kernels_hub.server.protocol import SETTINGS
 
     try:
-        hub = Hub(settings.root, limits=settings.limits, create=True, database=settings.database)
+        hub = Hub(
+            settings.root,
+            limits=settings.limits,
+            create=True,
+            database=settings.database,
+            objects=settings.objects,
+        )
     except OSError as error:
         raise KernelsHubError(
             f"cannot keep a Hub in {settings.root}: {error.strerror or error}; choose another --root"
         ) from error
+    except Refusal as refusal:
+        raise KernelsHubError(f"{settings.objects}: {refusal.message}") from refusal
     with hub:
         root = hub.layout.root
+        try:
+            hub.large_files.objects.confirm()
+        except Refusal as refusal:
+            announce(f"kernels-hub serve: {refusal.message}; everything but large files is served until then")
         for line in sweep(hub):
             announce(f"kernels-hub serve: removed {line}")
     metrics = tempfile.mkdtemp(prefix="kernels-hub-metrics-")
@@ -113,6 +128,7 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
         {
             "root": str(root),
             "database": settings.database,
+            "objects": settings.objects,
             "limits": asdict(settings.limits),
             "workers": settings.workers,
             # Not asked of the system by the worker: by then it may have been killed.

@@ -313,8 +313,9 @@ class Releases:
             return {}
         content = packs.read(oid, BLOB)
         if (large := parse_pointer(content)) is not None:
-            path = self._large_files.path(repository, large.sha256)
-            content = path.read_bytes() if large.size <= _MOST_YANKED and path.is_file() else b""
+            content = b""
+            if large.size <= _MOST_YANKED:
+                content = self._large_files.read(repository, large.sha256) or b""
         try:
             document: dict[str, Any] = parse_json(
                 content, dict[str, Any], where="yanked.json", most_bytes=_MOST_YANKED

@@ -82,6 +82,18 @@ class CompleteUpload(Address, frozen=True, forbid_unknown_fields=True, kw_only=T
     part_bytes: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 
 
+class CompleteStored(Address, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="complete-stored"):
+    """POST that makes a large file of what a client sent to the object store; `remote` is the store's own id of it."""
+
+    in_path: ClassVar[frozenset[str]] = frozenset({"repository", "oid"})
+
+    oid: Sha256
+    size: Count
+    upload: Id
+    part_bytes: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+    remote: Annotated[str, Meta(pattern=r"^[!-~]+\Z", max_length=1024)]
+
+
 class UploadXet(Address, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="upload-xet"):
     """Xet uploads to a repository, in whatever hour they began: clients renew tokens, and keep addresses."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import re
 import shutil
 import threading
@@ -28,6 +29,7 @@ _OPEN = 128
 _CACHE_BYTES = 16 << 20
 _CONFIG = b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n[gc]\n\tauto = 0\n"
 _PERSON = re.compile(rb"(.*) <[^>]*> (\d+) [+-]\d{4}")
+log = logging.getLogger("kernels_hub.server")
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,13 @@ class Store:
             home.rename(trash)
             flush_folder(self.layout.repositories)
             shutil.rmtree(trash)
+        try:
+            self.large_files.objects.remove_all(identifier)
+        except Refusal as refusal:
+            # Nobody finds them any more: `gc --prune` removes what is left.
+            log.warning(
+                "the large files of the deleted repository %s are left: %s", identifier, refusal.message
+            )
 
     def set_aside(self, identifier: str) -> None:
         """Move the files of a repository that has no row to where nothing looks for them."""

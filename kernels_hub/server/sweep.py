@@ -44,6 +44,8 @@ def sweep(hub: Hub) -> list[str]:
             found.append(f"an upload in parts that nobody finished: {upload.name}")
     if count := spool_of(layout).sweep():
         found.append(f"what {count} Xet uploads sent in hours that are over")
+    with suppress(Refusal):  # What a store that does not answer holds is swept another time.
+        found += hub.large_files.objects.sweep(time.time() - _UPLOAD_SECONDS)
     for home in _folders(layout.repositories):
         found += _sweep_repository(hub, home)
     _sweep_locks(hub)

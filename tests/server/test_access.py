@@ -181,6 +181,7 @@ def test_tokens_that_are_none(server: RunningHub, ask: Callable[..., httpx.Respo
         assert answer.status_code == 401, header
 
 
+@pytest.mark.own_addresses
 def test_no_credential_is_logged(server: RunningHub, ada: HfApi, new_repo: Callable[..., str]):
     repo = new_repo()
     with pytest.warns(DeprecationWarning, match="content="):

@@ -305,6 +305,7 @@ def has(client: httpx.Client, repo: str, data: bytes) -> bool:
     return "actions" not in upload_address(client, repo, data)
 
 
+@pytest.mark.own_addresses
 def test_uploads_that_are_not_what_was_announced(client: httpx.Client, server: RunningHub, repo: str):
     data = os.urandom(5000)
     href = upload_address(client, repo, data)["actions"]["upload"]["href"]
@@ -337,6 +338,7 @@ def left_behind(server: RunningHub) -> list[Path]:
     return [path for path in server.root.glob("incoming/*/*") if path.name != "lock"]
 
 
+@pytest.mark.own_addresses
 @pytest.mark.parametrize(
     "change",
     [
@@ -355,6 +357,7 @@ def test_addresses_that_were_changed(client: httpx.Client, repo: str, change: Ca
     refused(httpx.request(method, href, content=data), 403, "not one of this server's")
 
 
+@pytest.mark.own_addresses
 def test_addresses_are_for_one_repository_and_one_file(
     client: httpx.Client, repo: str, new_repo: Callable[..., str]
 ):
@@ -382,6 +385,7 @@ def test_an_address_that_has_expired(server: RunningHub, repo: str):
     refused(httpx.put(f"{server.endpoint}/lfs/{repository.id}/{oid}?{query}", content=b"x"), 403, "expired")
 
 
+@pytest.mark.own_addresses
 def test_a_repository_that_was_deleted_meanwhile(
     client: httpx.Client, ada: HfApi, server: RunningHub, new_repo: Callable[..., str]
 ):
@@ -402,6 +406,7 @@ def test_a_repository_that_was_deleted_meanwhile(
     assert not left_behind(server)
 
 
+@pytest.mark.own_addresses
 def test_parts_that_are_missing_or_wrong(client: httpx.Client, repo: str):
     data = os.urandom(2_200_000)
     upload = upload_address(client, repo, data)["actions"]["upload"]

@@ -21,11 +21,12 @@ from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.commit import AddFile, AddLarge, CommitRequest, Operation
 from kernels_hub.server.durable import locked
 from kernels_hub.server.hub import Hub
-from kernels_hub.server.maintenance import backup, check, collect_garbage
+from kernels_hub.server.maintenance import backup, check, collect_garbage, strays
 from kernels_hub.server.packs import BLOB, git_object
 from kernels_hub.server.refs import BRANCHES
 from kernels_hub.server.repositories import Repository
 from kernels_hub.server.sweep import sweep
+from tests.object_store import flip, put, stored
 from tests.running_hub import start_hub
 
 
@@ -121,16 +122,16 @@ def test_gc_drops_what_nobody_names(hub: Hub, repo: Repository):
     kept, dropped, fresh = (upload(hub, repo, os.urandom(5000)) for _ in range(3))
     send(hub, repo, AddLarge("large", kept, 5000))
     hub.database.change("UPDATE objects SET touched = 0 WHERE oid IN (?, ?)", kept, dropped)
-    stray = hub.large_files.path(repo, "ab" * 32)
-    stray.parent.mkdir(parents=True)
-    stray.write_bytes(b"no row")
+    stray = "ab" * 32
+    put(hub, repo, stray, b"no row")
+    assert [line.split()[-4] for line in strays(hub)] == [stray]
     hub.changes.create_branch(repo, "gone", None)
     pinned = commit(hub, repo, "a", b"on a branch", "gone")
     hub.changes.delete_branch(repo, "gone")
     done = collect_garbage(hub)
     assert (done.large_files_removed, done.packs_after) == (2, 1)
     assert [hub.large_files.size(repo, oid) for oid in (kept, dropped, fresh)] == [5000, None, 5000]
-    assert not hub.large_files.path(repo, dropped).exists() and not stray.exists()
+    assert stored(hub, repo, dropped) is None and stored(hub, repo, stray) is None and strays(hub) == []
     assert hub.store.resolve(repo, pinned) == pinned, "locks may pin what no branch reaches"
     assert check(hub) == [] and git(hub, repo, "fsck", "--strict", "--full", "--no-dangling") == ""
     collect_garbage(hub, prune=True, grace=0)
@@ -194,8 +195,8 @@ def test_upkeep_while_three_writers_write(tmp_path: Path):
 
 
 DAMAGE = {
-    "a large file with other content": lambda hub, repo, oid: _flip(hub.large_files.path(repo, oid)),
-    "a large file that is gone": lambda hub, repo, oid: hub.large_files.path(repo, oid).unlink(),
+    "a large file with other content": flip,
+    "a large file that is gone": lambda hub, repo, oid: hub.large_files.objects.remove(repo.id, oid),
     "a row that is gone": lambda hub, repo, oid: hub.database.change("DELETE FROM objects"),
     "a pack that is gone": lambda hub, repo, oid: hub.store.content(repo).packs.names()[0].unlink(),
     "a pack with other content": lambda hub, repo, oid: _flip(hub.store.content(repo).packs.names()[0]),

@@ -20,7 +20,15 @@ from hypothesis import strategies as st
 from kernels_hub.server.accounts import Token
 from kernels_hub.server.maintenance import collect_garbage
 from kernels_hub.server.refusal import Refusal
-from kernels_hub.server.signing import Address, CompleteUpload, Signer, UploadFile, UploadPart, UploadXet
+from kernels_hub.server.signing import (
+    Address,
+    CompleteStored,
+    CompleteUpload,
+    Signer,
+    UploadFile,
+    UploadPart,
+    UploadXet,
+)
 from kernels_hub.server.sweep import sweep
 from tests.fuzz.harness import budget, limited
 from tests.fuzz.mutations import HOSTILE_TEXTS
@@ -154,8 +162,7 @@ def test_a_completed_upload_that_is_sent_again_changes_nothing(hub: RunningHub):
     assert set((hub.root / "multipart").iterdir()) == others
     with hub.administer() as opened:
         repository = opened.repositories.find("model", "ada", "one")
-        stored = opened.large_files.path(repository, hashlib.sha256(data).hexdigest())
-        assert stored.read_bytes() == data
+        assert opened.large_files.read(repository, hashlib.sha256(data).hexdigest()) == data
 
 
 # -- clocks
@@ -203,11 +210,14 @@ def records(kind: type[Address]) -> st.SearchStrategy[Address]:
         "upload": st.sampled_from(["2" * 32, "3" * 32]),
         "number": st.integers(1, 2),
         "part_bytes": st.integers(1, 2),
+        "remote": st.sampled_from(["a", "a.b-c", "~"]),
     }
     return st.builds(kind, **{name: fields[name] for name in kind.__struct_fields__})
 
 
-ANY = st.one_of(*(records(kind) for kind in (UploadFile, UploadPart, CompleteUpload, UploadXet)))
+ANY = st.one_of(
+    *(records(kind) for kind in (UploadFile, UploadPart, CompleteUpload, CompleteStored, UploadXet))
+)
 
 
 @given(ANY, ANY)

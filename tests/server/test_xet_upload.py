@@ -184,8 +184,7 @@ class Session:
     def large_files(self) -> list[str]:
         with Hub(self.hub.root) as opened:
             repository = opened.repositories.find("model", *self.repository.split("/"))
-            home = opened.layout.repository(repository.id)
-        return sorted(path.name for path in (home / "lfs").rglob("*") if path.is_file())
+            return sorted(entry.oid for entry in opened.large_files.objects.entries(repository.id))
 
 
 def new_repository(hub: RunningHub, name: str, private: bool = False) -> str:

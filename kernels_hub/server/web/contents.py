@@ -162,8 +162,7 @@ class Contents:
         if entry.size > limit:
             return None
         if entry.large is not None:
-            path = self.store.large_files.path(self.repository, entry.large.sha256)
-            return path.read_bytes() if path.is_file() else None
+            return self.store.large_files.read(self.repository, entry.large.sha256)
         return self.store.blob(self.repository, entry.oid)
 
     def text(self, commit: str, path: str, limit: int = _READ_LIMIT) -> str | None:

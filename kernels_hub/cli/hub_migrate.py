@@ -1,0 +1,83 @@
+"""`kernels-hub hub migrate`: moves a Hub's rows to another database, or its large files to another store."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kernels_hub.cli.hub_root import Root, given_database, kept_objects, opened_root, server_parts
+from kernels_hub.cli.output import AsJson, echo, print_columns, print_fields, print_json
+from kernels_hub.errors import KernelsHubError
+
+_FILES = "files"
+
+
+def migrate(
+    root: Root,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Of rows: postgresql://user@host:port/name, an empty database, or `sqlite`. Of large files: "
+            "s3://bucket/prefix?endpoint=…, or `files`, below the root.",
+        ),
+    ],
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="ADDRESS",
+            help="How the old store of large files is reached; as the root remembers it by default.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move accounts, repositories and logs to another database, or large files to another store; git data stays.
+
+    Rows are moved while no server runs. Large files are copied while servers run, which are restarted afterwards with
+    the new --objects: until then they load what was there before, and refuse uploads of large files. What was there is
+    left as it is. What was interrupted is run again.
+    """
+    if to == _FILES or to.startswith("s3://"):
+        _migrate_objects(root, to, source, as_json=as_json)
+    elif source is not None:
+        raise KernelsHubError("--from is of large files; rows are where the root says, or `hub --database`")
+    else:
+        _migrate_rows(root, to, as_json=as_json)
+
+
+def _migrate_rows(root: Path, to: str, *, as_json: bool) -> None:
+    with server_parts():
+        from kernels_hub.server.database.address import without_password
+        from kernels_hub.server.migration import migrate as move
+    copied = move(root, to, database=given_database.get())
+    if as_json:
+        print_json([asdict(item) for item in copied])
+        return
+    print_columns((item.table, f"{item.rows} rows", item.digest[:16]) for item in copied)
+    where = "hub.sqlite" if to == "sqlite" else without_password(to)
+    echo(f"the rows of {root} are in {where} from now on")
+
+
+def _migrate_objects(root: Path, to: str, source: str | None, *, as_json: bool) -> None:
+    with opened_root(root, source or kept_objects(root)) as opened:
+        from kernels_hub.server.objects.migration import migrate as move
+
+        done = move(opened, to, announce=lambda line: None if as_json else echo(line, flush=True))
+    if as_json:
+        print_json(asdict(done))
+        return
+    print_fields(
+        {
+            "from": done.source,
+            "to": done.target,
+            "copied": f"{done.copied} objects, {done.bytes} bytes",
+            "copied before": done.known,
+            "while uploads waited": done.in_the_last,
+        }
+    )
+    now = "without --objects" if to == _FILES else f"with --objects '{to}'"
+    echo(f"restart the servers of {root} {now}; the old store is left as it was, remove it when you are sure")
