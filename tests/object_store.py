@@ -54,6 +54,15 @@ class Store:
             config=Config(s3={"addressing_style": "path"}, request_checksum_calculation="when_required"),
         )
 
+    def empty(self) -> None:
+        """Make the bucket, or remove what is in it."""
+        client = self.client()
+        client.create_bucket(Bucket=BUCKET)
+        for key in self.keys():
+            client.delete_object(Bucket=BUCKET, Key=key)
+        for item in client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", ()):
+            client.abort_multipart_upload(Bucket=BUCKET, Key=item["Key"], UploadId=item["UploadId"])
+
     def keys(self, prefix: str = "") -> list[str]:
         pages = self.client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
         return [item["Key"] for page in pages for item in page.get("Contents", ())]
@@ -66,16 +75,18 @@ class Store:
 def store() -> Store:
     """The store of this process, started when it is first asked for; ends with the process.
 
-    KERNELS_HUB_TEST_S3 names the endpoint of another one, which has the bucket, with credentials in the environment.
+    KERNELS_HUB_TEST_S3 names the endpoint of another one, whose bucket of the tests is emptied, with credentials in the
+    environment. Processes must not share it.
     """
     with _guard:
         if not _started:
             if endpoint := os.environ.get("KERNELS_HUB_TEST_S3"):
                 _started.append(Store(endpoint))
+                _started[0].empty()
             else:
                 os.environ.update(CREDENTIALS)
                 _started.append(_start_moto())
-                _started[0].client().create_bucket(Bucket=BUCKET)
+                _started[0].empty()
         return _started[0]
 
 

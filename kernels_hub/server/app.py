@@ -44,6 +44,7 @@ from kernels_hub.server.xet import routes as xet_api
 _READERS, _WRITERS, _SLOW = 24, 24, 2
 _SWITCH_SECONDS = 0.001
 _WAIT_SECONDS = 1.0
+_READY_SECONDS = 1.0
 _DRAIN_BYTES, _DRAIN_SECONDS = 64 << 20, 10
 _HEADERS = {b"x-content-type-options": b"nosniff", b"referrer-policy": b"no-referrer"}
 """Of every answer that does not say otherwise."""
@@ -65,14 +66,36 @@ def health(call: HubRequest) -> Response:
     return PlainTextResponse("\n".join(["ok", *feed.health_lines(call), ""]))
 
 
-def ready(call: HubRequest) -> Response:
-    """200 while rows can be read and the store of large files answers; 502 or 503 otherwise."""
-    call.hub.database.row("SELECT 1")
-    try:
-        call.hub.large_files.objects.confirm()
-    except KernelsHubError:
-        raise misconfigured("it is not the store of this root") from None
-    return PlainTextResponse("ok\n")
+class _Ready:
+    """200 while rows can be read and the store of large files answers; 502 or 503 otherwise.
+
+    Anybody may ask, as often as they like: the store is asked once a second.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._asked = -_READY_SECONDS
+        self._refusal: Refusal | None = None
+
+    def __call__(self, call: HubRequest) -> Response:
+        call.hub.database.row("SELECT 1")
+        with self._guard:
+            if time.monotonic() - self._asked > _READY_SECONDS:
+                self._refusal = self._ask(call.hub)
+                self._asked = time.monotonic()
+            if self._refusal is not None:
+                raise self._refusal
+        return PlainTextResponse("ok\n")
+
+    @staticmethod
+    def _ask(hub: Hub) -> Refusal | None:
+        try:
+            hub.large_files.objects.confirm()
+        except KernelsHubError:
+            return misconfigured("it is not the store of this root")
+        except Refusal as refusal:
+            return refusal
+        return None
 
 
 class App:
@@ -83,7 +106,7 @@ class App:
         self.metrics = Metrics(shared=workers > 1)
         self.routes = [
             Route("GET HEAD", "/health", health),
-            Route("GET HEAD", "/ready", ready, slow=True),
+            Route("GET HEAD", "/ready", _Ready(), slow=True),
             Route("GET", "/metrics", self._metrics),
             *routes(),
         ]

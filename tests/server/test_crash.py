@@ -26,6 +26,7 @@ from kernels_hub.server.packs import BLOB, git_object
 from kernels_hub.server.releases import Force
 from kernels_hub.server.repositories import Repository
 from kernels_hub.server.sweep import sweep
+from tests.object_store import objects_for
 
 LARGE = b"large" * 1000
 OID = hashlib.sha256(LARGE).hexdigest()
@@ -169,7 +170,8 @@ def crash_at_every_step(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             collect_garbage(hub)
             assert check(hub) == []
         at += 1
-    assert at > 3, "the change has steps"
+    elsewhere = name == "upload" and objects_for(tmp_path / "0") is not None
+    assert at > (2 if elsewhere else 3), "the change has steps, some of them in the store if there is one"
     after = states[-1]
     assert states[0] == before, "a change that died before its first step did nothing"
     if name == "commit of a large file":  # Two requests: the upload is a state of its own.

@@ -158,13 +158,13 @@ def test_a_copy_has_the_releases_of_its_log(
     release(hub, gone, "v1.0.0", "1")
     copied = maintenance._copy_repository
 
-    def late(hub: Hub, repository: Repository, target: Path) -> None:
+    def late(hub: Hub, repository: Repository, target: Path, *, large_files: bool) -> dict[str, int] | None:
         if repository.id == repo.id:
             release(hub, repo, "v1.1.0", "2")
             hub.changes.force_tag(repo, "v1.0.0", "main", "root", Force("x"))
         else:
             hub.store.delete(gone)
-        copied(hub, repository, target)
+        return copied(hub, repository, target, large_files=large_files)
 
     monkeypatch.setattr(maintenance, "_copy_repository", late)
     one = hub.store.resolve(repo, "v1.0.0")

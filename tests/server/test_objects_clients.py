@@ -127,9 +127,10 @@ def test_what_was_sent_is_checked(lfs: Lfs):
     assert answer.status_code == 400 and "SHA-256 differs" in answer.json()["error"]
     for sent in (small[:-1], small + b"x"):
         answer = lfs.upload(small, sent=sent)
-        assert answer.status_code == 400 and "not uploaded, or not to its end" in answer.json()["error"]
+        # A store that checks signatures, as moto does not, refuses the part: its size is signed.
+        assert answer.status_code == 403 or "not uploaded, or not to its end" in answer.json()["error"]
     answer = lfs.upload(content, sent=content[:-1] + b"\0\1")
-    assert answer.status_code == 400, "the last part has another size"
+    assert answer.status_code in (400, 403), "the last part has another size"
     answer = lfs.upload(content, sent=bytes([content[0] ^ 1]) + content[1:])
     assert answer.status_code == 400 and "SHA-256 differs" in answer.json()["error"]
     assert not lfs.has(small) and not lfs.has(content)
@@ -171,6 +172,7 @@ def test_a_client_without_parts_and_an_empty_batch(lfs: Lfs):
     assert lfs.batch().json()["objects"] == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("xet", ["", "1"], ids=["xet", "without xet"])
 def test_folders_with_and_without_xet(hub: RunningHub, tmp_path: Path, xet: str):
     name = f"acme/folder{xet}"

@@ -132,6 +132,7 @@ def test_an_object_that_is_damaged_stops_it(hub: Hub, address: str, damage: str)
     Hub(hub.layout.root).close()
 
 
+@pytest.mark.exhaustive
 def test_an_interrupted_migration_goes_on(hub: Hub, tmp_path: Path, address: str):
     contents = fill(hub, 2, 10)
     with Trouble(store().endpoint) as trouble:
@@ -190,7 +191,7 @@ class _Writer(threading.Thread):
                     self.problems.append(repr(error))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_while_a_client_writes(tmp_path: Path, address: str):
     root = tmp_path / "root"
     with Hub(root, create=True) as hub:
