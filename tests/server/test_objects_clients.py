@@ -119,6 +119,7 @@ def test_an_upload_needs_a_token_that_may_write_to_its_end(hub: RunningHub, lfs:
     assert brief.end(actions, content).status_code == 403 and not lfs.has(content)
 
 
+@pytest.mark.exhaustive
 def test_what_was_sent_is_checked(lfs: Lfs):
     content = os.urandom(2 * PART + 100)
     small = content[:100_000]
@@ -161,6 +162,7 @@ def test_nothing_that_a_client_holds_writes_to_a_file_that_is_there(lfs: Lfs):
     assert lfs.actions(content) == {}
 
 
+@pytest.mark.exhaustive
 def test_a_client_without_parts_and_an_empty_batch(lfs: Lfs):
     content = os.urandom(PART + 100)
     answer = lfs.batch(content, content, transfers=["basic"]).json()

@@ -81,6 +81,7 @@ def has(hub: RunningHub, repository: str, data: bytes) -> bool:
 # -- what was broken once
 
 
+@pytest.mark.own_addresses
 def test_one_upload_cannot_remove_those_of_others(hub: RunningHub):
     ada, eve = hub.token("ada"), hub.token("eve")
     data, mine = os.urandom(3 * PART), os.urandom(2 * PART)
@@ -118,6 +119,7 @@ def test_an_address_writes_into_its_own_repository_only(hub: RunningHub):
     assert not has(hub, "ada/two", data)
 
 
+@pytest.mark.own_addresses
 @pytest.mark.parametrize("way", ["revoked", "expired", "no member any more"])
 def test_an_address_ends_with_its_token(hub: RunningHub, way: str):
     name = f"org-{way.split(maxsplit=1)[0]}"
@@ -146,6 +148,7 @@ def test_an_address_ends_with_its_token(hub: RunningHub, way: str):
     assert not has(hub, f"{name}/r", second) and not has(hub, f"{name}/r", large)
 
 
+@pytest.mark.own_addresses
 def test_a_completed_upload_that_is_sent_again_changes_nothing(hub: RunningHub):
     ada, data, small = hub.token("ada"), os.urandom(2 * PART + 5), os.urandom(3000)
     others = set((hub.root / "multipart").iterdir())
@@ -391,6 +394,7 @@ def files(root: Path) -> set[str]:
     }
 
 
+@pytest.mark.own_addresses
 def test_no_changed_address_is_accepted(hub: RunningHub):
     chance, asked = random.Random(7), 0
     with hub.administer() as opened:
