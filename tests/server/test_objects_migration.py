@@ -209,7 +209,7 @@ def test_while_a_client_writes(tmp_path: Path, address: str):
             while len(writer.done) < 3:
                 time.sleep(0.05)
             out = subprocess.run(
-                [*COMMAND, "hub", "migrate", "--json", "--root", str(root), "--objects", target],
+                [*COMMAND, "hub", "migrate", "--json", "--root", str(root), "--to", target],
                 capture_output=True,
                 text=True,
                 timeout=120,
@@ -235,7 +235,7 @@ def test_a_migration_that_is_killed_again_and_again(tmp_path: Path, address: str
     with Hub(root, create=True) as hub:
         hub.accounts.add_user("ada")
         contents = fill(hub, 4, 25)
-    command = [*COMMAND, "hub", "migrate", "--json", "--root", str(root), "--objects", address]
+    command = [*COMMAND, "hub", "migrate", "--json", "--root", str(root), "--to", address]
     for seconds in (3, 4, 5):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(seconds)

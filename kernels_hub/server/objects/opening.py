@@ -38,7 +38,7 @@ def open_store(
     elif S3Address.parse(kept).place != address.place:
         raise KernelsHubError(
             f"{layout.root} keeps its large files in {S3Address.parse(kept).place}, not in {address.place}; check "
-            "--objects, or move them with `kernels-hub hub migrate --objects`"
+            "--objects, or move them with `kernels-hub hub migrate --to`"
         )
     return S3Objects(address, layout.identity())
 
@@ -46,7 +46,7 @@ def open_store(
 def _bind(layout: RootPaths, address: S3Address, empty: Callable[[], bool]) -> None:
     refusal = KernelsHubError(
         f"{layout.root} keeps its large files in its own folders, not in {address.place}; leave --objects away, or "
-        "move them there with `kernels-hub hub migrate --objects`"
+        "move them there with `kernels-hub hub migrate --to`"
     )
     if not empty():
         raise refusal

@@ -130,7 +130,7 @@ class S3Objects:
             whose = "holds no large files of a Hub" if owner is None else "belongs to another Hub"
             raise KernelsHubError(
                 f"{self.address.place} {whose}, not to this root; nothing was changed. Check --objects; "
-                "`kernels-hub hub migrate --objects` moves large files to a new store"
+                "`kernels-hub hub migrate --to` moves large files to a new store"
             )
         self._confirmed = True
 
