@@ -187,7 +187,13 @@ def unexpected(problems: Sequence[str], done: Acknowledged) -> list[str]:
 
 
 def storm(
-    root: Path, rounds: int, *, workers: int, seed: int, least: int = 1, database: PostgresqlServer | None = None
+    root: Path,
+    rounds: int,
+    *,
+    workers: int,
+    seed: int,
+    least: int = 1,
+    database: PostgresqlServer | None = None,
 ) -> dict[str, Any]:
     """`rounds` times: write, kill, restart, compare. All rounds on one root.
 
@@ -207,7 +213,11 @@ def storm(
         before, end = len(done.commits), time.monotonic() + 60
         time.sleep(chance.uniform(0.2, 1.2))
         wanted = before + least
-        while len(done.commits) < wanted and any(writer.is_alive() for writer in writers) and time.monotonic() < end:
+        while (
+            len(done.commits) < wanted
+            and any(writer.is_alive() for writer in writers)
+            and time.monotonic() < end
+        ):
             time.sleep(0.02)
         if database is not None:
             database.kill()

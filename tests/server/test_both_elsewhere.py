@@ -1,0 +1,127 @@
+"""A root with its rows in PostgreSQL and its large files in an object store: made so, moved there and back, copied."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kernels_hub.cli import main
+from kernels_hub.errors import KernelsHubError
+from kernels_hub.server.hub import Hub
+from kernels_hub.server.layout import FORMAT, marker_text
+from kernels_hub.server.maintenance import backup, check
+from kernels_hub.server.refusal import Refusal
+from kernels_hub.server.repositories import Repository
+from tests import hub_databases
+from tests.object_store import store, stored
+from tests.postgresql_server import missing
+from tests.server.test_objects_upkeep import commit, upload
+
+LACKING = missing()
+pytestmark = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
+CONTENT = b"large" * 1000
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> str:
+    return store().address("b" + hashlib.sha256(str(tmp_path).encode()).hexdigest()[:16])
+
+
+@pytest.fixture
+def database() -> Iterator[str]:
+    address = hub_databases.server().new_database()
+    yield address
+    hub_databases.server().drop(address)
+
+
+def fill(hub: Hub) -> Repository:
+    hub.accounts.add_user("ada")
+    repo = hub.changes.create("kernel", "ada", "k", private=False, author="ada")
+    commit(hub, repo, "f", upload(hub, repo, CONTENT), len(CONTENT))
+    return repo
+
+
+def assert_whole(root: Path, objects: str | None, *, postgresql: bool) -> None:
+    with Hub(root, objects=objects) as hub:
+        assert hub.database.name.startswith("postgresql://") == postgresql
+        (repo,) = hub.repositories.all()
+        assert stored(hub, repo, hashlib.sha256(CONTENT).hexdigest()) == CONTENT
+        assert check(hub) == []
+    assert (root / "FORMAT").read_text() == marker_text(rows=postgresql, objects=objects)
+
+
+def migrated(root: Path, to: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["hub", "migrate", "--root", str(root), "--to", to])
+    assert not ended.value.code
+
+
+def test_a_root_is_made_with_both(tmp_path: Path, database: str, objects: str):
+    root = tmp_path / "root"
+    with Hub(root, create=True, database=database, objects=objects) as hub:
+        fill(hub)
+    assert_whole(root, objects, postgresql=True)
+    with pytest.raises(KernelsHubError, match="--objects"), Hub(root):
+        pass
+
+
+@pytest.mark.parametrize("rows_first", [True, False])
+def test_there_and_back(tmp_path: Path, database: str, objects: str, rows_first: bool):
+    root = tmp_path / "root"
+    with hub_databases.rows_in(hub_databases.SQLITE), Hub(root, create=True) as hub:
+        fill(hub)
+    first, second = (database, objects) if rows_first else (objects, database)
+    migrated(root, first)
+    assert_whole(root, None if rows_first else objects, postgresql=rows_first)
+    migrated(root, second)
+    assert_whole(root, objects, postgresql=True)
+    (root / "hub.sqlite").rename(tmp_path / "old.sqlite")
+    migrated(root, "sqlite" if rows_first else "files")
+    migrated(root, "files" if rows_first else "sqlite")
+    assert_whole(root, None, postgresql=False)
+    assert (root / "FORMAT").read_text() == FORMAT
+
+
+@pytest.mark.parametrize("large_files", [True, False])
+def test_a_backup_is_served_without_the_database(
+    tmp_path: Path, database: str, objects: str, large_files: bool
+):
+    root, copy = tmp_path / "root", tmp_path / "copy"
+    with Hub(root, create=True, database=database, objects=objects) as hub:
+        fill(hub)
+        backup(hub, copy, large_files=large_files)
+    assert_whole(copy, None if large_files else objects, postgresql=False)
+
+
+def test_rows_are_not_moved_while_a_hub_is_open_nor_objects_from_elsewhere(
+    tmp_path: Path, database: str, objects: str, capsys: pytest.CaptureFixture[str]
+):
+    root = tmp_path / "root"
+    with closing(Hub(root, create=True, database=database, objects=objects)) as hub:
+        fill(hub)
+        for to, more in (("sqlite", ()), ("sqlite", ("--from", objects)), ("mysql://a/b", ())):
+            with pytest.raises(SystemExit) as ended:
+                main(["hub", "migrate", "--root", str(root), "--to", to, *more])
+            assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert "is open: stop its servers" in said and "--from is of large files" in said
+    assert "is not the address of a database" in said
+    assert_whole(root, objects, postgresql=True)
+
+
+def test_another_format_is_refused(tmp_path: Path, objects: str):
+    root = tmp_path / "root"
+    with hub_databases.rows_in(hub_databases.SQLITE), Hub(root, create=True):
+        pass
+    for text in (
+        "kernels-hub root 2\n",
+        "kernels-hub root 3\nrows database\n",
+        marker_text(objects=objects) + "more\n",
+    ):
+        (root / "FORMAT").write_text(text)
+        with pytest.raises((KernelsHubError, Refusal), match="root of another format"), Hub(root):
+            pass
