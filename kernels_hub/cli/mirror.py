@@ -40,7 +40,9 @@ def mirror(
         bool, typer.Option("--moved", help="The Hub that this root mirrors has this address now.")
     ] = False,
 ) -> None:
-    """Follow a Hub: bring its repositories, releases and release log here, verified, and go on doing so.
+    """Follow another Hub into a read-only one.
+
+    Brings its repositories, releases and release log here, verified, and goes on doing so.
 
     `kernels-hub serve --root DIR` serves the root, read-only, whether this command runs or not.
     """

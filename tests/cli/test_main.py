@@ -13,7 +13,7 @@ from tests.cli.conftest import Run
 
 COMMANDS = (
     "demo", "doctor", "explain", "info", "variants", "versions", "diff", "lock", "download", "bundle", "init", "build", "publish",
-    "yank", "verify", "benchmark", "trust", "key", "serve", "hub", "view", "onnx", "compile", "tune", "calibrate", "engines",
+    "yank", "verify", "benchmark", "trust", "key", "serve", "mirror", "hub", "view", "onnx", "compile", "tune", "calibrate", "engines",
 )  # fmt: skip
 
 
