@@ -51,25 +51,27 @@ def batch(call: HubRequest) -> Response:
         if item.size > most:
             raise too_large(f"A file may have {most} bytes on this server, not {item.size}")
     touch = call.hub.large_files.touch
-    missing = [item for item in document.objects if not touch(repository, item.oid, item.size)]
+    is_here = [touch(repository, item.oid, item.size) for item in document.objects]
+    missing = [item for item, here in zip(document.objects, is_here, strict=True) if not here]
     transfers = call.hub.large_files.transfers
     if missing:
         size = sum(item.size for item in missing)
         call.hub.check_space(repository, size, elsewhere=transfers is not None)
-    actions: dict[LargeObject, dict[str, object]]
+    # One upload for each entry, also of a file that a batch names twice: clients send both at the same time.
     if transfers is None:
-        actions = {item: _actions(call, repository, item, multipart) for item in missing}
+        actions = [_actions(call, repository, item, multipart) for item in missing]
         part_bytes = call.hub.limits.part_bytes
     else:
         actions = lfs_direct.actions(call, repository, missing, transfers, multipart=multipart)
         part_bytes = lfs_direct.part_bytes(call)
+    following = iter(actions)
     answer = [
         {
             "oid": item.oid,
             "size": item.size,
-            **({"authenticated": True, "actions": actions[item]} if item in actions else {}),
+            **({} if here else {"authenticated": True, "actions": next(following)}),
         }
-        for item in document.objects
+        for item, here in zip(document.objects, is_here, strict=True)
     ]
     parts = any(multipart and item.size > part_bytes for item in missing)
     response = json_response(

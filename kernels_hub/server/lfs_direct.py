@@ -39,14 +39,13 @@ def actions(
     transfers: Transfers,
     *,
     multipart: bool,
-) -> dict[LargeObject, dict[str, object]]:
-    """The LFS actions of each object: where to send it, and what to call then."""
+) -> list[dict[str, object]]:
+    """The LFS actions of each entry of a batch: where to send it, and what to call then."""
     signer, token, part = call.hub.signer, call.caller.token, part_bytes(call)
     assert token is not None, "an anonymous caller may write nothing"
     expires = signer.expiry(token)
     lasts = max(0, int(expires - time.time()))
     uploads: list[tuple[str, tuple[int, ...]]] = []
-    items = list(dict.fromkeys(items))
     for item in items:
         sizes = _sizes(item.size, part) if multipart else (item.size,)
         if len(sizes) > MOST_PARTS:
@@ -56,7 +55,7 @@ def actions(
                 f'A file of {item.size} bytes comes in parts; use a client with the LFS transfer "multipart"'
             )
         uploads.append((new_upload(), sizes))
-    found: dict[LargeObject, dict[str, object]] = {}
+    found = []
     begun = transfers.begin(repository.id, uploads, lasts)
     for item, (upload, sizes), sent in zip(items, uploads, begun, strict=True):
         address = CompleteStored(
@@ -70,7 +69,7 @@ def actions(
             remote=sent.remote,
         )
         end = f"{call.base}/lfs/{repository.id}/{item.oid}/stored?{signer.query(address)}"
-        found[item] = _actions(call, repository, sent, end, part=part, lasts=lasts)
+        found.append(_actions(call, repository, sent, end, part=part, lasts=lasts))
     return found
 
 

@@ -60,6 +60,24 @@ def test_unmodified_clients(hub: RunningHub, lfs: Lfs, size: int):
     assert len(keys) == 1 and store().keys("clients/incoming/") == [] == store().uploads("clients/")
 
 
+def test_each_entry_of_a_batch_has_an_upload_of_its_own(lfs: Lfs):
+    """Also of one content: clients send both at the same time, and the first to end would end the other's."""
+    content = os.urandom(2 * PART + 3)
+    answer = lfs.batch(content, content)
+    first, second = (entry["actions"] for entry in answer.json()["objects"])
+    assert first["upload"]["href"] != second["upload"]["href"]
+    etags = [
+        [
+            httpx.put(actions["upload"]["header"][str(number)], content=piece, timeout=60).headers["etag"]
+            for number, piece in enumerate((content[:PART], content[PART : 2 * PART], content[2 * PART :]), 1)
+        ]
+        for actions in (first, second)
+    ]
+    for actions, parts in ((first, etags[0]), (second, etags[1])):
+        assert lfs.end(actions, content, parts).status_code == 200
+    assert lfs.commit("one", content).status_code == 200
+
+
 def test_what_a_redirect_says(lfs: Lfs):
     content = os.urandom(70_000)
     assert lfs.upload(content).status_code == 200 and lfs.commit("d/ü b.bin", content).status_code == 200

@@ -240,6 +240,16 @@ def test_large_files_in_parts(api: HfApi, repo: str, kind: str, each: RunningHub
     assert not [r for r in again if r.path.startswith("/lfs/")], "what is there is not sent again"
 
 
+def test_one_large_content_under_several_names_in_one_commit(api: HfApi, repo: str, kind: str):
+    """Clients send each of them, at the same time."""
+    content = os.urandom(2_700_000)
+    names = [f"{number}.bin" for number in range(6)]
+    adds = [CommitOperationAdd(name, content) for name in names]
+    api.create_commit(repo, adds, commit_message="six of one", repo_type=kind, num_threads=6)
+    for name in names:
+        assert Path(api.hf_hub_download(repo, name, repo_type=kind)).read_bytes() == content
+
+
 def test_a_folder_with_gitignore(api: HfApi, repo: str, kind: str, tmp_path: Path):
     folder = tmp_path / "folder"
     (folder / "sub").mkdir(parents=True)
