@@ -82,6 +82,7 @@ def _token(path: Path | None) -> str | None:
 
 def _summary(address: str, done: Round) -> str:
     if done.failed:
-        return f"{address}: {done.failed}; what is here stays as it was"
+        said = done.failed if done.failed.startswith(address) else f"{address}: {done.failed}"
+        return f"{said}; what is here stays as it was"
     apart = f", {len(done.problems)} not as at the origin" if done.problems else ""
     return f"{address}: {done.looked_at} repositories, {len(done.brought)} brought up to date{apart}"

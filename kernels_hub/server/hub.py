@@ -13,6 +13,7 @@ from kernels_hub.server.accounts import Accounts
 from kernels_hub.server.audit import Audit
 from kernels_hub.server.changes import Changes
 from kernels_hub.server.database import DatabaseError
+from kernels_hub.server.database.address import checked
 from kernels_hub.server.database.opening import open_database
 from kernels_hub.server.download_counts import SCHEMA as DOWNLOADS
 from kernels_hub.server.download_counts import DownloadCounts
@@ -23,6 +24,7 @@ from kernels_hub.server.lfs import LargeFiles
 from kernels_hub.server.limits import Budget, Limits
 from kernels_hub.server.mirror.state import SCHEMA as MIRROR
 from kernels_hub.server.mirror.state import MirrorState
+from kernels_hub.server.objects.address import S3Address
 from kernels_hub.server.objects.opening import open_store
 from kernels_hub.server.objects.store import ObjectStore
 from kernels_hub.server.refusal import Refusal, forbidden
@@ -62,6 +64,11 @@ class Hub:
             `create`, a root without large files may get a store for them.
         Raises KernelsHubError for a folder that is no root, and where its rows or large files are somewhere else.
         """
+        # What is no address makes no root.
+        if database is not None:
+            checked(database)
+        if objects is not None:
+            S3Address.parse(objects)
         self.limits = limits or Limits()
         self.objects = objects
         self.layout = RootPaths.open(root, create=create, database=database)

@@ -113,6 +113,15 @@ def test_rows_are_not_moved_while_a_hub_is_open_nor_objects_from_elsewhere(
     assert_whole(root, objects, postgresql=True)
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"database": "mysql://a/b"}, {"objects": "nonsense"}, {"objects": "s3://bucket?x=1"}]
+)
+def test_what_is_no_address_makes_no_root(tmp_path: Path, wrong: dict[str, str]):
+    with pytest.raises(KernelsHubError), Hub(tmp_path / "root", create=True, **wrong):
+        pass
+    assert not (tmp_path / "root").exists()
+
+
 def test_another_format_is_refused(tmp_path: Path, objects: str):
     root = tmp_path / "root"
     with hub_databases.rows_in(hub_databases.SQLITE), Hub(root, create=True):
