@@ -16,7 +16,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,23 +95,47 @@ def limited(name: str, data: object, process: int | None = None) -> Iterator[Non
     What other work on the machine takes meanwhile does not count, nor does memory that was there before.
     """
     place = Path("/proc") / ("self" if process is None else str(process))
-    if process is None:
-        _return_free_memory()
-    with suppress(OSError):  # else the peak is that of the whole run
-        (place / "clear_refs").write_text("5")
-    before, begin = _memory(place), _processor_time(process)
-    try:
-        yield
-    finally:
-        took, peak = _processor_time(process) - begin, _memory(place, "VmHWM") - before
+    with _no_free_memory() if process is None else nullcontext():
+        with suppress(OSError):  # else the peak is that of the whole run
+            (place / "clear_refs").write_text("5")
+        before, begin = _memory(place), _processor_time(process)
+        try:
+            yield
+        finally:
+            took, peak = _processor_time(process) - begin, _memory(place, "VmHWM") - before
         assert took <= LONGEST, f"{name}: {took:.1f} s for {str(data)[:2000]}"
         assert peak <= LARGEST, f"{name}: {peak >> 20} MiB for {str(data)[:2000]}"
 
 
-def _return_free_memory() -> None:
-    """Give freed memory back to the system, as what is allocated from it again would not be seen to be taken."""
+class _Allocated(ctypes.Structure):
+    """What glibc's `mallinfo2` tells of its heap."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
+
+
+@contextmanager
+def _no_free_memory() -> Iterator[None]:
+    """The allocator has no memory that was freed: what is taken from it would not be seen to be taken.
+
+    It gives back what it can. The end of its heap it cannot, where another has moved the program break since; that is
+    taken from it meanwhile.
+    """
+    taken: list[int] = []
+    library = ctypes.CDLL(None)
     with suppress(OSError, AttributeError):  # a C library other than glibc
-        ctypes.CDLL(None).malloc_trim(0)
+        library.malloc_trim(0)
+        allocated, allocate = library.mallinfo2, library.malloc
+        allocated.restype, allocate.restype = _Allocated, ctypes.c_void_p
+        while len(taken) < 8 and (free := allocated().keepcost) > 1 << 20:
+            taken.append(allocate(ctypes.c_size_t(free - (64 << 10))))
+    try:
+        yield
+    finally:
+        for pointer in taken:
+            library.free(ctypes.c_void_p(pointer))
 
 
 def _memory(place: Path, field: str = "VmRSS") -> int:

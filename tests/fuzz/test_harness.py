@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import random
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -64,6 +66,24 @@ def test_memory_that_was_freed_before_does_not_hide_what_a_variant_takes(
     del blocks
     with pytest.raises(AssertionError, match="MiB for"):
         harness.run("json", SEEDS, mutate_json, lambda data: bytearray(25 << 20), (ValueError,), count=1)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33 or newer")
+def test_freed_memory_that_the_allocator_cannot_return_does_not_hide_it_either() -> None:
+    code = """
+        import ctypes, json
+        from tests.fuzz import harness
+        from tests.fuzz.mutations import mutate_json
+        harness.LARGEST = 20 << 20
+        blocks = [bytearray(100_000) for _ in range(900)]
+        ctypes.CDLL(None).sbrk(4096)
+        del blocks
+        harness.run("json", [b"{}"], mutate_json, lambda data: bytearray(25 << 20), (ValueError,), count=1)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and " MiB for b'{}'" in done.stderr, done.stderr
 
 
 def test_what_another_process_takes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
