@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import threading
+import time
 from dataclasses import replace
 from typing import Protocol, Self, TypeVar
 
@@ -14,6 +17,7 @@ from kernels_hub.compiler.ir.uncollected import uncollected
 from kernels_hub.compiler.plan.plan import Plan
 from kernels_hub.compiler.plan.selection import LOGGER
 from kernels_hub.compiler.settings import Settings
+from kernels_hub.cxx_compiler import kill_compilers, process_ends
 
 
 class Adopting(Protocol):
@@ -41,6 +45,8 @@ E = TypeVar("E", bound=Adopting)
 
 
 _HEAD_START_S = 1.0
+_EXIT_S = 5.0
+"""How long the end of the process waits for threads that compile."""
 
 
 def stand_in(settings: Settings) -> Settings:
@@ -68,7 +74,9 @@ class Compilation:
             name="kernels_hub-compile",
             daemon=True,
         )
+        _THREADS[:] = [thread for thread in _THREADS if thread.is_alive()]
         work.start()
+        _THREADS.append(work)
 
     def _work(self, run: E, graph: Graph, settings: Settings) -> None:
         self.served.wait(_HEAD_START_S)
@@ -79,8 +87,36 @@ class Compilation:
         except CompilerError as error:
             self.error = error
             LOGGER.warning("graph %s stays on %s: %s", run.name, run.plan.engines, error)
+        except RuntimeError:
+            if not process_ends():  # else it is a pool's, which starts nothing any more
+                raise
         finally:
             self.finished.set()
+
+
+_THREADS: list[threading.Thread] = []
+"""Threads that compile. CPython drops its own reference before a thread has let go of its `threading.local` values."""
+
+
+@atexit.register
+def _end_compilations() -> None:
+    """Have the threads that compile end before the interpreter does, without a word.
+
+    A thread that is left is ended by CPython wherever it next takes the lock of the interpreter, by unwinding its
+    stack. Where that is within C++ that may not throw, as in destructors of PyTorch's and ONNX's objects, the process
+    aborts. So a thread that is done is waited for while it lets go of what it has, and one that is not is told to end.
+    """
+    kill_compilers()
+    deadline = time.monotonic() + _EXIT_S
+    for thread in [one for one in _THREADS if one.is_alive()]:
+        _raise_in(thread)
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _raise_in(thread: threading.Thread) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
+    )
 
 
 def begin(graph: Graph, settings: Settings, module: ModuleCall | None, make: type[E]) -> E | None:

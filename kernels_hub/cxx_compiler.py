@@ -160,6 +160,11 @@ def kill_compilers() -> None:
             process.kill()
 
 
+def process_ends() -> bool:
+    """Whether the interpreter exits: what works in a thread is to clear up and to end, and nothing is logged."""
+    return _ENDING.is_set()
+
+
 def _first_errors(message: str, status: int) -> str:
     """The first errors of a compiler's message, each with the lines that show its place."""
     lines = [line for line in message.splitlines() if line.strip()]

@@ -24,6 +24,7 @@ from kernels_hub.compiler.engines.engine import (
 )
 from kernels_hub.compiler.errors import DimError, EngineError, EvaluateError, PlanError, ShapeError
 from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.cxx_compiler import process_ends
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +39,8 @@ def checked(engine: Engine, graph: Graph, device: Device) -> Support | Decline:
     except Exception as error:  # noqa: BLE001  (a plugin may raise anything)
         return Decline(f"engine {engine.name} threw at check: {one_line(error)}")
     except SystemExit as error:
+        if process_ends():
+            raise
         return Decline(f"engine {engine.name} wanted to end the process at check ({one_line(error)})")
     if isinstance(answer, Decline):
         values = frozenset(value for value in answer.values if isinstance(value, int))
@@ -149,6 +152,8 @@ def guarded(call: Callable[[], T], what: str) -> T:
             raise
         raise type(error)(f"{what}: {error}") from error
     except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and process_ends():
+            raise
         raise EngineError(f"{what}: {one_line(error)}") from error
 
 

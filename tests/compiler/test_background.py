@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
 import threading
 
 import numpy as np
@@ -85,3 +89,22 @@ def test_a_profile_is_of_the_compiled_plan(held):
     run = compile_graph(graph(), "cpu", wait=False)
     threading.Timer(0.1, held.set).start()
     assert {step.engine for step in run.profile(inputs(3), repeats=1).steps} == {"cpp"}
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.3, 1.2])
+def test_a_process_that_ends_meanwhile_ends_well(after_s, tmp_path):
+    code = f"""
+        import time
+        from tests.compiler.test_background import compile_graph, graph, inputs
+        run = compile_graph(graph(), "cpu", wait=False)
+        run(inputs(2))
+        time.sleep({after_s})
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "KERNELS_HUB_CACHE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
