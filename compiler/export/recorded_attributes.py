@@ -1,13 +1,14 @@
 """Records the attributes that a module's forwards read while an example runs; its result depends on them.
 
 Attributes of modules, and of plain objects that modules hold (a config), are noted as they are read. What a forward
-never reads (`layer_idx`, where there is no cache) may differ in another module.
+never reads (`layer_idx`, where there is no cache) may differ in another module. Data that its code names outside of the
+module (a number among a file's globals or a class's attributes, what a closure holds) counts whether it is read or not.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
@@ -16,9 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from kernels_hub.compiler.errors import CompilerError
+from kernels_hub.compiler.export.outer_data import outer_data
 from kernels_hub.compiler.export.source import Example
 from kernels_hub.compiler.importers.brief_run import briefly
-from kernels_hub.compiler.runtime.modules import fact_at, forward_digest, kind_of
+from kernels_hub.compiler.runtime.facts import at, fact, hidden, kind_of, places
+from kernels_hub.compiler.runtime.modules import forward_digest
 from kernels_hub.compiler.runtime.parts import Module
 
 _FURNITURE = frozenset(vars(nn.Module())) - {"training"}
@@ -31,19 +35,30 @@ Names = dict[str, list[str] | None]
 def recorded(example: Example) -> tuple[Module, ...]:
     """The module and all inside of it, with the attributes that a run of the example reads."""
     read = briefly(lambda: _recorder(_copied(example)), _recorder(example))
-    modules = []
+    inside = places(example.module)
+    modules: list[Module] = []
     for path, module in example.module.named_modules(remove_duplicate=False):
-        facts = {}
+        names: list[str] = []
         for name, inner in read[path].items():
             if name == "training" and isinstance(module, nn.modules.dropout._DropoutNd) and module.p == 0:
                 continue
-            if inner is None:
-                facts[name] = fact_at(module, name)
-            else:
-                facts |= {f"{name}.{loop}": fact_at(module, f"{name}.{loop}") for loop in inner}
+            names += [name] if inner is None else [f"{name}.{loop}" for loop in inner]
         kind = type(module)
+        if not any(one.kind == kind_of(kind) for one in modules):
+            names += outer_data(kind)
+        facts = {name: _fact_at(module, path, name, inside) for name in names}
         modules.append(Module(path, kind_of(kind), forward_digest(kind), facts))
     return tuple(modules)
+
+
+def _fact_at(module: nn.Module, path: str, name: str, inside: Mapping[int, str]) -> Any:
+    value = at(module, name)
+    if (kind := hidden(value, inside)) is not None:
+        raise CompilerError(
+            f"the forward of {path or 'the module'} reads {name}, which is or holds a {kind}: whether that stays "
+            "what it was cannot be asked at later calls; let the module hold the numbers or tensors that it needs"
+        )
+    return fact(value, inside)
 
 
 def _recorder(example: Example) -> Callable[[], dict[str, Names]]:

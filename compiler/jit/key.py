@@ -13,20 +13,22 @@ import functools
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from importlib import metadata
 from typing import Any
+from uuid import uuid4
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from kernels_hub.compiler.export.outer_data import KNOWN
 from kernels_hub.compiler.jit.signature import is_image, takes_images
 from kernels_hub.compiler.plan.compiler_stamp import compiler_stamp, digest
-from kernels_hub.compiler.runtime.modules import fact, kind_of
+from kernels_hub.compiler.runtime.facts import fact, hidden, is_filled, kind_of, places
+from kernels_hub.kernelization.outcome import RECORD_ATTRIBUTE
 
 _FURNITURE = frozenset(vars(nn.Module()))
-_KNOWN = frozenset({"torch", "builtins", "typing", "numpy", *sys.stdlib_module_names} - {"__main__"})
-"""Packages whose release says all there is to say of their code."""
 
 
 def call_keys(
@@ -36,12 +38,16 @@ def call_keys(
 
     And that of the module and the signature alone, of all sizes that the arguments might have: what it is refused for.
     """
-    code = _Code()
-    rows = [
-        (path, kind_of(type(one)), _attributes(one), code.of_class(type(one)))
-        for path, one in module.named_modules(remove_duplicate=False)
+    code, inside = _Code(), places(module)
+    parts = [
+        (path, one, code.of_class(type(one))) for path, one in module.named_modules(remove_duplicate=False)
     ]
+    for path, one, _ in parts:
+        code.of_attributes(one, path)
     code.finish()
+    rows = [
+        (path, kind_of(type(one)), _attributes(one, inside, code.named), bases) for path, one, bases in parts
+    ]
     common = (
         rows, _weights(module), sorted(code.rows.items()), code.releases(),
         compiler_stamp(), torch.__version__, sys.version,
@@ -52,21 +58,26 @@ def call_keys(
     return digest(of_common, arguments), digest(of_common, "any sizes", loose)
 
 
-def _attributes(module: nn.Module) -> list[tuple[str, Any]]:
-    rows = []
-    for name, value in sorted(vars(module).items()):
-        if name in _FURNITURE or name in ("forward", "_kernels_hub"):
-            continue
-        rows.append((name, fact(value)))
-        if _is_plain_object(value):
-            rows += [(f"{name}.{inner}", fact(one)) for inner, one in sorted(vars(value).items())]
+def _attributes(
+    module: nn.Module, inside: Mapping[int, str], named: AbstractSet[str]
+) -> list[tuple[str, Any]]:
+    """What attributes hold. named: names in the code; of others, what cannot be looked into is left out."""
+    rows: list[tuple[str, Any]] = []
+    for name, value in _of_its_own(module):
+        if name in named and hidden(value, inside) is not None:
+            rows.append((name, f"known to this call alone: {uuid4()}"))
+        else:
+            rows.append((name, fact(value, inside)))
     return rows
 
 
-def _is_plain_object(value: object) -> bool:
-    """A config, say."""
-    named = hasattr(value, "__dict__") and not callable(value)
-    return named and not isinstance(value, (nn.Module, torch.Tensor, type))
+def _of_its_own(module: nn.Module) -> list[tuple[str, Any]]:
+    """The attributes that a module has beside those of every module, and what `kernelize` leaves on it."""
+    furniture = _FURNITURE | {"forward", RECORD_ATTRIBUTE}
+    return sorted(
+        ((name, value) for name, value in vars(module).items() if name not in furniture),
+        key=lambda row: row[0],
+    )
 
 
 def _weights(module: nn.Module) -> list[Any]:
@@ -162,6 +173,19 @@ class _Code:
             for where, value in self._members.pop(name, ()):
                 self._of_member(where, value)
 
+    def of_attributes(self, module: nn.Module, path: str) -> None:
+        """Note the code of functions that a module holds, and of its objects' classes."""
+        for name, value in _of_its_own(module):
+            if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
+                self._of_value(value, f"{path}.{name}")
+            elif hasattr(value, "__dict__") and not isinstance(value, (nn.Module, torch.Tensor, type)):
+                self.of_class(type(value))
+
+    @property
+    def named(self) -> AbstractSet[str]:
+        """The names that the code has, those in texts among them."""
+        return self._named
+
     def finish(self) -> None:
         """Note the functions that were met, and all that they come to."""
         while self._waiting:
@@ -175,7 +199,7 @@ class _Code:
 
     def _of_function(self, function: types.FunctionType, where: str) -> None:
         """Note a function, and all that its names mean."""
-        cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+        cells = [cell.cell_contents for cell in function.__closure__ or () if is_filled(cell)]
         self.rows[where] = (
             _text(function.__code__),
             fact(function.__defaults__),
@@ -220,7 +244,7 @@ class _Code:
 
     def _is_known(self, module: str) -> bool:
         package = module.partition(".")[0]
-        if package in _KNOWN:
+        if package in KNOWN:
             return True
         self._packages.add(package)
         return False
@@ -241,14 +265,6 @@ def _functions(value: object) -> Iterator[types.FunctionType]:
 def _unwrapped(function: types.FunctionType) -> types.FunctionType:
     inner = getattr(function, "__wrapped__", None)
     return inner if isinstance(inner, types.FunctionType) else function
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 (asks whether there is any)
-    except ValueError:
-        return False
-    return True
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

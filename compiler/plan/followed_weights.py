@@ -20,8 +20,8 @@ from kernels_hub.compiler.engines.tensors import snapshot
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.transform import bind
 from kernels_hub.compiler.ir.types import Array
+from kernels_hub.compiler.runtime.facts import Held
 from kernels_hub.compiler.runtime.module_guard import ModuleGuard
-from kernels_hub.compiler.runtime.modules import Held
 from kernels_hub.compiler.runtime.toolchain import build, load
 
 Loader = Callable[[str], Array]

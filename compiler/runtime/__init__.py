@@ -27,6 +27,7 @@ weights.py             what kernelize asks of kernels that pack weights
 parts.py               the records of a layer's table.py
 arguments.py, caches.py    Python arguments to tensors and back
 modules.py             whether a module is what the program was made for
+facts.py               what the values are that its forwards read, and what may change inside of them
 arrays.py, indexed_paths.py, prebuilt.py, binaries.py, driver.py, knobs.py    files that came along
 
 They import the standard library, torch, Triton, `files.py` and each other, by relative imports; a variant holds them at

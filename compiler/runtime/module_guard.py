@@ -27,7 +27,7 @@ from torch import nn
 from ..native.dict_version import offset_of_version
 from ..native.tensor_state import KnownTensors
 from ..native.weight_guard import ONE_ARGUMENT, Content, Native, NativeContent, content_of, tell
-from .modules import Held
+from .facts import Held
 
 _SAME, _WRITTEN, _TENSOR = 1, 2, 3
 """What kh_module_guard_asked says."""
@@ -72,6 +72,7 @@ class ModuleGuard:
 
     own: the module's `__dict__`. held: what tables hold. modules: the parts. placed: tensors that must stay where they
     are. counted: those of them whose versions matter. copied: weights of which copies are made, after this.
+    same: questions about what lists, sets and closures hold, which are no dicts.
     library: with the functions of module_guard.h; without it, and on other Pythons than CPython, which have no address
     of an object, Python and PyTorch compare.
     """
@@ -85,7 +86,9 @@ class ModuleGuard:
         counted: Sequence[torch.Tensor],
         copied: Sequence[torch.Tensor],
         library: ctypes.CDLL | None = None,
+        same: Sequence[Callable[[], bool]] = (),
     ) -> None:
+        self._same = list(same)
         hooks = [
             Held(module.__dict__, name, module.__dict__[name])
             for module in modules
@@ -178,6 +181,8 @@ class ModuleGuard:
     def looks_the_same(self, own: dict[str, Any]) -> bool:
         """Whether tables, classes, hooks and what weights hold are as they were."""
         content = self.content
+        if self._same and not all(question() for question in self._same):
+            return False
         if self._asked is None:
             if not self._parts_look_the_same(own):
                 return False

@@ -3,52 +3,44 @@
 from __future__ import annotations
 
 import ast
+import gc
 import hashlib
 import inspect
 import textwrap
 import types
 import weakref
-from collections.abc import Iterator, Sequence
-from enum import Enum
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
-import torch
 from torch import nn
 
 from .errors import Misfit
+from .facts import Contents, Held, at, contents, fact, kind_of, places, step
 from .parts import Module
 
-_PLAIN = (bool, int, float, str, bytes, type(None))
 
-
-class Held(NamedTuple):
-    """What a table of a module holds under a name: a module inside of it, a weight, what a forward reads."""
-
-    holder: dict[str, Any]
-    name: str
-    value: Any
-    """The very object; None where it holds nothing there."""
-
-
-def check_module(module: nn.Module, modules: Sequence[Module]) -> tuple[list[nn.Module], list[Held]]:
+def check_module(module: nn.Module, modules: Sequence[Module]) -> tuple[list[nn.Module], Contents]:
     """The modules inside of one that is as the compiled one was, and what these hold that their forwards depend on.
 
     Raises Misfit with the first difference.
     """
     parts: list[nn.Module] = []
-    facts: list[Held] = []
+    found = Contents([], [], [])
+    facts = found.held
+    inside = places(module)
     for one in modules:
         holder, name, part = _find(module, one)
         where = f"its {one.path} " if one.path else "it "
         _check_class(part, one, where)
         for path, expected in one.facts.items():
-            actual = fact_at(part, path)
+            actual = fact(at(part, path), inside)
             if type(actual) is not type(expected) or actual != expected:
                 raise Misfit(
                     f"fact {one.path}.{path}",
                     f"{where}has {path} = {actual!r}, it was compiled with {expected!r}",
                 )
-            facts += _read(part, path)
+            found.join(_read(part, path, inside))
         if one.path:
             parts.append(part)
             facts += (Held(holder, name, part), Held(part.__dict__, "forward", part.__dict__.get("forward")))
@@ -56,51 +48,35 @@ def check_module(module: nn.Module, modules: Sequence[Module]) -> tuple[list[nn.
                 raise Misfit("hooks", f"its {name} has hooks, which the program would not run")
             if type(part.__dict__.get("forward")).__name__ not in {"NoneType", "KernelForward"}:
                 raise Misfit("hooks", f"its {name} has a forward of its own, which the program would not run")
-    return parts, facts
+    return parts, found
 
 
-def _read(part: Any, path: str) -> Iterator[Held]:
+def _read(part: object, path: str, inside: Mapping[int, str]) -> Contents:
+    """Where what is under a path is held, and what may change inside of it."""
+    held: list[Held] = []
+    same: list[Callable[[], bool]] = []
     for name in path.split("."):
-        table = getattr(part, "__dict__", {})
-        if isinstance(table, dict) and name in table:  # a class has another kind of table
-            yield Held(table, name, table[name])
-        part = getattr(part, name, None)
+        table = _table(part)
+        value = step(part, name)
+        if isinstance(table, dict) and name in table:
+            held.append(Held(table, name, table[name]))
+        elif type(part) is types.CellType:
+            same.append(partial(_holds, part, value))
+        part = value
+    found = contents(part, inside)
+    return Contents(held + found.held, same + found.same, found.tensors)
 
 
-def fact_at(module: Any, path: str) -> Any:
-    """What `fact` says of "eps", or of "config.hidden_act"."""
-    for name in path.split("."):
-        module = getattr(module, name, None)
-    return fact(module)
+def _table(part: object) -> object:
+    """The dict in which a value is looked for what it has: a class's own where it has no other."""
+    if type(part) is dict:
+        return part
+    table = getattr(part, "__dict__", {})
+    return gc.get_referents(table)[0] if isinstance(table, types.MappingProxyType) else table
 
 
-def fact(value: Any) -> Any:
-    """A value as tables hold it: plain ones as they are, everything else by what tells it from others."""
-    if isinstance(value, _PLAIN) and type(value) in _PLAIN:
-        return value
-    if isinstance(value, (tuple, list)):
-        return tuple(fact(element) for element in value)
-    if isinstance(value, (set, frozenset)):
-        return ("set", *sorted(repr(fact(element)) for element in value))
-    if isinstance(value, dict):
-        # What it holds itself: a class may import the rest when it is asked for items.
-        return {str(name): fact(element) for name, element in dict.items(value)}
-    if isinstance(value, torch.Tensor):
-        plain = value.detach().cpu().contiguous()
-        data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
-        return f"{plain.dtype}{list(plain.shape)} {hashlib.sha256(data).hexdigest()[:16]}"
-    if isinstance(value, (torch.dtype, torch.device)):
-        return str(value)
-    if isinstance(value, Enum):
-        return f"{kind_of(type(value))}.{value.name}"
-    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
-        return kind_of(value)
-    return f"a {kind_of(type(value))}"
-
-
-def kind_of(one: Any) -> str:
-    """The full name of a class or function."""
-    return f"{one.__module__}.{one.__qualname__}"
+def _holds(cell: types.CellType, value: object) -> bool:
+    return step(cell, "cell_contents") is value
 
 
 def forward_digest(kind: type) -> str:

@@ -14,8 +14,9 @@ from torch.nn import Parameter
 
 from .arguments import Place, dtype_of
 from .errors import Misfit
+from .facts import Held
 from .module_guard import ModuleGuard
-from .modules import Held, check_module
+from .modules import check_module
 from .parts import Table, Weight
 
 
@@ -37,10 +38,12 @@ class State:
         """The weights as the module holds them."""
         self.nbytes = 0
         """Bytes beyond the module's own."""
-        modules, facts = check_module(module, table.modules)
+        modules, read = check_module(module, table.modules)
+        facts = read.held
         if not table.modules:
             facts += _inside(module)
-        placed: list[torch.Tensor] = [fact.value for fact in facts if isinstance(fact.value, torch.Tensor)]
+        held = (*(fact.value for fact in facts), *read.tensors)
+        placed = list({id(one): one for one in held if isinstance(one, torch.Tensor)}.values())
         counted, copied = list(placed), list(placed)
         for wanted_weight in table.weights:
             found = self._weights(module, wanted_weight)
@@ -51,7 +54,9 @@ class State:
                 counted.append(weight)
                 copied.append(weight)
         counted = [tensor for tensor in counted if not tensor.is_inference()]  # the others count no versions
-        self._guard = ModuleGuard(module.__dict__, facts, modules, placed, counted, copied, library)
+        self._guard = ModuleGuard(
+            module.__dict__, facts, modules, placed, counted, copied, library, read.same
+        )
 
     def is_current(self, module: nn.Module) -> bool:
         """Whether the module that this was made of, and its weights, are still what they were."""

@@ -464,9 +464,13 @@ def test_what_a_forward_reads_of_a_class_is_held_with_what_names_the_class():
 
     module = Scaled()
     module.own = Settings
-    _, held = check_module(module, [Module("", "", "", {"kind.scale": 2.0, "own.scale": 2.0})])
-    assert [(one.holder is module.__dict__, one.name) for one in held] == [(True, "own")]
-    assert ModuleGuard(module.__dict__, held, [], [], [], []).holds(module.__dict__)
+    _, read = check_module(module, [Module("", "", "", {"kind.scale": 2.0, "own.scale": 2.0})])
+    found = [(one.holder is module.__dict__, one.name) for one in read.held]
+    assert found == [(False, "scale"), (True, "own"), (False, "scale")]
+    guard = ModuleGuard(module.__dict__, read.held, [], [], [], [])
+    assert guard.holds(module.__dict__)
+    Settings.scale = 3.0
+    assert not guard.holds(module.__dict__)
 
 
 def test_what_a_forward_reads_of_an_object_is_held_with_the_object():
@@ -476,7 +480,7 @@ def test_what_a_forward_reads_of_an_object_is_held_with_the_object():
             self.config = SimpleNamespace(scale=2.0)
 
     module, facts = Scaled(), {"config.scale": 2.0}
-    _, held = check_module(module, [Module("", "", "", facts)])
+    _, (held, *_) = check_module(module, [Module("", "", "", facts)])
     assert [one.holder.get(one.name) is one.value for one in held] == [True, True]
     module.config = SimpleNamespace(scale=3.0)
     assert [one.holder.get(one.name) is one.value for one in held] == [False, True]

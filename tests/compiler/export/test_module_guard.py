@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from kernels_hub.compiler.runtime import module_guard
+from kernels_hub.compiler.runtime.facts import Held
 from kernels_hub.compiler.runtime.module_guard import ModuleGuard
-from kernels_hub.compiler.runtime.modules import Held
 from kernels_hub.compiler.runtime.toolchain import build, load
 
 

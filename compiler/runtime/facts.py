@@ -1,0 +1,440 @@
+"""What a value is, as far as a program may depend on it: to compare it in another process, and at every call.
+
+    fact(value)        all of it, as literals that a file can hold: equal facts, equal results
+    contents(value)    what can change inside of the very same object, and how to ask whether it has
+
+Values that a module's forward reads are what a program was compiled for beside its weights. A number is all there is to
+say of itself; a list, a dict, an object, a closure or an array is what it holds.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import hashlib
+import logging
+import operator
+import re
+import struct
+import sys
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from enum import Enum
+from operator import is_
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+import torch
+
+_PLAIN = (bool, int, float, str, bytes, type(None))
+_SHOWN = (
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo, torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket, re.Pattern, PurePath, operator.itemgetter, operator.attrgetter,
+    operator.methodcaller, complex, range, slice,
+)  # fmt: skip
+_STATELESS = (logging.Logger, type(threading.Lock()), type(threading.RLock()), types.ModuleType)
+"""Of these nothing is compared but that they are what they are: no result of a forward depends on more."""
+_MOST = 20_000
+"""Values inside of one. What holds more counts as one that cannot be looked into."""
+
+
+class Held(NamedTuple):
+    """What a table of a module holds under a name: a module inside of it, a weight, what a forward reads."""
+
+    holder: dict[str, Any]
+    name: str
+    value: Any
+    """The very object; None where it holds nothing there."""
+
+
+class Contents(NamedTuple):
+    """What may change inside of an object.
+
+    held: entries of dicts. same: questions, each of which says whether an object holds what it held. tensors: those
+    whose elements count, arrays of NumPy among them.
+    """
+
+    held: list[Held]
+    same: list[Callable[[], bool]]
+    tensors: list[torch.Tensor]
+
+    def join(self, other: Contents) -> None:
+        """Take those of another value as well."""
+        self.held.extend(other.held)
+        self.same.extend(other.same)
+        self.tensors.extend(other.tensors)
+
+
+def fact(value: object, inside: Mapping[int, str] = types.MappingProxyType({})) -> object:
+    """A value as tables hold it: plain ones as they are, everything else by what tells it from others.
+
+    inside: modules, weights and buffers that are told by their place, as what they hold is compared elsewhere.
+    """
+    return _Facts(inside).of(value)
+
+
+def hidden(value: object, inside: Mapping[int, str] = types.MappingProxyType({})) -> str | None:
+    """The class of a value, or of one that it holds, that cannot be looked into; None where there is none."""
+    facts = _Facts(inside)
+    facts.of(value)
+    return facts.hidden
+
+
+class _Facts:
+    """Facts of a value and of all that it holds. hidden: the class of the first that cannot be looked into."""
+
+    def __init__(self, inside: Mapping[int, str]) -> None:
+        self._inside = inside
+        self._open: list[int] = []
+        self._left = _MOST
+        self.hidden: str | None = None
+
+    def of(self, value: object) -> object:
+        if type(value) in _PLAIN:
+            return value
+        if (place := self._inside.get(id(value))) is not None:
+            return f"its {place}"
+        if id(value) in self._open:
+            return f"what holds it, {len(self._open) - self._open.index(id(value))} around"
+        self._left -= 1
+        if self._left < 0:
+            return self.cannot(value)
+        self._open.append(id(value))
+        try:
+            return _fact(value, self)
+        finally:
+            self._open.pop()
+
+    def each(self, values: Iterable[object]) -> tuple[object, ...]:
+        return tuple(map(self.of, values))
+
+    def cannot(self, value: object) -> str:
+        name = kind_of(type(value))
+        self.hidden = self.hidden or name
+        return f"a {name}"
+
+
+@functools.singledispatch
+def _fact(value: object, facts: _Facts) -> object:
+    """The fact of a value by its class: here, of an object that holds attributes."""
+    kind = type(value)
+    if isinstance(value, _SHOWN):
+        return str(value)
+    if isinstance(value, _STATELESS):
+        return f"a {kind_of(kind)}"
+    if kind.__module__.partition(".")[0] == "numpy":
+        return _fact_of_numpy(value, facts)
+    if not _is_of_python(kind):
+        return facts.cannot(value)
+    return (f"a {kind_of(kind)}", {name: facts.of(one) for name, one in attributes(value)})
+
+
+def _fact_of_numpy(value: object, facts: _Facts) -> object:
+    """Of an array, a scalar, a dtype or a function of NumPy, which need not be installed."""
+    numpy = sys.modules["numpy"]
+    if isinstance(value, numpy.ndarray):
+        if value.dtype.hasobject:
+            return ("array", value.shape, *facts.each(value.ravel()))
+        return f"array {value.dtype}{list(value.shape)} {_digest(numpy.ascontiguousarray(value).tobytes())}"
+    if isinstance(value, (numpy.generic, numpy.dtype, numpy.ufunc)):
+        return f"{value!r} of {kind_of(type(value))}"
+    return facts.cannot(value)
+
+
+@_fact.register(tuple)
+@_fact.register(list)
+def _(value: Sequence[object], facts: _Facts) -> object:
+    return facts.each(value)
+
+
+@_fact.register(collections.deque)
+def _(value: collections.deque[object], facts: _Facts) -> object:
+    return ("deque", *facts.each(value))
+
+
+@_fact.register(set)
+@_fact.register(frozenset)
+def _(value: set[object] | frozenset[object], facts: _Facts) -> object:
+    return ("set", *sorted(map(repr, facts.each(value))))
+
+
+@_fact.register(dict)
+@_fact.register(types.MappingProxyType)
+def _(value: Mapping[object, object], facts: _Facts) -> object:
+    # What it holds itself: a class may import the rest when it is asked for items.
+    items = dict.items(value) if isinstance(value, dict) else value.items()
+    return {name if isinstance(name, str) else repr(facts.of(name)): facts.of(one) for name, one in items}
+
+
+@_fact.register(int)
+@_fact.register(float)
+@_fact.register(str)
+@_fact.register(bytes)
+def _(value: float | str | bytes, _facts: _Facts) -> object:
+    plain = next(of for of in (int, float, str, bytes) if isinstance(value, of))
+    return (f"a {kind_of(type(value))}", plain.__repr__(value))
+
+
+@_fact.register(Enum)
+def _(value: Enum, _facts: _Facts) -> object:
+    return f"{kind_of(type(value))}.{value.name}"
+
+
+@_fact.register(torch.Tensor)
+def _(value: torch.Tensor, _facts: _Facts) -> object:
+    plain = value.detach().cpu().contiguous()
+    data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    return f"{plain.dtype}{list(plain.shape)} {_digest(data)}"
+
+
+@_fact.register(type)
+def _(value: type, _facts: _Facts) -> object:
+    return kind_of(value)
+
+
+@_fact.register(types.FunctionType)
+def _(value: types.FunctionType, facts: _Facts) -> object:
+    held = [cell.cell_contents for cell in value.__closure__ or () if is_filled(cell)]
+    name = kind_of(value)
+    if "<" in name:  # a lambda, or one within another function: others have the same name
+        name = f"{name} {_digest(repr(code_text(value.__code__)).encode())}"
+    own = (held, value.__defaults__, value.__kwdefaults__)
+    return (name, *facts.each(own)) if held or any(own) else name
+
+
+@_fact.register(types.MethodType)
+def _(value: types.MethodType, facts: _Facts) -> object:
+    return ("method", *facts.each((value.__func__, value.__self__)))
+
+
+@_fact.register(types.BuiltinFunctionType)
+@_fact.register(types.WrapperDescriptorType)
+@_fact.register(types.MethodDescriptorType)
+def _(value: types.BuiltinFunctionType, facts: _Facts) -> object:
+    owner = getattr(value, "__self__", None)
+    name = f"{getattr(value, '__module__', None)}.{getattr(value, '__qualname__', value.__name__)}"
+    return name if owner is None or isinstance(owner, (types.ModuleType, type)) else (name, facts.of(owner))
+
+
+@_fact.register(functools.partial)
+def _(value: functools.partial[object], facts: _Facts) -> object:
+    return ("partial", *facts.each((value.func, value.args, value.keywords)))
+
+
+@_fact.register(functools._lru_cache_wrapper)
+def _(value: functools._lru_cache_wrapper[object], facts: _Facts) -> object:
+    return facts.of(value.__wrapped__)
+
+
+@_fact.register(weakref.ref)
+def _(value: weakref.ref[object], facts: _Facts) -> object:
+    return ("reference", facts.of(value()))
+
+
+# -- what may change -------------------------------------------------------------------------------
+
+
+def contents(value: object, inside: Mapping[int, str] = types.MappingProxyType({})) -> Contents:
+    """What may change inside of a value while it is the same object. inside: as `fact` has it."""
+    found = Contents([], [], [])
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting and len(seen) < _MOST:
+        one = waiting.pop()
+        if type(one) not in _PLAIN and id(one) not in inside and id(one) not in seen:
+            seen.add(id(one))
+            waiting += _inner(one, found)
+    return found
+
+
+@functools.singledispatch
+def _inner(value: object, found: Contents) -> Iterable[object]:
+    """What a value holds, after a note of how that is asked for: here, of an object that holds attributes."""
+    if isinstance(value, (*_SHOWN, *_STATELESS)):
+        return ()
+    if (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.ndarray):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it must not be written to: nobody does here
+            with contextlib.suppress(TypeError, ValueError):  # of a type that PyTorch has not
+                found.tensors.append(torch.from_numpy(value))
+        return ()
+    if not _is_of_python(type(value)):
+        return ()
+    table = getattr(value, "__dict__", None)
+    own: Iterable[object] = ()
+    if isinstance(table, dict):
+        found.held.extend(Held(table, name, one) for name, one in table.items())
+        own = [*table.values()]
+    slots = [
+        (name, one) for name, one in attributes(value) if not isinstance(table, dict) or name not in table
+    ]
+    found.same.extend(functools.partial(_attribute_is, value, name, one) for name, one in slots)
+    return [*own, *(one for _, one in slots)]
+
+
+@_inner.register(tuple)
+@_inner.register(frozenset)
+def _(value: frozenset[object] | tuple[object, ...], _found: Contents) -> Iterable[object]:
+    return value
+
+
+@_inner.register(list)
+@_inner.register(collections.deque)
+def _(value: list[object] | collections.deque[object], found: Contents) -> Iterable[object]:
+    found.same.append(functools.partial(_holds_each, value, tuple(value)))
+    return [*value]
+
+
+@_inner.register(set)
+def _(value: set[object], found: Contents) -> Iterable[object]:
+    found.same.append(functools.partial(_is_equal, value, frozenset(value)))
+    return [*value]
+
+
+@_inner.register(dict)
+def _(value: dict[str, object], found: Contents) -> Iterable[object]:
+    found.held.extend(Held(value, name, one) for name, one in dict.items(value))
+    found.same.append(functools.partial(_has_length, value, len(value)))
+    return [*dict.values(value)]
+
+
+@_inner.register(torch.Tensor)
+def _(value: torch.Tensor, found: Contents) -> Iterable[object]:
+    found.tensors.append(value)
+    return ()
+
+
+@_inner.register(types.FunctionType)
+def _(value: types.FunctionType, found: Contents) -> Iterable[object]:
+    cells = [cell for cell in value.__closure__ or () if is_filled(cell)]
+    found.same.extend(functools.partial(_cell_holds, cell, cell.cell_contents) for cell in cells)
+    return (*(cell.cell_contents for cell in cells), value.__defaults__, value.__kwdefaults__)
+
+
+@_inner.register(types.MethodType)
+def _(value: types.MethodType, _found: Contents) -> Iterable[object]:
+    return (value.__func__, value.__self__)
+
+
+@_inner.register(functools.partial)
+def _(value: functools.partial[object], _found: Contents) -> Iterable[object]:
+    return (value.func, value.args, value.keywords)
+
+
+@_inner.register(functools._lru_cache_wrapper)
+def _(value: functools._lru_cache_wrapper[object], _found: Contents) -> Iterable[object]:
+    return (value.__wrapped__,)
+
+
+@_inner.register(weakref.ref)
+def _(value: weakref.ref[object], _found: Contents) -> Iterable[object]:
+    return (value(),)
+
+
+@_inner.register(type)
+@_inner.register(Enum)
+@_inner.register(int)
+@_inner.register(float)
+@_inner.register(str)
+@_inner.register(bytes)
+def _(_value: object, _found: Contents) -> Iterable[object]:
+    return ()
+
+
+def _holds_each(sequence: Collection[object], before: tuple[object, ...]) -> bool:
+    return len(sequence) == len(before) and all(map(is_, sequence, before))
+
+
+def _is_equal(value: object, before: object) -> bool:
+    return bool(value == before)
+
+
+def _has_length(value: Sized, before: int) -> bool:
+    return len(value) == before
+
+
+def _cell_holds(cell: types.CellType, before: object) -> bool:
+    return is_filled(cell) and cell.cell_contents is before
+
+
+def _attribute_is(value: object, name: str, before: object) -> bool:
+    return getattr(value, name, None) is before
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def attributes(value: object) -> Iterator[tuple[str, object]]:
+    """The attributes of an object of a class of Python's, those in slots among them."""
+    if isinstance(table := getattr(value, "__dict__", None), dict):
+        yield from sorted((str(name), one) for name, one in table.items())
+    for base in type(value).__mro__:
+        for name in _slots(base):
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield name, getattr(value, name)
+
+
+def _is_of_python(kind: type) -> bool:
+    """Whether all that objects of a class hold are attributes: it, and what it inherits from, is written in Python."""
+    bases = [base for base in kind.__mro__ if base not in (object, types.SimpleNamespace)]
+    slots = sum(map(len, map(_slots, bases)))
+    size = types.SimpleNamespace.__basicsize__ + _WORD * (slots + 2)  # with a dict and weak references
+    return all(base.__flags__ & _HEAP_TYPE for base in bases) and kind.__basicsize__ <= size
+
+
+def _slots(base: type) -> tuple[str, ...]:
+    names = base.__dict__.get("__slots__", ())
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+_HEAP_TYPE = 1 << 9
+_WORD = struct.calcsize("P")
+
+
+def places(module: torch.nn.Module) -> dict[int, str]:
+    """The modules, weights and buffers inside of one, by identity: what `fact` is to tell by their place."""
+    named = (module.named_modules, module.named_parameters, module.named_buffers)
+    return {id(one): path for each in named for path, one in each()}
+
+
+def step(value: object, name: str) -> object:
+    """What a value has under a name: an item of a plain dict or tuple, an attribute of anything else; None without."""
+    if type(value) is dict:
+        return value.get(name)
+    if type(value) is tuple:
+        return value[int(name)] if name.isdecimal() and int(name) < len(value) else None
+    return getattr(value, name, None)
+
+
+def at(value: object, path: str) -> object:
+    """What is there under "eps", "config.hidden_act", or "__class__.forward.__globals__.SCALE"."""
+    for name in path.split("."):
+        value = step(value, name)
+    return value
+
+
+def code_text(code: types.CodeType) -> tuple[object, ...]:
+    """What a function's code does, as values."""
+    constants = tuple(
+        code_text(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts
+    )
+    return code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, constants
+
+
+def is_filled(cell: types.CellType) -> bool:
+    """Whether a cell of a closure holds something."""
+    try:
+        cell.cell_contents  # noqa: B018 (asks whether there is any)
+    except ValueError:
+        return False
+    return True
+
+
+def kind_of(one: type | types.FunctionType | types.BuiltinFunctionType) -> str:
+    """The full name of a class or function."""
+    return f"{one.__module__}.{one.__qualname__}"
