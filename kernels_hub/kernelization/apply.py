@@ -43,6 +43,7 @@ from kernels_hub.kernelization.report import Report, Row, row_of
 from kernels_hub.kernelization.resolve import ClassPlan, ClassResolver, FunctionPlan, overlay_forward
 from kernels_hub.kernelization.settle import CHANGING
 from kernels_hub.kernelization.steps import Group, Plan, Step
+from kernels_hub.kernelization.tag_rule import on_levels
 from kernels_hub.kernelization.verify import verify_steps
 
 if TYPE_CHECKING:
@@ -237,21 +238,16 @@ def _plan(model: nn.Module, resolver: ClassResolver, kept: Mapping[int, str] = M
     plans: dict[type, ClassPlan] = {}
     covered: dict[int, SwapDecision] = {}
     parameter, bare = nn.Parameter, len(nn.Module().__dict__)
-    seen: set[int] = set()
-    stack = [model]
+    placed = on_levels(model, resolver.levels)
     grouped: ClassPlan | None = None
     group: Group | None = None
-    while stack:  # every module once, parents before children
-        module = stack.pop()
-        if (number := id(module)) in seen:
-            continue
-        seen.add(number)
-        cls, state = type(module), module.__dict__
-        if children := module._modules:
-            stack.extend(child for child in reversed(children.values()) if child is not None)
+    for module in _parents_first(model):
+        number, cls, state = id(module), type(module), module.__dict__
         plan = plans.get(cls)
         if plan is None:
             plan = plans[cls] = resolver.plan(cls)
+        if placed and number in placed:
+            plan = resolver.plan_by_place(cls)
         if RECORD_ATTRIBUTE in state:
             model_plan.bound.append(module)
         attributes = _attribute_plans(state, resolver, plan.functions) if len(state) > bare else ()
@@ -280,6 +276,20 @@ def _plan(model: nn.Module, resolver: ClassResolver, kept: Mapping[int, str] = M
             if plan.covers and step.record.own is not None and step.record.own.swapped:
                 covered.update(_covered(module, plan))
     return model_plan
+
+
+def _parents_first(model: nn.Module) -> Iterator[nn.Module]:
+    """Every module once, before those inside of it."""
+    seen: set[int] = set()
+    stack = [model]
+    while stack:
+        module = stack.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        if children := module._modules:
+            stack.extend(child for child in reversed(children.values()) if child is not None)
+        yield module
 
 
 def _group_of(plan: ClassPlan, forward: Forward, groups: dict[int, Group]) -> Group:

@@ -139,8 +139,13 @@ def read_tags(
         layer_name = table.required("layer", str, "a layer name")
         classes = _patterns(table, "classes")
         functions = _patterns(table, "functions")
-        if not classes and not functions:
-            raise table.source.error(table.keys, "expected 'classes' or 'functions', got neither")
+        levels = table.get("levels", int)
+        if not classes and not functions and levels is None:
+            raise table.source.error(
+                table.keys, "expected 'classes', 'functions' or 'levels', got none of them"
+            )
+        if levels is not None and levels < 1:
+            raise table.error("levels", f"expected 1 (the model itself) or more, got {levels}")
         where = read_conditions(table, alternatives)
         if where is not None and functions:
             raise table.error("where", "conditions are asked of module instances; functions have none")
@@ -148,11 +153,15 @@ def read_tags(
             _find(table, ("forward", index), name, contracts, {})
             for index, name in enumerate(table.strings("forward", "a list of contract names"))
         )
+        if levels is not None and (classes or functions or references):
+            raise table.error(
+                "levels", "it tags modules by their place: leave classes, functions and forward out"
+            )
         positional = bool(table.get("positional", bool))
         if positional and not references:
             raise table.error("positional", "only a contract proves that arguments correspond: add 'forward'")
         table.done()
-        entries.append(TagEntry(layer_name, classes, functions, references, positional, where))
+        entries.append(TagEntry(layer_name, classes, functions, references, positional, where, levels or 0))
     return tuple(entries)
 
 

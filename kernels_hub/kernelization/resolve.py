@@ -139,6 +139,8 @@ class ClassResolver:
         self.gains = GainGate()
         """What is known of kernels that run only where they are faster, and what was missed."""
         self._plans: dict[type, ClassPlan] = {}
+        self._placed: dict[type, ClassPlan] = {}
+        self._by_place = next((one for rule in self._rules if (one := getattr(rule, "by_place", None))), None)
         self._kernels: dict[tuple[Any, ...], ResolvedKernel] = {}
         self._functions: dict[int, tuple[Any, FunctionPlan]] = {}
 
@@ -146,12 +148,30 @@ class ClassResolver:
         """The plan for a class."""
         class_plan = self._plans.get(cls)
         if class_plan is None:
-            class_plan = self._plans[cls] = self._plan(cls)
+            class_plan = self._plans[cls] = self._plan(cls, self._name_of_class(cls))
         return class_plan
 
-    def _plan(self, cls: type[nn.Module]) -> ClassPlan:
+    @property
+    def levels(self) -> int:
+        """How many levels of the model are tagged by their place; 0 where none is."""
+        return 0 if self._by_place is None else self._by_place.levels
+
+    def plan_by_place(self, cls: type[nn.Module]) -> ClassPlan:
+        """The plan for the modules of a class on one of those levels: that of the class where it has a kernel."""
+        class_plan = self.plan(cls)
+        if self._by_place is None or (class_plan.own is not None and class_plan.own.swapped):
+            return class_plan
+        placed = self._placed.get(cls)
+        if placed is None:
+            named = _named(self._by_place.decide(None), object_name(cls))
+            placed = self._plan(cls, named)
+            if placed.own is None or not placed.own.swapped:
+                placed = class_plan
+            self._placed[cls] = placed
+        return placed
+
+    def _plan(self, cls: type[nn.Module], named: Named | SwapDecision | None) -> ClassPlan:
         functions = self._called_functions(cls)
-        named = self._name_of_class(cls)
         if named is None:
             return ClassPlan(None, functions=functions)
         if isinstance(named, SwapDecision):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernels_hub.kernelization.contract import (
     Contract,
@@ -24,6 +24,9 @@ from kernels_hub.kernelization.contract import (
 from kernels_hub.kernelization.loaded_object import find_loaded
 from kernels_hub.kernelization.mapping_records import Predicate, RuleDecision
 
+if TYPE_CHECKING:
+    from torch import nn
+
 _WILDCARDS = frozenset("*?[")
 
 
@@ -34,6 +37,8 @@ class TagEntry:
     classes, functions: patterns "module:qualname", plain or with wildcards. A plain one may also
         name an object by another module that exports it: "torch.nn:Linear".
     contracts: one must be fulfilled; with none at all, the pattern alone decides.
+    levels: of an entry without patterns, which tags by place: 1 is the model that `kernelize` is given, 2 also the
+        modules inside of it that have modules inside of them, and so on. A kernel by another entry goes before.
     """
 
     layer_name: str
@@ -42,6 +47,7 @@ class TagEntry:
     contracts: tuple[Contract, ...] = ()
     positional: bool = False
     where: Predicate | None = None
+    levels: int = 0
 
     def decide(self, difference: Difference | None) -> RuleDecision:
         """The decision on what fits a pattern: tagged, or left alone for a difference."""
@@ -92,6 +98,11 @@ class TagRules:
     entries: tuple[TagEntry, ...]
 
     @cached_property
+    def by_place(self) -> TagEntry | None:
+        """The entry that tags models whatever their class, None without one."""
+        return next((entry for entry in self.entries if entry.levels), None)
+
+    @cached_property
     def _classes(self) -> PatternIndex:
         return PatternIndex((entry, entry.classes) for entry in self.entries)
 
@@ -117,6 +128,25 @@ class TagRules:
         return _first_fulfilled(
             fitting, lambda entry: _in_words(function_difference(original, entry.contracts))
         )
+
+
+def on_levels(model: nn.Module, levels: int) -> set[int]:
+    """The modules that `TagEntry.levels` means, by identity. What has no forward, such as a ModuleList, is no level."""
+    from torch import nn
+
+    found: set[int] = set()
+    waiting = [(model, 1)] if levels else []
+    while waiting:
+        module, level = waiting.pop()
+        forward = getattr(type(module), "forward", None)
+        if isinstance(forward, FunctionType) and forward is not nn.Module.forward:
+            if id(module) in found or (level > 1 and not module._modules):
+                continue
+            found.add(id(module))
+            level += 1
+        if level <= levels:
+            waiting += [(child, level) for child in module._modules.values() if child is not None]
+    return found
 
 
 def _in_words(difference: Difference | None) -> Difference | None:

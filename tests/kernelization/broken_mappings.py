@@ -77,6 +77,14 @@ BROKEN = {
     "contract without a table": Broken(
         "contract.c = 'def f(): pass'\n", "line 2: contract.c", "expected a table, begun by [contract.c]"
     ),
+    "no level": Broken(
+        '[[tag]]\nlayer = "L"\nlevels = 0\n',
+        "line 4: tag[0].levels",
+        "expected 1 (the model itself) or more, got 0",
+    ),
+    "levels of classes": Broken(
+        TAG + "levels = 2\n", "line 5: tag[0].levels", "leave classes, functions and forward out"
+    ),
     "no layer": Broken(
         MAP.replace('layer = "L"\n', ""),
         "line 2: map[0]",
@@ -209,7 +217,7 @@ BROKEN = {
     "tag of nothing": Broken(
         TAG.replace('classes = ["m:C"]\n', ""),
         "line 2: tag[0]",
-        "expected 'classes' or 'functions', got neither",
+        "expected 'classes', 'functions' or 'levels', got none of them",
     ),
     "pattern without a module": Broken(
         TAG.replace("m:C", "C"), "line 4: tag[0].classes[0]", "expected 'module:name'"

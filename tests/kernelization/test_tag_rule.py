@@ -13,7 +13,7 @@ from torch import nn
 
 from kernels_hub.kernelization.contract import Contract
 from kernels_hub.kernelization.mapping_records import TagRule
-from kernels_hub.kernelization.tag_rule import PatternIndex, TagEntry, TagRules
+from kernels_hub.kernelization.tag_rule import PatternIndex, TagEntry, TagRules, on_levels
 
 DOUBLE = Contract("double", "def forward(self, x): return x * 2")
 TRIPLE = Contract("triple", "def forward(self, x):\n    y = x * 3\n    return y")
@@ -96,3 +96,33 @@ def test_the_index_finds_what_asking_every_pattern_finds(
     index = PatternIndex((entry, entry.classes) for entry in entries)
     expected = [e for e in entries if any(fnmatch.fnmatchcase(f"{module}:{name}", p) for p in e.classes)]
     assert index.fitting(_thing(module, name)) == expected
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Sequential(nn.ReLU()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block()])
+        self.again = self.blocks[0]
+        self.leaf = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.leaf(self.blocks[0](x))  # type: ignore[no-any-return]
+
+
+def test_levels_count_modules_with_a_forward_and_with_modules_inside() -> None:
+    model = Model()
+    levels = [model, model.blocks[0], model.again.inner, model.again.inner[0]]
+    for count in range(4):
+        assert on_levels(model, count) == {id(one) for one in levels[:count]}
+    assert on_levels(model, 9) == {id(one) for one in levels}
+    relu = nn.ReLU()
+    assert on_levels(relu, 1) == on_levels(nn.ModuleList([relu]), 1) == {id(relu)}

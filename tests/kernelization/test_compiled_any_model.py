@@ -1,0 +1,107 @@
+"""The shipped mapping `compiled` on models of any class: the whole, or from the outside in what of it can be compiled."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kernels_hub import Mode, explain, kernelize, report
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+    pytest.mark.usefixtures("mapping_compiled"),
+]
+
+SCALE = 2.0
+
+
+class Head(nn.Module):
+    """What a user writes: a list of layers, a table of settings, a function that it was given, a global."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(2)])
+        self.settings = {"shift": 1.0}
+        self.scaled = lambda x: x * scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return self.scaled(x) * SCALE + self.settings["shift"]  # type: ignore[no-any-return]
+
+
+class Model(nn.Module):
+    """Cannot be compiled whole: what it does depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.SiLU())
+        self.heads = nn.ModuleList([Head(2.0), Head(3.0)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x)
+        return self.heads[0](x) if x.sum() > 0 else self.heads[1](x)  # type: ignore[no-any-return]
+
+
+def rows(model: nn.Module) -> dict[str, Any]:
+    return {row.path: row for row in report(model).rows}
+
+
+def check(model: nn.Module, reference: nn.Module, *inputs: Tensor) -> None:
+    with torch.inference_mode():
+        for each in inputs:
+            torch.testing.assert_close(model(each), reference(each), rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def head() -> tuple[Head, Head]:
+    torch.manual_seed(0)
+    reference, made = Head(2.0).eval(), Head(2.0).eval()
+    made.load_state_dict(reference.state_dict())
+    return kernelize(made, mode=Mode.INFERENCE), reference
+
+
+def test_a_model_of_ones_own_is_compiled_whole(head):
+    model, reference = head
+    assert explain(Head(2.0), mode=Mode.INFERENCE, device="cpu").rows[0].layer_name == "CompiledModel"
+    check(model, reference, torch.randn(4, 16), torch.randn(9, 16))
+    assert rows(model)[""].swapped and str(rows(model)[""].repository) == "compiled:CompiledModel"
+
+
+def test_what_a_call_depends_on_outside_of_weights_is_followed(head, monkeypatch):
+    model, reference = head
+    x = torch.randn(4, 16)
+    check(model, reference, x)
+    model.settings["shift"] = reference.settings["shift"] = 5.0
+    check(model, reference, x)
+    model.settings["shift"] = reference.settings["shift"] = 1.0
+    check(model, reference, x)
+    monkeypatch.setattr(f"{__name__}.SCALE", 7.0)
+    check(model, reference, x)
+
+
+def test_a_module_of_the_same_class_with_another_closure_has_a_program_of_its_own(head):
+    model, reference = head
+    other, x = Head(3.0).eval(), torch.randn(4, 16)
+    other.load_state_dict(reference.state_dict())
+    kernelize(other, mode=Mode.INFERENCE)
+    reference_of_other = Head(3.0).eval()
+    reference_of_other.load_state_dict(reference.state_dict())
+    check(model, reference, x)
+    check(other, reference_of_other, x)
+    assert rows(other)[""].swapped
+
+
+def test_where_the_whole_cannot_be_its_parts_are():
+    torch.manual_seed(1)
+    reference, model = Model().eval(), Model().eval()
+    model.load_state_dict(reference.state_dict())
+    kernelize(model, mode=Mode.INFERENCE)
+    check(model, reference, torch.randn(4, 8), torch.randn(4, 8) - 9, torch.randn(5, 8) + 9)
+    found = rows(model)
+    assert not found[""].swapped and "cannot be compiled" in found[""].reason
+    assert found["body"].swapped and (found["heads.0"].swapped or found["heads.1"].swapped)
