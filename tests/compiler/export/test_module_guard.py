@@ -33,6 +33,13 @@ class Block(nn.Module):
 Watch = Callable[..., ModuleGuard]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """`gc.collect` looks at what the test made, not at a million objects of the libraries."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(params=["python", "native", "without versions of dicts"])
 def watch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Watch:
     if request.param == "python":
