@@ -22,6 +22,7 @@ pytestmark = [
 TEXT = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
 }  # fmt: skip
+ONE_LAYER = TEXT | {"num_hidden_layers": 1}
 IMAGE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}
 
@@ -148,7 +149,9 @@ def test_a_model_inside_of_a_model():
 
 def test_a_mixture_that_marks_what_it_chose():
     """Phi-MoE hides its first expert before it chooses the second."""
-    config = transformers.PhimoeConfig(**TEXT, num_key_value_heads=1, num_local_experts=4, use_cache=False)
+    config = transformers.PhimoeConfig(
+        **ONE_LAYER, num_key_value_heads=1, num_local_experts=4, use_cache=False
+    )
     module = model("PhimoeModel", config)
     kernelize(module, mode=Mode.INFERENCE)
     check(module, input_ids=ids(2, 6))
@@ -159,7 +162,7 @@ def test_a_mixture_that_marks_what_it_chose():
 def test_a_mixture(experts: int):
     """Of which the first experts get nothing to do, or all of it."""
     config = transformers.MixtralConfig(
-        **TEXT, num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=experts, use_cache=False
+        **ONE_LAYER, num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=experts, use_cache=False
     )
     module = model("MixtralModel", config)
     kernelize(module, mode=Mode.INFERENCE)

@@ -61,7 +61,7 @@ def _run(path: Path, threads: int) -> str:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_the_same_bits_in_two_processes_and_on_other_numbers_of_threads(exported: Path):
-    said = [_run(exported, threads) for threads in (1, 2, 2, 3)]
+def test_the_same_bits_in_other_processes_and_on_other_numbers_of_threads(exported: Path):
+    said = [_run(exported, threads) for threads in (1, 2, 3)]
     assert len(set(said)) == 1, said
     assert said[0].startswith("['GELU'] "), "what the file says is what runs"
