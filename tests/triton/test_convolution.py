@@ -15,7 +15,7 @@ from transformers.models.resnet.modeling_resnet import ResNetBottleNeckLayer
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
-from tests.combinations import every_value
+from tests.combinations import every_pair, every_value
 from tests.layers.checked_operators import opcheck
 from tests.layers.convolution_cases import CASES, LAYOUTS, Case
 from tests.tolerances import assert_close
@@ -52,13 +52,15 @@ def test_conv2d(package, device, name, layout, dtype):
     assert_close(result, F.conv2d(*double(x, weight, bias), *case.geometry))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    "adds, relu, affine", [(True, True, True), (False, True, False), (True, False, True)]
-)
-@pytest.mark.parametrize("name", ["3x3", "depthwise", "1x1"])
-def test_conv_norm(package, device, name, adds, relu, affine, dtype):
-    case = CASES[name]
+NORMED = {
+    "everything": (True, True, True), "no sum, not affine": (False, True, False), "no relu": (True, False, True),
+}  # fmt: skip
+"""adds, relu, affine"""
+
+
+@every_pair(name=["3x3", "depthwise", "1x1"], normed=NORMED, dtype=DTYPES)
+def test_conv_norm(package, device, name, normed, dtype):
+    case, (adds, relu, affine) = CASES[name], NORMED[normed]
     x, weight, bias = case.tensors(dtype, device, bias=adds)
     scale, shift, mean, variance = case.norm(torch.float32, device)
     if not affine:

@@ -9,6 +9,7 @@ import torch
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.combinations import every_pair
 from tests.layers.loss_cases import DTYPES, FORMS, check_cross_entropy, check_linear, make, make_linear
 
 
@@ -17,9 +18,7 @@ def package() -> ModuleType:
     return import_kernel(source_variant(bundled_folder() / "loss", "cuda"))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 2), (5, 7), (4, 5000)])
-@pytest.mark.parametrize("form", FORMS)
+@every_pair(form=FORMS, shape=[(1, 2), (5, 7), (4, 5000)], dtype=DTYPES)
 def test_cross_entropy(
     package: ModuleType, device: str, dtype: torch.dtype, shape: tuple[int, int], form: str
 ) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.combinations import every_pair
 from tests.layers import clamped_experts_cases
 from tests.layers.moe_cases import DTYPES, check_backward, check_forward, check_router, distinct_logits, make
 
@@ -19,20 +20,18 @@ def package() -> ModuleType:
     return import_kernel(source_variant(bundled_folder() / "moe", "cuda"))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "shape", [(1, 4, 2, 32, 64), (5, 3, 1, 7, 9), (33, 3, 2, 50, 70), (70, 2, 2, 80, 17)]
+@every_pair(
+    absent=[False, True],
+    shape=[(1, 4, 2, 32, 64), (5, 3, 1, 7, 9), (33, 3, 2, 50, 70), (70, 2, 2, 80, 17)],
+    dtype=DTYPES,
 )
-@pytest.mark.parametrize("absent", [False, True])
 def test_forward(
     package: ModuleType, device: str, dtype: torch.dtype, shape: tuple[int, ...], absent: bool
 ) -> None:
     check_forward(package, make(shape, dtype, device, absent))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(5, 3, 1, 7, 9), (40, 3, 2, 50, 70)])
-@pytest.mark.parametrize("absent", [False, True])
+@every_pair(absent=[False, True], shape=[(5, 3, 1, 7, 9), (40, 3, 2, 50, 70)], dtype=DTYPES)
 def test_backward(
     package: ModuleType, device: str, dtype: torch.dtype, shape: tuple[int, ...], absent: bool
 ) -> None:
@@ -66,20 +65,18 @@ def test_every_row_is_in_one_tile(package: ModuleType, device: str, counts: list
     assert seen == [(e, row) for e in range(3) for row in range(int(ends[e]) - counts[e], int(ends[e]))]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "experts", "k"), [(1, 1, 1), (7, 4, 2), (5, 60, 8)])
-@pytest.mark.parametrize("renormalise", [False, True])
-@pytest.mark.parametrize("rounded", [False, True])
+@every_pair(
+    rounded=[False, True], renormalise=[False, True], size=[(1, 1, 1), (7, 4, 2), (5, 60, 8)], dtype=DTYPES
+)
 def test_router(
     package: ModuleType,
     device: str,
     dtype: torch.dtype,
-    rows: int,
-    experts: int,
-    k: int,
+    size: tuple[int, int, int],
     renormalise: bool,
     rounded: bool,
 ) -> None:
+    rows, experts, k = size
     check_router(package, distinct_logits(rows, experts, dtype, device), k, renormalise, rounded)
 
 

@@ -32,8 +32,7 @@ def test_forward_and_backward(package, device, case, shape, dtype):
     check(package, case, *make(case, shape, dtype, device))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "Gated" not in case])
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@every_value(case=[case for case in CASES if "Gated" not in case], dtype=(torch.float32, torch.bfloat16))
 def test_long_rows(package, kernels, device, case, dtype, monkeypatch):
     """Rows beyond the registers, at a size that the interpreter can take."""
     for name, value in {"FORWARD_WIDTH": 0, "BACKWARD_WIDTH": 0, "LOOP_BLOCK": 16, "COLUMNS": 16}.items():
