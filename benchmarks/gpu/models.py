@@ -106,16 +106,20 @@ def cold_start(target: Target) -> Result:
             block(target), layer_name="Block", out=Path(folder) / "block", name="block", training=False,
             benchmark=False, prebuilt=target.rehearsal,
         )  # fmt: skip
-        subprocess.run(
-            [sys.executable, "-m", "kernels_hub", "build", f"{folder}/block"], check=True, capture_output=True
-        )
-        arguments = [folder, *(["--rehearse"] if target.rehearsal else [])]
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.gpu.models", *arguments], cwd=ROOT, check=True, capture_output=True,
-            text=True,
-        )  # fmt: skip
-    found: Result = json.loads(done.stdout.splitlines()[-1])
+        _said("kernels_hub", "build", f"{folder}/block")
+        said = _said("benchmarks.gpu.models", folder, *(["--rehearse"] if target.rehearsal else []))
+    found: Result = json.loads(said.splitlines()[-1])
     return found
+
+
+def _said(*command: str) -> str:
+    """What a module prints as a program. Raises RuntimeError with its last words where it fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{command[0]} ended with {done.returncode}: {done.stderr[-1000:]}")
+    return done.stdout
 
 
 def _first_output(folder: str, target: Target) -> Result:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,62 +37,81 @@ class How:
 
 
 class Worker:
-    """A process that runs the cases of a slice."""
+    """A process that runs the cases of slices, started when it is first asked for and after a case that ended it."""
 
-    def __init__(self, number: int, how: How) -> None:
-        environment = dict(os.environ)
+    def __init__(self, numbers: Sequence[int], how: How) -> None:
+        self._environment = dict(os.environ)
         if how.rehearsal:  # read when triton is imported
-            environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "KERNELS_HUB_BACKEND": "cpu"}
+            self._environment |= {
+                "TRITON_INTERPRET": "1",
+                "OMP_NUM_THREADS": "1",
+                "KERNELS_HUB_BACKEND": "cpu",
+            }
         if how.jobs > 1:  # the others have the cores
-            environment |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        command = [
+            self._environment |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        self._command = [
             sys.executable,
             "-m",
             "benchmarks.gpu.worker",
-            str(number),
+            *map(str, numbers),
             *(["--rehearse"] if how.rehearsal else []),
             f"--once={how.once}",
         ]
-        self._process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        self._unread = b""
-        self._said = b""
-        self.names: list[str] = self._answer(START_SECONDS)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._names: dict[int, list[str]] = {}
 
-    def run(self, case: str, seconds: float) -> dict[str, Any]:
-        """What a case gave. Raises RuntimeError, with the process ended, where it crashed or took longer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(case).encode() + b"\n")
-        self._process.stdin.flush()
-        found: dict[str, Any] = self._answer(seconds)
+    def names(self, number: int) -> list[str]:
+        """Of the cases of a slice. Raises RuntimeError where the process ends instead of saying them."""
+        self._started()
+        return self._names[number]
+
+    def run(self, number: int, case: str, seconds: float) -> dict[str, Any]:
+        """What a case of a slice gave. Raises RuntimeError, with the process ended, where it crashed or took longer."""
+        process = self._started()
+        assert process.stdin is not None
+        process.stdin.write(json.dumps([number, case]).encode() + b"\n")
+        process.stdin.flush()
+        found: dict[str, Any] = self._answer(process, seconds)
         return found
 
     def close(self, seconds: float = 0.0) -> None:
         """End the process, which has so many seconds to do it by itself."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.communicate(timeout=seconds)
+        process, self._process = self._process, None
+        if process is None:
             return
-        self._process.kill()
-        self._process.communicate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=seconds)
+            return
+        process.kill()
+        process.communicate()
 
-    def _answer(self, seconds: float) -> Any:
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            self._unread = b""
+            self._said = b""
+            self._names = dict(self._answer(self._process, START_SECONDS))
+        return self._process
+
+    def _answer(self, process: subprocess.Popen[bytes], seconds: float) -> Any:
         end = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
-            assert self._process.stdout is not None and self._process.stderr is not None
-            for stream in (self._process.stdout, self._process.stderr):
+            assert process.stdout is not None and process.stderr is not None
+            for stream in (process.stdout, process.stderr):
                 selector.register(stream, selectors.EVENT_READ)
             while time.monotonic() < end and selector.get_map():
                 for key, _ in selector.select(end - time.monotonic()):
                     data = os.read(key.fd, 1 << 16)
                     if not data:
                         selector.unregister(key.fileobj)
-                    elif key.fileobj is self._process.stderr:
+                    elif key.fileobj is process.stderr:
                         self._said = (self._said + data)[-2000:]
                     else:
                         *lines, self._unread = (self._unread + data).split(b"\n")
@@ -100,27 +120,43 @@ class Worker:
                                 return json.loads(line[len(ANSWER) :])
             late = bool(selector.get_map())
         self.close()
-        why = f"took over {seconds:.0f} s" if late else f"ended the process (exit {self._process.returncode})"
+        why = f"took over {seconds:.0f} s" if late else f"ended the process (exit {process.returncode})"
         raise RuntimeError(f"{why}: {self._said.decode(errors='replace')[-1000:]}")
 
 
-def run_slice(of: Slice, journal: Journal, how: How) -> bool:
-    """Run what the journal does not know; whether all of it is known now."""
+def run_slices(wanted: Sequence[Slice], journal: Journal, how: How) -> bool:
+    """Run what the journal does not know; whether all of it is known now.
+
+    What is measured runs in a process of its slice. A rehearsal measures nothing, and starting a process takes longer
+    than most of its cases: one runs those of all slices.
+    """
+    together = [tuple(wanted)] if how.rehearsal else [(of,) for of in wanted]
+    whole = []
+    for slices in together:
+        numbers = [of.number for of in slices]
+        with contextlib.closing(Worker(numbers, how)) as worker:
+            whole += [_run_slice(of, numbers, journal, how, worker) for of in slices]
+            worker.close(10.0)
+    return all(whole)
+
+
+def _run_slice(of: Slice, numbers: Sequence[int], journal: Journal, how: How, first: Worker) -> bool:
+    """numbers: of the slices that a process runs the cases of."""
     end = time.monotonic() + of.minutes * 60
     done = journal.done(of.number, failed=not how.retry)
-    first = Worker(of.number, how)
-    wanted = deque(name for name in first.names if name not in done and re.search(how.only, name))
-    print(
-        f"slice {of.number}, {of.name}: {len(wanted)} of {len(first.names)} cases to run",
-        flush=True,
-    )
-    others = [
-        threading.Thread(target=_run_cases, args=(of, journal, how, wanted, end))
-        for _ in range(min(how.jobs, len(wanted)) - 1)
-    ]
+    names = first.names(of.number)
+    wanted = deque(name for name in names if name not in done and re.search(how.only, name))
+    print(f"slice {of.number}, {of.name}: {len(wanted)} of {len(names)} cases to run", flush=True)
+
+    def beside() -> None:
+        with contextlib.closing(Worker(numbers, how)) as worker:
+            _run_cases(of, journal, wanted, end, worker)
+            worker.close(10.0)
+
+    others = [threading.Thread(target=beside) for _ in range(min(how.jobs, len(wanted)) - 1)]
     for one in others:
         one.start()
-    _run_cases(of, journal, how, wanted, end, first)
+    _run_cases(of, journal, wanted, end, first)
     for one in others:
         one.join()
     if wanted:
@@ -128,29 +164,20 @@ def run_slice(of: Slice, journal: Journal, how: How) -> bool:
     return not wanted
 
 
-def _run_cases(
-    of: Slice, journal: Journal, how: How, wanted: deque[str], end: float, worker: Worker | None = None
-) -> None:
+def _run_cases(of: Slice, journal: Journal, wanted: deque[str], end: float, worker: Worker) -> None:
     """Take cases from those that are wanted, until there are none or the time is over."""
-    try:
-        while time.monotonic() < end:
-            try:
-                name = wanted.popleft()
-            except IndexError:
-                return
-            began = time.monotonic()
-            try:
-                if worker is None:
-                    worker = Worker(of.number, how)
-                found = worker.run(name, of.case_minutes * 60)
-            except RuntimeError as error:
-                worker = None
-                found = {"result": {}, "error": str(error), "seconds": round(time.monotonic() - began, 3)}
-            journal.add(Entry(of.number, name, found["seconds"], found["result"], found["error"]))
-            print(f"  {name}: {_brief(found['result'], found['error'])}", flush=True)
-    finally:
-        if worker is not None:
-            worker.close(10.0)
+    while time.monotonic() < end:
+        try:
+            name = wanted.popleft()
+        except IndexError:
+            return
+        began = time.monotonic()
+        try:
+            found = worker.run(of.number, name, of.case_minutes * 60)
+        except RuntimeError as error:
+            found = {"result": {}, "error": str(error), "seconds": round(time.monotonic() - began, 3)}
+        journal.add(Entry(of.number, name, found["seconds"], found["result"], found["error"]))
+        print(f"  {name}: {_brief(found['result'], found['error'])}", flush=True)
 
 
 def _brief(result: dict[str, Any], error: str) -> str:

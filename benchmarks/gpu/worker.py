@@ -1,7 +1,7 @@
-"""A process that runs cases of one slice and says how each went: `python -m benchmarks.gpu.worker SLICE`.
+"""A process that runs cases of slices and says how each went: `python -m benchmarks.gpu.worker SLICE …`.
 
-It takes --rehearse and --once of the command, and reads the names of cases from its input, one a line, each after the
-answer to the one before.
+It takes --rehearse and --once of the command, and reads cases from its input, the number of a slice and a name on each
+line, each after the answer to the one before.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 
 from benchmarks.gpu.slices import SLICES
 from benchmarks.gpu.target import Target
@@ -17,15 +18,19 @@ from benchmarks.gpu.target import Target
 ANSWER = "@@"
 
 
-def main(number: int, target: Target) -> None:
-    """Say the names of the cases, then the result of each that is asked for."""
-    cases = {case.name: case for case in SLICES[number - 1].cases(target)}
-    _say(list(cases))
+def main(numbers: Sequence[int], target: Target) -> None:
+    """Say the names of the cases of each slice, then the result of each that is asked for."""
+    cases = {
+        number: {case.name: case for case in SLICES[number - 1].cases(target)}
+        for number in dict.fromkeys(numbers)
+    }
+    _say([(number, list(of)) for number, of in cases.items()])
     for line in sys.stdin:
         began = time.perf_counter()
         result, error = {}, ""
         try:
-            result = cases[json.loads(line)].run()
+            number, name = json.loads(line)
+            result = cases[number][name].run()
             target.finish()
         except Exception as raised:  # noqa: BLE001  (of a kernel, a compiler, a test: it is the result)
             error = f"{type(raised).__name__}: {raised}"[:2000]
@@ -38,7 +43,7 @@ def _say(answer: object) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("slice", type=int)
+    parser.add_argument("slices", type=int, nargs="+")
     parser.add_argument("--rehearse", action="store_true")
     parser.add_argument("--once", default="")
     options = parser.parse_args()
@@ -46,4 +51,4 @@ if __name__ == "__main__":
         from kernels_hub.compiler.runtime.triton_versions import mend_interpreter
 
         mend_interpreter()
-    main(options.slice, Target.of(options.rehearse, options.once))
+    main(options.slices, Target.of(options.rehearse, options.once))

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from coverage import Coverage
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.journal import Entry, Journal
 from benchmarks.gpu.page import write_page
-from benchmarks.gpu.run import How, run_slice
+from benchmarks.gpu.run import How, run_slices
 from benchmarks.gpu.slices import SLICES, Slice
 from benchmarks.gpu.target import Target, close, error
 from kernels_hub.files import cache_folder
@@ -32,6 +33,18 @@ class LigerRMSNorm(nn.Module):
         return nn.functional.rms_norm(x, x.shape[-1:], self.weight, 1e-6)
 """
 """Stands in for Liger-Kernel, which needs a GPU."""
+REHEARSED = """
+import runpy, sys
+import pytest
+
+sys.argv[:], others = [sys.argv[0], "--rehearse", "--out", sys.argv[1]], sys.argv[2:]
+try:
+    runpy.run_module("benchmarks.gpu", run_name="__main__", alter_sys=True)
+except SystemExit as ended:
+    assert ended.code == 0, ended.code
+sys.exit(pytest.main(others))
+"""
+"""`python -m benchmarks.gpu`, then pytest, in one process: each takes seconds to start."""
 
 
 @pytest.mark.slow
@@ -41,8 +54,9 @@ def test_the_rehearsal(tmp_path: Path) -> None:
     (tmp_path / "liger_kernel" / "transformers.py").write_text(LIGER)
     (tmp_path / "sitecustomize.py").write_text("import coverage\ncoverage.process_startup()\n")
     (cache := tmp_path / "cache").mkdir()
-    cache_folder("compiled").mkdir(parents=True, exist_ok=True)
-    (cache / "compiled").symlink_to(cache_folder("compiled"))  # the runtime's C++, which all tests share
+    for name in ("compiled", "native"):  # C++ of the runtime and of layers, which all tests share
+        cache_folder(name).mkdir(parents=True, exist_ok=True)
+        (cache / name).symlink_to(cache_folder(name))
     settings, out = tmp_path / "coverage.ini", tmp_path / "out"
     settings.write_text(
         f"[run]\nparallel = true\nconcurrency = thread\nsource = {PACKAGE}\ndata_file = {tmp_path / 'lines'}\n"
@@ -51,17 +65,16 @@ def test_the_rehearsal(tmp_path: Path) -> None:
         **os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "COVERAGE_PROCESS_START": str(settings),
         "KERNELS_HUB_CACHE": str(cache),
     }  # fmt: skip
-    others = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not test_the_rehearsal", __file__]
-    for command in (["-m", "benchmarks.gpu", "--rehearse", "--out", str(out)], others):
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=1500,
-        )
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    others = ["-q", "-p", "no:cacheprovider", "-k", "not test_the_rehearsal", __file__]
+    done = subprocess.run(
+        [sys.executable, "-c", REHEARSED, str(out), *others],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
     journal = Journal(out / "rehearsal.jsonl")
     assert all(journal.of(one.number) for one in SLICES)
@@ -102,9 +115,9 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixt
 
 STAND_IN = """
 import json, os, sys, time
-print("@@" + json.dumps(["right", "crashes", "hangs", "raises", "last"]), flush=True)
+print("@@" + json.dumps([[1, ["right", "crashes", "hangs", "raises", "last"]], [2, ["right"]]]), flush=True)
 for line in sys.stdin:
-    case = json.loads(line)
+    number, case = json.loads(line)
     if case == "crashes":
         sys.stderr.write("CUDA error: an illegal memory access was encountered")
         sys.stderr.flush()
@@ -125,7 +138,7 @@ def test_a_case_that_fails_is_passed_by_and_a_run_goes_on(
     )
     journal = Journal(tmp_path / "results.jsonl")
     one = Slice(1, "stand-in", "", lambda target: iter(()), minutes=5.0, case_minutes=3 / 60)
-    assert run_slice(one, journal, How(rehearsal=True))
+    assert run_slices([one], journal, How(rehearsal=True))
     errors = {entry.case: entry.error for entry in Journal(tmp_path / "results.jsonl").of(1)}
     assert list(errors) == ["right", "crashes", "hangs", "raises", "last"]
     assert errors["right"] == errors["last"] == ""
@@ -133,7 +146,7 @@ def test_a_case_that_fails_is_passed_by_and_a_run_goes_on(
     assert "took over 3 s" in errors["hangs"] and "wrong numbers" in errors["raises"]
 
     beside = Journal(tmp_path / "beside.jsonl")
-    assert run_slice(one, beside, How(rehearsal=True, once="ours", jobs=3, only="right|raises|last"))
+    assert run_slices([one], beside, How(rehearsal=True, once="ours", jobs=3, only="right|raises|last"))
     assert {entry.case: bool(entry.error) for entry in beside.of(1)} == {
         "right": False,
         "raises": True,
@@ -141,16 +154,32 @@ def test_a_case_that_fails_is_passed_by_and_a_run_goes_on(
     }
 
     size = journal.path.stat().st_size
-    assert run_slice(one, journal, How(rehearsal=True)) and journal.path.stat().st_size == size, (
+    assert run_slices([one], journal, How(rehearsal=True)) and journal.path.stat().st_size == size, (
         "all is known"
     )
-    assert run_slice(one, journal, How(rehearsal=True, retry=True)) and journal.path.stat().st_size > size
+    assert run_slices([one], journal, How(rehearsal=True, retry=True)) and journal.path.stat().st_size > size
     out_of_time = Slice(1, "stand-in", "", lambda target: iter(()), minutes=0.0)
-    assert not run_slice(out_of_time, Journal(tmp_path / "other.jsonl"), How(rehearsal=True))
+    assert not run_slices([out_of_time], Journal(tmp_path / "other.jsonl"), How(rehearsal=True))
 
     write_page(journal, "<GPU>", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "&lt;GPU&gt;" in page and "5 cases, 3 failed" in page and "illegal memory access" in page
+
+
+def test_only_a_rehearsal_runs_slices_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, commands = subprocess.Popen, []
+
+    def started(command: list[str], **given: Any) -> Any:
+        commands.append([word for word in command if word.isdigit()])
+        return start([sys.executable, "-c", STAND_IN], **given)
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    slices = [Slice(number, "stand-in", "", lambda target: iter(()), minutes=5.0) for number in (1, 2)]
+    for rehearsal, processes in ((True, [["1", "2"]]), (False, [["1"], ["2"]])):
+        commands.clear()
+        journal = Journal(tmp_path / f"{rehearsal}.jsonl")
+        assert run_slices(slices, journal, How(rehearsal=rehearsal, only="right"))
+        assert [list(journal.done(number)) for number in (1, 2)] == [["right"]] * 2 and commands == processes
 
 
 def test_wrong_numbers_are_refused() -> None:
