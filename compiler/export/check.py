@@ -14,6 +14,7 @@ import platform
 import shutil
 import tempfile
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -433,7 +434,7 @@ def _collect(tree: Any, value: Any, tensors: dict[int, torch.Tensor]) -> None:
         tensors[tree.place] = value
     elif isinstance(tree, Record):
         for name, one in tree.fields.items():
-            _collect(one, getattr(value, name), tensors)
+            _collect(one, value[name] if type(value) is OrderedDict else getattr(value, name), tensors)
     elif isinstance(tree, Cache):
         _collect(tree.numbered(), numbered(value), tensors)
     elif isinstance(tree, dict):

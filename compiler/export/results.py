@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
+import keyword
 import sys
 from typing import Any
 
@@ -20,6 +22,8 @@ def result_tree(tree: Any) -> Any:
         return type(tree)(result_tree(one) for one in tree)
     if type(tree) is dict:
         return {name: result_tree(one) for name, one in tree.items()}
+    if type(tree) is collections.OrderedDict and all(map(_is_name, tree)):
+        return Record("collections:OrderedDict", {name: result_tree(one) for name, one in tree.items()})
     if isinstance(tree, (Tensor, Argument, Cache, bool, int, float, str, type(None))):
         return tree
     if (fields := fields_of(tree)) is not None:
@@ -48,3 +52,7 @@ def fields_of(record: object) -> dict[str, Any] | None:
         return None
     same = all(getattr(again, name, None) is one for name, one in fields.items())
     return fields if names and same and found is kind and kind.__module__ != "__main__" else None
+
+
+def _is_name(key: object) -> bool:
+    return isinstance(key, str) and key.isidentifier() and not keyword.iskeyword(key)

@@ -14,7 +14,7 @@ from kernels_hub.compiler.errors import CompilerError
 from kernels_hub.compiler.export.caches import fresh
 from kernels_hub.compiler.export.results import result_tree
 from kernels_hub.compiler.importers.torch_export import TorchProgram
-from kernels_hub.compiler.importers.torch_trace import arguments_of, path_text
+from kernels_hub.compiler.importers.torch_trace import arguments_of, name_children, path_text
 from kernels_hub.compiler.runtime.caches import Kind, is_cache, kinds_of, numbered, own_states, window_class
 from kernels_hub.compiler.runtime.parts import Argument, Cache, Tensor
 
@@ -39,6 +39,7 @@ class TracedCall:
 
     def noted(self, result: Any, caches: Mapping[str, Any], before: Mapping[str, Mapping[int, Any]]) -> Any:
         """The results of the program. caches: of the arguments; before: what they held."""
+        name_children(result)
         found, self._spec = pytree.tree_flatten_with_path(result, is_leaf=is_cache)
         if not caches and not any(is_cache(leaf) for _, leaf in found):
             self._spec = None

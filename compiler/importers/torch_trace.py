@@ -202,11 +202,39 @@ def leaves_of(
     """(argument, path in it, leaf) in the order of torch.export's user inputs."""
     from torch.utils import _pytree as pytree
 
+    name_children((args, kwargs))
     return [
         (name, path_text(path), leaf)
         for name, value in arguments_of(module, args, kwargs)
         for path, leaf in pytree.tree_flatten_with_path(value)[0]
     ]
+
+
+def name_children(tree: object) -> None:
+    """Have classes of a tree that others registered without names for children number them.
+
+    torch.export asks for the names; diffusers registers its outputs without.
+    """
+    from torch.utils import _pytree as pytree
+
+    kind = type(tree)
+    node = pytree.SUPPORTED_NODES.get(kind)
+    if node is None:
+        return
+    children = node.flatten_fn(tree)[0]
+    if node.flatten_with_keys_fn is None:
+        flatten = node.flatten_fn
+
+        def flatten_with_keys(value: object) -> tuple[list[tuple[Any, Any]], Any]:
+            inner, told = flatten(value)
+            names: list[Any] = [pytree.SequenceKey(index) for index in range(len(inner))]
+            if isinstance(value, dict) and isinstance(told, list):
+                names = [pytree.MappingKey(name) for name in told]
+            return list(zip(names, inner, strict=True)), told
+
+        pytree.SUPPORTED_NODES[kind] = node._replace(flatten_with_keys_fn=flatten_with_keys)
+    for child in children:
+        name_children(child)
 
 
 def arguments_of(

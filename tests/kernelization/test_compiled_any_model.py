@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
+from collections import OrderedDict
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from kernels_hub import Mode, explain, kernelize, report
 
@@ -105,3 +108,40 @@ def test_where_the_whole_cannot_be_its_parts_are():
     found = rows(model)
     assert not found[""].swapped and "cannot be compiled" in found[""].reason
     assert found["body"].swapped and (found["heads.0"].swapped or found["heads.1"].swapped)
+
+
+class Several(nn.Module):
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.Linear(8, 8), kind
+
+    def forward(self, x: Tensor) -> Any:
+        hidden = self.layer(x)
+        return self.kind(out=hidden.relu(), hidden=hidden)
+
+
+@dataclasses.dataclass
+class Fields(OrderedDict[str, Tensor]):
+    """As libraries define results: a node of torch's trees, registered without names for its children."""
+
+    out: Tensor
+    hidden: Tensor
+
+    def __post_init__(self) -> None:
+        self.update(out=self.out, hidden=self.hidden)
+
+
+pytree.register_pytree_node(
+    Fields, pytree._dict_flatten, lambda values, names: Fields(**pytree._dict_unflatten(values, names))
+)
+
+
+@pytest.mark.parametrize("kind", [OrderedDict, Fields])
+def test_results_of_other_libraries_classes(kind):
+    model = kernelize(Several(kind).eval(), mode=Mode.INFERENCE)
+    x = torch.randn(3, 8)
+    expected, result = Several.forward(model, x), model(x)
+    assert type(result) is kind and list(result) == list(expected)
+    for name, one in expected.items():
+        torch.testing.assert_close(result[name], one)
+    assert rows(model)[""].swapped, rows(model)[""].reason
