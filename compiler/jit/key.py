@@ -107,7 +107,7 @@ def _arguments(
     *,
     loose: bool = False,
 ) -> Any:
-    images = loose and takes_images(module)
+    images = takes_images(module)
     free: dict[str, list[Any]] = {}
     if isinstance(dims, Mapping):
         from kernels_hub.compiler.importers.torch_sizes import input_symbols
@@ -122,7 +122,7 @@ def _arguments(
             names = free.get(path) or [None] * leaf.dim()
             sizes: list[Any] = [name or size for name, size in zip(names, leaf.shape, strict=True)]
             if loose:
-                kept = images and is_image(leaf)
+                kept = is_image(leaf, images)
                 sizes = [
                     size if size == 1 or (kept and axis) else "any" for axis, size in enumerate(leaf.shape)
                 ]

@@ -152,7 +152,7 @@ def _free_dims(value: Any, *, images: bool) -> Any:
     from torch.utils import _pytree as pytree
 
     def free(tensor: torch.Tensor, length: Any = None) -> dict[int, Any]:
-        fixed = images and is_image(tensor)
+        fixed = is_image(tensor, images)
         axes = [axis for axis, size in enumerate(tensor.shape) if size >= LEAST and not (axis and fixed)]
         auto = dict.fromkeys(axes, torch.export.Dim.AUTO)
         return auto | ({LENGTH_AXIS: length} if length is not None and LENGTH_AXIS in auto else {})

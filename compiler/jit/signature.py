@@ -35,6 +35,7 @@ class _Untaken(Exception):
 _CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _TAKES_IMAGES: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 _IMAGE_RANK = 4
+_COLOURS = 3
 
 
 def takes_images(module: nn.Module) -> bool:
@@ -45,9 +46,13 @@ def takes_images(module: nn.Module) -> bool:
     return found
 
 
-def is_image(tensor: torch.Tensor) -> bool:
-    """Whether a tensor that such a module gets is an image, or a video."""
-    return tensor.dim() >= _IMAGE_RANK and tensor.is_floating_point()
+def is_image(tensor: torch.Tensor, images: bool) -> bool:
+    """Whether a tensor is an image, or a video: of a module that takes images, or of three channels.
+
+    A module without convolutions cuts images into patches, whose number is no simple term of an image's sizes either.
+    """
+    is_one = tensor.dim() >= _IMAGE_RANK and tensor.is_floating_point()
+    return is_one and (images or tensor.shape[1] == _COLOURS)
 
 
 def call_signature(dims: Any, args: Arguments, kwargs: Keywords, *, images: bool = False) -> Hashable | None:
@@ -75,7 +80,7 @@ def _of(value: Any, dims: Any) -> Hashable:
         shape = value.shape
         if dims is False:
             return (value.dtype, tuple(shape))
-        if dims is _WITH_IMAGES and is_image(value):
+        if (dims is True or dims is _WITH_IMAGES) and is_image(value, dims is _WITH_IMAGES):
             return (value.dtype, shape[0] == 1, tuple(shape[1:]))
         if dims not in (True, _WITH_IMAGES) or 1 not in shape:
             return (value.dtype, len(shape))

@@ -145,3 +145,25 @@ def test_results_of_other_libraries_classes(kind):
     for name, one in expected.items():
         torch.testing.assert_close(result[name], one)
     assert rows(model)[""].swapped, rows(model)[""].reason
+
+
+class Patches(nn.Module):
+    """Cuts an image into patches without a convolution, as ViTs do that are written with einops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3 * 4 * 4, 16)
+
+    def forward(self, image: Tensor) -> Tensor:
+        batch, channels, height, width = image.shape
+        tiles = image.reshape(batch, channels, height // 4, 4, width // 4, 4).permute(0, 2, 4, 3, 5, 1)
+        return self.embed(tiles.reshape(batch, (height // 4) * (width // 4), -1))  # type: ignore[no-any-return]
+
+
+def test_images_are_cut_into_patches_without_a_convolution():
+    torch.manual_seed(2)
+    model = kernelize(Patches().eval(), mode=Mode.INFERENCE)
+    for sizes in ((2, 3, 16, 8), (5, 3, 16, 8), (2, 3, 8, 8)):
+        x = torch.randn(*sizes)
+        torch.testing.assert_close(model(x), Patches.forward(model, x), rtol=1e-5, atol=1e-5)
+    assert rows(model)[""].swapped and len(vars(model)["forward"].func.forwards(model)) == 2
