@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -164,26 +165,61 @@ class PostgresqlDatabase(Database):
 
     @contextmanager
     def _begun(self, *statements: str) -> Iterator[None]:
-        if getattr(self._local, "connection", None) is not None:
+        if getattr(self._local, "begun", False):
             yield
+            return
+        with self._bound() as connection:
+            self._local.begun = True
+            try:
+                with _translated():
+                    for statement in statements:
+                        connection.execute(statement)
+                yield
+                if connection.closed:  # somebody caught the error that said so
+                    raise UnavailableError("the connection to the database was lost; nothing was changed")
+                with _translated():
+                    if connection.execute("COMMIT").statusmessage != "COMMIT":
+                        raise DatabaseError("a statement of the transaction failed; nothing was changed")
+            except BaseException:
+                _undo(connection)
+                raise
+            finally:
+                self._local.begun = False
+
+    @contextmanager
+    def _bound(self) -> Iterator[Connection]:
+        """The connection of all that this thread does until the end of the block."""
+        if (known := getattr(self._local, "connection", None)) is not None:
+            yield known
             return
         connection = self._connections.take()
         self._local.connection = connection
         try:
-            with _translated():
-                for statement in statements:
-                    connection.execute(statement)
-            yield
-            if connection.closed:  # somebody caught the error that said so
-                raise UnavailableError("the connection to the database was lost; nothing was changed")
-            with _translated():
-                if connection.execute("COMMIT").statusmessage != "COMMIT":
-                    raise DatabaseError("a statement of the transaction failed; nothing was changed")
-        except BaseException:
-            _undo(connection)
-            raise
+            yield connection
         finally:
             self._local.connection = None
+            self._connections.give(connection)
+
+    # -- locks
+
+    @contextmanager
+    def held(self, name: str, seconds: float = 0.0) -> Iterator[bool]:
+        """Hold a lock that everybody on this database respects: whether it is held, within some seconds.
+
+        What this thread does meanwhile goes through the connection that holds it: once the lock is lost, with its
+        connection, nothing is changed under it any more.
+        """
+        with self._bound() as connection, _advisory(connection, name, seconds) as held:
+            yield held
+
+    @contextmanager
+    def held_apart(self, name: str, seconds: float = 0.0) -> Iterator[bool]:
+        """As `held`, on a connection of its own, for work that outlasts restarts of the database: then it is lost."""
+        connection = self._connections.take()
+        try:
+            with _advisory(connection, name, seconds) as held:
+                yield held
+        finally:
             self._connections.give(connection)
 
     def each(self, query: str) -> Iterator[Row]:
@@ -303,6 +339,30 @@ def _conninfo(address: str) -> str:
 
 def _statement(query: str, values: Sequence[object]) -> tuple[bytes, list[object] | None]:
     return dialect.query(query).encode(), [dialect.value(item) for item in values]
+
+
+@contextmanager
+def _advisory(connection: Connection, name: str, seconds: float) -> Iterator[bool]:
+    """An advisory lock of a connection, whether it is taken within some seconds; it ends with the connection."""
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
+    end, pause = time.monotonic() + seconds, 0.001
+    with _translated():
+        while not (taken := _try_advisory(connection, key)) and time.monotonic() < end:
+            time.sleep(pause)
+            pause = min(1.5 * pause, 0.05)
+    try:
+        yield taken
+    finally:
+        if taken and not connection.closed:
+            try:
+                connection.execute("SELECT pg_advisory_unlock(%s)", [key])
+            except psycopg.Error:
+                connection.close()
+
+
+def _try_advisory(connection: Connection, key: int) -> bool:
+    row = connection.execute("SELECT pg_try_advisory_lock(%s) AS taken", [key]).fetchone()
+    return row is not None and bool(row["taken"])
 
 
 def _undo(connection: Connection) -> None:
