@@ -108,19 +108,20 @@ class S3Objects:
             return self._client
 
     @property
-    def _prefix(self) -> str:
+    def prefix(self) -> str:
+        """What every key begins with."""
         return f"{self.address.prefix}/" if self.address.prefix else ""
 
     def key(self, repository: str, oid: str) -> str:
         """The final key of an object."""
         checked(repository, oid)
-        return f"{self._prefix}large/{repository}/{oid}"
+        return f"{self.prefix}large/{repository}/{oid}"
 
     def incoming(self, repository: str, upload: str) -> str:
         """The key of an upload."""
         checked(repository)
         checked(upload)  # ids of uploads are of the same form
-        return f"{self._prefix}incoming/{repository}/{upload}"
+        return f"{self.prefix}incoming/{repository}/{upload}"
 
     # -- whose store it is
 
@@ -139,14 +140,14 @@ class S3Objects:
         if self._owner() is None:
             with answering("writing the marker"):
                 self.client.put_object(
-                    Bucket=self.address.bucket, Key=self._prefix + _MARKER, Body=f"{self._root}\n".encode()
+                    Bucket=self.address.bucket, Key=self.prefix + _MARKER, Body=f"{self._root}\n".encode()
                 )
         self.confirm()
 
     def _owner(self) -> str | None:
         try:
             with answering("reading the marker"):
-                answer = self.client.get_object(Bucket=self.address.bucket, Key=self._prefix + _MARKER)
+                answer = self.client.get_object(Bucket=self.address.bucket, Key=self.prefix + _MARKER)
                 return str(answer["Body"].read(100).decode("ascii", "replace").strip())
         except FileNotFoundError:
             return None
@@ -232,31 +233,40 @@ class S3Objects:
         except FileNotFoundError:
             return None
 
-    def open(self, repository: str, oid: str, start: int = 0, end: int | None = None) -> _Body:
+    def open(self, repository: str, oid: str, start: int = 0, end: int | None = None) -> Content:
         """The content from `start` to before `end`."""
         span = (
             {"Range": f"bytes={start}-{'' if end is None else end - 1}"} if start or end is not None else {}
         )
+        return self.load(self.key(repository, oid), **span)
+
+    def load(self, key: str, **span: str) -> Content:
+        """The content under a key. Raises FileNotFoundError where there is none."""
         with answering("loading an object"):
-            answer = self.client.get_object(Bucket=self.address.bucket, Key=self.key(repository, oid), **span)
+            answer = self.client.get_object(Bucket=self.address.bucket, Key=key, **span)
         return _Body(answer["Body"])
 
     def entries(self, repository: str) -> Iterator[StoredObject]:
         """The objects of a repository."""
         checked(repository)
-        place = f"{self._prefix}large/{repository}/"
-        for item in self._listed("list_objects_v2", "Contents", Prefix=place):
+        place = f"{self.prefix}large/{repository}/"
+        for item in self.listed("list_objects_v2", "Contents", Prefix=place):
             if len(oid := item["Key"].removeprefix(place)) == 64:
                 yield StoredObject(oid, int(item["Size"]))
 
     def repositories(self) -> set[str]:
         """The ids below `large/`."""
-        place = f"{self._prefix}large/"
-        found = self._listed("list_objects_v2", "CommonPrefixes", Prefix=place, Delimiter="/")
+        return self.ids_below("large")
+
+    def ids_below(self, kind: str) -> set[str]:
+        """The ids of repositories that have keys below a name."""
+        place = f"{self.prefix}{kind}/"
+        found = self.listed("list_objects_v2", "CommonPrefixes", Prefix=place, Delimiter="/")
         names = {item["Prefix"].removeprefix(place).rstrip("/") for item in found}
         return {name for name in names if len(name) == 32}
 
-    def _listed(self, operation: str, field: str, **options: str) -> Iterator[dict[str, str]]:
+    def listed(self, operation: str, field: str, **options: str) -> Iterator[dict[str, str]]:
+        """What a listing of the store has under a field, page by page."""
         with answering(operation):
             pages = iter(self.client.get_paginator(operation).paginate(Bucket=self.address.bucket, **options))
         while True:
@@ -284,15 +294,15 @@ class S3Objects:
     def sweep(self, before: float) -> list[str]:
         """Abort uploads, and remove what was uploaded and never completed, from before a moment."""
         self.confirm_once()
-        place, bucket, found = f"{self._prefix}incoming/", self.address.bucket, []
-        for item in self._listed("list_multipart_uploads", "Uploads", Prefix=place):
+        place, bucket, found = f"{self.prefix}incoming/", self.address.bucket, []
+        for item in self.listed("list_multipart_uploads", "Uploads", Prefix=place):
             if _began_before(item["Key"], before):
                 with suppress(FileNotFoundError), answering("aborting an upload"):
                     self.client.abort_multipart_upload(
                         Bucket=bucket, Key=item["Key"], UploadId=item["UploadId"]
                     )
                 found.append(f"an upload to the object store that nobody finished: {item['Key']}")
-        for item in self._listed("list_objects_v2", "Contents", Prefix=place):
+        for item in self.listed("list_objects_v2", "Contents", Prefix=place):
             if _began_before(item["Key"], before):
                 self.discard(item["Key"])
                 found.append(f"an upload to the object store that nobody checked: {item['Key']}")
