@@ -5,7 +5,7 @@
     database/               rows, in SQLite or PostgreSQL; migration moves them
     accounts                users, organisations, tokens; sessions of the web pages
     repositories, access    repositories as rows; who may do what
-    packs, refs, listing    git: objects, refs, what a commit holds
+    packs, refs, listing    git: objects, refs, what a commit holds; git/ has the places that they lie in
     search, facets          lists: found, filtered, sorted; download_counts
     mirror                  a read-only Hub that follows another, and what that one answers it
     store, lfs, commit      changes: commits, branches, large files

@@ -12,10 +12,11 @@ from kernels_hub.server.call import REPOSITORY_TYPES, HubRequest, Route, json_re
 from kernels_hub.server.card import card_data
 from kernels_hub.server.listing import Entry, Listing
 from kernels_hub.server.paths import checked_repository_name
+from kernels_hub.server.refs import DEFAULT_BRANCH
 from kernels_hub.server.refusal import Refusal, bad_request, forbidden, login_required, repository_not_found
 from kernels_hub.server.repositories import TYPES, Repository
 from kernels_hub.server.search import Listed
-from kernels_hub.server.store import DEFAULT_BRANCH, timestamp
+from kernels_hub.server.store import timestamp
 
 _PAGE, _MOST = 100, 1000
 _SORTS = {"lastModified": "updated", "last_modified": "updated", "downloads": "downloads"}

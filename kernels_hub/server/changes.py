@@ -1,7 +1,7 @@
 """Changes to a repository: new ones, commits, branches, tags.
 
 Each holds the repository's lock, writes objects first, and makes them visible by one atomic step: the
-rename of the refs (or, for a new repository, its row). What fails before that step changed nothing.
+change of the refs (or, for a new repository, its row). What fails before that step changed nothing.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from kernels_hub.files import move_into_place
 from kernels_hub.server.commit import AddFile, AddLarge, CommitRequest, DeleteFile, Operation
-from kernels_hub.server.durable import locked
+from kernels_hub.server.git.seam import Content
 from kernels_hub.server.limits import Limits
 from kernels_hub.server.listing import EXECUTABLE, REGULAR, Listing, build_trees, pointer
 from kernels_hub.server.packs import BLOB, COMMIT, TAG, AnyObject, GitObject, git_object
 from kernels_hub.server.paths import checked_ref_name, collision_key, is_commit
-from kernels_hub.server.refs import BRANCHES, TAGS, Ref
+from kernels_hub.server.refs import BRANCHES, DEFAULT_BRANCH, TAGS, Ref
 from kernels_hub.server.refusal import (
     Refusal,
     bad_request,
@@ -30,7 +29,7 @@ from kernels_hub.server.refusal import (
 )
 from kernels_hub.server.releases import Force, Releases
 from kernels_hub.server.repositories import Repository
-from kernels_hub.server.store import DEFAULT_BRANCH, Content, Store, parse_commit
+from kernels_hub.server.store import Store, parse_commit
 
 _ATTRIBUTES = "".join(
     f"*.{suffix} filter=lfs diff=lfs merge=lfs -text\n"
@@ -99,23 +98,16 @@ class Changes:
         self._releases.mirror.check_writable()
         self._check_free_name(kind, namespace, name)
         identifier = self._store.repositories.new_id()
-        home = self._store.prepare(identifier)
-        content = self._store.at(home)
         attributes = git_object(BLOB, _ATTRIBUTES)
         tree, trees = build_trees({".gitattributes": (REGULAR, attributes.oid)})
         commit = _commit_object(tree, (), author, "initial commit")
-        content.packs.write([attributes, *trees, commit])
-        content.refs.replace({BRANCHES + DEFAULT_BRANCH: Ref(commit.oid)})
-        content.packs.close()
-        layout = self._store.layout
-        # Under the lock: a sweep takes a folder without a row for what a crash left.
-        with locked(layout.lock(identifier)):
-            move_into_place(home, layout.repository(identifier), durable=True, overwrite=False)
-            repository = self._store.repositories.insert(identifier, kind, namespace, name, private=private)
-            if repository is None:
-                self._store.discard(identifier)
+        repository = self._store.git.create(
+            identifier,
+            [attributes, *trees, commit],
+            {BRANCHES + DEFAULT_BRANCH: Ref(commit.oid)},
+            lambda: self._store.repositories.insert(identifier, kind, namespace, name, private=private),
+        )
         if repository is None:
-            layout.lock(identifier).unlink(missing_ok=True)
             self._check_free_name(kind, namespace, name)
             raise Refusal(409, "You already created this repository")
         return repository
@@ -123,21 +115,16 @@ class Changes:
     def receive(self, kind: str, namespace: str, name: str, origin_id: str) -> Repository:
         """A repository of a mirror, empty and hidden until it is whole. 409 where the name is taken."""
         identifier = self._store.repositories.new_id()
-        home = self._store.prepare(identifier)
-        content = self._store.at(home)
-        content.refs.replace({})
-        content.packs.close()
-        layout = self._store.layout
-        with locked(layout.lock(identifier)):
-            move_into_place(home, layout.repository(identifier), durable=True, overwrite=False)
+
+        def insert() -> Repository | None:
             with self._store.repositories.transaction():
-                repository = self._store.repositories.insert(identifier, kind, namespace, name, private=True)
-                if repository is not None:
-                    self._releases.mirror.note(repository, origin_id)
-            if repository is None:
-                self._store.discard(identifier)
+                made = self._store.repositories.insert(identifier, kind, namespace, name, private=True)
+                if made is not None:
+                    self._releases.mirror.note(made, origin_id)
+            return made
+
+        repository = self._store.git.create(identifier, (), {}, insert)
         if repository is None:
-            layout.lock(identifier).unlink(missing_ok=True)
             raise Refusal(409, f"{namespace}/{name} is here already, as another repository of the origin")
         return repository
 
@@ -154,10 +141,10 @@ class Changes:
     @contextmanager
     def _changing(self, repository: Repository) -> Iterator[_Open]:
         """The repository under its lock, as it is now; unless it was deleted meanwhile."""
-        with locked(self._store.layout.lock(repository.id)):
+        with self._store.git.locked(repository.id):
             now = self._store.repositories.by_id(repository.id)
             if now is None:
-                self._store.layout.lock(repository.id).unlink(missing_ok=True)
+                self._store.git.drop_lock(repository.id)
                 raise repository_not_found(anonymous=False)
             self._store.repositories.mark_changed(now)
             content = self._store.content(now)

@@ -19,6 +19,8 @@ from kernels_hub.server.download_counts import SCHEMA as DOWNLOADS
 from kernels_hub.server.download_counts import DownloadCounts
 from kernels_hub.server.durable import share
 from kernels_hub.server.facets import SCHEMA as FACETS
+from kernels_hub.server.git.folder import FolderGit
+from kernels_hub.server.git.seam import GitStore
 from kernels_hub.server.layout import RootPaths
 from kernels_hub.server.lfs import LargeFiles
 from kernels_hub.server.limits import Budget, Limits
@@ -96,9 +98,11 @@ class Hub:
         self.sessions = Sessions(self.database, self.accounts, self.limits.session_seconds)
         self.mirror = MirrorState(self.database)
         self.access = Access(self.accounts, self.repositories, self.mirror)
-        self.large_files = LargeFiles(self.layout, self.database, self._open_store(objects, create))
+        self.git: GitStore = FolderGit(self.layout, self.database)
+        store = self._open_store(objects, create)
+        self.large_files = LargeFiles(self.layout, self.database, store, self.git)
         self.releases = Releases(self.database, self.large_files, self.audit, self.mirror)
-        self.store = Store(self.layout, self.repositories, self.large_files, self.releases)
+        self.store = Store(self.git, self.repositories, self.large_files, self.releases)
         self.search = Search(self.database, self.accounts, self.repositories, self.store)
         self.downloads = DownloadCounts(self.database)
         self.changes = Changes(self.store, self.limits, self.releases)
@@ -134,7 +138,7 @@ class Hub:
         """Close files and connections."""
         self.search.stop()
         self.downloads.stop()
-        self.store.close()
+        self.git.close()
         self.database.close()
         self.layout.close()
         if self._using is not None:

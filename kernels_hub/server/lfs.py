@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from kernels_hub.server.database import Database, RowConflictError
-from kernels_hub.server.durable import locked
+from kernels_hub.server.git.seam import GitStore
 from kernels_hub.server.layout import RootPaths
 from kernels_hub.server.objects.store import Content, ObjectStore, Staged, Transfers
 from kernels_hub.server.refusal import bad_request, repository_not_found
@@ -25,7 +25,8 @@ _CHUNK = 1 << 20
 class LargeFiles:
     """The large files of every repository of a root."""
 
-    def __init__(self, layout: RootPaths, database: Database, objects: ObjectStore) -> None:
+    def __init__(self, layout: RootPaths, database: Database, objects: ObjectStore, git: GitStore) -> None:
+        self._git = git
         self._layout = layout
         self._database = database
         self.objects = objects
@@ -114,8 +115,8 @@ class LargeFiles:
     def enter(self, repository: Repository, staged: Staged, oid: str, size: int) -> None:
         """Make an object that was checked a repository's large file. Refuses a repository that is gone by now."""
         # Under the lock, so that garbage collection sees the object and its row, or neither.
-        with self._layout.store_stays(self.objects.place), locked(self._layout.lock(repository.id)):
-            if not self._layout.repository(repository.id).is_dir():
+        with self._layout.store_stays(self.objects.place), self._git.locked(repository.id):
+            if not self._git.exists(repository.id):
                 raise repository_not_found(anonymous=False)
             staged.place()
             try:

@@ -6,19 +6,18 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.files import move_into_place
 from kernels_hub.server.database.sqlite import SqliteDatabase
-from kernels_hub.server.durable import locked, try_lock
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.layout import FORMAT, marker_text
 from kernels_hub.server.listing import Large, parse_pointer
-from kernels_hub.server.mirror.state import LOCK
+from kernels_hub.server.mirror.state import MIRRORING
 from kernels_hub.server.objects.store import StoredObject
 from kernels_hub.server.packs import BLOB, COMMIT, KINDS
 from kernels_hub.server.reachable import reach
@@ -47,28 +46,24 @@ class Collected:
 @contextmanager
 def maintaining(hub: Hub, timeout: float = 3600) -> Iterator[None]:
     """One of these at a time on a root. Raises KernelsHubError where another takes longer than `timeout` seconds."""
-    with ExitStack() as held:
-        try:
-            held.enter_context(locked(hub.layout.root / "maintenance.lock", timeout=timeout))
-        except Refusal:
+    with hub.git.alone("maintenance", timeout) as held:
+        if not held:
             raise KernelsHubError(
                 f"gc, fsck, backup or migrate is at work on {hub.layout.root}; wait until it is done"
-            ) from None
+            )
         yield
 
 
 @contextmanager
 def _not_mirroring(hub: Hub) -> Iterator[None]:
     """No mirror brings objects meanwhile: until it is done, no ref leads to them."""
-    lock = try_lock(hub.layout.root / LOCK)
-    if lock is None:
-        raise KernelsHubError(
-            "`kernels-hub mirror` brings objects here that no ref leads to yet, which --prune would drop; stop it first"
-        )
-    try:
+    with hub.git.alone(MIRRORING) as held:
+        if not held:
+            raise KernelsHubError(
+                "`kernels-hub mirror` brings objects here that no ref leads to yet, which --prune would drop; stop it "
+                "first"
+            )
         yield
-    finally:
-        os.close(lock)
 
 
 def collect_garbage(hub: Hub, *, prune: bool = False, grace: float = GRACE_SECONDS) -> Collected:
@@ -81,25 +76,21 @@ def collect_garbage(hub: Hub, *, prune: bool = False, grace: float = GRACE_SECON
     with maintaining(hub), _not_mirroring(hub) if prune else nullcontext():
         hub.large_files.objects.confirm()
         swept = sweep(hub)
-        if prune and hub.layout.orphans.is_dir():
-            for orphan in sorted(hub.layout.orphans.iterdir()):
-                shutil.rmtree(orphan)
-                swept.append(f"a repository without a row: {orphan.name}")
+        swept += hub.git.collect(_row_finder(hub), time.time() - grace, prune=prune)
         if prune:
             swept += _drop_orphaned_objects(hub)
         before = after = removed = freed = 0
         for repository in hub.repositories.all():
-            with locked(hub.layout.lock(repository.id)):
+            with hub.git.locked(repository.id):
                 if hub.repositories.by_id(repository.id) is None:
                     continue
                 _check_refs(hub, repository)
-                old = hub.store.content(repository).packs.names()
-                was = sum(path.stat().st_size for path in old)
-                needed = _join_packs(hub, repository, old, prune=prune)
-                new = hub.store.content(repository).packs.names()
+                old = hub.store.content(repository).packs.kept()
+                needed = _join_packs(hub, repository, len(old), prune=prune)
+                new = hub.store.content(repository).packs.kept()
                 count, size = _drop_large_files(hub, repository, needed, time.time() - grace)
                 before, after, removed = before + len(old), after + len(new), removed + count
-                freed += size + was - sum(path.stat().st_size for path in new)
+                freed += size + sum(pack.size for pack in old) - sum(pack.size for pack in new)
     return Collected(before, after, removed, freed, tuple(swept))
 
 
@@ -108,7 +99,7 @@ def _drop_orphaned_objects(hub: Hub) -> list[str]:
     found = []
     objects = hub.large_files.objects
     for identifier in sorted(objects.repositories()):
-        if hub.repositories.by_id(identifier) is None and not hub.layout.repository(identifier).exists():
+        if hub.repositories.by_id(identifier) is None and not hub.git.exists(identifier):
             objects.remove_all(identifier)
             found.append(f"the large files of a repository without a row: {identifier}")
     return found
@@ -129,8 +120,12 @@ def _check_refs(hub: Hub, repository: Repository) -> None:
         )
 
 
-def _join_packs(hub: Hub, repository: Repository, packs: list[Path], *, prune: bool) -> set[str]:
-    """One pack in place of several; which large files the objects that stay name."""
+def _row_finder(hub: Hub) -> Callable[[str], bool]:
+    return lambda identifier: hub.repositories.by_id(identifier) is not None
+
+
+def _join_packs(hub: Hub, repository: Repository, count: int, *, prune: bool) -> set[str]:
+    """One pack in place of `count`; which large files the objects that stay name."""
     content = hub.store.content(repository)
     starts = [(name, ref.oid) for name, ref in content.refs.all().items()]
     reached = reach(content.packs, starts)
@@ -141,8 +136,8 @@ def _join_packs(hub: Hub, repository: Repository, packs: list[Path], *, prune: b
         )
     present = content.packs.oids()
     unreached = [oid for oid in present if oid not in reached.objects]
-    if len(packs) > 1 or (prune and unreached):
-        content.packs.merge(packs, (lambda oid: oid in reached.objects) if prune else (lambda _: True))
+    if count > 1 or (prune and unreached):
+        content.packs.join((lambda oid: oid in reached.objects) if prune else (lambda _: True))
     large = set(reached.large)
     for oid in () if prune else unreached:
         if content.packs.kind(oid) == BLOB and (pointer := parse_pointer(content.packs.read(oid))):
@@ -187,11 +182,12 @@ def check(hub: Hub, *, content: bool = True) -> list[str]:
 
 
 def _check_repository(hub: Hub, repository: Repository, read_large: bool) -> Iterator[str]:
-    if not (hub.layout.repository(repository.id) / "git").is_dir():
+    if not hub.git.exists(repository.id):
         yield "its folder is missing"
         return
     content = hub.store.content(repository)
-    with suppress(RefsDamagedError, KeyError), locked(hub.layout.lock(repository.id)):
+    yield from content.packs.problems(content=read_large)
+    with suppress(RefsDamagedError, KeyError), hub.git.locked(repository.id):
         # What a process that was killed has begun; it is no problem until nobody can complete it.
         hub.releases.recover(repository, content.packs, content.refs)
     try:
@@ -253,7 +249,7 @@ def strays(hub: Hub) -> list[str]:
         for identifier in sorted(objects.repositories())
         if repositories.by_id(identifier) is None
     ]
-    return found
+    return found + hub.git.strays(_row_finder(hub))
 
 
 def backup(hub: Hub, target: Path, *, large_files: bool = True) -> int:
@@ -305,10 +301,10 @@ def _copy_repository(
     hub: Hub, repository: Repository, target: Path, *, large_files: bool
 ) -> dict[str, int] | None:
     """Copy a repository: its large files as they are then, SHA-256 -> size; None where it was deleted meanwhile."""
-    home, objects = hub.layout.repository(repository.id), hub.large_files.objects
+    objects = hub.large_files.objects
     try:
-        with locked(hub.layout.lock(repository.id)):
-            shutil.copytree(home / "git", target / "git")
+        with hub.git.locked(repository.id):
+            hub.git.copy(repository.id, target / "git")
             entries = list(objects.entries(repository.id))
         (target / "lfs").mkdir(parents=True)
         for entry in entries if large_files else ():

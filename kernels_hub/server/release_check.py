@@ -7,13 +7,12 @@ from contextlib import suppress
 
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.repository.release_entry import Standing, version_key
-from kernels_hub.server.durable import locked
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.packs import COMMIT, Packs
-from kernels_hub.server.refs import BRANCHES, TAGS, Ref, RefsDamagedError
+from kernels_hub.server.refs import BRANCHES, DEFAULT_BRANCH, TAGS, Ref, RefsDamagedError
 from kernels_hub.server.release_log import chain_of
 from kernels_hub.server.repositories import Repository
-from kernels_hub.server.store import DEFAULT_BRANCH, CommitInfo, parse_commit
+from kernels_hub.server.store import CommitInfo, parse_commit
 
 _SHOWN = 10
 _MAIN = BRANCHES + DEFAULT_BRANCH
@@ -65,7 +64,7 @@ def restore_refs(hub: Hub, repository: Repository, branches: Mapping[str, str]) 
 
     Returns the refs. Raises KernelsHubError where a commit is not in the repository, or nothing says where `main` was.
     """
-    with locked(hub.layout.lock(repository.id)):
+    with hub.git.locked(repository.id):
         content = hub.store.content(repository)
         log = hub.releases.log
         kept: dict[str, Ref] = {}
@@ -95,7 +94,6 @@ def restore_refs(hub: Hub, repository: Repository, branches: Mapping[str, str]) 
         hub.repositories.mark_changed(repository)
         with hub.database.transaction():
             content.refs.replace(kept)
-            log.done(repository)
             named = ", ".join(f"{name}={commit}" for name, commit in branches.items())
             hub.audit.record("repository.restore", repository.full_name, type=repository.type, branches=named)
         return kept

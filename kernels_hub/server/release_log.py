@@ -4,17 +4,14 @@ A chain belongs to the name, not to the repository of the moment: a deleted repo
 `delete`, and one that is made again under the name goes on with the chain. The rows cannot be changed or removed
 (triggers of the database refuse it).
 
-Refs lie in a file, the log in the database. An entry is committed together with the change of refs that it stands for
-(`pending_refs`), then the refs are written, then the intent is dropped; a crash in between leaves the intent, and
-whoever works on the repository next, or the sweep at start, completes it. So a release is acknowledged only when both
-hold it, and after recovery both do or neither.
+An entry is written together with the change of refs that it stands for (`Refs.change`): a release is acknowledged only
+when both are there, and after a crash both are or neither.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kernels_hub.errors import IntegrityError
@@ -31,10 +28,8 @@ from kernels_hub.repository.release_entry import (
 from kernels_hub.server.audit import plain, utc
 from kernels_hub.server.database import Database, Row
 from kernels_hub.server.database.seam import ALL_ROWS
-from kernels_hub.server.refs import TAGS, Ref
+from kernels_hub.server.refs import TAGS, RefChanges
 from kernels_hub.server.repositories import Repository
-
-RefChanges = Mapping[str, Ref | None]
 
 
 @dataclass(frozen=True)
@@ -55,15 +50,13 @@ def chain_of(repository: Repository) -> str:
 
 
 class ReleaseLog:
-    """The table of entries, and of refs that are about to be written."""
+    """The table of entries."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def append(
-        self, repository: Repository, events: Iterable[Event], actor: str, changes: RefChanges | None = None
-    ) -> None:
-        """Add entries, and with them the change of refs that is about to be made; durable on return.
+    def append(self, repository: Repository, events: Iterable[Event], actor: str) -> None:
+        """Add entries; durable on return, or with the transaction that this is a part of.
 
         Call it under the repository's lock, or in the transaction that renames or deletes the repository.
         """
@@ -88,13 +81,9 @@ class ReleaseLog:
                     *(chain, index, entry.canonical().decode(), entry.hash, event.oid),
                 )
                 index, previous = index + 1, entry.hash
-            if changes is not None:
-                self._database.change(
-                    "INSERT INTO pending_refs VALUES (?, ?)", repository.id, _written(changes)
-                )
 
     def extend(self, repository: Repository, entries: Iterable[ReleaseEntry], changes: RefChanges) -> None:
-        """Add entries that another Hub wrote, as they are, and with them the change of refs that is about to be made.
+        """Add entries that another Hub wrote, as they are. changes: of refs, which are made together with this.
 
         Call it under the repository's lock. The entries were checked: they follow the last that is held.
         """
@@ -107,18 +96,6 @@ class ReleaseLog:
                     "INSERT INTO release_log VALUES (?, ?, ?, ?, ?)",
                     *(chain, entry.index, entry.canonical().decode(), entry.hash, oid),
                 )
-            self._database.change("INSERT INTO pending_refs VALUES (?, ?)", repository.id, _written(changes))
-
-    def pending(self, repository: Repository) -> RefChanges | None:
-        """The change of refs that was begun and is not known to be done."""
-        row = self._database.row("SELECT changes FROM pending_refs WHERE repository = ?", repository.id)
-        if row is None:
-            return None
-        return {name: Ref(*ref) if ref else None for name, ref in json.loads(row["changes"]).items()}
-
-    def done(self, repository: Repository) -> None:
-        """The refs say what the log says."""
-        self._database.change("DELETE FROM pending_refs WHERE repository = ?", repository.id)
 
     def head(self, chain: str) -> tuple[int, str]:
         """How many entries a chain has, and the hash of the last."""
@@ -169,7 +146,3 @@ class ReleaseLog:
 def _parsed(row: Row) -> ReleaseEntry:
     where = f"release log of {row['chain']}, entry #{row['number']}"
     return parse_json(row["document"].encode(), ReleaseEntry, where=where, error=IntegrityError)
-
-
-def _written(changes: RefChanges) -> str:
-    return json.dumps({name: [ref.oid, ref.peeled] if ref else None for name, ref in changes.items()})

@@ -8,8 +8,7 @@ with a reason, and that shows. Every change of refs goes through `Releases.write
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,12 +26,12 @@ from kernels_hub.repository.release_entry import (
 )
 from kernels_hub.repository.versions import parse_tag
 from kernels_hub.server.audit import Audit, plain
-from kernels_hub.server.database import Database, UnavailableError
+from kernels_hub.server.database import Database
 from kernels_hub.server.lfs import LargeFiles
 from kernels_hub.server.listing import FOLDER, parse_pointer
 from kernels_hub.server.mirror.state import MirrorState
 from kernels_hub.server.packs import BLOB, COMMIT, TREE, Packs
-from kernels_hub.server.refs import BRANCHES, TAGS, Ref, Refs, RefsDamagedError
+from kernels_hub.server.refs import BRANCHES, TAGS, Ref, RefChanges, Refs, RefsDamagedError
 from kernels_hub.server.refusal import Refusal, forbidden
 from kernels_hub.server.release_log import Event, ReleaseLog, chain_of
 from kernels_hub.server.repositories import Repository
@@ -40,7 +39,6 @@ from kernels_hub.server.repositories import Repository
 _YANKED = b"yanked.json"
 _MOST_YANKED = 256 * 1024
 _MAIN = BRANCHES + "main"
-RefChanges = Mapping[str, Ref | None]
 Known = Mapping[str, Ref]
 Out = list[tuple[Event, str | None]]
 """Releases that are out, each with the reason for its yank as the log has it."""
@@ -85,8 +83,9 @@ class Releases:
         if not events:
             refs.change(changes)
             return
-        with self._database.transaction():
-            self.log.append(repository, events, actor, changes)
+
+        def record() -> None:
+            self.log.append(repository, events, actor)
             for event in events if force else ():
                 self.audit.record(
                     f"release.{event.kind}",
@@ -96,31 +95,20 @@ class Releases:
                     commit=event.commit,
                     reason=event.note,
                 )
-        try:
-            refs.change(changes)
-        except OSError as error:
-            raise Refusal(
-                507,
-                "The release is in the log, and its tag follows when the server's disk takes it "
-                f"({error.strerror}); tell its administrator, and ask again",
-            ) from error
-        with suppress(UnavailableError):  # The release stands in both; whoever is next drops the intent.
-            self.log.done(repository)
 
-    def follow(self, repository: Repository, refs: Refs, changes: RefChanges) -> None:
-        """Change refs of a mirror to those of its origin; `log.extend` has noted what that means for releases."""
-        if changes:
-            refs.change(changes)
-        self.log.done(repository)
+        refs.change(changes, record)
+
+    def follow(self, refs: Refs, changes: RefChanges, record: Callable[[], None]) -> None:
+        """Change refs of a mirror to those of its origin. record: adds what the origin's log says of that."""
+        refs.change(changes, record)
 
     def recover(self, repository: Repository, packs: Packs, refs: Refs) -> bool:
         """Complete what a crash interrupted, and log tags that are older than the log; whether there was anything."""
         found = False
-        if (changes := self.log.pending(repository)) is not None:
+        if refs.interrupted():
             # Lists may have read the repository again since the crash.
             self._database.change("UPDATE search SET stale = 1 WHERE repository = ?", repository.id)
-            refs.change(changes)
-            self.log.done(repository)
+            refs.recover()
             found = True
         if self._database.row("SELECT 1 FROM unlogged WHERE repository = ?", repository.id) is not None:
             try:

@@ -11,7 +11,6 @@ orders and facets have tables of their own, written with the document.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,11 +23,11 @@ from kernels_hub.server.access import Caller
 from kernels_hub.server.accounts import Accounts
 from kernels_hub.server.database import Database, UnavailableError
 from kernels_hub.server.database.schema import Index, Schema, Trigger
-from kernels_hub.server.durable import try_lock
 from kernels_hub.server.facets import facets_of
+from kernels_hub.server.refs import DEFAULT_BRANCH
 from kernels_hub.server.refusal import Refusal
 from kernels_hub.server.repositories import Repositories, Repository
-from kernels_hub.server.store import DEFAULT_BRANCH, Store
+from kernels_hub.server.store import Store
 from kernels_hub.server.web.contents import Contents, Facts, is_release
 
 _ADDED = """
@@ -326,28 +325,27 @@ class Search:
 
     def _describe(self, repository: Repository) -> None:
         try:
-            lock = try_lock(self._store.layout.lock(repository.id))
-        except OSError:
+            with self._store.git.try_locked(repository.id) as held:
+                self._write(repository, held)
+        except OSError:  # something else in the place of its lock
             return
-        try:
-            described, words, facets = describe(self._store, repository)
-            with self._database.transaction():
-                # Without the lock another search describes it, or it is being changed: what was acknowledged before is
-                # found, and the row stays stale.
-                written = self._database.change(
-                    "UPDATE search SET stale = ?, words = ?, document = ? WHERE repository = ? AND stale = 1",
-                    *(
-                        int(lock is None),
-                        words[:_MOST_WORDS],
-                        msgspec.json.encode(described).decode(),
-                        repository.id,
-                    ),
-                )
-                if written:
-                    self._rank(repository, described, facets)
-        finally:
-            if lock is not None:
-                os.close(lock)
+
+    def _write(self, repository: Repository, held: bool) -> None:
+        described, words, facets = describe(self._store, repository)
+        with self._database.transaction():
+            # Without the lock another search describes it, or it is being changed: what was acknowledged before is
+            # found, and the row stays stale.
+            written = self._database.change(
+                "UPDATE search SET stale = ?, words = ?, document = ? WHERE repository = ? AND stale = 1",
+                *(
+                    int(not held),
+                    words[:_MOST_WORDS],
+                    msgspec.json.encode(described).decode(),
+                    repository.id,
+                ),
+            )
+            if written:
+                self._rank(repository, described, facets)
 
     def _rank(
         self, repository: Repository, described: Described, facets: Mapping[str, Sequence[str]]

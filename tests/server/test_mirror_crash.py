@@ -41,7 +41,7 @@ def dies_at(mirror: Mirror, step: int) -> bool:
     except Died:
         return False
     finally:
-        hub.store.close()
+        hub.git.close()
         hub.database.close()
 
 

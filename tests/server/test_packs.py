@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from dulwich.repo import Repo
 
-from kernels_hub.server.packs import BLOB, ByteCache, GitObject, Packs, git_object
+from kernels_hub.server.git.pack_files import PackFiles
+from kernels_hub.server.packs import BLOB, ByteCache, GitObject, git_object
 
 
 @pytest.fixture
@@ -21,12 +22,12 @@ def git(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def opened(git: Path) -> Iterator[Callable[[], Packs]]:
+def opened(git: Path) -> Iterator[Callable[[], PackFiles]]:
     """Opens the packs anew: without a cache of objects, so that all are read from disk."""
     numbers, made = itertools.count(), []
 
-    def make() -> Packs:
-        made.append(Packs(git, ByteCache(0), lambda: git.parent / f"temporary-{next(numbers)}"))
+    def make() -> PackFiles:
+        made.append(PackFiles(git, ByteCache(0), lambda: git.parent / f"temporary-{next(numbers)}"))
         return made[-1]
 
     yield make
@@ -39,7 +40,7 @@ def blobs(seed: int, count: int = 20) -> list[GitObject]:
     return [git_object(BLOB, source.randbytes(source.randrange(1, 2000))) for _ in range(count)]
 
 
-def assert_holds(packs: Packs, objects: list[GitObject]):
+def assert_holds(packs: PackFiles, objects: list[GitObject]):
     for one in objects:
         assert packs.read_stored(one.oid) == (one.kind, one.content)
 

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels_hub.server.git.packed_refs import PackedRefs
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.listing import build_trees
 from kernels_hub.server.paths import checked_path, checked_ref_name, collision_key
-from kernels_hub.server.refs import BRANCHES, TAGS, Ref, Refs
+from kernels_hub.server.refs import BRANCHES, TAGS, Ref
 from kernels_hub.server.refusal import Refusal
 
 parts = st.one_of(
@@ -74,7 +75,7 @@ def test_refs_are_read_as_they_were_written(names: dict[str, tuple[str, bool]]):
 
     with tempfile.TemporaryDirectory() as folder:
         counter = iter(range(1000))
-        refs = Refs(Path(folder), lambda: Path(folder) / f"t{next(counter)}")
+        refs = PackedRefs(Path(folder), lambda: Path(folder) / f"t{next(counter)}")
         refs.replace({})
         expected = {}
         for name, (digit, annotated) in names.items():
@@ -82,7 +83,7 @@ def test_refs_are_read_as_they_were_written(names: dict[str, tuple[str, bool]]):
                 full = (TAGS if annotated else BRANCHES) + checked_ref_name(name)
                 expected[full] = Ref(digit * 40, "3" * 40 if annotated else None)
                 refs.change({full: expected[full]})
-        fresh = Refs(Path(folder), lambda: Path(folder) / "t")
+        fresh = PackedRefs(Path(folder), lambda: Path(folder) / "t")
         assert dict(fresh.all()) == dict(refs.all()) == expected
         for full in expected:
             refs.change({full: None})

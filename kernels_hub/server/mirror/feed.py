@@ -100,7 +100,7 @@ def state(call: HubRequest) -> Response:
         # the same before and after, and nothing was noted, the refs in between are those of the log.
         call.hub.changes.recover(repository)
         before = log.head(chain)
-        if log.pending(repository) is None:
+        if not refs_of.interrupted():
             refs = refs_of.all()
             if log.head(chain) == before:
                 length, head = before

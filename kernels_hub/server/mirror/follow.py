@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,12 +10,11 @@ from fnmatch import fnmatchcase
 
 from kernels_hub.errors import HubError, IntegrityError, KernelsHubError
 from kernels_hub.server.database import DatabaseError
-from kernels_hub.server.durable import try_lock
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.mirror.documents import RepositoryDocument
 from kernels_hub.server.mirror.origin import Origin, OriginRefusedError, OriginUnreachableError
 from kernels_hub.server.mirror.pull import LogRefusedError, arrive, mark_gone, pull
-from kernels_hub.server.mirror.state import LOCK, hub_id
+from kernels_hub.server.mirror.state import MIRRORING, hub_id
 from kernels_hub.server.refusal import Refusal
 from kernels_hub.server.repositories import Repository
 
@@ -45,16 +43,13 @@ def following(hub: Hub, address: str, *, moved: bool = False) -> Iterator[None]:
 
     Raises KernelsHubError where another does, and where the root mirrors something else or is a Hub of its own.
     """
-    lock = try_lock(hub.layout.root / LOCK)
-    if lock is None:
-        raise KernelsHubError(
-            f"another process mirrors into {hub.layout.root} already, or prunes it; one does so at a time"
-        )
-    try:
+    with hub.git.alone(MIRRORING) as held:
+        if not held:
+            raise KernelsHubError(
+                f"another process mirrors into {hub.layout.root} already, or prunes it; one does so at a time"
+            )
         hub.mirror.check(address, moved=moved)
         yield
-    finally:
-        os.close(lock)
 
 
 def follow_once(

@@ -13,7 +13,7 @@ from pathlib import Path
 from dulwich.objects import parse_tree
 
 from kernels_hub.errors import IntegrityError
-from kernels_hub.server.durable import locked, make_folders
+from kernels_hub.server.durable import make_folders
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.listing import EXECUTABLE, FOLDER, REGULAR, Large, parse_pointer
 from kernels_hub.server.mirror.documents import MOST_HISTORY, MOST_OIDS, RepositoryDocument
@@ -139,10 +139,10 @@ class Objects:
         if not objects:
             return
         self._hub.check_space(self._repository, sum(len(item.content) for item in objects))
-        with locked(self._hub.layout.lock(self._repository.id)):
+        with self._hub.git.locked(self._repository.id):
             if self._hub.repositories.by_id(self._repository.id) is None:
                 raise repository_not_found(anonymous=False)
-            self._packs.write(objects)
+            self._packs.add(objects)
             self._packs.merge_many()
 
     # -- large files

@@ -22,17 +22,15 @@ from kernels_hub.repository.release_entry import (
     version_key,
 )
 from kernels_hub.repository.versions import Refs as ShownRefs
-from kernels_hub.server.durable import locked
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.mirror.documents import MOST_ENTRIES, LogHead, RepositoryDocument
 from kernels_hub.server.mirror.objects import Objects
 from kernels_hub.server.mirror.origin import Origin
 from kernels_hub.server.paths import checked_account_name, checked_ref_name, checked_repository_name
-from kernels_hub.server.refs import BRANCHES, TAGS, Ref
+from kernels_hub.server.refs import BRANCHES, DEFAULT_BRANCH, TAGS, Ref
 from kernels_hub.server.refusal import Refusal, repository_not_found
 from kernels_hub.server.releases import release_digest
 from kernels_hub.server.repositories import Repository
-from kernels_hub.server.store import DEFAULT_BRANCH
 
 KEPT = "refs/kept/"
 """Where commits are held that were releases, and are no more at the origin: locks may pin them."""
@@ -162,19 +160,22 @@ def _apply(
     new: Sequence[ReleaseEntry],
 ) -> None:
     """Make it visible. A crash in between is completed as that of any release: by whoever opens the repository next."""
-    with locked(hub.layout.lock(repository.id)):
+    with hub.git.locked(repository.id):
         now = hub.repositories.by_id(repository.id)
         if now is None:
             raise repository_not_found(anonymous=False)
-        refs = hub.store.content(now).refs
+        before = now
         hub.repositories.mark_changed(now)
-        with hub.database.transaction():
-            now = _renamed(hub, now, row)
+
+        def record() -> None:
+            now = _renamed(hub, before, row)
             if row.private and not now.private:
                 hub.repositories.set_private(now, True)
             if new:
                 hub.releases.log.extend(now, new, changes)
-        hub.releases.follow(now, refs, changes)
+
+        hub.releases.follow(hub.store.content(now).refs, changes, record)
+        now = hub.repositories.by_id(repository.id) or now
         with hub.database.transaction():
             if row.gated != now.gated:
                 hub.repositories.set_gated(now, row.gated)

@@ -43,8 +43,8 @@ CREATE TABLE IF NOT EXISTS mirrored (
 """
 )
 """`tried`, `caught_up` and `gone` are seconds since the epoch, 0 for never; `path` names the Hubs on the way, by id."""
-LOCK = "mirror.lock"
-"""Held by the process that follows the origin, and by whoever removes what no ref leads to."""
+MIRRORING = "mirror"
+"""Work that one does at a time (`GitStore.alone`): to follow the origin, or to remove what no ref leads to."""
 _ADDRESS = re.compile(r"https?://[A-Za-z0-9.\-_\[\]:]+(?:/[A-Za-z0-9._~/-]*)?")
 
 

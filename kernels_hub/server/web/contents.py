@@ -17,10 +17,10 @@ from packaging.version import InvalidVersion, Version
 
 from kernels_hub.server.card import card_data
 from kernels_hub.server.listing import Entry, Listing
-from kernels_hub.server.refs import BRANCHES, TAGS
+from kernels_hub.server.refs import BRANCHES, DEFAULT_BRANCH, TAGS
 from kernels_hub.server.refusal import Refusal, entry_not_found, revision_not_found
 from kernels_hub.server.repositories import Repository
-from kernels_hub.server.store import DEFAULT_BRANCH, Store
+from kernels_hub.server.store import Store
 
 _METADATA = "metadata.json"
 _YANKED = "yanked.json"

@@ -30,9 +30,10 @@ from kernels_hub.server.audit import utc
 from kernels_hub.server.call import HubRequest, Route
 from kernels_hub.server.download_counts import RECENT_DAYS
 from kernels_hub.server.facets import devices_of, framework_of, platform_of
+from kernels_hub.server.refs import DEFAULT_BRANCH
 from kernels_hub.server.refusal import Refusal, entry_not_found, header_text
 from kernels_hub.server.repositories import Repository
-from kernels_hub.server.store import DEFAULT_BRANCH, CommitInfo
+from kernels_hub.server.store import CommitInfo
 from kernels_hub.server.web import signed_in
 from kernels_hub.server.web.card import CardPlace, render_card
 from kernels_hub.server.web.comparison import compare_revisions, text_of
