@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.postgresql_server import PostgresqlServer
 
@@ -56,10 +56,10 @@ def rows_in(database: str) -> Iterator[None]:
     before, original = _on_postgresql, RootPaths.open
     _on_postgresql = database == POSTGRESQL
 
-    def opened(root: Path, *, create: bool = False, database: str | None = None) -> RootPaths:
+    def opened(root: Path, *, create: bool = False, database: str | None = None, **more: Any) -> RootPaths:
         if create and database is None:
             database = new_address(root)
-        return original(root, create=create, database=database)
+        return original(root, create=create, database=database, **more)
 
     RootPaths.open = opened  # type: ignore[method-assign]
     try:

@@ -19,8 +19,8 @@ from kernels_hub.server.download_counts import SCHEMA as DOWNLOADS
 from kernels_hub.server.download_counts import DownloadCounts
 from kernels_hub.server.durable import share
 from kernels_hub.server.facets import SCHEMA as FACETS
-from kernels_hub.server.git.folder import FolderGit
-from kernels_hub.server.git.seam import GitStore
+from kernels_hub.server.git.opening import join_hub, open_git
+from kernels_hub.server.git.rows import SCHEMA as GIT
 from kernels_hub.server.layout import RootPaths
 from kernels_hub.server.lfs import LargeFiles
 from kernels_hub.server.limits import Budget, Limits
@@ -38,7 +38,7 @@ from kernels_hub.server.sessions import Sessions
 from kernels_hub.server.signing import Signer
 from kernels_hub.server.store import Store
 
-SCHEMAS = (SCHEMA, FACETS, DOWNLOADS, SESSIONS, MIRROR)
+SCHEMAS = (SCHEMA, FACETS, DOWNLOADS, SESSIONS, MIRROR, GIT)
 """The tables of every part, besides those that all databases have."""
 
 
@@ -63,7 +63,8 @@ class Hub:
         database: the address of the PostgreSQL database of the rows; a root remembers it, but for the password. A new
             root without one has its rows in hub.sqlite.
         objects: the address of the object store that large files are in; None for the root's own folders. With
-            `create`, a root without large files may get a store for them.
+            `create`, a root without large files may get a store for them. A new root with both has its git data there,
+            too, and so may have any number of others, each with a folder of its own.
         Raises KernelsHubError for a folder that is no root, and where its rows or large files are somewhere else.
         """
         # What is no address makes no root.
@@ -73,7 +74,7 @@ class Hub:
             S3Address.parse(objects)
         self.limits = limits or Limits()
         self.objects = objects
-        self.layout = RootPaths.open(root, create=create, database=database)
+        self.layout = RootPaths.open(root, create=create, database=database, objects=objects)
         self._using: int | None = share(self.layout.using)
         try:
             self.layout.read_marker(database)  # again: until now the rows may have been moved
@@ -89,7 +90,9 @@ class Hub:
             raise
 
     def _open(self, database: str | None, objects: str | None, *, create: bool) -> None:
-        self.database = open_database(self.layout, database)
+        self.database = open_database(
+            self.layout, database, join=lambda there, owner: join_hub(self.layout, there, owner, objects)
+        )
         self.audit = Audit(self.database)
         self.accounts = Accounts(self.database, self.audit)
         self.repositories = Repositories(self.database, self.audit)
@@ -98,8 +101,8 @@ class Hub:
         self.sessions = Sessions(self.database, self.accounts, self.limits.session_seconds)
         self.mirror = MirrorState(self.database)
         self.access = Access(self.accounts, self.repositories, self.mirror)
-        self.git: GitStore = FolderGit(self.layout, self.database)
         store = self._open_store(objects, create)
+        self.git = open_git(self.layout, self.database, store, cache_bytes=self.limits.git_cache_bytes)
         self.large_files = LargeFiles(self.layout, self.database, store, self.git)
         self.releases = Releases(self.database, self.large_files, self.audit, self.mirror)
         self.store = Store(self.git, self.repositories, self.large_files, self.releases)

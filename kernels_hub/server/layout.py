@@ -1,6 +1,7 @@
 """Where everything lies under the root of a Hub.
 
-FORMAT                the format, and whether rows or large files are somewhere else, with the object store's address
+FORMAT                the format, and whether rows, large files or git data are somewhere else, with the object store's
+                      address
 hub.sqlite            accounts, tokens, repositories, large files (rows), unless they are in PostgreSQL:
 database              then its address, without a password, and the root's id, which the database has too
 database.begun        the same of a migration that was begun, and is not done
@@ -8,6 +9,7 @@ using                 a lock that whoever has the rows open shares, and a migrat
 secret                the key that signs upload addresses
 id                    who this root is to an object store
 repositories/<id>/    git/ (a bare repository) and lfs/ (large files by SHA-256)
+cache/<id>            copies of packs, where git data is in the object store: they may be removed
 locks/<id>            one lock a repository
 incoming/<process>/   files being written; those of dead processes are swept
 orphans/<id>          repositories found without a row, set aside until an administrator drops them
@@ -24,7 +26,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kernels_hub.errors import KernelsHubError
@@ -34,19 +36,42 @@ from kernels_hub.server.durable import locked, try_lock
 from kernels_hub.server.refusal import Refusal
 
 FORMAT = "kernels-hub root 1\n"
-_ELSEWHERE = re.compile(r"kernels-hub root 2\n(rows database\n)?(?:objects (s3://[!-~]{1,2000})\n)?")
+_ELSEWHERE = re.compile(r"kernels-hub root 2\n(rows database\n)?(?:objects (s3://[!-~]{1,2000})\n)?()")
 """Of a root whose rows are in the database that the file `database` names, or whose large files are in an object store.
 Earlier versions would find them missing; they refuse it."""
+_GIT_ELSEWHERE = re.compile(
+    r"kernels-hub root 3\n(rows database\n)(?:objects (s3://[!-~]{1,2000})\n)?(git store\n)"
+)
+"""Of a root whose git data is in both. It has no object store yet while the Hub is being made."""
+_NUMBER = re.compile(r"kernels-hub root ([0-9]{1,6})\n")
+NEWEST = 3
 _FOLDERS = ("repositories", "locks", "incoming", "multipart", "orphans")
 _SECRET_BYTES = 32
 
 
-def marker_text(*, rows: bool = False, objects: str | None = None) -> str:
-    """FORMAT of a root. rows: whether its rows are elsewhere. objects: the address of its object store."""
+def marker_text(*, rows: bool = False, objects: str | None = None, git: bool = False) -> str:
+    """FORMAT of a root. rows: whether its rows are elsewhere. objects: the address of its object store.
+
+    git: whether git data is in both.
+    """
     if not rows and objects is None:
         return FORMAT
     moved, stored = "rows database\n" if rows else "", "" if objects is None else f"objects {objects}\n"
-    return f"kernels-hub root 2\n{moved}{stored}"
+    return (
+        f"kernels-hub root 3\n{moved}{stored}git store\n" if git else f"kernels-hub root 2\n{moved}{stored}"
+    )
+
+
+@dataclass(frozen=True)
+class Marker:
+    """What FORMAT says: whether rows are elsewhere, the address of the object store, whether git data is in both."""
+
+    rows: bool = False
+    objects: str | None = None
+    git: bool = False
+
+    def __str__(self) -> str:
+        return marker_text(rows=self.rows, objects=self.objects, git=self.git)
 
 
 @dataclass(frozen=True)
@@ -69,6 +94,7 @@ class RootPaths:
         self.incoming = self.root / "incoming"
         self.multipart = self.root / "multipart"
         self.orphans = self.root / "orphans"
+        self.cache = self.root / "cache"
         self.using = self.root / "using"
         self.marker = self.root / "FORMAT"
         self.address = self.root / "database"
@@ -82,10 +108,13 @@ class RootPaths:
         self._own_guard = threading.Lock()
 
     @classmethod
-    def open(cls, root: Path, *, create: bool = False, database: str | None = None) -> RootPaths:
+    def open(
+        cls, root: Path, *, create: bool = False, database: str | None = None, objects: str | None = None
+    ) -> RootPaths:
         """The layout of a root; with `create`, an empty or missing folder becomes one.
 
         database: the address of the PostgreSQL database that has, or is to have, the rows.
+        objects: of an object store. A new root with both has its git data there, too.
         Raises KernelsHubError where there is no root, or a folder that holds something else.
         """
         layout = cls(root)
@@ -111,14 +140,13 @@ class RootPaths:
             raise KernelsHubError(
                 f"{root} is not the root of a Hub; `kernels-hub serve --root` makes one, or check the path"
             )
-        layout._create(root, database)
+        layout._create(root, database, git=objects is not None)
         return layout
 
     def read_marker(self, database: str | None = None) -> None:
         """See where the rows are; KernelsHubError for another format, and where `database` is none of this root."""
         text, self.elsewhere = self.marker.read_text(), None
-        rows, _ = self._parsed(text)
-        if rows:
+        if self._parsed(text).rows:
             self.elsewhere = self.read_address()
         elif database is not None:
             raise KernelsHubError(
@@ -126,16 +154,26 @@ class RootPaths:
                 "`kernels-hub hub migrate --to` moves them there"
             )
 
-    def _parsed(self, text: str) -> tuple[bool, str | None]:
-        """What FORMAT says: whether the rows are elsewhere, and the address of the object store, if there is one."""
+    def _parsed(self, text: str) -> Marker:
         if text == FORMAT:
-            return False, None
-        if (found := _ELSEWHERE.fullmatch(text)) is None or not any(found.groups()):
+            return Marker()
+        found = _ELSEWHERE.fullmatch(text) or _GIT_ELSEWHERE.fullmatch(text)
+        if found is not None and any(found.groups()):
+            return Marker(found[1] is not None, found[2], bool(found[3]))
+        number = _NUMBER.match(text)
+        if number is not None and int(number[1]) > NEWEST:
             raise KernelsHubError(
-                f"{self.root} is a Hub's root of another format ({text.strip()!r}, this version writes "
-                f"{FORMAT.strip()!r}); use the version of kernels-hub that made it"
+                f"{self.root} is a Hub's root of another format, {number[1]}, and this version knows those up to "
+                f"{NEWEST}; use the version of kernels-hub that made it, or a newer one"
             )
-        return found[1] is not None, found[2]
+        raise KernelsHubError(
+            f"{self.root} is a Hub's root of another format ({text.strip()!r}, this version writes "
+            f"{FORMAT.strip()!r}); use the version of kernels-hub that made it"
+        )
+
+    def read(self) -> Marker:
+        """What FORMAT says now."""
+        return self._parsed(self.marker.read_text())
 
     def read_address(self, *, begun: bool = False) -> Elsewhere:
         """What the file `database` says, or that of a migration; KernelsHubError where it says nothing."""
@@ -160,8 +198,23 @@ class RootPaths:
 
     def write_marker(self, elsewhere: Elsewhere | None) -> None:
         """Say which database counts: the one that the file `database` names, or hub.sqlite."""
-        kept = self.objects() if self.marker.is_file() else None
-        write_atomically(self.marker, marker_text(rows=elsewhere is not None, objects=kept), durable=True)
+        before = self.read() if self.marker.is_file() else Marker()
+        self.mark(replace(before, rows=elsewhere is not None))
+        self.elsewhere = elsewhere
+
+    def mark(self, marker: Marker) -> None:
+        """Write FORMAT, in one step that is durable on return."""
+        write_atomically(self.marker, str(marker), durable=True)
+
+    def join(self, elsewhere: Elsewhere, identity: str, secret: bytes, objects: str) -> None:
+        """Become one of the roots of a Hub whose git data is in object store and database, and hold what they share.
+
+        FORMAT is written last: until then the root may be made to join again.
+        """
+        write_atomically(self.root / "secret", secret, mode=0o600, durable=True)
+        write_atomically(self.root / "id", f"{identity}\n", durable=True)
+        self.write_address(elsewhere)
+        self.mark(Marker(rows=True, objects=objects, git=True))
         self.elsewhere = elsewhere
 
     def unmake(self) -> None:
@@ -179,7 +232,7 @@ class RootPaths:
                     f"{folder} is no folder, and cannot be made one: {error.strerror}; move away what lies there"
                 ) from error
 
-    def _create(self, root: Path, database: str | None) -> None:
+    def _create(self, root: Path, database: str | None, *, git: bool) -> None:
         if self.root.exists() and not self.root.is_dir():
             raise KernelsHubError(f"{root} is a file, not a folder; choose another --root")
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -204,18 +257,18 @@ class RootPaths:
             if database is not None:
                 elsewhere = Elsewhere(without_password(checked(database)), self.new_id())
                 self.write_address(elsewhere)
-            self.write_marker(elsewhere)
+            self.mark(Marker(rows=elsewhere is not None, git=git and elsewhere is not None))
+            self.elsewhere = elsewhere
             self.is_new = True
             flush_folder(self.root.parent)
 
     def objects(self) -> str | None:
         """The address of the object store that large files are in, as it is now; None where they are below the root."""
-        return self._parsed(self.marker.read_text())[1]
+        return self.read().objects
 
     def keep_objects(self, address: str | None) -> None:
         """From now on, large files are in this object store, or below the root; one step, durable."""
-        rows, _ = self._parsed(self.marker.read_text())
-        write_atomically(self.marker, marker_text(rows=rows, objects=address), durable=True)
+        self.mark(replace(self.read(), objects=address))
 
     @contextmanager
     def store_stays(self, place: str | None) -> Iterator[None]:

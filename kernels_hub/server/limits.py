@@ -69,6 +69,8 @@ class Limits:
     """How long a connection is kept between two requests."""
     upload_seconds: int = 3600
     """How long the address of an upload is valid."""
+    git_cache_bytes: int = 4 * GIB
+    """Copies of packs below a root whose git data is in an object store."""
     session_seconds: int = 12 * 3600
     """How long a browser stays signed in."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.files import move_into_place
 from kernels_hub.server.database.sqlite import SqliteDatabase
+from kernels_hub.server.git.rows import TABLES as GIT_TABLES
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.layout import FORMAT, marker_text
 from kernels_hub.server.listing import Large, parse_pointer
@@ -333,6 +334,9 @@ def _fit_rows(partial: Path, copied: Mapping[str, Mapping[str, int]]) -> None:
     copied: repository -> SHA-256 -> size.
     """
     with closing(SqliteDatabase(partial / "hub.sqlite")) as rows, rows.transaction():
+        # The git data is in the folders of the copy, and the key of the Hub in a file.
+        for table in GIT_TABLES:
+            rows.change(f"DELETE FROM {table}")  # noqa: S608 -- of these
         known = {row["id"] for row in rows.rows("SELECT id FROM repositories")}
         for identifier in known - set(copied):
             rows.change("DELETE FROM repositories WHERE id = ?", identifier)

@@ -154,6 +154,11 @@ def migrate(hub: Hub, target: str, *, announce: Callable[[str], None] = lambda _
     is at work; Refusal where a store does not answer. The root then belongs to the old store as before; the next run
     goes on.
     """
+    if hub.git.has_several_roots:
+        raise KernelsHubError(
+            "the git data of this Hub is in its object store, with the large files; nothing was changed. Move it to "
+            "this root first, with `kernels-hub hub migrate --git folder`"
+        )
     with maintaining(hub, timeout=10):
         store = _target(hub, target)
         source = hub.large_files.objects
