@@ -1,4 +1,4 @@
-"""`kernels-hub hub migrate`: moves a Hub's rows to another database, or its large files to another store."""
+"""`kernels-hub hub migrate`: moves a Hub's rows to another database, large files to another store, or git data."""
 
 from __future__ import annotations
 
@@ -18,30 +18,43 @@ _FILES = "files"
 def migrate(
     root: Root,
     to: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="ADDRESS",
             help="Of rows: postgresql://user@host:port/name, an empty database, or `sqlite`. Of large files: "
             "s3://bucket/prefix?endpoint=…, or `files`, below the root.",
         ),
-    ],
+    ] = None,
+    git: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Of git data: `store`, the database and the object store that the root has, or `folder`, below it.",
+        ),
+    ] = None,
     source: Annotated[
         str | None,
         typer.Option(
             "--from",
             metavar="ADDRESS",
-            help="How the old store of large files is reached; as the root remembers it by default.",
+            help="How the store of large files, or of git data, is reached; as the root remembers it by default.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Move accounts, repositories and logs to another database, or large files to another store; git data stays.
+    """Move accounts, repositories and logs to another database, large files to another store, or git data.
 
-    Rows are moved while no server runs. Large files are copied while servers run, which are restarted afterwards with
-    the new --objects: until then they load what was there before, and refuse uploads of large files. What was there is
-    left as it is. What was interrupted is run again.
+    Rows and git data are moved while no server runs. Large files are copied while servers run, which are restarted
+    afterwards with the new --objects: until then they load what was there before, and refuse uploads of large files.
+    What was there is left as it is. What was interrupted is run again.
     """
-    if to == _FILES or to.startswith("s3://"):
+    if (to is None) == (git is None):
+        raise KernelsHubError(
+            "say what to move: rows or large files with --to ADDRESS, or git data with --git PLACE"
+        )
+    if to is None:
+        _migrate_git(root, str(git), source, as_json=as_json)
+    elif to == _FILES or to.startswith("s3://"):
         _migrate_objects(root, to, source, as_json=as_json)
     elif source is not None:
         raise KernelsHubError("--from is of large files; rows are where the root says, or `hub --database`")
@@ -60,6 +73,46 @@ def _migrate_rows(root: Path, to: str, *, as_json: bool) -> None:
     print_columns((item.table, f"{item.rows} rows", item.digest[:16]) for item in copied)
     where = "hub.sqlite" if to == "sqlite" else without_password(to)
     echo(f"the rows of {root} are in {where} from now on")
+
+
+def _migrate_git(root: Path, to: str, source: str | None, *, as_json: bool) -> None:
+    with server_parts():
+        from kernels_hub.server.git.migration import migrate as move
+        from kernels_hub.server.refusal import Refusal
+    if to not in ("store", "folder"):
+        raise KernelsHubError(f"--git takes store or folder, not {to!r}")
+    try:
+        done = move(
+            root,
+            "store" if to == "store" else "folder",
+            database=given_database.get(),
+            objects=source,
+            announce=lambda line: None if as_json else echo(line, flush=True),
+        )
+    except Refusal as refusal:
+        raise KernelsHubError(refusal.message) from refusal
+    if as_json:
+        print_json(asdict(done))
+        return
+    print_fields(
+        {
+            "from": done.source,
+            "to": done.target,
+            "repositories": done.repositories,
+            "moved before": done.known,
+            "packs": f"{done.packs}, {done.bytes} bytes",
+        }
+    )
+    if to == "store":
+        echo(
+            "from now on servers need no folder in common: give each a --root of its own, and the same --database "
+            "and --objects; repositories/*/git is left as it was, remove it when you are sure"
+        )
+    else:
+        echo(
+            f"serve {root} alone from now on; the packs in the store are left as they were, remove them when you are "
+            "sure"
+        )
 
 
 def _migrate_objects(root: Path, to: str, source: str | None, *, as_json: bool) -> None:

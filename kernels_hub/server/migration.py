@@ -37,7 +37,14 @@ def migrate(root: Path, to: str, *, database: str | None = None) -> list[Copied]
     if to != SQLITE:
         checked(to)
     layout = RootPaths.open(root)
-    with _alone(layout), closing(open_database(layout, database)) as source:
+    if layout.read().git:
+        raise KernelsHubError(
+            f"the git data of {root} is in its database and object store, which other roots may serve as well; nothing "
+            "was changed. Move it to this root first, with `kernels-hub hub migrate --git folder`; from one PostgreSQL "
+            "to another, copy the database with pg_dump while no server runs, and correct its address in "
+            f"{layout.address}"
+        )
+    with alone(layout), closing(open_database(layout, database)) as source:
         for schema in SCHEMAS:
             source.add(schema)
         try:
@@ -49,7 +56,8 @@ def migrate(root: Path, to: str, *, database: str | None = None) -> list[Copied]
 
 
 @contextmanager
-def _alone(layout: RootPaths) -> Iterator[None]:
+def alone(layout: RootPaths) -> Iterator[None]:
+    """Have a root that nobody else has open. Raises KernelsHubError where somebody has."""
     descriptor = try_lock(layout.using)
     if descriptor is None:
         raise KernelsHubError(
