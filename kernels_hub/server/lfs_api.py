@@ -54,6 +54,8 @@ def batch(call: HubRequest) -> Response:
     is_here = [touch(repository, item.oid, item.size) for item in document.objects]
     missing = [item for item, here in zip(document.objects, is_here, strict=True) if not here]
     transfers = call.hub.large_files.transfers
+    # The parts of a file would come to the roots of several servers.
+    multipart = multipart and not (transfers is None and call.hub.git.has_several_roots)
     if missing:
         size = sum(item.size for item in missing)
         call.hub.check_space(repository, size, elsewhere=transfers is not None)

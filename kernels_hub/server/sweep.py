@@ -41,9 +41,9 @@ def sweep(hub: Hub) -> list[str]:
         if time.time() - max(changed_at(path) for path in (upload, *entries_in(upload))) > _UPLOAD_SECONDS:
             shutil.rmtree(upload, ignore_errors=True)
             found.append(f"an upload in parts that nobody finished: {upload.name}")
-    if count := spool_of(layout).sweep():
-        found.append(f"what {count} Xet uploads sent in hours that are over")
     with suppress(Refusal):  # What a store that does not answer holds is swept another time.
+        if count := spool_of(hub).sweep():
+            found.append(f"what {count} Xet uploads sent in hours that are over")
         found += hub.large_files.objects.sweep(time.time() - _UPLOAD_SECONDS)
     found += hub.git.sweep(
         lambda identifier: hub.repositories.by_id(identifier) is not None,

@@ -2,6 +2,8 @@
 
     <prefix>/kernels-hub-root                   the id of the root that the objects belong to
     <prefix>/large/<repository id>/<sha256>     objects of repositories
+    <prefix>/git/<repository id>/<pack>         packs of git data, where that is here too (`git/pack_bucket.py`)
+    <prefix>/xet/<repository id>/<hour>/…       then also what clients sent as Xet, for hours
     <prefix>/incoming/<repository id>/<upload>  what is being uploaded, and was not checked yet
 
 Nothing is under its final key before this server read it back and compared size and SHA-256, and clients never get an
@@ -20,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.objects.address import S3Address
@@ -265,7 +267,7 @@ class S3Objects:
         names = {item["Prefix"].removeprefix(place).rstrip("/") for item in found}
         return {name for name in names if len(name) == 32}
 
-    def listed(self, operation: str, field: str, **options: str) -> Iterator[dict[str, str]]:
+    def listed(self, operation: str, field: str, **options: str) -> Iterator[dict[str, Any]]:
         """What a listing of the store has under a field, page by page."""
         with answering(operation):
             pages = iter(self.client.get_paginator(operation).paginate(Bucket=self.address.bucket, **options))
@@ -275,6 +277,34 @@ class S3Objects:
             if page is None:
                 return
             yield from page.get(field, ())
+
+    # -- what servers with roots of their own share for hours
+
+    def put_shared(self, name: str, path: Path) -> None:
+        """Keep a file below `xet/`."""
+        self.confirm_once()
+        with path.open("rb") as file, answering("sharing a file"):
+            self.client.upload_fileobj(
+                file, self.address.bucket, f"{self.prefix}xet/{name}", Config=_in_parts()
+            )
+
+    def open_shared(self, name: str) -> Content:
+        """A file below `xet/`. Raises FileNotFoundError where there is none."""
+        return self.load(f"{self.prefix}xet/{name}")
+
+    def areas_shared(self) -> dict[str, float]:
+        """The folders below `xet/`, and when the newest file of each was kept, by the store's clock."""
+        newest: dict[str, float] = {}
+        place = f"{self.prefix}xet/"
+        for item in self.listed("list_objects_v2", "Contents", Prefix=place):
+            area = item["Key"].removeprefix(place).rpartition("/")[0]
+            newest[area] = max(newest.get(area, 0.0), item["LastModified"].timestamp())
+        return newest
+
+    def drop_shared(self, area: str) -> None:
+        """Remove the files of a folder below `xet/`."""
+        for item in list(self.listed("list_objects_v2", "Contents", Prefix=f"{self.prefix}xet/{area}/")):
+            self.discard(item["Key"])
 
     # -- removing
 

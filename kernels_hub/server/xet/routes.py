@@ -45,7 +45,7 @@ def write_token(call: HubRequest) -> Response:
     """Where to upload, with what token, until when; for whoever may write to the repository."""
     repository, token = call.writable(), call.caller.token
     assert token is not None, "an anonymous caller may write nothing"
-    spool = spool_of(call.hub.layout)
+    spool = spool_of(call.hub)
     if time.monotonic() - _Sweeps.last > _SWEEP_SECONDS:
         _Sweeps.last = time.monotonic()
         spool.sweep()
@@ -158,7 +158,7 @@ def _authorized(call: HubRequest) -> tuple[Repository, Area]:
     if len(call.params["hour"]) > 12:
         raise Refusal(404, "No such upload address")
     with _malformed_is_400():
-        return repository, spool_of(call.hub.layout).area(repository.id, int(call.params["hour"]))
+        return repository, spool_of(call.hub).area(repository.id, int(call.params["hour"]))
 
 
 def _decode(decoder: XorbDecoder, piece: bytes, part: BinaryIO) -> None:

@@ -7,7 +7,8 @@ every hour, and its xorbs stay until no upload that was begun under it can still
     <folder>/<repository>/<hour>/<xorb>.xorb     uncompressed chunks, the ends of each, their number
     <folder>/<repository>/<hour>/*.part          being written
 
-A `.xorb` appears whole or not at all. Several processes may share the folder.
+A `.xorb` appears whole or not at all. Several processes may share the folder. Servers with roots of their own share
+what is sent to any of them through the object store, below `xet/`.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ import time
 import uuid
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from kernels_hub.errors import MetadataError
-from kernels_hub.server.layout import RootPaths
+from kernels_hub.server.hub import Hub
+from kernels_hub.server.objects.s3 import S3Objects
+from kernels_hub.server.objects.store import Content
 from kernels_hub.server.xet.hashing import hash_to_hex
 
 HOUR = 3600
+_PIECE = 1 << 20
 _LONGEST_UPLOAD_HOURS = 72
 _KEPT_HOURS = 3
 _IDLE_SECONDS = 2 * HOUR
@@ -48,11 +52,28 @@ class SpooledXorb:
         return (self.ends[first - 1] if first else 0), self.ends[last - 1]
 
 
+class SharedXorbs(Protocol):
+    """Files that servers with roots of their own share, by names of three parts."""
+
+    def put_shared(self, name: str, path: Path) -> None:
+        """Keep a file under a name."""
+
+    def open_shared(self, name: str) -> Content:
+        """What is under a name. Raises FileNotFoundError where nothing is."""
+
+    def areas_shared(self) -> dict[str, float]:
+        """The first two parts of all names, and when the newest of each was kept."""
+
+    def drop_shared(self, area: str) -> None:
+        """Remove everything under names that begin so."""
+
+
 @dataclass(frozen=True, slots=True)
 class Area:
     """The xorbs that were sent to one address: of one repository and one hour."""
 
     folder: Path
+    shared: SharedXorbs | None = None
 
     def holds(self, xorb: bytes) -> bool:
         """Whether the xorb is here, whole."""
@@ -87,12 +108,14 @@ class Area:
         part.write(_numbers(accumulate(lengths)) + _numbers([len(lengths)]))
         part.flush()
         Path(part.name).replace(self._path(xorb))
+        if self.shared is not None:
+            self.shared.put_shared(self._name(xorb), self._path(xorb))
 
     @contextmanager
     def open(self, xorb: bytes) -> Iterator[SpooledXorb]:
         """A xorb that was kept. Raises MetadataError for one that was not."""
         try:
-            file = self._path(xorb).open("rb")
+            file = self._opened(xorb)
         except FileNotFoundError:
             raise MetadataError(
                 f"the shard uses xorb {hash_to_hex(xorb)}, which was not uploaded for this repository "
@@ -104,6 +127,22 @@ class Area:
                 raise MetadataError(f"xorb {hash_to_hex(xorb)} is damaged; start the upload again")
             yield SpooledXorb(file, ends)
 
+    def _opened(self, xorb: bytes) -> BinaryIO:
+        try:
+            return self._path(xorb).open("rb")
+        except FileNotFoundError:
+            if self.shared is None:
+                raise
+        with closing(self.shared.open_shared(self._name(xorb))) as content, self.part() as part:
+            while data := content.read(_PIECE):
+                part.write(data)
+            part.flush()
+            Path(part.name).replace(self._path(xorb))
+        return self._path(xorb).open("rb")
+
+    def _name(self, xorb: bytes) -> str:
+        return f"{self.folder.parent.name}/{self.folder.name}/{hash_to_hex(xorb)}.xorb"
+
     def _path(self, xorb: bytes) -> Path:
         return self.folder / f"{hash_to_hex(xorb)}.xorb"
 
@@ -114,6 +153,7 @@ class Spool:
 
     folder: Path
     clock: Callable[[], float] = time.time
+    shared: SharedXorbs | None = None
 
     def hour(self) -> int:
         """The hour whose areas new uploads get."""
@@ -123,7 +163,7 @@ class Spool:
         """Raises MetadataError for an hour that is to come, or too long ago for any upload."""
         if not 0 <= self.hour() - hour <= _LONGEST_UPLOAD_HOURS:
             raise MetadataError("this upload session is over; start the upload again")
-        return Area(self.folder / repository / str(hour))
+        return Area(self.folder / repository / str(hour), self.shared)
 
     def sweep(self) -> int:
         """Remove the areas that are past their time and idle; how many went."""
@@ -137,12 +177,25 @@ class Spool:
         for repository in self.folder.glob("*"):
             with suppress(OSError):  # not empty
                 repository.rmdir()
+        return removed + (0 if self.shared is None else self._sweep_shared(self.shared))
+
+    def _sweep_shared(self, shared: SharedXorbs) -> int:
+        removed = 0
+        for name, newest in shared.areas_shared().items():
+            hour = name.rpartition("/")[2]
+            if not hour.isdecimal() or self.hour() - int(hour) <= _KEPT_HOURS:
+                continue
+            if self.clock() - newest > _IDLE_SECONDS:
+                shared.drop_shared(name)
+                removed += 1
         return removed
 
 
-def spool_of(layout: RootPaths) -> Spool:
-    """The spool of a Hub's root."""
-    return Spool(layout.root / "xet")
+def spool_of(hub: Hub) -> Spool:
+    """The spool of a Hub."""
+    objects = hub.large_files.objects
+    shared = objects if hub.git.has_several_roots and isinstance(objects, S3Objects) else None
+    return Spool(hub.layout.root / "xet", shared=shared)
 
 
 def _read_ends(file: BinaryIO) -> Sequence[int] | None:
