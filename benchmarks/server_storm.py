@@ -5,6 +5,9 @@ all its processes at a random moment, start it again, and compare what it holds 
 acknowledged; then `git fsck --strict` of every repository, by the git binary, and the Hub's own check.
 With --postgresql the rows are in a PostgreSQL of its own, which is killed and started again in the middle of every
 round, before the Hub is killed too.
+With --stateless two servers with roots of their own serve one Hub, with its git data in an object store (moto's server,
+behind a front that breaks connections) and the PostgreSQL; in every round a server, the database and the store are
+killed and started again in some order, while writers write to both servers; then all are killed.
 The race: eight writers commit on one parent at once; one must win, and nothing else may change.
 Prints JSON; exit code 1 when anything was lost, torn or wrong.
 """
@@ -19,6 +22,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,9 +36,13 @@ from typing import Any
 import httpx
 
 from benchmarks.harness import write
-from kernels_hub.server.maintenance import check
+from kernels_hub.server.hub import Hub
+from kernels_hub.server.maintenance import check, collect_garbage, strays
+from tests import object_store  # type: ignore[import-not-found]
+from tests.git_folder import bare  # type: ignore[import-not-found]
 from tests.postgresql_server import PostgresqlServer  # type: ignore[import-not-found]
 from tests.running_hub import RunningHub, start_hub  # type: ignore[import-not-found]
+from tests.store_front import StoreFront  # type: ignore[import-not-found]
 
 WRITERS = 3
 LIMITS = {"large_from_bytes": 1024, "max_requests_per_minute": 0}
@@ -54,15 +62,17 @@ class Acknowledged:
 class Writer(threading.Thread):
     """One client that changes things until the server is gone."""
 
-    def __init__(self, hub: RunningHub, number: int, done: Acknowledged, prefix: str) -> None:
+    def __init__(
+        self, hub: RunningHub, number: int, done: Acknowledged, prefix: str, *, token: str | None = None
+    ) -> None:
         super().__init__(daemon=True)
         self._number, self._done, self._prefix = number, done, prefix
-        self._token = hub.token("writer")
+        self.token = token or hub.token("writer")
         self._endpoint = hub.endpoint
         self.problems: list[str] = []
 
     def run(self) -> None:
-        headers = {"Authorization": f"Bearer {self._token}"}
+        headers = {"Authorization": f"Bearer {self.token}"}
         with (
             contextlib.suppress(httpx.TransportError),
             httpx.Client(base_url=self._endpoint, headers=headers, timeout=30) as client,
@@ -74,7 +84,7 @@ class Writer(threading.Thread):
 
     def _change(self, client: httpx.Client, name: str, count: int) -> None:
         repository = "writer/shared"
-        if self._number == 2 and count % 3 == 0:
+        if self._number % WRITERS == 2 and count % 3 == 0:
             repository = f"writer/{name}"
             body = {"name": name, "type": "kernel"}
             if self._ok(client.post("/api/repos/create", json=body)):
@@ -152,18 +162,18 @@ def verify(hub: RunningHub, done: Acknowledged) -> list[str]:
             if answer.json().get("sha") != commit:
                 problems.append(f"tag {tag} of {repository} is lost")
     with hub.administer() as opened:
-        homes = {r.full_name: opened.layout.repository(r.id) / "git" for r in opened.repositories.all()}
         problems += [f"the Hub's own check: {problem}" for problem in check(opened)]
-    history = {name: _git(home, "rev-list", "main").split() for name, home in homes.items()}
-    problems += [
-        f"commit {commit} of {repository} is not in main"
-        for repository, commit in done.commits
-        if commit not in history.get(repository, ())
-    ]
-    for name, home in homes.items():
-        said = _git(home, "fsck", "--strict", "--full", "--no-dangling")
-        if said.strip():
-            problems.append(f"git fsck of {name}: {said.strip()[:300]}")
+        homes = {repository.full_name: bare(opened, repository) for repository in opened.repositories.all()}
+        history = {name: _git(home, "rev-list", "main").split() for name, home in homes.items()}
+        problems += [
+            f"commit {commit} of {repository} is not in main"
+            for repository, commit in done.commits
+            if commit not in history.get(repository, ())
+        ]
+        for name, home in homes.items():
+            said = _git(home, "fsck", "--strict", "--full", "--no-dangling")
+            if said.strip():
+                problems.append(f"git fsck of {name}: {said.strip()[:300]}")
     return problems
 
 
@@ -245,6 +255,94 @@ def storm(
     }
 
 
+def stateless_storm(root: Path, rounds: int, *, seed: int, least: int = 1) -> dict[str, Any]:
+    """`rounds` times: two servers, which share no folder, are written to, while whatever they need dies and comes back.
+
+    root: a folder for the roots of both. least: as in `storm`.
+    """
+    chance, done, problems = random.Random(seed), Acknowledged(), list[str]()
+    with PostgresqlServer() as database, StoreFront(object_store.store().endpoint) as front:
+        prefix = f"storm{seed}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}"
+        address = object_store.Store(front.endpoint).address(prefix, timeout="5")
+        options: dict[str, Any] = {"limits": LIMITS, "objects": address, "database": database.new_database()}
+        for number in range(rounds):
+            hubs = [start_hub(root / name, **options) for name in ("one", "two")]
+            if number == 0:
+                _create(hubs[0], "shared")
+            writers = _Writers(hubs, done, f"s{number}")
+            before, end = len(done.commits), time.monotonic() + 60
+            deaths = ["database", "store", "server"]
+            chance.shuffle(deaths)
+            for which in deaths:
+                writers.go_on()
+                time.sleep(chance.uniform(0.1, 0.6))
+                if which == "database":
+                    database.kill()
+                    time.sleep(chance.uniform(0.0, 0.3))
+                    database.start()
+                elif which == "store":
+                    front.kill()
+                    time.sleep(chance.uniform(0.0, 0.5))
+                    front.start()
+                else:
+                    dead = chance.randrange(2)
+                    hubs[dead].kill()
+                    hubs[dead] = start_hub(root / ("one", "two")[dead], **options)
+            while len(done.commits) < before + least and time.monotonic() < end:
+                writers.go_on()
+                time.sleep(0.05)
+            for hub in chance.sample(hubs, 2):
+                hub.kill()
+            problems += [f"round {number}: {problem}" for problem in unexpected(writers.problems(), done)]
+            # One server is there again alone, then the other, with a root that has nothing.
+            shutil.rmtree(root / "two")
+            for name in ("one", "two"):
+                with start_hub(root / name, **options) as again:
+                    problems += [f"round {number}, {name}: {problem}" for problem in verify(again, done)]
+        with Hub(root / "one", **options | {"limits": None}) as hub:
+            collect_garbage(hub, prune=True, grace=0)
+            problems += [f"after gc: {problem}" for problem in (*check(hub), *strays(hub))]
+    return {
+        "rounds": rounds,
+        "servers": 2,
+        "seed": seed,
+        "commits acknowledged": len(done.commits),
+        "files compared": len(done.files),
+        "tags acknowledged": len(done.tags),
+        "repositories made": len(done.repositories),
+        "problems": problems,
+    }
+
+
+class _Writers:
+    """Writers on several servers; those that heard their server die are replaced."""
+
+    def __init__(self, hubs: list[RunningHub], done: Acknowledged, prefix: str) -> None:
+        self._hubs, self._done, self._prefix = hubs, done, prefix
+        self._all: list[Writer] = []
+        self._alive: list[Writer] = []
+
+    def go_on(self) -> None:
+        """Have as many at work as there should be."""
+        self._alive = [writer for writer in self._alive if writer.is_alive()]
+        while len(self._alive) < WRITERS:
+            number = len(self._all)
+            hub = self._hubs[number % len(self._hubs)]
+            writer = Writer(hub, number, self._done, self._prefix, token=self._token())
+            writer.start()
+            self._all.append(writer)
+            self._alive.append(writer)
+
+    def _token(self) -> str:
+        return self._hubs[0].token("writer") if not self._all else self._all[0].token
+
+    def problems(self) -> list[str]:
+        """What they heard, once all have ended."""
+        for writer in self._all:
+            writer.join()
+        return [problem for writer in self._all for problem in writer.problems]
+
+
 def race(root: Path, *, workers: int, writers: int = 8) -> dict[str, Any]:
     """Writers that commit on one parent at once."""
     problems: list[str] = []
@@ -303,26 +401,33 @@ def main() -> None:
     parser.add_argument(
         "--postgresql", action="store_true", help="rows in a PostgreSQL that is killed as well"
     )
+    parser.add_argument(
+        "--stateless",
+        action="store_true",
+        help="two servers on PostgreSQL and an object store, killed as well",
+    )
     parser.add_argument("--write", action="store_true", help="keep the figures under benchmarks/results/")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        database = stack.enter_context(PostgresqlServer()) if options.postgresql else None
-        result: dict[str, Any] = {
-            "storm": storm(
+        if options.stateless:
+            found = stateless_storm(Path(folder), options.rounds, seed=options.seed)
+        else:
+            database = stack.enter_context(PostgresqlServer()) if options.postgresql else None
+            found = storm(
                 Path(folder) / "storm",
                 options.rounds,
                 workers=options.workers,
                 seed=options.seed,
                 database=database,
-            ),
-            "races": [
-                race(Path(folder) / f"race{number}", workers=options.workers)
-                for number in range(options.races)
-            ],
+            )
+        races = range(0 if options.stateless else options.races)
+        result: dict[str, Any] = {
+            "storm": found,
+            "races": [race(Path(folder) / f"race{number}", workers=options.workers) for number in races],
         }
     print(json.dumps(result, indent=2))
     if options.write:
-        write("hub-server-storm", result)
+        write("hub-server-storm-stateless" if options.stateless else "hub-server-storm", result)
     if result["storm"]["problems"] or any(found["problems"] for found in result["races"]):
         sys.exit(1)
 

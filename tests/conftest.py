@@ -139,6 +139,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _deselect(config, items, "sqlite")
     if config.getoption("--hub-objects") == "s3":
         _deselect(config, items, "own_addresses")
+    if config.getoption("--hub-database") == hub_databases.POSTGRESQL and config.getoption("--hub-objects"):
+        _deselect(config, items, "git_folder")
     if os.environ.get("KERNELS_HUB_TEST_EXHAUSTIVE") == "1":
         return
     _deselect(config, items, "exhaustive")

@@ -62,6 +62,9 @@ def serve(
         int, typer.Option(min=1, help="How long a connection is kept between requests.")
     ] = 30,
     min_free_mib: Annotated[int, typer.Option(min=0, help="Disk space that uploads leave free.")] = 64,
+    cache_mib: Annotated[
+        int, typer.Option(min=16, help="Local copies of git data that is in an object store.")
+    ] = 4096,
 ) -> None:
     """Serve a Hub: set HF_ENDPOINT to the address that is printed.
 
@@ -93,6 +96,7 @@ def serve(
         min_body_rate=min_body_rate,
         keep_alive_seconds=keep_alive_seconds,
         min_free_bytes=min_free_mib << 20,
+        git_cache_bytes=cache_mib << 20,
     )
     run(
         Serve(

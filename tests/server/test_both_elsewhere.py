@@ -45,13 +45,13 @@ def fill(hub: Hub) -> Repository:
     return repo
 
 
-def assert_whole(root: Path, objects: str | None, *, postgresql: bool) -> None:
+def assert_whole(root: Path, objects: str | None, *, postgresql: bool, git: bool = False) -> None:
     with Hub(root, objects=objects) as hub:
         assert hub.database.name.startswith("postgresql://") == postgresql
         (repo,) = hub.repositories.all()
         assert stored(hub, repo, hashlib.sha256(CONTENT).hexdigest()) == CONTENT
         assert check(hub) == []
-    assert (root / "FORMAT").read_text() == marker_text(rows=postgresql, objects=objects)
+    assert (root / "FORMAT").read_text() == marker_text(rows=postgresql, objects=objects, git=git)
 
 
 def migrated(root: Path, to: str) -> None:
@@ -64,7 +64,7 @@ def test_a_root_is_made_with_both(tmp_path: Path, database: str, objects: str):
     root = tmp_path / "root"
     with Hub(root, create=True, database=database, objects=objects) as hub:
         fill(hub)
-    assert_whole(root, objects, postgresql=True)
+    assert_whole(root, objects, postgresql=True, git=True)
     with pytest.raises(KernelsHubError, match="--objects"), Hub(root):
         pass
 
@@ -101,7 +101,9 @@ def test_rows_are_not_moved_while_a_hub_is_open_nor_objects_from_elsewhere(
     tmp_path: Path, database: str, objects: str, capsys: pytest.CaptureFixture[str]
 ):
     root = tmp_path / "root"
-    with closing(Hub(root, create=True, database=database, objects=objects)) as hub:
+    with Hub(root, create=True, database=database) as hub:
+        hub.accounts.add_user("ada")
+    with closing(Hub(root, create=True, objects=objects)) as hub:
         fill(hub)
         for to, more in (("sqlite", ()), ("sqlite", ("--from", objects)), ("mysql://a/b", ())):
             with pytest.raises(SystemExit) as ended:
@@ -129,6 +131,8 @@ def test_another_format_is_refused(tmp_path: Path, objects: str):
     for text in (
         "kernels-hub root 2\n",
         "kernels-hub root 3\nrows database\n",
+        "kernels-hub root 3\nobjects s3://bucket/prefix\ngit store\n",
+        "kernels-hub root 4\nrows database\n",
         marker_text(objects=objects) + "more\n",
     ):
         (root / "FORMAT").write_text(text)

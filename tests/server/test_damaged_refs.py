@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from kernels_hub.server.release_check import restore_refs
 from kernels_hub.server.releases import Force
 from kernels_hub.server.repositories import Repository
 from kernels_hub.server.sweep import sweep
+from tests.git_folder import change_refs
 from tests.running_hub import RunningHub
 from tests.server.release_cases import commit, kinds, new, packed, release, tags
 
@@ -47,6 +47,7 @@ GARBLED: dict[str, Callable[[bytes], bytes | None]] = {
 }
 
 
+@pytest.mark.git_folder
 @pytest.mark.parametrize("how", GARBLED)
 def test_garbled_refs_are_said_and_restored(hub: Hub, repo: Repository, how: str):
     one = release(hub, repo, "v1.0.0", "1")
@@ -83,6 +84,7 @@ def test_garbled_refs_are_said_and_restored(hub: Hub, repo: Repository, how: str
     assert check(hub) == [] and tags(hub, repo) == {"v1.0.0": one} and hub.store.resolve(repo, "main") == two
 
 
+@pytest.mark.git_folder
 def test_a_server_answers_for_damaged_refs(server: RunningHub, ada: HfApi, new_repo: Callable[..., str]):
     name, other = new_repo(), new_repo()
     with server.administer() as hub:
@@ -115,8 +117,7 @@ def test_a_server_answers_for_damaged_refs(server: RunningHub, ada: HfApi, new_r
 def test_fsck_compares_refs_with_the_log(hub: Hub, repo: Repository):
     one = release(hub, repo, "v1.0.0", "1")
     two = release(hub, repo, "v1.1.0", "2")
-    refs = hub.store.content(repo).refs
-    refs.change({TAGS + "v1.0.0": Ref(two), TAGS + "v1.1.0": None, TAGS + "v9.0.0": Ref(one)})
+    change_refs(hub, repo, {TAGS + "v1.0.0": Ref(two), TAGS + "v1.1.0": None, TAGS + "v9.0.0": Ref(one)})
     problems = "\n".join(check(hub))
     assert "the tag v1.0.0 is at" in problems and "moved past the server" in problems
     assert "v1.1.0 has lost its tag" in problems and "v9.0.0" in problems
@@ -124,7 +125,7 @@ def test_fsck_compares_refs_with_the_log(hub: Hub, repo: Repository):
         collect_garbage(hub)
     restore_refs(hub, repo, {})
     assert check(hub) == [] and tags(hub, repo) == {"v1.0.0": one, "v1.1.0": two}
-    refs.change({BRANCHES + "main": None})
+    change_refs(hub, repo, {BRANCHES + "main": None})
     assert any("has no refs/heads/main" in problem for problem in check(hub))
 
 
@@ -133,7 +134,7 @@ def test_annotated_tags_are_restored_as_they_were(hub: Hub, repo: Repository):
     commit(hub, repo, "yanked.json", '{"1.0.0": "slow"}')
     refs = hub.store.content(repo).refs
     before = dict(refs.all())
-    refs.change({TAGS + "v1.0.0": None})
+    change_refs(hub, repo, {TAGS + "v1.0.0": None})
     restore_refs(hub, repo, {})
     assert dict(refs.all()) == before
     assert hub.store.tag_message(repo, before[TAGS + "v1.0.0"].oid) == "A message"
@@ -143,7 +144,7 @@ def test_annotated_tags_are_restored_as_they_were(hub: Hub, repo: Repository):
 def test_a_lost_repository_is_missed(hub: Hub, repo: Repository):
     release(hub, repo, "v1.0.0", "1")
     hub.database.change("DELETE FROM repositories")
-    shutil.rmtree(hub.layout.repository(repo.id))
+    hub.git.remove(repo.id)
     assert any("there is no repository" in problem for problem in check(hub))
 
 

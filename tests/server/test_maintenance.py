@@ -26,6 +26,7 @@ from kernels_hub.server.packs import BLOB, git_object
 from kernels_hub.server.refs import BRANCHES
 from kernels_hub.server.repositories import Repository
 from kernels_hub.server.sweep import sweep
+from tests.git_folder import bare, change_refs
 from tests.object_store import flip, put, stored
 from tests.running_hub import start_hub
 
@@ -59,8 +60,7 @@ def upload(hub: Hub, repo: Repository, content: bytes) -> str:
 
 
 def git(hub: Hub, repo: Repository, *arguments: str) -> str:
-    home = hub.layout.repository(repo.id) / "git"
-    done = subprocess.run(["git", "-C", home, *arguments], capture_output=True, text=True)
+    done = subprocess.run(["git", "-C", bare(hub, repo), *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
@@ -80,6 +80,7 @@ def test_git_agrees(hub: Hub, repo: Repository):
     assert "Author: ada <ada@users.noreply>" in git(hub, repo, "log", "-1", "main")
 
 
+@pytest.mark.git_folder
 def test_executable_files_stay_executable(hub: Hub, repo: Repository, tmp_path: Path):
     head = commit(hub, repo, "run.sh", b"1")
     tree = git(hub, repo, "ls-tree", head)
@@ -101,7 +102,7 @@ def test_executable_files_stay_executable(hub: Hub, repo: Repository, tmp_path: 
     ).stdout.strip()  # fmt: skip
     from kernels_hub.server.refs import Ref
 
-    hub.store.content(repo).refs.change({BRANCHES + "main": Ref(new)})
+    change_refs(hub, repo, {BRANCHES + "main": Ref(new)})
     commit(hub, repo, "run.sh", b"2")
     commit(hub, repo, "other.sh", b"2")
     assert git(hub, repo, "ls-tree", "main", "run.sh").startswith("100755")
@@ -112,7 +113,7 @@ def test_small_packs_are_joined_as_they_gather(hub: Hub, repo: Repository):
     for number in range(60):
         commit(hub, repo, f"f{number}", b"%d" % number)
     packs = hub.store.content(repo).packs
-    assert len(packs.names()) < 30
+    assert len(packs.kept()) < 30
     assert git(hub, repo, "fsck", "--strict", "--full") == "" and check(hub) == []
     assert len(hub.store.history(repo, hub.store.resolve(repo, "main"), 1000)[0]) == 61
 
@@ -215,6 +216,7 @@ def _flip(path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+@pytest.mark.git_folder
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_fsck_finds(hub: Hub, repo: Repository, damage: str):
     oid = upload(hub, repo, os.urandom(5000))
@@ -255,6 +257,7 @@ def test_a_backup_is_a_hub(tmp_path: Path):
             assert check(hub) == []
 
 
+@pytest.mark.git_folder
 def test_what_a_crash_left_is_swept(hub: Hub, repo: Repository):
     layout = hub.layout
     mine = layout.temporary()
@@ -283,6 +286,7 @@ def test_what_a_crash_left_is_swept(hub: Hub, repo: Repository):
     assert hub.store.resolve(repo, "main") and check(hub) == []
 
 
+@pytest.mark.git_folder
 @pytest.mark.each_database
 def test_a_repository_without_a_row_is_never_deleted_at_start(hub: Hub, repo: Repository):
     """Whoever puts back an old hub.sqlite finds later repositories set aside, and can put them back."""

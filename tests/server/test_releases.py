@@ -24,6 +24,7 @@ from kernels_hub.server.releases import Force
 from kernels_hub.server.repositories import Repository
 from kernels_hub.server.sweep import sweep
 from tests import hub_databases
+from tests.git_folder import change_refs
 from tests.running_hub import RunningHub
 from tests.server.release_cases import CHAIN, commit, kinds, log, new, release, tags
 
@@ -108,10 +109,9 @@ def test_no_branch_stands_in_a_releases_place(hub: Hub, repo: Repository):
             hub.changes.create_branch(repo, branch, None)
         assert found.value.status == 403
     # As a root may have it from before: the tag is what the name means.
-    content = hub.store.content(repo)
-    content.refs.change({BRANCHES + "v1.0.0": Ref(hub.store.resolve(repo, "main"))})
+    change_refs(hub, repo, {BRANCHES + "v1.0.0": Ref(hub.store.resolve(repo, "main"))})
     assert hub.store.resolve(repo, "v1.0.0") == one
-    content.refs.change({BRANCHES + "v3.0.0": Ref(one)})
+    change_refs(hub, repo, {BRANCHES + "v3.0.0": Ref(one)})
     with pytest.raises(Refusal, match="There is a branch v3.0.0"):
         release(hub, repo, "v3.0.0")
     hub.changes.delete_branch(repo, "v3.0.0")

@@ -1,0 +1,108 @@
+"""Three servers with roots of their own behind nginx, with the configuration that docs/hub.md prints."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from huggingface_hub import CommitOperationAdd, HfApi
+
+from tests import hub_databases
+from tests.object_store import store
+from tests.postgresql_server import missing
+from tests.running_hub import RunningHub, start_hub
+
+NGINX = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
+LACKING = missing() or ("needs nginx, such as Debian's nginx-light" if NGINX is None else None)
+pytestmark = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
+PAGE = (Path(__file__).parents[2] / "docs" / "hub.md").read_text(encoding="utf-8")
+CONFIGURATION = """
+daemon off; master_process off; pid {folder}/pid; error_log {folder}/errors;
+events {{ }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+    {printed}
+}}
+"""
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def printed() -> str:
+    """The configuration that the page prints."""
+    (found,) = re.findall(r"```nginx\n(.*?)```", PAGE, re.DOTALL)
+    return str(found)
+
+
+@contextmanager
+def nginx(folder: Path, endpoints: list[str]) -> Iterator[str]:
+    """nginx before servers: its address."""
+    port, text = free_port(), printed()
+    ports = {"8080": str(port)} | {
+        f"808{number}": endpoint.rpartition(":")[2] for number, endpoint in enumerate(endpoints, 1)
+    }
+    text = re.sub(r"127\.0\.0\.1:(808\d)", lambda match: f"127.0.0.1:{ports[match[1]]}", text)
+    folder.mkdir()
+    (folder / "nginx.conf").write_text(CONFIGURATION.format(folder=folder, printed=text))
+    command = [str(NGINX), "-p", str(folder), "-c", str(folder / "nginx.conf")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 20
+        while process.poll() is None and time.monotonic() < end:
+            try:
+                httpx.get(f"http://127.0.0.1:{port}/health", timeout=2).raise_for_status()
+                break
+            except httpx.HTTPError:
+                time.sleep(0.05)
+        else:
+            raise AssertionError((folder / "errors").read_text())
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[list[RunningHub]]:
+    database = hub_databases.server().new_database()
+    objects = store().address("n" + hashlib.sha256(str(tmp_path).encode()).hexdigest()[:16])
+    options = {"database": database, "objects": objects, "trusted_proxies": "127.0.0.1"}
+    with ExitStack() as stack:
+        yield [stack.enter_context(start_hub(tmp_path / f"root{number}", **options)) for number in range(3)]
+    hub_databases.server().drop(database)
+
+
+def test_three_servers_are_one_hub_behind_nginx(servers: list[RunningHub], tmp_path: Path):
+    with nginx(tmp_path / "nginx", [server.endpoint for server in servers]) as endpoint:
+        api = HfApi(endpoint, token=servers[0].token("ada"))
+        api.create_repo("ada/k", repo_type="kernel")
+        for number in range(6):
+            api.create_commit(
+                "ada/k",
+                [CommitOperationAdd(f"f{number}", b"%d" % number)],
+                commit_message="m",
+                repo_type="kernel",
+            )
+        answered = [len(server.requests()) for server in servers]
+        assert all(answered), "each has had a part of the requests"
+        servers[1].kill()
+        for number in range(6):
+            url = f"{endpoint}/kernels/ada/k/resolve/main/f{number}"
+            assert httpx.get(url).raise_for_status().text == str(number)
+        page = httpx.get(f"{endpoint}/kernels/ada/k")
+        assert page.status_code == 200 and endpoint in page.text, "addresses are those of the proxy"
