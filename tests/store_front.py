@@ -44,12 +44,12 @@ class StoreFront:
 
     def kill(self) -> None:
         """Break every connection, wherever it is, and refuse new ones."""
-        if self._listening is not None:
-            with suppress(OSError):
-                self._listening.shutdown(socket.SHUT_RDWR)
-            self._listening.close()
-            self._listening = None
         with self._guard:
+            listening, self._listening = self._listening, None
+            if listening is not None:
+                with suppress(OSError):
+                    listening.shutdown(socket.SHUT_RDWR)
+                listening.close()
             for connection in self._open:
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
@@ -61,28 +61,33 @@ class StoreFront:
         self.kill()
 
     def _accept(self, listening: socket.socket) -> None:
-        while True:
-            try:
-                client, _ = listening.accept()
-                store = socket.create_connection(self._store)
-            except OSError:
-                return
-            with self._guard:
-                self._open |= {client, store}
-                alive = self._listening is listening
-            for one, other in ((client, store), (store, client)):
-                threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
-            if not alive:
-                for connection in (client, store):
-                    with suppress(OSError):
-                        connection.shutdown(socket.SHUT_RDWR)
+        with listening:
+            while self._listening is listening:
+                try:
+                    client, _ = listening.accept()
+                except OSError:
+                    return
+                threading.Thread(target=self._serve, args=(client, listening), daemon=True).start()
 
-    def _pump(self, one: socket.socket, other: socket.socket) -> None:
+    def _serve(self, client: socket.socket, listening: socket.socket) -> None:
+        with client, suppress(OSError), socket.create_connection(self._store) as store:
+            with self._guard:
+                if self._listening is not listening:
+                    return
+                self._open |= {client, store}
+            answers = threading.Thread(target=_pump, args=(store, client), daemon=True)
+            answers.start()
+            _pump(client, store)
+            answers.join()
+            with self._guard:
+                self._open -= {client, store}
+
+
+def _pump(one: socket.socket, other: socket.socket) -> None:
+    """Send on what comes, until one of the two ends; then both do."""
+    with suppress(OSError):
+        while data := one.recv(_PIECE):
+            other.sendall(data)
+    for connection in (one, other):
         with suppress(OSError):
-            while data := one.recv(_PIECE):
-                other.sendall(data)
-        for connection in (one, other):
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        with self._guard:
-            self._open -= {one, other}
+            connection.shutdown(socket.SHUT_RDWR)

@@ -60,6 +60,7 @@ def migrated(root: Path, to: str) -> None:
     assert not ended.value.code
 
 
+@pytest.mark.git_folder
 def test_a_root_is_made_with_both(tmp_path: Path, database: str, objects: str):
     root = tmp_path / "root"
     with Hub(root, create=True, database=database, objects=objects) as hub:
@@ -69,6 +70,7 @@ def test_a_root_is_made_with_both(tmp_path: Path, database: str, objects: str):
         pass
 
 
+@pytest.mark.git_folder
 @pytest.mark.parametrize("rows_first", [True, False])
 def test_there_and_back(tmp_path: Path, database: str, objects: str, rows_first: bool):
     root = tmp_path / "root"
@@ -97,6 +99,7 @@ def test_a_backup_is_served_without_the_database(
     assert_whole(copy, None if large_files else objects, postgresql=False)
 
 
+@pytest.mark.git_folder
 def test_rows_are_not_moved_while_a_hub_is_open_nor_objects_from_elsewhere(
     tmp_path: Path, database: str, objects: str, capsys: pytest.CaptureFixture[str]
 ):

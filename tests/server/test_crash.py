@@ -194,6 +194,7 @@ def test_a_row_is_on_disk_when_a_change_returns(tmp_path: Path):
         other.close()
 
 
+@pytest.mark.git_folder
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_becomes_visible_was_flushed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Against a loss of power: content before its name, and the name's folder before the answer."""

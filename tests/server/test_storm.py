@@ -24,6 +24,7 @@ def test_one_writer_wins(tmp_path: Path):
     assert found["statuses"] == [200] + [412] * 7
 
 
+@pytest.mark.git_folder
 def test_losses_are_found(tmp_path: Path):
     done = Acknowledged()
     found = storm(tmp_path / "hub", 1, workers=1, seed=5)

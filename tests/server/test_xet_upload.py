@@ -405,6 +405,7 @@ def test_what_is_too_long_is_refused(session):
     assert left_over(session.hub) == []
 
 
+@pytest.mark.git_folder
 def test_old_xorbs_are_swept_and_an_upload_that_needs_them_says_so(hub, session):
     assert session.xorb(ONE).status_code == 200
     with Hub(hub.root) as opened:

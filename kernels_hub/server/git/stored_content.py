@@ -217,10 +217,10 @@ class StoredPacks(Packs):
                 if not lost or self._rows() == rows:
                     break
             names = {row.name for row in rows}
-            changed |= names != self._known or self._fetched
-            changed |= self._places.cache.keep_only(self._repository, names | self._pending)
+            removed = self._places.cache.keep_only(self._repository, names | self._pending)
+            changed |= removed or self._fetched or names != self._known
             self._known, self._fetched, self._synced = names, False, version
-            if changed:
+            if removed or self._files is None:  # what is new is found by whoever misses it
                 self._reopen()
             return changed
 
