@@ -13,7 +13,7 @@ from kernels_hub.server.database.seam import Database, Row
 TABLES = (
     "accounts", "members", "tokens", "repositories", "grants", "objects", "release_log", "pending_refs", "unlogged",
     "audit_log", "upgrades", "search", "ranks", "facets", "downloads", "sessions",
-    "mirror", "mirrored", "git_place", "git_versions", "git_refs", "git_packs",
+    "mirror", "mirrored", "git_place", "git_versions", "git_refs", "git_packs", "git_dropped",
 )  # fmt: skip
 """Every table, each after those that it refers to."""
 _MADE_BESIDE = ("upgrades", "search", "ranks")

@@ -6,6 +6,7 @@ version is still the one that it was thought out for.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -43,9 +44,15 @@ CREATE TABLE IF NOT EXISTS git_packs (
     index_bytes INTEGER NOT NULL,
     PRIMARY KEY (repository, name)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS git_dropped (
+    repository TEXT NOT NULL REFERENCES repositories ON DELETE CASCADE,
+    name TEXT NOT NULL,
+    dropped REAL NOT NULL,
+    PRIMARY KEY (repository, name)
+) WITHOUT ROWID;
 """
 )
-_REPOSITORY_TABLES = ("git_packs", "git_refs", "git_versions")
+_REPOSITORY_TABLES = ("git_dropped", "git_packs", "git_refs", "git_versions")
 TABLES = (*_REPOSITORY_TABLES, "git_place")
 State = Literal["store", "moving", "folder"]
 _PLACE = "SELECT state, objects, identity, secret FROM git_place"
@@ -195,6 +202,18 @@ class GitRows:
             self.database.change(
                 "DELETE FROM git_packs WHERE repository = ? AND name = ?", repository, pack.name
             )
+            self.database.change(
+                "INSERT INTO git_dropped VALUES (?, ?, ?)", repository, pack.name, time.time()
+            )
+
+    def dropped(self, repository: str) -> dict[str, float]:
+        """The packs that a repository had before they were joined, and since when it has them no more."""
+        rows = self.database.rows("SELECT name, dropped FROM git_dropped WHERE repository = ?", repository)
+        return {str(row["name"]): float(row["dropped"]) for row in rows}
+
+    def forget_dropped(self, repository: str, name: str) -> None:
+        """Say that a pack that was dropped is removed."""
+        self.database.change("DELETE FROM git_dropped WHERE repository = ? AND name = ?", repository, name)
 
     def _put(self, repository: str, refs: RefChanges, packs: Iterable[PackRow]) -> None:
         for name, ref in refs.items():

@@ -216,14 +216,14 @@ class StoredGit(GitStore):
                 found.append(f"packs of a repository that has no row: {repository}")
                 continue
             stored = [entry.oid for entry in self.bucket.entries(repository)]
-            rows = self.rows.pack_names(repository)
+            rows = self.rows.pack_names(repository) | set(self.rows.dropped(repository))
             found += [
                 f"repository {repository}: pack {name} has no row" for name in stored if name not in rows
             ]
         return found
 
     def collect(self, has_row: Callable[[str], bool], before: float, *, prune: bool) -> list[str]:
-        """Remove packs that no row names, and were written before a moment."""
+        """Remove packs that no row names, and were written, or joined with others, before a moment."""
         found = []
         for repository in sorted(self.bucket.repositories()):
             # The rows last: a name that was listed before may have got its row since.
@@ -231,10 +231,11 @@ class StoredGit(GitStore):
             known = has_row(repository)
             if not known and not prune:
                 continue
-            rows = self.rows.pack_names(repository)
+            rows, dropped = self.rows.pack_names(repository), self.rows.dropped(repository)
             for name in stored:
-                if name not in rows and began(name) < before:
+                if name not in rows and dropped.get(name, began(name)) < before:
                     self.bucket.remove(repository, name)
+                    self.rows.forget_dropped(repository, name)
                     found.append(f"a pack that no row names: {repository}/{name}")
         return found
 

@@ -34,6 +34,8 @@ _CHUNK = 1 << 20
 _TRIES = 5
 _MOST_SECONDS = 3600.0
 """How long after its upload a pack may become a repository's: far less than garbage is kept."""
+_DROPPED_SECONDS = 24 * 3600.0
+"""How long packs stay that were joined: for readers, and for a database that is restored to an earlier moment."""
 _Result = TypeVar("_Result")
 log = logging.getLogger("kernels_hub.server.git")
 
@@ -341,9 +343,14 @@ class StoredPacks(Packs):
                 pack.check()
         self._state.change(dropped=old)
         self._sync()
-        for row in old:
-            with suppress(Refusal):  # What stays is named by no row, and removed as such.
-                self._places.bucket.remove(self._repository, row.name)
+        self._remove_dropped(time.time() - _DROPPED_SECONDS)
+
+    def _remove_dropped(self, before: float) -> None:
+        rows, repository = self._state.rows, self._repository
+        for name, since in rows.dropped(repository).items():
+            if since < before:
+                self._places.bucket.remove(repository, name)
+                rows.forget_dropped(repository, name)
 
     def _opened(self, row: PackRow) -> Pack:
         """A local copy. Raises FileNotFoundError where it is lost."""
