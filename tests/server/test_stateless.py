@@ -183,6 +183,26 @@ def test_a_change_of_what_somebody_changed_meanwhile_is_refused(one: Hub, two: H
     assert check(one) == [] and len(strays(one)) == 1
 
 
+def test_many_repositories_are_changed_at_once(one: Hub, monkeypatch: pytest.MonkeyPatch):
+    """More than are kept open: none is closed under whoever works on it."""
+    monkeypatch.setattr("kernels_hub.server.git.stored._OPEN", 2)
+    repos, errors = [new(one, f"k{number}") for number in range(5)], list[Exception]()
+
+    def work(repo: Repository) -> None:
+        try:
+            for step in range(4):
+                commit(one, repo, f"f{step}", str(step))
+        except Exception as error:  # noqa: BLE001 -- shown below
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(repo,)) for repo in repos]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == [] and all(len(files(one, repo)) == 5 for repo in repos)
+
+
 def test_names_are_given_once(one: Hub, two: Hub, prefix: str):
     new(one)
     before = packs_of(prefix)

@@ -109,6 +109,8 @@ class StoredGit(GitStore):
     def _working(self, repository: str) -> Iterator[None]:
         opened = self._opened(repository)
         with opened.state.working() as work:
+            with self._guard:  # in case that it was dropped just before
+                self._open[repository] = opened
             try:
                 yield
             finally:
@@ -169,7 +171,10 @@ class StoredGit(GitStore):
             packs = StoredPacks(self.places, state)
             self._open[repository] = opened = _Opened(state, packs, Content(packs, StoredRefs(state)))
             if len(self._open) > _OPEN:
-                self._open.popitem(last=False)[1].packs.close()
+                # Whoever holds a repository's lock goes on with what it began with.
+                idle = (name for name, known in self._open.items() if not known.state.is_busy)
+                if (oldest := next(idle, repository)) != repository:
+                    self._open.pop(oldest).packs.close()
             return opened
 
     def exists(self, repository: str) -> bool:

@@ -70,15 +70,26 @@ class State:
         self.repository = repository
         self._seen: Snapshot | None = None
         self._local = threading.local()
+        self._guard = threading.Lock()
+        self._workers = 0
 
     @contextmanager
     def working(self) -> Iterator[Work]:
         """Around the work of a thread that holds the lock: it sees one version, and changes that or nothing."""
         self._local.work = work = Work()
+        with self._guard:
+            self._workers += 1
         try:
             yield work
         finally:
             self._local.work = None
+            with self._guard:
+                self._workers -= 1
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread is at work under the lock."""
+        return self._workers > 0
 
     @property
     def work(self) -> Work | None:
