@@ -120,6 +120,8 @@ class RootPaths:
         layout = cls(root)
         if layout.marker.is_file():
             layout.read_marker(database)
+            if layout.read().git:
+                layout.repositories.mkdir(exist_ok=True)  # which holds nothing
             if not layout.repositories.is_dir():
                 raise KernelsHubError(
                     f"{layout.repositories} is missing, which holds every repository; nothing was changed. Put it back "

@@ -501,7 +501,7 @@ def refused(root: Path, *arguments: str, says: str, source: str | None = None) -
 
 def test_a_root_of_another_place_is_refused(one: Hub, tmp_path: Path, database: str, objects: str):
     for options, says in (
-        ({"database": database}, "rows of another root"),
+        ({"database": database}, "say where with --objects"),
         ({"database": database, "objects": objects.replace("/g", "/other")}, "check --objects"),
     ):
         with pytest.raises(KernelsHubError, match=says), Hub(tmp_path / "other", create=True, **options):

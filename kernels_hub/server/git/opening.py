@@ -24,6 +24,16 @@ def join_hub(layout: RootPaths, database: Database, owner: str, objects: str | N
     Raises KernelsHubError where it is another, or the Hub's git data is in the folder of a root.
     """
     marker = layout.read()
+    if (
+        layout.is_new
+        and objects is None
+        and (place := _place(database)) is not None
+        and place.state == "store"
+    ):
+        raise KernelsHubError(
+            f"{database.name} has a Hub whose git data and large files are in {place.objects}; to serve it from a new "
+            "root, say where with --objects"
+        )
     if not marker.git or marker.objects is not None or objects is None or layout.elsewhere is None:
         return False
     end = time.monotonic() + _MAKING_SECONDS
