@@ -104,8 +104,8 @@ def test_rows_are_not_moved_while_a_hub_is_open_nor_objects_from_elsewhere(
     tmp_path: Path, database: str, objects: str, capsys: pytest.CaptureFixture[str]
 ):
     root = tmp_path / "root"
-    with Hub(root, create=True, database=database) as hub:
-        hub.accounts.add_user("ada")
+    with Hub(root, create=True, database=database):
+        pass
     with closing(Hub(root, create=True, objects=objects)) as hub:
         fill(hub)
         for to, more in (("sqlite", ()), ("sqlite", ("--from", objects)), ("mysql://a/b", ())):

@@ -88,6 +88,13 @@ def test_every_table_is_copied_and_has_a_row_here(root: Path, target: str):
     with Hub(root) as hub:
         hub.database.change("INSERT INTO mirror VALUES ('https://hub.example.org', 'a,b', 1.5, 0.5, 'away')")
         hub.database.change("INSERT INTO mirrored SELECT id, id, 'seen', 0.0, '' FROM repositories")
+        hub.database.change("INSERT INTO git_place VALUES (1, 'folder', 's3://b/p', 'id', ?)", b"key")
+        hub.database.change("INSERT INTO git_versions SELECT id, 'version' FROM repositories")
+        hub.database.change(
+            "INSERT INTO git_refs SELECT id, 'refs/heads/main', 'oid', NULL FROM repositories"
+        )
+        hub.database.change("INSERT INTO git_packs SELECT id, 'name', 1, 2 FROM repositories")
+        hub.database.change("INSERT INTO git_dropped SELECT id, 'name', 1.5 FROM repositories")
         assert set(hub.database.tables()) == set(TABLES)
         assert [table for table in TABLES if hub.database.row(f"SELECT 1 FROM {table}") is None] == []
     copied = migrate(root, target)
