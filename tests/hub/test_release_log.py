@@ -31,6 +31,7 @@ from tests import hub_databases
 from tests.fuzz.harness import budget
 from tests.fuzz.harness import run as run_variants
 from tests.fuzz.mutations import either, mutate_bytes, mutate_json
+from tests.git_folder import change_refs
 from tests.hub.place import Place
 
 
@@ -131,8 +132,8 @@ def test_a_tag_that_is_not_where_the_log_says_is_refused(place: Place):
     commit = place.put(2)
 
     def at(commit: str | None, tag: str = "v1.0.0") -> Callable[[Hub, Repository], None]:
-        return lambda hub, repository: hub.store.content(repository).refs.change(
-            {TAGS + tag: Ref(commit) if commit else None}
+        return lambda hub, repository: change_refs(
+            hub, repository, {TAGS + tag: Ref(commit) if commit else None}
         )
 
     opened(place, at(commit))

@@ -26,6 +26,7 @@ from kernels_hub.server.mirror import state as state_module
 from kernels_hub.server.mirror.follow import following
 from kernels_hub.server.refs import TAGS, Ref
 from tests.faulty_proxy import Changed, Cut, Endless, FaultyProxy, Gone, Seen, Status, json_changed
+from tests.git_folder import change_refs
 from tests.running_hub import RunningHub, start_hub
 from tests.server.mirror_cases import Mirror, Source, check_whole, commit, found, one_line, pointers, shown
 
@@ -83,6 +84,7 @@ def rewrite(source: Source, number: int, **fields: Any) -> None:
 # -- a log that does not go on ------------------------------------------------------------------------
 
 
+@pytest.mark.git_folder
 def test_a_rewritten_log_is_refused_as_a_whole_and_what_was_held_stays(source: Source, mirror: Mirror):
     source.release("1.0.0")
     source.release("1.0.0", short="other")
@@ -117,6 +119,7 @@ def test_a_rewritten_log_is_refused_as_a_whole_and_what_was_held_stays(source: S
         assert row is not None and row.problem == ""
 
 
+@pytest.mark.git_folder
 @pytest.mark.parametrize("how", ["shorter", "same length", "tag past the log", "tag without an entry"])
 def test_a_log_that_is_not_the_one_that_was_shown(how: str, source: Source, mirror: Mirror):
     first = source.release("1.0.0")
@@ -134,7 +137,7 @@ def test_a_log_that_is_not_the_one_that_was_shown(how: str, source: Source, mirr
     else:
         tag = "v1.1.0" if how == "tag past the log" else "v3.0.0"
         with source.opened() as (hub, repo):
-            hub.store.content(repo).refs.change({TAGS + tag: Ref(first)})
+            change_refs(hub, repo, {TAGS + tag: Ref(first)})
     said = mirror.round().problems[source.name()]
     expected = {
         "shorter": "its release log was cut",
@@ -146,6 +149,7 @@ def test_a_log_that_is_not_the_one_that_was_shown(how: str, source: Source, mirr
     assert state_of(mirror, source.name()) == before
 
 
+@pytest.mark.git_folder
 def test_content_that_is_not_what_the_log_says_is_refused(source: Source, mirror: Mirror):
     """Names of git objects are SHA-1; a release's digest in the log is not."""
     source.release("1.0.0")
@@ -201,6 +205,7 @@ def once(word: str, fault: object, at: int = 0) -> Callable[[Seen], Any]:
     return choose
 
 
+@pytest.mark.git_folder
 @pytest.mark.parametrize(
     ("word", "fault"),
     [
@@ -231,6 +236,7 @@ def test_an_answer_that_is_cut_is_asked_for_again(
         assert ranges == [None, "bytes=50000-"]
 
 
+@pytest.mark.git_folder
 def test_what_came_of_a_large_file_is_kept_until_the_next_round(
     source: Source, proxy: FaultyProxy, mirror: Mirror
 ):
@@ -364,6 +370,7 @@ QUICK = (
 )
 
 
+@pytest.mark.git_folder
 @pytest.mark.parametrize(
     "what", [what if what in QUICK else pytest.param(what, marks=pytest.mark.exhaustive) for what in WRONG]
 )

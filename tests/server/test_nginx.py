@@ -45,7 +45,7 @@ def free_port() -> int:
 
 def printed() -> str:
     """The configuration that the page prints."""
-    (found,) = re.findall(r"```nginx\n(.*?)```", PAGE, re.DOTALL)
+    (found,) = re.findall(r"^    map \$uri.*?\n(?=\S)", PAGE, re.DOTALL | re.MULTILINE)
     return str(found)
 
 

@@ -25,6 +25,7 @@ from kernels_hub.server.hub import Hub
 from kernels_hub.server.layout import RootPaths, marker_text
 from kernels_hub.server.limits import Limits
 from kernels_hub.server.maintenance import backup, check, collect_garbage, strays
+from kernels_hub.server.objects.store import new_upload
 from kernels_hub.server.packs import BLOB, git_object
 from kernels_hub.server.refs import BRANCHES, Ref
 from kernels_hub.server.refusal import Refusal
@@ -201,6 +202,26 @@ def test_many_repositories_are_changed_at_once(one: Hub, monkeypatch: pytest.Mon
     for thread in threads:
         thread.join()
     assert errors == [] and all(len(files(one, repo)) == 5 for repo in repos)
+
+
+def test_an_answer_of_the_store_that_was_cut_off_is_no_answer(one: Hub, monkeypatch: pytest.MonkeyPatch):
+    """boto3 takes an empty body, of a connection that broke after the headers, for an answer that says nothing."""
+    repo = new(one)
+    store_of = one.git.bucket.store  # type: ignore[attr-defined]
+
+    def cut(*_: object, **__: object) -> dict[str, object]:
+        return {}
+
+    monkeypatch.setattr(store_of.client, "create_multipart_upload", cut)
+    monkeypatch.setattr(store_of.client, "list_objects_v2", cut)
+    for ask in (
+        lambda: store_of.transfers.begin(repo.id, [(new_upload(), (5,))], 60),
+        lambda: list(one.git.bucket.entries(repo.id)),  # type: ignore[attr-defined]
+        lambda: check(one),
+    ):
+        with pytest.raises(Refusal) as found:
+            ask()
+        assert found.value.status == 503
 
 
 def test_names_are_given_once(one: Hub, two: Hub, prefix: str):
@@ -499,6 +520,7 @@ def refused(root: Path, *arguments: str, says: str, source: str | None = None) -
 # -- whose root, whose store ----------------------------------------------------------------------------
 
 
+@pytest.mark.git_folder
 def test_a_root_of_another_place_is_refused(one: Hub, tmp_path: Path, database: str, objects: str):
     for options, says in (
         ({"database": database}, "say where with --objects"),

@@ -276,6 +276,8 @@ class S3Objects:
                 page = next(pages, None)
             if page is None:
                 return
+            if "Name" not in page and "Bucket" not in page:  # one of which every listing says
+                raise unavailable(f"{operation}: the answer was cut off")
             yield from page.get(field, ())
 
     # -- what servers with roots of their own share for hours

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
 
 from kernels_hub.server.objects.address import S3Address
-from kernels_hub.server.objects.answers import GONE, answering, error_code
+from kernels_hub.server.objects.answers import GONE, answering, error_code, unavailable
 from kernels_hub.server.objects.connection import connect
 from kernels_hub.server.objects.store import Begun, Sent, Staged
 from kernels_hub.server.refusal import Refusal, bad_request
@@ -101,6 +101,8 @@ class S3Transfers:
         key = self._store.incoming(repository, upload)
         with answering("beginning an upload"):
             begun = self._store.client.create_multipart_upload(Bucket=self._store.address.bucket, Key=key)
+        if "UploadId" not in begun:
+            raise unavailable("beginning an upload: the answer was cut off")
         remote = str(begun["UploadId"])
         parts = (
             self._address(
