@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi, constants
 
+from tests import hub_databases
+from tests.object_store import BUCKET, store
 from tests.running_hub import RunningHub, start_hub
 
 _numbers = itertools.count()
@@ -84,3 +87,23 @@ def new_repo(ada: HfApi) -> Callable[..., str]:
         return name
 
     return make
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> str:
+    """The address of a place of its own in the object store."""
+    return store().address("g" + hashlib.sha256(str(tmp_path).encode()).hexdigest()[:16])
+
+
+@pytest.fixture
+def prefix(objects: str) -> str:
+    """What the keys of that place begin with."""
+    return objects.partition(f"{BUCKET}/")[2].partition("?")[0]
+
+
+@pytest.fixture
+def database() -> Iterator[str]:
+    """The address of a new PostgreSQL database."""
+    address = hub_databases.server().new_database()
+    yield address
+    hub_databases.server().drop(address)
