@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -214,3 +217,39 @@ def test_no_credential_is_logged(hub: RunningHub, lfs: Lfs):
     log = hub.output("resolve/main/big")
     for secret in ("X-Amz", "Signature", "uploadId", os.environ["AWS_SECRET_ACCESS_KEY"], "signature="):
         assert secret not in log
+
+
+def test_threads_that_use_a_store_first_at_the_same_time() -> None:
+    """boto3's modules import each other in a circle, which one thread at a time can go round."""
+    code = """
+        import threading, time
+        from kernels_hub.server.objects.address import S3Address
+        from kernels_hub.server.objects.answers import answering
+        from kernels_hub.server.objects.connection import connect
+        address, begin, failed = S3Address.parse("s3://bucket/p?endpoint=http://127.0.0.1:9"), threading.Barrier(8), []
+        def work(number):
+            begin.wait()
+            time.sleep(number % 4 * 0.02)
+            try:
+                if number % 2:
+                    connect(address, address.endpoint)
+                with answering("a test"):
+                    pass
+            except Exception as error:
+                failed.append(repr(error))
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed, failed
+    """
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, **keys},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

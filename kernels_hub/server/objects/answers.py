@@ -6,7 +6,9 @@ server's own requests in their headers.
 
 from __future__ import annotations
 
+import importlib
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +22,7 @@ MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
 GONE = frozenset({"NoSuchUpload", *MISSING})
 _WRONG_PARTS = frozenset({"InvalidPart", "InvalidPartOrder", "EntityTooSmall"})
 _RETRY, _RETRY_LATER = "5", "60"
+_IMPORTING = threading.Lock()
 
 
 def error_code(error: Exception) -> str:
@@ -37,6 +40,18 @@ def _status(error: Exception) -> int:
 def not_installed() -> KernelsHubError:
     """What to do where boto3 is missing."""
     return KernelsHubError("--objects s3://… needs boto3; pip install 'kernels-hub[s3]' brings it")
+
+
+def load_boto3() -> None:
+    """Import boto3, on one thread at a time. Raises KernelsHubError where it is missing.
+
+    Its modules import each other in a circle: of two threads that begin at once, Python gives one what is half there.
+    """
+    with _IMPORTING:
+        try:
+            importlib.import_module("boto3.s3.transfer")
+        except ModuleNotFoundError as error:
+            raise not_installed() from error
 
 
 def unavailable(what: str) -> Refusal:
@@ -65,17 +80,10 @@ def answering(what: str) -> Iterator[None]:
 
     what: the operation, for the log.
     """
-    try:
-        from boto3.exceptions import Boto3Error
-        from botocore.exceptions import (
-            BotoCoreError,
-            ClientError,
-            NoCredentialsError,
-            PartialCredentialsError,
-        )
-        from urllib3.exceptions import HTTPError
-    except ModuleNotFoundError as error:
-        raise not_installed() from error
+    load_boto3()
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+    from urllib3.exceptions import HTTPError
 
     try:
         yield

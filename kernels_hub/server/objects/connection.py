@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.objects.address import S3Address
-from kernels_hub.server.objects.answers import not_installed
+from kernels_hub.server.objects.answers import load_boto3
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -16,12 +16,11 @@ _CONNECT_SECONDS, _ATTEMPTS, _CONNECTIONS = 3, 3, 32
 
 def connect(address: S3Address, endpoint: str | None) -> BaseClient:
     """A client of an endpoint. Raises KernelsHubError where boto3 is missing, or finds its configuration at odds."""
-    try:
-        from boto3.session import Session
-        from botocore.config import Config
-        from botocore.exceptions import BotoCoreError
-    except ModuleNotFoundError as error:
-        raise not_installed() from error
+    load_boto3()
+    from boto3.session import Session
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
+
     config = Config(
         signature_version="s3v4",
         connect_timeout=_CONNECT_SECONDS,
