@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from kernels_hub.compiler.runtime.facts import attributes, hidden, is_filled
+from kernels_hub.compiler.runtime.facts import attributes, is_filled, looked_into
 
 KNOWN = frozenset({"torch", "builtins", "typing", "numpy", *sys.stdlib_module_names} - {"__main__"})
 """Packages whose release says all there is to say of their code."""
@@ -89,7 +89,7 @@ class _Walk:
         for index, cell in enumerate(function.__closure__ or ()):
             if is_filled(cell):
                 self._value(cell.cell_contents, f"{path}.__closure__.{index}.cell_contents")
-        for name in dict.fromkeys(_names(function.__code__)):
+        for name in dict.fromkeys(names_in(function.__code__)):
             self.member(name)
             place = (id(function.__globals__), name)
             if name in function.__globals__ and not name.startswith("__") and place not in self._globals:
@@ -122,7 +122,7 @@ def is_data(value: object) -> bool:
         elif (
             isinstance(one, (nn.Module, logging.Logger))
             or _is_known(kind.__module__)
-            or hidden(one) is not None
+            or looked_into(one)[1] is not None
         ):
             return False
         else:
@@ -130,11 +130,12 @@ def is_data(value: object) -> bool:
     return not waiting
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def names_in(code: types.CodeType) -> Iterator[str]:
+    """The names of attributes and globals in a function's code, and in that of functions within it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            yield from names_in(constant)
 
 
 def _is_known(module: str) -> bool:

@@ -21,7 +21,7 @@ from kernels_hub.compiler.errors import CompilerError
 from kernels_hub.compiler.export.outer_data import outer_data
 from kernels_hub.compiler.export.source import Example
 from kernels_hub.compiler.importers.brief_run import briefly
-from kernels_hub.compiler.runtime.facts import at, fact, hidden, kind_of, places
+from kernels_hub.compiler.runtime.facts import at, kind_of, looked_into, places
 from kernels_hub.compiler.runtime.modules import forward_digest
 from kernels_hub.compiler.runtime.parts import Module
 
@@ -52,13 +52,13 @@ def recorded(example: Example) -> tuple[Module, ...]:
 
 
 def _fact_at(module: nn.Module, path: str, name: str, inside: Mapping[int, str]) -> Any:
-    value = at(module, name)
-    if (kind := hidden(value, inside)) is not None:
+    found, kind = looked_into(at(module, name), inside)
+    if kind is not None:
         raise CompilerError(
             f"the forward of {path or 'the module'} reads {name}, which is or holds a {kind}: whether that stays "
             "what it was cannot be asked at later calls; let the module hold the numbers or tensors that it needs"
         )
-    return fact(value, inside)
+    return found
 
 
 def _recorder(example: Example) -> Callable[[], dict[str, Names]]:

@@ -22,10 +22,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from kernels_hub.compiler.export.outer_data import KNOWN
+from kernels_hub.compiler.export.outer_data import KNOWN, names_in
 from kernels_hub.compiler.jit.signature import is_image, takes_images
 from kernels_hub.compiler.plan.compiler_stamp import compiler_stamp, digest
-from kernels_hub.compiler.runtime.facts import fact, hidden, is_filled, kind_of, places
+from kernels_hub.compiler.runtime.facts import code_text, fact, is_filled, kind_of, looked_into, places
 from kernels_hub.kernelization.outcome import RECORD_ATTRIBUTE
 
 _FURNITURE = frozenset(vars(nn.Module()))
@@ -64,10 +64,9 @@ def _attributes(
     """What attributes hold. named: names in the code; of others, what cannot be looked into is left out."""
     rows: list[tuple[str, Any]] = []
     for name, value in _of_its_own(module):
-        if name in named and hidden(value, inside) is not None:
-            rows.append((name, f"known to this call alone: {uuid4()}"))
-        else:
-            rows.append((name, fact(value, inside)))
+        found, kind = looked_into(value, inside)
+        is_unknown = kind is not None and name in named
+        rows.append((name, f"known to this call alone: {uuid4()}" if is_unknown else found))
     return rows
 
 
@@ -201,13 +200,13 @@ class _Code:
         """Note a function, and all that its names mean."""
         cells = [cell.cell_contents for cell in function.__closure__ or () if is_filled(cell)]
         self.rows[where] = (
-            _text(function.__code__),
+            code_text(function.__code__),
             fact(function.__defaults__),
             fact(function.__kwdefaults__),
         )
         for index, value in enumerate(cells):
             self._of_value(value, f"{where}[{index}]")
-        names = dict.fromkeys(_names(function.__code__))
+        names = dict.fromkeys(names_in(function.__code__))
         self._name((*names, *_strings(function.__code__)))
         for name in names:
             if name not in function.__globals__:
@@ -267,13 +266,6 @@ def _unwrapped(function: types.FunctionType) -> types.FunctionType:
     return inner if isinstance(inner, types.FunctionType) else function
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
-
-
 def _strings(code: types.CodeType) -> Iterator[str]:
     """What getattr may be given."""
     for constant in code.co_consts:
@@ -282,17 +274,3 @@ def _strings(code: types.CodeType) -> Iterator[str]:
         else:
             several = constant if isinstance(constant, tuple) else (constant,)
             yield from (one for one in several if isinstance(one, str) and one.isidentifier())
-
-
-def _text(code: types.CodeType) -> tuple[Any, ...]:
-    constants = tuple(map(_constant, code.co_consts))
-    return code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, constants
-
-
-def _constant(value: object) -> Any:
-    """As text that every process writes alike: the order of a set is that of its hashes, which differ."""
-    if isinstance(value, types.CodeType):
-        return _text(value)
-    if isinstance(value, tuple):
-        return tuple(map(_constant, value))
-    return ("set", *sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)

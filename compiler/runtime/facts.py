@@ -74,14 +74,16 @@ def fact(value: object, inside: Mapping[int, str] = types.MappingProxyType({})) 
 
     inside: modules, weights and buffers that are told by their place, as what they hold is compared elsewhere.
     """
-    return _Facts(inside).of(value)
+    return looked_into(value, inside)[0]
 
 
-def hidden(value: object, inside: Mapping[int, str] = types.MappingProxyType({})) -> str | None:
-    """The class of a value, or of one that it holds, that cannot be looked into; None where there is none."""
+def looked_into(
+    value: object, inside: Mapping[int, str] = types.MappingProxyType({})
+) -> tuple[object, str | None]:
+    """The fact of a value, and the class of what of it cannot be looked into; None where all can."""
     facts = _Facts(inside)
-    facts.of(value)
-    return facts.hidden
+    found = facts.of(value)
+    return found, facts.hidden
 
 
 class _Facts:
@@ -419,11 +421,18 @@ def at(value: object, path: str) -> object:
 
 
 def code_text(code: types.CodeType) -> tuple[object, ...]:
-    """What a function's code does, as values."""
-    constants = tuple(
-        code_text(one) if isinstance(one, types.CodeType) else repr(one) for one in code.co_consts
-    )
+    """What a function's code does, as values that every process writes alike."""
+    constants = tuple(map(_constant, code.co_consts))
     return code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, constants
+
+
+def _constant(value: object) -> object:
+    if isinstance(value, types.CodeType):
+        return code_text(value)
+    if isinstance(value, tuple):
+        return tuple(map(_constant, value))
+    # The order of a set is that of its hashes, which differ.
+    return ("set", *sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
 
 def is_filled(cell: types.CellType) -> bool:

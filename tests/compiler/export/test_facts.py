@@ -20,7 +20,7 @@ from torch import nn
 
 from kernels_hub.compiler.export.outer_data import outer_data
 from kernels_hub.compiler.export.table import _literal
-from kernels_hub.compiler.runtime.facts import at, contents, fact, hidden, places
+from kernels_hub.compiler.runtime.facts import at, contents, fact, looked_into, places
 from kernels_hub.compiler.runtime.module_guard import ModuleGuard
 
 
@@ -135,7 +135,7 @@ def _kept(value: Any) -> Any:
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_equal_values_have_equal_facts_and_others_have_others(make):
     first = fact(make(2.0))
-    assert first == fact(make(2.0)) and hidden(make(2.0)) is None
+    assert first == fact(make(2.0)) and looked_into(make(2.0))[1] is None
     assert first != fact(make(3.0))
     assert ast.literal_eval(_literal(first)) == first  # a file holds it
 
@@ -159,11 +159,11 @@ def test_what_holds_itself_has_an_end():
 
 @pytest.mark.parametrize("value", [torch.Generator(), ValueError(1), iter([1])])
 def test_what_cannot_be_looked_into_is_said(value):
-    assert hidden([value]) is not None
+    assert looked_into([value])[1] is not None
 
 
 def test_locks_and_modules_of_python_decide_nothing():
-    assert hidden([threading.Lock(), ast]) is None
+    assert looked_into([threading.Lock(), ast])[1] is None
 
 
 def _write(name: str, value: Any) -> None:
