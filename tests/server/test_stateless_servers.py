@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -57,18 +58,20 @@ def test_clients_meet_one_hub_at_every_server(servers: tuple[RunningHub, Running
     assert here.list_repo_files("ada/k", repo_type="kernel") == [".gitattributes", "large.bin", "small"]
 
 
+def batch_of(hub: RunningHub, item: dict[str, Any], headers: dict[str, str]) -> Any:
+    """What a Hub answers to a client that is going to send a file."""
+    given = {"operation": "upload", "transfers": ["basic", "multipart"], "objects": [item]}
+    address = f"{hub.endpoint}/kernels/ada/k.git/info/lfs/objects/batch"
+    return httpx.post(address, json=given, headers=headers).raise_for_status().json()
+
+
 def test_an_upload_may_begin_at_one_server_and_end_at_another(servers: tuple[RunningHub, RunningHub]):
     one, two = servers
     headers = {"Authorization": f"Bearer {one.token('ada')}"}
     HfApi(one.endpoint, token=one.token("ada")).create_repo("ada/k", repo_type="kernel")
     content = b"large" * 50_000
     item = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content)}
-    batch = httpx.post(
-        f"{one.endpoint}/kernels/ada/k.git/info/lfs/objects/batch",
-        json={"operation": "upload", "transfers": ["basic", "multipart"], "objects": [item]},
-        headers=headers,
-    )
-    actions = batch.raise_for_status().json()["objects"][0]["actions"]
+    actions = batch_of(one, item, headers)["objects"][0]["actions"]
     httpx.put(actions["upload"]["href"], content=content).raise_for_status()
     end = actions["verify"]["href"].replace(one.endpoint, two.endpoint)
     httpx.post(end, json=item, headers=headers).raise_for_status()
@@ -101,11 +104,7 @@ def test_large_files_go_through_the_hub_in_one_body(tmp_path: Path, database: st
         HfApi(hub.endpoint, token=hub.token("ada")).create_repo("ada/k", repo_type="kernel")
         content = b"large" * 10_000
         item = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content)}
-        batch = httpx.post(
-            f"{hub.endpoint}/kernels/ada/k.git/info/lfs/objects/batch",
-            json={"operation": "upload", "transfers": ["basic", "multipart"], "objects": [item]},
-            headers=headers,
-        ).json()
+        batch = batch_of(hub, item, headers)
         assert batch["transfer"] == "basic"
         actions = batch["objects"][0]["actions"]
         httpx.put(actions["upload"]["href"], content=content).raise_for_status()
