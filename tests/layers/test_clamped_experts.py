@@ -64,16 +64,21 @@ def test_the_comparison_sees_a_missing_clamp(package: ModuleType) -> None:
         check_forward(Wrong, case)
 
 
-def test_strided_operands_and_no_tokens(package: ModuleType) -> None:
-    case = make(SHAPES[2], torch.float32)
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2]])
+def test_strided_operands_and_no_tokens(package: ModuleType, shape: tuple[int, ...]) -> None:
+    """Few tokens an expert go to loops, which copy; many to torch.addmm, which rounds by layout as BLAS likes."""
+    case = make(shape, torch.float32)
     strided = case._replace(
         x=torch.stack([case.x, case.x], 2)[..., 0],
         gate_up=case.gate_up.transpose(1, 2).contiguous().transpose(1, 2),
         index=case.index.t().contiguous().t(),
     )
-    assert torch.equal(run(package, strided), run(package, case))
+    assert not strided.gate_up.is_contiguous()
+    check_forward(package, strided)
+    if shape == SHAPES[0]:
+        assert torch.equal(run(package, strided), run(package, case))
     empty = case._replace(x=case.x[:0], index=case.index[:0], weight=case.weight[:0])
-    assert run(package, empty).shape == (0, 50)
+    assert run(package, empty).shape == (0, shape[3])
 
 
 @pytest.mark.parametrize("shape", [(6, 2, 1, 40, 16), (60, 2, 1, 40, 16)])
