@@ -3,10 +3,11 @@
     with RayExecutor("10.0.0.1:6379") as executor:     # a cluster that runs; None: one of its own, on this machine
         fan_out(candidates, evaluator, executor, journal=journal)
 
-An actor that dies, or whose machine is lost, fails its one task with a WorkerLostError, and another takes its place
-where the cluster has room for one; until then the others do its work. A worker with other versions of torch or of this
-library is refused: its results would be those of another question. The cluster of its own listens on 127.0.0.1 alone,
-wants a token that it makes up, has no dashboard, reports no usage, and ends with the executor.
+An actor that dies, or whose machine is lost (which is looked up while it works), fails its one task with a
+WorkerLostError, and another takes its place where the cluster has room for one; until then the others do its work. A
+worker with other versions of torch or of this library is refused: its results would be those of another question. The
+cluster of its own listens on 127.0.0.1 alone, wants a token that it makes up, has no dashboard, reports no usage, and
+ends with the executor.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ START_S = 120.0
 """Seconds that a worker may take to start: the cluster may be busy, or add a machine."""
 
 _TICK_S = 0.2
+_LOOK_S = 5.0
+"""Between two looks whether a worker's machine is still there: Ray has been seen to wait for one that was lost."""
 _SHORT = 30
 """Longest folder that sockets of a cluster are put in: their names may have no more than 107 bytes."""
 _STORE_BYTES = 80 << 20
@@ -135,7 +138,8 @@ class Actor:
         )  # Ray's, by the CPUs of an actor; what is measured has the machine
         if threads is not None:
             os.environ["OMP_NUM_THREADS"] = threads
-        return json.dumps({"where": place(), "versions": versions()})
+        node = importlib.import_module("ray").get_runtime_context().get_node_id()
+        return json.dumps({"where": place(), "node": node, "versions": versions()})
 
     def run(self, task: bytes) -> bytes:
         """See `work`."""
@@ -169,7 +173,7 @@ class _RayWorker:
         except Exception as error:
             self.kill()
             raise WorkerLostError(f"a worker could not be started: {_first(error)}") from error
-        self.where = str(told["where"])
+        self.where, self._node = str(told["where"]), told["node"]
         if (theirs := told["versions"]) != (ours := versions()):
             self.kill()
             raise WorkerLostError(
@@ -179,7 +183,11 @@ class _RayWorker:
     def run(self, task: bytes) -> bytes:
         """See `Worker`."""
         try:
-            done: bytes = self._ray.get(self._actor.run.remote(task))
+            answer = self._actor.run.remote(task)
+            while not self._ray.wait([answer], timeout=_LOOK_S)[0]:
+                if not any(one["NodeID"] == self._node and one["Alive"] for one in self._ray.nodes()):
+                    raise ConnectionError("its machine left the cluster")
+            done: bytes = self._ray.get(answer, timeout=START_S)
         except Exception as error:
             raise WorkerLostError(f"its worker {self.where} was lost: {_first(error)}") from error
         return done

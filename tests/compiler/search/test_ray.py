@@ -101,6 +101,8 @@ class FakeRay(types.ModuleType):
         self.initialized = initialized
         self.killed = 0
         self.introduce = self.run = self
+        self.answers, self.alive = True, True
+        """Whether a task ever ends, and whether the worker's machine is there."""
 
     def is_initialized(self) -> bool:
         return self.initialized
@@ -114,9 +116,13 @@ class FakeRay(types.ModuleType):
         return (lambda: work(args[0])) if args and isinstance(args[0], bytes) else self
 
     def wait(self, answers: Any, timeout: float) -> Any:
-        return ([], answers) if self.introduction is None else (answers, [])
+        ready = self.introduction is not None and (self.answers or answers == [self])
+        return (answers, []) if ready else ([], answers)
 
-    def get(self, answer: Any) -> Any:
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": "other", "Alive": True}, {"NodeID": "n1", "Alive": self.alive}]
+
+    def get(self, answer: Any, timeout: float | None = None) -> Any:
         return self.introduction if answer is self else answer()
 
     def kill(self, actor: Any) -> None:
@@ -124,7 +130,7 @@ class FakeRay(types.ModuleType):
 
 
 def introduction(**versions: str) -> str:
-    return json.dumps({"where": "there:1", "versions": {**ray_executor.versions(), **versions}})
+    return json.dumps({"where": "there:1", "node": "n1", "versions": {**ray_executor.versions(), **versions}})
 
 
 def test_a_connection_that_is_there_is_used(monkeypatch: pytest.MonkeyPatch):
@@ -145,6 +151,17 @@ def test_a_worker_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(WorkerLostError, match=r"there:1 has .*'torch': '1.0'.*install the same"):
             executor.submit(divmod, 7, 2).result(timeout=20)
         assert ray.killed >= 1
+
+
+def test_a_machine_that_is_lost_without_a_word(monkeypatch: pytest.MonkeyPatch):
+    """Ray's own answer never comes: the nodes of the cluster tell."""
+    ray = FakeRay(introduction())
+    ray.answers = ray.alive = False
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with RayExecutor(max_workers=1) as executor:
+        lost = executor.submit(divmod, 7, 2)
+        with pytest.raises(WorkerLostError, match="there:1 was lost: its machine left the cluster"):
+            lost.result(timeout=20)
 
 
 def test_a_cluster_without_room(monkeypatch: pytest.MonkeyPatch):
