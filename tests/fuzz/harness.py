@@ -11,12 +11,13 @@ a parser once is kept under `tests/fuzz/kept/<format>/` and run first, every tim
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,7 +96,10 @@ def limited(name: str, data: object, process: int | None = None) -> Iterator[Non
     What other work on the machine takes meanwhile does not count, nor does memory that was there before.
     """
     place = Path("/proc") / ("self" if process is None else str(process))
-    with _no_free_memory() if process is None else nullcontext():
+    with ExitStack() as stack:
+        if process is None:
+            stack.enter_context(_no_collection())
+            stack.enter_context(_no_free_memory())
         with suppress(OSError):  # else the peak is that of the whole run
             (place / "clear_refs").write_text("5")
         before, begin = _memory(place), _processor_time(process)
@@ -105,6 +109,18 @@ def limited(name: str, data: object, process: int | None = None) -> Iterator[Non
             took, peak = _processor_time(process) - begin, _memory(place, "VmHWM") - before
         assert took <= LONGEST, f"{name}: {took:.1f} s for {str(data)[:2000]}"
         assert peak <= LARGEST, f"{name}: {peak >> 20} MiB for {str(data)[:2000]}"
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Garbage is not collected: what went away meanwhile would hide as much that is taken."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class _Allocated(ctypes.Structure):

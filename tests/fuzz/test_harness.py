@@ -51,6 +51,14 @@ blocks = [bytearray(31 << 20)]
 blocks.clear()  # from here on the allocator keeps up to 62 MiB of what is freed
 blocks += [bytearray(100_000) for _ in range(900)]
 """
+GARBAGE = """
+import gc
+gc.collect()
+gc.set_threshold(5, 1, 1)
+held = [bytearray(64 << 20)]
+held.append(held)
+del held
+"""
 BREAK_MOVED = FREED + "ctypes.CDLL(None).sbrk(4096)"
 CODE = """
 import ctypes, json
@@ -71,6 +79,7 @@ harness.run("json", [b"{{}}"], mutate_json, lambda data: bytearray(40 << 20), (V
         pytest.param("", id="nothing"),
         pytest.param(HELD, id="what is held counts for nothing"),
         pytest.param(FREED, id="what was freed is taken anew"),
+        pytest.param(GARBAGE, id="what is collected hides nothing"),
         pytest.param(
             BREAK_MOVED,
             id="what the allocator cannot return as well",
