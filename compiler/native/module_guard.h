@@ -1,14 +1,10 @@
 // Whether a module is still what the state of its layer was made of. Every call asks it, with the GIL held, and with
 // next to nothing of what it looks at in a cache: lines are asked for together before the first is read.
-//
-// Python's functions are called by the thread that holds the GIL; meanwhile the others compare what weights hold, which is
-// not Python's.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-#include "parallel.h"
 #include "weight_guard.h"
 
 struct KhHeld {
@@ -26,6 +22,15 @@ struct KhTyped {
   void *object, *type, *attributes;
 };
 
+struct KhCell {
+  void *cell, *value;  // of a closure, the very object in it
+};
+
+struct KhSized {
+  void* dict;
+  int64_t count;  // of what it holds
+};
+
 template <class T>
 struct KhSpan {
   T* first;
@@ -39,7 +44,8 @@ struct KhModuleGuard {
   KhSpan<KhTable> tables;
   KhSpan<const KhHeld> held;  // a table's rows are next to each other
   KhSpan<const KhTyped> typed;
-  KhSpan<void* const> empty;       // dicts that hold nothing
+  KhSpan<const KhCell> cells;
+  KhSpan<const KhSized> sized;
   KhSpan<const char* const> next;  // where the caller looks itself, afterwards
   const KhTensorState* state;      // of weights; nullptr where the caller looks
   KhGuard* guard;                  // of weights that were copied; nullptr where none is compared
@@ -82,7 +88,8 @@ static KhModuleState kh_parts_hold(KhModuleGuard* all, void* module) {
     __builtin_prefetch(one.object);
     __builtin_prefetch(static_cast<const char*>(one.object) - 24);  // where CPython has its dict
   }
-  for (void* one : all->empty) __builtin_prefetch(one);
+  for (const KhSized& one : all->sized) __builtin_prefetch(one.dict);
+  for (const KhCell& one : all->cells) __builtin_prefetch(one.cell);
   for (const char* one : all->next) __builtin_prefetch(one);
   if (all->state != nullptr) kh_tensors_ahead(*all->state);
   if (!kh_held(all, module)) return kKhChanged;
@@ -93,8 +100,13 @@ static KhModuleState kh_parts_hold(KhModuleGuard* all, void* module) {
     void* const* attributes = kh_python.attributes(one.object);
     if (attributes == nullptr || *attributes != one.attributes) return kKhChanged;
   }
-  for (void* one : all->empty)
-    if (kh_python.size(one) != 0) return kKhChanged;
+  for (const KhSized& one : all->sized)
+    if (kh_python.size(one.dict) != one.count) return kKhChanged;
+  for (const KhCell& one : all->cells) {
+    void* value = kh_python.content(one.cell);
+    if (value != nullptr) kh_python.release(value);
+    if (value != one.value) return kKhChanged;
+  }
   for (int64_t i = 0; all->state != nullptr && i < all->state->count; ++i)
     if (!kh_tensor_same(*all->state, all->state->tensors[i], all->state->tensors[i].object)) return kKhTensorChanged;
   return kKhSame;
@@ -102,49 +114,10 @@ static KhModuleState kh_parts_hold(KhModuleGuard* all, void* module) {
 
 // module: its own dict. Whether all is as it was, or what is not: the module, or what a weight holds.
 static KhModuleState kh_module_guard_holds(KhModuleGuard* all, void* module) {
-  constexpr int64_t kTogether = 32;  // samples that are asked for together
-  constexpr int64_t kWorthATeam = 256;
-  KhGuard* guard = all->guard;
-  const double asked = guard == nullptr ? 0 : kh_guard_now();
-  const int64_t sampled = guard == nullptr ? 0 : guard->sampled, team = sampled < kWorthATeam ? 1 : kh::threads();
-  if (team <= 1) {
-    const KhModuleState parts = kh_parts_hold(all, module);
-    if (parts != kKhSame) return parts;
-    return guard == nullptr || kh_guard_holds(guard, asked) ? kKhSame : kKhContentChanged;
-  }
-  const int64_t groups = kh::ceil_div(sampled, kTogether), next = guard->next;
-  const int64_t due = kh_guard_due(guard, team);
-  kh::Tickets tickets(groups + due);
-  KhModuleState parts = kKhSame;
-  bool written = false;
-  int64_t bytes = 0, nanoseconds = 0;
-#pragma omp parallel
-  {
-    if (omp_get_thread_num() == 0) parts = kh_parts_hold(all, module);  // the first is the one that was called
-    int64_t own_bytes = 0;
-    double own_time = 0;
-    bool same = true;
-    for (int64_t task = tickets.next(); same && task >= 0; task = tickets.next()) {
-      if (task < groups) {
-        const KhSample* first = guard->samples + task * kTogether;
-        same = kh_samples_hold(first, first + std::min(kTogether, sampled - task * kTogether));
-        continue;
-      }
-      const KhChunk& one = kh_guard_chunk(guard, next, task - groups);
-      const double begin = kh_guard_now();
-      same = kh_chunk_holds(one);
-      own_time += kh_guard_now() - begin;
-      own_bytes += one.bytes;
-    }
-    if (!same) __atomic_store_n(&written, true, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&bytes, own_bytes, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&nanoseconds, static_cast<int64_t>(own_time), __ATOMIC_RELAXED);
-  }
-  const double took = static_cast<double>(nanoseconds);
-  const double wall = took / static_cast<double>(std::min(team, std::max<int64_t>(due, 1)));
-  guard->asking += std::max(0.0, kh_guard_now() - asked - wall);
-  kh_guard_paid(guard, due, bytes, wall, took);
-  return parts != kKhSame ? parts : written ? kKhContentChanged : kKhSame;
+  const double asked = all->guard == nullptr ? 0 : kh_guard_now();
+  const KhModuleState parts = kh_parts_hold(all, module);
+  if (parts != kKhSame) return parts;
+  return all->guard == nullptr || kh_guard_holds(all->guard, asked) ? kKhSame : kKhContentChanged;
 }
 
 // The same as a function of Python's own. self: an integer, the guard's address.

@@ -1,5 +1,5 @@
-// Compares the memory of weights with what it held when a copy was made of them: a few places of each at every call, and
-// all of it in turns, within a small share of the time that calls take.
+// Compares the memory of weights with what it held when a copy was made of them: a few places of each at every call, half
+// of them at one and the others at the next, and all of it in turns, within a small share of the time that calls take.
 //
 // Memory is cut into chunks, of which checksums are kept. One word that changes always changes its chunk's checksum:
 // every step of it can be undone.
@@ -21,6 +21,7 @@ struct KhPython {
   intptr_t (*length)(void* tuple);             // PyTuple_Size
   void* (*item)(void* tuple, intptr_t place);  // PyTuple_GetItem
   void** (*attributes)(void* object);          // _PyObject_GetDictPtr
+  void* (*content)(void* cell);                // PyCell_Get
 };
 
 static KhPython kh_python;
@@ -44,6 +45,8 @@ struct KhGuard {
   int64_t count;
   KhSample* samples;
   int64_t sampled;
+  int64_t small;  // of these, the first ones, which are whole weights
+  int64_t asked;  // how often samples were compared
   int64_t bytes;  // of all chunks
   int64_t next;   // the chunk to be compared next
   int64_t turns;  // how often all of them were
@@ -95,18 +98,33 @@ static inline uint64_t kh_checksum(const char* start, int64_t bytes) {
 
 static inline bool kh_chunk_holds(const KhChunk& one) { return kh_checksum(one.start, one.bytes) == one.sum; }
 
-static inline bool kh_samples_hold(const KhSample* first, const KhSample* last) {
-  for (const KhSample* one = first; one < last; ++one) __builtin_prefetch(one->start);
-  for (const KhSample* one = first; one < last; ++one)
-    if (std::memcmp(one->start, one->kept, static_cast<size_t>(one->bytes)) != 0) return false;
+// The samples that are compared at one use: those of small weights, and every other one of the rest.
+template <class Visit>
+static inline bool kh_samples(const KhGuard& guard, Visit visit) {
+  for (int64_t i = 0; i < guard.small; ++i)
+    if (!visit(guard.samples[i])) return false;
+  for (int64_t i = guard.small + guard.asked % 2; i < guard.sampled; i += 2)
+    if (!visit(guard.samples[i])) return false;
   return true;
 }
 
-// How many chunks to compare now. team: threads that share them.
-static inline int64_t kh_guard_due(KhGuard* guard, int64_t team) {
+static inline void kh_samples_ahead(const KhGuard& guard) {
+  kh_samples(guard, [](const KhSample& one) { return __builtin_prefetch(one.start), true; });
+}
+
+static inline bool kh_samples_hold(KhGuard* guard) {
+  const bool same = kh_samples(*guard, [](const KhSample& one) {
+    return std::memcmp(one.start, one.kept, static_cast<size_t>(one.bytes)) == 0;
+  });
+  ++guard->asked;
+  return same;
+}
+
+// How many chunks to compare now.
+static inline int64_t kh_guard_due(KhGuard* guard) {
   if (guard->count == 0) return 0;
   const double elapsed = std::min(static_cast<double>(guard->elapsed), kKhLongest);
-  const double bytes = static_cast<double>(guard->bytes), all = bytes * guard->cost / static_cast<double>(team);
+  const double bytes = static_cast<double>(guard->bytes), all = bytes * guard->cost;
   if (elapsed > 0) {
     const double most = std::min(kKhMost, kKhAll - guard->asking / elapsed);
     guard->credit += elapsed * std::max(kKhLeast, std::min(all / kKhTurn, most));
@@ -119,13 +137,13 @@ static inline int64_t kh_guard_due(KhGuard* guard, int64_t team) {
   return due < 0 ? 0 : due > guard->count ? guard->count : due;
 }
 
-// What `due` chunks, `bytes` long, took of the call's time, and of a thread's.
-static inline void kh_guard_paid(KhGuard* guard, int64_t due, int64_t bytes, double wall, double thread) {
+// What `due` chunks, `bytes` long, took of the call's time.
+static inline void kh_guard_paid(KhGuard* guard, int64_t due, int64_t bytes, double took) {
   if (due == 0) return;
   // Bounded, and smoothed: other work that took the processor in between is not this one's.
   const double length = static_cast<double>(bytes > 0 ? bytes : 1), most = 4 * guard->cost;
-  guard->credit -= wall < most * length ? wall : most * length;
-  const double cost = thread / length < most ? thread / length : most;
+  guard->credit -= std::min(took, most * length);
+  const double cost = std::min(took / length, most);
   guard->cost += (cost - guard->cost) / 16;
   guard->next += due;
   while (guard->next >= guard->count) guard->next -= guard->count, ++guard->turns;
@@ -155,8 +173,9 @@ extern "C" int kh_guard_holds_all(const KhGuard* guard) {
 // Whether memory holds what it did, as far as this call compares it.
 // asked: when the question began, of which all but comparing in turns is what every call takes.
 static inline int kh_guard_holds(KhGuard* guard, double asked) {
-  if (!kh_samples_hold(guard->samples, guard->samples + guard->sampled)) return 0;
-  const int64_t next = guard->next, due = kh_guard_due(guard, 1);
+  kh_samples_ahead(*guard);
+  if (!kh_samples_hold(guard)) return 0;
+  const int64_t next = guard->next, due = kh_guard_due(guard);
   const double begin = kh_guard_now();
   guard->asking += begin - asked;
   if (due == 0) return 1;
@@ -168,7 +187,7 @@ static inline int kh_guard_holds(KhGuard* guard, double asked) {
     bytes += one.bytes;
   }
   const double took = kh_guard_now() - begin;
-  kh_guard_paid(guard, due, bytes, took, took);
+  kh_guard_paid(guard, due, bytes, took);
   return same ? 1 : 0;
 }
 
@@ -233,8 +252,7 @@ static inline KhUseState kh_use_holds(KhUse* use, void* tensors) {
   const double asked = use->guard == nullptr ? 0 : kh_guard_now();
   if (kh_python.length(tensors) != state.count) return kKhUnknown;
   kh_tensors_ahead(state);
-  if (use->guard != nullptr)
-    for (int64_t i = 0; i < use->guard->sampled; ++i) __builtin_prefetch(use->guard->samples[i].start);
+  if (use->guard != nullptr) kh_samples_ahead(*use->guard);
   for (int64_t i = 0; i < state.count; ++i)
     if (!kh_tensor_same(state, state.tensors[i], static_cast<const char*>(kh_python.item(tensors, i)))) return kKhUnknown;
   if (use->guard == nullptr) return kKhHolds;

@@ -2,8 +2,8 @@
 
     1. where it lies, its shape, strides, dtype  `weight.data = other`, FSDP's unsharding
     2. its version counter                       what PyTorch counts: in-place operations, optimizers, `load_state_dict`
-    3. some of its elements, spread over it      most of what PyTorch does not count: writes through `.data`, NumPy,
-                                                 DLPack, the storage; all of a small one
+    3. some of its elements, spread over it,     most of what PyTorch does not count: writes through `.data`, NumPy,
+       half of them at one use, half at the next DLPack, the storage; all of a small one at every use
     4. all of it, a part after the other         the rest of that
 
 1 to 3 are compared at every use. 4 takes a share of the time of the calls that use the copy, 0.2% for most weights and
@@ -57,7 +57,7 @@ _HOLDS, _WRITTEN, _TIME = 1, 2, 3
 """What kh_use_asked says; with the last, the call is to be timed."""
 _PYTHON = (
     "PyDict_GetItemWithError", "PyDict_Size", "PyObject_Type", "Py_DecRef", "PyLong_AsVoidPtr", "PyLong_FromLong",
-    "PyTuple_Size", "PyTuple_GetItem", "_PyObject_GetDictPtr",
+    "PyTuple_Size", "PyTuple_GetItem", "_PyObject_GetDictPtr", "PyCell_Get",
 )  # fmt: skip
 """The functions of KhPython."""
 NO_ARGUMENTS, ONE_ARGUMENT = 0x0004, 0x0008
@@ -120,6 +120,8 @@ class _GuardStruct(ctypes.Structure):
         ("count", ctypes.c_int64),
         ("samples", ctypes.c_void_p),
         ("sampled", ctypes.c_int64),
+        ("small", ctypes.c_int64),
+        ("asked", ctypes.c_int64),
         ("bytes", ctypes.c_int64),
         ("next", ctypes.c_int64),
         ("turns", ctypes.c_int64),
@@ -158,10 +160,11 @@ class NativeContent(Content):
 
     def __init__(self, tensors: Sequence[Tensor], native: Native) -> None:
         with torch.inference_mode(False):
-            chunks, samples, self._kept = _tables(tensors)
+            chunks, samples, small, self._kept = _tables(tensors)
         self._tables = (chunks, samples)
         self.record = _GuardStruct(
-            chunks.data_ptr(), len(chunks), samples.data_ptr(), len(samples), int(chunks[:, 1].sum())
+            *(chunks.data_ptr(), len(chunks), samples.data_ptr(), len(samples), small),
+            bytes=int(chunks[:, 1].sum()),
         )
         self.address = ctypes.addressof(self.record)
         self._native, self._asked = native, native.bound("kh_guard_asked", self.record)
@@ -412,9 +415,9 @@ def _named(tensors: Sequence[Tensor]) -> tuple[str, set[int]]:
     return f"Weight {best!r} of a {kind}" if best else f"A weight of shape {shape}", weights
 
 
-def _tables(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of KhChunk, rows of KhSample, and the memory that the latter are kept in."""
-    chunks, samples = [torch.empty(0, 3, dtype=torch.int64)], [torch.empty(0, 3, dtype=torch.int64)]
+def _tables(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, int, Tensor]:
+    """Rows of KhChunk; rows of KhSample, how many of them are small weights, and the memory that they are kept in."""
+    chunks, small, samples = ([torch.empty(0, 3, dtype=torch.int64)] for _ in range(3))
     for tensor in tensors:
         start, size = tensor.data_ptr(), _span_bytes(tensor)
         if not size:
@@ -422,13 +425,13 @@ def _tables(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         chunks.append(_rows(start, size, CHUNK, min(CHUNK, size)))
         chunks[-1][-1, 1] = size - CHUNK * (len(chunks[-1]) - 1)
         if size <= _SMALL:
-            samples.append(_rows(start, size, size, size))
+            small.append(_rows(start, size, size, size))
         else:
             samples.append(_rows(start, size - _WIDTH + 1, _step(size), _WIDTH))
-    table = torch.cat(samples)
+    table = torch.cat((*small, *samples))
     kept = torch.empty(int(table[:, 1].sum()), dtype=torch.uint8)
     table[:, 2] = kept.data_ptr() + table[:, 1].cumsum(0) - table[:, 1]
-    return torch.cat(chunks), table, kept
+    return torch.cat(chunks), table, sum(map(len, small)), kept
 
 
 def _rows(start: int, size: int, step: int, width: int) -> Tensor:

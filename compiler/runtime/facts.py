@@ -22,7 +22,8 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from operator import is_
 from pathlib import PurePath
@@ -49,6 +50,30 @@ class Held(NamedTuple):
     name: str
     value: Any
     """The very object; None where it holds nothing there."""
+
+
+@dataclass(frozen=True, eq=False)
+class CellHolds:
+    """Whether a closure's cell, which is filled, holds the very object that it held."""
+
+    cell: types.CellType
+    value: object
+
+    def __call__(self) -> bool:
+        """Ask."""
+        return is_filled(self.cell) and self.cell.cell_contents is self.value
+
+
+@dataclass(frozen=True, eq=False)
+class HasLength:
+    """Whether a dict has as many entries as it had."""
+
+    table: dict[str, Any]
+    length: int
+
+    def __call__(self) -> bool:
+        """Ask."""
+        return len(self.table) == self.length
 
 
 class Contents(NamedTuple):
@@ -300,7 +325,7 @@ def _(value: set[object], found: Contents) -> Iterable[object]:
 @_inner.register(dict)
 def _(value: dict[str, object], found: Contents) -> Iterable[object]:
     found.held.extend(Held(value, name, one) for name, one in dict.items(value))
-    found.same.append(functools.partial(_has_length, value, len(value)))
+    found.same.append(HasLength(value, len(value)))
     return [*dict.values(value)]
 
 
@@ -313,7 +338,7 @@ def _(value: torch.Tensor, found: Contents) -> Iterable[object]:
 @_inner.register(types.FunctionType)
 def _(value: types.FunctionType, found: Contents) -> Iterable[object]:
     cells = [cell for cell in value.__closure__ or () if is_filled(cell)]
-    found.same.extend(functools.partial(_cell_holds, cell, cell.cell_contents) for cell in cells)
+    found.same.extend(CellHolds(cell, cell.cell_contents) for cell in cells)
     return (*(cell.cell_contents for cell in cells), value.__defaults__, value.__kwdefaults__)
 
 
@@ -353,14 +378,6 @@ def _holds_each(sequence: Collection[object], before: tuple[object, ...]) -> boo
 
 def _is_equal(value: object, before: object) -> bool:
     return bool(value == before)
-
-
-def _has_length(value: Sized, before: int) -> bool:
-    return len(value) == before
-
-
-def _cell_holds(cell: types.CellType, before: object) -> bool:
-    return is_filled(cell) and cell.cell_contents is before
 
 
 def _attribute_is(value: object, name: str, before: object) -> bool:

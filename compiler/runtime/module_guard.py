@@ -3,7 +3,7 @@
     what                                                         at each use
     tables of the module and its parts hold the very objects     all of them, by their versions where Python counts some
     parts are of the same classes, have the same tables, and
-    have no hooks                                                all of them
+    have no hooks; cells of closures hold what they held         all of them
     weights lie where they lay, with the same version counter,
     shape, strides and dtype                                     all of them
     copied weights hold what they held                           some elements, and a part in turns: see `weight_guard`
@@ -27,7 +27,7 @@ from torch import nn
 from ..native.dict_version import offset_of_version
 from ..native.tensor_state import KnownTensors
 from ..native.weight_guard import ONE_ARGUMENT, Content, Native, NativeContent, content_of, tell
-from .facts import Held
+from .facts import CellHolds, HasLength, Held
 
 _SAME, _WRITTEN, _TENSOR = 1, 2, 3
 """What kh_module_guard_asked says."""
@@ -51,6 +51,14 @@ class _Typed(ctypes.Structure):
     _fields_ = (("object", ctypes.c_void_p), ("type", ctypes.c_void_p), ("attributes", ctypes.c_void_p))
 
 
+class _Cell(ctypes.Structure):
+    _fields_ = (("cell", ctypes.c_void_p), ("value", ctypes.c_void_p))
+
+
+class _Sized(ctypes.Structure):
+    _fields_ = (("dict", ctypes.c_void_p), ("count", ctypes.c_int64))
+
+
 class _Span(ctypes.Structure):
     _fields_ = (("first", ctypes.c_void_p), ("count", ctypes.c_int64))
 
@@ -59,7 +67,7 @@ class _ModuleGuardStruct(ctypes.Structure):
     """KhModuleGuard of module_guard.h."""
 
     _fields_ = (
-        *((name, _Span) for name in ("own", "tables", "held", "typed", "empty", "next")),
+        *((name, _Span) for name in ("own", "tables", "held", "typed", "cells", "sized", "next")),
         ("state", ctypes.c_void_p),
         ("guard", ctypes.c_void_p),
         ("version", ctypes.c_int64),
@@ -88,7 +96,9 @@ class ModuleGuard:
         library: ctypes.CDLL | None = None,
         same: Sequence[Callable[[], bool]] = (),
     ) -> None:
-        self._same = list(same)
+        cells = {id(one.cell): one for one in same if isinstance(one, CellHolds)}
+        self.cells = list(cells.values())
+        self._same = [one for one in same if not isinstance(one, (CellHolds, HasLength))]
         hooks = [
             Held(module.__dict__, name, module.__dict__[name])
             for module in modules
@@ -101,7 +111,9 @@ class ModuleGuard:
             for row in rows
             if row.holder is own
         ]
-        self.empty = [hook.value for hook in hooks]
+        sized = [HasLength(hook.value, 0) for hook in hooks]
+        sized += [one for one in same if isinstance(one, HasLength)]
+        self.sized = list({id(one.table): one for one in sized}.values())
         self.modules, self.kinds = list(modules), list(map(type, modules))
         self.tables = list(map(vars, modules))
         native = Native.of(library)
@@ -166,7 +178,8 @@ class ModuleGuard:
                     for module, kind, table in zip(self.modules, self.kinds, self.tables, strict=True)
                 ],
             ),
-            _array(ctypes.c_void_p, [ctypes.c_void_p(id(one)) for one in self.empty]),
+            _array(_Cell, [_Cell(id(one.cell), id(one.value)) for one in self.cells]),
+            _array(_Sized, [_Sized(id(one.table), one.length) for one in self.sized]),
             _array(ctypes.c_void_p, [ctypes.c_void_p(line) for one in asked for line in _lines(one)]),
         ]
         self._record = _ModuleGuardStruct(
@@ -203,7 +216,8 @@ class ModuleGuard:
             and all(map(is_, map(own.get, self._own_names), self._own_values))
             and all(map(is_, map(type, self.modules), self.kinds))
             and all(map(is_, map(vars, self.modules), self.tables))
-            and not any(self.empty)
+            and all(one() for one in self.sized)
+            and all(one() for one in self.cells)
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from .errors import Misfit
-from .facts import Contents, Held, at, contents, fact, kind_of, places, step
+from .facts import CellHolds, Contents, Held, at, contents, fact, is_filled, kind_of, places, step
 from .parts import Module
 
 
@@ -61,7 +61,8 @@ def _read(part: object, path: str, inside: Mapping[int, str]) -> Contents:
         if isinstance(table, dict) and name in table:
             held.append(Held(table, name, table[name]))
         elif type(part) is types.CellType:
-            same.append(partial(_holds, part, value))
+            question: Callable[[], bool] = CellHolds(part, value)
+            same.append(question if is_filled(part) else partial(_is_unfilled, part))
         part = value
     found = contents(part, inside)
     return Contents(held + found.held, same + found.same, found.tensors)
@@ -75,8 +76,8 @@ def _table(part: object) -> object:
     return gc.get_referents(table)[0] if isinstance(table, types.MappingProxyType) else table
 
 
-def _holds(cell: types.CellType, value: object) -> bool:
-    return step(cell, "cell_contents") is value
+def _is_unfilled(cell: types.CellType) -> bool:
+    return not is_filled(cell)
 
 
 def forward_digest(kind: type) -> str:

@@ -124,6 +124,28 @@ def test_all_is_compared_in_turns(make: Make) -> None:
         assert found <= 16
 
 
+def test_places_of_small_and_of_large_weights(make: Make) -> None:
+    """Nothing is due in turns: a small weight is compared whole at every use, of a large one every place in two uses."""
+    small, large = torch.zeros(2048), torch.zeros(CHUNK)
+    content = make([large, small])
+    for at in (0, 777, 2047):
+        small[at] += 1
+        assert not content.holds()
+        small[at] -= 1
+    assert content.holds()
+    places = [at for at in range(len(large)) if _is_found_in_two(content, large, at)]
+    assert len(places) == 64 and places[0] < 8 and places[-1] > len(large) - 40, places
+    large += 1
+    assert not content.holds() and not content.holds()
+
+
+def _is_found_in_two(content: Content, weight: Tensor, at: int) -> bool:
+    weight[at] = 1
+    same = content.holds(), content.holds()
+    weight[at] = 0
+    return not all(same)
+
+
 @pytest.mark.parametrize(("asking", "credit"), [(0, 6_000), (5_000, 3_000), (20_000, 2_000)])
 def test_what_every_call_asks_comes_off(make: Make, asking: int, credit: int) -> None:
     """Nanoseconds of a call of 1 ms: 0.6% at most, 0.8% with what was asked, 0.2% at least."""
