@@ -1,4 +1,4 @@
-"""Data outside of a module that the code of its forward names: globals, attributes of classes, what closures hold.
+"""What is outside of a module and its forward names: data, and functions. Globals, attributes of classes, closures.
 
     SCALE = 2.0                                    "__class__.forward.__globals__.SCALE"
 
@@ -11,7 +11,7 @@
 
 Found by the names in the bytecode of forwards, of the methods and functions that they name, and so on; code of
 PyTorch, NumPy and the standard library is not looked into. Data are numbers, strings, arrays, tensors, containers of
-these, and objects that hold nothing else; functions, classes and modules are not.
+these, and objects that hold nothing else; classes and modules are not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 import types
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,25 +36,34 @@ _MOST = 200
 """Values inside of one that is data."""
 
 
-def outer_data(kind: type[nn.Module]) -> list[str]:
-    """Where the data is, by paths as `facts.at` has them from a module of the class."""
-    return list(_outer_data(kind))  # type: ignore[arg-type]  # a class can be hashed
+class Outside(NamedTuple):
+    """Paths as `facts.at` has them from a module of the class, in the order in which code names what is there."""
+
+    data: tuple[str, ...]
+    functions: tuple[str, ...]
+    """Methods among them, and the forward."""
+
+
+def outer_data(kind: type[nn.Module]) -> Outside:
+    """Where the data and the functions are."""
+    return _outer_data(kind)  # type: ignore[arg-type]  # a class can be hashed
 
 
 @lru_cache(maxsize=4096)
-def _outer_data(kind: type[nn.Module]) -> tuple[str, ...]:
+def _outer_data(kind: type[nn.Module]) -> Outside:
     walk = _Walk(kind)
     walk.member("forward")
-    return tuple(walk.found)
+    return Outside(tuple(walk.found), tuple(walk.functions))
 
 
 class _Walk:
-    """found: paths of data, in the order in which code names it."""
+    """found, functions: see `Outside`."""
 
     def __init__(self, kind: type[nn.Module]) -> None:
         self._kind = kind
         self._seen: set[int] = set()
         self.found: dict[str, None] = {}
+        self.functions: list[str] = []
         self._named: set[str] = set()
         self._globals: set[tuple[int, str]] = set()
 
@@ -82,6 +91,7 @@ class _Walk:
         if not isinstance(function, types.FunctionType) or id(function) in self._seen:
             return
         self._seen.add(id(function))
+        self.functions.append(path)
         if _is_known(function.__module__ or ""):
             wrapped = getattr(function, "__wrapped__", None)  # a decorator of PyTorch's around it
             self._function(wrapped, f"{path}.__wrapped__")

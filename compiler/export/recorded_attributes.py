@@ -39,15 +39,18 @@ def recorded(example: Example) -> tuple[Module, ...]:
     modules: list[Module] = []
     for path, module in example.module.named_modules(remove_duplicate=False):
         names: list[str] = []
+        functions: tuple[str, ...] = ()
         for name, inner in read[path].items():
             if name == "training" and isinstance(module, nn.modules.dropout._DropoutNd) and module.p == 0:
                 continue
             names += [name] if inner is None else [f"{name}.{loop}" for loop in inner]
         kind = type(module)
         if not any(one.kind == kind_of(kind) for one in modules):
-            names += outer_data(kind)
+            outside = outer_data(kind)
+            names += outside.data
+            functions = outside.functions
         facts = {name: _fact_at(module, path, name, inside) for name in names}
-        modules.append(Module(path, kind_of(kind), forward_digest(kind), facts))
+        modules.append(Module(path, kind_of(kind), forward_digest(kind), facts, functions))
     return tuple(modules)
 
 

@@ -275,7 +275,8 @@ def _literal(value: object) -> str:
     if isinstance(value, Bound):
         return f"Bound({', '.join(map(_literal, value))})"
     if isinstance(value, Module):
-        return f"Module({', '.join(map(_literal, (value.path, value.kind, value.forward, value.facts)))})"
+        fields = (value.path, value.kind, value.forward, value.facts, *filter(None, [value.functions]))
+        return f"Module({', '.join(map(_literal, fields))})"
     if isinstance(value, tuple):
         return _tuple(map(_literal, value))
     if isinstance(value, list):

@@ -422,11 +422,16 @@ def places(module: torch.nn.Module) -> dict[int, str]:
 
 
 def step(value: object, name: str) -> object:
-    """What a value has under a name: an item of a plain dict or tuple, an attribute of anything else; None without."""
+    """What a value has under a name; None without.
+
+    An item of a plain dict or tuple; what a class itself holds, a static method as one; else an attribute.
+    """
     if type(value) is dict:
         return value.get(name)
     if type(value) is tuple:
         return value[int(name)] if name.isdecimal() and int(name) < len(value) else None
+    if isinstance(value, type) and name in vars(value):
+        return vars(value)[name]
     return getattr(value, name, None)
 
 

@@ -9,7 +9,7 @@ import inspect
 import textwrap
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,18 @@ def check_module(module: nn.Module, modules: Sequence[Module]) -> tuple[list[nn.
                     f"fact {one.path}.{path}",
                     f"{where}has {path} = {actual!r}, it was compiled with {expected!r}",
                 )
-            found.join(_read(part, path, inside))
+            held, value = _holders(part, path)
+            found.join(held)
+            found.join(contents(value, inside))
+        for path in one.functions:
+            held, function = _holders(part, path)
+            found.join(held)
+            if one.met.setdefault((type(part), path), function) is not function:
+                name = path.removesuffix(".__func__").rpartition(".")[2]
+                raise Misfit(
+                    f"function {one.path}.{path}",
+                    f"{where}runs another {name} than it was compiled with: it was replaced since",
+                )
         if one.path:
             parts.append(part)
             facts += (Held(holder, name, part), Held(part.__dict__, "forward", part.__dict__.get("forward")))
@@ -51,8 +62,8 @@ def check_module(module: nn.Module, modules: Sequence[Module]) -> tuple[list[nn.
     return parts, found
 
 
-def _read(part: object, path: str, inside: Mapping[int, str]) -> Contents:
-    """Where what is under a path is held, and what may change inside of it."""
+def _holders(part: object, path: str) -> tuple[Contents, object]:
+    """What holds what is under a path, from one step to the next, and that."""
     held: list[Held] = []
     same: list[Callable[[], bool]] = []
     for name in path.split("."):
@@ -64,8 +75,7 @@ def _read(part: object, path: str, inside: Mapping[int, str]) -> Contents:
             question: Callable[[], bool] = CellHolds(part, value)
             same.append(question if is_filled(part) else partial(_is_unfilled, part))
         part = value
-    found = contents(part, inside)
-    return Contents(held + found.held, same + found.same, found.tensors)
+    return Contents(held, same, []), part
 
 
 def _table(part: object) -> object:

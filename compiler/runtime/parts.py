@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .sizes import Bound, SymbolicDim
@@ -102,12 +102,16 @@ class Module:
 
     kind: its class. forward: a digest of its forward's source, "" where the class is PyTorch's, or there is none.
     facts: attributes that its forward reads ("eps", "config.hidden_act") -> their values.
+    functions: where functions and methods are that it comes to; none may be another than when its class was first met.
     """
 
     path: str
     kind: str
     forward: str
     facts: Mapping[str, Any]
+    functions: tuple[str, ...] = ()
+    met: dict[tuple[type, str], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Those functions, by class and place."""
 
 
 @dataclass(frozen=True)

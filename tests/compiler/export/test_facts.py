@@ -233,12 +233,23 @@ def _helper(x: Any) -> Any:
     return x * TABLE["a"][0]
 
 
+OF_STATIC, OF_CLASS = 5.5, 6.5
+
+
 class Base(nn.Module):
     K = 3.0
     UNNAMED = 4.0
 
+    @staticmethod
+    def fixed(x: Any) -> Any:
+        return x - OF_STATIC
+
+    @classmethod
+    def of_class(cls, x: Any) -> Any:
+        return x - OF_CLASS
+
     def shifted(self, x: Any) -> Any:
-        return _helper(x) + self.K
+        return self.of_class(self.fixed(_helper(x))) + self.K
 
 
 class Uses(Base):
@@ -247,6 +258,9 @@ class Uses(Base):
 
 
 def test_data_outside_of_a_module_is_found_by_the_names_in_its_code():
-    found = {path: at(Uses(), path) for path in outer_data(Uses)}
-    assert sorted(map(str, found.values())) == sorted(map(str, (TABLE, 3.0, SCALE)))
+    outside = outer_data(Uses)
+    found = {path: at(Uses(), path) for path in outside.data}
+    assert sorted(map(str, found.values())) == sorted(map(str, (TABLE, 3.0, SCALE, OF_STATIC, OF_CLASS)))
     assert all(path.startswith("__class__.__mro__.") for path in found)
+    functions = [Uses.forward, Base.shifted, Base.of_class.__func__, Base.fixed, _helper]
+    assert [at(Uses(), path) for path in outside.functions] == functions
