@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from .errors import Misfit
-from .facts import CellHolds, Contents, Held, at, contents, fact, is_filled, kind_of, places, step
+from .facts import CellHolds, Contents, Held, at, code_text, contents, fact, is_filled, kind_of, places, step
 from .parts import Module
 
 
@@ -46,7 +46,8 @@ def check_module(module: nn.Module, modules: Sequence[Module]) -> tuple[list[nn.
         for path in one.functions:
             held, function = _holders(part, path)
             found.join(held)
-            if one.met.setdefault((type(part), path), function) is not function:
+            met = one.met.setdefault((type(part), path), function)
+            if not _does_the_same(function, met):
                 name = path.removesuffix(".__func__").rpartition(".")[2]
                 raise Misfit(
                     f"function {one.path}.{path}",
@@ -60,6 +61,15 @@ def check_module(module: nn.Module, modules: Sequence[Module]) -> tuple[list[nn.
             if type(part.__dict__.get("forward")).__name__ not in {"NoneType", "KernelForward"}:
                 raise Misfit("hooks", f"its {name} has a forward of its own, which the program would not run")
     return parts, found
+
+
+def _does_the_same(function: object, other: object) -> bool:
+    """Whether it is the same function, or one that was defined again as it was, as by a cell of a notebook."""
+    if function is other:
+        return True
+    if not isinstance(function, types.FunctionType) or not isinstance(other, types.FunctionType):
+        return False
+    return code_text(function.__code__) == code_text(other.__code__) and fact(function) == fact(other)
 
 
 def _holders(part: object, path: str) -> tuple[Contents, object]:

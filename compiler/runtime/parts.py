@@ -102,7 +102,7 @@ class Module:
 
     kind: its class. forward: a digest of its forward's source, "" where the class is PyTorch's, or there is none.
     facts: attributes that its forward reads ("eps", "config.hidden_act") -> their values.
-    functions: where functions and methods are that it comes to; none may be another than when its class was first met.
+    functions: where functions and methods are that it comes to; none may do another thing than when its class was met.
     """
 
     path: str

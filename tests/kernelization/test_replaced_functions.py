@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -128,3 +129,19 @@ def test_classes_of_one_program_have_forwards_of_their_own() -> None:
             Misfit, match="runs another forward than it was compiled with: it was replaced since"
         ):
             check_module(kind(), table)
+
+
+def test_a_function_that_is_defined_again_as_it_was_is_the_same() -> None:
+    """As a cell of a notebook that is run again."""
+    table = (Module("", "one", "", {}, ("__class__.__mro__.0.forward",)),)
+    kind: Any = type("One", (Part,), {"forward": lambda self, x: self.layer(x)})
+    check_module(kind(), table)
+    kind.forward = _defined_again(kind.forward)
+    check_module(kind(), table)
+    kind.forward = _defined_again(kind.forward, (1,))
+    with pytest.raises(Misfit, match="runs another forward than it was compiled with"):
+        check_module(kind(), table)
+
+
+def _defined_again(function: types.FunctionType, defaults: tuple[Any, ...] = ()) -> types.FunctionType:
+    return types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults)
