@@ -1,7 +1,9 @@
 """Background work: one thread that takes jobs in turn, and forks a process for heavy ones.
 
-The thread is a daemon, started with the first job. At interpreter exit its process is ended and the thread waited for;
-a process that was forked off by the user starts with no jobs and a thread of its own.
+The thread is a daemon. It starts with a job and ends when there is none: a thread that has computed in parallel keeps
+OpenMP's threads of its own, and with more of them than processors libgomp lets all threads of the process sleep between
+two parallel regions, so that every model in it, kernelized or not, takes up to half as long again. At interpreter exit
+its process is ended and the thread waited for; a process that was forked off by the user starts with no jobs.
 """
 
 from __future__ import annotations
@@ -67,43 +69,45 @@ class Background:
         """The process of the job that runs."""
         self._jobs: list[tuple[bool, int, Job]] = []
         self._numbers = itertools.count()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._is_running = False
+        """Whether a thread takes jobs, or will."""
+        self._threads: list[threading.Thread] = []
+        """The last one takes jobs; the others may not have let go of all that they had yet."""
         self.ends = False
         """Whether the interpreter is at its end."""
 
     def submit(self, job: Job) -> Job:
         """Have a job run; urgent ones before the others."""
-        with self._changed:
+        with self._lock:
             if self.ends:
                 job.finish = lambda: None  # type: ignore[method-assign]
                 return job
             heappush(self._jobs, (not job.urgent, next(self._numbers), job))
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._work, name="kernels_hub-background", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+            if not self.is_alive():
+                thread = threading.Thread(target=self._work, name="kernels_hub-background", daemon=True)
+                self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+                self._is_running = True
+                thread.start()
         return job
 
     def is_own_thread(self) -> bool:
         """Whether this is the thread that runs jobs."""
-        return threading.current_thread() is self._thread
+        return bool(self._threads) and threading.current_thread() is self._threads[-1]
 
     def is_alive(self) -> bool:
         """Whether jobs are being run."""
-        return self._thread is not None and self._thread.is_alive() and not self.ends
+        return self._is_running and self._threads[-1].is_alive() and not self.ends
 
     def end(self) -> None:
         """Drop all jobs, end the process of the one that runs, and wait for the thread."""
         self.ends = True
         self.child.stop()
-        thread = self._thread
-        if thread is None or thread is threading.current_thread():
-            return
-        with self._changed:
+        with self._lock:
             self._jobs.clear()
-            self._changed.notify()
-        thread.join(_EXIT_S)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_EXIT_S)
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
@@ -111,10 +115,9 @@ class Background:
             del job
 
     def _next(self) -> Job | None:
-        with self._changed:
-            while not self._jobs and not self.ends:
-                self._changed.wait()
-            return None if self.ends else heappop(self._jobs)[2]
+        with self._lock:
+            self._is_running = bool(self._jobs) and not self.ends
+            return heappop(self._jobs)[2] if self._is_running else None
 
 
 BACKGROUND = Background()
@@ -141,7 +144,7 @@ def wait_for(jobs: Iterable[Job], timeout: float | None = None) -> bool:
                 return False
             line.show(f"kernels_hub: {waiting[0].what}, {len(waiting)} to go, {elapsed:.0f} s")
             if not BACKGROUND.is_alive() or BACKGROUND.is_own_thread():
-                return False
+                return all(job.is_done for job in waiting)
             waiting[0].wait(min(_POLL_S, timeout - elapsed) if timeout is not None else _POLL_S)
             waiting = [job for job in waiting if not job.is_done]
     finally:

@@ -24,7 +24,6 @@ from torch import nn
 
 from kernels_hub import report, restore, use_kernel_forward_from_hub, wait_until_compiled
 from kernels_hub.kernelization import jit, jit_compilations, trial
-from kernels_hub.kernelization.background import BACKGROUND, Job
 from kernels_hub.kernelization.compiled_layer import CompileRequest, Refusal, one_line
 from kernels_hub.kernelization.forked import Child, run_forked
 from kernels_hub.kernelization.trial import Timing, time_in_turn
@@ -501,15 +500,6 @@ def test_a_trial_takes_both_in_turn() -> None:
     assert "oc" in "".join(calls[3:]) and "co" in "".join(calls[3:])
     same = time_in_turn(time.sleep, time.sleep, lambda: ((0.01,), {}))
     assert not same.gains
-
-
-def test_a_job_that_raises_ends_nothing() -> None:
-    def fail(_: Job) -> None:
-        raise ValueError("of a defect")
-
-    first = BACKGROUND.submit(Job("failing", fail))
-    second = BACKGROUND.submit(Job("going on", lambda _: None))
-    assert first.wait(30) and second.wait(30)
 
 
 def test_one_line() -> None:
