@@ -11,7 +11,6 @@ a parser once is kept under `tests/fuzz/kept/<format>/` and run first, every tim
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import random
 import time
@@ -20,6 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from kernels_hub.compiler.ir.uncollected import uncollected
 
 KEPT = Path(__file__).parent / "kept"
 EXHAUSTIVE = os.environ.get("KERNELS_HUB_TEST_EXHAUSTIVE") == "1"
@@ -98,7 +99,7 @@ def limited(name: str, data: object, process: int | None = None) -> Iterator[Non
     place = Path("/proc") / ("self" if process is None else str(process))
     with ExitStack() as stack:
         if process is None:
-            stack.enter_context(_no_collection())
+            stack.enter_context(uncollected())  # garbage that goes meanwhile would hide as much that is taken
             stack.enter_context(_no_free_memory())
         with suppress(OSError):  # else the peak is that of the whole run
             (place / "clear_refs").write_text("5")
@@ -109,18 +110,6 @@ def limited(name: str, data: object, process: int | None = None) -> Iterator[Non
             took, peak = _processor_time(process) - begin, _memory(place, "VmHWM") - before
         assert took <= LONGEST, f"{name}: {took:.1f} s for {str(data)[:2000]}"
         assert peak <= LARGEST, f"{name}: {peak >> 20} MiB for {str(data)[:2000]}"
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Garbage is not collected: what went away meanwhile would hide as much that is taken."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 class _Allocated(ctypes.Structure):
