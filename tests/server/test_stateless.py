@@ -161,7 +161,7 @@ def test_a_change_of_what_somebody_changed_meanwhile_is_refused(one: Hub, two: H
 
 def test_many_repositories_are_changed_at_once(one: Hub, monkeypatch: pytest.MonkeyPatch):
     """More than are kept open: none is closed under whoever works on it."""
-    monkeypatch.setattr("kernels_hub.server.git.stored._OPEN", 2)
+    monkeypatch.setattr("kernels_hub.server.git.open_repositories.MOST_OPEN", 2)
     repos, errors = [new(one, f"k{number}") for number in range(5)], list[Exception]()
 
     def work(repo: Repository) -> None:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +15,7 @@ from pathlib import Path
 from kernels_hub.files import flush_folder, move_into_place
 from kernels_hub.server.database import Database
 from kernels_hub.server.durable import locked, try_lock, write_flushed
+from kernels_hub.server.git.open_repositories import OpenRepositories
 from kernels_hub.server.git.pack_files import PackFiles
 from kernels_hub.server.git.packed_refs import PackedRefs, PendingChange
 from kernels_hub.server.git.seam import LOCK_SECONDS, Content, GitStore
@@ -26,7 +25,6 @@ from kernels_hub.server.refs import BRANCHES, DEFAULT_BRANCH, Ref
 from kernels_hub.server.refusal import repository_not_found
 from kernels_hub.server.repositories import Repository
 
-_OPEN = 128
 _CACHE_BYTES = 16 << 20
 _CONFIG = b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n[gc]\n\tauto = 0\n"
 _LOCK_FILE_SECONDS = 3600
@@ -53,8 +51,7 @@ class FolderGit(GitStore):
         self._layout = layout
         self._database = database
         self._cache = ByteCache(_CACHE_BYTES)
-        self._open: OrderedDict[str, Content] = OrderedDict()
-        self._guard = threading.Lock()
+        self._open = OpenRepositories(self._begin, lambda content: content.packs.close())
 
     # -- locks
 
@@ -121,23 +118,17 @@ class FolderGit(GitStore):
 
     def open(self, repository: str) -> Content:
         """The git side of a repository, opened once a process. Refuses one that was deleted meanwhile."""
-        with self._guard:
-            if (known := self._open.get(repository)) is not None:
-                self._open.move_to_end(repository)
-                return known
-            git = self._layout.repository(repository) / "git"
-            if not git.is_dir():
-                raise repository_not_found(anonymous=False)
-            pending = PendingChange(self._database, repository)
-            content = Content(
-                PackFiles(git, self._cache, self._layout.temporary),
-                PackedRefs(git, self._layout.temporary, pending),
-            )
-            self._open[repository] = content
-            if len(self._open) > _OPEN:
-                # Whoever still reads from it opens its files again.
-                self._open.popitem(last=False)[1].packs.close()
-            return content
+        return self._open.get(repository)
+
+    def _begin(self, repository: str) -> Content:
+        git = self._layout.repository(repository) / "git"
+        if not git.is_dir():
+            raise repository_not_found(anonymous=False)
+        pending = PendingChange(self._database, repository)
+        return Content(
+            PackFiles(git, self._cache, self._layout.temporary),
+            PackedRefs(git, self._layout.temporary, pending),
+        )
 
     def exists(self, repository: str) -> bool:
         """Whether there is a folder."""
@@ -145,9 +136,7 @@ class FolderGit(GitStore):
 
     def remove(self, repository: str) -> None:
         """Remove the folder of a repository, with the large files that lie in it."""
-        with self._guard:
-            if (content := self._open.pop(repository, None)) is not None:
-                content.packs.close()
+        self._open.close(repository)
         home = self._layout.repository(repository)
         if home.is_dir():
             trash = self._layout.temporary()
@@ -224,10 +213,7 @@ class FolderGit(GitStore):
 
     def close(self) -> None:
         """Close every file."""
-        with self._guard:
-            for content in self._open.values():
-                content.packs.close()
-            self._open.clear()
+        self._open.close_all()
 
 
 def folders_in(folder: Path) -> list[Path]:

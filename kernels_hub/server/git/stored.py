@@ -10,8 +10,6 @@ Locks are PostgreSQL's advisory locks, held by the connection that also makes th
 from __future__ import annotations
 
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.durable import locked, try_lock
 from kernels_hub.server.git.folder import prepare_bare
+from kernels_hub.server.git.open_repositories import OpenRepositories
 from kernels_hub.server.git.pack_bucket import PackBucket, began
 from kernels_hub.server.git.pack_cache import PackCache
 from kernels_hub.server.git.pack_files import records_of
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from kernels_hub.server.database.postgresql import PostgresqlDatabase
     from kernels_hub.server.objects.s3 import S3Objects
 
-_OPEN = 128
 _CACHE_BYTES = 16 << 20
 
 
@@ -74,8 +72,10 @@ class StoredGit(GitStore):
             ByteCache(_CACHE_BYTES),
             layout.temporary,
         )
-        self._open: OrderedDict[str, _Opened] = OrderedDict()
-        self._guard = threading.Lock()
+        # Whoever holds a repository's lock goes on with what it began with.
+        self._open = OpenRepositories(
+            self._begin, lambda opened: opened.packs.close(), lambda opened: not opened.state.is_busy
+        )
 
     # -- locks
 
@@ -107,10 +107,9 @@ class StoredGit(GitStore):
 
     @contextmanager
     def _working(self, repository: str) -> Iterator[None]:
-        opened = self._opened(repository)
+        opened = self._open.get(repository)
         with opened.state.working() as work:
-            with self._guard:  # in case that it was dropped just before
-                self._open[repository] = opened
+            self._open.keep(repository, opened)  # in case that it was closed just before
             try:
                 yield
             finally:
@@ -160,22 +159,12 @@ class StoredGit(GitStore):
 
     def open(self, repository: str) -> Content:
         """The git side of a repository; nothing is asked before something of it is."""
-        return self._opened(repository).content
+        return self._open.get(repository).content
 
-    def _opened(self, repository: str) -> _Opened:
-        with self._guard:
-            if (known := self._open.get(repository)) is not None:
-                self._open.move_to_end(repository)
-                return known
-            state = State(self.rows, repository)
-            packs = StoredPacks(self.places, state)
-            self._open[repository] = opened = _Opened(state, packs, Content(packs, StoredRefs(state)))
-            if len(self._open) > _OPEN:
-                # Whoever holds a repository's lock goes on with what it began with.
-                idle = (name for name, known in self._open.items() if not known.state.is_busy)
-                if (oldest := next(idle, repository)) != repository:
-                    self._open.pop(oldest).packs.close()
-            return opened
+    def _begin(self, repository: str) -> _Opened:
+        state = State(self.rows, repository)
+        packs = StoredPacks(self.places, state)
+        return _Opened(state, packs, Content(packs, StoredRefs(state)))
 
     def exists(self, repository: str) -> bool:
         """Whether the rows are there."""
@@ -183,15 +172,13 @@ class StoredGit(GitStore):
 
     def remove(self, repository: str) -> None:
         """Remove packs; the rows went with that of the repository."""
-        with self._guard:
-            if (opened := self._open.pop(repository, None)) is not None:
-                opened.packs.close()
+        self._open.close(repository)
         self.places.cache.remove(repository)
         self.bucket.remove_all(repository)
 
     def copy(self, repository: str, target: Path) -> None:
         """Write a bare repository with the packs and refs of one moment."""
-        opened = self._opened(repository)
+        opened = self._open.get(repository)
         try:
             refs = opened.state.now().refs
         except Refusal as refusal:
@@ -246,7 +233,4 @@ class StoredGit(GitStore):
 
     def close(self) -> None:
         """Close every file."""
-        with self._guard:
-            for opened in self._open.values():
-                opened.packs.close()
-            self._open.clear()
+        self._open.close_all()
