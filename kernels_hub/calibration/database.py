@@ -113,7 +113,12 @@ def known_gains(machine: Machine) -> KnownGains:
 
     pinned = setting()
     if pinned not in ("", OFF, IGNORE):
-        return KnownGains(((PINNED, read(Path(pinned).expanduser(), None)),))
+        try:
+            return KnownGains(((PINNED, read(Path(pinned).expanduser(), None)),))
+        except CalibrationError as error:
+            raise CalibrationError(
+                f"{_VARIABLE}: {error}; write one with kernels-hub calibrate --export FILE.json, or unset the variable"
+            ) from error
     if torch.are_deterministic_algorithms_enabled():
         return KnownGains((), deterministic=True)
     own, table = load(machine), shipped(machine)
