@@ -26,6 +26,7 @@ from kernels_hub.compiler.rewrite.fold import FoldConstants, FoldParameters
 from kernels_hub.compiler.rewrite.gated import GATED
 from kernels_hub.compiler.rewrite.gradients import INFERENCE
 from kernels_hub.compiler.rewrite.indices import EVERYTHING
+from kernels_hub.compiler.rewrite.loops import Loops
 from kernels_hub.compiler.rewrite.neighbouring import NEIGHBOURING
 from kernels_hub.compiler.rewrite.norms import NORMS
 from kernels_hub.compiler.rewrite.parts import PARTS
@@ -40,10 +41,23 @@ SIMPLIFY = Rules("simplify", (*CANCEL, *PARTS, *REGROUP, *EVERYTHING, *ALGEBRA, 
 INFERENCE_PASS = Rules("inference", INFERENCE)
 """Graphs that are to be differentiated go without it."""
 
+_IN_LOOPS: tuple[Pass, ...] = (
+    INFERENCE_PASS,
+    FoldConstants(),
+    SIMPLIFY,
+    FoldConstants(),
+    SIMPLIFY,
+    Rules("recognise", (*NORMS, *ACTIVATIONS, *SOFTMAX, *ROTARY, *SCORES, *ATTENTION)),
+    Rules("gate", GATED),
+    FoldConstants(),
+)
+"""For the bodies of loops."""
+
 PIPELINE: tuple[Pass, ...] = (
     INFERENCE_PASS,
     FoldConstants(),
     SIMPLIFY,
+    Loops(_IN_LOOPS),
     FoldConstants(),
     SIMPLIFY,
     Rules("contract", CONTRACTION),
