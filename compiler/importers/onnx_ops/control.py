@@ -12,6 +12,7 @@ from kernels_hub.compiler.errors import CompilerError
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
 from kernels_hub.compiler.importers.onnx_sequences import Named, flat, regrouped, same_parts
 from kernels_hub.compiler.importers.onnx_values import source_inputs
+from kernels_hub.compiler.ir.counters import Counter, counter_of, step_of
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.evaluate import evaluate
 from kernels_hub.compiler.ir.graph import Graph, Value
@@ -153,6 +154,8 @@ def _as_op(node: OnnxNode, body: GraphProto, carried: list[Named]) -> Sequence[N
     count: Dim = 0
     if stacked:
         count = _trips(node, region, trips, first, carried, captures)
+        if region.outputs["0"].scalar is not True:  # counted: it need not ask any more
+            region, trips, first = _going_on(region), graph.size(count), truth
     values = flat(carried)
     operands = (trips, first, *values, *flat([named for _, named in captures]))
     made = graph.add("loop", operands, {"body": region, "carried": len(values), "count": count})
@@ -174,11 +177,14 @@ def _trips(
         return int(count) if known.dtype != object else count
     limit, start = node.maybe_known(trips), node.maybe_known(first)
     outside = (*flat(carried), *flat([named for _, named in captures]))
-    counted = None
+    counted: Dim | None = None
     if limit is not None and start is not None and limit.dtype != object:
         counted = _counted_trips(
             node, region, int(limit.reshape(-1)[0]), bool(start), outside, len(flat(carried))
         )
+    if counted is None and limit is not None:
+        most = limit.reshape(-1)[0] if limit.dtype == object else int(limit.reshape(-1)[0])
+        counted = _asked_trips(node, region, most, first, outside, len(flat(carried)))
     if counted is None:
         raise node.refuse(
             "it may end early, and stacks results of which it is then not known how many there are"
@@ -224,6 +230,52 @@ def _counted_trips(
     return done
 
 
+def _asked_trips(
+    node: OnnxNode, region: Graph, limit: Dim, first: Value, outside: Sequence[Value], carried: int
+) -> Dim | None:
+    """Trips of a loop that goes on while a counter, which begins at 0 or 1, is below a size; None of others.
+
+    outside: what the region's inputs but for the first, the trip, are at the first trip.
+    """
+    flag = region.outputs["0"]
+    if flag.op_name not in {"lt", "gt"}:
+        return None
+    place, *inputs = region.inputs.values()
+    following = dict(zip(inputs[:carried], list(region.outputs.values())[1:], strict=False))
+    of_outside = dict(zip(inputs, outside, strict=True))
+    counters = {place: Counter(0, 1)}
+    for inside, after in following.items():
+        step, start = step_of(inside, after), node.maybe_known(of_outside[inside])
+        if step is not None and start is not None and start.dtype != object:
+            counters[inside] = Counter(int(start.reshape(-1)[0]), step)
+    counting, end = flag.operands if flag.op_name == "lt" else flag.operands[::-1]
+    while end.op_name == "cast":
+        (end,) = end.operands
+    if counter_of(counting, counters, as_float=True) != Counter(1, 1) or end not in of_outside:
+        return None  # after trip k the counter is k + 1: as many trips as it takes to get to the end
+    if end in following and following[end] is not end:
+        return None
+    size = _size_of(node, of_outside[end])
+    if size is None or (limit != size and not (isinstance(limit, int) and limit >= 1 << 31)):
+        return None
+    if first.op_name not in {"lt", "gt"}:
+        return None
+    zero, below = first.operands if first.op_name == "lt" else first.operands[::-1]
+    begins_at_0 = zero.scalar is not None and zero.scalar == 0
+    return size if begins_at_0 and _size_of(node, below) == size else None
+
+
+def _size_of(node: OnnxNode, value: Value) -> Dim | None:
+    """A scalar as a size, where it is known to be one, be it as a float."""
+    while value.op_name == "cast":
+        (value,) = value.operands
+    known = node.maybe_known(value)
+    if known is None:
+        return None
+    one = known.reshape(-1)[0]
+    return one if known.dtype == object else int(one)
+
+
 def _same(before: Named, after: Named) -> bool:
     """Whether a trip leaves the type of a carried value as it is."""
     return same_parts(before, after) and all(
@@ -234,9 +286,23 @@ def _same(before: Named, after: Named) -> bool:
 
 def _without_condition(region: Graph) -> Graph:
     """The region with its second input, the condition, replaced by True."""
+    return _copied(region, list(region.inputs.values())[1])
+
+
+def _going_on(region: Graph) -> Graph:
+    """The region with its first output, whether to go on, replaced by True."""
+    new = _copied(region, None)
+    outputs, new.outputs = new.outputs, {}
+    new.output("0", new.constant(value=True))
+    for name, value in list(outputs.items())[1:]:
+        new.output(name, value)
+    return new
+
+
+def _copied(region: Graph, condition: Value | None) -> Graph:
+    """The region again, with one of its inputs replaced by True."""
     new = Graph(region.name)
     mapped = {}
-    condition = list(region.inputs.values())[1]
     for node in region.live():
         if node.results[0] is condition:
             mapped[condition] = new.constant(value=True)
