@@ -20,6 +20,7 @@ from kernels_hub.compiler.schedule.kernel import (
     Product,
     Recurrence,
     Reduce,
+    Repeat,
     Scan,
     Schedule,
     statements,
@@ -36,7 +37,11 @@ class KernelCost:
 
 
 def kernel_cost(kernel: Kernel, sizes: Mapping[str, int]) -> KernelCost:
-    """The cost of a kernel for these sizes of the symbols."""
+    """The cost of a kernel for these sizes of the symbols: of a loop whose turns only the data tell, that of one."""
+    if isinstance(kernel, Repeat):
+        turns = 1 if isinstance(kernel.trips, Buffer) else number(kernel.trips, sizes)
+        costs = [kernel_cost(one, sizes) for one in kernel.turn]
+        return KernelCost(turns * sum(one.flops for one in costs), turns * sum(one.bytes for one in costs))
     written = kernel.writes()
     moved = sum(number(buffer.bytes, sizes) for buffer in written)
     moved += sum(count for buffer, count in _read(kernel, sizes).items() if buffer not in written)

@@ -22,6 +22,7 @@ from kernels_hub.compiler.schedule.kernel import (
     Buffer,
     Kernel,
     Load,
+    Repeat,
     Role,
     Schedule,
     Store,
@@ -115,7 +116,12 @@ def _heirs(kernels: Sequence[Kernel], lives: Sequence[Lifetime]) -> dict[Buffer,
 
 def _in_place(kernel: Kernel, used: Buffer, made: Buffer) -> bool:
     """Whether each element of `used` is read by the very turn, and the very pass, that writes its place in `made`."""
-    if len(kernel.nests) != 1 or used.dtype is not made.dtype or used.size != made.size:
+    if (
+        isinstance(kernel, Repeat)
+        or len(kernel.nests) != 1
+        or used.dtype is not made.dtype
+        or used.size != made.size
+    ):
         return False
     nest = kernel.nests[0]
     if nest.inner or isinstance(nest.anchor, Attention):

@@ -6,6 +6,7 @@ from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.types import BOOL, DType
 from kernels_hub.compiler.schedule.anchors import NotStrided, make_anchor
+from kernels_hub.compiler.schedule.buffers import NAMES, copy_kernel
 from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.expand import expanded, with_inputs_laid_out
 from kernels_hub.compiler.schedule.fuse import Fusion, FusionGroup
@@ -16,7 +17,6 @@ from kernels_hub.compiler.schedule.kernel import (
     Buffer,
     Convolution,
     Kernel,
-    Load,
     Nest,
     Order,
     Role,
@@ -29,15 +29,7 @@ from kernels_hub.compiler.schedule.layout import StrideOrder, stands_alone
 from kernels_hub.compiler.schedule.partial import with_partial_reductions
 from kernels_hub.compiler.schedule.scores import ANCHOR_DTYPES
 from kernels_hub.compiler.schedule.split import MOST_PARTS, parts
-
-NAMES = {
-    Role.INPUT: "input",
-    Role.PARAMETER: "weight",
-    Role.CONSTANT: "constant",
-    Role.OUTPUT: "output",
-    Role.SCRATCH: "scratch",
-    Role.PREPARED: "prepared",
-}
+from kernels_hub.compiler.schedule.stages import has_loops, schedule_stages
 
 
 def schedule(
@@ -53,6 +45,8 @@ def schedule(
     Raises EngineError where it has values that no nest can make (`inlining.unsupported`).
     """
     choices = choices or Choices()
+    if has_loops(graph):
+        return schedule_stages(graph, choices, lambda part: schedule(part, anchors, choices, most_parts))
     graph = with_partial_reductions(expanded(graph, anchors), choices.split)
     if refused := unsupported(graph, anchors):
         value, reason = next(iter(refused.items()))
@@ -182,18 +176,10 @@ class _Builder:
             number, shape = self.counts[Role.OUTPUT], buffer.shape
             copy = Buffer(f"output{number}", Role.OUTPUT, buffer.dtype, shape, row_major(shape))
             self.counts[Role.OUTPUT] += 1
-            copies.append((copy, copy_kernel(f"copy_{copy.name}", buffer, copy)))
+            copies.append((copy, copy_kernel(buffer, copy)))
             outputs[name] = copy
             taken.add(copy)
         return copies
-
-
-def copy_kernel(name: str, source: Buffer, target: Buffer) -> Kernel:
-    """A kernel that copies a buffer to another of the same shape."""
-    loops = tuple(Loop(f"$c{axis}", dim) for axis, dim in enumerate(source.shape))
-    index = tuple(loop.index for loop in loops)
-    body = (Load("v0", source.dtype, source, source.place(index)), Store(target, target.place(index), "v0"))
-    return Kernel(name, (Nest(loops, (), body),))
 
 
 def _prepared(graph: Graph) -> frozenset[Value]:

@@ -22,6 +22,7 @@ from kernels_hub.compiler.codegen.c_text import Lines
 from kernels_hub.compiler.codegen.cpp.anchors import header_of, print_anchor, runtime_of
 from kernels_hub.compiler.codegen.cpp.nest import print_nest, print_rows, share_rows
 from kernels_hub.compiler.codegen.cpp.packed import Packed, PackedOperands
+from kernels_hub.compiler.codegen.cpp.repeat import print_repeat
 from kernels_hub.compiler.codegen.cpp.scalar import storage_type
 from kernels_hub.compiler.codegen.cpp.text import Parameters
 from kernels_hub.compiler.codegen.lines import origins
@@ -29,7 +30,7 @@ from kernels_hub.compiler.codegen.names import Names
 from kernels_hub.compiler.codegen.scalar import size_name
 from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.schedule.index import is_variable
-from kernels_hub.compiler.schedule.kernel import Buffer, Kernel, Schedule
+from kernels_hub.compiler.schedule.kernel import Buffer, Kernel, Repeat, Schedule
 from kernels_hub.escaping import CommentText, Identifier
 
 
@@ -134,7 +135,10 @@ class _Unit:
             name = Identifier(f"{wanted[:50]}_{len(self.taken)}")
         self.taken.add(name)
         mine = Lines()
-        parameters = self._functions(name, kernel, mine, packed)
+        if isinstance(kernel, Repeat):
+            parameters = self._repeat(name, kernel, lines, mine, packed)
+        else:
+            parameters = self._functions(name, kernel, mine, packed)
         self.used.update(parameters.sizes)
         origin = origins(kernel.origins)
         known = self.functions.setdefault(_pattern(mine.text()), name)
@@ -166,6 +170,19 @@ class _Unit:
                 for part, parameters in parts:
                     lines.add(f"{part}({', '.join(parameters.passed(self.names))});")
         return together
+
+    def _repeat(
+        self, name: str, repeat: Repeat, before: Lines, lines: Lines, packed: PackedOperands
+    ) -> Parameters:
+        """The function of a loop, and before it those of the kernels of its body."""
+        for window in repeat.windows():
+            self.names.add(window)
+        calls = [self._kernel(kernel, before, packed) for kernel in repeat.turn]
+        together = Parameters()
+        for call in calls:
+            together.merge(call.parameters)
+        texts = [(call.text(self.names), call.origin) for call in calls]
+        return print_repeat(name, repeat, texts, together, lines, self.names)
 
     def _host(
         self,
