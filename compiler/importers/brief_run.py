@@ -65,6 +65,8 @@ def _ending_after(seconds: float) -> AbstractContextManager[TorchDispatchMode]:
     class Ending(TorchDispatchMode):
         """Ends the run at the first op after the time."""
 
+        supports_higher_order_operators = True  # such as torch.while_loop
+
         def __torch_dispatch__(
             self,
             func: Callable[..., object],

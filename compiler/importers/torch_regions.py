@@ -1,4 +1,4 @@
-"""Control flow of exported programs: `torch.cond` and `torch.while_loop`, as ops with regions.
+"""Control flow of exported programs: `torch.cond`, `torch.while_loop` and PyTorch's scan, as ops with regions.
 
 A subgraph takes all that it reads as arguments, weights too, so that it is a graph of its own: its inputs are the
 operands, complex ones in parts.
@@ -90,8 +90,23 @@ def while_loop(importer: RegionImporter, node: Node) -> list[Tensor]:
     return _grouped(carried, made.results)
 
 
+def scan(importer: RegionImporter, node: Node) -> list[Tensor]:
+    """`torch._higher_order_ops.scan`: a step for each element along the first dim of the sequences."""
+    step, states, sequences, others = (importer.argument(one) for one in _four(node))
+    if not sequences or not all(isinstance(one, Value) for one in [*states, *sequences]):
+        raise UnsupportedArgumentsError("it has no sequences, or complex ones")
+    graph = Graph("body")
+    elements = [one.slice(0, 0, 1).squeeze(0) for one in sequences]
+    results = _called(importer, graph, step, _inputs(graph, [*states, *elements, *others]))
+    _give(graph, results)
+    operands = (*states, *sequences, *_flat(others))
+    attrs = {"body": graph, "states": len(states), "sequences": len(sequences)}
+    return list(importer.graph.add("scan", operands, attrs).results)
+
+
 CONTROL_FLOW: dict[str, Callable[[RegionImporter, Node], list[Tensor]]] = {
     "cond": cond,
+    "scan": scan,
     "while_loop": while_loop,
 }
 """Name of a higher-order op -> what imports it."""

@@ -19,6 +19,7 @@ from kernels_hub.compiler.errors import CompilerError, EvaluateError
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.op import Trait
+from kernels_hub.compiler.ir.ops.control import at_most_trips
 from kernels_hub.compiler.ir.ops.conversion import widened
 from kernels_hub.compiler.ir.transform import without_calls
 from kernels_hub.compiler.ir.types import Array, DType
@@ -30,6 +31,8 @@ from kernels_hub.numerics import norm_error
 PATIENCE_S = 20.0
 """Seconds of the oracle after which no further set of inputs is prepared; the first `LEAST` are within three times."""
 LEAST = 3
+MOST_TRIPS = 4096
+"""Of a loop that the data end: inputs on which it takes more do not judge, for on some it may never end."""
 
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
@@ -171,10 +174,11 @@ class Judge:
     @cached_property
     def inputs(self) -> JudgingInputs:
         """The sets of inputs. Raises DimError where a symbol has no size."""
-        return judging_inputs(
-            self.graph, seed=self.seed, sizes=self.sizes, weights=self.weights,
-            patience=self.patience / 4, other_sizes=self.other_sizes,
-        )  # fmt: skip
+        with at_most_trips(MOST_TRIPS):
+            return judging_inputs(
+                self.graph, seed=self.seed, sizes=self.sizes, weights=self.weights,
+                patience=self.patience / 4, other_sizes=self.other_sizes,
+            )  # fmt: skip
 
     @cached_property
     def cases(self) -> list[Case]:
@@ -190,7 +194,8 @@ class Judge:
                 continue
             bindings = {name: size for name, size in one.sizes.items() if name in self.graph.symbols}
             try:
-                oracle = bounded(self.graph, one.arrays, bindings=bindings, weights=self.weights)
+                with at_most_trips(MOST_TRIPS):
+                    oracle = bounded(self.graph, one.arrays, bindings=bindings, weights=self.weights)
             except CompilerError as error:
                 first = first or error
                 self.skipped.append(f"{one.name}: {error}")

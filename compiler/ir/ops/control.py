@@ -6,7 +6,9 @@ constants, no parameters. Putting it into an op freezes it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,18 @@ from kernels_hub.compiler.ir.op import (
 from kernels_hub.compiler.ir.types import BOOL, INT64, Array
 
 _TYPES = tuple[TensorType, ...]
+
+_most_trips: ContextVar[int | None] = ContextVar("most_trips", default=None)
+
+
+@contextmanager
+def at_most_trips(count: int) -> Iterator[None]:
+    """A loop that the data end raises EvaluateError after so many trips: on some inputs it may never end."""
+    token = _most_trips.set(count)
+    try:
+        yield
+    finally:
+        _most_trips.reset(token)
 
 
 def _accepts(region: Any, operands: Sequence[TensorType], what: str) -> _TYPES:
@@ -95,7 +109,11 @@ def _run_loop(step: ReferenceCall) -> list[Array]:
     state, captures = list(step.operands[2 : 2 + carried]), step.operands[2 + carried :]
     stacks: list[list[Array]] = [[] for _ in step.results[carried:]]
     done = 0
+    flag_of_body = next(iter(step.attrs["body"].outputs.values()))
+    most = None if flag_of_body.scalar is True else _most_trips.get()
     while go_on and done < trips:
+        if done == most:
+            raise EvaluateError(f"a loop has not ended after {most} trips")
         flag, *results = step.run(step.attrs["body"], [np.asarray(done, np.int64), *state, *captures])
         go_on, done = bool(flag), done + 1
         state = results[:carried]

@@ -1,12 +1,15 @@
-"""`torch.cond` and `torch.while_loop`: both ways they may go, on the oracle and compiled."""
+"""`torch.cond`, `torch.while_loop` and scans: all ways they may go, on the oracle and compiled."""
 
 from __future__ import annotations
+
+import shutil
 
 import pytest
 import torch
 from torch import nn
-from torch._higher_order_ops import while_loop
+from torch._higher_order_ops import scan, while_loop
 
+from kernels_hub import Mode, kernelize, load_kernel_mapping, report, use_kernel_mapping
 from kernels_hub.compiler import compile, evaluate, verify
 from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.torch_export import import_torch
@@ -64,8 +67,25 @@ class Counted(nn.Module):
         return while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, self.linear(x)), (torch.tensor(0), x))
 
 
+class Recurrent(nn.Module):
+    """A cell over the rows of x, from the last one, with the products of all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        def step(state, row):
+            after = torch.tanh(self.inner(row) + self.outer(state))
+            return after, after * 2
+
+        last, all_ = scan(step, x.sum(0), x, reverse=True)
+        return last, all_
+
+
 CASES = {"branch": Branch, "several": Several, "nested": Nested, "spectrum": Spectrum, "halved": Halved,
-         "counted": Counted}  # fmt: skip
+         "counted": Counted, "recurrent": Recurrent}  # fmt: skip
+LOOPS = ("halved", "counted", "recurrent")
 INPUTS = [torch.full((3, 4), value) for value in (0.25, -0.25, 7.0, 0.0)]
 
 
@@ -81,6 +101,28 @@ def test_compiled(name: str):
     for x in INPUTS:
         with torch.no_grad():
             torch.testing.assert_close(run(x), module(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_as_native_code(name: str):
+    module = CASES[name]().eval()
+    run = compile((module, (INPUTS[0],)), "cpu", engines=("cpp",))
+    for x in INPUTS:
+        with torch.no_grad():
+            torch.testing.assert_close(run(x), module(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_in_a_published_layer(name: str):
+    module = CASES[name]().eval()
+    with torch.inference_mode(), use_kernel_mapping(load_kernel_mapping("compiled"), inherit_mapping=False):
+        expected = [module(x) for x in INPUTS]
+        kernelize(module, mode=Mode.INFERENCE, wait=True)
+        for x, one in zip(INPUTS, expected, strict=True):
+            torch.testing.assert_close(module(x), one, rtol=1e-5, atol=1e-6)
+    assert not [row.reason for row in report(module).rows if "compiled:" in str(row.reason)]
 
 
 def test_the_ops():

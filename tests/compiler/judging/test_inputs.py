@@ -7,7 +7,7 @@ import pytest
 
 from kernels_hub.compiler import Graph, evaluate
 from kernels_hub.compiler.errors import DimError
-from kernels_hub.compiler.judging import judging_inputs
+from kernels_hub.compiler.judging import Judge, judging_inputs
 
 
 def of(graph: Graph, **options):
@@ -125,3 +125,20 @@ def test_the_same_seed_gives_the_same():
     for name, arrays in first.items():
         assert all(np.array_equal(arrays[one], second[name][one], equal_nan=True) for one in arrays)
     assert not np.array_equal(first["ordinary"]["x"], other["ordinary"]["x"])
+
+
+def test_inputs_on_which_a_loop_does_not_end_do_not_judge():
+    """An infinity is never halved."""
+    body = Graph("turn")
+    body.input("number", (), "int64")
+    halved = body.input("x", (4,)) * 0.5
+    body.output("go on", halved.reduce("max", (0,)) > 1.0)
+    body.output("x", halved)
+    body.freeze()
+    graph = Graph("halved")
+    x = graph.input("x", (4,))
+    operands = (graph.constant(np.int64(2**63 - 1)), x.reduce("max", (0,)) > 1.0, x)
+    graph.output("x", graph.add("loop", operands, {"body": body, "carried": 1, "count": 0}).results[0])
+    judge = Judge(graph)
+    assert len(judge.cases) >= 3
+    assert any("has not ended after" in reason for reason in judge.skipped)
