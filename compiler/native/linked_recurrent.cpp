@@ -1,7 +1,8 @@
 // Recurrent cells: a product of a few rows with the packed weight at each step, then the gates, on vectors.
 //
-// Sequences and directions do not depend on one another, so threads share these and never wait within a sequence. Of
-// quantized states a thread has all sequences of a direction, since what a step rounds by is theirs together.
+// Sequences and directions do not depend on one another, so threads share these and never wait within a sequence. Where
+// there are fewer of them than threads, and weights are large, threads share the columns of each step's product instead.
+// Of quantized states a thread has all sequences of a direction, since what a step rounds by is theirs together.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -18,6 +19,7 @@ namespace {
 constexpr int64_t kPanel = 4 * kLanes;  // columns that lie together in a packed weight
 constexpr int64_t kRows = 4;            // sequences of one product
 constexpr float kFlopsPerThread = 2e5f; // below, a thread costs more than it does
+constexpr int64_t kBytesPerPart = 1 << 17;  // of a packed weight: a part of a step's product reads no less
 
 int64_t gates_of(Cell cell) {
   return cell == Cell::kLstm ? 4 : cell == Cell::kGru || cell == Cell::kGruAfter ? 3 : 1;
@@ -102,6 +104,17 @@ void product(const float* a, int64_t rows, int64_t depth, const float* packed, i
   }
 }
 
+// The same by all threads, in parts of an even number of panels.
+void shared_product(const float* a, int64_t rows, int64_t depth, const float* packed, int64_t columns, float* out,
+                    int64_t out_stride) {
+  constexpr int64_t kPair = 2 * kPanel;
+  const int64_t bytes = kPair * depth * static_cast<int64_t>(sizeof(float));
+  parallel(ceil_div(columns, kPair), ceil_div(kBytesPerPart, bytes), [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kPair;
+    product(a, rows, depth, packed + first * depth, std::min(end * kPair, columns) - first, out + first, out_stride);
+  });
+}
+
 // One element in `stride` of x.
 struct Strided {
   const float* at;
@@ -169,12 +182,13 @@ KH_INLINE void simple_state(const X& x, const float* product, int64_t hidden, bo
   }
 }
 
-// A few sequences of one direction, from the first step to the last.
+// A few sequences of one direction, from the first step to the last; `shared`: by all threads.
 class Sequences {
  public:
   Sequences(const Recurrence& shape, const RecurrentInputs& in, const float* packed, const Tile& tile, int64_t way,
-            int64_t first, int64_t rows)
-      : shape_(shape), in_(in), tile_(tile), way_(way), first_(first), rows_(rows), hidden_(shape.hidden) {
+            int64_t first, int64_t rows, bool shared)
+      : shape_(shape), in_(in), tile_(tile), way_(way), first_(first), rows_(rows), hidden_(shape.hidden),
+        product_(shared ? shared_product : product) {
     const int64_t one = in.scales == nullptr ? recurrent_size(shape.cell, 1, hidden_) : recurrent_size_of_bytes(1, hidden_);
     packed_ = packed + way * one;
     width_ = round_up(gates_of(shape.cell) * hidden_, kPanel) + kPanel;
@@ -285,7 +299,7 @@ class Sequences {
     if (in_.scales != nullptr)
       quantized_product(step);
     else
-      product(h_, rows_, hidden_, packed_, columns, sums_, width_);
+      product_(h_, rows_, hidden_, packed_, columns, sums_, width_);
     for (int64_t row = 0; row < rows_; ++row) {
       const int64_t offset = way_ * gates_of(shape_.cell) * hidden_ * in_.x_strides[2];
       const float* const x = in_.x + time_of(step, row) * in_.x_strides[0] + (first_ + row) * in_.x_strides[1] + offset;
@@ -296,7 +310,7 @@ class Sequences {
     }
     if (shape_.cell != Cell::kGru) return;
     const float* const second = packed_ + round_up(columns, kPanel) * hidden_;
-    product(reset_, rows_, hidden_, second, hidden_, candidate_, hidden_ + kPanel);
+    product_(reset_, rows_, hidden_, second, hidden_, candidate_, hidden_ + kPanel);
     for (int64_t row = 0; row < rows_; ++row) {
       if (!goes_on(step, row)) continue;
       const int64_t offset = way_ * 3 * hidden_ * in_.x_strides[2];
@@ -329,12 +343,20 @@ class Sequences {
   const RecurrentInputs& in_;
   const Tile& tile_;
   int64_t way_, first_, rows_, hidden_, width_;
+  decltype(&product) product_;
   const float* packed_;
   std::vector<float> memory_;
   float *h_, *c_, *reset_, *sums_, *candidate_;
   std::vector<uint8_t> bytes_;
   std::vector<int32_t> row_sums_, totals_;
 };
+
+// Whether threads share the products of each step: where half of them had no sequence of their own, and a step is long
+// enough for all. With OpenMP never, whose regions may put threads to sleep between any two steps.
+bool share_steps(const Recurrence& shape, const RecurrentInputs& in, int64_t team) {
+  const int64_t bytes = first_columns(shape.cell, shape.hidden) * shape.hidden * static_cast<int64_t>(sizeof(float));
+  return use_pool && in.scales == nullptr && 2 * shape.batch * shape.ways <= team && bytes >= 2 * kBytesPerPart;
+}
 
 }  // namespace
 
@@ -366,6 +388,13 @@ void pack_recurrent_bytes(int64_t ways, int64_t hidden, const int8_t* weight, co
 
 void recur_tiles(const Recurrence& shape, const RecurrentInputs& in, const float* packed, const Tile& tile) {
   const int64_t team = threads();
+  if (share_steps(shape, in, team)) {
+    for (int64_t way = 0; way < shape.ways; ++way) {
+      for (int64_t first = 0; first < shape.batch; first += kRows)
+        Sequences(shape, in, packed, tile, way, first, std::min(kRows, shape.batch - first), true).run();
+    }
+    return;
+  }
   const float flops = 2.0f * shape.time * shape.batch * shape.ways * gates_of(shape.cell) * shape.hidden * shape.hidden;
   const int64_t most = std::clamp<int64_t>(static_cast<int64_t>(flops / kFlopsPerThread), 1, team);
   const int64_t parts = std::max<int64_t>(1, ceil_div(most, shape.ways));
@@ -375,7 +404,7 @@ void recur_tiles(const Recurrence& shape, const RecurrentInputs& in, const float
   parallel_tasks(chunks * shape.ways, most, [&](Tickets& tickets) {
     for (int64_t ticket = tickets.next(); ticket >= 0; ticket = tickets.next()) {
       const int64_t first = ticket % chunks * rows;
-      Sequences(shape, in, packed, tile, ticket / chunks, first, std::min(rows, shape.batch - first)).run();
+      Sequences(shape, in, packed, tile, ticket / chunks, first, std::min(rows, shape.batch - first), false).run();
     }
   });
 }

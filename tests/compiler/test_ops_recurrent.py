@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
@@ -60,6 +61,24 @@ def test_engines_agree_with_the_reference(cell, engine):
         wrong[-1] += 1e-3
         with pytest.raises(AssertionError):
             np.testing.assert_allclose(found, wrong, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_one_sequence_gives_the_same_bits_on_any_number_of_threads(cell):
+    """Its large weight is shared by threads in each step."""
+    graph, inputs = recurrent(cell, 6, 1, 300, 1)
+    run = compile_graph(graph, "cpu", engines=("cpp",))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = run.arrays(inputs)["y"]
+        for threads in (2, 3, 8):
+            torch.set_num_threads(threads)
+            for _ in range(3):
+                np.testing.assert_array_equal(run.arrays(inputs)["y"], alone)
+    finally:
+        torch.set_num_threads(before)
+    np.testing.assert_allclose(alone, evaluate(graph, inputs)["y"], atol=5e-4)
 
 
 def model(
