@@ -122,7 +122,7 @@ class CppEngine:
             return Decline("no C++ compiler found (set KERNELS_HUB_CXX or install g++)")
         if (lacking := without_weights(graph)) is not None:
             return lacking
-        if found := refused(graph, loops=True) | untold(graph):
+        if found := refused(graph, regions=True) | untold(graph):
             return declined(found)
         return Support(frozenset({Note.NEEDS_COMPILER}), _knobs(graph))
 

@@ -122,7 +122,7 @@ def native_program(scheduled: Schedule) -> CppCode:
 
 
 def _check_ops(graph: Graph) -> None:
-    if found := refused(graph, loops=True):
+    if found := refused(graph, regions=True):
         lines = [
             f"{value.op_name}: {reason}; from {value.node.origin or 'the graph'}"
             for value, reason in found.items()

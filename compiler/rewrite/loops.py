@@ -5,7 +5,7 @@
 2. a loop of as many turns as a sequence has elements, which reads one of them in each turn, is a scan
 3. what does not depend on the turn is computed before the loop; products of elements with the same matrix in each turn
    are one product of all of them
-4. the body itself is rewritten
+4. the body itself is rewritten, and so are the graphs of a branch
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.ir.transform import rebuild
 from kernels_hub.compiler.rewrite.rule import Options, Pass, PassResult
 
-_LOOPS = frozenset({"loop", "scan"})
+_REGIONS = frozenset({"if", "loop", "scan"})
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,19 @@ class Loops:
     name: str = "loops"
 
     def run(self, graph: Graph, options: Options) -> PassResult:
-        """The graph with every loop simplified."""
+        """The graph with every loop simplified, and every branch."""
         fired: collections.Counter[str] = collections.Counter()
-        if not any(node.op.name in _LOOPS for node in graph.live()):
+        if not any(node.op.name in _REGIONS for node in graph.live()):
             return PassResult(graph, fired)
 
         def visit(new: Graph, node: Node, operands: tuple[Value, ...]) -> Sequence[Value] | None:
-            if node.op.name not in _LOOPS:
+            if node.op.name not in _REGIONS:
                 return None
+            if node.op.name == "if":
+                parts = {name: self._body(part, options, fired) for name, part in node.attrs.items()}
+                for part in parts.values():
+                    part.freeze()
+                return new.add("if", operands, parts).results
             made = _Turns(new, node, operands, fired)
             made.drop_constant_states()
             made.count()

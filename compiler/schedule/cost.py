@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kernels_hub.compiler.ir.dims import Dim, product
@@ -20,12 +20,12 @@ from kernels_hub.compiler.schedule.kernel import (
     Product,
     Recurrence,
     Reduce,
-    Repeat,
     Scan,
     Schedule,
     statements,
 )
 from kernels_hub.compiler.schedule.memory import number
+from kernels_hub.compiler.schedule.regions import Branch, Repeat
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,16 @@ class KernelCost:
 
 
 def kernel_cost(kernel: Kernel, sizes: Mapping[str, int]) -> KernelCost:
-    """The cost of a kernel for these sizes of the symbols: of a loop whose turns only the data tell, that of one."""
+    """The cost of a kernel for these sizes of the symbols.
+
+    Of a loop whose turns only the data tell, that of one turn; of branches that of the longer one.
+    """
     if isinstance(kernel, Repeat):
         turns = 1 if isinstance(kernel.trips, Buffer) else number(kernel.trips, sizes)
-        costs = [kernel_cost(one, sizes) for one in kernel.turn]
-        return KernelCost(turns * sum(one.flops for one in costs), turns * sum(one.bytes for one in costs))
+        turn = _sum(kernel.turn, sizes)
+        return KernelCost(turns * turn.flops, turns * turn.bytes)
+    if isinstance(kernel, Branch):
+        return max((_sum(one, sizes) for one in (kernel.then, kernel.otherwise)), key=lambda cost: cost.flops)
     written = kernel.writes()
     moved = sum(number(buffer.bytes, sizes) for buffer in written)
     moved += sum(count for buffer, count in _read(kernel, sizes).items() if buffer not in written)
@@ -50,7 +55,11 @@ def kernel_cost(kernel: Kernel, sizes: Mapping[str, int]) -> KernelCost:
 
 def schedule_cost(schedule: Schedule, sizes: Mapping[str, int]) -> KernelCost:
     """The sum over a call."""
-    costs = [kernel_cost(kernel, sizes) for kernel in schedule.kernels]
+    return _sum(schedule.kernels, sizes)
+
+
+def _sum(kernels: Sequence[Kernel], sizes: Mapping[str, int]) -> KernelCost:
+    costs = [kernel_cost(kernel, sizes) for kernel in kernels]
     return KernelCost(sum(cost.flops for cost in costs), sum(cost.bytes for cost in costs))
 
 

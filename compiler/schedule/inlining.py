@@ -21,7 +21,7 @@ from kernels_hub.compiler.schedule.expand import is_laid_out, is_written_out
 from kernels_hub.compiler.schedule.index import Ranges, linear, permuted, row_major
 from kernels_hub.compiler.schedule.lower import INLINE, ORDERS, POOLS, REDUCTIONS, SCANS, repeats
 from kernels_hub.compiler.schedule.scores import ANCHOR_DTYPES, attention_parts
-from kernels_hub.compiler.schedule.stages import LOOPS, why_no_loop
+from kernels_hub.compiler.schedule.stages import REGIONS, why_no_region
 from kernels_hub.compiler.schedule.views import Index, loops_of, walk
 
 EXPENSIVE_COST = 8
@@ -138,11 +138,11 @@ def unsupported(graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> dict[
 
 
 def refused(
-    graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES, *, loops: bool = False
+    graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES, *, regions: bool = False
 ) -> dict[Value, str]:
     """Values of a graph, before it is expanded, that no nest can make; those whose sizes only the data tell, too.
 
-    dtypes: those that anchors take. loops: whether loops are taken whose bodies can be scheduled.
+    dtypes: those that anchors take. regions: whether loops and branches are taken whose parts have a schedule.
     """
     reasons: dict[Value, str] = {}
     callees: dict[int, str | None] = {}
@@ -156,8 +156,8 @@ def refused(
             reason = callees[id(callee)]
         elif node.op.defines is not None or any(symbol.name in graph.definers for symbol in node.symbols()):
             reason = "its size is only known from the data"
-        elif loops and node.op.name in LOOPS:
-            reason = why_no_loop(node, lambda body: refused(body, dtypes, loops=True))
+        elif regions and node.op.name in REGIONS:
+            reason = why_no_region(node, lambda body: refused(body, dtypes, regions=True))
         elif not is_written_out(node) and (
             len(node.results) != 1 or kind_of(node.results[0], dtypes) is None
         ):

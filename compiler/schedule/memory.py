@@ -22,12 +22,12 @@ from kernels_hub.compiler.schedule.kernel import (
     Buffer,
     Kernel,
     Load,
-    Repeat,
     Role,
     Schedule,
     Store,
     statements,
 )
+from kernels_hub.compiler.schedule.regions import Branch, Repeat
 
 __all__ = ["ALIGNMENT", "BufferLayout", "Lifetime", "Span", "lifetimes", "number", "place", "spans"]
 
@@ -117,7 +117,7 @@ def _heirs(kernels: Sequence[Kernel], lives: Sequence[Lifetime]) -> dict[Buffer,
 def _in_place(kernel: Kernel, used: Buffer, made: Buffer) -> bool:
     """Whether each element of `used` is read by the very turn, and the very pass, that writes its place in `made`."""
     if (
-        isinstance(kernel, Repeat)
+        isinstance(kernel, (Branch, Repeat))
         or len(kernel.nests) != 1
         or used.dtype is not made.dtype
         or used.size != made.size

@@ -29,7 +29,7 @@ from kernels_hub.compiler.schedule.layout import StrideOrder, stands_alone
 from kernels_hub.compiler.schedule.partial import with_partial_reductions
 from kernels_hub.compiler.schedule.scores import ANCHOR_DTYPES
 from kernels_hub.compiler.schedule.split import MOST_PARTS, parts
-from kernels_hub.compiler.schedule.stages import has_loops, schedule_stages
+from kernels_hub.compiler.schedule.stages import has_regions, schedule_stages
 
 
 def schedule(
@@ -45,7 +45,7 @@ def schedule(
     Raises EngineError where it has values that no nest can make (`inlining.unsupported`).
     """
     choices = choices or Choices()
-    if has_loops(graph):
+    if has_regions(graph):
         return schedule_stages(graph, choices, lambda part: schedule(part, anchors, choices, most_parts))
     graph = with_partial_reductions(expanded(graph, anchors), choices.split)
     if refused := unsupported(graph, anchors):

@@ -1,8 +1,9 @@
-"""Schedules graphs with loops: stages, each a graph without loops or a loop, put together as one schedule.
+"""Schedules graphs with loops and branches: stages, each a graph without these or one of them, put together.
 
-A stage without loops is scheduled as any graph is; what a later one reads of it lies in memory. A loop is the schedule
-of its body, as a `Repeat`: what the body reads of outside it finds where it lies, what it gets and gives in turns at a
-place that changes with the turn. Weights and constants that a body is given are its own, and packed once.
+A stage without is scheduled as any graph is; what a later one reads of it lies in memory. A loop is the schedule of its
+body, as a `Repeat`: what the body reads of outside it finds where it lies, what it gets and gives in turns at a place
+that changes with the turn. A branch is two schedules, as a `Branch`, which leave their results at the same places.
+Weights and constants that a body is given are its own, and packed once.
 """
 
 from __future__ import annotations
@@ -27,46 +28,47 @@ from kernels_hub.compiler.schedule.kernel import (
     Kernel,
     Load,
     Nest,
-    Repeat,
     Role,
     Schedule,
-    State,
     Store,
     View,
 )
+from kernels_hub.compiler.schedule.regions import Branch, Repeat, State
 
 LOOPS = frozenset({"loop", "scan"})
 """Ops that run a graph in turns."""
+REGIONS = LOOPS | {"if"}
+"""Ops that run other graphs, and that a schedule has kernels of kernels for."""
 
 _RECORDS = (Kernel, Nest, View, Load, Store, State, *typing.get_args(Anchor))
 """Records of a schedule that hold buffers, directly or in others."""
 
 
-def has_loops(graph: Graph) -> bool:
-    """Whether a graph has loops."""
-    return any(node.op.name in LOOPS for node in graph.nodes)
+def has_regions(graph: Graph) -> bool:
+    """Whether a graph has loops or branches."""
+    return any(node.op.name in REGIONS for node in graph.nodes)
 
 
-def why_no_loop(node: Node, refused: Callable[[Graph], Mapping[Value, str]]) -> str | None:
-    """Why a loop has no schedule; None where it has one. refused: of a graph, as `inlining.refused`."""
-    body = node.attrs["body"]
-    for value, reason in refused(body).items():
-        return f"in its body, {value.op_name}: {reason}"
+def why_no_region(node: Node, refused: Callable[[Graph], Mapping[Value, str]]) -> str | None:
+    """Why a loop or a branch has no schedule; None where it has one. refused: of a graph, as `inlining.refused`."""
     told = {symbol.name for symbol in node.symbols()}
     told |= {symbol.name for symbol in dim_symbols(dim for one in node.operands for dim in one.shape)}
-    used = {symbol.name for inner in body.live() for symbol in inner.symbols()}
-    if missing := sorted(used - told):
-        return f"nothing outside of its body tells the size {', '.join(missing)}"
+    for body in (one for one in node.attrs.values() if isinstance(one, Graph)):
+        for value, reason in refused(body).items():
+            return f"inside of it, {value.op_name}: {reason}"
+        used = {symbol.name for inner in body.live() for symbol in inner.symbols()}
+        if missing := sorted(used - told):
+            return f"nothing outside of it tells the size {', '.join(missing)}"
     return None
 
 
 def schedule_stages(graph: Graph, choices: Choices, schedule: Callable[[Graph], Schedule]) -> Schedule:
-    """The schedule of a graph with loops. schedule: of its parts, and of the bodies of its loops."""
+    """The schedule of a graph with loops or branches. schedule: of its parts, and of what these run."""
     return _Stages(graph, choices, schedule).build()
 
 
 class _Stages:
-    """Even stages compute what is no loop, odd ones loops. What only depends on leaves is computed where it is read."""
+    """Odd stages are loops and branches, even ones the rest; what only depends on leaves is made where it is read."""
 
     def __init__(self, graph: Graph, choices: Choices, schedule: Callable[[Graph], Schedule]) -> None:
         self.graph, self.choices, self.schedule = graph, choices, schedule
@@ -95,7 +97,9 @@ class _Stages:
         for number in range(max(wanted) + 1):
             nodes = members.get(number, [])
             if number % 2:
-                self.kernels += [self._loop(node) for node in nodes]
+                self.kernels += [
+                    self._loop(node) if node.op.name in LOOPS else self._branch(node) for node in nodes
+                ]
             elif made := wanted.get(number):
                 self.kernels += self._part(number, nodes, tuple(made))
         for name, value in self.graph.outputs.items():
@@ -118,7 +122,7 @@ class _Stages:
         for node in nodes:
             if node not in self.floating and node.op.name != "input":
                 before = max((stages.get(operand.node, 0) for operand in node.operands), default=0)
-                if node.op.name in LOOPS:
+                if node.op.name in REGIONS:
                     stages[node] = before + 1 + before % 2
                 else:
                     stages[node] = before + before % 2
@@ -137,7 +141,7 @@ class _Stages:
 
         for node, number in self.stages.items():
             for place, operand in enumerate(node.operands):
-                if node.op.name in LOOPS:
+                if node.op.name in REGIONS:
                     if self._lies(node, place):
                         want(operand, number - 1)
                 elif operand.node not in self.floating and self.stages.get(operand.node) != number:
@@ -147,7 +151,9 @@ class _Stages:
         return wanted
 
     def _lies(self, loop: Node, place: int) -> bool:
-        """Whether a loop finds an operand in memory."""
+        """Whether a loop or a branch finds an operand in memory."""
+        if loop.op.name == "if":
+            return place == 0 or loop.operands[place].node not in self.floating
         operand, first = loop.operands[place], _first_carried(loop)
         if place < first:
             return (_trips(operand) if place == 0 else operand.scalar or None) is None
@@ -214,6 +220,35 @@ class _Stages:
             "a loop ran another number of times than its stacked results are long",
         )
 
+    def _branch(self, branch: Node) -> Branch:
+        """Two graphs, of which a call runs one."""
+        results = [self._home(one, Role.SCRATCH) for one in branch.results]
+        parts = []
+        for name in ("then", "otherwise"):
+            part = self.schedule(self._alternative(branch, branch.attrs[name]))
+            given = {part.inputs[f"in{place}"]: self.homes[one] for place, one in enumerate(branch.operands)
+                     if f"in{place}" in part.inputs}  # fmt: skip
+            given |= dict(zip(part.outputs.values(), results, strict=True))
+            parts.append(tuple(self._taken(part, given)[0]))
+        then, otherwise = parts
+        nests = tuple(nest for kernel in (*then, *otherwise) for nest in kernel.nests)
+        condition = self.homes[branch.operands[0]]
+        return Branch("k0_if", nests, (branch.origin,), condition, then, otherwise)
+
+    def _alternative(self, branch: Node, body: Graph) -> Graph:
+        """One of the graphs of a branch, with the weights and constants that it is given as its own."""
+        new = Graph(body.name)
+        mapped: dict[Value, Value] = {}
+        for place, value in enumerate(body.inputs.values(), 1):
+            if self._lies(branch, place):
+                mapped[value] = new.input(f"in{place}", value.shape, value.dtype)
+            else:
+                mapped[value] = _copied(new, branch.operands[place])
+        _write(new, body, mapped)
+        for index, value in enumerate(body.outputs.values()):
+            new.output(f"out{index}", mapped[value])
+        return new
+
     def _body(self, loop: Node) -> Graph:
         """The body with the weights and constants that it is given as its own; outputs "out0", …, and "goes on"."""
         body, first = loop.attrs["body"], _first_carried(loop)
@@ -229,10 +264,7 @@ class _Stages:
                 mapped[value] = _copied(new, loop.operands[place])
             else:
                 mapped[value] = new.input(f"in{place}", value.shape, value.dtype)
-        for node in body.live():
-            if node.op.name != "input":
-                copied = new.copy(node, tuple(mapped[operand] for operand in node.operands))
-                mapped.update(zip(node.results, copied.results, strict=True))
+        _write(new, body, mapped)
         outputs = list(body.outputs.values())
         if first and (flag := outputs.pop(0)).scalar is not True:
             new.output("goes on", mapped[flag])
@@ -319,13 +351,21 @@ def _floating(nodes: Sequence[Node]) -> frozenset[Node]:
     """Leaves, and what depends on nothing else."""
     found: set[Node] = set()
     for node in nodes:
-        if node.op.name in LOOPS or node.op.name in {"input", "random_bits"}:
+        if node.op.name in REGIONS or node.op.name in {"input", "random_bits"}:
             continue
         if Trait.LEAF in node.op.traits or (
             node.operands and all(operand.node in found for operand in node.operands)
         ):
             found.add(node)
     return frozenset(found)
+
+
+def _write(graph: Graph, body: Graph, mapped: dict[Value, Value]) -> None:
+    """Write a body's nodes into a graph. mapped: what its inputs are there, and afterwards all of its values."""
+    for node in body.live():
+        if node.op.name != "input":
+            copied = graph.copy(node, tuple(mapped[operand] for operand in node.operands))
+            mapped.update(zip(node.results, copied.results, strict=True))
 
 
 def _copied(graph: Graph, value: Value) -> Value:
@@ -339,6 +379,8 @@ def _windows(kernels: Iterable[Kernel]) -> Iterable[Buffer]:
         if isinstance(kernel, Repeat):
             yield from kernel.windows()
             yield from _windows(kernel.turn)
+        elif isinstance(kernel, Branch):
+            yield from _windows((*kernel.then, *kernel.otherwise))
 
 
 def _with(record: Any, moved: Mapping[Buffer, Buffer]) -> Any:

@@ -26,7 +26,7 @@ class _Writer:
         pool = list(values)
         for _ in range(self.choice.randint(1, depth)):
             a, b = self.choice.choice(pool), self.choice.choice(pool)
-            pick = self.choice.randrange(7)
+            pick = self.choice.randrange(8)
             if pick == 0:
                 pool.append(a * b)
             elif pick == 1:
@@ -41,9 +41,25 @@ class _Writer:
             elif pick == 5:
                 left, right = a.slice(1, 0, 2), b.slice(1, 2, WIDTH)
                 pool.append(self.graph.apply("concat", right, left, axis=1))
-            else:
+            elif pick == 6:
                 pool.append(a.maximum(b))
+            else:
+                pool.append(self._either(a, b, self.choice.choice(weights)))
         return (pool[-1] + self.choice.choice(pool)).tanh()
+
+    def _either(self, a: Value, b: Value, weight: Value) -> Value:
+        condition = a.sum() < b.sum()
+        parts = {"then": _branch("then", weighted=True), "otherwise": _branch("otherwise", weighted=False)}
+        return self.graph.add("if", (condition, a, weight), parts).results[0]
+
+
+def _branch(name: str, weighted: bool) -> Graph:
+    """A product, or what it is given."""
+    graph = Graph(name)
+    a, w = graph.input("a", ("n", WIDTH)), graph.input("w", (WIDTH, WIDTH))
+    graph.output("y", graph.apply("matmul", a, w) if weighted else a)
+    graph.freeze()
+    return graph
 
 
 def loop_graph(seed: int) -> Graph:

@@ -22,7 +22,7 @@ from kernels_hub.compiler.codegen.c_text import Lines
 from kernels_hub.compiler.codegen.cpp.anchors import header_of, print_anchor, runtime_of
 from kernels_hub.compiler.codegen.cpp.nest import print_nest, print_rows, share_rows
 from kernels_hub.compiler.codegen.cpp.packed import Packed, PackedOperands
-from kernels_hub.compiler.codegen.cpp.repeat import print_repeat
+from kernels_hub.compiler.codegen.cpp.regions import Part, print_branch, print_repeat
 from kernels_hub.compiler.codegen.cpp.scalar import storage_type
 from kernels_hub.compiler.codegen.cpp.text import Parameters
 from kernels_hub.compiler.codegen.lines import origins
@@ -30,7 +30,8 @@ from kernels_hub.compiler.codegen.names import Names
 from kernels_hub.compiler.codegen.scalar import size_name
 from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.schedule.index import is_variable
-from kernels_hub.compiler.schedule.kernel import Buffer, Kernel, Repeat, Schedule
+from kernels_hub.compiler.schedule.kernel import Buffer, Kernel, Schedule
+from kernels_hub.compiler.schedule.regions import Branch, Repeat
 from kernels_hub.escaping import CommentText, Identifier
 
 
@@ -137,6 +138,8 @@ class _Unit:
         mine = Lines()
         if isinstance(kernel, Repeat):
             parameters = self._repeat(name, kernel, lines, mine, packed)
+        elif isinstance(kernel, Branch):
+            parameters = self._branch(name, kernel, lines, mine, packed)
         else:
             parameters = self._functions(name, kernel, mine, packed)
         self.used.update(parameters.sizes)
@@ -177,12 +180,22 @@ class _Unit:
         """The function of a loop, and before it those of the kernels of its body."""
         for window in repeat.windows():
             self.names.add(window)
-        calls = [self._kernel(kernel, before, packed) for kernel in repeat.turn]
+        return print_repeat(name, repeat, self._part(repeat.turn, before, packed), lines, self.names)
+
+    def _branch(
+        self, name: str, branch: Branch, before: Lines, lines: Lines, packed: PackedOperands
+    ) -> Parameters:
+        """The function of two branches, and before it those of their kernels."""
+        then, otherwise = (self._part(one, before, packed) for one in (branch.then, branch.otherwise))
+        return print_branch(name, branch, then, otherwise, lines, self.names)
+
+    def _part(self, kernels: Sequence[Kernel], lines: Lines, packed: PackedOperands) -> Part:
+        """Write the functions of kernels that another calls."""
+        calls = [self._kernel(kernel, lines, packed) for kernel in kernels]
         together = Parameters()
         for call in calls:
             together.merge(call.parameters)
-        texts = [(call.text(self.names), call.origin) for call in calls]
-        return print_repeat(name, repeat, texts, together, lines, self.names)
+        return Part([(call.text(self.names), call.origin) for call in calls], together)
 
     def _host(
         self,

@@ -12,7 +12,8 @@ from kernels_hub.compiler import Graph, compile, evaluate
 from kernels_hub.compiler.codegen.cpp.translation_unit import generate
 from kernels_hub.compiler.errors import EvaluateError
 from kernels_hub.compiler.rewrite.pipeline import rewrite
-from kernels_hub.compiler.schedule.kernel import Repeat, Role
+from kernels_hub.compiler.schedule.kernel import Role
+from kernels_hub.compiler.schedule.regions import Repeat
 from kernels_hub.compiler.schedule.schedule import schedule
 from tests.compiler.codegen.cpp_runner import run_schedule, weights_of
 from tests.compiler.codegen.test_cpp_random import QUICK

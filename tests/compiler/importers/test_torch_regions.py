@@ -85,7 +85,7 @@ class Recurrent(nn.Module):
 
 CASES = {"branch": Branch, "several": Several, "nested": Nested, "spectrum": Spectrum, "halved": Halved,
          "counted": Counted, "recurrent": Recurrent}  # fmt: skip
-LOOPS = ("halved", "counted", "recurrent")
+NATIVE = ("branch", "several", "nested", "halved", "counted", "recurrent")
 INPUTS = [torch.full((3, 4), value) for value in (0.25, -0.25, 7.0, 0.0)]
 
 
@@ -104,8 +104,8 @@ def test_compiled(name: str):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-@pytest.mark.parametrize("name", LOOPS)
-def test_loops_as_native_code(name: str):
+@pytest.mark.parametrize("name", NATIVE)
+def test_native_code(name: str):
     module = CASES[name]().eval()
     run = compile((module, (INPUTS[0],)), "cpu", engines=("cpp",))
     for x in INPUTS:
@@ -114,8 +114,8 @@ def test_loops_as_native_code(name: str):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-@pytest.mark.parametrize("name", LOOPS)
-def test_loops_in_a_published_layer(name: str):
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_published_layer(name: str):
     module = CASES[name]().eval()
     with torch.inference_mode(), use_kernel_mapping(load_kernel_mapping("compiled"), inherit_mapping=False):
         expected = [module(x) for x in INPUTS]

@@ -1,8 +1,12 @@
-"""A loop as C++: the kernels of its body in each turn, in order; what it carries moves between two places."""
+"""Loops and branches as C++: functions that call those of other kernels.
+
+A loop calls the kernels of its body in each turn, in order; what it carries moves between two places.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kernels_hub.compiler.codegen.c_text import Lines
 from kernels_hub.compiler.codegen.cpp.scalar import Cpp, storage_type
@@ -10,25 +14,32 @@ from kernels_hub.compiler.codegen.cpp.text import Parameters
 from kernels_hub.compiler.codegen.names import Names
 from kernels_hub.compiler.ir.dims import Dim, dim_symbols, product
 from kernels_hub.compiler.schedule.index import Ranges
-from kernels_hub.compiler.schedule.kernel import Buffer, Repeat
+from kernels_hub.compiler.schedule.kernel import Buffer
+from kernels_hub.compiler.schedule.regions import Branch, Repeat
 from kernels_hub.escaping import CommentText
 
 
-def print_repeat(
-    name: str,
-    repeat: Repeat,
-    calls: Sequence[tuple[str, CommentText]],
-    turn: Parameters,
-    lines: Lines,
-    names: Names,
-) -> Parameters:
-    """Write the function of a loop. calls: statements of a turn, with where they come from; turn: what they get."""
+@dataclass(frozen=True)
+class Part:
+    """Calls of the functions of some kernels, with where these come from, and what they are given."""
+
+    calls: Sequence[tuple[str, CommentText]]
+    parameters: Parameters
+
+    def add_to(self, lines: Lines) -> None:
+        """Write the calls."""
+        for text, origin in self.calls:
+            lines.add(text, origin)
+
+
+def print_repeat(name: str, repeat: Repeat, turn: Part, lines: Lines, names: Names) -> Parameters:
+    """Write the function of a loop."""
     index = Cpp(Ranges(())).index
 
     def size(buffer: Buffer) -> str:
         return f"({index(product(buffer.shape))})"
 
-    parameters = _parameters(repeat, turn)
+    parameters = _parameters(repeat, turn.parameters)
     with lines.block(f"static void {name}({', '.join(parameters.declared(names))})"):
         at = names.buffers
         for state in repeat.states:
@@ -56,8 +67,7 @@ def print_repeat(
                 lines.add(
                     f"{kind}* const {at[state.writes]} = {at[state.between]} + turn % 2 * {size(state.writes)};"
                 )
-            for text, origin in calls:
-                lines.add(text, origin)
+            turn.add_to(lines)
             for state in repeat.states:
                 lines.add(f"{at[state.reads]} = {at[state.writes]};")
             if repeat.goes_on is not None:
@@ -91,3 +101,20 @@ def _parameters(repeat: Repeat, turn: Parameters) -> Parameters:
     dims += [dim for one in (*windows, *(state.last for state in repeat.states)) for dim in one.shape]
     found.sizes.update(dict.fromkeys(sorted(symbol.name for symbol in dim_symbols(dims))))
     return found
+
+
+def print_branch(
+    name: str, branch: Branch, then: Part, otherwise: Part, lines: Lines, names: Names
+) -> Parameters:
+    """Write the function of two branches."""
+    assert branch.condition is not None
+    parameters = Parameters()
+    parameters.reads[branch.condition] = None
+    for part in (then, otherwise):
+        parameters.merge(part.parameters)
+    with lines.block(f"static void {name}({', '.join(parameters.declared(names))})"):
+        with lines.block(f"if (*{names.buffers[branch.condition]})"):
+            then.add_to(lines)
+            lines.add("return;")
+        otherwise.add_to(lines)
+    return parameters
