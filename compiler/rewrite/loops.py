@@ -226,7 +226,7 @@ class _Turns:
             (value,) = node.results
             if node.op.name in {"input", "random_bits"} or value in elements:
                 continue
-            if all(operand in outside for operand in node.operands):
+            if _never_fails(node) and all(operand in outside for operand in node.operands):
                 operands = tuple(outside[operand] for operand in node.operands)
                 outside[value] = self.new.copy(node, operands).results[0]
                 if any(one in same or one in self.captured for one in node.operands):
@@ -312,6 +312,12 @@ class _Turns:
         places = [*(state.place for state in self.states), *(place for _, place in self.stacks)]
         found = self.made | dict(zip(places, made, strict=True))
         return [found[place] for place in range(len(self.node.results))]
+
+
+def _never_fails(node: Node) -> bool:
+    """Whether a node may be computed though no turn asks for it."""
+    of_integers = node.op.name in {"div", "floordiv", "mod", "fmod"} and node.results[0].dtype.is_integer
+    return Trait.INDEXING not in node.op.traits and not of_integers
 
 
 def _nothing(graph: Graph, result: Value) -> Value:

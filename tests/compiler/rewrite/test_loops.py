@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kernels_hub.compiler import Graph, evaluate
+from kernels_hub.compiler.errors import EvaluateError
 from kernels_hub.compiler.rewrite.pipeline import rewrite
 from kernels_hub.compiler.rewrite.rule import Options
 from tests.compiler.loop_graphs import NO_TURNS, OTHER_SIZES, SIZES, loop_graph
@@ -97,3 +98,27 @@ def test_a_counter_that_is_needed_outside_stays():
     assert not outcome.fired["loops"]["counter"]
     inputs = graph.dummy_inputs(0, {"n": 2, "t": 6})
     assert evaluate(outcome.graph, inputs)["counter"] == 6
+
+
+def test_what_may_fail_stays_in_the_loop():
+    """An index that is out of range is no error in a loop without turns."""
+    body = Graph("turn")
+    body.input("number", (), "int64")
+    total, table, place = (
+        body.input("total", (3,)),
+        body.input("table", (4, 3)),
+        body.input("place", (), "int64"),
+    )
+    body.output("go on", body.constant(value=True))
+    body.output("total", total + table.gather(place, 0).exp())
+    body.freeze()
+    graph = Graph("guarded")
+    trips, total = graph.input("trips", (), "int64"), graph.input("total", (3,))
+    table, place = graph.input("table", (4, 3)), graph.input("place", (), "int64")
+    operands = (trips, graph.constant(value=True), total, table, place)
+    graph.output("total", graph.add("loop", operands, {"body": body, "carried": 1, "count": 0}).results[0])
+    simplified = rewrite(graph).graph
+    given = {"total": np.ones(3, np.float32), "table": np.ones((4, 3), np.float32), "place": np.int64(9)}
+    assert evaluate(simplified, {**given, "trips": np.int64(0)})["total"].tolist() == [1.0, 1.0, 1.0]
+    with pytest.raises(EvaluateError, match="out of range"):
+        evaluate(simplified, {**given, "trips": np.int64(1)})
