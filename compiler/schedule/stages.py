@@ -185,7 +185,7 @@ class _Stages:
         if "goes on" in body.outputs:
             flag = body.outputs["goes on"]
             goes_on = given[flag] = self._buffer(Role.SCRATCH, flag.dtype, ())
-        windows = {*body.inputs.values(), *body.outputs.values()} - set(given)
+        windows = [one for one in (*body.inputs.values(), *body.outputs.values()) if one not in given]
         turn, moved = self._taken(body, given, windows)
         states = []
         for index in range(carried):
@@ -280,8 +280,8 @@ class _Stages:
         windows: buffers that are places in others.
         """
         moved = dict(given)
-        apart = {*windows, *_windows(part.kernels)}
-        for buffer in (*part.buffers, *(one for one in apart if one not in part.buffers)):
+        apart = dict.fromkeys((*windows, *_windows(part.kernels)))
+        for buffer in dict.fromkeys((*part.buffers, *apart)):
             if buffer not in moved:
                 moved[buffer] = self._own(buffer, listed=buffer not in apart)
         self.prepare += [_with(kernel, moved) for kernel in part.prepare]

@@ -39,6 +39,11 @@ def test_random_loops_compute_what_the_oracle_does(seed):
             assert_same_outputs({name: got[name] for name in expected}, expected, 1e-4)
 
 
+def test_the_source_is_the_same_each_time():
+    """It is the key of what was compiled."""
+    assert len({generate(schedule(loop_graph(seed))).source for seed in [3] * 4}) == 1
+
+
 def scan_of(body: Graph, *operands, states: int) -> Graph:
     """A graph of one scan. operands: (name, shape)."""
     graph = Graph("scanned")
