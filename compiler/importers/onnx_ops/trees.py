@@ -176,7 +176,11 @@ def _ways_of(forest: Forest, which: Array, way: int) -> Array:
 
 @dataclass(frozen=True)
 class Leaves:
-    """What leaves say: at those places, a weight for a target each. aggregate: SUM, AVERAGE, MIN or MAX."""
+    """What leaves say: at those places, a weight for a target each. aggregate: SUM, AVERAGE, MIN or MAX.
+
+    Where there is one target alone, the first weight of a leaf counts, as in ONNX Runtime: skl2onnx writes the number
+    of a leaf once a class.
+    """
 
     aggregate: str
     places: Array
@@ -185,20 +189,21 @@ class Leaves:
 
     def tables(self, node: OnnxNode, shape: tuple[int, int]) -> tuple[Array, Array | None]:
         """By leaf and target, the weight; and whether there is one, where that makes a difference."""
-        at = (self.places, self.targets)
         if self.targets.size and not (self.targets.min() >= 0 and self.targets.max() < shape[1]):
             raise node.refuse(
                 f"a leaf is of target {self.targets.min()} to {self.targets.max()} of {shape[1]}"
             )
+        counted = slice(None) if shape[1] > 1 else np.unique(self.places, return_index=True)[1]
+        at, weights = (self.places[counted], self.targets[counted]), self.weights[counted]
         if self.aggregate in {"SUM", "AVERAGE"}:
-            table = np.zeros(shape, self.weights.dtype)
-            np.add.at(table, at, self.weights)
+            table = np.zeros(shape, weights.dtype)
+            np.add.at(table, at, weights)
             return table, None
         if self.aggregate not in {"MIN", "MAX"}:
             raise node.refuse(f"the aggregate function {self.aggregate!r} is none of SUM, AVERAGE, MIN, MAX")
         least = self.aggregate == "MIN"
-        table = np.full(shape, np.inf if least else -np.inf, self.weights.dtype)
-        (np.minimum if least else np.maximum).at(table, at, self.weights)
+        table = np.full(shape, np.inf if least else -np.inf, weights.dtype)
+        (np.minimum if least else np.maximum).at(table, at, weights)
         said = np.zeros(shape, bool)
         said[at] = True
         return table, said

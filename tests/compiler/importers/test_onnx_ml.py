@@ -339,6 +339,25 @@ def test_nodes_that_several_lead_to_are_no_tree():
     assert next(iter(evaluate(graph, [x]).values())).tolist() == [[5], [5], [7]]
 
 
+@pytest.mark.parametrize("how", ["SUM", "AVERAGE", "MIN", "MAX"])
+@pytest.mark.parametrize("targets", [1, 2])
+def test_a_leaf_that_says_something_of_a_target_twice(targets: int, how: str):
+    """Of one target ONNX Runtime takes the first; skl2onnx writes numbers of leaves so, once a class."""
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
+    attrs = {
+        "nodes_treeids": [0] * 3, "nodes_nodeids": [0, 1, 2], "nodes_featureids": [0, 0, 0],
+        "nodes_values": [0.0, 0.0, 0.0], "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
+        "nodes_truenodeids": [1, 0, 0], "nodes_falsenodeids": [2, 0, 0], "target_treeids": [0] * 5,
+        "target_nodeids": [2, 1, 1, 2, 2], "target_ids": [0] * 5, "target_weights": [7.0, 5.0, 4.0, 9.0, 1.0],
+        "n_targets": targets, "aggregate_function": how,
+    }  # fmt: skip
+    one = model("TreeEnsembleRegressor", [("float32", ["n", 1])], 1, "ai.onnx.ml", 3, **attrs)
+    one.ir_version = 8
+    x = np.array([[-1], [1]], np.float32)
+    (wanted,) = onnxruntime.InferenceSession(one.SerializeToString()).run(None, {"x0": x})
+    close(scores_of(one, x), wanted)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("how", [0, 1, 2, 3])
 def test_tree_ensemble(dtype: str, how: int):
