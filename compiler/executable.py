@@ -253,10 +253,11 @@ class Executable:
 
     def arrays(self, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, Array]:
         """As `execute`, with NumPy arrays for results, whatever the inputs are."""
-        outputs = self.signature.outputs
+        results = self.execute(inputs)
+        outputs = self.signature.outputs  # which a call may be what tells
         return {
             name: result if is_array(result) else array_of(result, outputs[name].dtype)
-            for name, result in self.execute(inputs).items()
+            for name, result in results.items()
         }
 
     def profile(self, *inputs: Any, repeats: int = 10, rates: Rates | None = None, **named: Any) -> Profile:

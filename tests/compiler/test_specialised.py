@@ -39,6 +39,13 @@ def test_a_call_compiles_and_others_like_it_do_not():
     assert len(run.variants) == 1
 
 
+def test_the_first_call_may_be_one_for_arrays():
+    run = compiled(parse(HALVED))
+    x = np.arange(8, dtype=np.float32).reshape(1, 1, 8)
+    assert isinstance(run.arrays([torch.from_numpy(x)])["y"], np.ndarray)
+    np.testing.assert_array_equal(run.arrays({"x": x})["y"], halved(x))
+
+
 def test_values_are_looked_at_in_each_call():
     run = compiled(parse(CHOSEN))
     x = np.array([-1.0, 2.0], np.float32)
