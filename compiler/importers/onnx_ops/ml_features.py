@@ -53,17 +53,21 @@ def imputer(node: OnnxNode) -> Value:
 
 @onnx_op("OneHotEncoder", since=1, domain=_DOMAIN)
 def one_hot_encoder(node: OnnxNode) -> Value:
-    """(…) of numbers -> (…, categories). What is no category is a row of zeros."""
+    """(…) of numbers -> (…, categories). What is no category is a row of zeros, or fails the call where zeros is 0."""
     if not node.has("cats_int64s"):
         raise node.refuse(
             "its categories are strings, which have no place in the IR: encode them as numbers before, and convert "
             "the rest of the pipeline"
         )
-    if not node.attr("zeros", 1):
-        raise node.refuse("zeros=0, which fails at a call for what is no category, is not taken")
     categories = np.asarray(node.attr("cats_int64s"), np.int64)
     x = node.input(0).cast(INT64)
-    return x.unsqueeze(-1).eq(node.constant(categories)).cast(FLOAT32)
+    same = x.unsqueeze(-1).eq(node.constant(categories))
+    if node.attr("zeros", 1):
+        return same.cast(FLOAT32)
+    # A lookup that fails the call with an index out of range, where there is no place for what is no category.
+    place = same.reduce("any", -1).select(node.constant(0), node.constant(2))
+    known = node.constant(np.array([True, False])).gather(place, 0)
+    return (same & known.unsqueeze(-1)).cast(FLOAT32)
 
 
 @onnx_op("FeatureVectorizer", since=1, domain=_DOMAIN)

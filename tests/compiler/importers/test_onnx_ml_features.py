@@ -10,6 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from kernels_hub.compiler import compile as compile_model
+from kernels_hub.compiler.errors import EvaluateError
 from kernels_hub.compiler.importers.onnx import OnnxImportError, import_onnx
 from kernels_hub.compiler.ir.evaluate import evaluate
 from kernels_hub.compiler.ir.verify import verify
@@ -52,6 +54,7 @@ CASES: Mapping[str, tuple[str, np.ndarray, int, dict[str, Any]]] = {
     "imputer": ("Imputer", HOLES, 1, {"imputed_value_floats": [1.0, 2.0, 3.0], "replaced_value_float": float("nan")}),
     "imputer of integers": ("Imputer", NUMBERS, 1, {"imputed_value_int64s": [9], "replaced_value_int64": 2}),
     "one hot": ("OneHotEncoder", NUMBERS, 1, {"cats_int64s": [0, 2, 4], "zeros": 1}),
+    "one hot, of nothing else": ("OneHotEncoder", NUMBERS, 1, {"cats_int64s": [4, 3, 2, 1, 0], "zeros": 0}),
     "features": ("FeatureVectorizer", FEATURES, 1, {"inputdimensions": [3]}),
     "linear, three classes": ("LinearClassifier", FEATURES, 2, {
         "coefficients": floats(3, 3), "intercepts": floats(3), "classlabels_ints": [1, 2, 7], "post_transform": "SOFTMAX",
@@ -88,6 +91,15 @@ def test_it_computes_what_onnx_runtime_does(name: str):
     for mine, theirs in zip(found.values(), wanted, strict=True):
         assert mine.dtype == theirs.dtype
         np.testing.assert_allclose(mine.reshape(theirs.shape), theirs, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_what_is_no_category_fails_the_call_where_the_model_says_so(wait: bool):
+    made = model("OneHotEncoder", NUMBERS, 1, cats_int64s=[4, 3, 2, 1, 0], zeros=0)
+    run = compile_model(made, "cpu", wait=wait)
+    assert run.arrays({"x": NUMBERS})["y0"].sum() == NUMBERS.size
+    with pytest.raises(EvaluateError, match="y0.*out of range"):
+        run(NUMBERS + 1)
 
 
 def test_probabilities_of_pairs_are_no_loop():
