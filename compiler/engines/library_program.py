@@ -193,7 +193,7 @@ class LibraryProgram:
 
     def _make(self, node: Node, sizes: Sizes | None) -> Run:
         """The kernel of a node. Raises SizesNeeded where sizes are missing; EngineError where it cannot be."""
-        site = Site(node, self.device, sizes, lambda graph: LibraryProgram(graph, self.device).on_its_own)
+        site = Site(node, self.device, sizes, lambda graph: self._part(graph, sizes).on_its_own)
         if node.op.name in _REGIONS:
             return self._make_region(node, site, sizes)
         if (biased := self._convs.get(node)) is not None:
@@ -214,12 +214,21 @@ class LibraryProgram:
             if kernel is not None:
                 run = kernel.make(site)
                 return lambda *operands: (run(*operands),)
-        graphs = regions(node)
-        if sizes is None and (node.symbols() or any(map(_is_open, graphs))):
+        if sizes is None and node.symbols():
             raise SizesNeeded
-        known = dict(sizes or {})
-        parts = [LibraryProgram(graph, self.device) for graph in graphs]
-        return _REGION_RUNS[node.op.name](site, parts, known)
+        parts = [self._part(graph, sizes) for graph in regions(node)]
+        return _REGION_RUNS[node.op.name](site, parts, dict(sizes or {}))
+
+    def _part(self, region: Graph, sizes: Sizes | None) -> LibraryProgram:
+        """A region as a program. Sizes that the graph around it tells are numbers in it: max(m, n) tells neither.
+
+        Raises SizesNeeded where there are such and they are not known.
+        """
+        untold = _untold(region)
+        if sizes is None and untold:
+            raise SizesNeeded
+        known = {name: size for name, size in (sizes or {}).items() if name in untold}
+        return LibraryProgram(region.bind(known) if known else region, self.device)
 
     def _set_drops(self) -> None:
         kept = {*self._outputs, *(slot for slot, one in enumerate(self._filled) if one is not None)}
@@ -282,15 +291,15 @@ class LibraryProgram:
         )
 
 
-def _is_open(region: Graph) -> bool:
-    """Whether it has symbols that its own inputs do not tell."""
+def _untold(region: Graph) -> set[str]:
+    """Symbols that no dim of its own inputs is, which the graph around it tells."""
     told = {
         dim.only_symbol.name
         for value in region.inputs.values()
         for dim in value.shape
         if not isinstance(dim, int) and dim.only_symbol is not None
     }
-    return not told >= set(region.symbols)
+    return set(region.symbols) - told
 
 
 def kernel_of(node: Node) -> LibraryKernel | None:

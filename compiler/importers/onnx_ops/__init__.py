@@ -3,6 +3,7 @@
 from kernels_hub.compiler.importers.onnx_ops import (
     contrib,
     contrib_attention,
+    contrib_cached_attention,
     contrib_quantized,
     control,
     conv,
@@ -32,6 +33,7 @@ from kernels_hub.compiler.importers.onnx_ops import (
 __all__ = [
     "contrib",
     "contrib_attention",
+    "contrib_cached_attention",
     "contrib_quantized",
     "control",
     "conv",

@@ -18,13 +18,13 @@ from kernels_hub.compiler.ir.graph import Value
 _LEAST = {"float32": -3.4028234663852886e38, "float16": -65504.0, "float64": -1.7976931348623157e308}
 
 
-def _heads(x: Value, count: int) -> Value:
+def heads_of(x: Value, count: int) -> Value:
     """(B, S, N * H) -> (B, N, S, H)."""
     batch, length, width = x.shape
     return x.reshape((batch, length, count, width // count)).transpose(1, 2)
 
 
-def _merged(x: Value) -> Value:
+def merged(x: Value) -> Value:
     """(B, N, S, H) -> (B, S, N * H)."""
     batch, heads, length, width = x.shape
     return x.transpose(1, 2).reshape((batch, length, heads * width))
@@ -41,7 +41,7 @@ class _Heads:
     def attend(self, node: OnnxNode, mask: Value | None, bias: Value | None) -> Value:
         """(B, S, N * V). mask: true where a key is seen, in a shape that broadcasts to (B, N, S, T)."""
         q, k = self.q, self.k
-        scale = node.attr("scale", 0.0) or 1.0 / math.sqrt(_number(node, q.shape[3]))
+        scale = node.attr("scale", 0.0) or 1.0 / math.sqrt(number_of(node, q.shape[3]))
         scores = (q * scale).matmul(k.transpose())
         if mask is not None:
             scores = scores + mask.select(
@@ -51,7 +51,7 @@ class _Heads:
             scores = self._causal(node, scores)
         if bias is not None:
             scores = scores + bias
-        return _merged(scores.softmax(-1).matmul(self.v))
+        return merged(scores.softmax(-1).matmul(self.v))
 
     def _causal(self, node: OnnxNode, scores: Value) -> Value:
         own, every = self.q.shape[2], self.k.shape[2]
@@ -60,9 +60,10 @@ class _Heads:
         return seen.select(scores, scores.like(_LEAST[scores.dtype.name]))
 
 
-def _number(node: OnnxNode, dim: Dim) -> int:
+def number_of(node: OnnxNode, dim: Dim, what: str = "the width of a head") -> int:
+    """A dim that has to be known. Raises TypeRuleError where it is not."""
     if not isinstance(dim, int):
-        raise node.refuse(f"the width of a head is {dim}; it must be a number")
+        raise node.refuse(f"{what} is {dim}; it must be a number")
     return dim
 
 
@@ -94,7 +95,7 @@ def _attention(node: OnnxNode, projected: Value, sizes: list[int], past: int) ->
     sizes: widths of queries, keys and values.
     """
     count = node.attr("num_heads")
-    q, k, v = (_heads(one, count) for one in projected.split(sizes, 2))
+    q, k, v = (heads_of(one, count) for one in projected.split(sizes, 2))
     before = node.optional(past + 1)
     if node.optional(past + 3) is not None or node.attr("past_present_share_buffer", 0):
         raise node.refuse("a past and present that share a buffer are not taken")
@@ -120,7 +121,7 @@ def attention(node: OnnxNode) -> list[Value | None]:
 
 def _widths(node: OnnxNode, projected: Value) -> list[int]:
     sizes: list[int] = node.attr("qkv_hidden_sizes", [])
-    return sizes or [_number(node, projected.shape[2]) // 3] * 3
+    return sizes or [number_of(node, projected.shape[2]) // 3] * 3
 
 
 @onnx_op("QAttention", since=1, domain=DOMAIN)
@@ -149,9 +150,9 @@ def multi_head_attention(node: OnnxNode) -> list[Value | None]:
     if query.rank == 5:
         parts = [one.squeeze(3).transpose(1, 2) for one in query.split([1, 1, 1], 3)]
     else:
-        parts = [_heads(query, count), *_keys_and_values(node, key, value, count)]
+        parts = [heads_of(query, count), *_keys_and_values(node, key, value, count)]
     if bias is not None:
-        widths = [_number(node, part.shape[3]) * count for part in parts]
+        widths = [number_of(node, part.shape[3]) * count for part in parts]
         rows = bias.split(widths, 0)
         parts = [
             one + row.reshape((count, 1, width // count)) if index == 0 or not _crossed(key) else one
@@ -179,7 +180,7 @@ def _keys_and_values(node: OnnxNode, key: Value | None, value: Value | None, cou
         return [one.squeeze(3).transpose(1, 2) for one in key.split([1, 1], 3)]
     if value is None:
         raise node.refuse("its values are missing")
-    return [one if one.rank == 4 else _heads(one, count) for one in (key, value)]
+    return [one if one.rank == 4 else heads_of(one, count) for one in (key, value)]
 
 
 @onnx_op("RotaryEmbedding", since=1, domain=DOMAIN)
@@ -188,37 +189,36 @@ def rotary_embedding(node: OnnxNode) -> Value:
     x, positions, cosines, sines = (node.input(index) for index in range(4))
     if node.attr("is_packed_batching", 0):
         raise node.refuse("packed batches are not taken")
-    half = _number(node, cosines.shape[1])
+    half = number_of(node, cosines.shape[1])
     flat, count = x.rank == 3, node.attr("num_heads", 0)
     width = node.attr("rotary_embedding_dim", 0) or 2 * half
     if flat:
-        count = count or _number(node, x.shape[2]) // (2 * half)
-        x = _heads(x, count)
+        count = count or number_of(node, x.shape[2]) // (2 * half)
+        x = heads_of(x, count)
     length = x.shape[2]
     if positions.rank == 1:
         positions = (positions.reshape((1, 1)) + node.graph.iota(length).reshape((1, length))).broadcast_to(
             (x.shape[0], length)
         )
     cosine, sine = (table.gather(positions, 0).unsqueeze(1) for table in (cosines, sines))
-    turned = _rotated(node, x.slice(3, 0, width), cosine, sine)
+    turned = rotated(x.slice(3, 0, width), cosine, sine, paired=bool(node.attr("interleaved", 0)))
     if width != x.shape[3]:
         turned = node.graph.apply("concat", turned, x.slice(3, width), axis=3)
-    return _merged(turned) if flat else turned
+    return merged(turned) if flat else turned
 
 
-def _rotated(node: OnnxNode, x: Value, cosine: Value, sine: Value) -> Value:
-    """x (B, N, S, W) turned by angles (B, 1, S, W / 2): halves, or pairs where the node says interleaved."""
-    paired = bool(node.attr("interleaved", 0))
-    half = _number(node, x.shape[3]) // 2
+def rotated(x: Value, cosine: Value, sine: Value, *, paired: bool) -> Value:
+    """x (B, N, S, W) turned by angles (B, 1, S, W / 2): halves, or pairs of neighbours."""
+    half = x.shape[3] // 2
     if paired:
         a, b = (one.squeeze(4) for one in x.reshape((*x.shape[:3], half, 2)).split([1, 1], 4))
     else:
         a, b = x.split([half, half], 3)
     first, second = a * cosine - b * sine, a * sine + b * cosine
     if paired:
-        both = node.graph.apply("concat", first.unsqueeze(4), second.unsqueeze(4), axis=4)
+        both = x.graph.apply("concat", first.unsqueeze(4), second.unsqueeze(4), axis=4)
         return both.reshape(x.shape)
-    return node.graph.apply("concat", first, second, axis=3)
+    return x.graph.apply("concat", first, second, axis=3)
 
 
 @onnx_op("EmbedLayerNormalization", since=1, domain=DOMAIN)

@@ -35,8 +35,9 @@ def test_every_importer_is_of_an_op_that_onnx_has():
     runtime = {
         "Attention", "BiasGelu", "CDist", "DequantizeLinear", "DynamicQuantizeLSTM",
         "DynamicQuantizeMatMul", "EmbedLayerNormalization", "FastGelu", "FusedConv", "FusedGemm", "FusedMatMul",
-        "GatherBlockQuantized", "Gelu", "MatMulBnb4", "MatMulIntegerToFloat", "MatMulNBits", "MultiHeadAttention",
-        "QAttention", "QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearGlobalAveragePool",
+        "GatherBlockQuantized", "Gelu", "GroupQueryAttention", "MatMulBnb4", "MatMulIntegerToFloat", "MatMulNBits",
+        "MultiHeadAttention", "QAttention", "QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat",
+        "QLinearGlobalAveragePool",
         "QLinearLeakyRelu", "QLinearMul", "QLinearReduceMean", "QLinearSigmoid", "QLinearSoftmax", "QLinearWhere",
         "QuantizeLinear", "QuickGelu", "RotaryEmbedding", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
         "TransposeMatMul",
