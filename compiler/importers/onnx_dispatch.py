@@ -28,13 +28,17 @@ _MALFORMED = (
 
 def import_node(scope: Scope, proto: NodeProto) -> list[Named | None]:
     """What a node's outputs are, one each; None where it could not be imported, which is noted in the session."""
+    before = len(scope.session.unsupported)
     try:
         with scope.graph.origin("/".join((*scope.path, label(proto)))):
             return list(_import(scope, proto))
     except BrokenError:
         _note_unknown_op(scope, proto)
     except InsideError:
-        pass
+        if (
+            len(scope.session.unsupported) == before
+        ):  # one way was tried after another, and what stopped them undone
+            _note(scope, proto, "; ".join(map(str, scope.session.undone)))
     except CompilerError as error:
         waits = isinstance(error, UnknownValueError) and bool(error.inputs)
         if isinstance(error, UnknownValueError):
@@ -67,7 +71,7 @@ def _import(scope: Scope, proto: NodeProto) -> Sequence[Named | None]:
     if importer is None:
         body = function_body(node)
         if body is None:
-            raise ImportFailure(_why_not(proto.op_type))
+            raise ImportFailure(_why_not(domain, proto.op_type))
         return _function(scope, node, body)
     answer = importer(node)
     results: list[Named | None] = [answer] if isinstance(answer, Named) else list(answer)
@@ -123,7 +127,7 @@ def _note_unknown_op(scope: Scope, proto: NodeProto) -> None:
         importer_of(domain, proto.op_type, opset) is not None or has_body(domain, proto.op_type, opset)
     )
     if not imported:
-        _note(scope, proto, _why_not(proto.op_type))
+        _note(scope, proto, _why_not(domain, proto.op_type))
 
 
 def _type(scope: Scope, name: str) -> str:
@@ -146,7 +150,15 @@ _KINDS = {
 }
 
 
-def _why_not(op: str) -> str:
+_ONE_PROCESSOR = (
+    "ONNX Runtime laid the model out for one processor when it saved it: save it with the graph optimization level "
+    "ORT_ENABLE_EXTENDED or below, or take the model that was there before"
+)
+
+
+def _why_not(domain: str, op: str) -> str:
+    if domain == "com.microsoft.nchwc":
+        return _ONE_PROCESSOR
     for start, reason in _KINDS.items():
         if op.startswith(start):
             return reason

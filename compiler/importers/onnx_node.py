@@ -22,7 +22,7 @@ from kernels_hub.compiler.errors import TypeRuleError
 from kernels_hub.compiler.importers.onnx_scope import Scope
 from kernels_hub.compiler.importers.onnx_sequences import Named, TensorSequence
 from kernels_hub.compiler.importers.onnx_types import tensor_array
-from kernels_hub.compiler.importers.onnx_values import depends_on_floats, dims_value, sources
+from kernels_hub.compiler.importers.onnx_values import depends_on_floats, dims_value, source_inputs
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Dim, Expr, symbol
 from kernels_hub.compiler.ir.graph import Graph, Value
@@ -204,7 +204,12 @@ class OnnxNode:
         """Numbers or dims that a value is known to be. Raises UnknownValueError, which names the inputs to give."""
         array = self.scope.known(value)
         if array is None:
-            names = self.scope.session.inputs_of(sources(value, self.scope.outside))
+            inputs = source_inputs(value, self.scope.outside)
+            if any(one in self.scope.session.of_trips for one in inputs):
+                raise UnknownValueError(
+                    f"{what} must be known when the model is imported; it changes from trip to trip", ()
+                )
+            names = self.scope.session.inputs_of(sorted({str(one.attrs["name"]) for one in inputs}))
             hint = (
                 f"it depends on {', '.join(map(repr, names))}: give the value (values={{{names[0]!r}: …}})"
                 if names

@@ -36,7 +36,11 @@ class Session:
     known: KnownValues = field(default_factory=KnownValues)
     outside: dict[Value, Value] = field(default_factory=dict)
     """Inputs of regions -> what they stand for outside."""
+    of_trips: set[Value] = field(default_factory=set)
+    """Inputs of regions that are others at each trip of a loop."""
     unsupported: list[Unsupported] = field(default_factory=list)
+    undone: list[Unsupported] = field(default_factory=list)
+    """What was noted of the way to import a node that was given up last."""
     wanted: dict[str, None] = field(default_factory=dict)
     """Inputs whose values would have to be known."""
     cause: Exception | None = None
@@ -159,6 +163,7 @@ class Scope:
                 graph.input(name, value.shape, value.dtype)
                 for name, value in parts(f"{index}:{own}", argument)
             ]
+            self.session.of_trips.update(values)
             (inner.names[own],) = regrouped([argument], values)
         for index, (name, captured) in enumerate(captures):
             values = []
@@ -193,6 +198,7 @@ class Attempt:
 
     def undo(self) -> None:
         """Forget what was noted since."""
+        self.session.undone = self.session.unsupported[self.findings :]
         del self.session.unsupported[self.findings :]
         self.session.wanted = self.wanted
 

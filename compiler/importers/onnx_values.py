@@ -235,13 +235,8 @@ def dims_value(graph: Graph, dims: Sequence[Dim]) -> Value:
     return graph.apply("concat", *(graph.size(dim).reshape(1) for dim in dims), axis=0)
 
 
-def sources(value: Value, outside: Mapping[Value, Value]) -> list[str]:
-    """Names of the inputs that a value depends on; `outside`: what inputs of regions stand for."""
-    return sorted({str(one.attrs["name"]) for one in source_inputs(value, outside)})
-
-
 def depends_on_floats(value: Value, outside: Mapping[Value, Value]) -> bool:
-    """Whether floats that an op computes, inputs and weights aside, decide a value; `outside` as `sources`."""
+    """Whether floats that an op computes, inputs and weights aside, decide a value; `outside` as `source_inputs`."""
     seen, stack = {value}, [value]
     while stack:
         top = stack.pop()
@@ -256,7 +251,7 @@ def depends_on_floats(value: Value, outside: Mapping[Value, Value]) -> bool:
 
 
 def source_inputs(value: Value, outside: Mapping[Value, Value]) -> list[Value]:
-    """The inputs that a value depends on, as `sources`."""
+    """The inputs that a value depends on; `outside`: what inputs of regions stand for."""
     seen, stack = {value}, [value]
     inputs: list[Value] = []
     while stack:

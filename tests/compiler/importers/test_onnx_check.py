@@ -46,6 +46,39 @@ def test_the_table(tmp_path: Path):
     ]
 
 
+def test_a_loop_that_can_be_imported_in_no_way_says_why(tmp_path: Path):
+    body = """g (float[n] x) => (y) <int64[1] zero = {0}> {
+        sizes = Shape(x)
+        first = Constant<value = int64 {0}>()
+        trips = Gather(sizes, first)
+        goes_on = Constant<value = bool {1}>()
+        y = Loop<body = b (int64 i, bool c) => (bool d, float r) {
+            d = Identity(c)
+            from = Unsqueeze(i, zero)
+            piece = Slice(x, from, sizes)
+            r = ReduceSum<keepdims = 0>(piece)
+        }>(trips, goes_on)
+    }"""
+    result = CliRunner().invoke(command, ["check", saved(tmp_path, body)])
+    assert result.exit_code == 1
+    row = result.stdout.splitlines()[1]
+    assert "Loop" in row.split()
+    assert "Slice" in row
+    assert row.endswith("the starts must be known when the model is imported; it changes from trip to trip")
+
+
+def test_a_file_laid_out_for_one_processor_says_what_to_do(tmp_path: Path):
+    node = onnx.helper.make_node("ReorderInput", ["x"], ["y"], domain="com.microsoft.nchwc")
+    infos = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 8, 4, 4]) for name in "xy"]
+    graph = onnx.helper.make_graph([node], "g", infos[:1], infos[1:])
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft.nchwc", 1)]
+    path = tmp_path / "laid.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets), path)
+    result = CliRunner().invoke(command, ["check", str(path)])
+    assert result.exit_code == 1
+    assert "save it with the graph optimization level ORT_ENABLE_EXTENDED" in result.stdout
+
+
 def test_axes_bound_on_the_command_line(tmp_path: Path):
     path = saved(tmp_path, "g (float[n] x, float[3] b) => (float[3] y) { y = Add(x, b) }")
     assert CliRunner().invoke(command, ["check", path]).exit_code == 1
