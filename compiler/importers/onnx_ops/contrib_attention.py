@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
 from kernels_hub.compiler.importers.onnx_ops.contrib import DOMAIN
 from kernels_hub.compiler.importers.onnx_ops.contrib_quantized import real
+from kernels_hub.compiler.importers.onnx_sequences import Named
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.graph import Value
@@ -242,3 +243,15 @@ def embed_layer_normalization(node: OnnxNode) -> list[Value | None]:
         node.constant(0, "int32").broadcast_to((batch,)) if mask is None else mask.sum(1).cast(types.INT32)
     )
     return [result, lengths, total]
+
+
+@onnx_op("QEmbedLayerNormalization", since=1, domain=DOMAIN)
+def q_embed_layer_normalization(node: OnnxNode) -> list[Value | None]:
+    """(ids, segments?, five tables, mask?, their scales, their zero points): EmbedLayerNormalization, without sums."""
+    given = [*node.operands, *[None] * 18]
+    tables: list[Named | None] = []
+    for place in range(5):
+        node.operands = [given[2 + place], given[8 + place], given[13 + place]]
+        tables.append(None if given[2 + place] is None else real(node, 0))
+    node.operands = [*given[:2], *tables, given[7]]
+    return embed_layer_normalization(node)[:2]

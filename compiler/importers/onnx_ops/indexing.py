@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
 from kernels_hub.compiler.ir import types
-from kernels_hub.compiler.ir.dims import product
+from kernels_hub.compiler.ir.dims import only_opaque, product
 from kernels_hub.compiler.ir.evaluate import evaluate
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 
@@ -50,9 +50,13 @@ def scatter_elements(node: OnnxNode) -> Value:
 
 @onnx_op("ScatterND", since=11)
 def scatter_nd(node: OnnxNode) -> Value:
-    return node.graph.apply(
-        "scatter_nd", node.input(0), node.input(1), node.input(2), reduction=node.attr("reduction", "none")
-    )
+    """Updates that a slice cuts at how many there are to be (masked_scatter of PyTorch) are looked up: too few fail."""
+    x, indices, updates = node.input(0), node.input(1), node.input(2)
+    for axis, dim in enumerate(indices.shape[:-1]):
+        cut = only_opaque(updates.shape[axis]) if axis < updates.rank else None
+        if cut is not None and cut.kind == "min" and dim in cut.args:
+            updates = updates.gather(node.graph.iota(dim), axis)
+    return node.graph.apply("scatter_nd", x, indices, updates, reduction=node.attr("reduction", "none"))
 
 
 @onnx_op("TensorScatter", since=24)
@@ -152,8 +156,16 @@ def unique(node: OnnxNode) -> list[Value]:
     axis = x.axis(node.attr("axis")) if node.has("axis") else None
     if axis is None:
         x, axis = x.reshape((product(x.shape),)), 0
+    return uniques(node, x, axis, ordered=bool(node.attr("sorted", 1)))
+
+
+def uniques(node: OnnxNode, x: Value, axis: int, *, ordered: bool) -> list[Value]:
+    """Elements along an axis once each, where each was first, the place of each of x among them, how often it is there.
+
+    ordered: ascending, else in the order in which they come.
+    """
     first, inverse, counts = selected(node, "unique", x, axis=axis)
-    if not node.attr("sorted", 1):
+    if not ordered:
         order = node.graph.apply("argsort", first, axis=0)
         rank = node.graph.apply("argsort", order, axis=0)
         first, inverse, counts = first.gather(order, 0), rank.gather(inverse, 0), counts.gather(order, 0)

@@ -33,14 +33,14 @@ def schemas() -> dict[tuple[str, str], int]:
 def test_every_importer_is_of_an_op_that_onnx_has():
     history = {(one.domain, one.name) for one in onnx.defs.get_all_schemas_with_history()}
     runtime = {
-        "Attention", "BiasGelu", "CDist", "DequantizeLinear", "DynamicQuantizeLSTM",
-        "DynamicQuantizeMatMul", "EmbedLayerNormalization", "FastGelu", "FusedConv", "FusedGemm", "FusedMatMul",
-        "GatherBlockQuantized", "Gelu", "GroupQueryAttention", "MatMulBnb4", "MatMulIntegerToFloat", "MatMulNBits",
-        "MultiHeadAttention", "QAttention", "QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat",
-        "QLinearGlobalAveragePool",
-        "QLinearLeakyRelu", "QLinearMul", "QLinearReduceMean", "QLinearSigmoid", "QLinearSoftmax", "QLinearWhere",
-        "QuantizeLinear", "QuickGelu", "RotaryEmbedding", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
-        "TransposeMatMul",
+        "Attention", "BiasGelu", "CDist", "DequantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul",
+        "EmbedLayerNormalization", "ExpandDims", "FastGelu", "FusedConv", "FusedGemm", "FusedMatMul",
+        "GatherBlockQuantized", "GatherND", "Gelu", "GridSample", "GroupQueryAttention", "MatMulBnb4",
+        "MatMulIntegerToFloat", "MatMulNBits", "MultiHeadAttention", "NhwcMaxPool", "Pad", "QAttention",
+        "QEmbedLayerNormalization", "QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearConv",
+        "QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMul", "QLinearReduceMean", "QLinearSigmoid",
+        "QLinearSoftmax", "QLinearWhere", "QuantizeLinear", "QuickGelu", "Range", "RotaryEmbedding",
+        "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "TransposeMatMul", "Trilu", "Unique",
     }  # fmt: skip
     others = {("", "SimplifiedLayerNormalization"), *(("com.microsoft", name) for name in runtime)}
     assert [entry for entry in known_ops() if entry[:2] not in history | others] == []
