@@ -205,8 +205,11 @@ class HeadGradients {
         weights[y] = weight;
         changes[y] = weight * (slopes[x + y] - delta) * factor[x + y];
       }
-      for (int64_t y = 0; y < kPanel; y += kLine)
-        std::copy_n(changes + y, kLine, change_lines_ + (x + y) * lines + line * kLine);
+      constexpr int64_t piece = std::min(kPanel, kLine);  // of four lanes a panel is half a line
+      for (int64_t y = 0; y < kPanel; y += piece) {
+        const int64_t key = x + y, at = piece == kLine ? key * lines : key / kLine * kLine * lines + key % kLine;
+        std::copy_n(changes + y, piece, change_lines_ + at + line * kLine);
+      }
     }
   }
 
