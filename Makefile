@@ -11,7 +11,8 @@
 #   make docs      the documentation site, in build/site/
 #   make api       docs/api.txt, the public interface, written again from the code
 #   make release-check  everything that a release is held to; downloads PyTorch for each Python (ARGS=--reuse: nothing)
-#   make wheels    sdist, pure wheel, and a wheel with native code for Linux on x86-64, in dist/ (minutes)
+#   make wheels    sdist, pure wheel, and a wheel with native code for Linux on x86-64, in dist/ (minutes);
+#                  ARGS="--machine aarch64": on ARM, built here, too
 #   make map       docs/architecture.md, written again from the sources
 #   make screenshots  pictures of the Hub's pages at two widths, light and dark, in build/screenshots/; needs chromium
 #   make bench     every benchmark (minutes); the results are printed

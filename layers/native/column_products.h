@@ -11,7 +11,11 @@
 
 namespace {
 
-constexpr int64_t kLanes = 32;  // columns whose sums are kept in registers
+#if defined(__aarch64__)
+constexpr int64_t kLanes = 16;  // columns whose sums are kept in registers: of four operands half of NEON's 32
+#else
+constexpr int64_t kLanes = 32;
+#endif
 constexpr int64_t kDepth = 32;  // rows of the weight that are taken together
 
 template <class W, int64_t count>

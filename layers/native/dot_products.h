@@ -10,6 +10,8 @@
 #include <cstdint>
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "element_types.h"
@@ -119,6 +121,44 @@ template <> struct Lane<bf16> : Wide {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16));
   }
 };
+#elif defined(__aarch64__)
+inline float total(float32x4_t v) { return vaddvq_f32(v); }
+struct Wide {
+  using Vector = float32x4_t;
+  using Operand = float;
+  static constexpr int64_t step = 4;
+  static Vector zero() { return vdupq_n_f32(0.0f); }
+  static float32x4_t operand(const float* p) { return vld1q_f32(p); }
+  static Vector add(Vector sum, float32x4_t a, float32x4_t b) { return vfmaq_f32(sum, a, b); }
+};
+template <class W> struct Lane;
+template <> struct Lane<float> : Wide {
+  static float32x4_t weight(const float* p) { return vld1q_f32(p); }
+};
+template <> struct Lane<f16> : Wide {
+  static float32x4_t weight(const f16* p) {
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t*>(p))));
+  }
+};
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+template <> struct Lane<bf16> {
+  using Vector = float32x4_t;
+  using Operand = bf16;
+  static constexpr int64_t step = 8;
+  static Vector zero() { return vdupq_n_f32(0.0f); }
+  static bfloat16x8_t operand(const bf16* p) {
+    return vreinterpretq_bf16_u16(vld1q_u16(reinterpret_cast<const uint16_t*>(p)));
+  }
+  static bfloat16x8_t weight(const bf16* p) { return operand(p); }
+  static Vector add(Vector sum, bfloat16x8_t a, bfloat16x8_t b) { return vbfdotq_f32(sum, a, b); }
+};
+#else
+template <> struct Lane<bf16> : Wide {
+  static float32x4_t weight(const bf16* p) {
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(reinterpret_cast<const uint16_t*>(p)), 16));
+  }
+};
+#endif
 #else
 inline float total(float v) { return v; }
 template <class W> struct Lane {

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import platform
 from functools import cache
 
 import torch
+
+_ARM = frozenset({"aarch64", "arm64"})
 
 
 @cache
 def has_vectors() -> bool:
     """Whether `dot_products.h` has vectors for it; elsewhere its loops are plain ones, and PyTorch is faster."""
-    return torch.backends.cpu.get_cpu_capability() in {"AVX2", "AVX512"}
+    return platform.machine() in _ARM or torch.backends.cpu.get_cpu_capability() in {"AVX2", "AVX512"}
 
 
 @cache
 def has_half() -> bool:
-    """Whether oneDNN has products of float16 for it; where not, PyTorch's are loops."""
+    """Whether PyTorch has products of float16 for it, its own (ARM) or oneDNN's; where not, they are loops."""
+    if platform.machine() in _ARM:
+        return True
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())

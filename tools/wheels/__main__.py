@@ -1,6 +1,7 @@
 """Build what is released: `make wheels` writes an sdist, a pure wheel and one with native code into dist/.
 
     make wheels                          all of it
+    make wheels ARGS="--machine aarch64" native code for ARM, built on any machine
     make wheels ARGS="--out /elsewhere"
     make wheels ARGS="--native FOLDER"   with native code that was built before
 

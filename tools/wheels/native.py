@@ -1,9 +1,9 @@
 """Builds the native code that wheels carry: C++ of layers, by the `ziglang` of a package registry.
 
 Zig brings Clang, its C++ library (which is linked in) and the C library of an old Linux, so that what it builds needs
-nothing but glibc 2.28, on whatever machine it was built. Of OpenMP it brings nothing: runtime/openmp.cpp answers what
-Clang calls by the runtime that PyTorch has loaded. One object a level holds all source files, and exports their C
-functions alone.
+nothing but glibc 2.28, on whatever machine it was built: code for ARM comes from x86-64, too. Of OpenMP it brings
+nothing: runtime/openmp.cpp answers what Clang calls by the runtime that PyTorch has loaded. One object a level holds
+all source files, and exports their C functions alone.
 
 The same sources and the same Zig give the same bytes: no path, no time and no machine goes into an object.
 """
@@ -77,7 +77,14 @@ X86_64 = Platform(
         Level("avx2", ("-mcpu=x86_64_v3",), "has_avx2()"),
     ),
 )
-PLATFORMS = {one.machine: one for one in (X86_64,)}
+AARCH64 = Platform(
+    "aarch64",
+    (
+        Level("neon_bf16", ("-mcpu=generic+bf16",), "has_bf16()"),
+        Level("neon", ("-mcpu=generic",), "true"),  # ARMv8.0, of which NEON is a part
+    ),
+)
+PLATFORMS = {one.machine: one for one in (X86_64, AARCH64)}
 
 
 class PrebuildError(RuntimeError):

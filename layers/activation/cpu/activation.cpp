@@ -19,6 +19,11 @@ namespace {
 
 struct bfloat16 { uint16_t bits; };
 struct float16 { uint16_t bits; };
+#if defined(__aarch64__)
+using Half = __fp16;  // GCC 12 has no _Float16 in C++ there
+#else
+using Half = _Float16;
+#endif
 
 inline int32_t bits_of(float x) { int32_t i; std::memcpy(&i, &x, sizeof i); return i; }
 inline float float_of(int32_t i) { float x; std::memcpy(&x, &i, sizeof x); return x; }
@@ -126,7 +131,7 @@ inline void widen(const float16* __restrict source, float* __restrict target, in
         _mm256_storeu_ps(target + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i))));
 #endif
     for (; i < n; i++) {
-        _Float16 half;
+        Half half;
         std::memcpy(&half, source + i, sizeof half);
         target[i] = half;
     }
@@ -139,7 +144,7 @@ inline void narrow(const float* __restrict source, float16* __restrict target, i
                          _mm256_cvtps_ph(_mm256_loadu_ps(source + i), _MM_FROUND_TO_NEAREST_INT));
 #endif
     for (; i < n; i++) {
-        const _Float16 half = static_cast<_Float16>(source[i]);
+        const Half half = static_cast<Half>(source[i]);
         std::memcpy(target + i, &half, sizeof half);
     }
 }

@@ -37,6 +37,16 @@ bool has_avx512() { return has_avx2() && all(leaf(7, 0).b, kAvx512) && all(kept(
 bool has_avx512_bf16() { return has_avx512() && all(leaf(7, 0).c, kVnni) && all(leaf(7, 1).a, kBf16); }
 
 }  // namespace
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+
+namespace {
+
+constexpr unsigned long kBf16 = 1ul << 14;  // of AT_HWCAP2: HWCAP2_BF16, which the headers of old systems lack
+
+bool has_bf16() { return (getauxval(AT_HWCAP2) & kBf16) != 0; }
+
+}  // namespace
 #endif
 
 extern "C" int kh_runs_here() { return (KH_RUNS_HERE) ? 1 : 0; }
