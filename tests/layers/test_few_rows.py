@@ -125,6 +125,17 @@ def test_when_it_pays(dtype: torch.dtype):
     assert not FEW.pays(torch.empty((), dtype=dtype), large)
 
 
+@pytest.mark.parametrize("machine", ["aarch64", "arm64"])
+def test_vectors_of_arm_are_known(machine: str, monkeypatch: pytest.MonkeyPatch):
+    processor = sys.modules[LINEAR.__name__ + ".processor"]
+    monkeypatch.setattr(processor.platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: False)
+    assert processor.has_vectors.__wrapped__() and processor.has_half.__wrapped__()
+    monkeypatch.setattr(processor.platform, "machine", lambda: "riscv64")
+    assert not processor.has_vectors.__wrapped__() and not processor.has_half.__wrapped__()
+
+
 # -- in the layers ------------------------------------------------------------------------------------------
 
 
