@@ -25,18 +25,32 @@ needs_emulator = pytest.mark.skipif(bool(emulated.missing()), reason=emulated.mi
 PROCESSORS = {"neon": "cortex-a57", "neon_bf16": "max"}
 """Level -> a processor of the emulator whose best level it is."""
 TESTS = (
-    ("test_activation.py", "(SiLU or GELU or GeluAndMul) and not compile and not operator"),
-    ("test_attention.py", "test_forward_and_backward or as_pytorch or special_values or threads"),
-    ("test_clamped_experts.py", "test_forward or special_values"),
-    ("test_convolution.py", "minimal_filtering_keeps or (test_conv_norm and minimal)"),
-    ("test_embedding.py", "test_forward_and_backward or larger_and_whatever"),
-    ("test_few_rows.py", "test_linears or test_gated_mlp or special_values"),
-    ("test_loss.py", "test_cross_entropy or test_random_rows or special_values"),
-    ("test_moe.py", "test_forward or test_activations or test_router or special_values"),
-    ("test_normalization.py", "test_forward_and_backward or test_rounds or special_values"),
-    ("test_rotary.py", "test_forward or test_backward or narrow_value or special_values"),
+    "test_activation.py::test_forward_and_backward",
+    "test_attention.py::test_forward_and_backward",
+    "test_attention.py::test_special_values",
+    "test_clamped_experts.py::test_forward",
+    "test_convolution.py::test_minimal_filtering_keeps_what_is_not_finite_in_its_tiles",
+    "test_embedding.py::test_forward_and_backward",
+    "test_few_rows.py::test_gated_mlp",
+    "test_few_rows.py::test_linears",
+    "test_few_rows.py::test_special_values",
+    "test_loss.py::test_cross_entropy",
+    "test_loss.py::test_random_rows",
+    "test_moe.py::test_forward",
+    "test_moe.py::test_router",
+    "test_normalization.py::test_forward_and_backward",
+    "test_normalization.py::test_special_values",
+    "test_normalization.py::test_several_dims",
+    "test_rotary.py::test_every_narrow_value",
+    "test_rotary.py::test_special_values",
 )
-"""A file of tests/layers, and those of its tests that run the layer's C++ on small operands."""
+"""Of tests/layers: those that run a layer's C++ on small operands."""
+FUNCTIONS = {
+    "activation_forward", "activation_backward", "gated_activation_forward", "gated_activation_backward",
+    "attention_forward", "attention_backward", "moe_clamped_experts", "minimal_run", "embedding_forward",
+    "embedding_backward", "few_rows_gated", "few_rows_linears", "cross_entropy", "moe_experts", "moe_route",
+    "norm_forward", "norm_backward", "gated_forward", "gated_backward", "rotary_rotate",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -100,13 +114,12 @@ def test_the_wheel_is_for_its_platform(objects: Path, tmp_path: Path):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("level", PROCESSORS)
 def test_the_tests_of_the_layers_pass_on_its_objects(objects: Path, level: str):
-    for file, chosen in TESTS:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "tests.tools.emulated", "-p", "no:cacheprovider", "-k", chosen,
-             f"tests/layers/{file}"],
-            cwd=native.ROOT, capture_output=True, text=True, check=False,
-            env={**os.environ, emulated.SETTING: str(objects), emulated.PROCESSOR: PROCESSORS[level]},
-        )  # fmt: skip
-        assert done.returncode == 0, f"{file}:\n{done.stdout[-4000:]}"
-        called = json.loads((objects / emulated.CALLS).read_text())
-        assert sum(count for name, count in called.items() if name != "kh_runs_here") > 0, f"{file}: {called}"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "tests.tools.emulated", "-p", "no:cacheprovider",
+         *(f"tests/layers/{name}" for name in TESTS)],
+        cwd=native.ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, emulated.SETTING: str(objects), emulated.PROCESSOR: PROCESSORS[level]},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:]
+    called = json.loads((objects / emulated.CALLS).read_text())
+    assert called.keys() >= FUNCTIONS, "what the tests call is the emulator's"
