@@ -4,7 +4,8 @@ Norms, activations, gated units and rotary embeddings become the ops that they c
 again; an attention stays a call where the scheduler has an anchor for it (`is_attention`). Softmax becomes a maximum,
 a sum and what is pointwise around them; a mean, a sum and a division; a comparison with a window, arithmetic; a
 transposed convolution, a convolution of all its phases (`transposed`); a convolution with taps that see only padding,
-one without them (`blind_taps`); a resize that is no repetition, gathers (`interpolate`).
+one without them (`blind_taps`); a resize that is no repetition, gathers (`interpolate`); a scatter that adds up or
+multiplies narrow floats, one of float32.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kernels_hub.compiler.ir.types import DType
 from kernels_hub.compiler.schedule.blind_taps import seeing_taps, without_blind_taps
 from kernels_hub.compiler.schedule.group_norm import group_norm_of, written_out
 from kernels_hub.compiler.schedule.interpolate import interpolated, is_interpolated
-from kernels_hub.compiler.schedule.lower import repeats
+from kernels_hub.compiler.schedule.lower import SCATTERS, repeats
 from kernels_hub.compiler.schedule.scores import ANCHOR_DTYPES, attention_parts
 from kernels_hub.compiler.schedule.transposed import by_phases, has_phases
 
@@ -50,9 +51,19 @@ def expanded(graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> Graph:
             return (by_phases(node, *operands),)
         if name == "resize" and repeats(node.results[0]) is None and is_interpolated(node):
             return (interpolated(node, operands[0]),)
+        if name in SCATTERS and _rounds_between(node):
+            x, places, updates = operands
+            wide = x.dtype.compute
+            return (new.apply(name, x.cast(wide), places, updates.cast(wide), **node.attrs).cast(x.dtype),)
         return None
 
     return rebuild(graph, visit).graph
+
+
+def _rounds_between(node: Node) -> bool:
+    """Whether a scatter would round after each update, where the op rounds once."""
+    narrow = node.results[0].dtype
+    return node.attrs["reduction"] in {"add", "mul"} and narrow.is_float and narrow.compute is not narrow
 
 
 def is_written_out(node: Node) -> bool:

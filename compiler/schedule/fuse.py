@@ -9,7 +9,8 @@ reshapes on the way are inverted: the value is computed at the index that the an
 element would take a division, or stores far apart would cost more.
 
 A group begins with the loops of its first value; a reduction that joins turns the loops that it sums over into inner
-loops. A running sum is the first of its group, and only pointwise values join it.
+loops. A running sum is the first of its group, and only pointwise values join it. A scatter is alone in its group: its
+loops copy what is written over, and `scatter` has those that write.
 """
 
 from __future__ import annotations
@@ -177,6 +178,8 @@ class Fusion:
         index = group.index if kind is Kind.SCAN else group.kept[1]
         if kind is Kind.POINTWISE:
             name = body.make(value, index)
+        elif kind is Kind.SCATTER:
+            name = body.at(value.operands[0], index)
         elif kind is Kind.SCAN:
             name = scan_along(body, value, index)
         else:
@@ -189,6 +192,8 @@ class Fusion:
         return group
 
     def _join(self, group: FusionGroup, value: Value, kind: Kind) -> bool:
+        if self.inlining.kinds[group.values[0]] is Kind.SCATTER:
+            return False
         body = group.body.copy()
         try:
             if kind is Kind.REDUCTION:

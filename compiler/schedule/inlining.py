@@ -19,7 +19,7 @@ from kernels_hub.compiler.ir.types import DType
 from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.expand import is_laid_out, is_written_out
 from kernels_hub.compiler.schedule.index import Ranges, linear, permuted, row_major
-from kernels_hub.compiler.schedule.lower import INLINE, ORDERS, POOLS, REDUCTIONS, SCANS, repeats
+from kernels_hub.compiler.schedule.lower import INLINE, ORDERS, POOLS, REDUCTIONS, SCANS, SCATTERS, repeats
 from kernels_hub.compiler.schedule.scores import ANCHOR_DTYPES, attention_parts
 from kernels_hub.compiler.schedule.stages import REGIONS, why_no_region
 from kernels_hub.compiler.schedule.views import Index, loops_of, walk
@@ -46,6 +46,7 @@ class Kind(enum.Enum):
     POINTWISE = enum.auto()
     REDUCTION = enum.auto()
     SCAN = enum.auto()
+    SCATTER = enum.auto()
     POOL = enum.auto()
     CONTRACTION = enum.auto()  # multiplied out by loops
     PRODUCT = enum.auto()
@@ -65,8 +66,15 @@ ANCHORS = frozenset(
     }
 )  # fmt: skip
 
-NATIVE_ONLY = ORDERS | {"grouped_matmul", "recurrent", "tree_ensemble", "pairwise_coupling"}
+NATIVE_ONLY = ORDERS | SCATTERS | {"grouped_matmul", "recurrent", "tree_ensemble", "pairwise_coupling"}
 """Ops that have a kernel in C++, and no form in the language of GPU kernels."""
+
+_ALWAYS: dict[str, Kind] = {
+    **dict.fromkeys(REDUCTIONS, Kind.REDUCTION),
+    **dict.fromkeys(SCANS, Kind.SCAN),
+    **dict.fromkeys(POOLS, Kind.POOL),
+    **dict.fromkeys(ORDERS, Kind.ORDER),
+}
 
 
 def kind_of(value: Value, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> Kind | None:
@@ -76,20 +84,16 @@ def kind_of(value: Value, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> Kind | No
         return None
     if Trait.POINTWISE in traits or Trait.VIEW in traits or name in INLINE or Trait.LEAF in traits:
         return Kind.POINTWISE
-    if name in REDUCTIONS:
-        return Kind.REDUCTION
-    if name in SCANS:
-        return Kind.SCAN
-    if name in POOLS:
-        return Kind.POOL
+    if name in _ALWAYS:
+        return _ALWAYS[name]
+    if name in SCATTERS:
+        return Kind.SCATTER if value.dtype is not types.BOOL or value.attrs["reduction"] == "none" else None
     if name in {"matmul", "conv"}:
         if _is_plain(value, dtypes):
             return Kind.PRODUCT if name == "matmul" else _convolution(value)
         return Kind.CONTRACTION
     if name == "call" and attention_parts(value, dtypes) is not None:
         return Kind.ATTENTION
-    if name in ORDERS:
-        return Kind.ORDER
     if name == "grouped_matmul":
         return Kind.GROUPED if _is_plain(value, dtypes) else None
     if name == "recurrent":
@@ -279,6 +283,8 @@ class Inlining:
                     self._once((operand,), 1)
                 else:
                     self.strided(operand)
+        elif name in SCATTERS:
+            self._once(node.operands[1:2], EXPENSIVE_COST)
         elif name in NATIVE_ONLY:
             for operand in node.operands:
                 self.strided(operand)

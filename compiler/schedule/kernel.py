@@ -4,7 +4,8 @@ A nest runs its statements for every turn of its `outer` loops, in any order and
 loops, these run in order inside, and a `Reduce` sums (or …) its argument over all their turns. A statement that
 depends on an inner variable is computed inside, any other once a turn of the outer loops; what depends on the
 result of a `Reduce` comes after all inner turns, and if it depends on inner variables too, in a second pass over them.
-A `Scan` sums over the turns so far, so that what depends on it is inner; no nest has both.
+A `Scan` sums over the turns so far, so that what depends on it is inner; no nest has both. An `Update` writes where
+data say, in the order of the inner loops; turns of the outer loops write to different places.
 
 A nest may have an anchor: a product, a convolution, an attention, an order. Then the outer loops run over the result of
 the anchor, `anchor.name` is its element there, and the statements are the epilogue.
@@ -183,6 +184,13 @@ class Store:
     buffer: Buffer
     place: Dim
     arg: str
+
+
+@dataclass(frozen=True, slots=True)
+class Update(Store):
+    """buffer[place] and `arg` meet there as `reduction` says (add, mul, max, min); none: the last one stays."""
+
+    reduction: str
 
 
 Statement = Load | Constant | Position | Test | Bound | Compute | Reduce | Scan | Store
@@ -378,9 +386,14 @@ class Nest:
         return any(isinstance(statement, Scan) for statement in self.body)
 
     @property
+    def scatters(self) -> bool:
+        """Whether it has an `Update`."""
+        return any(isinstance(statement, Update) for statement in self.body)
+
+    @property
     def accumulates(self) -> bool:
         """Whether turns of its inner loops depend on one another."""
-        return self.reduces or self.scans
+        return self.reduces or self.scans or self.scatters
 
     def is_inner(self) -> dict[str, bool]:
         """Name -> whether it depends on inner variables (the result of a Reduce does not)."""

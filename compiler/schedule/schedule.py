@@ -21,12 +21,12 @@ from kernels_hub.compiler.schedule.kernel import (
     Order,
     Role,
     Schedule,
-    Statement,
     Store,
-    arguments,
 )
 from kernels_hub.compiler.schedule.layout import StrideOrder, stands_alone
+from kernels_hub.compiler.schedule.lower import SCATTERS
 from kernels_hub.compiler.schedule.partial import with_partial_reductions
+from kernels_hub.compiler.schedule.scatter import needed, updates
 from kernels_hub.compiler.schedule.scores import ANCHOR_DTYPES
 from kernels_hub.compiler.schedule.split import MOST_PARTS, parts
 from kernels_hub.compiler.schedule.stages import has_regions, schedule_stages
@@ -161,7 +161,9 @@ class _Builder:
             if isinstance(group.anchor, Order):
                 outer.append(outer.pop(group.anchor.axis))
             inner = (*(loops[axis] for axis in sorted(group.inner)), *group.extra)
-            nests.append(Nest(tuple(outer), inner, _needed(body.statements, stores), group.anchor))
+            nests.append(Nest(tuple(outer), inner, needed(body.statements, stores), group.anchor))
+        if group.values[0].op_name in SCATTERS:
+            nests.append(updates(group.values[0], group.number, self.buffer_of))
         name = f"k{group.number}_{_hint(group)}"
         return Kernel(name, tuple(nests), tuple(dict.fromkeys(value.node.origin for value in group.values)))
 
@@ -200,17 +202,6 @@ def _prepared(graph: Graph) -> frozenset[Value]:
                 continue
             values.update(value for value in node.results if value not in outputs)
     return frozenset(values)
-
-
-def _needed(statements: list[Statement], stores: list[Store]) -> tuple[Statement, ...]:
-    """The statements that the stores take, in order, and the stores."""
-    wanted = {name for store in stores for name in arguments(store)}
-    kept: list[Statement] = []
-    for statement in reversed(statements):
-        if statement.name in wanted:  # type: ignore[union-attr]
-            kept.append(statement)
-            wanted.update(arguments(statement))
-    return (*reversed(kept), *stores)
 
 
 def _hint(group: FusionGroup) -> str:

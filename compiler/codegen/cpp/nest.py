@@ -12,6 +12,7 @@ from kernels_hub.compiler.codegen.c_text import Lines
 from kernels_hub.compiler.codegen.cpp.function import Function
 from kernels_hub.compiler.codegen.cpp.reduce import print_reduction
 from kernels_hub.compiler.codegen.cpp.scan import print_scan
+from kernels_hub.compiler.codegen.cpp.scatter import print_scatter, simplified_scatter
 from kernels_hub.compiler.codegen.cpp.text import Parameters, print_nothing
 from kernels_hub.compiler.codegen.loops import estimate, is_empty, levels, simplified, stride, turns
 from kernels_hub.compiler.codegen.names import Names
@@ -38,6 +39,8 @@ def print_nest(name: str, nest: Nest, lines: Lines, names: Names, *, round_ops: 
         print_reduction(function)
     elif nest.scans:
         print_scan(function)
+    elif nest.scatters:
+        print_scatter(function)
     else:
         _print_pointwise(function)
     return parameters
@@ -84,6 +87,8 @@ def share_rows(nests: Sequence[Nest]) -> bool:
 
 
 def _simplified(nest: Nest) -> Nest:
+    if nest.scatters:
+        return simplified_scatter(nest)
     if not nest.accumulates:  # nothing to add up: inner loops are loops
         nest = Nest((*nest.outer, *nest.inner), (), nest.body)
     return simplified(nest)

@@ -83,10 +83,11 @@ def run_schedule(
     addresses = [memory[one].address for one in program.buffers] + [one.address for one in packed]
     given_sizes = [sizes[name] for name in program.sizes]
     assert not native.prepare(addresses, len(given_sizes))
-    if code := native.run(pointers(addresses), numbers(given_sizes)):
-        raise EvaluateError(program.messages[code - 1])
+    code = native.run(pointers(addresses), numbers(given_sizes))
     for one in (*memory.values(), *packed):
         assert one.is_intact(), "written beside a buffer"
+    if code:
+        raise EvaluateError(program.messages[code - 1])
     return {name: _read(memory[buffer], buffer, sizes) for name, buffer in schedule.outputs.items()}
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, assume, given, settings
 
 from kernels_hub.compiler import Graph, evaluate
 from kernels_hub.compiler.codegen.cpp.translation_unit import generate
+from kernels_hub.compiler.errors import EvaluateError
+from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.runtime.toolchain import Isa, machine_isas
 from kernels_hub.compiler.schedule.expand import expanded
 from kernels_hub.compiler.schedule.inlining import unsupported
@@ -140,6 +144,112 @@ def test_orders(dtype, size):
     expected = evaluate(graph, {"x": data})
     got = run_schedule(schedule(graph), {"x": data}, sizes={"n": size}, level=QUICK)
     assert_same_outputs({name: got[name] for name in expected}, expected)
+
+
+REDUCE = ("none", "add", "mul", "max", "min")
+
+
+def scatters(dtype: str, reduction: str) -> Graph:
+    """Along each axis, over fewer places than there are, and at tuples; what is written is made in the same nest."""
+    graph = Graph(f"scatters_{dtype}_{reduction}")
+    n = graph.symbol("n")
+    x, u = graph.input("x", (n, 6, 20), dtype), graph.input("u", (n, 4, 20), dtype)
+    at = graph.input("at", (n, 4, 20), "int64")
+    nodes, edges = graph.input("nodes", (9,), "int32"), graph.input("edges", (9, 2), "int64")
+    rows, pairs = graph.input("rows", (9, 6, 20), dtype), graph.input("pairs", (9, 3), dtype)
+    zeros = graph.constant(np.zeros((), x.dtype.numpy)).broadcast_to((4, 6, 20))
+    square = graph.constant(np.ones((4, 5, 3), x.dtype.numpy))
+
+    def scattered(name: str, op: str, base: Value, places: Value, updates: Value, **attrs: int) -> None:
+        y = base.apply(op, base, places, updates, reduction=reduction, **attrs)
+        graph.output(name, y)
+        graph.output(f"{name}_after", y.select(y, y) if dtype == "bool" else y + y)
+
+    for axis in range(3):
+        scattered(f"elements{axis}", "scatter_elements", x, at, u, axis=axis)
+    spread = nodes.reshape(9, 1, 1).broadcast_to(rows.shape)
+    scattered("spread", "scatter_elements", zeros, spread, rows, axis=0)
+    scattered("last", "scatter_elements", rows, at.slice(0, 0, 0).cast("int32"), u.slice(0, 0, 0), axis=2)
+    scattered("nodes", "scatter_nd", zeros, nodes.unsqueeze(1), rows)
+    sent = rows if dtype == "bool" else rows.apply("gather", rows, nodes, axis=0) + rows
+    scattered("sent", "scatter_nd", zeros, nodes.unsqueeze(1), sent)
+    scattered("pairs", "scatter_nd", square, edges, pairs)
+    scattered(
+        "lone",
+        "scatter_nd",
+        pairs.slice(1, 0, 1).reshape((9,)),
+        edges.slice(1, 0, 1),
+        pairs.slice(1, 1, 2).reshape((9,)),
+    )
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reduction"),
+    [
+        *itertools.product(["float32", "bfloat16", "float64", "int8", "int64", "uint8"], REDUCE),
+        ("bool", "none"),
+    ],
+)
+def test_scatters(dtype, reduction):
+    """Places that are hit several times, from the end, and in other rows only; NaN; no rows at all."""
+    graph = scatters(dtype, reduction)
+    made = schedule(graph)
+    random = np.random.default_rng(7)
+    for size in (0, 1, 5):
+        inputs = {
+            "x": array(size, 6, 20, dtype=dtype), "u": array(size, 4, 20, dtype=dtype, seed=1),
+            "at": random.integers(-min(size, 6), max(min(size, 6), 1), (size, 4, 20)),
+            "nodes": random.integers(-4, 4, 9).astype(np.int32), "edges": random.integers(-4, 4, (9, 2)),
+            "rows": array(9, 6, 20, dtype=dtype, seed=2), "pairs": array(9, 3, dtype=dtype, seed=3),
+        }  # fmt: skip
+        if "float" in dtype:
+            inputs["rows"][3, 1, 4] = inputs["pairs"][2, 1] = np.nan
+        expected = evaluate(graph, inputs)
+        got = run_schedule(made, inputs, weights_of(graph, made), {"n": size}, QUICK)
+        tolerance = 4e-2 if dtype == "bfloat16" else 1e-5
+        assert_same_outputs({name: got[name] for name in expected}, expected, tolerance)
+
+
+def test_numbers_of_threads_change_no_sum_of_a_scatter():
+    """Each place is one thread's, which adds in the order of the updates: of rows, and of blocks of lanes."""
+    graph = Graph("threads")
+    x, at, u = graph.input("x", ("n", 100)), graph.input("at", ("m",), "int64"), graph.input("u", ("m", 100))
+    graph.output("lanes", x.apply("scatter_nd", x, at.unsqueeze(1), u, reduction="add"))
+    spread = at.reshape((at.shape[0], 1)).broadcast_to(u.shape).transpose()
+    graph.output(
+        "rows", x.apply("scatter_elements", x.transpose(), spread, u.transpose(), axis=1, reduction="add")
+    )
+    made = schedule(graph)
+    inputs = {
+        "x": array(50, 100),
+        "u": array(20_000, 100, seed=1),
+        "at": np.random.default_rng(0).integers(0, 50, 20_000),
+    }
+    expected = inputs["x"].copy()
+    np.add.at(expected, inputs["at"], inputs["u"])
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            got = run_schedule(made, inputs, sizes={"n": 50, "m": 20_000}, level=QUICK)
+            assert np.array_equal(got["lanes"], expected), threads
+            assert np.array_equal(got["rows"], expected.T), threads
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("places", [[0, 4, 1], [0, 1, -5]])
+@pytest.mark.parametrize("count", [4, 0])
+def test_what_is_out_of_range_is_not_written(count, places):
+    """Not even into a dim without elements, where nothing may be written at all."""
+    graph = Graph("outside")
+    x, updates = graph.input("x", ("n", 3)), graph.input("u", ("m", 3))
+    at = graph.input("at", ("m",), "int64")
+    graph.output("y", x.apply("scatter_nd", x, at.unsqueeze(1), updates, reduction="add"))
+    inputs = {"x": array(count, 3), "u": array(3, 3), "at": np.array(places)}
+    with pytest.raises(EvaluateError, match="out of range of a dim of n"):
+        run_schedule(schedule(graph), inputs, sizes={"n": count, "m": 3}, level=QUICK)
 
 
 ENDS = {

@@ -144,10 +144,17 @@ def run_body(body, values, variables, whole, inner_axes, memory, sizes, inner=No
             assert place.size == 0 or (place.min() >= 0 and place.max() < len(target)), (
                 f"{one} writes out of {len(target)}"
             )
-            target[place.reshape(-1)] = full(values[one.arg]).reshape(-1)
+            given = full(values[one.arg]).reshape(-1)
+            if isinstance(one, k.Update) and one.reduction != "none":
+                _MEETS[one.reduction].at(target, place.reshape(-1), given)
+            else:
+                target[place.reshape(-1)] = given
             continue
         values[one.name] = result
         variables[f"${one.name}"] = result
+
+
+_MEETS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
 def _reduce(one, array, axes):

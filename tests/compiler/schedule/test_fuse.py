@@ -8,7 +8,7 @@ import pytest
 from kernels_hub.compiler import Graph, evaluate
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.rewrite.pipeline import rewrite
-from kernels_hub.compiler.schedule.kernel import Kernel, Load, Product, Reduce, Schedule, Store
+from kernels_hub.compiler.schedule.kernel import Kernel, Load, Product, Reduce, Role, Schedule, Store
 from kernels_hub.compiler.schedule.kernel import Test as Asked
 from kernels_hub.compiler.schedule.schedule import schedule
 from tests.compiler.schedule.run import OutOfRange, run_schedule
@@ -183,11 +183,32 @@ def test_an_index_out_of_range_is_an_error_and_no_read():
 
 
 def test_what_has_no_loop_form_is_refused_by_name():
-    graph = Graph("scatter")
-    x, places = graph.input("x", (4,)), graph.input("places", (2,), "int64")
-    graph.output("y", x.apply("scatter_elements", x, places, x.slice(0, 0, 2), axis=0))
-    with pytest.raises(EngineError, match="scatter_elements has no loop form"):
+    graph = Graph("places")
+    x = graph.input("x", (2, 3, 8))
+    graph.output("y", x.apply("argmax_pool", x, kernel=(2,), strides=(2,), dilations=(1,), padding=((0, 0),)))
+    with pytest.raises(EngineError, match="argmax_pool has no loop form"):
         schedule(graph)
+
+
+def test_what_a_scatter_writes_is_made_where_it_is_written():
+    """The messages of a graph network lie in no memory; what follows reads the sums in a kernel of its own."""
+    graph = Graph("messages")
+    x = graph.input("x", ("n", 4))
+    sources, targets = graph.input("i", ("e",), "int64"), graph.input("j", ("e",), "int64")
+    weights = graph.input("w", ("e",))
+    sent = x.gather(sources, 0) * weights.unsqueeze(1).broadcast_to((weights.shape[0], 4))
+    zeros = graph.constant(np.zeros((), np.float32)).broadcast_to(x.shape)
+    graph.output("y", x.apply("scatter_nd", zeros, targets.unsqueeze(1), sent, reduction="add").tanh())
+    planned = schedule(graph)
+    assert [buffer.role for buffer in planned.buffers].count(Role.SCRATCH) == 1
+    assert [len(kernel.nests) for kernel in planned.kernels] == [2, 1]
+    random = np.random.default_rng(0)
+    inputs = {"x": random.random((5, 4), np.float32), "w": random.random(9, np.float32)}
+    inputs |= {"i": random.integers(-5, 5, 9), "j": random.integers(-5, 5, 9)}
+    found = run_schedule(planned, graph, inputs, {"n": 5, "e": 9})
+    np.testing.assert_allclose(found["y"], evaluate(graph, inputs)["y"], 1e-5, 1e-5)
+    with pytest.raises(OutOfRange, match="out of range of a dim of n"):
+        run_schedule(planned, graph, {**inputs, "j": np.full(9, 5)}, {"n": 5, "e": 9})
 
 
 @pytest.mark.parametrize(
