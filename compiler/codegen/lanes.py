@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kernels_hub.compiler.codegen.loops import estimate, stride
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.schedule.index import Loop
-from kernels_hub.compiler.schedule.kernel import Load, Nest, variables
+from kernels_hub.compiler.schedule.kernel import Load, Nest, Store, arguments, variables
 
 TILE = 64
 """Lanes of a tile."""
@@ -22,13 +22,28 @@ def lane_of(nest: Nest) -> Loop | None:
         return None
     inner = nest.is_inner()
     loads = [statement for statement in nest.body if isinstance(statement, Load) and inner[statement.name]]
-    return lane if _penalty(lane, loads) < _penalty(nest.inner[-1], loads) else None
+    return lane if _penalty(nest, lane, loads) < _penalty(nest, nest.inner[-1], loads) else None
 
 
-def _penalty(loop: Loop, loads: Sequence[Load]) -> float:
+def _penalty(nest: Nest, loop: Loop, loads: Sequence[Load]) -> float:
     extent = max(1, estimate(loop.extent))
     short = TILE / extent if extent < 16 else 1.0
-    return short * (1 + 3 * sum(stride(load.place, loop) not in {0, 1} for load in loads))
+    along = _along(nest, loop)
+    apart = (
+        stride(load.place, loop) not in {0, 1} or not along.isdisjoint(arguments(load)) for load in loads
+    )
+    return short * (1 + 3 * sum(apart))
+
+
+def _along(nest: Nest, loop: Loop) -> set[str]:
+    """What differs from turn to turn of a loop: what a place is made of that data tell, too."""
+    found: set[str] = set()
+    for one in nest.body:
+        if not isinstance(one, Store) and (
+            loop.name in variables(one) or not found.isdisjoint(arguments(one))
+        ):
+            found.add(one.name)
+    return found
 
 
 def tile_of(extent: Dim) -> int:

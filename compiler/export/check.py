@@ -368,7 +368,12 @@ def _example(source: Source, module: nn.Module, sizes: Mapping[str, int], seed: 
             name: [_number(substitute(dim, sizes)) for dim in one.shape]
             for name, one in source.graph.inputs.items()
         }
-        return resized(source.example, shapes, seed)
+        limits = {
+            name: limit
+            for name, value in source.graph.inputs.items()
+            if value.dtype.is_integer and (limit := value.index_limit(sizes)) is not None
+        }
+        return resized(source.example, shapes, seed, limits)
     arrays = source.graph.dummy_inputs(seed, sizes)
     for name, array in arrays.items():
         if "mask" in name and array.dtype.kind in "iu":

@@ -194,14 +194,25 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             child.training = training
 
 
-def resized(example: Example, sizes: Mapping[str, Sequence[int]], seed: int = 0) -> Example:
+def resized(
+    example: Example,
+    sizes: Mapping[str, Sequence[int]],
+    seed: int = 0,
+    limits: Mapping[str, int] | None = None,
+) -> Example:
     """The example with inputs of other shapes, by path. What is added repeats what was there, with seeded noise on
-    floats that take many values: masks stay masks, and indices in range."""
+    floats that take many values: masks stay masks, indices in range, and a row of integers in order.
+
+    limits: of indices of dims that get smaller, by path; what is beyond begins anew.
+    """
+    limits = limits or {}
     leaves, spec = pytree.tree_flatten((example.args, dict(example.kwargs)))
     paths = paths_of(example.module, example.args, example.kwargs)
     random = torch.Generator().manual_seed(seed)
     sizes_made = [
-        _wrapped(leaf, sizes[path], random) if path in sizes and isinstance(leaf, torch.Tensor) else leaf
+        _wrapped(leaf, sizes[path], random, limits.get(path))
+        if path in sizes and isinstance(leaf, torch.Tensor)
+        else leaf
         for path, leaf in zip(paths, leaves, strict=True)
     ]
     args, kwargs = pytree.tree_unflatten(sizes_made, spec)
@@ -211,14 +222,26 @@ def resized(example: Example, sizes: Mapping[str, Sequence[int]], seed: int = 0)
 _FEW = 4
 
 
-def _wrapped(tensor: torch.Tensor, shape: Sequence[int], random: torch.Generator) -> torch.Tensor:
+def _wrapped(
+    tensor: torch.Tensor, shape: Sequence[int], random: torch.Generator, limit: int | None
+) -> torch.Tensor:
     result = tensor.detach()
     for axis, size in enumerate(shape):
         result = result.index_select(axis, torch.arange(size) % max(1, result.shape[axis]))
     if result.is_floating_point() and len(tensor.detach().unique()) > _FEW:
         noise = torch.randn(result.shape, generator=random, dtype=torch.float32)
         result = result * (1 + 0.3 * noise).to(result.dtype)
+    elif limit:
+        result = torch.where((result >= limit) | (result < -limit), result % limit, result)
+    if _is_in_order(tensor.detach()):
+        result = result.sort().values
     return result.contiguous()
+
+
+def _is_in_order(tensor: torch.Tensor) -> bool:
+    """Whether it is a row of integers that nowhere gets less: offsets, lengths summed up, the graph of each node."""
+    whole = tensor.ndim == 1 and tensor.dtype in {torch.int32, torch.int64}
+    return whole and bool((tensor[1:] >= tensor[:-1]).all())
 
 
 def _captured(example: Example, layer: nn.Module, path: str) -> tuple[tuple[Any, ...], dict[str, Any]]:

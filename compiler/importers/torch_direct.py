@@ -30,6 +30,7 @@ IN_PLACE = frozenset({
     "clamp_.Tensor", "clamp_min_.default", "clamp_max_.default", "logical_and_.default", "logical_or_.default",
     "logical_not_.default", "tril_.default", "triu_.default", "fill_.Scalar", "masked_fill_.Scalar", "scatter_.src",
     "scatter_.value", "scatter_add_.default", "index_add_.default", "index_copy_.default", "index_put_.default",
+    "scatter_reduce_.two", "index_reduce_.default",
 })  # fmt: skip
 """Ops that write their first argument, where it has the dtype of the others, and return it."""
 

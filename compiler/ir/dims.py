@@ -201,7 +201,8 @@ def floordiv(a: Dim, b: Dim) -> Dim:
     if (exact := divide_exactly(a, b)) is not None:
         return exact
     if not isinstance(b, int):
-        return atom(Opaque("floordiv", (a, b)))
+        whole = _by_symbol(a, b)
+        return atom(Opaque("floordiv", (a, b))) if whole is None else whole
     if b < 0:
         return floordiv(-a, -b)
     outside, inside = _split(a, b)
@@ -215,6 +216,25 @@ def floordiv(a: Dim, b: Dim) -> Dim:
     if inner is not None and inner.kind == "floordiv" and isinstance(inner.args[1], int):
         return _polynomial(outside) + floordiv(inner.args[0], inner.args[1] * b)
     return _polynomial(outside) + atom(Opaque("floordiv", (rest, b)))
+
+
+def _by_symbol(a: Dim, b: Expr) -> Dim | None:
+    """a // b of a symbol b that is not 0, where what is left of whole multiples is -1, or sure to be less than b."""
+    if b.only_symbol is None:
+        return None
+    ((divisor, _),) = b.terms
+    quotient: dict[Monomial, int] = {}
+    rest = 0
+    for monomial, coefficient in _terms(a):
+        if (part := _without(monomial, divisor)) is not None:
+            quotient[part] = coefficient
+        elif monomial:
+            return None
+        else:
+            rest = coefficient
+    if rest != -1 and not 0 <= rest < b.only_symbol.min:
+        return None
+    return _polynomial(quotient) + (-1 if rest < 0 else 0)
 
 
 def ceildiv(a: Dim, b: Dim) -> Dim:

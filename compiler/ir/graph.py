@@ -114,7 +114,9 @@ class Value(Operators):
             if indexes and node.op.name in {"gather", "gather_elements", "scatter_elements"}:
                 limit = substitute(node.operands[0].shape[node.attrs["axis"]], bindings)
             elif indexes and node.op.name in {"gather_nd", "scatter_nd"}:
-                limit = min((substitute(dim, bindings) for dim in node.operands[0].shape), default=1)
+                first, count = node.attrs.get("batch_dims", 0), self.shape[-1]
+                indexed = node.operands[0].shape[first:][: count if isinstance(count, int) else 0]
+                limit = min((substitute(dim, bindings) for dim in indexed), default=1)
             elif Trait.VIEW in node.op.traits or node.op.name in {"cast", "concat", "select"}:
                 limit = node.results[0].index_limit(bindings, depth - 1)
             if isinstance(limit, int):

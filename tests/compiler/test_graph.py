@@ -287,3 +287,13 @@ def test_dummy_inputs_depend_on_seed_and_name_and_fit():
     with pytest.raises(DimError, match="bind n"):
         graph.dummy_inputs(0)
     assert x is not None
+
+
+def test_an_index_is_limited_by_the_dims_that_it_indexes_alone():
+    graph = Graph("g")
+    x, at = graph.input("x", ("n", 9, 2)), graph.input("at", ("m", 1), "int64")
+    pairs = graph.input("pairs", ("m", 2), "int64")
+    graph.output("y", x.apply("scatter_nd", x, at, x.gather(at.reshape(-1), 0), reduction="add"))
+    graph.output("z", x.apply("gather_nd", x, pairs))
+    assert (at.index_limit({"n": 50}), pairs.index_limit({"n": 50})) == (50, 9)
+    assert (at.index_limit({"n": 4}), pairs.index_limit({"n": 4})) == (4, 4)

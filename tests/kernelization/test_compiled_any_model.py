@@ -167,3 +167,52 @@ def test_images_are_cut_into_patches_without_a_convolution():
         x = torch.randn(*sizes)
         torch.testing.assert_close(model(x), Patches.forward(model, x), rtol=1e-5, atol=1e-5)
     assert rows(model)[""].swapped and len(vars(model)["forward"].func.forwards(model)) == 2
+
+
+class GraphNetwork(nn.Module):
+    """Attention over the edges of a graph, and a mean and a maximum of each graph of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.score = nn.Linear(8, 16), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor, edges: Tensor, graphs: Tensor, numbers: Tensor) -> Tensor:
+        source, target = edges
+        x = self.lift(x)
+        score = self.score(torch.tanh(x[source] + x[target]))
+        most = torch.full((x.shape[0], 1), -torch.inf).index_reduce_(0, target, score, "amax")
+        share = (score - most[target]).exp()
+        total = torch.zeros(x.shape[0], 1).index_add_(0, target, share)
+        x = torch.zeros_like(x).index_add(0, target, x[source] * (share / total[target])) + x
+        at = graphs.unsqueeze(1).expand_as(x)
+        empty = torch.zeros(numbers.shape[0], 16)
+        mean = empty.scatter_reduce(0, at, x, "mean", include_self=False)
+        return torch.cat([mean, empty.scatter_reduce(0, at, x, "amax", include_self=False)], 1)
+
+
+def batch_of_graphs(nodes: int, edges: int, graphs: int, seed: int) -> tuple[Tensor, ...]:
+    random = torch.Generator().manual_seed(seed)
+    return (
+        torch.randn(nodes, 8, generator=random),
+        torch.randint(nodes, (2, edges), generator=random),
+        torch.randint(graphs, (nodes,), generator=random).sort().values,
+        torch.zeros(graphs),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
+def test_a_graph_network_is_compiled_whole():
+    """Its indices lie within as many nodes as there are, in the sizes that a program is checked with, too."""
+    torch.manual_seed(0)
+    reference, model = GraphNetwork().eval(), GraphNetwork().eval()
+    model.load_state_dict(reference.state_dict())
+    kernelize(model, mode=Mode.INFERENCE)
+    with torch.inference_mode():
+        for seed, sizes in enumerate([(300, 2000, 5), (300, 2000, 5), (40, 31, 7)]):
+            given = batch_of_graphs(*sizes, seed)
+            torch.testing.assert_close(model(*given), reference(*given), rtol=1e-4, atol=1e-5)
+        assert rows(model)[""].swapped, rows(model)[""].reason
+        x, edges, graphs, numbers = batch_of_graphs(40, 31, 7, 3)
+        edges[0, 3] = 40
+        with pytest.raises(IndexError, match="out of"):
+            model(x, edges, graphs, numbers)

@@ -5,7 +5,7 @@
     reduce.py     reductions, sort, top-k            linear.py      products, convolution, attention
     normalize.py  layer, group, batch, RMS norm      indexing.py    gather, scatter, indices, pad by reflection
     pool.py       pooling, resizing                  complex.py     complex numbers as pairs, Fourier transforms
-    call.py       what a handler gets
+    call.py       what a handler gets               embedding_bag.py  sums, means, maxima of bags
 
 Nothing here imports torch.
 """
@@ -16,6 +16,7 @@ from kernels_hub.compiler.importers.aten_ops import (
     activation,
     complex,  # noqa: A004  (the family's name)
     create,
+    embedding_bag,
     indexing,
     linear,
     normalize,
@@ -31,6 +32,18 @@ from kernels_hub.compiler.importers.aten_ops.call import (
     handler_of,
 )
 
-FAMILIES = (activation, complex, create, indexing, linear, normalize, pointwise, pool, reduce, views)
+FAMILIES = (
+    activation,
+    complex,
+    create,
+    embedding_bag,
+    indexing,
+    linear,
+    normalize,
+    pointwise,
+    pool,
+    reduce,
+    views,
+)
 
 __all__ = ["FAMILIES", "HANDLERS", "AtenCall", "UnsupportedArgumentsError", "handler_of"]

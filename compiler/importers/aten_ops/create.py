@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from kernels_hub.compiler.importers.aten_ops.call import AtenCall, Scalar, aten
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.graph import Value
@@ -77,6 +79,17 @@ def eye(call: AtenCall, *_: object, **__: object) -> Value:
     rows, columns = call.shape
     same = call.graph.iota(rows).unsqueeze(1).eq(call.graph.iota(columns))
     return same.cast(call.dtype)
+
+
+@aten("tril_indices.default", "triu_indices.default")
+def triangle_indices(call: AtenCall, rows: int, columns: int, offset: int = 0, **_: object) -> Value:
+    """Where the elements of a triangle are, in order: rows, then columns."""
+    call.refuse_unless(
+        all(isinstance(one, int) for one in (rows, columns, offset)), f"{call.name} of a size that may differ"
+    )
+    inside = np.tri(rows, columns, offset if call.name.startswith("tril") else offset - 1, dtype=bool)
+    places = np.argwhere(inside if call.name.startswith("tril") else ~inside)
+    return call.graph.constant(places.T, call.dtype)
 
 
 @aten(

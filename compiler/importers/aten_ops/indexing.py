@@ -188,6 +188,9 @@ def _is_single(value: Value) -> bool:
 _REDUCTIONS = {
     None: "none",
     "add": "add",
+    "mul": "mul",
+    "max": "max",
+    "min": "min",
     "sum": "add",
     "multiply": "mul",
     "prod": "mul",
@@ -228,10 +231,55 @@ def scatter_add(_: AtenCall, x: Value, axis: int, indices: Value, source: Value)
 def scatter_reduce(
     call: AtenCall, x: Value, axis: int, indices: Value, source: Value, reduce: str, *, include_self: bool
 ) -> Value:
-    call.refuse_unless(
-        include_self and reduce in _REDUCTIONS, f"scatter_reduce {reduce!r} without the old value"
-    )
-    return _scattered(x, axis, indices, source, reduce)
+    return _met(call, x, x.axis(axis), indices, source, reduce, with_old=include_self)
+
+
+@aten("index_reduce.default")
+def index_reduce(
+    call: AtenCall,
+    x: Value,
+    axis: int,
+    indices: Value,
+    source: Value,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Value:
+    axis = x.axis(axis)
+    places = indices.reshape((-1,)).broadcast(source.shape, (axis,))
+    return _met(call, x, axis, places, source, reduce, with_old=include_self)
+
+
+def _met(
+    call: AtenCall, x: Value, axis: int, indices: Value, source: Value, reduce: str, *, with_old: bool
+) -> Value:
+    """What meets at each place; with_old: what is there, too. A mean is of all that meet, rounded down if whole."""
+    row, graph = x.dtype, call.graph
+    wide = row.compute if reduce == "mean" else row
+    reduction = "add" if reduce == "mean" else _REDUCTIONS[reduce]
+
+    def written(to: Value, number: float) -> Value:
+        return _scattered(to, axis, indices, graph.full(indices.shape, number, to.dtype), None)
+
+    base = x.cast(wide)
+    if not with_old:
+        base = written(base, _neutral(reduction, wide))
+    total = _scattered(base, axis, indices, source.cast(wide), reduction)
+    if reduce != "mean":
+        return total
+    counts = graph.full(x.shape, 1, wide)
+    counts = counts if with_old else written(counts, 0)
+    counts = _scattered(counts, axis, indices, graph.full(indices.shape, 1, wide), "add")
+    return (total / counts if row.is_float else total.binary("floordiv", counts)).cast(row)
+
+
+def _neutral(reduction: str, row: types.DType) -> float:
+    """What changes nothing that it meets."""
+    if reduction in {"add", "mul"}:
+        return int(reduction == "mul")
+    if row.is_float:
+        return float("-inf" if reduction == "max" else "inf")
+    return int(row.limits[0 if reduction == "max" else 1])
 
 
 def _along_axis(reduction: str) -> Handler:

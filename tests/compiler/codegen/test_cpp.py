@@ -41,6 +41,7 @@ from kernels_hub.compiler.schedule.kernel import (
     View,
 )
 from kernels_hub.compiler.schedule.kernel import Test as Holds
+from kernels_hub.compiler.schedule.schedule import schedule
 from tests.compiler.codegen.cpp_runner import Build, compute, load, loops, run_schedule, store
 from tests.compiler.oracle import array, assert_same
 
@@ -330,6 +331,17 @@ def test_an_index_out_of_range_fails_the_call():
 
 
 @needs_compiler
+def test_rows_that_are_gathered_are_summed_side_by_side():
+    """Its index is read once for a row, whose elements are lanes; elements that lie apart would be gathered anew."""
+    graph = Graph("bags")
+    table, at = graph.input("table", (50, 16)), graph.input("at", ("n", 20), "int64")
+    graph.output("y", table.gather(at, 0).reduce("sum", [1]))
+    text = generate(schedule(graph)).source
+    assert text.count("kh::bounded(") == 1
+    assert text.index("kh::bounded(") < text.index("#pragma omp simd"), "an index an element"
+    assert "_sum[" in text, "no lanes"
+
+
 def test_no_rows_are_no_work():
     schedule, _, _, _ = layer_norm()
     got = run_schedule(schedule, {"x": np.zeros((0, 700), np.float32), "w": array(700)}, sizes={"rows": 0})

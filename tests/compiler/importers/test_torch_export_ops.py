@@ -143,6 +143,22 @@ CASES = {
         x.index_put((i % 4, i % 5), s[:2, :2], accumulate=True), x.index_add(0, i[0] % 4, x[:2]),
         x.index_copy(1, i[0] % 5, x[:, :2]), x.scatter_reduce(0, i % 4, s, "amax")],
         rand(4, 5), PLACES, rand(4, 5, seed=4)),
+    "reducing scatters": (lambda x, i, s: [
+        *(one.scatter_reduce(0, i, s.to(one.dtype), how, include_self=with_old) for one in (x, x.to(torch.int32))
+          for with_old in (False, True) for how in ("sum", "prod", "mean", "amax", "amin")),
+        *(x.index_reduce(axis, i[0] % 4, given, how, include_self=with_old) for axis, given in ((0, s[:2]), (1, s[:, :2]))
+          for with_old in (False, True) for how in ("prod", "mean", "amax", "amin"))],
+        rand(4, 5), PLACES % 4, rand(4, 5, seed=4)),
+    "triangles": (lambda x: [x[torch.tril_indices(4, 5, one).unbind()] for one in (-1, 0, 2)]
+                  + [x[torch.triu_indices(4, 5, one).unbind()] for one in (-1, 0, 2)], rand(4, 5)),
+    "bags": (lambda w, i, j, o, s: [
+        *(F.embedding_bag(i, w, mode=how, padding_idx=pad) for how in ("sum", "mean", "max") for pad in (None, 2, -3)),
+        *(F.embedding_bag(j, w, o, mode=how, padding_idx=pad, include_last_offset=last)
+          for how in ("sum", "mean", "max") for pad in (None, 1) for last in (False, True)),
+        F.embedding_bag(i, w, per_sample_weights=s[:6].reshape(3, 2), mode="sum"),
+        F.embedding_bag(j, w, o, per_sample_weights=s, mode="sum")],
+        rand(6, 4), torch.tensor([[0, 2], [2, 2], [5, 3]]), torch.tensor([1, 1, 0, 5, 3, 1, 2]),
+        torch.tensor([0, 2, 2, 5, 7]), rand(7, seed=5)),
     "writes": (lambda x: [torch.select_scatter(x, x[0], 0, -1), torch.slice_scatter(x, x[:2], 0, 1, 3),
                           torch.slice_scatter(x, x[:2], 0, 0, 4, 2), F.one_hot(x.long() % 4, 4)], rand(4, 5)),
 }  # fmt: skip
