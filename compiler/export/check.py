@@ -300,7 +300,12 @@ def _sizes(source: Source) -> list[dict[str, int]]:
     ]
     windows = _windows(source)
     cases = [_remembered(source, case, windows) for case in cases]
-    return [case for index, case in enumerate(cases) if case not in cases[:index]]
+    shapes = [dim for one in inputs.values() for dim in one.shape]
+    return [
+        case
+        for index, case in enumerate(cases)
+        if case not in cases[:index] and all(_number(substitute(dim, case)) >= 0 for dim in shapes)
+    ]
 
 
 def _remembered(source: Source, sizes: dict[str, int], windows: Sequence[tuple[Dim, int]]) -> dict[str, int]:

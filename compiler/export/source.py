@@ -324,15 +324,22 @@ def _signature(module: nn.Module) -> inspect.Signature:
     signature = inspect.signature(type(module).forward)
     parameters = list(signature.parameters.values())[1:]
     for each_parameter in parameters:
-        if each_parameter.default is not inspect.Parameter.empty and not _is_literal(each_parameter.default):
+        if each_parameter.default is not inspect.Parameter.empty and not _is_stated(each_parameter.default):
             raise ImportFailure(
                 f"{type(module).__name__}.forward: the default of {each_parameter.name} is a "
                 f"{type(each_parameter.default).__name__}; "
-                "what is emitted can state numbers, strings, None, and tuples of them"
+                "what is emitted can state numbers, strings, None, and tuples, lists and dicts of them"
             )
     return inspect.Signature(
         [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters]
     )
+
+
+def _is_stated(value: object) -> bool:
+    """Whether a default is a literal, or a list or a dict of such: `{}` for what is given by name."""
+    if type(value) is dict:
+        return all(type(key) is str and _is_stated(one) for key, one in value.items())
+    return all(map(_is_stated, value)) if type(value) is list else _is_literal(value)
 
 
 def _is_literal(value: object) -> bool:

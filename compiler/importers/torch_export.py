@@ -57,6 +57,7 @@ from kernels_hub.compiler.ir.types import Array
 
 if TYPE_CHECKING:
     import torch
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     from kernels_hub.compiler.importers.aten_ops.call import Handler
 
@@ -234,6 +235,7 @@ class Importer:
         of_users = dict(zip(users, paths, strict=True))
         for node, path in of_users.items():
             self.sizes.call(node.meta.get("val"), names.get(path, []))
+        self.sizes.guard(_shape_env(users))
         shared: dict[Any, Value] = {}
         for node in placeholders:
             if node in of_users:
@@ -262,7 +264,7 @@ class Importer:
         program = Subgraph(module.graph, module, self.program.range_constraints)
         inner = Importer(graph, program, self.mutations, self.notes)
         inner.sizes = Sizes(graph, program.range_constraints)
-        inner.sizes.names = self.sizes.names
+        inner.sizes.names, inner.sizes.solved = self.sizes.names, self.sizes.solved
         return inner
 
     def give(self, node: torch.fx.Node, value: object) -> None:
@@ -481,6 +483,16 @@ class Importer:
             self.graph.output(name, self.graph.size(value))
             return "output", name
         return "literal", value
+
+
+def _shape_env(inputs: Sequence[torch.fx.Node]) -> ShapeEnv | None:
+    """What export knows of the sizes of inputs; None where all of them are numbers."""
+    for node in inputs:
+        for dim in getattr(node.meta.get("val"), "shape", ()):
+            if hasattr(dim, "node"):
+                found: ShapeEnv = dim.node.shape_env
+                return found
+    return None
 
 
 def _stopped(found: object, note: str | None) -> Any:

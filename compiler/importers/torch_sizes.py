@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import add, mul
 from typing import TYPE_CHECKING, Any
 
-from kernels_hub.compiler.errors import CompilerError
+from kernels_hub.compiler.errors import CompilerError, ImportFailure
 from kernels_hub.compiler.importers.aten_ops import UnsupportedArgumentsError
 from kernels_hub.compiler.importers.float_sizes import WHOLE, float_value, whole_size
 from kernels_hub.compiler.importers.torch_trace import arguments_of
 from kernels_hub.compiler.ir.dims import Dim, floordiv, mod
 from kernels_hub.compiler.ir.extrema import dim_max, dim_min
 from kernels_hub.compiler.ir.graph import Graph, Value
+from kernels_hub.compiler.ir.proofs import proves_different, proves_equal
 
 if TYPE_CHECKING:
     import torch
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 _UNBOUNDED = 1 << 60
+
+_PROOFS: Mapping[str, Callable[[Dim, Dim], bool]] = {
+    "Equality": proves_equal,
+    "Unequality": proves_different,
+}
+"""Relation of sympy's -> how it is known to hold. Which of two sizes is less, masks ask whatever comes of it."""
 
 
 class Sizes:
@@ -27,15 +36,67 @@ class Sizes:
     def __init__(self, graph: Graph, ranges: Mapping[Any, Any]) -> None:
         self.graph = graph
         self.names: dict[str, str] = {}
+        self.order: dict[str, None] = {}
+        """Symbols as the inputs bring them."""
+        self.solved: dict[str, Any] = {}
+        """Symbols that are sums of others: what export found equal, and has left as a guard."""
         self.ranges = {str(symbol): found for symbol, found in ranges.items()}
 
     def call(self, example: object, names: Sequence[str | None]) -> None:
         """Name the symbols that an input's dims are."""
-        for dim, name in zip(getattr(example, "shape", ()), names, strict=False):
+        for dim, name in itertools.zip_longest(getattr(example, "shape", ()), names):
             expression = getattr(getattr(dim, "node", None), "expr", None)
             symbols = [] if expression is None else list(expression.free_symbols)
+            self.order.update(dict.fromkeys(sorted(map(str, symbols))))
             if name and len(symbols) == 1:
                 self.names.setdefault(str(symbols[0]), name)
+
+    def guard(self, shape_env: ShapeEnv | None) -> None:
+        """See that what export decided by sizes holds for all calls. Raises ImportFailure for what may be otherwise.
+
+        Sums that were found equal become one: a + b == c + d makes d a + b - c, which the runtime compares with the
+        shapes of a call; symbols with a name of the caller's stay what they are.
+        """
+        guards = [] if shape_env is None else [shape_env.simplify(one.expr) for one in shape_env.guards]
+        for one in guards:
+            if type(one).__name__ == "Equality" and self._holds(one) is False:
+                self._solve(one)
+        for one in guards:
+            if self._holds(one) is False:
+                raise ImportFailure(
+                    f"what it computes depends on whether {one}, which holds for the example and not for all sizes: "
+                    "give dims of which it is known, or compile its layers"
+                )
+
+    def _holds(self, relation: Any) -> bool | None:
+        """Whether a relation of sizes is known to hold; None of what dims do not express."""
+        kind = type(relation).__name__
+        if kind not in _PROOFS or any(str(one).startswith("u") for one in relation.free_symbols):
+            return None
+        if kind == "Unequality" and any(side == 1 for side in relation.args):
+            return None  # whether a dim is 1, which strides depend on, and no results
+        apart = Sizes(Graph("guards"), {})
+        apart.ranges, apart.names, apart.solved = self.ranges, self.names, self.solved
+        try:
+            return _PROOFS[kind](*(apart._dim(side) for side in relation.args))
+        except CompilerError:
+            return None
+
+    def _solve(self, equation: Any) -> None:
+        rest = equation.lhs - equation.rhs
+        rest = rest.xreplace({one: self.solved.get(str(one), one) for one in rest.free_symbols}).expand()
+        factors = rest.as_coefficients_dict()
+        if any(not one.is_Symbol and one != 1 for one in factors):
+            return
+        order = {name: place for place, name in enumerate(self.order)}
+        for one in sorted(
+            rest.free_symbols, key=lambda one: (order.get(str(one), -1), str(one)), reverse=True
+        ):
+            if abs(factors[one]) == 1 and str(one) not in self.names and len(rest.free_symbols) > 1:
+                found = one - rest * factors[one]
+                self.solved = {name: value.xreplace({one: found}) for name, value in self.solved.items()}
+                self.solved[str(one)] = found
+                return
 
     def dim(self, size: Any) -> Dim:
         """A SymInt, or an int, as a dim. Raises UnsupportedArgumentsError for what dims do not express."""
@@ -71,6 +132,8 @@ class Sizes:
         raise UnsupportedArgumentsError(f"a size computed as {one}")
 
     def _symbol(self, torch_name: str) -> Dim:
+        if torch_name in self.solved:
+            return self._dim(self.solved[torch_name])
         name = self.names.get(torch_name, torch_name)
         if name in self.graph.symbols:
             return self.graph.symbol(name)

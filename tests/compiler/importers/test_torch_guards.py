@@ -1,0 +1,84 @@
+"""Sizes that a forward compares: what torch.export decided for the example holds for all calls, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from kernels_hub.compiler import evaluate
+from kernels_hub.compiler.errors import ImportFailure
+from kernels_hub.compiler.importers.torch_export import import_torch
+from kernels_hub.compiler.ir.graph import Graph
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.export's own
+
+
+class Chosen(nn.Module):
+    """One thing where a condition on the lengths holds, another where it does not."""
+
+    def __init__(self, condition: Callable[[int, int], bool]) -> None:
+        super().__init__()
+        self.condition = condition
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        holds = self.condition(a.shape[0], b.shape[0])
+        return a.sum(0) - b.sum(0) if holds else a.sum(0) * b.sum(0)
+
+
+class Joined(nn.Module):
+    """As FLUX places its text and its image: two lengths in all, told by four inputs."""
+
+    def forward(self, text: Tensor, image: Tensor, text_at: Tensor, image_at: Tensor) -> Tensor:
+        return torch.cat([text, image]) * torch.cat([text_at, image_at])
+
+
+def free(module: nn.Module, *lengths: int) -> Graph:
+    given = tuple(torch.randn(length, 3) for length in lengths)
+    return import_torch(module, given, dynamic_shapes=({0: Dim.AUTO},) * len(given))
+
+
+@pytest.mark.parametrize(
+    ("condition", "lengths"),
+    [
+        (lambda a, b: a != b, (3, 7)),
+        (lambda a, b: a % 4 == 0, (8, 3)),
+        (lambda a, b: a % 4 == 0, (7, 3)),
+    ],
+)
+def test_what_other_sizes_decide_otherwise_is_refused(condition, lengths):
+    with pytest.raises(ImportFailure, match="what it computes depends on whether"):
+        free(Chosen(condition), *lengths)
+
+
+@pytest.mark.parametrize(
+    "condition", [lambda a, b: a + b > 3, lambda a, b: a * b >= 4, lambda a, b: a + b != 1]
+)
+def test_what_holds_for_all_sizes_is_not(condition):
+    graph = free(Chosen(condition), 3, 7)
+    assert all(isinstance(value.shape[1], int) for value in graph.inputs.values())
+    given = {name: torch.randn(5, 3).numpy() for name in graph.inputs}
+    first, second = given.values()
+    torch.testing.assert_close(
+        torch.from_numpy(evaluate(graph, given)["output"]), torch.from_numpy(first.sum(0) - second.sum(0))
+    )
+
+
+def test_whether_a_size_computed_is_one_is_not_asked():
+    module = nn.Sequential(nn.Conv1d(3, 4, 4, 2, 1), nn.Conv1d(4, 2, 3, padding=1))
+    graph = import_torch(module, (torch.randn(2, 3, 40),), dynamic_shapes=({0: Dim.AUTO, 2: Dim.AUTO},))
+    assert not any(isinstance(dim, int) for dim in next(iter(graph.inputs.values())).shape[::2])
+
+
+def test_sums_that_are_equal_are_one():
+    """The last length follows from the others, and is compared with the shape of a call."""
+    graph = free(Joined(), 3, 5, 3, 5)
+    *given, last = (value.shape[0] for value in graph.inputs.values())
+    assert last == given[0] + given[1] - given[2]
+    for lengths in ((3, 5, 3, 5), (2, 7, 4, 5)):
+        args = tuple(torch.randn(length, 3) for length in lengths)
+        found = evaluate(graph, dict(zip(graph.inputs, (one.numpy() for one in args), strict=True)))
+        torch.testing.assert_close(torch.from_numpy(found["output"]), Joined()(*args))
