@@ -33,7 +33,7 @@ def embedding(
     by_frequency: bool = False,
     sparse: bool = False,
 ) -> Value:
-    rows = weight.gather(indices, 0)
+    rows = weight.gather(_from_start(indices, weight.shape[0]), 0)
     if by_frequency:
         rows = rows.apply(
             "with_derivative",
@@ -48,6 +48,13 @@ def embedding(
     return unfollowed(rows, indices.eq(padding).broadcast(rows.shape, tuple(range(indices.rank))))
 
 
+def _from_start(indices: Value, extent: Dim) -> Value:
+    """Indices of an op that refuses negative ones: those are out of range, where other ops count from the end."""
+    if indices.array is not None and indices.array.size and indices.array.min() >= 0:
+        return indices
+    return (indices < 0).select(indices.graph.size(extent, indices.dtype), indices)
+
+
 def _shares(weight: Value, indices: Value) -> Value:
     """1 / the number of times that each index is there."""
     graph = weight.graph
@@ -60,14 +67,14 @@ def _shares(weight: Value, indices: Value) -> Value:
 
 @aten("index_select.default")
 def index_select(_: AtenCall, x: Value, axis: int, indices: Value) -> Value:
-    return x.gather(indices.reshape(indices.shape or (1,)), axis)
+    return x.gather(_from_start(indices.reshape(indices.shape or (1,)), x.shape[axis]), axis)
 
 
 @aten("gather.default")
 def gather(_: AtenCall, x: Value, axis: int, indices: Value, **__: object) -> Value:
     if not x.rank:
-        return x.reshape(1).gather_elements(indices.reshape(1), 0).reshape(())
-    return x.gather_elements(indices, axis)
+        return x.reshape(1).gather_elements(_from_start(indices.reshape(1), 1), 0).reshape(())
+    return x.gather_elements(_from_start(indices, x.shape[axis]), axis)
 
 
 def _unmasked(x: Value, indices: Indices, call: AtenCall) -> list[Value | None]:
