@@ -113,6 +113,8 @@ def from_module(example: Example, name: str) -> Source:
         example, signature, {path: Tensor(index) for index, path in enumerate(graph.inputs)}
     )
     result, changed = call.of(program)
+    if not graph.outputs:
+        raise ImportFailure("it computes nothing: its result is what it is given")
     arrays = dict(graph.weights)
     graph.weights.clear()
     return Source(graph, signature, arguments, result, changed, example, names, arrays, constants)

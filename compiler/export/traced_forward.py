@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from kernels_hub.compiler.errors import CompilerError
+from kernels_hub.compiler.errors import CompilerError, ImportFailure
 from kernels_hub.compiler.export.caches import fresh
 from kernels_hub.compiler.export.results import result_tree
 from kernels_hub.compiler.importers.torch_export import TorchProgram
@@ -68,9 +68,31 @@ class TracedCall:
         return results
 
     def of(self, program: TorchProgram) -> tuple[Any, Changed]:
-        """The result, with a Tensor for each output, and what caches hold afterwards. Raises as `result_tree`."""
+        """The result, with a Tensor for each output, and what caches hold afterwards. Raises as `result_tree`.
+
+        What is the very tensor that an argument is, or another part of the result, is it again; what shares memory in
+        another way raises ImportFailure.
+        """
+        if program.shared.views:
+            raise ImportFailure(
+                f"{program.shared.views[0]}: what a caller writes there is to be seen in both, and the results of a "
+                "program have memory of their own; return a clone() of it"
+            )
+        taken: list[Any] = [
+            Argument(program.shared.given[place]) if place in program.shared.given else one
+            for place, (_, one) in enumerate(program.outputs)
+        ]
+        for place, first in program.shared.same.items():
+            taken[place] = taken[first]
+        is_tensor = [
+            kind == "output" and not isinstance(one, Argument)
+            for (kind, _), one in zip(program.outputs, taken, strict=True)
+        ]
+        used = {one for one, is_one in zip(taken, is_tensor, strict=True) if is_one}
+        for name in [name for name in program.graph.outputs if name not in used]:
+            del program.graph.outputs[name]
         places = {name: Tensor(number) for number, name in enumerate(program.graph.outputs)}
-        leaves = [places[one] if kind == "output" else one for kind, one in program.outputs]
+        leaves = [places[one] if is_one else one for one, is_one in zip(taken, is_tensor, strict=True)]
         found = pytree.tree_unflatten(leaves, program.out_spec)
         if self._spec is None:
             return result_tree(found), {}

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from kernels_hub.compiler.errors import CompilerError, ImportFailure
@@ -35,6 +35,7 @@ from kernels_hub.compiler.importers.aten_ops.complex import (
     replace_dtype,
     whole,
 )
+from kernels_hub.compiler.importers.torch_aliases import Shared, shared_results
 from kernels_hub.compiler.importers.torch_direct import (
     IN_PLACE,
     NOTE,
@@ -73,6 +74,7 @@ class TorchProgram:
 
     outputs: the leaves of the module's result, in order: ("output", name of an output) or ("literal", value).
     mutated: state that a call changes -> the output that has it afterwards. in_spec, out_spec: pytree specs.
+    shared: the leaves that share memory.
     """
 
     graph: Graph
@@ -81,6 +83,7 @@ class TorchProgram:
     mutated: Mapping[str, str]
     in_spec: Any
     out_spec: Any
+    shared: Shared = field(default_factory=Shared)
 
     def flatten(self, args: Sequence[object], kwargs: Mapping[str, object] | None = None) -> dict[str, Array]:
         """The graph's inputs from the module's arguments."""
@@ -142,12 +145,24 @@ def import_torch_program(
     notes = Notes.of(module, program, strict=strict)
     paths = paths_of(module, args, kwargs or {})
     names = input_symbols(module, args, kwargs or {}, dynamic_shapes)
+    shared = _shared(program, paths)
     written = writes(program)
     if written is not None:
         with suppress(ImportFailure):  # what is refused is told of the decomposed program
-            return Importer(Graph(title), program, mutations, notes, written).run(paths, names)
+            imported = Importer(Graph(title), program, mutations, notes, written).run(paths, names)
+            return replace(imported, shared=shared)
     simple = decomposed(program, type(module).__name__)
-    return Importer(Graph(title), simple, mutations, notes).run(paths, names)
+    return replace(Importer(Graph(title), simple, mutations, notes).run(paths, names), shared=shared)
+
+
+def _shared(program: torch.export.ExportedProgram, paths: Sequence[str]) -> Shared:
+    from torch.utils import _pytree as pytree
+
+    users = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
+    count = sum(spec.kind.name == "USER_OUTPUT" for spec in program.graph_signature.output_specs)
+    tree = pytree.tree_unflatten(list(range(count)), program.call_spec.out_spec)
+    names = _output_names(pytree.tree_flatten_with_path(tree)[0])
+    return shared_results(program, dict(zip(users, paths, strict=True)), names)
 
 
 def import_exported(

@@ -72,9 +72,13 @@ def returned(table: Table, values: Sequence[Any], outputs: list[torch.Tensor]) -
 
     Raises Misfit where a class of it is not here; caches are as they were, then.
     """
-    if not table.changed:
+    if not table.changed and not table.returns_arguments:
         return result_of(table.result, outputs)
     named = dict(zip(table.arguments, values, strict=True))
+    if table.named:
+        named |= named[table.named]
+    if table.starred:
+        named |= {f"{table.starred}_{place}": one for place, one in enumerate(named[table.starred])}
     result = result_of(table.result, outputs, named)
     for name, pairs in table.changed.items():
         leave(named[name], _filled(pairs, outputs))
@@ -89,7 +93,7 @@ def result_of(tree: Any, outputs: list[torch.Tensor], values: Mapping[str, Any] 
         fields = {name: result_of(field, outputs, values) for name, field in tree.fields.items()}
         return _class(tree.kind)(**fields)
     if type(tree) is Argument:
-        return (values or {})[tree.name]
+        return _argument(values or {}, tree.name)
     if type(tree) is Cache:
         pairs = _filled(tree.numbered(), outputs)
         return new_cache(pairs, of_two=tree.cross is not None, kinds=tree.kinds)
@@ -100,6 +104,18 @@ def result_of(tree: Any, outputs: list[torch.Tensor], values: Mapping[str, Any] 
     if isinstance(tree, dict):
         return {name: result_of(item, outputs, values) for name, item in tree.items()}
     return tree
+
+
+def _argument(values: Mapping[str, Any], path: str) -> Any:
+    """What a call was given under "past.0.key"."""
+    name, *steps = path.split(".")
+    value = values[name]
+    for one in steps:
+        if isinstance(value, (tuple, list)) and one.isdecimal():
+            value = value[int(one)]
+        else:
+            value = value[one] if type(value) is dict else getattr(value, one)
+    return value
 
 
 def _filled(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,7 +49,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Argument:
-    """In a tree of results: the very object that the argument of that name is."""
+    """In a tree of results: the very object that is given as that argument, or under that path of one."""
 
     name: str
 
@@ -156,3 +157,15 @@ class Table:
     """Of every symbol in the shapes of inputs."""
     output_shapes: Callable[[Mapping[str, int]], tuple[Shape, ...]]
     scratch_bytes: Callable[[Mapping[str, int]], tuple[int, ...]]
+
+    @functools.cached_property
+    def returns_arguments(self) -> bool:
+        """Whether a part of the result is what a call was given."""
+        return _holds_argument(self.result)
+
+
+def _holds_argument(tree: Any) -> bool:
+    if isinstance(tree, Record):
+        tree = tree.fields
+    inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (tuple, list)) else ()
+    return isinstance(tree, Argument) or any(map(_holds_argument, inner))
