@@ -11,16 +11,21 @@
 
 Found by the names in the bytecode of forwards, of the methods and functions that they name, and so on; code of
 PyTorch, NumPy and the standard library is not looked into. Data are numbers, strings, arrays, tensors, containers of
-these, and objects that hold nothing else; classes and modules are not.
+these, and objects that hold nothing else. Of modules of Python, of classes, and of the classes of objects, what the
+code names counts:
+
+    return settings.SCALE * Limits.TOP             "….__globals__.settings.SCALE", "….__globals__.Limits.__mro__.0.TOP"
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -32,6 +37,8 @@ from kernels_hub.compiler.runtime.facts import attributes, is_filled, looked_int
 
 KNOWN = frozenset({"torch", "builtins", "typing", "numpy", *sys.stdlib_module_names} - {"__main__"})
 """Packages whose release says all there is to say of their code."""
+_IMPLICIT = ("__call__", "__getitem__", "__iter__", "__len__", "__contains__", "__bool__", "__eq__")
+"""Methods that run without being named."""
 _MOST = 200
 """Values inside of one that is data."""
 
@@ -42,6 +49,8 @@ class Outside(NamedTuple):
     data: tuple[str, ...]
     functions: tuple[str, ...]
     """Methods among them, and the forward."""
+    names: frozenset[str] = frozenset()
+    """What the code names."""
 
 
 def outer_data(kind: type[nn.Module]) -> Outside:
@@ -53,19 +62,30 @@ def outer_data(kind: type[nn.Module]) -> Outside:
 def _outer_data(kind: type[nn.Module]) -> Outside:
     walk = _Walk(kind)
     walk.member("forward")
-    return Outside(tuple(walk.found), tuple(walk.functions))
+    return walk.outside()
+
+
+def outer_data_of_object(value: object, path: str, names: Collection[str]) -> Outside:
+    """Where those are that an object comes to which is under a path from the module. names: what is read of it."""
+    walk = _Walk(type(value), f"{path}.")
+    walk.of_value(value, path, names)
+    return walk.outside()
 
 
 class _Walk:
-    """found, functions: see `Outside`."""
+    """found, functions: see `Outside`. kind: the class whose methods the code names; prefix: of paths of its object."""
 
-    def __init__(self, kind: type[nn.Module]) -> None:
-        self._kind = kind
+    def __init__(self, kind: type, prefix: str = "") -> None:
+        self._kind, self._prefix = kind, prefix
         self._seen: set[int] = set()
         self.found: dict[str, None] = {}
         self.functions: list[str] = []
         self._named: set[str] = set()
         self._globals: set[tuple[int, str]] = set()
+
+    def outside(self) -> Outside:
+        """What was found."""
+        return Outside(tuple(self.found), tuple(self.functions), frozenset(self._named))
 
     def member(self, name: str) -> None:
         """Look at what classes of the module have under a name."""
@@ -75,17 +95,36 @@ class _Walk:
         for index, base in enumerate(self._kind.__mro__):
             if _is_known(base.__module__) or name not in vars(base):
                 continue
-            value = vars(base)[name]
-            path = f"__class__.__mro__.{index}.{name}"
-            if isinstance(value, property):
-                self._function(value.fget, f"{path}.fget")
-            elif isinstance(value, types.FunctionType):
-                self._function(value, path)
-            elif isinstance(value, (classmethod, staticmethod)):
-                self._function(value.__func__, f"{path}.__func__")
-            elif is_data(value):
-                self.found[path] = None
+            self._of_class(vars(base)[name], f"{self._prefix}__class__.__mro__.{index}.{name}", ())
             return  # what bases have under this name is not seen
+
+    def of_class(self, kind: type, path: str, names: Collection[str]) -> None:
+        """Look at what a class has under some names."""
+        if issubclass(kind, (Enum, dict, tuple, BaseException)):
+            return
+        for name in names:
+            for index, base in enumerate(kind.__mro__):
+                if name in vars(base):
+                    if not _is_known(base.__module__) and self._is_new(base, name):
+                        self._of_class(vars(base)[name], f"{path}.__mro__.{index}.{name}", names)
+                    break
+
+    def _of_class(self, value: object, path: str, names: Collection[str]) -> None:
+        """Look at what a class has under a name."""
+        if isinstance(value, property):
+            self._function(value.fget, f"{path}.fget")
+        elif isinstance(value, functools.cached_property):
+            self._function(value.func, f"{path}.func")
+        elif isinstance(value, (classmethod, staticmethod)):
+            self._function(value.__func__, f"{path}.__func__")
+        else:
+            self.of_value(value, path, names)
+
+    def _is_new(self, holder: object, name: str) -> bool:
+        place = (id(holder), name)
+        is_new = place not in self._globals
+        self._globals.add(place)
+        return is_new
 
     def _function(self, function: object, path: str) -> None:
         if not isinstance(function, types.FunctionType) or id(function) in self._seen:
@@ -96,21 +135,45 @@ class _Walk:
             wrapped = getattr(function, "__wrapped__", None)  # a decorator of PyTorch's around it
             self._function(wrapped, f"{path}.__wrapped__")
             return
+        names = tuple(dict.fromkeys(names_in(function.__code__)))
         for index, cell in enumerate(function.__closure__ or ()):
             if is_filled(cell):
-                self._value(cell.cell_contents, f"{path}.__closure__.{index}.cell_contents")
-        for name in dict.fromkeys(names_in(function.__code__)):
+                self.of_value(cell.cell_contents, f"{path}.__closure__.{index}.cell_contents", names)
+        for name in names:
             self.member(name)
-            place = (id(function.__globals__), name)
-            if name in function.__globals__ and not name.startswith("__") and place not in self._globals:
-                self._globals.add(place)
-                self._value(function.__globals__[name], f"{path}.__globals__.{name}")
+            if name in function.__globals__ and not name.startswith("__"):
+                value = function.__globals__[name]
+                # What is named of these differs from function to function.
+                if isinstance(value, (types.ModuleType, type)) or self._is_new(function.__globals__, name):
+                    self.of_value(value, f"{path}.__globals__.{name}", names)
 
-    def _value(self, value: object, path: str) -> None:
+    def of_value(self, value: object, path: str, names: Collection[str]) -> None:
+        """Look at a value. names: what the code reads of it, if that is not all that it holds."""
         if isinstance(value, types.FunctionType):
             self._function(value, path)
-        elif is_data(value):
-            self.found[path] = None
+        elif isinstance(value, types.ModuleType):
+            for name in () if _is_known(value.__name__) else names:
+                if name in vars(value) and self._is_new(value, name):
+                    self.of_value(vars(value)[name], f"{path}.{name}", names)
+        elif isinstance(value, type):
+            if not issubclass(value, nn.Module):
+                self.of_class(value, path, names)
+        elif isinstance(value, functools.partial):
+            if looked_into(value)[1] is None:
+                self.found[path] = None
+            self.of_value(value.func, f"{path}.func", names)
+        elif isinstance(value, types.MethodType):
+            self.of_value(value.__func__, f"{path}.__func__", names)
+            self.of_value(value.__self__, f"{path}.__self__", names)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self.of_value(value.__wrapped__, f"{path}.__wrapped__", names)
+        else:
+            if is_data(value) or (
+                isinstance(value, types.BuiltinFunctionType) and looked_into(value)[1] is None
+            ):
+                self.found[path] = None
+            if not isinstance(value, (nn.Module, torch.Tensor)) and not _is_known(type(value).__module__):
+                self.of_class(type(value), f"{path}.__class__", (*names, *_IMPLICIT))
 
 
 def is_data(value: object) -> bool:

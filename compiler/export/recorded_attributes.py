@@ -1,13 +1,16 @@
 """Records the attributes that a module's forwards read while an example runs; its result depends on them.
 
-Attributes of modules, and of plain objects that modules hold (a config), are noted as they are read. What a forward
-never reads (`layer_idx`, where there is no cache) may differ in another module. Data that its code names outside of the
-module (a number among a file's globals or a class's attributes, what a closure holds) counts whether it is read or not.
+Attributes of modules, and of plain objects that modules hold (a config), are noted as they are read, and so is that
+there is none of a name ("?extra") and that all weights, buffers or modules were asked for ("_parameters"). What a
+forward never reads (`layer_idx`, where there is no cache) may differ in another module. Data that its code names
+outside of the module (a number among a file's globals or a class's attributes, what a closure holds) counts whether it
+is read or not.
 """
 
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,14 +21,16 @@ import torch
 from torch import nn
 
 from kernels_hub.compiler.errors import CompilerError
-from kernels_hub.compiler.export.outer_data import outer_data
+from kernels_hub.compiler.export.outer_data import outer_data, outer_data_of_object
+from kernels_hub.compiler.export.recorded_surroundings import Asked, asked, default_dtype, named_answers
 from kernels_hub.compiler.export.source import Example
 from kernels_hub.compiler.importers.brief_run import briefly
 from kernels_hub.compiler.runtime.facts import at, kind_of, looked_into, places
 from kernels_hub.compiler.runtime.modules import forward_digest
 from kernels_hub.compiler.runtime.parts import Module
 
-_FURNITURE = frozenset(vars(nn.Module())) - {"training"}
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+_FURNITURE = frozenset(vars(nn.Module())) - {"training", *_REGISTRIES}
 
 Reads = dict[int, set[str]]
 Names = dict[str, list[str] | None]
@@ -34,23 +39,33 @@ Names = dict[str, list[str] | None]
 
 def recorded(example: Example) -> tuple[Module, ...]:
     """The module and all inside of it, with the attributes that a run of the example reads."""
-    read = briefly(lambda: _recorder(_copied(example)), _recorder(example))
+    read, around = briefly(lambda: _recorder(_copied(example)), _recorder(example))
+    around |= default_dtype()
     inside = places(example.module)
     modules: list[Module] = []
     for path, module in example.module.named_modules(remove_duplicate=False):
         names: list[str] = []
-        functions: tuple[str, ...] = ()
+        functions: list[str] = []
         for name, inner in read[path].items():
             if name == "training" and isinstance(module, nn.modules.dropout._DropoutNd) and module.p == 0:
                 continue
             names += [name] if inner is None else [f"{name}.{loop}" for loop in inner]
+            held = at(module, name)
+            if inner is None and not _runs_code(held):
+                continue
+            outside = outer_data_of_object(held, name, inner or outer_data(type(module)).names)
+            if outside.data or outside.functions:
+                names += (f"{name}.__class__", *outside.data)
+                functions += outside.functions
         kind = type(module)
         if not any(one.kind == kind_of(kind) for one in modules):
             outside = outer_data(kind)
             names += outside.data
-            functions = outside.functions
+            functions = [*outside.functions, *functions]
+            around |= named_answers(outside.names)
         facts = {name: _fact_at(module, path, name, inside) for name in names}
-        modules.append(Module(path, kind_of(kind), forward_digest(kind), facts, functions))
+        modules.append(Module(path, kind_of(kind), forward_digest(kind), facts, tuple(functions)))
+    modules[0] = replace(modules[0], facts={**modules[0].facts, **dict(sorted(around.items()))})
     return tuple(modules)
 
 
@@ -64,20 +79,22 @@ def _fact_at(module: nn.Module, path: str, name: str, inside: Mapping[int, str])
     return found
 
 
-def _recorder(example: Example) -> Callable[[], dict[str, Names]]:
-    """A run of the example, which returns what it reads of each module, by path."""
+def _recorder(example: Example) -> Callable[[], tuple[dict[str, Names], Asked]]:
+    """A run of the example, which returns what it reads of each module, by path, and what it asks for around them."""
 
-    def run() -> dict[str, Names]:
-        with _recording(example.module) as (reads, kinds):
+    def run() -> tuple[dict[str, Names], Asked]:
+        with _recording(example.module) as (reads, kinds), asked() as around:
             example.run()
         read = {}
         for path, module in example.module.named_modules(remove_duplicate=False):
             values = {name: module.__dict__.get(name) for name in sorted(reads.get(id(module), ()))}
             read[path] = {
-                name: sorted(reads[id(value)]) if id(value) in kinds and id(value) in reads else None
+                name: sorted(reads[id(value)])
+                if id(value) in kinds and id(value) in reads and "__dict__" not in reads[id(value)]
+                else None
                 for name, value in values.items()
             }
-        return read
+        return read, around
 
     return run
 
@@ -94,7 +111,7 @@ def _recording(module: nn.Module) -> Iterator[tuple[Reads, dict[int, type]]]:
     before: list[tuple[Any, type]] = []
     objects: dict[int, type] = {}
     try:
-        for one in module.modules():
+        for one in [*module.modules()]:
             for value in list(vars(one).values()):
                 if _is_plain_object(value) and id(value) not in objects and _swap(value, reads, before):
                     objects[id(value)] = before[-1][1]
@@ -111,9 +128,27 @@ def _swap(one: Any, reads: Reads, before: list[tuple[Any, type]]) -> bool:
     noted = reads.setdefault(id(one), set())
     names = vars(one)
 
+    is_module = isinstance(one, nn.Module)
+
     def get(self: Any, name: str) -> Any:
-        if name in names and name not in _FURNITURE:
+        if name in names:
+            if name not in _FURNITURE:
+                noted.add(name)
+        elif is_module:
+            if (registry := _registry(names, name)) is not None:
+                if registry[name] is None:
+                    noted.add(name)
+            elif not name.startswith("__") and not any(name in vars(base) for base in kind.__mro__):
+                noted.add(f"?{name}")
+        elif not name.startswith("__") or name == "__dict__":
+            try:
+                value = kind.__getattribute__(self, name)  # type: ignore[call-arg]
+            except AttributeError:
+                if not hasattr(kind, "__getattr__"):
+                    noted.add(f"?{name}")
+                raise
             noted.add(name)
+            return value
         return kind.__getattribute__(self, name)  # type: ignore[call-arg]
 
     body = {"__getattribute__": get, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
@@ -123,6 +158,17 @@ def _swap(one: Any, reads: Reads, before: list[tuple[Any, type]]) -> bool:
         return False
     before.append((one, kind))
     return True
+
+
+def _registry(table: Mapping[str, Mapping[str, object]], name: str) -> Mapping[str, object] | None:
+    """What of the registries in a module's table has a name."""
+    registries = (table[registry] for registry in _REGISTRIES)
+    return next((registry for registry in registries if name in registry), None)
+
+
+def _runs_code(value: object) -> bool:
+    """Whether what a forward does with a value may be in code that belongs to the value."""
+    return callable(value) or isinstance(value, types.ModuleType)
 
 
 def _is_plain_object(value: object) -> bool:

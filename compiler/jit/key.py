@@ -50,7 +50,7 @@ def call_keys(
     ]
     common = (
         rows, _weights(module), sorted(code.rows.items()), code.releases(),
-        compiler_stamp(), torch.__version__, sys.version,
+        compiler_stamp(), torch.__version__, sys.version, str(torch.get_default_dtype()),
     )  # fmt: skip
     arguments = _arguments(module, args, kwargs, dims)
     loose = _arguments(module, args, kwargs, dims, loose=True) if dims is True else arguments

@@ -85,8 +85,8 @@ def _of(value: Any, dims: Any) -> Hashable:
         if dims not in (True, _WITH_IMAGES) or 1 not in shape:
             return (value.dtype, len(shape))
         return (value.dtype, len(shape), sum([1 << axis for axis, size in enumerate(shape) if size == 1]))
-    if kind in _LITERALS:
-        return value if kind is not bool else ("bool", value)
+    if kind in _LITERALS:  # 1, 1.0 and True are equal, as 0.0 and -0.0 are
+        return value if kind is int or kind is str else (kind, repr(value))
     if kind is tuple or kind is list:
         return (kind, *[_of(one, dims) for one in value])
     if kind is dict:

@@ -26,9 +26,18 @@ struct KhCell {
   void *cell, *value;  // of a closure, the very object in it
 };
 
-struct KhSized {
+// A field of an object that C made, at a place that was looked for: what of a function can be replaced.
+struct KhField {
+  const char* object;
+  int64_t offset;
+  void* value;
+};
+
+struct KhOrdered {
   void* dict;
-  int64_t count;  // of what it holds
+  void* const* keys;  // the very objects, in the order in which it holds them
+  int64_t count;
+  uint64_t version;  // as that of a table
 };
 
 template <class T>
@@ -45,7 +54,8 @@ struct KhModuleGuard {
   KhSpan<const KhHeld> held;  // a table's rows are next to each other
   KhSpan<const KhTyped> typed;
   KhSpan<const KhCell> cells;
-  KhSpan<const KhSized> sized;
+  KhSpan<KhOrdered> ordered;
+  KhSpan<const KhField> fields;
   KhSpan<const char* const> next;  // where the caller looks itself, afterwards
   const KhTensorState* state;      // of weights; nullptr where the caller looks
   KhGuard* guard;                  // of weights that were copied; nullptr where none is compared
@@ -81,6 +91,20 @@ static bool kh_held(KhModuleGuard* all, void* module) {
   return true;
 }
 
+static bool kh_in_order(KhModuleGuard* all) {
+  for (KhOrdered& one : all->ordered) {
+    const uint64_t version = kh_dict_version(all, one.dict);
+    if (version != 0 && version == one.version) continue;
+    if (kh_python.size(one.dict) != one.count) return false;
+    intptr_t place = 0;
+    void* key = nullptr;
+    for (int64_t i = 0; i < one.count; ++i)
+      if (!kh_python.next(one.dict, &place, &key, nullptr) || key != one.keys[i]) return false;
+    one.version = version;
+  }
+  return true;
+}
+
 enum KhModuleState { kKhChanged = 0, kKhSame = 1, kKhContentChanged = 2, kKhTensorChanged = 3 };
 
 static KhModuleState kh_parts_hold(KhModuleGuard* all, void* module) {
@@ -88,7 +112,7 @@ static KhModuleState kh_parts_hold(KhModuleGuard* all, void* module) {
     __builtin_prefetch(one.object);
     __builtin_prefetch(static_cast<const char*>(one.object) - 24);  // where CPython has its dict
   }
-  for (const KhSized& one : all->sized) __builtin_prefetch(one.dict);
+  for (const KhOrdered& one : all->ordered) __builtin_prefetch(one.dict);
   for (const KhCell& one : all->cells) __builtin_prefetch(one.cell);
   for (const char* one : all->next) __builtin_prefetch(one);
   if (all->state != nullptr) kh_tensors_ahead(*all->state);
@@ -100,8 +124,12 @@ static KhModuleState kh_parts_hold(KhModuleGuard* all, void* module) {
     void* const* attributes = kh_python.attributes(one.object);
     if (attributes == nullptr || *attributes != one.attributes) return kKhChanged;
   }
-  for (const KhSized& one : all->sized)
-    if (kh_python.size(one.dict) != one.count) return kKhChanged;
+  if (!kh_in_order(all)) return kKhChanged;
+  for (const KhField& one : all->fields) {
+    void* value = nullptr;
+    std::memcpy(&value, one.object + one.offset, sizeof value);
+    if (value != one.value) return kKhChanged;
+  }
   for (const KhCell& one : all->cells) {
     void* value = kh_python.content(one.cell);
     if (value != nullptr) kh_python.release(value);

@@ -22,6 +22,7 @@ struct KhPython {
   void* (*item)(void* tuple, intptr_t place);  // PyTuple_GetItem
   void** (*attributes)(void* object);          // _PyObject_GetDictPtr
   void* (*content)(void* cell);                // PyCell_Get
+  int (*next)(void* dict, intptr_t* place, void** key, void** value);  // PyDict_Next
 };
 
 static KhPython kh_python;

@@ -57,7 +57,7 @@ _HOLDS, _WRITTEN, _TIME = 1, 2, 3
 """What kh_use_asked says; with the last, the call is to be timed."""
 _PYTHON = (
     "PyDict_GetItemWithError", "PyDict_Size", "PyObject_Type", "Py_DecRef", "PyLong_AsVoidPtr", "PyLong_FromLong",
-    "PyTuple_Size", "PyTuple_GetItem", "_PyObject_GetDictPtr", "PyCell_Get",
+    "PyTuple_Size", "PyTuple_GetItem", "_PyObject_GetDictPtr", "PyCell_Get", "PyDict_Next",
 )  # fmt: skip
 """The functions of KhPython."""
 NO_ARGUMENTS, ONE_ARGUMENT = 0x0004, 0x0008

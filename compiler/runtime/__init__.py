@@ -16,6 +16,7 @@ launcher.py            how a Triton kernel is started: tiles of the table of kno
 tiles.py, triton_functions.py, triton_interpreter.py, triton_versions.py    what generated Triton calls
 toolchain.py           C++ to a loaded library, built once a machine
 module_guard.py        whether a module and its weights are what they were
+surroundings.py        what a call finds beside them: modes, hooks, what a forward asked for
 
 Layers alone
 layer.py               a call: which program, or the original forward and why
@@ -27,6 +28,7 @@ weights.py             what kernelize asks of kernels that pack weights
 parts.py               the records of a layer's table.py
 arguments.py, caches.py    Python arguments to tensors and back
 modules.py             whether a module is what the program was made for
+function_fields.py     where functions have their code and defaults
 facts.py               what the values are that its forwards read, and what may change inside of them
 arrays.py, indexed_paths.py, prebuilt.py, binaries.py, driver.py, knobs.py    files that came along
 

@@ -14,6 +14,7 @@ from torch.nn import Parameter
 
 from .caches import is_cache, is_of_two, kinds_of, leave, new_cache, pairs_of, parts_of
 from .errors import Misfit
+from .facts import same_fact
 from .parts import Argument, Cache, Input, Record, Table, Tensor
 
 _PLAIN = frozenset({torch.Tensor, Parameter})
@@ -106,10 +107,10 @@ def result_of(tree: Any, outputs: list[torch.Tensor], values: Mapping[str, Any] 
     return tree
 
 
-def _argument(values: Mapping[str, Any], path: str) -> Any:
+def _argument(values: Mapping[str, object], path: str) -> object:
     """What a call was given under "past.0.key"."""
     name, *steps = path.split(".")
-    value = values[name]
+    value: Any = values[name]
     for one in steps:
         if isinstance(value, (tuple, list)) and one.isdecimal():
             value = value[int(one)]
@@ -145,10 +146,10 @@ def _match(path: str, expected: Any, given: Any, found: list[Any]) -> None:
     if isinstance(expected, (tuple, list)) and same and len(given) == len(expected):
         for number, (item, part) in enumerate(zip(expected, given, strict=True)):
             _match(f"{path}.{number}", item, part, found)
-    elif isinstance(expected, dict) and same and given.keys() == expected.keys():
+    elif isinstance(expected, dict) and same and list(given) == list(expected):
         for key, item in expected.items():
             _match(f"{path}.{key}", item, given[key], found)
-    elif not same or isinstance(expected, (tuple, list, dict)) or given != expected:
+    elif not same or isinstance(expected, (tuple, list, dict)) or not same_fact(given, expected):
         raise Misfit(
             f"argument {path}", f"{path} is {_shown(given)}, it was compiled with {_shown(expected)}"
         )

@@ -64,16 +64,36 @@ class CellHolds:
         return is_filled(self.cell) and self.cell.cell_contents is self.value
 
 
-@dataclass(frozen=True, eq=False)
-class HasLength:
-    """Whether a dict has as many entries as it had."""
+OF_FUNCTIONS = (
+    operator.attrgetter("__code__"),
+    operator.attrgetter("__defaults__"),
+    operator.attrgetter("__kwdefaults__"),
+)
+"""What of a function can be replaced, and makes it do another thing."""
 
-    table: dict[str, Any]
-    length: int
+
+class FunctionHolds:
+    """Whether a function has the code and the defaults that it had. parts: these, in the order of OF_FUNCTIONS."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self.function = function
+        self.parts = [part(function) for part in OF_FUNCTIONS]
 
     def __call__(self) -> bool:
         """Ask."""
-        return len(self.table) == self.length
+        return all(part(self.function) is one for part, one in zip(OF_FUNCTIONS, self.parts, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class HasKeys:
+    """Whether a dict has the very keys that it had, in the same order."""
+
+    table: dict[str, Any]
+    keys: tuple[object, ...]
+
+    def __call__(self) -> bool:
+        """Ask."""
+        return _holds_each(self.table, self.keys)
 
 
 class Contents(NamedTuple):
@@ -100,6 +120,21 @@ def fact(value: object, inside: Mapping[int, str] = types.MappingProxyType({})) 
     inside: modules, weights and buffers that are told by their place, as what they hold is compared elsewhere.
     """
     return looked_into(value, inside)[0]
+
+
+def same_fact(one: object, other: object) -> bool:
+    """Whether two facts, or literals, are the same: of one class throughout (1 is not True), dicts in one order."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, float):
+        return repr(one) == repr(other)  # -0.0 is not 0.0, and what is no number is itself
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        return len(one) == len(other) and all(map(same_fact, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return list(map(repr, one)) == list(map(repr, other)) and all(
+            map(same_fact, one.values(), other.values())
+        )
+    return one == other
 
 
 def looked_into(
@@ -193,7 +228,8 @@ def _(value: set[object] | frozenset[object], facts: _Facts) -> object:
 @_fact.register(types.MappingProxyType)
 def _(value: Mapping[object, object], facts: _Facts) -> object:
     # What it holds itself: a class may import the rest when it is asked for items.
-    items = dict.items(value) if isinstance(value, dict) else value.items()
+    is_ordered = isinstance(value, collections.OrderedDict)  # has an order beside that of the dict
+    items = dict.items(value) if isinstance(value, dict) and not is_ordered else value.items()
     return {name if isinstance(name, str) else repr(facts.of(name)): facts.of(one) for name, one in items}
 
 
@@ -295,6 +331,7 @@ def _inner(value: object, found: Contents) -> Iterable[object]:
     own: Iterable[object] = ()
     if isinstance(table, dict):
         found.held.extend(Held(table, name, one) for name, one in table.items())
+        found.same.append(HasKeys(table, tuple(table)))
         own = [*table.values()]
     slots = [
         (name, one) for name, one in attributes(value) if not isinstance(table, dict) or name not in table
@@ -325,7 +362,10 @@ def _(value: set[object], found: Contents) -> Iterable[object]:
 @_inner.register(dict)
 def _(value: dict[str, object], found: Contents) -> Iterable[object]:
     found.held.extend(Held(value, name, one) for name, one in dict.items(value))
-    found.same.append(HasLength(value, len(value)))
+    keys = HasKeys(value, tuple(name for name, _ in dict.items(value)))
+    # One with an order beside that of the dict is asked for it.
+    is_ordered = isinstance(value, collections.OrderedDict)
+    found.same.append(functools.partial(_holds_each, value, tuple(value)) if is_ordered else keys)
     return [*dict.values(value)]
 
 
@@ -422,10 +462,12 @@ def places(module: torch.nn.Module) -> dict[int, str]:
 
 
 def step(value: object, name: str) -> object:
-    """What a value has under a name; None without.
+    """What a value has under a name; None without. Under "?name": whether it has an attribute of that name.
 
     An item of a plain dict or tuple; what a class itself holds, a static method as one; else an attribute.
     """
+    if name.startswith("?"):
+        return hasattr(value, name[1:])
     if type(value) is dict:
         return value.get(name)
     if type(value) is tuple:
@@ -433,6 +475,14 @@ def step(value: object, name: str) -> object:
     if isinstance(value, type) and name in vars(value):
         return vars(value)[name]
     return getattr(value, name, None)
+
+
+def is_computed(value: object, name: str) -> bool:
+    """Whether an object answers for an attribute that neither it nor its class holds, but as a property."""
+    if not _is_of_python(type(value)) or isinstance(value, (type, torch.nn.Module)) or name.startswith("__"):
+        return False
+    held = next((vars(base)[name] for base in type(value).__mro__ if name in vars(base)), None)
+    return held is None or (isinstance(held, property) and held.fget is not None)
 
 
 def at(value: object, path: str) -> object:

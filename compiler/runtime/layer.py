@@ -17,7 +17,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import nn
-from torch.autograd import forward_ad
 
 from .arguments import Inputs, Place, dtype_of, returned
 from .arrays import read_tensors
@@ -27,16 +26,13 @@ from .intervals import arena_layouts
 from .parts import Input, Shape, Table
 from .sizes import Declared, ShapeBinder
 from .state import State
+from .surroundings import Surroundings
 
 _LOGGER = logging.getLogger("kernels_hub.runtime.layer")
 
 # Asked at every call, with nothing of it in a cache: names of this module are found sooner than those of torch's.
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
-_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
-_is_autocast_enabled = torch.is_autocast_enabled
-_is_tracing = torch._C._is_tracing
-_is_transformed = torch._C._are_functorch_transforms_active
 
 
 class Bindings(ShapeCache[Binding]):
@@ -96,6 +92,7 @@ class Layer(ABC, Generic[S]):
         self._states: weakref.WeakKeyDictionary[nn.Module, S] = weakref.WeakKeyDictionary()
         self._strict: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._inputs = Inputs(table, self.place)
+        self._surroundings = Surroundings(table.modules, self.place.device)
         self.bindings = Bindings(table)
         self._constants: dict[int, torch.Tensor] | None = None
         self._names: dict[type[nn.Module], tuple[str, ...]] = {}
@@ -118,7 +115,7 @@ class Layer(ABC, Generic[S]):
         if _is_compiling():
             return self._original(module, values)
         try:
-            _check_surroundings(self.place.device)
+            self._surroundings.check(values)
             outputs = self._outputs(module, self._inputs.of(values))
             return returned(self.table, values, outputs)
         except Misfit as reason:
@@ -250,13 +247,3 @@ def _keywords_of(kind: type[nn.Module]) -> tuple[str, ...]:
     return tuple(
         parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     )
-
-
-def _check_surroundings(device: str) -> None:
-    """Raise Misfit where tensors are not what they seem, or an autocast changes what the original would compute."""
-    if _is_any_autocast_enabled() and _is_autocast_enabled(device):
-        raise Misfit("autocast", "torch.autocast is on, which the program does not follow")
-    if _is_tracing() or _is_transformed():
-        raise Misfit("tracing", "it is traced, or transformed by torch.func")
-    if forward_ad._current_level >= 0:
-        raise Misfit("forward gradient", "forward-mode gradients are on")

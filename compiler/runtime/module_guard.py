@@ -27,7 +27,8 @@ from torch import nn
 from ..native.dict_version import offset_of_version
 from ..native.tensor_state import KnownTensors
 from ..native.weight_guard import ONE_ARGUMENT, Content, Native, NativeContent, content_of, tell
-from .facts import CellHolds, HasLength, Held
+from .facts import CellHolds, FunctionHolds, HasKeys, Held
+from .function_fields import offsets_of_functions
 
 _SAME, _WRITTEN, _TENSOR = 1, 2, 3
 """What kh_module_guard_asked says."""
@@ -55,8 +56,17 @@ class _Cell(ctypes.Structure):
     _fields_ = (("cell", ctypes.c_void_p), ("value", ctypes.c_void_p))
 
 
-class _Sized(ctypes.Structure):
-    _fields_ = (("dict", ctypes.c_void_p), ("count", ctypes.c_int64))
+class _Ordered(ctypes.Structure):
+    _fields_ = (
+        ("dict", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("version", ctypes.c_uint64),
+    )
+
+
+class _Field(ctypes.Structure):
+    _fields_ = (("object", ctypes.c_void_p), ("offset", ctypes.c_int64), ("value", ctypes.c_void_p))
 
 
 class _Span(ctypes.Structure):
@@ -67,7 +77,7 @@ class _ModuleGuardStruct(ctypes.Structure):
     """KhModuleGuard of module_guard.h."""
 
     _fields_ = (
-        *((name, _Span) for name in ("own", "tables", "held", "typed", "cells", "sized", "next")),
+        *((name, _Span) for name in ("own", "tables", "held", "typed", "cells", "ordered", "fields", "next")),
         ("state", ctypes.c_void_p),
         ("guard", ctypes.c_void_p),
         ("version", ctypes.c_int64),
@@ -98,7 +108,10 @@ class ModuleGuard:
     ) -> None:
         cells = {id(one.cell): one for one in same if isinstance(one, CellHolds)}
         self.cells = list(cells.values())
-        self._same = [one for one in same if not isinstance(one, (CellHolds, HasLength))]
+        offsets = () if Native.of(library) is None else offsets_of_functions()
+        self.functions = [one for one in same if isinstance(one, FunctionHolds) and offsets]
+        seen = (CellHolds, HasKeys, FunctionHolds) if offsets else (CellHolds, HasKeys)
+        self._same = [one for one in same if not isinstance(one, seen)]
         hooks = [
             Held(module.__dict__, name, module.__dict__[name])
             for module in modules
@@ -111,9 +124,9 @@ class ModuleGuard:
             for row in rows
             if row.holder is own
         ]
-        sized = [HasLength(hook.value, 0) for hook in hooks]
-        sized += [one for one in same if isinstance(one, HasLength)]
-        self.sized = list({id(one.table): one for one in sized}.values())
+        ordered = [HasKeys(hook.value, ()) for hook in hooks]
+        ordered += [one for one in same if isinstance(one, HasKeys)]
+        self.ordered = list({id(one.table): one for one in ordered}.values())
         self.modules, self.kinds = list(modules), list(map(type, modules))
         self.tables = list(map(vars, modules))
         native = Native.of(library)
@@ -165,6 +178,7 @@ class ModuleGuard:
         self.held.sort(key=lambda row: id(row.holder))
         places = [id(row.holder) for row in self.held]
         tables = {place: (places.index(place), places.count(place)) for place in dict.fromkeys(places)}
+        self._keys = [_array(ctypes.c_void_p, [*map(id, one.keys)]) for one in self.ordered]
         self._arrays = [
             _array(_Held, [_Held(None, id(one.name), _value(one)) for one in self.own]),
             _array(
@@ -179,7 +193,21 @@ class ModuleGuard:
                 ],
             ),
             _array(_Cell, [_Cell(id(one.cell), id(one.value)) for one in self.cells]),
-            _array(_Sized, [_Sized(id(one.table), one.length) for one in self.sized]),
+            _array(
+                _Ordered,
+                [
+                    _Ordered(id(one.table), ctypes.addressof(keys), len(keys), 0)
+                    for one, keys in zip(self.ordered, self._keys, strict=True)
+                ],
+            ),
+            _array(
+                _Field,
+                [
+                    _Field(id(one.function), offset, None if part is None else id(part))
+                    for one in self.functions
+                    for offset, part in zip(offsets_of_functions(), one.parts, strict=True)
+                ],
+            ),
             _array(ctypes.c_void_p, [ctypes.c_void_p(line) for one in asked for line in _lines(one)]),
         ]
         self._record = _ModuleGuardStruct(
@@ -216,7 +244,7 @@ class ModuleGuard:
             and all(map(is_, map(own.get, self._own_names), self._own_values))
             and all(map(is_, map(type, self.modules), self.kinds))
             and all(map(is_, map(vars, self.modules), self.tables))
-            and all(one() for one in self.sized)
+            and all(one() for one in self.ordered)
             and all(one() for one in self.cells)
         )
 

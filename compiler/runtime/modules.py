@@ -16,7 +16,23 @@ from typing import Any
 from torch import nn
 
 from .errors import Misfit
-from .facts import CellHolds, Contents, Held, at, code_text, contents, fact, is_filled, kind_of, places, step
+from .facts import (
+    OF_FUNCTIONS,
+    CellHolds,
+    Contents,
+    FunctionHolds,
+    Held,
+    at,
+    code_text,
+    contents,
+    fact,
+    is_computed,
+    is_filled,
+    kind_of,
+    places,
+    same_fact,
+    step,
+)
 from .parts import Module
 
 
@@ -28,14 +44,17 @@ def check_module(module: nn.Module, modules: Sequence[Module]) -> tuple[list[nn.
     parts: list[nn.Module] = []
     found = Contents([], [], [])
     facts = found.held
+    functions: list[types.FunctionType] = []
     inside = places(module)
     for one in modules:
         holder, name, part = _find(module, one)
         where = f"its {one.path} " if one.path else "it "
         _check_class(part, one, where)
         for path, expected in one.facts.items():
+            if path.startswith("@"):  # of what is around calls: see `surroundings`
+                continue
             actual = fact(at(part, path), inside)
-            if type(actual) is not type(expected) or actual != expected:
+            if not same_fact(actual, expected):
                 raise Misfit(
                     f"fact {one.path}.{path}",
                     f"{where}has {path} = {actual!r}, it was compiled with {expected!r}",
@@ -46,7 +65,9 @@ def check_module(module: nn.Module, modules: Sequence[Module]) -> tuple[list[nn.
         for path in one.functions:
             held, function = _holders(part, path)
             found.join(held)
-            met = one.met.setdefault((type(part), path), function)
+            if isinstance(function, types.FunctionType):
+                functions.append(function)
+            met = one.met.setdefault((type(part), path), _as_it_is(function))
             if not _does_the_same(function, met):
                 name = path.removesuffix(".__func__").rpartition(".")[2]
                 raise Misfit(
@@ -60,7 +81,24 @@ def check_module(module: nn.Module, modules: Sequence[Module]) -> tuple[list[nn.
                 raise Misfit("hooks", f"its {name} has hooks, which the program would not run")
             if type(part.__dict__.get("forward")).__name__ not in {"NoneType", "KernelForward"}:
                 raise Misfit("hooks", f"its {name} has a forward of its own, which the program would not run")
+    found.same.extend(map(FunctionHolds, {id(one): one for one in functions}.values()))
     return parts, found
+
+
+def _as_it_is(function: object) -> object:
+    """A function as it is now: another one, which nobody changes."""
+    if not isinstance(function, types.FunctionType):
+        return function
+    made = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__module__, made.__qualname__ = function.__module__, function.__qualname__
+    return made
 
 
 def _does_the_same(function: object, other: object) -> bool:
@@ -69,7 +107,13 @@ def _does_the_same(function: object, other: object) -> bool:
         return True
     if not isinstance(function, types.FunctionType) or not isinstance(other, types.FunctionType):
         return False
-    return code_text(function.__code__) == code_text(other.__code__) and fact(function) == fact(other)
+    if function.__closure__ is other.__closure__ and all(
+        part(function) is part(other) for part in OF_FUNCTIONS
+    ):
+        return True
+    return code_text(function.__code__) == code_text(other.__code__) and same_fact(
+        fact(function), fact(other)
+    )
 
 
 def _holders(part: object, path: str) -> tuple[Contents, object]:
@@ -79,13 +123,34 @@ def _holders(part: object, path: str) -> tuple[Contents, object]:
     for name in path.split("."):
         table = _table(part)
         value = step(part, name)
-        if isinstance(table, dict) and name in table:
+        if name.startswith("?"):
+            held += (Held(place, name[1:], None) for place in _places(part) if name[1:] not in place)
+        elif isinstance(table, dict) and name in table:
             held.append(Held(table, name, table[name]))
+        elif isinstance(part, nn.Module) and (
+            holder := next((one for one in _places(part) if name in one), None)
+        ):
+            held.append(Held(holder, name, holder[name]))
         elif type(part) is types.CellType:
             question: Callable[[], bool] = CellHolds(part, value)
             same.append(question if is_filled(part) else partial(_is_unfilled, part))
+        elif is_computed(part, name) and fact(value) is value:
+            same.append(partial(_has_still, part, name, value))
         part = value
     return Contents(held, same, []), part
+
+
+def _has_still(part: object, name: str, value: object) -> bool:
+    """Whether an attribute that is computed is what it was."""
+    return same_fact(step(part, name), value)
+
+
+def _places(part: object) -> list[dict[str, Any]]:
+    """The dicts in which an attribute of an object may come to be; of a module its registries, too."""
+    found = [getattr(part, "__dict__", {})]
+    if isinstance(part, nn.Module):
+        found += (part._parameters, part._buffers, part._modules)
+    return [one for one in found if isinstance(one, dict)]
 
 
 def _table(part: object) -> object:

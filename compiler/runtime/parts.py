@@ -164,7 +164,7 @@ class Table:
         return _holds_argument(self.result)
 
 
-def _holds_argument(tree: Any) -> bool:
+def _holds_argument(tree: object) -> bool:
     if isinstance(tree, Record):
         tree = tree.fields
     inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (tuple, list)) else ()

@@ -20,6 +20,7 @@ import time
 import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from kernels_hub.errors import KernelImportError, LayerContractError
@@ -105,26 +106,31 @@ class JitForward:
         self.strict_weights: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """Modules whose copies of weights are compared at every call."""
         self.__signature__ = inspect.signature(cls.forward)
+        self._forward: Any = cls.forward
+        self._defaults = _defaults_of(cls.forward)
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """The result of a call: of the compiled layer where there is one for its signature."""
         import torch
 
+        forward: Any = self.cls.forward
         if torch.compiler.is_compiling():
-            return self.cls.forward(module, *args, **kwargs)
+            return forward(module, *args, **kwargs)
+        if forward is not self._forward or not all(map(is_, _defaults_of(forward), self._defaults)):
+            return forward(module, *args, **kwargs)  # compiled layers have the defaults of the one before
         state = self._modules.get(module) or self._state(module)
         signature = self._signature(module, args, kwargs)
         compiled = state.chosen.get(signature)
         if signature is None or (compiled is not None and not (state.requests or state.doubts)):
-            forward = None if compiled is None else compiled.forward
-            return (forward or self.cls.forward)(module, *args, **kwargs)
+            chosen = None if compiled is None else compiled.forward
+            return (chosen or forward)(module, *args, **kwargs)
         compiled = self._look(module, state, signature, args, kwargs)
-        forward = None if compiled is None else compiled.forward
+        chosen = None if compiled is None else compiled.forward
         outer = _CALLS.waits
         _CALLS.waits = outer or (compiled is None and signature in state.requests)
         state.running += 1
         try:
-            return (forward or self.cls.forward)(module, *args, **kwargs)
+            return (chosen or forward)(module, *args, **kwargs)
         finally:
             state.running -= 1
             _CALLS.waits = outer
@@ -435,6 +441,10 @@ class _CompiledWeights:
         return [one for one in found if one is not None]
 
 
+def _defaults_of(function: Forward) -> tuple[object, object]:
+    return getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)
+
+
 def _is_left_behind(request: Request) -> bool:
     """Whether a fork left it with nobody to work on it."""
     return request.compiled is None and request.job is not None and request.job.is_done
@@ -508,6 +518,8 @@ def _is_plain_call(args: Arguments, kwargs: Keywords) -> bool:
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+        return False
+    if torch._C._len_torch_function_stack() and torch.get_default_device().type == "meta":
         return False
     return all(
         type(leaf) in (torch.Tensor, torch.nn.Parameter) and not leaf.is_meta

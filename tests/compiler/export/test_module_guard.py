@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from kernels_hub.compiler.runtime import module_guard
-from kernels_hub.compiler.runtime.facts import Held
+from kernels_hub.compiler.runtime.facts import FunctionHolds, HasKeys, Held
+from kernels_hub.compiler.runtime.function_fields import offsets_of_functions
 from kernels_hub.compiler.runtime.module_guard import ModuleGuard
 from kernels_hub.compiler.runtime.toolchain import build, load
 
@@ -225,3 +226,30 @@ def test_weights_of_every_size(watch: Watch):
             assert not one.holds({})
             weight.data[...] = before
             assert one.holds({})
+
+
+def test_functions_and_the_order_of_keys_are_seen(watch: Watch) -> None:
+    def function(x: int = 300, *, y: int = 400) -> int:
+        return x + y
+
+    assert len(offsets_of_functions()) == 3
+    table: dict[str, object] = {"a": 1, "b": 2}
+    same = [FunctionHolds(function), HasKeys(table, tuple(table))]
+    guard = watch({}, [], [], [], [], [], same=same)
+    assert guard.holds({})
+    for name, other in (
+        ("__code__", (lambda x=0, *, y=0: x).__code__),
+        ("__defaults__", (1,)),
+        ("__kwdefaults__", None),
+    ):
+        before = getattr(function, name)
+        setattr(function, name, other)
+        assert not guard.holds({})
+        setattr(function, name, before)
+        assert guard.holds({})
+    table["a"] = table.pop("a")
+    assert not guard.holds({})
+    table["b"] = table.pop("b")
+    assert guard.holds({})
+    del table["b"]
+    assert not guard.holds({})
