@@ -40,6 +40,7 @@ LOOPS = frozenset({"loop", "scan"})
 REGIONS = LOOPS | {"if"}
 """Ops that run other graphs, and that a schedule has kernels of kernels for."""
 
+_T = typing.TypeVar("_T")
 _RECORDS = (Kernel, Nest, View, Load, Store, State, *typing.get_args(Anchor))
 """Records of a schedule that hold buffers, directly or in others."""
 
@@ -383,20 +384,20 @@ def _windows(kernels: Iterable[Kernel]) -> Iterable[Buffer]:
             yield from _windows((*kernel.then, *kernel.otherwise))
 
 
-def _with(record: Any, moved: Mapping[Buffer, Buffer]) -> Any:
-    """A record of a schedule with other buffers."""
+def _with(record: _T, moved: Mapping[Buffer, Buffer]) -> _T:
+    """A record of a schedule, or a tuple of such, with other buffers."""
+    made: Any = record
     if isinstance(record, Buffer):
-        return moved.get(record, record)
-    if isinstance(record, tuple):
-        return tuple(_with(one, moved) for one in record)
-    if isinstance(record, _RECORDS):
-        changed = {}
-        for field in dataclasses.fields(record):
-            before = getattr(record, field.name)
-            if (after := _with(before, moved)) is not before:
-                changed[field.name] = after
-        return dataclasses.replace(record, **changed)
-    return record
+        made = moved.get(record, record)
+    elif isinstance(record, tuple):
+        made = tuple(_with(one, moved) for one in record)
+    elif isinstance(record, _RECORDS):
+        parts = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+        after = {name: _with(part, moved) for name, part in parts.items()}
+        made = dataclasses.replace(
+            record, **{name: part for name, part in after.items() if part is not parts[name]}
+        )
+    return typing.cast("_T", made)
 
 
 def _renamed(kernel: Kernel, number: int) -> Kernel:

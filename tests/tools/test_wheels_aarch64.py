@@ -62,7 +62,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_zig
 @needs_emulator
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_slice_runs_its_regions_on_three_threads(tmp_path: Path, calls: None):
     source = tmp_path / "regions.cpp"
     source.write_text(REGIONS)

@@ -3,7 +3,8 @@
 Every op on what moves, operands first; a composite stands as its name and its operands' names. Left out are what
 importers may differ in without a difference to the engines: names and spelling of weights (whatever is made of
 parameters and constants alone is a `weight` of a shape, or a `number`), broadcasts of vectors and numbers, what is
-inside a composite, the order of operands of commutative ops, and the order of independent ops.
+inside a composite, the order of operands of commutative ops, the order of independent ops, and that PyTorch refuses
+negative indices where ONNX counts them from the end.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import hashlib
 from collections import Counter
 
 from kernels_hub.compiler import Graph, Value
+from kernels_hub.compiler.ir.graph import Node
 from kernels_hub.compiler.ir.op import Trait
+from kernels_hub.compiler.ir.transform import rebuild
 from kernels_hub.compiler.rewrite.outline import composite
 
 
 def kinds(graph: Graph) -> Counter[str]:
     """Ops on what moves, by kind; composites by name."""
+    graph = _from_either_end(graph)
     still = _still(graph)
     return Counter(
         composite(one) or node.op.name
@@ -29,7 +33,26 @@ def kinds(graph: Graph) -> Counter[str]:
 
 def structure(graph: Graph) -> str:
     """One line an op, numbered: `%7 = layer_norm(x=%5, eps=number, weight=weight[32]) : float32[2, 7, 32]`."""
-    return _Writer(graph).text()
+    return _Writer(_from_either_end(graph)).text()
+
+
+def _from_either_end(graph: Graph) -> Graph:
+    """The graph whose gathers count negative indices from the end: without `select(i < 0, size, i)` before them."""
+
+    def visit(new: Graph, node: Node, operands: tuple[Value, ...]) -> Value | None:
+        if node.op.name != "gather" or operands[1].op_name != "select":
+            return None
+        is_negative, size, indices = operands[1].operands
+        asks = is_negative.op_name == "lt" and is_negative.operands[0] is indices
+        if (
+            not asks
+            or is_negative.operands[1].scalar != 0
+            or size.scalar != operands[0].shape[node.attrs["axis"]]
+        ):
+            return None
+        return operands[0].gather(indices, node.attrs["axis"])
+
+    return rebuild(graph, visit).graph
 
 
 def _still(graph: Graph) -> set[Value]:
