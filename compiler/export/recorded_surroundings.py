@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
@@ -24,6 +25,12 @@ _OF_LAYOUT = frozenset({
     _TENSOR.requires_grad.__get__, _TENSOR.is_leaf.__get__,
 })  # fmt: skip
 
+_ENVIRON: Any = type(os.environ)
+_READ = _ENVIRON.__getitem__
+_OPEN: list[tuple[int, Asked]] = []
+"""Threads whose reads of the environment are noted, and where."""
+_LOCK = threading.Lock()
+
 
 @contextmanager
 def asked() -> Iterator[Asked]:
@@ -42,25 +49,37 @@ def asked() -> Iterator[Asked]:
                 found["@layout"] = "plain"
             return func(*args, **(kwargs or {}))
 
-    kind: Any = type(os.environ)
-    read = kind.__getitem__
+    with _noting_environment(found), Asking():
+        yield found
 
-    def get(self: object, name: str) -> object:
-        outside = self is os.environ and not _is_of_known(_beyond_os(sys._getframe(1)))
-        value = None
-        try:
-            value = read(self, name)
-        finally:
-            if outside:
-                found[f"@environ.{name}"] = value
-        return value
 
-    kind.__getitem__ = get
+@contextmanager
+def _noting_environment(found: Asked) -> Iterator[None]:
+    """Note what code of this thread reads of os.environ. Threads may have it open at once, and end in any order."""
+    mine = (threading.get_ident(), found)
+    with _LOCK:
+        _OPEN.append(mine)
+        _ENVIRON.__getitem__ = _noted
     try:
-        with Asking():
-            yield found
+        yield
     finally:
-        kind.__getitem__ = read
+        with _LOCK:
+            _OPEN[:] = [one for one in _OPEN if one[1] is not found]
+            if not _OPEN:
+                _ENVIRON.__getitem__ = _READ
+
+
+def _noted(self: object, name: str) -> object:
+    outside = self is os.environ and not _is_of_known(_beyond_os(sys._getframe(1)))
+    value = None
+    try:
+        value = _READ(self, name)
+    finally:
+        if outside:
+            for thread, found in tuple(_OPEN):
+                if thread == threading.get_ident():
+                    found[f"@environ.{name}"] = value
+    return value
 
 
 def named_answers(names: frozenset[str]) -> Asked:

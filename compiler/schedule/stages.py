@@ -297,7 +297,9 @@ class _Stages:
             key = (id(buffer.value.array), buffer.strides)
         if key is not None and key in self.held:
             return self.held[key]
-        made = self._buffer(buffer.role, buffer.dtype, buffer.shape, buffer, listed=listed)
+        made = self._buffer(
+            buffer.role, buffer.dtype, buffer.shape, buffer.strides, buffer.value, listed=listed
+        )
         if key is not None:
             self.held[key] = made
         return made
@@ -310,19 +312,21 @@ class _Stages:
         return known
 
     def _like(self, value: Value, role: Role) -> Buffer:
-        number = self.counts[role]
-        self.counts[role] += 1
-        made = Buffer(f"{NAMES[role]}{number}", role, value.dtype, value.shape, row_major(value.shape), value)
-        self.buffers.append(made)
-        return made
+        return self._buffer(role, value.dtype, value.shape, value=value)
 
     def _buffer(
-        self, role: Role, dtype: DType, shape: Shape, like: Buffer | None = None, *, listed: bool = True
+        self,
+        role: Role,
+        dtype: DType,
+        shape: Shape,
+        strides: Shape | None = None,
+        value: Value | None = None,
+        *,
+        listed: bool = True,
     ) -> Buffer:
         number = self.counts[role]
         self.counts[role] += 1
-        strides, value = (row_major(shape), None) if like is None else (like.strides, like.value)
-        made = Buffer(f"{NAMES[role]}{number}", role, dtype, shape, strides, value)
+        made = Buffer(f"{NAMES[role]}{number}", role, dtype, shape, strides or row_major(shape), value)
         if listed:
             self.buffers.append(made)
         return made
