@@ -160,8 +160,10 @@ def refused(
             reason = callees[id(callee)]
         elif node.op.defines is not None or any(symbol.name in graph.definers for symbol in node.symbols()):
             reason = "its size is only known from the data"
-        elif regions and node.op.name in REGIONS:
-            reason = why_no_region(node, lambda body: refused(body, dtypes, regions=True))
+        elif node.op.name in REGIONS:
+            reason = "loops and branches are native code on the CPU alone"
+            if regions:
+                reason = why_no_region(node, lambda body: refused(body, dtypes, regions=True))
         elif not is_written_out(node) and (
             len(node.results) != 1 or kind_of(node.results[0], dtypes) is None
         ):
