@@ -26,6 +26,8 @@ KEPT = Path(__file__).parent / "kept"
 EXHAUSTIVE = os.environ.get("KERNELS_HUB_TEST_EXHAUSTIVE") == "1"
 LONGEST = 2.0  # seconds of processor time that one variant may take
 LARGEST = 200 << 20  # bytes of memory that one variant may take
+TOGETHER = 50
+"""Variants whose memory is watched together: in a process that ran for long, to begin to watch takes some 40 ms."""
 
 Mutate = Callable[[bytes, random.Random], bytes]
 Parse = Callable[[bytes], object]
@@ -79,10 +81,10 @@ def run(
     """
     chance = random.Random(seed)
     tally = Tally()
-    for data in kept(name):
-        _one(name, data, parse, errors, Tally())
-    for _ in range(count):
-        _one(name, mutate(chance.choice(seeds), chance), parse, errors, tally)
+    _all(name, list(kept(name)), parse, errors, Tally())
+    for begin in range(0, count, TOGETHER):
+        some = [mutate(chance.choice(seeds), chance) for _ in range(min(TOGETHER, count - begin))]
+        _all(name, some, parse, errors, tally)
     print(f"{name}: {tally.total} variants, {tally.share_parsed:.1%} parse, refused {dict(tally.refused)}")
     assert tally.share_parsed >= least_parsed, (
         f"{name}: {tally.share_parsed:.1%} of {tally.total} variants parse; at least {least_parsed:.0%} should: {tally.refused}"
@@ -96,20 +98,41 @@ def limited(name: str, data: object, process: int | None = None) -> Iterator[Non
 
     What other work on the machine takes meanwhile does not count, nor does memory that was there before.
     """
-    place = Path("/proc") / ("self" if process is None else str(process))
+    with memory_taken(process) as taken, _timed(name, data, process):
+        yield
+    assert taken.peak <= LARGEST, f"{name}: {taken.peak >> 20} MiB for {str(data)[:2000]}"
+
+
+@dataclass
+class Taken:
+    """Bytes of memory that a process took at most, beyond what it had; 0 until they are known."""
+
+    peak: int = 0
+
+
+@contextmanager
+def memory_taken(process: int | None = None) -> Iterator[Taken]:
+    """Watch the memory of a process, by default this one, for what is done inside."""
+    place, taken = Path("/proc") / ("self" if process is None else str(process)), Taken()
     with ExitStack() as stack:
         if process is None:
             stack.enter_context(uncollected())  # garbage that goes meanwhile would hide as much that is taken
             stack.enter_context(_no_free_memory())
         with suppress(OSError):  # else the peak is that of the whole run
             (place / "clear_refs").write_text("5")
-        before, begin = _memory(place), _processor_time(process)
+        before = _memory(place)
         try:
-            yield
+            yield taken
         finally:
-            took, peak = _processor_time(process) - begin, _memory(place, "VmHWM") - before
-        assert took <= LONGEST, f"{name}: {took:.1f} s for {str(data)[:2000]}"
-        assert peak <= LARGEST, f"{name}: {peak >> 20} MiB for {str(data)[:2000]}"
+            taken.peak = _memory(place, "VmHWM") - before
+
+
+@contextmanager
+def _timed(name: str, data: object, process: int | None = None) -> Iterator[None]:
+    begin = _processor_time(process)
+    yield
+    took = _processor_time(process) - begin
+    assert took <= LONGEST, f"{name}: {took:.1f} s for {str(data)[:2000]}"
 
 
 class _Allocated(ctypes.Structure):
@@ -159,15 +182,27 @@ def _processor_time(process: int | None) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def _all(
+    name: str, some: Sequence[bytes], parse: Parse, errors: tuple[type[BaseException], ...], tally: Tally
+) -> None:
+    """Parse variants, together; where they take too much memory, once more, each by itself, to tell which does."""
+    with memory_taken() as taken:
+        for data in some:
+            with _timed(name, data):
+                _one(name, data, parse, errors, tally)
+    for data in some if taken.peak > LARGEST else ():
+        with limited(name, data):
+            _one(name, data, parse, errors, Tally())
+
+
 def _one(name: str, data: bytes, parse: Parse, errors: tuple[type[BaseException], ...], tally: Tally) -> None:
-    with limited(name, data):
-        try:
-            parse(data)
-        except errors as error:
-            tally.refused[type(error).__name__] += 1
-        except Exception as error:
-            raise AssertionError(
-                f"{name}: {type(error).__name__}: {error}; expected {[e.__name__ for e in errors]}, for {data!r}"
-            ) from error
-        else:
-            tally.parsed += 1
+    try:
+        parse(data)
+    except errors as error:
+        tally.refused[type(error).__name__] += 1
+    except Exception as error:
+        raise AssertionError(
+            f"{name}: {type(error).__name__}: {error}; expected {[e.__name__ for e in errors]}, for {data!r}"
+        ) from error
+    else:
+        tally.parsed += 1
