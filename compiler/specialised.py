@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kernels_hub.compiler.engines.engine import Signature
-from kernels_hub.compiler.errors import CompilerError, ImportFailure, PlanError
+from kernels_hub.compiler.errors import CompilerError, ImportFailure, OnnxImportError, PlanError, Unsupported
 from kernels_hub.compiler.executable import Executable
-from kernels_hub.compiler.importers.onnx import OnnxImportError, Unsupported
 from kernels_hub.compiler.importers.onnx_variants import OnnxVariants, Variant
 from kernels_hub.compiler.ir.binding import bind_shapes
 from kernels_hub.compiler.ir.types import Array

@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -50,7 +50,6 @@ from kernels_hub.compiler.export.table import Parts, write_table
 from kernels_hub.compiler.export.triton_program import knob_table
 from kernels_hub.compiler.export.tuned import FILE as TUNED
 from kernels_hub.compiler.export.tuned import Tuned, with_tuned, write_tuned
-from kernels_hub.compiler.importers.onnx_inputs import Shapes
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.runtime.knobs import FILE as KNOBS
 from kernels_hub.compiler.viewing.view import to_svg
@@ -58,6 +57,9 @@ from kernels_hub.escaping import CommentText
 from kernels_hub.files import set_aside
 from kernels_hub.repository.build import KERNEL_NAME, NAME_RULE
 from kernels_hub.repository.provenance import PROVENANCE_FILE
+
+if TYPE_CHECKING:
+    from kernels_hub.compiler.importers.onnx_inputs import Shapes
 
 
 @dataclass(frozen=True)

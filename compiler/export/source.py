@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -25,8 +25,6 @@ from kernels_hub.compiler.export.caches import fresh
 from kernels_hub.compiler.export.onnx_peer import OnnxPeer, find_peer
 from kernels_hub.compiler.export.results import fields_of
 from kernels_hub.compiler.export.traced_forward import traced_forward
-from kernels_hub.compiler.importers.onnx import import_onnx_program
-from kernels_hub.compiler.importers.onnx_inputs import Shapes
 from kernels_hub.compiler.importers.torch_export import import_torch_program
 from kernels_hub.compiler.importers.torch_sizes import input_symbols
 from kernels_hub.compiler.importers.torch_trace import arguments_of, paths_of
@@ -34,6 +32,9 @@ from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.runtime.caches import is_cache, is_of_two, kinds_of, pairs_of, parts_of
 from kernels_hub.compiler.runtime.parts import Cache, Module, Record, Tensor
 from kernels_hub.escaping import Identifier
+
+if TYPE_CHECKING:
+    from kernels_hub.compiler.importers.onnx_inputs import Shapes
 
 _LITERALS = (bool, int, float, str, type(None))
 
@@ -131,6 +132,8 @@ def from_onnx(
 
     Raises OnnxImportError with all nodes that cannot be imported.
     """
+    from kernels_hub.compiler.importers.onnx import import_onnx_program  # needs the package onnx
+
     program = import_onnx_program(path, dims=dims, shapes=shapes, values=values)
     graph = program.graph
     graph.name = name
