@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from kernels_hub.errors import LayerContractError
 from kernels_hub.hub.references import Reference, find_layer
 from kernels_hub.kernelization.contract import original_function
+from kernels_hub.kernelization.decoration import inner_function, kept_around, with_inner
+from kernels_hub.kernelization.function_places import referred_by_itself
 from kernels_hub.kernelization.mapping_records import LayerSource
 from kernels_hub.kernelization.outcome import SwapDecision
 from kernels_hub.kernelization.validate import check_layer_class, check_signature, parameters_of, same_arity
@@ -141,7 +143,9 @@ def bind_class_forward(loaded: LoadedLayer, cls: type[nn.Module], positional: bo
     same_names = [own.name for own in parameters_of(cls)] == [
         theirs.name for theirs in parameters_of(loaded.layer)
     ]
-    return forward if same_names else _renamed(forward, cls)  # type: ignore[arg-type]  # a class can be hashed
+    if not same_names:
+        forward = _renamed(forward, cls)  # type: ignore[arg-type]  # a class can be hashed
+    return _inside_what_stays(forward, cls)  # type: ignore[arg-type]
 
 
 def bind_function(loaded: LoadedLayer, function: Forward, positional: bool, name: str) -> Forward:
@@ -166,7 +170,21 @@ def object_name(value: Any) -> str:
 
 
 def overlay_globals(forward: FunctionType, replacements: Mapping[str, Forward]) -> FunctionType:
-    """A copy of `forward` that sees `replacements` in place of the globals and closed-over variables of those names."""
+    """A copy of `forward` that sees `replacements` in place of the globals and closed-over variables of those names.
+
+    Of a decorated forward, the function inside sees them as well.
+    """
+    if (inner := inner_function(forward)) is None:
+        return _overlaid(forward, replacements)
+    names = {name for name, _ in referred_by_itself(forward)}
+    inside = overlay_globals(inner, {name: of for name, of in replacements.items() if name not in names})
+    outside = _overlaid(forward, {name: of for name, of in replacements.items() if name in names})
+    copy = with_inner(outside, inner, inside)
+    _label(copy, forward)
+    return copy
+
+
+def _overlaid(forward: FunctionType, replacements: Mapping[str, Forward]) -> FunctionType:
     globals_ = {**forward.__globals__, **replacements}
     # torch.compile looks globals up in the module that `__name__` names; without it, in this dict.
     globals_.pop("__name__", None)
@@ -197,18 +215,27 @@ def _with_self(function: Forward) -> Forward:
     return forward
 
 
+_STARS: Mapping[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+
+
 @functools.lru_cache(maxsize=4096)
 def _renamed(forward: Forward, cls: type[nn.Module]) -> Forward:
     """`forward` under the argument names of a class's, so that calls by keyword keep working."""
     namespace: dict[str, Any] = {"kernel_forward": forward}
-    signature, arguments = [], []
+    signature: list[str] = []
+    arguments: list[str] = []
     for index, parameter in enumerate(parameters_of(cls)):
-        default = ""
+        default, stars = "", _STARS.get(parameter.kind, "")
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            if "*" not in "".join(signature):
+                signature.append("*")
+            arguments.append(f"{parameter.name}={parameter.name}")
+        else:
+            arguments.append(stars + parameter.name)
         if parameter.default is not inspect.Parameter.empty:
             namespace[f"default_{index}"] = parameter.default
             default = f"=default_{index}"
-        signature.append(parameter.name + default)
-        arguments.append(parameter.name)
+        signature.append(stars + parameter.name + default)
     exec(  # noqa: S102 - the names come from a real signature, so they are identifiers
         f"def forward(self, {', '.join(signature)}):\n    return kernel_forward(self, {', '.join(arguments)})\n",
         namespace,
@@ -216,6 +243,15 @@ def _renamed(forward: Forward, cls: type[nn.Module]) -> Forward:
     renamed: Forward = namespace["forward"]
     _label(renamed, forward)
     return renamed
+
+
+@functools.lru_cache(maxsize=4096)
+def _inside_what_stays(forward: Forward, cls: type[nn.Module]) -> Forward:
+    """`forward` inside of the decorators of a class's that stay around a kernel."""
+    decorated = kept_around(cls.forward, forward)
+    if decorated is not forward:
+        _label(decorated, forward)
+    return decorated
 
 
 def _label(function: Any, original: Forward) -> None:

@@ -1,10 +1,10 @@
 """Contracts: a class or a function is matched by what it computes, never by its name alone.
 
 A contract is the source of a reference forward. A class fulfils it when
-    1. its `forward` is a plain function: no decorator but those that the contract names, no closure,
-       source at hand, and that source is what really runs;
-    2. its canonical form (`canonical.py`) equals the reference's, which may have a default where the class
-       requires an argument;
+    1. its `forward` is a plain function: no decorator but those that the contract names or that stay around a
+       kernel (`decoration.py`), no closure, source at hand, and that source is what really runs;
+    2. its canonical form (`canonical.py`) equals the reference's or a variant's, which may have a default where the
+       class requires an argument;
     3. the free names in it mean the same objects: `F` is `torch.nn.functional`, `rotate_half` fulfils
        a contract of its own;
     4. the attributes of `self` that it uses are data of the instance, methods that fulfil contracts
@@ -23,7 +23,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -59,6 +59,8 @@ class Contract:
     methods: the same for methods of the class that it calls through `self`.
     properties: attributes of `self` that may be properties.
     decorators: names of the decorators that the function is inside of, outermost first.
+    variants: what other releases of the class's library write in it: each has texts of the source, and what is
+        written in their places.
     """
 
     name: str
@@ -67,6 +69,14 @@ class Contract:
     methods: Mapping[str, tuple[Contract, ...]] = field(default_factory=dict)
     properties: frozenset[str] = frozenset()
     decorators: tuple[str, ...] = ()
+    variants: tuple[Mapping[str, str], ...] = ()
+
+    @cached_property
+    def spellings(self) -> tuple[Contract, ...]:
+        """The contract, and one for each variant."""
+        return self, *(
+            replace(self, source=_written(self.source, variant), variants=()) for variant in self.variants
+        )
 
     @cached_property
     def form(self) -> CanonicalForm:
@@ -80,6 +90,12 @@ class Contract:
         """Free names of the source that are neither built in, nor usual, nor explained in `names`."""
         known = self.names.keys() | USUAL_NAMES.keys() | vars(builtins).keys()
         return sorted(self.form.free - known)
+
+
+def _written(source: str, variant: Mapping[str, str]) -> str:
+    for text, other in variant.items():
+        source = source.replace(text, other)
+    return source
 
 
 class Difference(NamedTuple):
@@ -131,7 +147,7 @@ def _nearest(
     contracts: Iterable[Contract], compare: Callable[[Contract], Difference | None]
 ) -> Difference | None:
     nearest: Difference | None = None
-    for contract in contracts:
+    for contract in (spelling for given in contracts for spelling in given.spellings):
         problem = compare(contract)
         if problem is None:
             return None
@@ -164,7 +180,7 @@ def _content(cell: Any) -> Any:
 
 
 def _compare(function: Any, contract: Contract) -> Difference | None:
-    if contract.decorators:
+    if isinstance(function, FunctionType) or contract.decorators:
         function = undecorated(function, contract.decorators)
         if isinstance(function, str):
             return Difference(-1, function)

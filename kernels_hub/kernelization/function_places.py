@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from kernels_hub.kernelization.decoration import inner_function
 from kernels_hub.kernelization.tag import FUNCTIONS_ATTRIBUTE, NAME_ATTRIBUTE
 
 _MOST_HELD = 1024
@@ -32,17 +33,32 @@ def called_names(function: FunctionType) -> set[str]:
 
 
 def referred(forward: FunctionType) -> Iterator[tuple[str, Any]]:
-    """(name, value) of what a forward's code refers to: global names, and variables of functions around it."""
-    names = called_names(forward)
-    for name in sorted(names):
-        if (value := forward.__globals__.get(name)) is not None:
+    """(name, value) of what a forward's code refers to: global names, and variables of functions around it.
+
+    Of a decorated one, what the function inside refers to as well, where the decorator's wrapper has it in its closure
+    and does not use the name for something else.
+    """
+    inner = inner_function(forward)
+    names = set()
+    for name, value in referred_by_itself(forward):
+        names.add(name)
+        if inner is None or value is not inner:
             yield name, value
-    yield from captured(forward)
+    if inner is not None:
+        yield from ((name, value) for name, value in referred(inner) if name not in names)
+
+
+def referred_by_itself(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """`referred`, without what a function inside refers to."""
+    for name in sorted(called_names(function)):
+        if (value := function.__globals__.get(name)) is not None:
+            yield name, value
+    yield from captured(function)
 
 
 def referred_as(forward: FunctionType, name: str) -> Any:
     """What a name means in a forward. Raises KeyError where it means nothing."""
-    return {**forward.__globals__, **dict(captured(forward))}[name]
+    return dict(referred(forward))[name]
 
 
 def captured(function: FunctionType) -> list[tuple[str, Any]]:
@@ -89,8 +105,9 @@ def out_of_reach(cls: type) -> Iterator[tuple[str, Any, str]]:
             function = method.__func__ if isinstance(method, staticmethod | classmethod) else method
             if is_tagged(function):
                 yield name, function, "it is a method of the module's class"
-    if isinstance(inner_forward := getattr(forward, "__wrapped__", None), FunctionType):
-        for name, value in referred(inner_forward):
+    wrapped = getattr(forward, "__wrapped__", None)
+    if isinstance(wrapped, FunctionType) and inner_function(forward) is None:
+        for name, value in referred(wrapped):
             if is_tagged(value):
                 yield (
                     name,

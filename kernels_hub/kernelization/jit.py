@@ -27,6 +27,7 @@ from kernels_hub.errors import KernelImportError, LayerContractError
 from kernels_hub.kernelization.background import BACKGROUND, Job, wait_for
 from kernels_hub.kernelization.bind import Forward, KernelForward, object_name, weights_protocol
 from kernels_hub.kernelization.compiled_layer import Arguments, CompiledLayer, Keywords, Refusal, one_line
+from kernels_hub.kernelization.decoration import kept_around
 from kernels_hub.kernelization.generation import is_within_generation, others_generate
 from kernels_hub.kernelization.jit_compilations import Compilations, Compiled, Request, copies
 from kernels_hub.kernelization.jit_settings import JitMode, is_timed, jit_mode, signatures_per_module
@@ -108,14 +109,21 @@ class JitForward:
         self.__signature__ = inspect.signature(cls.forward)
         self._forward: Any = cls.forward
         self._defaults = _defaults_of(cls.forward)
+        self._called = kept_around(cls.forward, self.forward)
+        """`forward`, inside of those decorators of the class's that stay around a kernel."""
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """The result of a call: of the compiled layer where there is one for its signature."""
         import torch
 
-        forward: Any = self.cls.forward
         if torch.compiler.is_compiling():
+            forward: Any = self.cls.forward
             return forward(module, *args, **kwargs)
+        return self._called(module, *args, **kwargs)
+
+    def forward(self, module: nn.Module, *args: object, **kwargs: object) -> object:
+        """The result of a call under the arguments' present names."""
+        forward: Any = self.cls.forward
         if forward is not self._forward or not all(map(is_, _defaults_of(forward), self._defaults)):
             return forward(module, *args, **kwargs)  # compiled layers have the defaults of the one before
         state = self._modules.get(module) or self._state(module)

@@ -59,6 +59,7 @@ class _ContractReader:
             },
             properties=frozenset(table.strings("properties", "a list of attributes of self")),
             decorators=self._decorators(table),
+            variants=_variants(table),
         )
         table.done()
         if not self._trusted:
@@ -102,24 +103,27 @@ class _ContractReader:
         )
 
 
+def _variants(table: Table) -> tuple[dict[str, str], ...]:
+    expected = 'a list of tables such as { "written here" = "written in another release" }'
+    given = table.get("variants", list) or []
+    for index, variant in enumerate(given):
+        if (
+            not isinstance(variant, dict)
+            or not variant
+            or not all(isinstance(v, str) for v in variant.values())
+        ):
+            raise table.error(("variants", index), f"expected {expected}, got {variant!r}")
+    return tuple(given)
+
+
 def _check(table: Table, contract: Contract) -> None:
-    try:
-        names = contract.unexplained_names()
-    except SyntaxError as error:
-        where = f" in line {error.lineno} of it" if error.lineno else ""
-        raise table.error(
-            "source", f"expected the source of one function, got a syntax error{where}: {error.msg}"
-        ) from error
-    except NoCanonicalForm as error:
-        raise table.error(
-            "source", f"expected the source of one function that can be compared: {error}"
-        ) from error
-    if names:
-        raise table.error(
-            "names",
-            f'the source uses {names[0]!r}: say what it is, e.g. names = {{ {names[0]} = "package.object" }} '
-            f"(known without saying: builtins, {', '.join(USUAL_NAMES)})",
-        )
+    for index, variant in enumerate(contract.variants):
+        for text in variant:
+            if text not in contract.source:
+                raise table.error(("variants", index), f"the source does not hold {text!r}")
+    _check_source(table, "source", contract)
+    for index, spelling in enumerate(contract.spellings[1:]):
+        _check_source(table, ("variants", index), spelling)
     for kind, given, used in (
         ("names", contract.names, contract.form.free),
         ("methods", contract.methods, contract.form.self_attributes),
@@ -128,6 +132,26 @@ def _check(table: Table, contract: Contract) -> None:
         for name in given:
             if name not in used:
                 raise table.error((kind, name), f"the source does not use {name!r}")
+
+
+def _check_source(table: Table, place: str | tuple[str | int, ...], contract: Contract) -> None:
+    try:
+        names = contract.unexplained_names()
+    except SyntaxError as error:
+        where = f" in line {error.lineno} of it" if error.lineno else ""
+        raise table.error(
+            place, f"expected the source of one function, got a syntax error{where}: {error.msg}"
+        ) from error
+    except NoCanonicalForm as error:
+        raise table.error(
+            place, f"expected the source of one function that can be compared: {error}"
+        ) from error
+    if names:
+        raise table.error(
+            "names",
+            f'the source uses {names[0]!r}: say what it is, e.g. names = {{ {names[0]} = "package.object" }} '
+            f"(known without saying: builtins, {', '.join(USUAL_NAMES)})",
+        )
 
 
 def read_tags(

@@ -279,6 +279,23 @@ BROKEN = {
         "line 4: contract.c.decorators[0]",
         "expected a function such as \"package.module:name\", got '@cached'",
     ),
+    "variant that is no table": Broken(
+        CONTRACT + "variants = ['x']\n",
+        "line 4: contract.c.variants[0]",
+        'expected a list of tables such as { "written here" = "written in another release" }, got \'x\'',
+    ),
+    "variant of what the source does not hold": Broken(
+        CONTRACT + "variants = [{ 'no such text' = 'x' }]\n",
+        "line 4: contract.c.variants[0]",
+        "the source does not hold 'no such text'",
+        in_schema=False,
+    ),
+    "variant that is no source": Broken(
+        CONTRACT + "variants = [{ 'def' = 'fed' }]\n",
+        "line 4: contract.c.variants[0]",
+        "got a syntax error",
+        in_schema=False,
+    ),
     "contract with a method that it does not call": Broken(
         CONTRACT + "methods = { m = 'd' }\n[contract.d]\nsource = 'def m(): pass'\n",
         "line 4: contract.c.methods.m",

@@ -25,6 +25,7 @@ from kernels_hub import (
 )
 from kernels_hub.kernelization import jit_compilations
 from tests.combinations import first
+from tests.transformers_caches import CACHE, cache_of
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers")
 pytestmark = [
@@ -117,9 +118,9 @@ def test_a_cache_is_changed_in_place():
     kernelize(model, mode=Mode.INFERENCE)
     ours, theirs = (transformers.DynamicCache(config=model.config) for _ in range(2))
     for tokens in (ids(1, 6), ids(1, 1), ids(1, 1), ids(1, 3), ids(1, 1)):
-        found = model(tokens, past_key_values=ours)
-        expected = original(tokens, past_key_values=theirs)
-        assert found.past_key_values is ours
+        found = model(tokens, **{CACHE: ours})
+        expected = original(tokens, **{CACHE: theirs})
+        assert cache_of(found) is ours
         torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=2e-5)
         for one, other in zip(contents(ours), contents(theirs), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
@@ -127,7 +128,7 @@ def test_a_cache_is_changed_in_place():
     assert ours.get_seq_length() == 12 and [type(one).__name__ for one in ours.layers] == ["DynamicLayer"] * 2
     before = [one.clone() for one in contents(ours)]
     kept = copy.deepcopy(ours)
-    model(ids(1, 1), past_key_values=kept)
+    model(ids(1, 1), **{CACHE: kept})
     assert all(one.equal(other) for one, other in zip(contents(ours), before, strict=True))
 
 
@@ -136,13 +137,10 @@ def test_a_cache_that_the_model_makes():
     kernelize(model, mode=Mode.INFERENCE)
     found, expected = model(ids(2, 5), use_cache=True), original(ids(2, 5), use_cache=True)
     assert [row.swapped for row in report(model).rows if row.path == ""] == [True]
-    assert type(found.past_key_values) is type(expected.past_key_values)
-    for one, other in zip(contents(found.past_key_values), contents(expected.past_key_values), strict=True):
+    assert type(cache_of(found)) is type(cache_of(expected))
+    for one, other in zip(contents(cache_of(found)), contents(cache_of(expected)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
-    again = [
-        one(ids(2, 1), past_key_values=of.past_key_values)
-        for one, of in ((model, found), (original, expected))
-    ]
+    again = [one(ids(2, 1), **{CACHE: cache_of(of)}) for one, of in ((model, found), (original, expected))]
     torch.testing.assert_close(again[0].last_hidden_state, again[1].last_hidden_state, rtol=1e-4, atol=2e-5)
 
 
@@ -207,11 +205,11 @@ def test_a_sliding_window_forgets(kind: str, more: dict[str, Any], lengths: tupl
     model, original = windowed(kind, 8, **more), windowed(kind, 8, **more)
     kernelize(model, mode=Mode.INFERENCE)
     for length in (3, 1):  # compiled by calls of which no cache has forgotten anything
-        model(ids(1, length), past_key_values=transformers.DynamicCache(config=model.config))
+        model(ids(1, length), **{CACHE: transformers.DynamicCache(config=model.config)})
     ours, theirs = (transformers.DynamicCache(config=model.config) for _ in range(2))
     for step, length in enumerate(lengths):
         found, expected = (
-            one(ids(1, length), past_key_values=cache) for one, cache in ((model, ours), (original, theirs))
+            one(ids(1, length), **{CACHE: cache}) for one, cache in ((model, ours), (original, theirs))
         )
         torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=2e-5)
         for one, other in zip(ours.layers, theirs.layers, strict=True):
@@ -231,15 +229,13 @@ def test_a_first_prompt_longer_than_the_window(kind: str, more: dict[str, Any], 
     for length in (20, 5, 9):
         caches = [transformers.DynamicCache(config=model.config) if given else None for _ in range(2)]
         found, expected = (
-            one(ids(1, length), past_key_values=cache)
+            one(ids(1, length), **{CACHE: cache})
             for one, cache in zip((model, original), caches, strict=True)
         )
         torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=2e-5)
-        for one, other in zip(found.past_key_values.layers, expected.past_key_values.layers, strict=True):
+        for one, other in zip(cache_of(found).layers, cache_of(expected).layers, strict=True):
             assert one.get_seq_length() == other.get_seq_length() == length
-        for one, other in zip(
-            contents(found.past_key_values), contents(expected.past_key_values), strict=True
-        ):
+        for one, other in zip(contents(cache_of(found)), contents(cache_of(expected)), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
     assert [one.fallbacks for one in programs(model)] == [{}]
 
@@ -253,7 +249,7 @@ def test_a_cache_that_records_its_past_runs_the_original(caplog: pytest.LogCaptu
         for layer in cache.layers:
             layer.activate_past_recording()
     with caplog.at_level(logging.WARNING, "kernels_hub"):
-        found, expected = model(ids(1, 9), past_key_values=ours), original(ids(1, 9), past_key_values=theirs)
+        found, expected = model(ids(1, 9), **{CACHE: ours}), original(ids(1, 9), **{CACHE: theirs})
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=2e-5)
     assert [one.keys.shape for one in ours.layers] == [one.keys.shape for one in theirs.layers]
     assert "a cache of DynamicSlidingWindowLayer is among the arguments" in caplog.text
@@ -264,7 +260,7 @@ def test_a_model_that_makes_a_cache_with_a_window(length: int):
     """The cache that comes out forgets as the original's does, and goes on so."""
     models = [windowed("Gemma2ForCausalLM", 8, **HYBRID).model for _ in range(2)]
     kernelize(models[0], mode=Mode.INFERENCE)
-    ours, theirs = (one(ids(1, length), use_cache=True).past_key_values for one in models)
+    ours, theirs = (cache_of(one(ids(1, length), use_cache=True)) for one in models)
     for step in range(2):
         for one, other in zip(ours.layers, theirs.layers, strict=True):
             assert (
@@ -274,7 +270,7 @@ def test_a_model_that_makes_a_cache_with_a_window(length: int):
         for one, other in zip(contents(ours), contents(theirs), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
         for model, cache in zip(models, (ours, theirs), strict=True):
-            model(ids(1, 1), past_key_values=cache)
+            model(ids(1, 1), **{CACHE: cache})
     (program, *_) = [
         jit_compilations.program_of(one) for one in models[0].__dict__["forward"].func.forwards(models[0])
     ]
@@ -328,7 +324,7 @@ def test_an_encoder_and_a_decoder(kind: str, config: dict[str, Any]):
     assert len(layers) >= 2 and all(one.fallbacks == {} for one in layers)
     ours, theirs = (one(ids(2, 5), decoder_input_ids=ids(2, 3)) for one in (model, original))
     torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-4, atol=2e-5)
-    assert ours.past_key_values.is_updated == theirs.past_key_values.is_updated
+    assert cache_of(ours).is_updated == cache_of(theirs).is_updated
 
 
 def test_weights_follow_the_module_in_every_form():

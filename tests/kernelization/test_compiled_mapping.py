@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels_hub import Mode, explain, kernelize, report, restore
 from tests.combinations import first
+from tests.transformers_caches import cache_of
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers")
 pytestmark = [
@@ -99,7 +100,7 @@ def test_llama_and_what_it_is_not_for(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING, "kernels_hub"):
         check(module, **inputs, output_hidden_states=True)
         found = module(**inputs, use_cache=True)
-    assert found.past_key_values.get_seq_length() == 9
+    assert cache_of(found).get_seq_length() == 9
     assert "keeps its original forward" in caplog.text
 
 

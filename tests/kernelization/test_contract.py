@@ -469,3 +469,14 @@ def test_a_property_is_data_only_where_the_contract_says_so() -> None:
     assert "its class defines scale" in found.reason
     named = Contract("scaled", source, properties=frozenset({"scale"}))
     assert class_difference(WithProperty, [named]) is None
+
+
+def test_a_variant_is_another_spelling() -> None:
+    class Renamed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.gain * F.silu(x)
+
+    other = Contract("scale", SCALE, variants=({"weight": "gain"},))
+    assert class_difference(Renamed, [other]) is None and class_difference(Plain, [other]) is None
+    found = class_difference(Renamed, [Contract("scale", SCALE)])
+    assert found is not None and "statement 1 is `return self.gain * F.silu(x)`" in found.reason

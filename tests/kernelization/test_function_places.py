@@ -135,6 +135,23 @@ class CallsStatic(nn.Module):
 
 class Decorated(nn.Module):
     @logged
+    @logged
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return shift(x)
+
+
+def from_a_table(function: Any) -> Any:
+    table = {"function": function}
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return table["function"](*args, **kwargs)
+
+    return wrapper
+
+
+class DecoratedFromATable(nn.Module):
+    @from_a_table
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return shift(x)
 
@@ -166,6 +183,7 @@ SWAPPED = {
     "lambda called by name": (CallsLambda, 1.0, 100.0),
     "decorated function": (lambda: Holds(decorated), 1.0, 100.0),
     "closure of the forward": (lambda: local_class()(), 1.0, 100.0),
+    "decorated forward": (Decorated, 1.0, 100.0),
 }
 
 KEPT = {
@@ -190,7 +208,7 @@ KEPT = {
     "function of a module": (CallsModule, "through the module PLACE"),
     "method of the class": (CallsMethod, "it is a method of the module's class"),
     "static method": (CallsStatic, "it is a method of the module's class"),
-    "decorated forward": (Decorated, "its forward is decorated"),
+    "decorated forward": (DecoratedFromATable, "its forward is decorated"),
     "called by another method": (Elsewhere, "use_kernelized_func names it"),
 }
 

@@ -31,6 +31,7 @@ from transformers.models.vit.modeling_vit import ViTAttention
 from kernels_hub import Mode, kernelize, load_kernel_mapping, report, restore, use_kernel_mapping
 from kernels_hub.repository.bundled import bundled_folder, source_variant
 from kernels_hub.repository.load import import_kernel
+from tests.transformers_caches import CACHE
 
 PACKAGE: ModuleType = import_kernel(source_variant(bundled_folder() / "attention", "cpu"))
 JOINED = PACKAGE.weights
@@ -279,9 +280,7 @@ def test_prefill_and_decode_with_a_cache(kind: str) -> None:
             for part in parts:
                 seen += part.shape[1]
                 mask = padding[:, :seen]
-                steps.append(
-                    one(input_ids=part, attention_mask=mask, past_key_values=cache).last_hidden_state
-                )
+                steps.append(one(input_ids=part, attention_mask=mask, **{CACHE: cache}).last_hidden_state)
             results.append(torch.cat(steps, 1)[:, 2:])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 

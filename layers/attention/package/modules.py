@@ -132,8 +132,18 @@ def decode(
     query, key, value = heads(hidden, linears[:3], block.head_dim)
     query, key = rotate(query, key, *angles)
     if cache is not None:
-        key, value = cache.update(key, value, block.layer_idx)
+        more = {"kwargs": kwargs} if _gives_caches_kwargs() else {}
+        key, value = cache.update(key, value, block.layer_idx, **more)
     return output(attend(block, query, key, value, mask), block.o_proj), None
+
+
+def _gives_caches_kwargs() -> bool:
+    """Whether blocks give a cache what else they were called with: from transformers 5.24 on.
+
+    That is the release in which arguments and results `past_key_values` became `cache`.
+    """
+    outputs = sys.modules.get("transformers.modeling_outputs")
+    return hasattr(getattr(outputs, "BaseModelOutputWithPast", None), "cache")
 
 
 def _runs_eager(block: Any) -> bool:

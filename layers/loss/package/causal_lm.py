@@ -13,14 +13,7 @@ from torch import Tensor
 from .blocks import is_plain_linear
 from .functional import cross_entropy, linear_cross_entropy
 
-_INPUTS = (
-    "input_ids",
-    "attention_mask",
-    "position_ids",
-    "past_key_values",
-    "inputs_embeds",
-    "use_cache",
-)
+_INPUTS = ("input_ids", "attention_mask", "position_ids", "cache", "inputs_embeds", "use_cache")
 
 
 def causal_lm(
@@ -36,17 +29,24 @@ def causal_lm(
 ) -> Any:
     """The forward of a causal language model: its decoder, then loss and logits of `linear_loss`.
 
-    inputs: what goes to the decoder, as `_INPUTS` names it. kwargs: what else the call was given; it goes to the
+    inputs: what goes to the decoder, in the order of `_INPUTS`. kwargs: what else the call was given; it goes to the
     decoder and to the loss. routed: the result has the router's logits as well.
     """
     return_dict, skip_logits = kwargs.pop("return_dict", None), kwargs.pop("skip_logits", None)
-    outputs = model.model(**dict(zip(_INPUTS, inputs, strict=True)), **kwargs)
+    outputs = decoded(model, inputs, kwargs)
     loss, logits = linear_loss(
         model, vocab_size, outputs, labels, logits_to_keep, skip_logits, softcap, kwargs
     )
     more = {"router_logits": outputs.router_logits} if routed else {}
     kind = "MoeCausalLMOutputWithPast" if routed else "CausalLMOutputWithPast"
     return outputs_of(model, kind, return_dict, outputs, loss=loss, logits=logits, **more)
+
+
+def decoded(model: Any, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What the model's decoder gives. inputs: in the order of `_INPUTS`."""
+    given = dict(zip(_INPUTS, inputs, strict=True))
+    given[_name_of_cache()] = given.pop("cache")
+    return model.model(**given, **kwargs)
 
 
 def linear_loss(
@@ -95,14 +95,21 @@ def linear_loss(
 
 def outputs_of(model: Any, kind: str, return_dict: bool | None, outputs: Any, **more: Any) -> Any:
     """The result record, or the tuple that `return_dict=False` (of the call or the config) asks for."""
+    name = _name_of_cache()
     result = _transformers("modeling_outputs", kind)(
-        past_key_values=outputs.past_key_values,
+        **{name: getattr(outputs, name)},
         hidden_states=outputs.hidden_states,
         attentions=outputs.attentions,
         **more,
     )
     wanted = model.config.return_dict if return_dict is None else return_dict
     return result if wanted else result.to_tuple()
+
+
+def _name_of_cache() -> str:
+    """Of arguments and results: transformers 5.24 renamed it."""
+    is_renamed = hasattr(_transformers("modeling_outputs", "BaseModelOutputWithPast"), "cache")
+    return "cache" if is_renamed else "past_key_values"
 
 
 def _is_fusable(model: Any, vocab_size: int, head: Any, hidden: Tensor, logits_to_keep: Any) -> bool:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .causal_lm import causal_lm, linear_loss, outputs_of
+from .causal_lm import causal_lm, decoded, linear_loss, outputs_of
 from .functional import cross_entropy
 
 _Forward = TypeVar("_Forward", bound=Callable[..., Any])
@@ -177,16 +177,8 @@ class MoeCausalLMBalanced(nn.Module):
         return_dict, skip_logits = kwargs.pop("return_dict", None), kwargs.pop("skip_logits", None)
         if output_router_logits is None:
             output_router_logits = self.config.output_router_logits
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_router_logits=output_router_logits,
-            **kwargs,
-        )
+        inputs = (input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
+        outputs = decoded(self, inputs, {"output_router_logits": output_router_logits, **kwargs})
         loss, logits = linear_loss(
             self, self.vocab_size, outputs, labels, logits_to_keep, skip_logits, None, kwargs
         )

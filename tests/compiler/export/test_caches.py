@@ -12,6 +12,7 @@ import torch
 from kernels_hub import LocalLayerRepository, Mode, kernelize, use_kernel_forward_from_hub, use_kernel_mapping
 from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.export.emit_layer import emit_layer
+from tests.transformers_caches import CACHE
 
 transformers = pytest.importorskip("transformers", reason="needs the package transformers")
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -42,7 +43,7 @@ def test_one_layer_of_a_model(tmp_path: Path):
     out, original = tmp_path / "layer", model()
     ids = torch.randint(0, 64, (1, 1))
     emitted = emit_layer(
-        (original, (ids,), {"past_key_values": filled(5)}), layer_name="Middle", out=out, submodule="layers.1",
+        (original, (ids,), {CACHE: filled(5)}), layer_name="Middle", out=out, submodule="layers.1",
     )  # fmt: skip
     assert emitted.gradients is not None and emitted.gradients.reason == "a cache is among the arguments"
     assert emitted.checked.cases[0].original < 1e-5 and emitted.checked.cases[0].oracle < 1e-5
@@ -55,8 +56,8 @@ def test_one_layer_of_a_model(tmp_path: Path):
         ours, theirs = filled(5), filled(5)
         before = contents(ours)
         with torch.no_grad():
-            found = kernelized(ids, past_key_values=ours).last_hidden_state
-            expected = original(ids, past_key_values=theirs).last_hidden_state
+            found = kernelized(ids, **{CACHE: ours}).last_hidden_state
+            expected = original(ids, **{CACHE: theirs}).last_hidden_state
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
         for one, other in zip(contents(ours), contents(theirs), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
@@ -65,7 +66,7 @@ def test_one_layer_of_a_model(tmp_path: Path):
         kept = contents(alone)
         rotary = kernelized.rotary_emb(torch.zeros(1, 1, 32), torch.tensor([[5]]))
         with torch.no_grad():
-            inner(torch.zeros(1, 1, 32), position_embeddings=rotary, past_key_values=alone, use_cache=True)
+            inner(torch.zeros(1, 1, 32), position_embeddings=rotary, **{CACHE: alone}, use_cache=True)
         assert [one is other for one, other in zip(contents(alone), kept, strict=True)] == [
             True,
             True,
@@ -79,9 +80,7 @@ def test_one_layer_of_a_model(tmp_path: Path):
         del type(kernelized.layers[1]).kernel_layer_name
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"past_key_values": [1, object()]}, {"past_key_values": (0, {"a": set()})}]
-)
+@pytest.mark.parametrize("arguments", [{CACHE: [1, object()]}, {CACHE: (0, {"a": set()})}])
 def test_arguments_that_cannot_be_stated(tmp_path: Path, arguments: dict[str, Any]):
     with pytest.raises(ImportFailure, match="a layer is compiled for tensors, literals"):
         emit_layer(

@@ -13,6 +13,7 @@ from kernels_hub.compiler.export.caches import caches_as_trees
 from kernels_hub.compiler.export.recorded_attributes import recorded
 from kernels_hub.compiler.export.source import Example
 from kernels_hub.compiler.importers import brief_run
+from tests.transformers_caches import CACHE
 
 
 class Layout(Enum):
@@ -80,8 +81,8 @@ def test_a_llama_with_a_cache_is_recorded_without_values_as_with(monkeypatch):
         cache = DynamicCache(config=config)
         ids = torch.arange(5)[None]
         with torch.no_grad():
-            model(input_ids=ids, past_key_values=cache)
-        example = Example(model, (), {"input_ids": ids, "past_key_values": cache})
+            model(input_ids=ids, **{CACHE: cache})
+        example = Example(model, (), {"input_ids": ids, CACHE: cache})
         before = recorded(example)
         monkeypatch.setattr(brief_run, "SECONDS", -1.0)
         assert recorded(example) == before

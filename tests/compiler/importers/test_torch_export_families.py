@@ -10,6 +10,7 @@ from torch import nn
 from torch.export import Dim
 
 from tests.compiler.importers.torch_programs import check
+from tests.transformers_caches import CACHE, cache_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.export's and transformers' own
 
@@ -95,11 +96,11 @@ class Cached(nn.Module):
         for layer, (key, value) in enumerate(past):
             cache.update(key, value, layer)
         found = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True
+            input_ids=input_ids, attention_mask=attention_mask, **{CACHE: cache}, use_cache=True
         )
         return {
             "logits": found.logits,
-            "present": [(one.keys, one.values) for one in found.past_key_values.layers],
+            "present": [(one.keys, one.values) for one in cache_of(found).layers],
         }
 
 
