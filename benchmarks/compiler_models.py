@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.harness import cache_argument
+
 Model = tuple[nn.Module, tuple[torch.Tensor, ...]]
 
 
@@ -60,11 +62,11 @@ class _LlamaStep(nn.Module):
     def forward(self, ids: torch.Tensor, *past: torch.Tensor) -> Any:
         from transformers import DynamicCache
 
-        cache = DynamicCache()
+        cache: Any = DynamicCache()
         for layer in range(len(past) // 2):
             cache.update(past[2 * layer], past[2 * layer + 1], layer)
-        found = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
-        present = [one for layer in found.past_key_values.layers for one in (layer.keys, layer.values)]
+        found = self.model(input_ids=ids, **{cache_argument(): cache}, use_cache=True)
+        present = [one for layer in cache.layers for one in (layer.keys, layer.values)]
         return (found.logits, *present)
 
 

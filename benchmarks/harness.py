@@ -286,3 +286,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for row in (header, *rows)
     ]
     return "\n".join((text[0], line, *text[1:]))
+
+
+def cache_argument() -> str:
+    """The name under which the installed transformers takes a cache: renamed in 5.24."""
+    from transformers.modeling_outputs import BaseModelOutputWithPast
+
+    return "cache" if hasattr(BaseModelOutputWithPast, "cache") else "past_key_values"

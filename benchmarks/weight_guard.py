@@ -26,7 +26,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest import mock
 
-from benchmarks.harness import arguments, table, write
+from benchmarks.harness import arguments, cache_argument, table, write
 
 MODELS = ("bert", "llama token")
 MAPPINGS = ("default", "compiled")
@@ -78,13 +78,13 @@ def _call(model: str, mapping: str) -> Callable[[], Any]:
             for layer, (keys, values) in zip(cache.layers, filled, strict=True):
                 layer.lazy_initialization(keys, values)
                 layer.keys, layer.values = keys, values
-            return module(**inputs, past_key_values=cache, use_cache=True)
+            return module(**inputs, **{cache_argument(): cache}, use_cache=True)
 
     filled: list[Any] = []
     with torch.inference_mode():
         first = transformers.DynamicCache(config=module.config) if model != "bert" else None
         if first is not None:
-            module(input_ids=prompt, past_key_values=first, use_cache=True)
+            module(input_ids=prompt, **{cache_argument(): first}, use_cache=True)
             held: list[Any] = list(first.layers)
             filled = [(one.keys.clone(), one.values.clone()) for one in held]
     for _ in range(20):

@@ -23,12 +23,16 @@ import torch
 from torch import nn
 from torch.export import Dim
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import logging
 
 from kernels_hub import Mode, compiler, kernelize, load_kernel_mapping, restore, use_kernel_mapping
 
 PROMPT = "A layer that was compiled once, and published under a version, is"
 
+CACHE = (
+    "cache" if hasattr(BaseModelOutputWithPast, "cache") else "past_key_values"
+)  # renamed in transformers 5.24
 Past = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer, (batch, heads, tokens, width)."""
 
@@ -47,8 +51,9 @@ class LlamaPrefill(nn.Module):
         self.model = model
 
     def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, Past]:
-        found = self.model(input_ids=ids, use_cache=True, logits_to_keep=1)
-        return found.logits, [(layer.keys, layer.values) for layer in found.past_key_values.layers]
+        cache: Any = DynamicCache()
+        found = self.model(input_ids=ids, **{CACHE: cache}, use_cache=True, logits_to_keep=1)
+        return found.logits, [(layer.keys, layer.values) for layer in cache.layers]
 
 
 class LlamaStep(nn.Module):
@@ -59,11 +64,11 @@ class LlamaStep(nn.Module):
         self.model = model
 
     def forward(self, ids: torch.Tensor, past: Past) -> tuple[torch.Tensor, Past]:
-        cache = DynamicCache()
+        cache: Any = DynamicCache()
         for layer, (keys, values) in enumerate(past):
             cache.update(keys, values, layer)
-        found = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
-        return found.logits, [(layer.keys, layer.values) for layer in found.past_key_values.layers]
+        found = self.model(input_ids=ids, **{CACHE: cache}, use_cache=True)
+        return found.logits, [(layer.keys, layer.values) for layer in cache.layers]
 
 
 @dataclass(frozen=True)
