@@ -239,6 +239,8 @@ class Executable:
         if followed is None or followed.holds(whole=whole):
             return
         with self._lock:
+            if followed.holds(whole=whole):  # another thread was here before
+                return
             graph = followed.graph()
             if signature_of(graph) != self.signature:
                 raise CompilerError(
@@ -250,6 +252,7 @@ class Executable:
                 self._plan = self._choose(graph)
             self._plans.clear()
             self._last = None
+            followed.adopt()  # not before: where one of these fails, the next call fails as well
 
     def arrays(self, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, Array]:
         """As `execute`, with NumPy arrays for results, whatever the inputs are."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +21,7 @@ from kernels_hub.compiler.engines.tensors import snapshot
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.transform import bind
 from kernels_hub.compiler.ir.types import Array
-from kernels_hub.compiler.runtime.facts import Held
+from kernels_hub.compiler.runtime.facts import HasKeys, Held
 from kernels_hub.compiler.runtime.module_guard import ModuleGuard
 from kernels_hub.compiler.runtime.toolchain import build, load
 
@@ -40,47 +41,67 @@ def frozen(graph: Graph, load_weight: Loader | None = None) -> Graph:
     return made
 
 
+@dataclass(frozen=True)
+class _Form:
+    """All that a graph depends on beside what weights hold: another form, another trace."""
+
+    tensors: dict[str, tuple[torch.Size, torch.dtype]]
+    ties: frozenset[tuple[str, ...]]
+    modules: dict[str, tuple[nn.Module, type[nn.Module], tuple[int, ...]]]
+    """By path: the part, its class, and its hooks."""
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A graph, and what its module was when it was traced and its weights were read."""
+
+    graph: Graph
+    form: _Form
+    guard: ModuleGuard
+
+
 class Followed:
-    """The weights of a module that a graph was imported from. trace: imports it again."""
+    """The module that a graph was imported from, and its weights. trace: imports it again."""
 
     def __init__(self, module: nn.Module, graph: Graph, trace: Callable[[], Graph]) -> None:
         self._module, self._trace = module, trace
-        self._ties: frozenset[tuple[str, ...]] = frozenset()
-        """Names that stand for one weight."""
-        self._take(graph)
+        self._current = self._next = _Taken(graph, self._form(), self._made_guard())
 
     def graph(self) -> Graph:
-        """The graph with a snapshot of the weights that are there now, which `holds` compares with from here on."""
-        before = self._ties
-        self._guard = self._made_guard()
-        self._ties = _ties(self._tensors())
-        if before != self._ties or any(
-            name in self._types and self._types[name] != _type(one) for name, one in self._tensors().items()
-        ):
-            self._take(self._trace())
-        return frozen(self._graph, self._load)
+        """The graph with a snapshot of the weights that are there now; `adopt` says that it is what runs.
+
+        It is traced again where the module has other parts, other hooks, or weights of other names or types.
+        """
+        form = self._form()
+        graph = self._current.graph if form == self._current.form else self._trace()
+        guard = self._made_guard()  # before weights are read: an edit meanwhile is noticed later
+        self._next = _Taken(graph, form, guard)
+        tensors = self._tensors()
+        return frozen(graph, lambda name: _array_of(graph, name, tensors.get(name)))
+
+    def adopt(self) -> None:
+        """What `graph` gave last runs from here on: `holds` compares with it."""
+        self._current = self._next
 
     def holds(self, *, whole: bool = False) -> bool:
-        """Whether weights are those of the last snapshot, as far as is compared now. whole: all of them is."""
-        own = self._module.__dict__
-        return self._guard.holds_all(own) if whole else self._guard.holds(own)
+        """Whether all is as it was for the graph that runs, as far as is compared now. whole: all of it is."""
+        own, guard = self._module.__dict__, self._current.guard
+        return guard.holds_all(own) if whole else guard.holds(own)
 
     def took(self, elapsed: int) -> None:
         """A call took so many nanoseconds."""
-        self._guard.took(elapsed)
+        self._current.guard.took(elapsed)
 
-    def _take(self, graph: Graph) -> None:
-        self._graph = graph
+    def _form(self) -> _Form:
         tensors = self._tensors()
-        self._types = {name: _type(one) for name, one in tensors.items()}
-        self._ties = _ties(tensors)
-        self._guard = self._made_guard()
-
-    def _load(self, name: str) -> Array:
-        from kernels_hub.compiler.importers.torch_export import array_of
-
-        tensor = self._tensors().get(name)
-        return self._graph.weight(name) if tensor is None else array_of(tensor)
+        return _Form(
+            {name: _type(one) for name, one in tensors.items()},
+            _ties(tensors),
+            {
+                path: (module, type(module), tuple(key for hooks in _hooks(module) for key in hooks))
+                for path, module in self._module.named_modules(remove_duplicate=False)
+            },
+        )
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers by all of their names, as the module holds them now."""
@@ -92,14 +113,30 @@ class Followed:
 
     def _made_guard(self) -> ModuleGuard:
         held: list[Held] = []
+        keys: list[HasKeys] = []
         for module in self._module.modules():
-            for table in (module._modules, module._parameters, module._buffers):
+            own = module.__dict__
+            for table_name in ("_modules", "_parameters", "_buffers"):
+                table = own[table_name]
+                held.append(Held(own, table_name, table))  # some methods of nn.Sequential replace it
                 held += (Held(table, name, value) for name, value in table.items())
+                keys.append(HasKeys(table, tuple(table)))
+            keys += (HasKeys(hooks, tuple(hooks)) for hooks in _hooks(module))
         tensors = list(
             {id(one.value): one.value for one in held if isinstance(one.value, torch.Tensor)}.values()
         )
         counted = [tensor for tensor in tensors if not tensor.is_inference()]  # the others count no versions
-        return ModuleGuard(self._module.__dict__, held, (), tensors, counted, tensors, _library())
+        return ModuleGuard(self._module.__dict__, held, (), tensors, counted, tensors, _library(), keys)
+
+
+def _hooks(module: nn.Module) -> tuple[Any, ...]:
+    return module._forward_pre_hooks, module._forward_hooks
+
+
+def _array_of(graph: Graph, name: str, tensor: torch.Tensor | None) -> Array:
+    from kernels_hub.compiler.importers.torch_export import array_of
+
+    return graph.weight(name) if tensor is None else array_of(tensor)
 
 
 @lru_cache(maxsize=1)

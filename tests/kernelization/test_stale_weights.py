@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, currently_in_test_context, given, reject, se
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.nn.utils import parametrize
 
 import kernels_hub
 from kernels_hub import LocalLayerRepository, Mode, kernelize, load_kernel_mapping, report, use_kernel_mapping
@@ -400,6 +401,61 @@ def test_followed_weights_that_become_tied_and_untied() -> None:
     module[1] = nn.Linear(64, 32).requires_grad_(False)
     with pytest.raises(CompilerError, match="compile it again"):
         run(x)
+
+
+class Tripled(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 3 * super().forward(input)
+
+
+def swap_class(module: nn.Sequential) -> None:
+    other = Tripled(16, 16)
+    other.weight, other.bias = module[0].weight, module[0].bias
+    module[0] = other
+
+
+CHANGES_OF_PARTS: dict[str, Callable[[nn.Sequential], object]] = {
+    "another activation": lambda module: module.__setitem__(1, nn.ReLU()),
+    "another class over the same weights": swap_class,
+    "a bias is gone": lambda module: setattr(module[0], "bias", None),
+    "a bias joins": lambda module: setattr(module[2], "bias", nn.Parameter(torch.ones(16))),
+    "a part joins": lambda module: module.append(nn.Tanh()),
+    "a part is gone": lambda module: module.__delitem__(1),
+    "a part comes in between": lambda module: module.insert(1, nn.Tanh()),
+    "a parametrization": lambda module: parametrize.register_parametrization(
+        module[0], "weight", nn.Softsign()
+    ),
+    "a hook": lambda module: module[0].register_forward_hook(lambda _, __, result: 2 * result),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_PARTS)
+def test_parts_that_change_are_followed(change: str) -> None:
+    """Names, shapes and dtypes of the weights may be the same: the module is traced again where a part is another."""
+    module = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16, bias=False)).eval()
+    x = torch.randn(5, 16)
+    with torch.no_grad():
+        run = compile((module.requires_grad_(False), (x,)), "cpu", engines=["library"], weights="followed")
+        before = module(x)
+        torch.testing.assert_close(run(x), before)
+        CHANGES_OF_PARTS[change](module)
+        assert Kind.differs(module(x), before) > 1e-2
+        torch.testing.assert_close(run(x), module(x))
+        module[0].bias = nn.Parameter(torch.full((16,), 3.0), requires_grad=False)
+        torch.testing.assert_close(run(x), module(x))
+
+
+def test_what_could_not_be_made_anew_is_tried_at_every_call() -> None:
+    """A call that raises says that what runs is stale; so does the call after it."""
+    module = nn.Sequential(nn.Linear(16, 16), nn.GELU()).requires_grad_(False)
+    x = torch.randn(5, 16)
+    run = compile((module, (x,)), "cpu", engines=["library"], weights="followed")
+    right, module[0] = module[0], nn.Linear(16, 8).requires_grad_(False)
+    for _ in range(2):
+        with pytest.raises(CompilerError, match="compile it again"):
+            run(x)
+    module[0] = right
+    torch.testing.assert_close(run(x), module(x))
 
 
 def test_what_cannot_be_followed_is_refused() -> None:
