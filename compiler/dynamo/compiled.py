@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from kernels_hub.compiler.dynamo.fallback import Argument
+from kernels_hub.compiler.errors import CompilerError
 from kernels_hub.compiler.executable import Executable
 from kernels_hub.compiler.importers.torch_aten import AtenGraph, Result
 from kernels_hub.compiler.plan.followed_weights import Followed, frozen
+from kernels_hub.compiler.plan.selection import untold_symbols
 from kernels_hub.compiler.settings import Settings
 
 
@@ -37,6 +39,10 @@ class CompiledGraph:
     ) -> None:
         self._boxed_call = True  # of the instance: what wraps it copies its attributes
         graph = aten.graph
+        if untold := untold_symbols(graph):
+            raise CompilerError(
+                f"it takes {', '.join(untold)}, a number that is no size of a tensor among its arguments"
+            )
         followed = None
         self._held: dict[str, Any] = {}
         self._weights: list[tuple[int, str]] = []

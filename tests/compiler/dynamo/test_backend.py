@@ -101,6 +101,22 @@ def test_results_are_those_of_eager(function):
     assert statistics.graphs and not statistics.fell_back
 
 
+class Times(nn.Module):
+    def forward(self, x, times):
+        return x.sin() * times
+
+
+@torch.no_grad()
+def test_numbers_that_are_no_sizes():
+    """Dynamo makes a symbol of an int that is another at the second call."""
+    x = torch.randn(3, 5)
+    run, refusing = (compiled(Times(), fallback=fallback) for fallback in ("eager", "error"))
+    for times in (3, 4, 5, 2.5, 0):
+        torch.testing.assert_close(run(x, times), Times()(x, times))
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="a number that is no size of a tensor"):
+        refusing(x, 3)
+
+
 class Counting(nn.Module):
     def __init__(self):
         super().__init__()
