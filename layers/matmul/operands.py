@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from triton.knobs import runtime
 
+from .direct import is_transformed
+
 DEVICES = ("cuda", "cpu") if runtime.interpret else ("cuda",)
 """Where the kernels run; "cuda" is also what PyTorch calls ROCm, and the CPU is Triton's interpreter."""
 
@@ -17,11 +19,13 @@ def applies(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None,
     """Whether the operators are for these operands.
 
     Not for tensor subclasses (DTensor, quantised weights), symbolic values, operands that do not
-    fit together (torch.nn.functional.linear says so best), nor under autocast.
+    fit together (torch.nn.functional.linear says so best), nor under autocast or transforms.
     """
     for tensor in (x, *weights, *biases):
         if tensor is not None and type(tensor) is not Parameter and type(tensor) is not Tensor:
             return False
+    if is_transformed():
+        return False
     return (
         x.dtype in _DTYPES
         and all(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import Parameter
 
+from .direct import is_transformed
 from .few_or_many import pays
 from .packing import held
 
@@ -27,7 +27,7 @@ def applies(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None,
         return False
     if not _is_plain(x) or x.dim() == 0 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
-    if forward_ad._current_level >= 0:  # operators of torch.library drop tangents without a word
+    if is_transformed():
         return False
     is_packed = False
     for weight in weights:

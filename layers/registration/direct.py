@@ -41,6 +41,17 @@ def is_observed(device: str = "cpu") -> bool:
     )
 
 
+def is_transformed() -> bool:
+    """Whether PyTorch's formulas have to run: under torch.func's transforms, and in forward-mode differentiation.
+
+    Operators of torch.library drop tangents without a word, have no gradients under torch.func.grad, and are called
+    once for each example under torch.vmap.
+    """
+    if forward_ad._current_level >= 0:
+        return True
+    return not (_is_unknown or torch.compiler.is_compiling()) and _transform() is not None
+
+
 @cache
 def _plain_keys(device: str) -> frozenset[int]:
     ordinary = torch.empty(0, device=device)

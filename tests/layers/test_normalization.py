@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 from torch import nn
+from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from kernels_hub.repository.bundled import bundled_folder, source_variant
@@ -369,3 +370,23 @@ def test_a_model_with_other_threads_gives_the_same_rows(package):
         assert torch.equal(package.layers.RMSNorm.forward(module, x), before)
     finally:
         torch.set_num_threads(threads)
+
+
+def test_what_only_pytorch_normalizes() -> None:
+    """Complex numbers; and sizes that are a list, which PyTorch's classes keep as they are given."""
+    module = import_kernel(source_variant(bundled_folder() / "normalization", "cpu")).layers.TorchRMSNorm
+    norm = nn.RMSNorm((3, 8), eps=1e-6)
+    z = torch.complex(torch.randn(5, 3, 8), torch.randn(5, 3, 8))
+    torch.testing.assert_close(module.forward(norm, z), norm(z))
+    norm.normalized_shape = [3, 8]
+    torch.testing.assert_close(module.forward(norm, z.real), norm(z.real))
+
+
+def test_a_scale_that_is_switched_off() -> None:
+    """A setting of Gemma 3n's norms, which its class reads at every call."""
+    layer = import_kernel(source_variant(bundled_folder() / "normalization", "cpu")).layers.RMSNormRoundedOnce
+    norm, x = Gemma3nRMSNorm(64), torch.randn(5, 64)
+    with torch.no_grad():
+        norm.weight.mul_(3)
+        for norm.with_scale in (True, False):
+            torch.testing.assert_close(layer.forward(norm, x), norm(x))

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from . import kernels, operators, reference
+from .direct import is_transformed
 from .kinds import GELU, GELU_TANH, QUICK_GELU, SILU, number
 
 
@@ -59,10 +59,9 @@ def _is_for_pytorch(size: int, small: tuple[int, int], requires_grad: bool) -> b
     """Whether PyTorch's own operators are to compute `size` elements.
 
     They start faster than an operator written in Python, by 4 microseconds, and by 25 where that has a gradient:
-    `small` are the sizes, for either case, below which that decides. And operators of `torch.library` drop the
-    tangents of forward-mode differentiation, without a word.
+    `small` are the sizes, for either case, below which that decides.
     """
-    if forward_ad._current_level >= 0:
+    if is_transformed():
         return True
     return size < small[int(requires_grad and torch.is_grad_enabled())] and not torch.compiler.is_compiling()
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from . import operators, reference
 from .blocks import needs_gradient
+from .direct import is_transformed
 from .form import Form
 
 
@@ -48,7 +48,7 @@ def attention(
     if (
         not all(type(x) is Tensor or type(x) is Parameter for x in (query, key, value))
         or needs_gradient(mask)
-        or forward_ad._current_level >= 0  # operators of torch.library drop tangents without a word
+        or is_transformed()
     ):
         return reference.differentiable(query, key, value, mask, form)
     if needs_gradient(query, key, value):
@@ -81,7 +81,7 @@ def attention_with_sinks(
     if (
         not all(type(x) is Tensor or type(x) is Parameter for x in (query, key, value, sinks))
         or needs_gradient(query, key, value, mask, sinks)
-        or forward_ad._current_level >= 0
+        or is_transformed()
     ):
         return reference.differentiable(query, key, value, mask, form, sinks)
     result, statistics = operators.attention(query, key, value, mask, *form)

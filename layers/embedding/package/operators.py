@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from . import kernels, reference
+from .direct import is_transformed
 from .registration import define, implementations
 
 
@@ -112,7 +112,7 @@ def embedding(
     if (
         type(weight) not in (Tensor, Parameter)
         or (grad and scale is not None and scale.requires_grad)
-        or forward_ad._current_level >= 0  # operators of torch.library drop tangents without a word
+        or is_transformed()
     ):
         rows = torch.nn.functional.embedding(indices, weight, padding_idx)
         return rows if scale is None else rows * scale.to(weight.dtype)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from . import few_or_many, weights
+from .direct import is_transformed
 from .operands import applies, dense, operand
 from .packing import products
 
@@ -37,7 +37,7 @@ def transposed_linear_pays(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
         and x.dtype is weight.dtype
         and (torch.compiler.is_compiling() or products.pays_transposed(x, weight))
         and not torch.is_autocast_enabled("cpu")
-        and forward_ad._current_level < 0  # operators of torch.library drop tangents without a word
+        and not is_transformed()
     )
 
 

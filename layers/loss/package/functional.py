@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from . import linear_operators, operators, reference
 from .blocks import needs_gradient
+from .direct import is_transformed
 from .forms import LossForm
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -159,6 +159,6 @@ def _check_target(name: str, shape: torch.Size, target: Tensor) -> None:
 
 
 def _are_plain(*tensors: Tensor | None) -> bool:
-    if forward_ad._current_level >= 0:  # operators of torch.library drop tangents without a word
+    if is_transformed():
         return False
     return all(t is None or type(t) is Tensor or type(t) is Parameter for t in tensors)

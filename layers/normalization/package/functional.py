@@ -1,17 +1,15 @@
 """The normalizations as functions of tensors.
 
-Under forward-mode differentiation they run PyTorch's formulas: operators of `torch.library` drop
-tangents without a word.
+Under transforms of torch.func and forward-mode differentiation they run PyTorch's formulas.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from . import kernels, operators, reference
-from .direct import is_unwatched
+from .direct import is_transformed, is_unwatched
 from .forms import Form, GatedForm
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
@@ -30,7 +28,7 @@ def rms_norm(
         y = kernels.rms_norm_directly(x, weight, eps, offset, round_first)
         if y is not None:
             return y
-    if _has_tangents():
+    if is_transformed():
         return reference.forward(x, None, weight, None, Form(eps, False, offset, round_first), save=False)[0]
     if _needs_gradient(x, weight):
         return operators.rms_norm(x, weight, eps, offset, round_first)[0]
@@ -47,7 +45,7 @@ def add_rms_norm(
     round_first: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """(rms_norm(x + residual, …), x + residual), the sum rounded to its dtype first."""
-    if x.shape != residual.shape or x.dtype != residual.dtype or _has_tangents():
+    if x.shape != residual.shape or x.dtype != residual.dtype or is_transformed():
         total = x + residual
         return rms_norm(total, weight, eps, offset=offset, round_first=round_first), total
     if _needs_gradient(x, residual, weight):
@@ -64,7 +62,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     x (…, H) float; weight, bias (H,) or None; returns like x, contiguous; computed in float32.
     Source: arXiv 1607.06450, torch.nn.functional.layer_norm.
     """
-    if _has_tangents():
+    if is_transformed():
         return reference.forward(x, None, weight, bias, Form(eps, True), save=False)[0]
     if _needs_gradient(x, weight, bias):
         return operators.layer_norm(x, weight, bias, eps)[0]
@@ -77,7 +75,7 @@ def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
     """(layer_norm(x + residual, …), x + residual), the sum rounded to its dtype first."""
-    if x.shape != residual.shape or x.dtype != residual.dtype or _has_tangents():
+    if x.shape != residual.shape or x.dtype != residual.dtype or is_transformed():
         total = x + residual
         return layer_norm(total, weight, bias, eps), total
     if _needs_gradient(x, residual, weight, bias):
@@ -111,7 +109,7 @@ def rms_norm_gated(
     if activation not in _ACTIVATIONS:
         raise ValueError(f"rms_norm_gated: activation {activation!r}, expected {', '.join(_ACTIVATIONS)}")
     form = GatedForm(eps, _ACTIVATIONS[activation], gate_first, round_first, groups)
-    if _has_tangents():
+    if is_transformed():
         return reference.gated_forward(x, gate, weight, form)
     if _needs_gradient(x, gate, weight):
         return operators.rms_norm_gated(x, gate, weight, *form)  # type: ignore[no-any-return]
@@ -126,10 +124,6 @@ def _of_sum(
     y, total, _, _ = kernels.forward(x, residual, weight, bias, form, save=False)
     assert total is not None
     return y, total
-
-
-def _has_tangents() -> bool:
-    return forward_ad._current_level >= 0
 
 
 def _needs_gradient(*tensors: Tensor | None) -> bool:

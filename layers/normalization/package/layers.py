@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .functional import add_layer_norm, add_rms_norm, layer_norm, rms_norm, rms_norm_gated
@@ -65,7 +66,8 @@ class RMSNormRoundedOnce(nn.Module):
     weight: Tensor
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        return rms_norm(hidden_states, self.weight, _eps(self), round_first=False)
+        weight = self.weight if self.__dict__.get("with_scale", True) else None  # a setting of Gemma 3n's
+        return rms_norm(hidden_states, weight, _eps(self), round_first=False)
 
 
 class RMSNormZeroCentered(nn.Module):
@@ -96,11 +98,12 @@ class TorchRMSNorm(nn.Module):
     weight: Tensor | None
 
     def forward(self, x: Tensor) -> Tensor:
-        x = _autocast(x)
-        eps = self.eps
+        x, eps, weight = _autocast(x), self.eps, self.weight
+        if not x.is_floating_point():  # complex numbers, and what PyTorch refuses
+            return F.rms_norm(x, self.normalized_shape, weight, eps)
+        shape = tuple(self.normalized_shape)
         if eps is None:
             eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
-        shape, weight = self.normalized_shape, self.weight
         if weight is not None and len(shape) > 1:
             weight = weight.flatten()
         y = rms_norm(_flatten(x, shape).contiguous(), weight, eps, round_first=False)
@@ -122,7 +125,9 @@ class LayerNorm(nn.Module):
     bias: Tensor | None
 
     def forward(self, input: Tensor) -> Tensor:
-        x, shape, weight, bias = _autocast(input), self.normalized_shape, self.weight, self.bias
+        x, shape, weight, bias = _autocast(input), tuple(self.normalized_shape), self.weight, self.bias
+        if not x.is_floating_point():
+            return F.layer_norm(x, shape, weight, bias, self.eps)
         if len(shape) > 1:
             weight, bias = (
                 None if weight is None else weight.flatten(),

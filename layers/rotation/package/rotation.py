@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from . import rotation_kernels as kernels
 from . import rotation_reference as reference
-from .direct import is_unwatched
+from .direct import is_transformed, is_unwatched
 from .registration import define_twice, implementations
 
 
@@ -113,9 +112,9 @@ def apply_rotary_pos_emb_interleaved(
 
 def _rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     grad = torch.is_grad_enabled()
-    # Learned angles need the formula's own gradient; and operators of torch.library drop the tangents of
-    # forward-mode differentiation without a word.
-    if (grad and (cos.requires_grad or sin.requires_grad)) or forward_ad._current_level >= 0:
+    if (
+        grad and (cos.requires_grad or sin.requires_grad)
+    ) or is_transformed():  # learned angles have gradients, too
         dtype = q.dtype
         if interleaved and dtype != torch.float64:
             q, k = q.float(), k.float()

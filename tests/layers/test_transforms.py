@@ -1,0 +1,116 @@
+"""Layers under transforms of torch.func: the numbers of PyTorch's own layers, and no errors that these do not raise."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jacrev, jvp, vmap
+from transformers import LlamaConfig
+from transformers.activations import QuickGELUActivation
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
+
+from kernels_hub.repository.bundled import bundled_folder, source_variant
+from kernels_hub.repository.load import import_kernel
+from tests.tolerances import assert_close
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+WIDTH = 384
+Function = Callable[[Tensor], Tensor]
+
+
+class Turned(nn.Module):
+    """Rotary embeddings of heads of 64."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.turned(x, apply_rotary_pos_emb)
+
+    def turned(self, x: Tensor, rotate: Callable[..., Any]) -> Tensor:
+        heads = x.unflatten(-1, (-1, 64)).transpose(-3, -2)
+        angles = torch.linspace(0, 3, x.shape[-2] * 64).view(1, -1, 64)
+        return torch.cat(rotate(heads, heads, angles.cos(), angles.sin()), dim=-1)
+
+
+MAKE: dict[str, tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = {
+    "Linear": ("linear", lambda: nn.Linear(WIDTH, 640), (2, 32, WIDTH)),
+    "GatedMLP": (
+        "mlp",
+        lambda: LlamaMLP(LlamaConfig(hidden_size=WIDTH, intermediate_size=512)),
+        (2, 32, WIDTH),
+    ),
+    "RMSNorm": ("normalization", lambda: LlamaRMSNorm(WIDTH), (2, 32, WIDTH)),
+    "TorchRMSNorm": ("normalization", lambda: nn.RMSNorm(WIDTH), (2, 32, WIDTH)),
+    "LayerNorm": ("normalization", lambda: nn.LayerNorm(WIDTH), (2, 32, WIDTH)),
+    "SiLU": ("activation", nn.SiLU, (2, 64, WIDTH)),
+    "GELU": ("activation", nn.GELU, (2, 64, WIDTH)),
+    "QuickGELU": ("activation", QuickGELUActivation, (2, 64, WIDTH)),
+    "Conv2d": ("convolution", lambda: nn.Conv2d(64, 128, 3), (2, 64, 20, 20)),
+    "rotary_pos_emb": ("rotary", Turned, (2, 32, WIDTH)),
+}
+TRANSFORMS: dict[str, Callable[[Function, Tensor, Tensor], Any]] = {
+    "grad": lambda f, x, t: grad(lambda x: (f(x) * f(t).detach()).sum())(x),
+    "grad of each example": lambda f, x, t: vmap(grad(lambda x: f(x[None]).sin().sum()))(x),
+    "vmap": lambda f, x, t: vmap(f)(torch.stack((x, t))),
+    "jvp": lambda f, x, t: jvp(f, (x,), (t,))[1],
+    "jacrev": lambda f, x, t: jacrev(lambda scale: f(x + scale * t).sin().mean())(torch.tensor(1.5)),
+    "jvp of grad": lambda f, x, t: jvp(grad(lambda x: f(x).sin().sum()), (x,), (t,))[1],
+}
+
+
+def pair(name: str) -> tuple[nn.Module, nn.Module]:
+    """A module, and one that runs the kernel on the same weights."""
+    repository, make, _ = MAKE[name]
+    package = import_kernel(source_variant(bundled_folder() / repository, "cpu"))
+    torch.manual_seed(0)
+    module = make().eval()
+    torch.manual_seed(0)
+    kernel = make().eval()
+    if name == "rotary_pos_emb":
+        kernel.forward = lambda x: kernel.turned(x, package.rotation.apply_rotary_pos_emb)  # type: ignore[operator]
+    else:
+        layer = getattr(package.layers, name)
+        kernel.forward = lambda x: layer.forward(kernel, x)
+    return module.requires_grad_(False), kernel.requires_grad_(False)
+
+
+def inputs(name: str) -> tuple[Tensor, Tensor]:
+    shape = MAKE[name][2]
+    memory = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+    first, second = (
+        torch.randn(shape, generator=torch.Generator().manual_seed(seed)).contiguous(memory_format=memory)
+        for seed in (1, 2)
+    )
+    return first, second
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", MAKE)
+def test_transforms_of_inputs(name: str, transform: str) -> None:
+    module, kernel = pair(name)
+    expected, found = (TRANSFORMS[transform](one, *inputs(name)) for one in (module, kernel))
+    assert float(expected.abs().max()) > 0.0
+    assert_close(found, expected, factor=64)
+
+
+@pytest.mark.parametrize("name", ["Linear", "GatedMLP", "RMSNorm", "Conv2d"])
+def test_gradients_of_weights_for_each_example(name: str) -> None:
+    module, kernel = pair(name)
+    weights = {key: one.detach() for key, one in module.named_parameters()}
+    x, _ = inputs(name)
+
+    def gradients(one: nn.Module) -> dict[str, Tensor]:
+        def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+            return functional_call(one, weights, (x[None],)).square().mean()
+
+        found: dict[str, Tensor] = vmap(grad(loss), in_dims=(None, 0))(weights, x)
+        return found
+
+    expected, found = gradients(module), gradients(kernel)
+    assert expected.keys() == found.keys()
+    for key, one in expected.items():
+        assert_close(found[key], one, factor=64)
