@@ -1,20 +1,23 @@
-"""Checks that a block's children still are what its kernel computes: exact class, own forward, no hooks.
+"""Checks that a block's children still are what its kernel computes: exact class, its own forward, no hooks.
 
 A block's kernel computes what its children compute, without calling them. That is right only while
-every child is of exactly the expected class, runs its own forward and has no hooks. Adapters (LoRA),
-quantisation, pruning and observers all change one of these, so this is asked at every call (a
-microsecond a child) and the children are called, as the original does, where the answer is no.
+every child is of exactly the expected class, runs the forward that this was written with, and has no
+hooks. Adapters (LoRA), quantisation, pruning and observers all change one of these, some of them for a
+whole class (`nn.Linear.forward = ...`), so this is asked at every call (a microsecond a child) and the
+children are called, as the original does, where the answer is no.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn.modules import module as _module
 
 
@@ -65,6 +68,8 @@ def activation_name(activation: Any) -> str | None:
     if not runs_own_forward(activation):
         return None
     kind = type(activation)
+    if not has_written_forward(kind):
+        return None
     if kind is nn.SiLU:
         return "silu"
     if kind is nn.ReLU:
@@ -78,7 +83,7 @@ def activation_name(activation: Any) -> str | None:
 
 def is_plain_linear(module: Any) -> bool:
     """Whether calling `module` computes F.linear(x, module.weight, module.bias) and nothing else."""
-    return type(module) is nn.Linear and runs_own_forward(module)
+    return type(module) is nn.Linear and has_written_forward(nn.Linear) and runs_own_forward(module)
 
 
 def is_conv1d(module: Any) -> bool:
@@ -100,6 +105,21 @@ def runs_own_forward(module: nn.Module) -> bool:
         or _module._global_backward_pre_hooks
         or _module._global_backward_hooks
     )
+
+
+def has_written_forward(kind: type[nn.Module]) -> bool:
+    """Whether a class has the forward that its module defines, and none that somebody put in its place."""
+    if is_compiling():
+        return True
+    known, forward = _FORWARDS.get(kind), kind.forward
+    if known is None or known[0] is not forward:
+        is_written = getattr(forward, "__globals__", None) is vars(sys.modules[kind.__module__])
+        known = _FORWARDS[kind] = (forward, is_written)
+    return known[1]
+
+
+_FORWARDS: dict[type[nn.Module], tuple[Any, bool]] = {}
+"""The forward that a class had when it was asked for last, and whether it is the one of its module."""
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:

@@ -185,6 +185,20 @@ def test_global_hooks_are_called() -> None:
     assert {nn.Conv2d, nn.BatchNorm2d, nn.ReLU} <= set(seen)
 
 
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.BatchNorm2d, nn.ReLU], ids=lambda kind: kind.__name__)
+def test_forwards_of_classes_that_are_replaced_are_called(
+    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, x = make("ResNetBottleNeckLayer, smaller")
+    reference = copy.deepcopy(module)
+    bind(module)
+    original = kind.forward
+    with torch.no_grad():
+        assert_close(module(x), reference.double()(x.double()), factor=2)
+        monkeypatch.setattr(kind, "forward", lambda self, x: 1 + original(self, x))
+        assert_close(module(x), reference(x.double()), factor=2)
+
+
 class Adapter(nn.Module):
     """A child put in the place of a convolution block."""
 
@@ -200,6 +214,20 @@ class Adapter(nn.Module):
         return 2 * self.activation(self.normalization(self.convolution(x)))
 
 
+class OfTheSameName(Adapter):
+    """Called as a class that is fused, as a model's own code may call one."""
+
+
+OfTheSameName.__name__ = ResNetConvLayer.__name__
+
+
+class Scaled(nn.Sequential):
+    """Convolution blocks whose result is scaled."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 0.5 * super().forward(input)
+
+
 class LowRank(nn.Conv2d):
     """A convolution that adds to its result."""
 
@@ -209,6 +237,10 @@ class LowRank(nn.Conv2d):
 
 CHANGES: dict[str, Callable[[nn.Module], object]] = {
     "adapter": lambda block: block.layer.__setitem__(1, Adapter(block.layer[1])),
+    "a class of the same name": lambda block: block.layer.__setitem__(
+        1, OfTheSameName(block.layer[1]).eval()
+    ),
+    "another kind of sequence": lambda block: setattr(block, "layer", Scaled(*block.layer).eval()),
     "convolution": lambda block: setattr(block.layer[0], "convolution", LowRank(32, 8, 1).eval()),
     "norm": lambda block: setattr(block.layer[0], "normalization", nn.GroupNorm(2, 8)),
     "norm without statistics": lambda block: setattr(

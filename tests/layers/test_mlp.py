@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import CLIPVisionConfig, GPTNeoXConfig, LlamaConfig, Phi3Config, SamVisionConfig
+from transformers.activations import SiLUActivation
 from transformers.models.clip.modeling_clip import CLIPMLP
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXMLP
 from transformers.models.llama.modeling_llama import LlamaMLP
@@ -268,6 +269,24 @@ def test_changed_children_are_called(
         torch.manual_seed(3)
         expected = block(x)
         torch.manual_seed(3)
+        torch.testing.assert_close(forward(block, x), expected)
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, nn.SiLU, SiLUActivation], ids=lambda kind: kind.__name__)
+def test_forwards_of_classes_that_are_replaced_are_called(
+    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As programs do that add their adapters to each Linear of a process."""
+    block, forward, x = build("LlamaMLP")
+    block.act_fn = nn.SiLU() if kind is nn.SiLU else SiLUActivation()
+    original = kind.forward
+    with torch.no_grad():
+        expected = block(x)
+        torch.testing.assert_close(forward(block, x), expected)
+        monkeypatch.setattr(kind, "forward", lambda self, x: 2 * original(self, x))
+        torch.testing.assert_close(forward(block, x), block(x))
+        assert float((block(x) - expected).abs().max()) > 0.1 * float(expected.abs().max())
+        monkeypatch.undo()
         torch.testing.assert_close(forward(block, x), expected)
 
 

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .blocks import needs_gradient, runs_own_forward
+from .blocks import has_written_forward, needs_gradient, runs_own_forward
+from .direct import is_transformed
 from .kernels import TRAINS, fuses, pays
 from .operators import conv2d, conv_norm
 
@@ -133,7 +134,7 @@ class ResNetBasic(nn.Module):
         return _residual_block(self, hidden_state)
 
 
-# What a block of a residual block may be, to be fused: class name -> the children that its forward calls.
+# What a block of a residual block may be, to be fused: class of transformers -> the children that its forward calls.
 _BLOCKS = {
     "ResNetConvLayer": ("convolution", "normalization", "activation"),
     "ResNetShortCut": ("convolution", "normalization"),
@@ -167,11 +168,18 @@ def _residual_operands(
     """The operands of every part, None where one of them is not what it was or its children are watched."""
     if type(module.activation) is not nn.ReLU or not _is_plain(module.activation):
         return None
-    if not _is_plain(module.layer) or not _is_plain(module.shortcut):
+    if (
+        type(module.layer) is not nn.Sequential
+        or not _is_plain(module.layer)
+        or not _is_plain(module.shortcut)
+    ):
         return None
     residual_operands = []
     for part in parts:
-        if tuple(part._modules) != _BLOCKS.get(type(part).__name__) or not _is_plain(part):
+        kind = type(part)
+        if not kind.__module__.startswith("transformers.models.") or not _is_plain(part):
+            return None
+        if tuple(part._modules) != _BLOCKS.get(kind.__name__):
             return None
         operands = _operands(part, input)
         if operands is None:
@@ -221,12 +229,12 @@ def _fused(input: Tensor, operands: _Operands, residual: Tensor | None, relu: bo
 
 
 def _is_ours(input: Tensor, *tensors: Tensor | None) -> bool:
-    """Whether the operators take these tensors: plain ones on one device, outside autocast."""
+    """Whether the operators take these tensors: plain ones on one device, outside of autocast and of transforms."""
     device = input.device
     for tensor in tensors:
         if tensor is not None and (type(tensor) not in _PLAIN or tensor.device != device):
             return False
-    return type(input) in _PLAIN and not torch.is_autocast_enabled(device.type)
+    return type(input) in _PLAIN and not torch.is_autocast_enabled(device.type) and not is_transformed()
 
 
 _PLAIN = (Tensor, nn.Parameter)
@@ -235,7 +243,7 @@ _PLAIN = (Tensor, nn.Parameter)
 def _is_plain(module: nn.Module) -> bool:
     """Whether calling a module computes what its class says: no hooks, no forward but one of this file."""
     if "forward" not in module.__dict__:
-        return runs_own_forward(module)
+        return has_written_forward(type(module)) and runs_own_forward(module)
     return has_own_kernel(module) and not (module._forward_hooks or module._forward_pre_hooks)
 
 
