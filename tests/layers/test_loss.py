@@ -211,6 +211,26 @@ def test_linear_gradcheck_and_second_order(package: ModuleType, reduction: str) 
     assert torch.autograd.gradgradcheck(loss, operands)
 
 
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_gradients_where_every_row_is_ignored(package: ModuleType, reduction: str, smoothing: float) -> None:
+    """The loss is NaN, of a batch without labels or of a share of none, and the gradients 0, as torch's: training goes on."""
+    target = torch.full((6,), -100)
+    found = []
+    for loss in (
+        lambda x, w: F.cross_entropy(x @ w.t(), target, reduction=reduction, label_smoothing=smoothing),
+        lambda x, w: package.linear_cross_entropy(
+            x, w, target, reduction=reduction, label_smoothing=smoothing
+        ),
+    ):
+        x, w = torch.randn(6, 8, requires_grad=True), torch.randn(10, 8, requires_grad=True)
+        value = loss(x, w).sum()
+        (value if reduction == "mean" else value / 0).backward()
+        found.append((value.detach(), x.grad, w.grad))
+    torch.testing.assert_close(found[1], found[0], equal_nan=True)
+    assert not any(one.any() for one in found[1][1:])
+
+
 def test_backward_twice_gives_the_same(package: ModuleType) -> None:
     *tensors, target = make_linear(torch.float32)
     operands = [x.requires_grad_() for x in tensors]

@@ -102,7 +102,7 @@ def _operators(backend: Any) -> dict[str, Any]:
         sums = _Sums(hidden, weight, bias, (needs_hidden, needs_weight, needs_bias))
         for at, part, logits in _chunks(hidden, weight, bias, chunk):
             backend.replace_by_gradient(logits, target[at], LossForm(*form))
-            sums.add(at, part, logits.mul_(grad[at, None]))
+            sums.add(at, part, logits.mul_(_of_kept(grad[at], target[at] != form[0])[:, None]))
         return sums.result()
 
     def total(
@@ -191,8 +191,14 @@ def _total_derivative(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
             (hidden, weight, bias),
         )
         return *found, *[None] * 9
+    grad = _of_kept(grad, (target != ctx.ignore).any())
     scaled = [gradient * grad for gradient in gradients]
     return *_as_operands(scaled, ctx.needs_input_grad[:3], (hidden, weight, bias)), *[None] * 9
+
+
+def _of_kept(grad: Tensor, kept: Tensor) -> Tensor:
+    """0 where no row counts: the mean of none has an infinite gradient, which reaches nothing."""
+    return torch.where(kept, grad, 0.0)
 
 
 def _as_operands(found: Any, needs: Any, operands: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
