@@ -14,7 +14,6 @@ import platform
 import shutil
 import tempfile
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from kernels_hub.compiler.engines.engine import Device
 from kernels_hub.compiler.errors import BuildError, CompilerError, EngineError
 from kernels_hub.compiler.export.caches import LENGTH_AXIS
 from kernels_hub.compiler.export.native_binaries import Prebuilt, copy_alone
+from kernels_hub.compiler.export.outputs_of_call import outputs_of_call
 from kernels_hub.compiler.export.programs import dtype_name
 from kernels_hub.compiler.export.source import Example, Source, evaluating, resized
 from kernels_hub.compiler.importers.torch_export import array_of
@@ -42,7 +42,7 @@ from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.types import Array
 from kernels_hub.compiler.judging import Judge
 from kernels_hub.compiler.judging.timing import gain
-from kernels_hub.compiler.runtime.caches import Kind, kinds_of, numbered
+from kernels_hub.compiler.runtime.caches import Kind, kinds_of
 from kernels_hub.compiler.runtime.parts import Cache, Record, Tensor
 from kernels_hub.compiler.runtime.toolchain import machine_isas
 from kernels_hub.numerics import largest_error, tolerance
@@ -139,12 +139,12 @@ def _checked(kernel: Any, layer: str, source: Source, *, benchmark: bool, severa
 
         found = compiled()
         _require(program, layer)
-        exact = _Exact(source, example)
+        exact = _Exact(source, example, sizes)
         original = None
         eager: Callable[[], object] = example.run
         if source.peer is not None:
             call = functools.partial(source.peer.call, pytree.tree_leaves(example.args))
-            original, eager = _difference(_outputs(source, *found), call), call
+            original, eager = _difference(outputs_of_call(source, sizes, *found), call), call
         elif source.example is not None:
             try:
                 args, kwargs = example.call()
@@ -163,7 +163,13 @@ def _checked(kernel: Any, layer: str, source: Source, *, benchmark: bool, severa
             started = time.monotonic()
             judged = _judged(source, example)
             oracle = _compared(
-                _outputs(source, *found), judged, layer, sizes, "the oracle", exact.outputs, rounding=rounding
+                outputs_of_call(source, sizes, *found),
+                judged,
+                layer,
+                sizes,
+                "the oracle",
+                exact.outputs,
+                rounding=rounding,
             )
             patient = time.monotonic() - started < _ORACLE_S
         eager_ms, compiled_ms, ratio = (
@@ -172,7 +178,7 @@ def _checked(kernel: Any, layer: str, source: Source, *, benchmark: bool, severa
         if not seed:
             _judge(source, example, compiled, layer, lambda: _require(program, layer))
         dtype = dtype_name(source.example) if several and source.example is not None else ""
-        allowed = max(tolerance(one.dtype).layer for one in _outputs(source, *found))
+        allowed = max(tolerance(one.dtype).layer for one in outputs_of_call(source, sizes, *found))
         cases.append(Case(sizes, original, oracle, eager_ms, compiled_ms, ratio, dtype, seed, allowed))
     return cases
 
@@ -194,7 +200,7 @@ def _judge(
     for case in judge.cases:
         result = compiled(_with_inputs(source, example, case.inputs.arrays))
         require()
-        found = [array_of(output) for output in _outputs(source, *result)]
+        found = [array_of(output) for output in outputs_of_call(source, sizes, *result)]
         if (reason := case.against(dict(zip(case.oracle.values, found, strict=True)))) is not None:
             raise EngineError(f"layer {layer}: {reason}: a defect of the compiler; nothing was written")
 
@@ -425,36 +431,6 @@ def _judged(source: Source, example: Example) -> list[torch.Tensor]:
     return [_tensor(one) for one in evaluate(source.graph, inputs, weights=weights).values()]
 
 
-def _outputs(
-    source: Source, result: object, args: Sequence[object], kwargs: Mapping[str, object]
-) -> list[torch.Tensor]:
-    """The outputs of the graph, of a call's result and of what it left in the caches among its arguments."""
-    tensors: dict[int, torch.Tensor] = {}
-    _collect(source.result, result, tensors)
-    if source.changed:
-        bound = source.signature.bind(*args, **kwargs).arguments
-        for name, of in source.changed.items():
-            pairs = numbered(bound[name])
-            _collect(list(of.values()), [pairs[place] for place in of], tensors)
-    return [tensors[number] for number in sorted(tensors)]
-
-
-def _collect(tree: Any, value: Any, tensors: dict[int, torch.Tensor]) -> None:
-    if isinstance(tree, Tensor):
-        tensors[tree.place] = value
-    elif isinstance(tree, Record):
-        for name, one in tree.fields.items():
-            _collect(one, value[name] if type(value) is OrderedDict else getattr(value, name), tensors)
-    elif isinstance(tree, Cache):
-        _collect(tree.numbered(), numbered(value), tensors)
-    elif isinstance(tree, dict):
-        for name, one in tree.items():
-            _collect(one, value[name], tensors)
-    elif isinstance(tree, (tuple, list)):
-        for one, inner in zip(tree, value, strict=True):
-            _collect(one, inner, tensors)
-
-
 def _difference(ours: Sequence[torch.Tensor], peer: Callable[[], Sequence[torch.Tensor]]) -> float | None:
     """The largest error against another runtime, which is told and not judged by; None where it does not run."""
     try:
@@ -471,8 +447,8 @@ def _difference(ours: Sequence[torch.Tensor], peer: Callable[[], Sequence[torch.
 class _Exact:
     """What the module gives in float32, for where results of 16 bits differ: see `_DEEP`."""
 
-    def __init__(self, source: Source, example: Example) -> None:
-        self._source, self._example = source, example
+    def __init__(self, source: Source, example: Example, sizes: Mapping[str, int]) -> None:
+        self._source, self._example, self._sizes = source, example, sizes
 
     def call(self) -> Any:
         """The result, and the arguments afterwards; None where the module does not run so."""
@@ -480,7 +456,10 @@ class _Exact:
 
     def outputs(self) -> list[torch.Tensor] | None:
         """Those of the graph."""
-        return None if self._call is None else _outputs(self._source, *self._call)
+        try:
+            return None if self._call is None else outputs_of_call(self._source, self._sizes, *self._call)
+        except LookupError:
+            return None
 
     @functools.cached_property
     def _call(self) -> tuple[Any, ...] | None:

@@ -129,7 +129,13 @@ def training_programs(found: Source, native: Parts, asked: Sequence[str] | None 
 def _parts(native: Parts, graph: Graph, label: str) -> Parts:
     scheduled = schedule(graph)
     source = replace(
-        native.source, graph=graph, signature=inspect.Signature(), arguments={}, result=None, aliases={}
+        native.source,
+        graph=graph,
+        signature=inspect.Signature(),
+        arguments={},
+        result=None,
+        views=(),
+        aliases={},
     )
     return Parts(native.layer, source, scheduled, native_program(scheduled), (), label)
 

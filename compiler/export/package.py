@@ -21,7 +21,7 @@ COPIED: Mapping[str, Mapping[str, Sequence[str]]] = {
             "__init__.py", "arena.py", "arguments.py", "arrays.py", "binding.py", "by_dtype.py", "caches.py",
             "errors.py", "facts.py", "function_fields.py", "indexed_paths.py", "intervals.py", "knobs.py", "layer.py",
             "module_guard.py", "modules.py", "newest.py", "parts.py", "sizes.py", "state.py", "surroundings.py",
-            "weights.py",
+            "views.py", "weights.py",
         ),
         NATIVE: ("dict_version.py", "tensor_state.py", "weight_guard.py"),
     },

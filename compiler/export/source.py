@@ -30,7 +30,7 @@ from kernels_hub.compiler.importers.torch_sizes import input_symbols
 from kernels_hub.compiler.importers.torch_trace import arguments_of, paths_of
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.runtime.caches import is_cache, is_of_two, kinds_of, pairs_of, parts_of
-from kernels_hub.compiler.runtime.parts import Cache, Module, Record, Tensor
+from kernels_hub.compiler.runtime.parts import Cache, Module, Record, Tensor, View
 from kernels_hub.escaping import Identifier
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ class Source:
     arguments: Mapping[str, Any]
     result: Any
     changed: Mapping[str, Mapping[int, tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    views: tuple[View, ...] = ()
+    """Tensors of the result by the numbers that follow those of the outputs; sizes are dims of the graph."""
     example: Example | None = None
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     arrays: Mapping[str, Any] = field(default_factory=dict)
@@ -113,12 +115,12 @@ def from_module(example: Example, name: str) -> Source:
     arguments = _arguments(
         example, signature, {path: Tensor(index) for index, path in enumerate(graph.inputs)}
     )
-    result, changed = call.of(program)
+    result, changed, views = call.of(program)
     if not graph.outputs:
         raise ImportFailure("it computes nothing: its result is what it is given")
     arrays = dict(graph.weights)
     graph.weights.clear()
-    return Source(graph, signature, arguments, result, changed, example, names, arrays, constants)
+    return Source(graph, signature, arguments, result, changed, views, example, names, arrays, constants)
 
 
 def from_onnx(

@@ -6,7 +6,7 @@ import keyword
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from kernels_hub.compiler.codegen.cpp.packed import Packed
 from kernels_hub.compiler.codegen.cpp.translation_unit import CppCode
@@ -16,14 +16,14 @@ from kernels_hub.compiler.export.source import Source
 from kernels_hub.compiler.ir.binding import bounds, runtime_dim, told_symbols
 from kernels_hub.compiler.ir.dims import Dim, dim_symbols, symbol
 from kernels_hub.compiler.ir.extrema import substitute
-from kernels_hub.compiler.runtime.parts import Module, Tensor
+from kernels_hub.compiler.runtime.parts import Module, Tensor, View
 from kernels_hub.compiler.runtime.sizes import Bound, SymbolicDim
 from kernels_hub.compiler.schedule.kernel import Buffer, Load, Role, Schedule, statements
 from kernels_hub.compiler.schedule.memory import spans as spans_of
 from kernels_hub.escaping import CommentText, Identifier, python_string
 
 _PARTS = (
-    "Argument", "Cache", "Input", "Module", "Output", "Record", "Scratch", "Table", "Tensor", "Weight",
+    "Argument", "Cache", "Input", "Kept", "Module", "Output", "Record", "Scratch", "Table", "Tensor", "View", "Weight",
 )  # fmt: skip
 
 
@@ -83,7 +83,8 @@ def write_table(parts: Parts) -> str:
     inputs = [(name, parts.schedule.inputs[name]) for name in source.graph.inputs]
     outputs = [(name, parts.schedule.outputs[name]) for name in source.graph.outputs]
     spans = spans_of(parts.schedule)
-    names = _Names(parts.program.buffers)
+    sizes_of_views = [dim for view in source.views for _, given in view.steps for dim in _sizes(given)]
+    names = _Names(parts.program.buffers, sizes_of_views)
     dims = _Dims(names)
     told = told_symbols(one.shape for _, one in inputs)
     if missing := [symbol for symbol in (*parts.program.sizes, *names.variables) if symbol not in told]:
@@ -130,6 +131,7 @@ def write_table(parts: Parts) -> str:
         "bounds": _literal(bounds(dim for _, one in inputs for dim in one.shape)),
         "output_shapes": "output_shapes",
         "scratch_bytes": "scratch_bytes",
+        **({"views": _lines("()", (_view(view, dims) for view in source.views))} if source.views else {}),
     }  # fmt: skip
     body = "".join(f"    {name}={text},\n" for name, text in fields.items())
     used = sorted({part for part in _PARTS if f"{part}(" in body + "Table("})
@@ -162,8 +164,9 @@ def _room(size: Dim, names: _Names) -> str:
 class _Names:
     """Symbols of the graph as variables of the generated functions."""
 
-    def __init__(self, buffers: Iterable[Buffer]) -> None:
+    def __init__(self, buffers: Iterable[Buffer], others: Iterable[Dim] = ()) -> None:
         dims = [dim for buffer in buffers for dim in (*buffer.shape, *buffer.strides)]
+        dims += others
         self.variables: dict[str, str] = {}
         for one in sorted({one.name for one in dim_symbols(dims)}):
             wanted = str(Identifier(one))
@@ -215,7 +218,11 @@ class _Dims:
 
     def shape(self, shape: Sequence[Dim]) -> str:
         """A shape as an expression over these constants."""
-        return _tuple(str(dim) if isinstance(dim, int) else self._constant(dim) for dim in shape)
+        return _tuple(self.text(dim) for dim in shape)
+
+    def text(self, dim: Dim) -> str:
+        """A dim likewise."""
+        return str(dim) if isinstance(dim, int) else self._constant(dim)
 
     @property
     def lines(self) -> list[str]:
@@ -250,6 +257,29 @@ class _Dims:
         variables = ", ".join(self._names.variables[name] for name in of.symbols)
         texts = ", ".join(map(_literal, (of.text, of.symbols, of.linear)))
         return f"SymbolicDim({texts}, lambda {variables}: {self._names.text(dim)})"
+
+
+def _sizes(arguments: object) -> Iterable[Dim]:
+    """The dims among the arguments of a view operation that depend on symbols."""
+    if isinstance(arguments, tuple):
+        return [dim for one in arguments for dim in _sizes(one)]
+    return [arguments] if _is_symbolic(arguments) else []
+
+
+def _is_symbolic(value: object) -> TypeGuard[Dim]:
+    return value is not None and not isinstance(value, (bool, int, str, tuple))
+
+
+def _view(view: View, dims: _Dims) -> str:
+    """A view as an expression over the constants of dims."""
+
+    def text(value: object) -> str:
+        if isinstance(value, tuple):
+            return _tuple(map(text, value))
+        return dims.text(value) if _is_symbolic(value) else _literal(value)
+
+    steps = _tuple(f"({_literal(name)}, {text(arguments)})" for name, arguments in view.steps)
+    return f"View({_literal(view.of)}, {steps})"
 
 
 def _shape(shape: Sequence[Dim], names: _Names) -> str:

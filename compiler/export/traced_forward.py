@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -13,10 +14,12 @@ from torch.utils import _pytree as pytree
 from kernels_hub.compiler.errors import CompilerError, ImportFailure
 from kernels_hub.compiler.export.caches import fresh
 from kernels_hub.compiler.export.results import result_tree
+from kernels_hub.compiler.importers.torch_aliases import View as FoundView
 from kernels_hub.compiler.importers.torch_export import TorchProgram
 from kernels_hub.compiler.importers.torch_trace import arguments_of, name_children, path_text
+from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.runtime.caches import Kind, is_cache, kinds_of, numbered, own_states, window_class
-from kernels_hub.compiler.runtime.parts import Argument, Cache, Tensor
+from kernels_hub.compiler.runtime.parts import Argument, Cache, Kept, Tensor, View
 
 Changed = dict[str, dict[int, tuple[Tensor, Tensor]]]
 
@@ -67,35 +70,48 @@ class TracedCall:
                     results[of[place]] = list(pair)
         return results
 
-    def of(self, program: TorchProgram) -> tuple[Any, Changed]:
-        """The result, with a Tensor for each output, and what caches hold afterwards. Raises as `result_tree`.
+    def of(self, program: TorchProgram) -> tuple[Any, Changed, tuple[View, ...]]:
+        """The result, with a Tensor for each output, what caches hold afterwards, and the views among the results.
 
-        What is the very tensor that an argument is, or another part of the result, is it again; what shares memory in
-        another way raises ImportFailure.
+        What is the very tensor that an argument is, or another part of the result, is it again; views of these are
+        numbered behind the outputs. Raises ImportFailure where memory is shared in another way; as `result_tree`.
         """
-        if program.shared.views:
-            raise ImportFailure(
-                f"{program.shared.views[0]}: what a caller writes there is to be seen in both, and the results of a "
-                "program have memory of their own; return a clone() of it"
-            )
+        if program.shared.refused:
+            raise _refusal(program.shared.refused[0])
         taken: list[Any] = [
             Argument(program.shared.given[place]) if place in program.shared.given else one
             for place, (_, one) in enumerate(program.outputs)
         ]
+        memory = _memory(program)
+        for place, view in program.shared.views.items():
+            taken[place] = view
         for place, first in program.shared.same.items():
             taken[place] = taken[first]
         is_tensor = [
-            kind == "output" and not isinstance(one, Argument)
+            kind == "output" and not isinstance(one, (Argument, FoundView))
             for (kind, _), one in zip(program.outputs, taken, strict=True)
         ]
-        used = {one for one, is_one in zip(taken, is_tensor, strict=True) if is_one}
+        used = {one for one, is_one in zip(taken, is_tensor, strict=True) if is_one} | set(memory.values())
         for name in [name for name in program.graph.outputs if name not in used]:
             del program.graph.outputs[name]
-        places = {name: Tensor(number) for number, name in enumerate(program.graph.outputs)}
-        leaves = [places[one] if is_one else one for one, is_one in zip(taken, is_tensor, strict=True)]
+        places: dict[Any, Tensor] = {
+            name: Tensor(number) for number, name in enumerate(program.graph.outputs)
+        }
+        views = tuple(
+            _view(view, places[memory[view.root]] if isinstance(view.root, Value) else None)
+            for view in program.shared.views.values()
+        )
+        places |= {place: Tensor(len(places) + number) for number, place in enumerate(program.shared.views)}
+        of_views = {id(view): place for place, view in program.shared.views.items()}
+        leaves = [
+            places[of_views[id(one)] if isinstance(one, FoundView) else one]
+            if is_one or isinstance(one, FoundView)
+            else one
+            for one, is_one in zip(taken, is_tensor, strict=True)
+        ]
         found = pytree.tree_unflatten(leaves, program.out_spec)
         if self._spec is None:
-            return result_tree(found), {}
+            return result_tree(found), {}, views
         listed = [
             leaf if isinstance(leaf, Argument) else _stated(found[leaf], self._kinds.get(leaf))
             for leaf in self._leaves
@@ -104,7 +120,47 @@ class TracedCall:
             argument: {place: _pair(found[name]) for place, name in of.items()}
             for argument, of in self._changed.items()
         }
-        return result_tree(pytree.tree_unflatten(listed, self._spec)), changed
+        result = result_tree(pytree.tree_unflatten(listed, self._spec))
+        held = [pair for one in listed if isinstance(one, Cache) for pair in one.numbered().values()]
+        held += [pair for of in changed.values() for pair in of.values()]
+        if any(one.place >= len(program.graph.outputs) for pair in held for one in pair):
+            raise _refusal("what a cache holds shares memory with another result")
+        return result, changed, views
+
+
+def _refusal(what: str) -> ImportFailure:
+    return ImportFailure(
+        f"{what}: what a caller writes there is to be seen in both, and the results of a "
+        "program have memory of their own; return a clone() of it"
+    )
+
+
+def _memory(program: TorchProgram) -> dict[Value, str]:
+    """Memory that results are views of -> the output that it is; one of its own where no result is all of it."""
+    graph = program.graph
+    found: dict[Value, str] = {}
+    for view in program.shared.views.values():
+        if isinstance(view.root, Value) and view.root not in found:
+            known = None if view.at is None else program.outputs[view.at][1]
+            if known is None or graph.outputs[known] is not view.root:
+                known = next(
+                    name
+                    for name in map("memory {}".format, itertools.count(len(found)))
+                    if name not in graph.outputs
+                )
+                graph.output(known, view.root)
+            found[view.root] = known
+    return found
+
+
+def _view(view: FoundView, output: Tensor | None) -> View:
+    """A view as calls make it. output: the memory that it lies in, of one of a result."""
+    if output is not None:
+        return View(output, view.steps)
+    if view.kind == "argument":
+        return View(Argument(str(view.root)), view.steps)
+    name, dtype, shape = cast("tuple[str, str, tuple[int, ...]]", view.root)
+    return View(Kept(name, dtype, shape), view.steps)
 
 
 def _stated(leaf: Any, kinds: tuple[Kind, ...] | None) -> Any:

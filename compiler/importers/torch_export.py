@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from kernels_hub.compiler.errors import CompilerError, ImportFailure
@@ -50,6 +50,7 @@ from kernels_hub.compiler.importers.torch_direct import (
 from kernels_hub.compiler.importers.torch_regions import CONTROL_FLOW, Subgraph
 from kernels_hub.compiler.importers.torch_sizes import Sizes, input_symbols
 from kernels_hub.compiler.importers.torch_trace import decomposed, path_text, paths_of, place_of, trace
+from kernels_hub.compiler.importers.torch_views import in_graph
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.op import TensorType
@@ -149,10 +150,9 @@ def import_torch_program(
     written = writes(program)
     if written is not None:
         with suppress(ImportFailure):  # what is refused is told of the decomposed program
-            imported = Importer(Graph(title), program, mutations, notes, written).run(paths, names)
-            return replace(imported, shared=shared)
+            return Importer(Graph(title), program, mutations, notes, written, shared).run(paths, names)
     simple = decomposed(program, type(module).__name__)
-    return replace(Importer(Graph(title), simple, mutations, notes).run(paths, names), shared=shared)
+    return Importer(Graph(title), simple, mutations, notes, shared=shared).run(paths, names)
 
 
 def _shared(program: torch.export.ExportedProgram, paths: Sequence[str]) -> Shared:
@@ -237,6 +237,8 @@ class Importer:
     notes: Notes
     written: Mapping[Any, Any] = field(default_factory=dict)
     """See `torch_direct.writes`."""
+    shared: Shared = field(default_factory=Shared)
+    """Of the program as it was traced; its views are brought into the graph."""
     env: dict[Any, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     sizes: Sizes = field(init=False)
@@ -262,6 +264,7 @@ class Importer:
                 self.env[node] = _stopped(self.env[node], self.notes.placeholders.get(node.name))
         self.ops(needed(self.program))
         outputs, mutated = self._outputs()
+        sharing = in_graph(self.shared, outputs, self.graph, self._of_node, self.sizes)
         if self.problems:
             count = len(self.problems)
             what = "1 thing is" if count == 1 else f"{count} things are"
@@ -271,7 +274,7 @@ class Importer:
             )
         call_spec = self.program.call_spec
         return TorchProgram(
-            self.graph, tuple(paths), tuple(outputs), mutated, call_spec.in_spec, call_spec.out_spec
+            self.graph, tuple(paths), tuple(outputs), mutated, call_spec.in_spec, call_spec.out_spec, sharing
         )
 
     def within(self, graph: Graph, module: torch.fx.GraphModule) -> Importer:
@@ -486,6 +489,11 @@ class Importer:
             else:
                 mutated[spec.target] = self._result(f"mutated.{spec.target}", value)[1]
         return outputs, mutated
+
+    def _of_node(self, node: object) -> Value | None:
+        """What an op came to, as a result is."""
+        value = whole(self.env.get(node))
+        return _stopped(value, self.notes.results or None) if isinstance(value, Value) else None
 
     def _result(self, name: str, value: object) -> tuple[str, Any]:
         value = whole(value)

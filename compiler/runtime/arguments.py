@@ -75,15 +75,21 @@ def returned(table: Table, values: Sequence[Any], outputs: list[torch.Tensor]) -
     """
     if not table.changed and not table.returns_arguments:
         return result_of(table.result, outputs)
-    named = dict(zip(table.arguments, values, strict=True))
-    if table.named:
-        named |= named[table.named]
-    if table.starred:
-        named |= {f"{table.starred}_{place}": one for place, one in enumerate(named[table.starred])}
+    named: dict[str, Any] = values_by_name(table, values)
     result = result_of(table.result, outputs, named)
     for name, pairs in table.changed.items():
         leave(named[name], _filled(pairs, outputs))
     return result
+
+
+def values_by_name(table: Table, values: Sequence[object]) -> dict[str, object]:
+    """The arguments of a call by name, those of *args and **kwargs among them. values: in the order of the table."""
+    named: dict[str, Any] = dict(zip(table.arguments, values, strict=True))
+    if table.named:
+        named |= named[table.named]
+    if table.starred:
+        named |= {f"{table.starred}_{place}": one for place, one in enumerate(named[table.starred])}
+    return named
 
 
 def result_of(tree: Any, outputs: list[torch.Tensor], values: Mapping[str, Any] | None = None) -> Any:
@@ -94,7 +100,7 @@ def result_of(tree: Any, outputs: list[torch.Tensor], values: Mapping[str, Any] 
         fields = {name: result_of(field, outputs, values) for name, field in tree.fields.items()}
         return _class(tree.kind)(**fields)
     if type(tree) is Argument:
-        return _argument(values or {}, tree.name)
+        return argument_at(values or {}, tree.name)
     if type(tree) is Cache:
         pairs = _filled(tree.numbered(), outputs)
         return new_cache(pairs, of_two=tree.cross is not None, kinds=tree.kinds)
@@ -107,7 +113,7 @@ def result_of(tree: Any, outputs: list[torch.Tensor], values: Mapping[str, Any] 
     return tree
 
 
-def _argument(values: Mapping[str, object], path: str) -> object:
+def argument_at(values: Mapping[str, object], path: str) -> object:
     """What a call was given under "past.0.key"."""
     name, *steps = path.split(".")
     value: Any = values[name]

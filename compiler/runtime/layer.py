@@ -18,7 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import nn
 
-from .arguments import Inputs, Place, dtype_of, returned
+from .arguments import Inputs, Place, dtype_of, returned, values_by_name
 from .arrays import read_tensors
 from .binding import Binding, ShapeCache
 from .errors import Misfit, NoOriginalError
@@ -27,6 +27,7 @@ from .parts import Input, Shape, Table
 from .sizes import Declared, ShapeBinder
 from .state import State
 from .surroundings import Surroundings
+from .views import Views
 
 _LOGGER = logging.getLogger("kernels_hub.runtime.layer")
 
@@ -45,11 +46,12 @@ class Bindings(ShapeCache[Binding]):
             [(scratch.buffers, scratch.first, scratch.last) for scratch in table.scratch]
         )
         self._dtypes = [dtype_of(output.dtype) for output in table.outputs]
-        self._binder = ShapeBinder(list(map(_declared, table.inputs)), table.bounds)
+        self.sizes = ShapeBinder(list(map(_declared, table.inputs)), table.bounds).of
+        """The sizes of symbols, by the shapes of inputs."""
 
     def _bound(self, shapes: tuple[Shape, ...]) -> Binding:
         table = self._table
-        sizes = self._binder.of(shapes)
+        sizes = self.sizes(shapes)
         return Binding(
             [sizes[name] for name in table.symbols],
             self._layouts.of(table.scratch_bytes(sizes)),
@@ -94,6 +96,7 @@ class Layer(ABC, Generic[S]):
         self._inputs = Inputs(table, self.place)
         self._surroundings = Surroundings(table.modules, self.place.device)
         self.bindings = Bindings(table)
+        self._views = Views(table, self.bindings.sizes) if table.views else None
         self._constants: dict[int, torch.Tensor] | None = None
         self._names: dict[type[nn.Module], tuple[str, ...]] = {}
         self._lock = threading.RLock()
@@ -116,7 +119,10 @@ class Layer(ABC, Generic[S]):
             return self._original(module, values)
         try:
             self._surroundings.check(values)
-            outputs = self._outputs(module, self._inputs.of(values))
+            inputs = self._inputs.of(values)
+            outputs = self._outputs(module, inputs)
+            if self._views is not None:
+                outputs += self._views.of(module, values_by_name(self.table, values), inputs, outputs)
             return returned(self.table, values, outputs)
         except Misfit as reason:
             return self.instead(module, values, reason)

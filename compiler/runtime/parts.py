@@ -55,6 +55,27 @@ class Argument:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """A parameter or buffer of the module, which a result is, or is a view of."""
+
+    name: str
+    dtype: str
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor of the result in memory that something else has, too: made by view operations once a call is done.
+
+    of: an output, an argument, or a weight. steps: ATen overloads ("select.int"), or "getitem", and their arguments
+    after the tensor; sizes may be symbolic, a dtype is "torch.int32". "no_grad select.int": where gradients are off.
+    """
+
+    of: Tensor | Argument | Kept
+    steps: tuple[tuple[str, tuple[object, ...]], ...]
+
+
+@dataclass(frozen=True)
 class Input:
     """A tensor that a call brings. buffer: its place among the program's buffers."""
 
@@ -157,6 +178,8 @@ class Table:
     """Of every symbol in the shapes of inputs."""
     output_shapes: Callable[[Mapping[str, int]], tuple[Shape, ...]]
     scratch_bytes: Callable[[Mapping[str, int]], tuple[int, ...]]
+    views: tuple[View, ...] = ()
+    """Tensors of the result by the numbers that follow those of the outputs."""
 
     @functools.cached_property
     def returns_arguments(self) -> bool:

@@ -80,8 +80,9 @@ def complex_handler_of(name: str) -> Handler | None:
 PARTWISE = frozenset({
     "view.default", "reshape.default", "_unsafe_view.default", "view_copy.default", "alias.default", "clone.default",
     "contiguous.default", "lift_fresh_copy.default", "detach.default", "detach_.default", "permute.default",
-    "transpose.int", "mT.default", "movedim.int", "t.default", "numpy_T.default", "expand.default", "slice.Tensor",
-    "narrow.default", "select.int", "split_with_sizes.default", "split.Tensor", "chunk.default", "unbind.int",
+    "transpose.int", "swapaxes.default", "swapdims.default", "mT.default", "movedim.int", "t.default",
+    "numpy_T.default", "expand.default", "slice.Tensor", "narrow.default", "select.int",
+    "split_with_sizes.default", "split.Tensor", "chunk.default", "unbind.int",
     "flip.default", "roll.default", "repeat.default", "tril.default", "triu.default", "unfold.default",
     "diagonal.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "unsqueeze.default", "flatten.using_ints",
     "unflatten.int", "index_select.default", "gather.default", "index.Tensor", "_unsafe_index.Tensor", "sum.default",

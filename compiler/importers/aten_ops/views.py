@@ -49,7 +49,7 @@ def permute(_: AtenCall, x: Value, order: Sequence[int]) -> Value:
     return x.permute(*order)
 
 
-@aten("transpose.int")
+@aten("transpose.int", "swapaxes.default", "swapdims.default")
 def transpose(_: AtenCall, x: Value, a: int, b: int) -> Value:
     return x.transpose(a, b) if x.rank else x
 
