@@ -22,6 +22,7 @@ from torch import nn
 
 from kernels_hub.compiler.errors import CompilerError
 from kernels_hub.compiler.export.outer_data import outer_data, outer_data_of_object
+from kernels_hub.compiler.export.recorded_output import spoken
 from kernels_hub.compiler.export.recorded_surroundings import Asked, asked, default_dtype, named_answers
 from kernels_hub.compiler.export.source import Example
 from kernels_hub.compiler.importers.brief_run import briefly
@@ -35,11 +36,16 @@ _FURNITURE = frozenset(vars(nn.Module())) - {"training", *_REGISTRIES}
 Reads = dict[int, set[str]]
 Names = dict[str, list[str] | None]
 """What is read of a module: a name -> what is read of the plain object that it holds, None where it holds none."""
+Recorded = tuple[dict[str, Names], Asked, list[str]]
 
 
 def recorded(example: Example) -> tuple[Module, ...]:
     """The module and all inside of it, with the attributes that a run of the example reads."""
-    read, around = briefly(lambda: _recorder(_copied(example)), _recorder(example))
+    read, around, said = _run(example)
+    if said and (said := _run(example)[2]):  # what is said once is no part of a call
+        raise CompilerError(
+            f"the forward {said[0]}, at each call, which a program does not; leave that out, or compile its layers"
+        )
     around |= default_dtype()
     inside = places(example.module)
     modules: list[Module] = []
@@ -79,11 +85,16 @@ def _fact_at(module: nn.Module, path: str, name: str, inside: Mapping[int, str])
     return found
 
 
-def _recorder(example: Example) -> Callable[[], tuple[dict[str, Names], Asked]]:
-    """A run of the example, which returns what it reads of each module, by path, and what it asks for around them."""
+def _run(example: Example) -> Recorded:
+    return briefly(lambda: _recorder(_copied(example)), _recorder(example))
 
-    def run() -> tuple[dict[str, Names], Asked]:
-        with _recording(example.module) as (reads, kinds), asked() as around:
+
+def _recorder(example: Example) -> Callable[[], Recorded]:
+    """A run of the example, which returns what it reads of each module, by path, what it asks for around them, and what
+    it says."""
+
+    def run() -> Recorded:
+        with _recording(example.module) as (reads, kinds), asked() as around, spoken() as said:
             example.run()
         read = {}
         for path, module in example.module.named_modules(remove_duplicate=False):
@@ -94,7 +105,7 @@ def _recorder(example: Example) -> Callable[[], tuple[dict[str, Names], Asked]]:
                 else None
                 for name, value in values.items()
             }
-        return read, around
+        return read, around, said
 
     return run
 
