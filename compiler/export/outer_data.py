@@ -15,12 +15,18 @@ these, and objects that hold nothing else. Of modules of Python, of classes, and
 code names counts:
 
     return settings.SCALE * Limits.TOP             "….__globals__.settings.SCALE", "….__globals__.Limits.__mro__.0.TOP"
+
+So does what there is none of, where code goes on without it: `globals().get("SCALE")`, `hasattr(settings, "SCALE")`, a
+global in a `try`.
 """
 
 from __future__ import annotations
 
+import builtins
 import collections
+import dis
 import functools
+import itertools
 import logging
 import sys
 import types
@@ -81,6 +87,7 @@ class _Walk:
         self.found: dict[str, None] = {}
         self.functions: list[str] = []
         self._named: set[str] = set()
+        self._looked_up: set[str] = set()
         self._globals: set[tuple[int, str]] = set()
 
     def outside(self) -> Outside:
@@ -135,7 +142,15 @@ class _Walk:
             wrapped = getattr(function, "__wrapped__", None)  # a decorator of PyTorch's around it
             self._function(wrapped, f"{path}.__wrapped__")
             return
-        names = tuple(dict.fromkeys(names_in(function.__code__)))
+        code = function.__code__
+        looked_up = {name for one in codes_in(code) for name in looked_up_in(one)}
+        self._looked_up |= looked_up
+        names = tuple(dict.fromkeys((*names_in(code), *sorted(looked_up))))
+        if any(map(asks_for_identity, codes_in(code))):
+            self._named.add(IDENTITY)
+        for name in absent_globals(function, looked_up):
+            if self._is_new(function.__globals__, name):
+                self.found[f"{path}.__globals__.{name}"] = None
         for index, cell in enumerate(function.__closure__ or ()):
             if is_filled(cell):
                 self.of_value(cell.cell_contents, f"{path}.__closure__.{index}.cell_contents", names)
@@ -155,6 +170,8 @@ class _Walk:
             for name in () if _is_known(value.__name__) else names:
                 if name in vars(value) and self._is_new(value, name):
                     self.of_value(vars(value)[name], f"{path}.{name}", names)
+                elif name in self._looked_up and not hasattr(value, name) and self._is_new(value, name):
+                    self.found[f"{path}.{name}"] = None
         elif isinstance(value, type):
             if not issubclass(value, nn.Module):
                 self.of_class(value, path, names)
@@ -205,10 +222,55 @@ def is_data(value: object) -> bool:
 
 def names_in(code: types.CodeType) -> Iterator[str]:
     """The names of attributes and globals in a function's code, and in that of functions within it."""
-    yield from code.co_names
+    for one in codes_in(code):
+        yield from one.co_names
+
+
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code, and that of functions within it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from names_in(constant)
+            yield from codes_in(constant)
+
+
+IDENTITY = "is "
+"""In `Outside.names`: the code asks whether two things are the same object."""
+_BY_NAME = frozenset({"globals", "vars", "hasattr", "getattr"})
+"""Functions by which code looks up what it has the name of as a string."""
+_IS = dis.opmap["IS_OP"]
+
+
+def looked_up_in(code: types.CodeType) -> Iterator[str]:
+    """Strings of a code by which it may look up an attribute or a global."""
+    if not _BY_NAME.isdisjoint(code.co_names):
+        yield from (one for one in code.co_consts if isinstance(one, str) and one.isidentifier())
+
+
+def absent_globals(function: types.FunctionType, looked_up: Collection[str]) -> Iterator[str]:
+    """Globals that there are none of and that code reads in a `try`, or looks up by their names."""
+    known = function.__globals__.keys() | vars(builtins).keys()
+    for code in codes_in(function.__code__):
+        if "globals" in code.co_names:
+            yield from (name for name in looked_up if name not in known)
+        if code.co_exceptiontable and not known.issuperset(code.co_names):
+            for step in dis.get_instructions(code):
+                if step.opname in {"LOAD_GLOBAL", "LOAD_NAME"} and step.argval not in known:
+                    yield step.argval
+
+
+def asks_for_identity(code: types.CodeType) -> bool:
+    """Whether a code compares by `is`, with something else than a constant or a global: a class, an Enum."""
+    if not {"id", "is_"}.isdisjoint(code.co_names):
+        return True
+    if _IS not in code.co_code[::2]:
+        return False
+    steps = [*dis.get_instructions(code)]
+    pairs = itertools.pairwise(steps)
+    return any(
+        step.opname == "IS_OP" and before.opname not in {"LOAD_CONST", "LOAD_GLOBAL"}
+        for before, step in pairs
+    )
 
 
 def _is_known(module: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from kernels_hub.compiler.export.outer_data import KNOWN
+from kernels_hub.compiler.export.outer_data import IDENTITY, KNOWN
 from kernels_hub.compiler.runtime.surroundings import ANSWERS
 
 Asked = dict[str, object]
@@ -25,6 +25,8 @@ _OF_LAYOUT = frozenset({
     _TENSOR.requires_grad.__get__, _TENSOR.is_leaf.__get__,
 })  # fmt: skip
 
+_OF_PROCESS = frozenset({"@initial_seed", "@are_deterministic_algorithms_enabled"})
+"""Of ANSWERS: what tracing leaves as it is."""
 _ENVIRON: Any = type(os.environ)
 _READ = _ENVIRON.__getitem__
 _OPEN: list[tuple[int, Asked]] = []
@@ -85,6 +87,8 @@ def _noted(self: object, name: str) -> object:
 def named_answers(names: frozenset[str]) -> Asked:
     """Facts for code that has such names: what a forward is told while it is traced."""
     found: Asked = {name: False for name in ANSWERS if name[1:] in names}
+    found |= {name: ANSWERS[name]() for name in _OF_PROCESS & found.keys()}
+    found |= {"@apart": "tensors"} if IDENTITY in names else {}
     return found | ({"@layout": "plain"} if "Parameter" in names else {})
 
 

@@ -131,6 +131,8 @@ def _holders(part: object, path: str) -> tuple[Contents, object]:
             holder := next((one for one in _places(part) if name in one), None)
         ):
             held.append(Held(holder, name, holder[name]))
+        elif isinstance(table, dict) and isinstance(part, (dict, types.ModuleType)):
+            held.append(Held(table, name, None))
         elif type(part) is types.CellType:
             question: Callable[[], bool] = CellHolds(part, value)
             same.append(question if is_filled(part) else partial(_is_unfilled, part))

@@ -3,10 +3,12 @@
 Answers that a forward got are facts of the module that was compiled, under names that no attribute has:
 
     "@default_dtype"       torch.get_default_dtype(), where it is not float32
-    "@is_grad_enabled"     what torch says, where code names that function; "@is_inference_mode_enabled" likewise
+    "@is_grad_enabled"     what torch says, where code names that function; "@is_inference_mode_enabled",
+                           "@are_deterministic_algorithms_enabled" and "@initial_seed" likewise
     "@environ.NAME"        a variable of the environment, None where there is none
     "@layout"              "plain" where the code asks tensors for strides, whether they require a gradient, or whether
                            they are a Parameter
+    "@apart"               "tensors" where the code asks whether things are the same object
 """
 
 from __future__ import annotations
@@ -37,9 +39,11 @@ _get_default_dtype = torch.get_default_dtype
 ANSWERS: Mapping[str, Callable[[], object]] = {
     "@is_grad_enabled": torch.is_grad_enabled,
     "@is_inference_mode_enabled": torch.is_inference_mode_enabled,
+    "@are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled,
+    "@initial_seed": torch.initial_seed,
 }
 """By the name of a fact: what a forward is told."""
-_ENVIRON, _DTYPE, _LAYOUT = "@environ.", "@default_dtype", "@layout"
+_ENVIRON, _DTYPE, _LAYOUT, _APART = "@environ.", "@default_dtype", "@layout", "@apart"
 
 
 class Surroundings:
@@ -53,6 +57,7 @@ class Surroundings:
         self._has_parts = len(modules) != 1
         self._dtype = getattr(torch, asked.pop(_DTYPE, "float32"))
         self._wants_plain = asked.pop(_LAYOUT, None) is not None
+        self._wants_apart = asked.pop(_APART, None) is not None
         self._asked = asked
 
     def check(self, values: Sequence[object]) -> None:
@@ -77,7 +82,7 @@ class Surroundings:
             raise Misfit(
                 "default dtype", f"torch's default dtype is not {self._dtype}, for which it was compiled"
             )
-        if self._asked or self._wants_plain:
+        if self._asked or self._wants_plain or self._wants_apart:
             self._check_asked(values)
 
     def _is_default_device(self) -> bool:
@@ -102,6 +107,19 @@ class Surroundings:
             raise Misfit(
                 "layout", "its forward asks for strides or gradients of tensors, and is given other ones"
             )
+        if self._wants_apart and not _are_apart(values):
+            raise Misfit(
+                "same object",
+                "its forward asks whether things are the same object, and is given a tensor twice or a weight",
+            )
+
+
+def _are_apart(values: Sequence[object]) -> bool:
+    """Whether no tensor is given twice, and none may be the module's own."""
+    tensors = [one for one in pytree.tree_leaves(list(values)) if isinstance(one, torch.Tensor)]
+    return len(set(map(id, tensors))) == len(tensors) and not any(
+        isinstance(one, torch.nn.Parameter) for one in tensors
+    )
 
 
 def _is_plain(value: object) -> bool:

@@ -9,9 +9,11 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import logging
 import os
 import shutil
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -490,3 +492,103 @@ def test_what_an_object_runs_when_it_is_called_is_followed(
     before = compare(reference, model, x)
     monkeypatch.setitem(FACTORS, "own", 7.0)
     assert differs(before, compare(reference, model, x))
+
+
+def the_same(self: Any, x: Tensor, y: Tensor) -> Tensor:
+    return torch.tanh(x) * 3 if x is y else torch.tanh(x) + y
+
+
+def seeded(self: Any, x: Tensor) -> Tensor:
+    return torch.tanh(x) * (torch.initial_seed() % 7 + 1)
+
+
+def test_the_same_tensor_given_twice_and_the_seed_are_followed() -> None:
+    reference, model = both(of(the_same))
+    x, y = images(4, 8), images(4, 8) + 1
+    compare(reference, model, x, y)
+    assert is_compiled(model)
+    compare(reference, model, x, x)
+    reference, model = both(of(lambda self, x: torch.tanh(x) + (1 if x is self.layer.weight else 2)))
+    compare(reference, model, images(8, 8))
+    assert is_compiled(model)
+    torch.testing.assert_close(model(model.layer.weight), reference(reference.layer.weight))
+    reference, model = both(of(seeded))
+    torch.manual_seed(3)
+    before = compare(reference, model, x)
+    assert is_compiled(model)
+    torch.manual_seed(4)
+    assert differs(before, compare(reference, model, x))
+
+
+def by_name(self: Any, x: Tensor) -> Tensor:
+    return torch.tanh(x) * globals().get("FIRST_DEFINED_LATER", 2.0)
+
+
+def of_module(self: Any, x: Tensor) -> Tensor:
+    if hasattr(settings_of_models, "FIRST_DEFINED_LATER"):
+        return torch.tanh(x) * settings_of_models.FIRST_DEFINED_LATER  # type: ignore[no-any-return]
+    return torch.tanh(x)
+
+
+def with_default(self: Any, x: Tensor) -> Tensor:
+    return torch.tanh(x) * getattr(settings_of_models, "FIRST_DEFINED_LATER", 2.0)  # type: ignore[no-any-return]
+
+
+def in_a_try(self: Any, x: Tensor) -> Tensor:
+    try:
+        return torch.tanh(x) * FIRST_DEFINED_LATER  # type: ignore[name-defined,no-any-return]
+    except NameError:
+        return torch.tanh(x)
+
+
+@pytest.mark.parametrize("forward", [by_name, of_module, with_default, in_a_try])
+def test_a_global_that_is_first_defined_later_is_followed(
+    forward: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference, model = both(of(forward))
+    x = images(4, 8)
+    before = compare(reference, model, x)
+    assert is_compiled(model)
+    with monkeypatch.context() as patched:
+        for holder in (__name__, settings_of_models.__name__):
+            patched.setattr(f"{holder}.FIRST_DEFINED_LATER", 5.0, raising=False)
+        assert differs(before, compare(reference, model, x))
+    assert not differs(before, compare(reference, model, x))
+
+
+LOGGER = logging.getLogger("models of a user")
+
+
+@functools.cache
+def told_once(text: str) -> None:
+    LOGGER.warning(text)
+
+
+@pytest.mark.parametrize(
+    ("verb", "speak"),
+    [
+        ("prints", lambda: print("a call")),
+        ("warns", lambda: warnings.warn("a call", stacklevel=1)),
+        ("logs", lambda: LOGGER.warning("a call")),
+        ("", lambda: told_once("a call")),
+    ],
+    ids=["print", "warnings", "logging", "once"],
+)
+@pytest.mark.filterwarnings("ignore:a call")
+def test_what_a_forward_says_is_said_at_each_call(
+    verb: str,
+    speak: Callable[[], object],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reference, model = both(of(lambda self, x: (speak(), torch.tanh(x))[1]))
+    for _ in range(2):
+        compare(reference, model, images(4, 8))
+    capsys.readouterr(), caplog.clear()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        model(images(4, 8))
+    said = capsys.readouterr().out + "".join(record.message for record in caplog.records)
+    assert (said + "".join(str(one.message) for one in warned)).count("a call") == bool(verb)
+    assert is_compiled(model) is not bool(verb)
+    assert verb in (report(model).rows[0].reason or "")
