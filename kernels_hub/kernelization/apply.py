@@ -30,6 +30,7 @@ from kernels_hub.kernelization.bind import (
     weights_protocol,
 )
 from kernels_hub.kernelization.copy_budget import budget_in_bytes, over_budget
+from kernels_hub.kernelization.copying import HOOKS, bind_forward, unbind_forward
 from kernels_hub.kernelization.device import Device, as_target, is_here
 from kernels_hub.kernelization.fallback import KernelizeFallback, as_fallback
 from kernels_hub.kernelization.function_places import held_out_of_reach
@@ -472,7 +473,7 @@ def _as_compiled(step: Step, *, waits: bool) -> Step:
 def _apply(plan: Plan, *, prepare: bool, free: bool) -> None:
     """Bind every kernel; on any error unbind what was bound and put back what was there before."""
     before = [
-        (module, {name: module.__dict__.get(name) for name in ("forward", RECORD_ATTRIBUTE)})
+        (module, {name: module.__dict__.get(name) for name in ("forward", RECORD_ATTRIBUTE, *HOOKS)})
         for module in plan.bound
     ]
     try:
@@ -514,7 +515,7 @@ def _bind_groups(plan: Plan) -> None:
             _unbind(module)
             current = None
         if current is None:
-            state["forward"] = KernelForward(forward, module)
+            bind_forward(module, forward)
         state[RECORD_ATTRIBUTE] = record
 
 
@@ -544,7 +545,7 @@ def _bind(step: Step) -> None:
         _unbind(step.module)
         current = None
     if step.forward is not None and current is None:
-        state["forward"] = KernelForward(step.forward, step.module)
+        bind_forward(step.module, step.forward)
     for plan in step.attributes:
         if plan.kernel is not None:
             state[plan.name] = kernel_function(plan.kernel, plan.original, plan.outcome)
@@ -563,7 +564,7 @@ def _unbind(module: nn.Module) -> None:
         weights = weights_protocol(forward.func)
         if weights is not None:
             weights.release(module)
-        del state["forward"]
+        unbind_forward(module)
     record = record_of(module)
     if record is not None:
         for name, _ in record.attributes:

@@ -1,7 +1,7 @@
 """Bind a kernel to one module: the forward that `kernelize` puts there, and nothing else.
 
-Only the instance changes: its `__dict__["forward"]`. The class, other instances and other models
-never do, functions included: a module whose forward calls a replaced function gets a copy of that
+Only the instance changes: its `__dict__["forward"]`, and how it is copied (`copying`). The class, other instances and
+other models never do, functions included: a module whose forward calls a replaced function gets a copy of that
 forward over globals in which the function's name means the kernel.
 """
 

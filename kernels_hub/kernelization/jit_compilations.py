@@ -38,6 +38,7 @@ from kernels_hub.kernelization.compiled_layer import (
     layer_compiler,
     one_line,
 )
+from kernels_hub.kernelization.copying import HOOKS
 from kernels_hub.kernelization.forked import DeadlineError, ForkedError, run_forked
 from kernels_hub.kernelization.jit_settings import is_timed, seconds_per_signature
 from kernels_hub.kernelization.outcome import RECORD_ATTRIBUTE
@@ -317,7 +318,8 @@ def _without_kernels(module: nn.Module) -> nn.Module:
     for one in twin.modules():
         if one.__dict__.get("forward") is _NO_KERNEL:
             del one.__dict__["forward"]
-        one.__dict__.pop(RECORD_ATTRIBUTE, None)
+        for name in (RECORD_ATTRIBUTE, *HOOKS):
+            one.__dict__.pop(name, None)
     return twin
 
 
