@@ -18,6 +18,7 @@ from torch import nn
 from kernels_hub.compiler.codegen.cpp.anchors import FILES
 from kernels_hub.compiler.codegen.cpp.translation_unit import CppCode, generate
 from kernels_hub.compiler.engines.cpp_weights import place_weights
+from kernels_hub.compiler.engines.devices import no_cpp
 from kernels_hub.compiler.engines.engine import (
     CompiledPlan,
     Decline,
@@ -116,8 +117,8 @@ class CppEngine:
 
     def check(self, graph: Graph, device: Device) -> Support | Decline:
         """Graphs of ops with a loop form, whose sizes the inputs tell."""
-        if device.type != "cpu":
-            return Decline(f"it runs on the CPU, not on {device}")
+        if (reason := no_cpp(device)) is not None:
+            return Decline(reason)
         if find_compiler() is None:
             return Decline("no C++ compiler found (set KERNELS_HUB_CXX or install g++)")
         if (lacking := without_weights(graph)) is not None:

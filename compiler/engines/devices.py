@@ -1,6 +1,9 @@
-"""Resolves device names ("best", "cpu", "cuda:1") to the devices of this machine."""
+"""Resolves device names ("best", "cpu", "cuda:1") to the devices of this machine; says which engines run there."""
 
 from __future__ import annotations
+
+import importlib.util
+import os
 
 import torch
 
@@ -49,6 +52,32 @@ def find_device(spec: str | Device | torch.device = "best") -> Device:
     if number >= (count := torch.cuda.device_count()):
         raise CompilerError(f"the device {text!r} is not on this machine, which has {count} GPUs")
     return Device(here, number, _gpu_arch(number))
+
+
+def no_triton(device: Device) -> str | None:
+    """Why Triton kernels cannot run on a device; None where they can."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if device.type not in ({"cpu"} if interpreted else {"cuda", "rocm"}):
+        return f"it runs on GPUs, not on {device}" if not interpreted else "TRITON_INTERPRET=1 is for the CPU"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if not interpreted and not torch.cuda.is_available():
+        return f"this PyTorch ({torch.__version__}) sees no GPU"
+    return None
+
+
+def no_metal(device: Device) -> str | None:
+    """Why Metal kernels cannot run on a device; None where they can."""
+    if device.type != "mps":
+        return f"it runs on MPS devices, not on {device}"
+    if not torch.backends.mps.is_available():
+        return f"this PyTorch ({torch.__version__}) sees no MPS device"
+    return None
+
+
+def no_cpp(device: Device) -> str | None:
+    """Why C++ kernels cannot run on a device; None where they can."""
+    return None if device.type == "cpu" else f"it runs on the CPU, not on {device}"
 
 
 def synchronize(device: torch.device) -> None:

@@ -18,6 +18,7 @@ from kernels_hub.compiler.codegen.metal.scalar import TYPES
 from kernels_hub.compiler.codegen.metal.source import Launch, MetalCode, generate
 from kernels_hub.compiler.codegen.metal.spellings import SPELLINGS
 from kernels_hub.compiler.engines.calls import Calls
+from kernels_hub.compiler.engines.devices import no_metal
 from kernels_hub.compiler.engines.engine import (
     CompiledPlan,
     Decline,
@@ -190,7 +191,7 @@ class MetalEngine:
 
     def check(self, graph: Graph, device: Device) -> Support | Decline:
         """Graphs of ops with a loop form, of dtypes that Metal has, whose sizes the inputs tell."""
-        if (reason := _cannot_run(device)) is not None:
+        if (reason := no_metal(device)) is not None:
             return Decline(reason)
         found = declines(graph)
         return Support() if found is None else found
@@ -257,11 +258,3 @@ def _why_not(node: Node) -> str | None:
         if SPELLINGS.of(node.op, first.kind)
         else f"Metal has no expression for {node.op.name} of {first}"
     )
-
-
-def _cannot_run(device: Device) -> str | None:
-    if device.type != "mps":
-        return f"it runs on MPS devices, not on {device}"
-    if not torch.backends.mps.is_available():
-        return f"this PyTorch ({torch.__version__}) sees no MPS device"
-    return None

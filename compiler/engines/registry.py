@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from kernels_hub.compiler.engines import bundled
 from kernels_hub.compiler.engines.engine import Engine, engine_id
 from kernels_hub.compiler.engines.guard import one_line
 from kernels_hub.compiler.engines.plugins.offered import engines_of
@@ -41,14 +42,14 @@ __all__ = [
     "registered", "reload", "retry", "set_plugin_paths",
 ]  # fmt: skip
 
-BUNDLED: tuple[tuple[str, str], ...] = (
-    ("triton", "kernels_hub.compiler.engines.triton"),
-    ("cpp", "kernels_hub.compiler.engines.cpp"),
-    ("metal", "kernels_hub.compiler.engines.metal"),
+BUNDLED: tuple[tuple[str, str | Engine], ...] = (
+    ("triton", bundled.TRITON),
+    ("cpp", bundled.CPP),
+    ("metal", bundled.METAL),
     ("library", "kernels_hub.compiler.engines.library"),
     ("reference", "kernels_hub.compiler.engines.reference"),
 )
-"""Name -> the module whose `ENGINE` it is, loaded when engines are first asked for."""
+"""Name -> the engine, or the module whose `ENGINE` it is, loaded when engines are first asked for."""
 
 PATH_VARIABLE = "KERNELS_HUB_PLUGIN_PATH"
 
@@ -207,8 +208,8 @@ def _discover(*, retry: bool = False) -> _Discovered:
     for name, module in BUNDLED:
         source = f"bundled {name}"
         try:
-            for bundled in engines_of(_bundled(module)):
-                found[bundled.name] = Registered(bundled, source)
+            for one in engines_of(_bundled(module)):
+                found[one.name] = Registered(one, source)
         except Exception as error:  # noqa: BLE001  (packages that are missing or broken)
             failed.append(Failure(source, one_line(error)))
     isolated = _enter_plugins(list(_plugins()), found, failed, retry=retry)
@@ -254,6 +255,6 @@ def _plugins() -> Iterable[Source | Failure]:
     yield from in_paths(_paths)
 
 
-def _bundled(module: str) -> object:
-    engine: object = importlib.import_module(module).ENGINE
+def _bundled(given: str | Engine) -> object:
+    engine: object = importlib.import_module(given).ENGINE if isinstance(given, str) else given
     return engine

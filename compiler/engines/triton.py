@@ -10,8 +10,6 @@ choose by size; `tf32` (float32 products may round their operands: not tried unl
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
 import statistics
 import time
@@ -28,6 +26,7 @@ from kernels_hub.compiler.codegen.triton.source import TritonCode, generate
 from kernels_hub.compiler.codegen.triton.split import split_reductions
 from kernels_hub.compiler.codegen.triton.text import check_spelled
 from kernels_hub.compiler.engines.calls import Calls
+from kernels_hub.compiler.engines.devices import no_triton
 from kernels_hub.compiler.engines.engine import (
     CompiledPlan,
     Decline,
@@ -207,7 +206,7 @@ class TritonEngine:
 
     def check(self, graph: Graph, device: Device) -> Support | Decline:
         """Graphs of ops with a loop form and an expression in Triton, whose sizes the inputs tell."""
-        if (reason := _cannot_run(device)) is not None:
+        if (reason := no_triton(device)) is not None:
             return Decline(reason)
         if (lacking := without_weights(graph)) is not None:
             return lacking
@@ -246,17 +245,6 @@ def options_of(device: Device, knobs: Mapping[str, KnobValue]) -> Options:
             )
         found = sizes[0], sizes[1], sizes[2]
     return Options(device.arch, int(block), found, bool(tf32))
-
-
-def _cannot_run(device: Device) -> str | None:
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if device.type not in ({"cpu"} if interpreted else {"cuda", "rocm"}):
-        return f"it runs on GPUs, not on {device}" if not interpreted else "TRITON_INTERPRET=1 is for the CPU"
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
-    if not interpreted and not torch.cuda.is_available():
-        return f"this PyTorch ({torch.__version__}) sees no GPU"
-    return None
 
 
 def _torch_device(device: Device) -> torch.device:

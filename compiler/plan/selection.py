@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -67,17 +67,31 @@ class Filter:
             engines = {name: registry.engine(name, isolated=self.isolated) for name in self.engines}
         return {name: registered for name, registered in engines.items() if name not in self.exclude_engines}
 
+    def leaves_out(self, engine: Engine, device: Device) -> bool:
+        """Whether an engine can or may not be used on a device, whatever the graph is."""
+        refuses: Callable[[Device], str | None] | None = getattr(engine, "refuses", None)
+        return bool(self._always_unwanted(engine)) or (refuses is not None and refuses(device) is not None)
+
+    def _always_unwanted(self, engine: Engine) -> frozenset[Note]:
+        always: frozenset[Note] = getattr(engine, "always", frozenset())
+        return always & self.exclude_notes
+
     def check(self, engine: Engine, graph: Graph, device: Device) -> Support | Decline:
-        """What the engine says, or why it may not be used."""
+        """What the engine says, or why it may not be used. One that is left out for whatever it takes is not asked."""
+        if unwanted := self._always_unwanted(engine):
+            return _unwanted(unwanted)
         answer = checked(engine, graph, device)
         if isinstance(answer, Support):
             if unwanted := answer.notes & self.exclude_notes:
-                notes = " and ".join(sorted(note.value for note in unwanted))
-                return Decline(f"it {notes}, which is excluded")
+                return _unwanted(unwanted)
             limit = self.workspace_limit
             if limit is not None and answer.workspace is not None and answer.workspace > limit:
                 return Decline(f"it wants a workspace of {answer.workspace} bytes, more than {limit}")
         return answer
+
+
+def _unwanted(notes: frozenset[Note]) -> Decline:
+    return Decline(f"it {' and '.join(sorted(note.value for note in notes))}, which is excluded")
 
 
 @dataclass(frozen=True)
@@ -179,6 +193,7 @@ def survey(
 
     answers = {name: check(name, graph) for name in engines}
     order = _order(rank, graph, device, answers)
+    liked = [name for name in order if not only.leaves_out(engines[name], device)][:1]
     candidates: list[Candidate] = []
     refusal: EngineError | None = None
     for start, name in enumerate(order):
@@ -191,7 +206,7 @@ def survey(
             refusal = refusal or error
             continue
         if name in divided.engines:
-            preferred = order[0] in divided.engines
+            preferred = liked[0] in divided.engines
             candidates.append(
                 Candidate(
                     divided, device, only.knobs, preferred=preferred, first=name, isolated=only.isolated

@@ -31,7 +31,7 @@ def on_a_mac(monkeypatch):
 
 
 def test_it_is_bundled():
-    assert engine("metal") is ENGINE
+    assert engine("metal").loaded() is ENGINE
     assert isinstance(ENGINE, Engine)
 
 
