@@ -31,8 +31,10 @@ class Adopting(Protocol):
         """The plan that runs."""
 
     @classmethod
-    def of(cls, graph: Graph, settings: Settings, module: ModuleCall | None = None) -> Self:
-        """Compile a graph."""
+    def of(
+        cls, graph: Graph, settings: Settings, module: ModuleCall | None = None, *, rewrite: bool = False
+    ) -> Self:
+        """Compile a graph, rewritten first or as it is."""
 
     def adopt(self, other: Self, /) -> None:
         """Run the plans of another executable of the same graph from now on."""
@@ -51,7 +53,11 @@ _EXIT_S = 5.0
 
 def stand_in(settings: Settings) -> Settings:
     """Settings of what serves calls meanwhile."""
-    only = replace(settings.only, exclude_notes=settings.only.exclude_notes | {Note.NEEDS_COMPILER})
+    only = replace(
+        settings.only,
+        exclude_notes=settings.only.exclude_notes | {Note.NEEDS_COMPILER},
+        knobs={**settings.only.knobs, "library": {**settings.only.knobs.get("library", {}), "pack": False}},
+    )
     return replace(settings, only=only, rank="default", wait=True)
 
 
@@ -61,7 +67,7 @@ class Compilation:
     finished: set when it has ended, one way or the other. error: why the executable keeps its first plan.
     """
 
-    def __init__(self, run: Adopting, graph: Graph, settings: Settings) -> None:
+    def __init__(self, run: Adopting, graph: Graph, settings: Settings, *, rewrite: bool) -> None:
         self.finished = threading.Event()
         self.served = threading.Event()
         """Set once a call was served: until then, for a second at most, nothing takes time from it."""
@@ -70,7 +76,7 @@ class Compilation:
         self.error: CompilerError | None = None
         work = threading.Thread(
             target=self._work,
-            args=(run, graph, replace(settings, wait=True)),
+            args=(run, graph, replace(settings, wait=True), rewrite),
             name="kernels_hub-compile",
             daemon=True,
         )
@@ -78,10 +84,10 @@ class Compilation:
         work.start()
         _THREADS.append(work)
 
-    def _work(self, run: E, graph: Graph, settings: Settings) -> None:
+    def _work(self, run: E, graph: Graph, settings: Settings, rewrite: bool) -> None:
         self.served.wait(_HEAD_START_S)
         try:
-            run.adopt(type(run).of(graph, settings))
+            run.adopt(type(run).of(graph, settings, rewrite=rewrite))
             self.adopted = True
             run.plans_changed()
         except CompilerError as error:
@@ -119,12 +125,17 @@ def _raise_in(thread: threading.Thread) -> None:
     )
 
 
-def begin(graph: Graph, settings: Settings, module: ModuleCall | None, make: type[E]) -> E | None:
-    """An executable that runs now, and the compiled plan later; None where no engine runs without a compiler."""
+def begin(
+    graph: Graph, settings: Settings, module: ModuleCall | None, make: type[E], *, rewrite: bool = False
+) -> E | None:
+    """An executable that runs now, and the compiled plan later; None where no engine runs without a compiler.
+
+    rewrite: the graph before it is compiled; what runs meanwhile is the graph as it is.
+    """
     try:
         with uncollected():
             run = make.of(graph, stand_in(settings), module)
     except EngineError:
         return None
-    run.compilation = Compilation(run, graph, settings)
+    run.compilation = Compilation(run, graph, settings, rewrite=rewrite)
     return run

@@ -110,10 +110,17 @@ class Executable:
         *,
         rewrite: bool = False,
     ) -> Executable:
-        """Of a graph. Raises EngineError where no engine takes it."""
-        graph = _simplified(graph) if rewrite else graph
-        if not settings.wait and (run := begin(graph, settings, module, cls)) is not None:
+        """Of a graph. Raises EngineError where no engine takes it.
+
+        What serves calls while the chosen plan is compiled runs the graph as it was imported, where an engine takes
+        that: rewriting takes as long as all else before the first output.
+        """
+        if not settings.wait and (run := begin(graph, settings, module, cls, rewrite=rewrite)) is not None:
             return run
+        if rewrite:
+            graph = _simplified(graph)
+            if not settings.wait and (run := begin(graph, settings, module, cls)) is not None:
+                return run
         executable = cls(signature_of(graph), settings, graph, module, followed, rewrite=rewrite)
         if not executable._specialises(graph):
             executable._plan = executable._choose(graph)
@@ -225,6 +232,7 @@ class Executable:
                 )
         with self._lock:
             self.settings, self._without, self.candidates = other.settings, other._without, other.candidates
+            self.graph = other.graph
             self._plans = other._plans  # before `_plan`: a call that finds no plan for all shapes looks there
             self._last = next(reversed(other._plans.values()), None)
             self._plan = other._plan

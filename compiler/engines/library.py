@@ -46,12 +46,12 @@ class LibraryPlan:
 
     engine = "library"
 
-    def __init__(self, graph: Graph, device: Device) -> None:
+    def __init__(self, graph: Graph, device: Device, *, pack: bool = True) -> None:
         self._graph, self._device = graph, device
         self.signature: Signature = signature_of(graph)
         self._torch = torch.device("cpu") if device.type == "cpu" else torch.device("cuda", device.index)
         with torch.no_grad():
-            self._program = LibraryProgram(graph, self._torch, self._weight)
+            self._program = LibraryProgram(graph, self._torch, self._weight, pack=pack)
 
     def _weight(self, name: str) -> Tensor:
         return to_tensor(snapshot(self._graph.weight(name))).to(self._torch)
@@ -162,11 +162,14 @@ class LibraryEngine:
         return Support(_notes(graph, device))
 
     def compile(self, graph: Graph, device: Device, knobs: Mapping[str, KnobValue]) -> CompiledPlan:
-        """Weights become tensors on the device, and each op a call."""
-        refuse_knobs(self.name, knobs)
+        """Weights become tensors on the device, and each op a call.
+
+        knobs: "pack", false of a plan that soon goes: weights are not laid out anew, which takes longer than a call.
+        """
+        refuse_knobs(self.name, knobs, ("pack",))
         if isinstance(answer := self.check(graph, device), Decline):
             raise EngineError(f"engine {self.name} does not take graph {graph.name}: {answer.reason}")
-        return LibraryPlan(graph, device)
+        return LibraryPlan(graph, device, pack=bool(knobs.get("pack", True)))
 
     def load(self, payload: bytes, device: Device) -> CompiledPlan:
         """What `serialize` wrote."""

@@ -120,15 +120,17 @@ def needed(graph: Graph, joined: Mapping[Node, Joined]) -> list[Node]:
     return [node for node in order if node in wanted]
 
 
-def linear_kernel(linear: Linear, weight: Tensor | None, device: torch.device) -> Callable[..., Tensor]:
-    """A function of x, weight and bias. weight: its values, where they never change."""
+def linear_kernel(
+    linear: Linear, weight: Tensor | None, device: torch.device, *, pack: bool = True
+) -> Callable[..., Tensor]:
+    """A function of x, weight and bias. weight: its values, where they never change; pack: whether to lay them out."""
     then = _THEN.get(linear.activation)
 
     def dense(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
         result = F.linear(x, w.t(), bias)
         return result if then is None else then(result)
 
-    if weight is None or not _packs(linear, weight, device):
+    if weight is None or not pack or not _packs(linear, weight, device):
         return dense
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.t().contiguous(), None)
     attribute, algorithm = _POST[linear.activation]

@@ -58,9 +58,15 @@ class LibraryProgram:
     """See the module. Safe to be run by several threads."""
 
     def __init__(
-        self, graph: Graph, device: torch.device, weight: Callable[[str], Tensor] | None = None
+        self,
+        graph: Graph,
+        device: torch.device,
+        weight: Callable[[str], Tensor] | None = None,
+        *,
+        pack: bool = True,
     ) -> None:
-        self.graph, self.device = graph, device
+        """weight: gives a parameter. pack: whether weights are laid out anew where that is faster."""
+        self.graph, self.device, self._packs = graph, device, pack
         self._weight = weight
         self._slots: dict[Value, int] = {}
         self._filled: list[Tensor | None] = []
@@ -169,7 +175,8 @@ class LibraryProgram:
     def _add_linear(self, linear: Linear) -> None:
         step = LibraryStep(linear.root, tuple(self._slots[operand] for operand in linear.operands), ())
         step.nodes, step.single = linear.nodes, True
-        step.run = linear_kernel(linear, self._filled[self._slots[linear.weight]], self.device)
+        weight = self._filled[self._slots[linear.weight]]
+        step.run = linear_kernel(linear, weight, self.device, pack=self._packs)
         self._append(step)
 
     def _add_leaf(self, node: Node) -> None:
@@ -228,7 +235,7 @@ class LibraryProgram:
         if sizes is None and untold:
             raise SizesNeeded
         known = {name: size for name, size in (sizes or {}).items() if name in untold}
-        return LibraryProgram(region.bind(known) if known else region, self.device)
+        return LibraryProgram(region.bind(known) if known else region, self.device, pack=self._packs)
 
     def _set_drops(self) -> None:
         kept = {*self._outputs, *(slot for slot, one in enumerate(self._filled) if one is not None)}

@@ -108,3 +108,26 @@ def test_a_process_that_ends_meanwhile_ends_well(after_s, tmp_path):
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_first_plan_is_made_without_rewriting_and_schedules(tmp_path):
+    code = """
+        import sys
+        from kernels_hub.compiler import Graph, compile
+        graph = Graph("g")
+        graph.output("y", graph.input("x", (4,)).tanh())
+        run = compile(graph, "cpu", wait=False)
+        assert run.plan.engines == ("library",)
+        unused = ("rewrite.pipeline", "schedule.schedule", "engines.cpp", "engines.triton", "engines.metal")
+        made = [name for name in unused if f"kernels_hub.compiler.{name}" in sys.modules]
+        assert run.wait(120) and "kernels_hub.compiler.schedule.schedule" in sys.modules
+        print(made, [name for name in unused[3:] if f"kernels_hub.compiler.{name}" in sys.modules])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "KERNELS_HUB_CACHE": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("[] []\n", "")
