@@ -247,9 +247,12 @@ class Import:
         for one in model.input:
             if one.name in self.values or one.name not in weights:
                 self._noted("input", one.name, lambda one=one: self.inputs.make(one))
-        for tensor in model.initializer:
+        for place, tensor in enumerate(model.initializer):
             if tensor.name not in self.scope.names:
-                self._noted("initializer", tensor.name, lambda tensor=tensor: self._weight(tensor))
+                apart = self.file.weights.get(place)
+                self._noted(
+                    "initializer", tensor.name, lambda tensor=tensor, apart=apart: self._weight(tensor, apart)
+                )
         for sparse in model.sparse_initializer:
             name = sparse.values.name
             self._noted("initializer", name, lambda sparse=sparse: self._sparse(sparse))
@@ -276,10 +279,10 @@ class Import:
 
     # -- weights
 
-    def _weight(self, tensor: TensorProto) -> Value:
+    def _weight(self, tensor: TensorProto, apart: Array | None) -> Value:
         row, shape = dtype_of(tensor.data_type), tuple(tensor.dims)
         try:
-            array = tensor_array(tensor, self.session.data)
+            array = tensor_array(tensor, self.session.data, apart)
         except ImportFailure:
             if self.random is None or tensor.data_location != TensorProto.EXTERNAL:
                 raise

@@ -14,6 +14,8 @@ from google.protobuf.message import DecodeError, Message  # type: ignore[import-
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from kernels_hub.compiler.errors import ImportFailure
+from kernels_hub.compiler.importers.onnx_weights import read_apart
+from kernels_hub.compiler.ir.types import Array
 
 OnnxSource = str | os.PathLike[str] | bytes | ModelProto
 FIRST_OPSET = 1
@@ -22,17 +24,21 @@ FIRST_OPSET = 1
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """A model, and the folder in which its external data lie (None: not a file)."""
+    """A model, and the folder in which its external data lie (None: not a file).
+
+    weights: place among the initializers -> the `raw_data` of one that the model is without (`onnx_weights`).
+    """
 
     model: ModelProto
     name: str
     folder: Path | None
     opsets: Mapping[str, int]
     functions: Mapping[tuple[str, str, str], FunctionProto]
+    weights: Mapping[int, Array]
 
 
 def read_onnx(source: OnnxSource) -> OnnxFile:
-    """A model from a path, from bytes or as it is. Weights are not read.
+    """A model from a path, from bytes or as it is. Weights in other files are not read.
 
     Raises ImportFailure for what is no ONNX model, truncated, or of an opset that is unknown; FileNotFoundError.
     """
@@ -46,7 +52,8 @@ def read_onnx(source: OnnxSource) -> OnnxFile:
             f"{path} is named like a program of torch.export, which is read by unpickling: that can run any code. If "
             f"you trust it, load it yourself, and compile what you get: compile(torch.export.load({str(path)!r}))"
         )
-    return _described(_parse(path.read_bytes(), str(path)), path.stem, path.parent, str(path))
+    apart = read_apart(path)
+    return _described(_parse(apart.text, str(path)), path.stem, path.parent, str(path), apart.weights)
 
 
 def _parse(data: bytes, what: str) -> ModelProto:
@@ -60,7 +67,9 @@ def _parse(data: bytes, what: str) -> ModelProto:
     return model
 
 
-def _described(model: ModelProto, name: str, folder: Path | None, what: str) -> OnnxFile:
+def _described(
+    model: ModelProto, name: str, folder: Path | None, what: str, weights: Mapping[int, Array] | None = None
+) -> OnnxFile:
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise ImportFailure(f"{what} is no ONNX model: it holds no graph")
     for graph in (model.graph, *model.functions):
@@ -81,7 +90,7 @@ def _described(model: ModelProto, name: str, folder: Path | None, what: str) -> 
         (function.domain, function.name, getattr(function, "overload", "")): function
         for function in model.functions
     }
-    return OnnxFile(model, model.graph.name or name, folder, opsets, functions)
+    return OnnxFile(model, model.graph.name or name, folder, opsets, functions, weights or {})
 
 
 def _check_text(graph: GraphProto | FunctionProto, what: str) -> None:

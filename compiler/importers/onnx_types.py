@@ -75,9 +75,10 @@ def type_proto(of: TensorType) -> TypeProto:
     return proto
 
 
-def tensor_array(tensor: TensorProto, data: ExternalData) -> Array:
+def tensor_array(tensor: TensorProto, data: ExternalData, apart: Array | None = None) -> Array:
     """A tensor's array: a view of the message's bytes or of the mapped file where it has such.
 
+    apart: the bytes of one that the message is without.
     Raises ImportFailure where size and shape contradict each other, TypeRuleError for types outside of the IR.
     """
     row, shape = dtype_of(tensor.data_type), tuple(tensor.dims)
@@ -88,10 +89,11 @@ def tensor_array(tensor: TensorProto, data: ExternalData) -> Array:
     if tensor.data_location == TensorProto.EXTERNAL:
         return data.array(tensor.name, {one.key: one.value for one in tensor.external_data}, row, shape)
     try:
-        if tensor.HasField("raw_data"):
+        if apart is not None or tensor.HasField("raw_data"):
+            raw = np.frombuffer(tensor.raw_data, np.uint8) if apart is None else apart
             if row.bits < 8:
-                return unpacked(np.frombuffer(tensor.raw_data, np.uint8), row, shape)
-            return np.frombuffer(tensor.raw_data, row.numpy.newbyteorder("<")).reshape(shape)
+                return unpacked(raw, row, shape)
+            return raw.view(row.numpy.newbyteorder("<")).reshape(shape)
         found: Any = onnx.numpy_helper.to_array(tensor)
     except ValueError as error:
         raise ImportFailure(
