@@ -1,13 +1,14 @@
 """Cache of opened ONNX files: plans that were compiled for a file, ready to run in the next process.
 
-    <cache>/opened/<digest of file, options and compiler>/<digest of the calls it is for>.khplan
+    <cache>/opened/<digest of options, compiler, bytes of the file>/<digest of its content>-<of the calls>.khplan
 
-A file is told by the SHA-256 of its content. An entry is a plan as memory image (`plan.image`) with the calls it is
-right for: shapes of the inputs, and values of those that the model was compiled for. It is written once the compiler is
-done, appears whole by a rename, and is read by its owner alone: one that another user owns or may write to, that is
-damaged, of another version, or whose library is gone from the cache of compiled code, is no entry, and the model is
-compiled again. The folder holds at most `MOST_BYTES`, `MOST_PLANS` of a file; what was used longest ago is removed
-first.
+A file is told by the SHA-256 of its content, which is read where there is an entry for a file of its size, and else
+once a plan is kept: the first output does not wait for it. An entry is a plan as memory image (`plan.image`) with the
+calls it is right for: shapes of the inputs, and values of those that the model was compiled for. It is written once the
+compiler is done, appears whole by a rename, and is read by its owner alone: one that another user owns or may write to,
+that is damaged, of another version, or whose library is gone from the cache of compiled code, is no entry, and the
+model is compiled again. The folder holds at most `MOST_BYTES`, `MOST_PLANS` of a file; what was used longest ago is
+removed first.
 
 Not kept: models given as bytes, weights in other files, options that choose engines, and anything while plugins of
 engines are installed.
@@ -20,6 +21,7 @@ import hashlib
 import logging
 import os
 import stat
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,28 +60,59 @@ MOST_BYTES = 4 << 30
 MOST_PLANS = 16
 """Of one file."""
 _CHUNK = 1 << 20
+_TICK_NS = 3_000_000_000
+"""How far apart two writes may lie that leave a file with the same times, on coarse file systems."""
 _EXTERNAL = b"location"
 """The key that every tensor with data in another file has."""
 
 
-@dataclass(frozen=True)
 class OpenedFile:
-    """A file and the options that it was opened with. sha256: of its content; key: of all that decides its plans."""
+    """A file and the options that it was opened with. key: of its size, and of all else that decides its plans."""
 
-    path: Path
-    sha256: str
-    key: str
+    def __init__(self, path: Path, key: str, state: tuple[int, ...]) -> None:
+        """state: of the file when it was opened (`_state`)."""
+        self.path, self.key, self._state = path, key, state
+        self._content: str | None = None
+        self.is_alone = True
+        """Whether it names no other file, once its content was read."""
+        if time.time_ns() - max(state[-2:]) < _TICK_NS:  # another write may leave it with the same times
+            self.content()
 
     @property
     def folder(self) -> Path:
-        """Where its entries are."""
+        """Where its entries are, and those of other files of its size."""
         return cache_folder("opened") / self.key
+
+    def content(self) -> str:
+        """The SHA-256 of what was opened. Raises PlanError where that is not there any more, OSError."""
+        if self._content is None:
+            content, is_alone = _read(self.path)
+            if _state(self.path) != self._state:
+                raise PlanError(f"{self.path} has changed since it was opened")
+            self._content, self.is_alone = content, is_alone
+        return self._content
+
+    def entries(self) -> list[Path]:
+        """Files of its entries. Raises as `content` does."""
+        found = _files(self.folder)
+        return [path for path in found if path.name.startswith(self._prefix)] if found else []
+
+    def entry(self, calls: str) -> Path:
+        """The file of the entry for calls, by their digest. Raises as `content` does."""
+        return self.folder / f"{self._prefix}{calls[:32]}.khplan"
 
     def is_unchanged(self) -> bool:
         """Whether the file has the content still that it was opened with."""
-        with contextlib.suppress(OSError):
-            return _read(self.path)[0] == self.sha256
+        with contextlib.suppress(OSError, PlanError):
+            if self._content is not None:
+                return _read(self.path)[0] == self._content
+            self.content()
+            return True
         return False
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self.content()[:32]}-"
 
 
 @dataclass(frozen=True)
@@ -145,28 +178,36 @@ def opened_file(
     ):
         return None
     options = repr((_sorted(dims), _sorted(shapes), _arrays(values), settings.max_shapes))
+    if " at 0x" in options:
+        return None
     path = Path(source)
     try:
-        sha256, is_alone = _read(path)
+        state = _state(path)
     except OSError:
         return None
-    if not is_alone or " at 0x" in options:
-        return None
     key = digest(
-        sha256,
+        state[0],
         options,
         compiler_stamp(),
         sorted(versions().items()),
         settings.device.arch,
         str(find_compiler()),
     )
-    return OpenedFile(path, sha256, key)
+    try:
+        opened = OpenedFile(path, key, state)
+    except (OSError, PlanError):  # somebody writes it
+        return None
+    return opened if opened.is_alone else None
 
 
 def entries(opened: OpenedFile) -> list[Entry]:
     """What is kept of a file, what was used last first. What is no entry is removed, and said in the log."""
     found: list[Entry] = []
-    for path in _files(opened.folder):
+    try:
+        paths = opened.entries()
+    except (PlanError, OSError):
+        return found
+    for path in paths:
         try:
             found.append(_entry(path))
         except (CompilerError, OSError) as error:
@@ -192,7 +233,7 @@ def keep(opened: OpenedFile, plan: Plan, calls: Calls, declared: Signature) -> b
 
 def _keep(opened: OpenedFile, plan: Plan, calls: Calls, declared: Signature) -> bool:
     made = sections_of(plan)
-    if made is None or not opened.is_unchanged():
+    if made is None or not opened.is_unchanged() or not opened.is_alone:
         return False
     header, sections = made
     rows = {
@@ -210,11 +251,11 @@ def _keep(opened: OpenedFile, plan: Plan, calls: Calls, declared: Signature) -> 
     needed = sum(len(part) for parts in sections.values() for part in parts)
     if needed > MOST_BYTES // 4:
         return False
-    path = opened.folder / f"{digest(rows['guard'], rows['values'], rows['facts'])[:32]}.khplan"
+    path = opened.entry(digest(rows["guard"], rows["values"], rows["facts"]))
     _make_room(needed)
     with replacing(path, mode=0o600) as file:
         write_sections(file, {**header, **rows}, sections)
-    for _, _, other in _by_use(opened.folder.glob("*.khplan"))[:-MOST_PLANS]:
+    for _, _, other in _by_use(opened.entries())[:-MOST_PLANS]:
         with contextlib.suppress(OSError):
             other.unlink()
     return True
@@ -292,6 +333,12 @@ def _by_use(paths: Iterable[Path]) -> list[tuple[float, int, Path]]:
             about = path.stat()
             known.append((about.st_mtime, about.st_size, path))
     return sorted(known)
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """Size, identity and times of a file: others where it was written to, or another took its place. Raises OSError."""
+    about = path.stat()
+    return about.st_size, about.st_dev, about.st_ino, about.st_mtime_ns, about.st_ctime_ns
 
 
 def _read(path: Path) -> tuple[str, bool]:

@@ -195,13 +195,32 @@ def test_another_file_at_the_same_path_is_another_model(folder):
         run.profile(example(2))
 
 
-def test_a_file_that_changes_while_it_is_compiled_is_not_kept(folder):
+@pytest.mark.parametrize("tick_ns", [opened._TICK_NS, 0])
+def test_a_file_that_changes_while_it_is_compiled_is_not_kept(folder, monkeypatch, tick_ns):
+    monkeypatch.setattr(opened, "_TICK_NS", tick_ns)
     path = folder / "product.onnx"
     of = opened.opened_file(path, Settings(find_device("cpu")), None, None, None, rewrite=True)
     run = compile_model(path, "cpu", wait=True)
     onnx.save(product(-WEIGHT), path)
     calls = opened.Calls(run.signature.inputs, {}, (0,), run.signature.outputs)
     assert not opened.keep(of, run.plan, calls, run.signature)
+
+
+def test_an_old_file_is_read_for_its_digest_once_a_plan_is_kept(folder, monkeypatch):
+    monkeypatch.setattr(opened, "_TICK_NS", 0)
+    read, found = opened._read, []
+    monkeypatch.setattr(opened, "_read", lambda path: found.append(path) or read(path))
+    path = folder / "product.onnx"
+    run = compile_model(path, "cpu")
+    run(example(2))
+    assert found == []
+    assert run.wait(120)
+    assert isinstance(compile_model(path, "cpu"), OpenedExecutable)
+    assert found == [path, path]
+    onnx.save(product(-WEIGHT), path)  # of the same size
+    other = compile_model(path, "cpu", wait=True)
+    assert not isinstance(other, OpenedExecutable)
+    np.testing.assert_allclose(other(example(2)), np.tanh(example(2) @ -WEIGHT), rtol=1e-5, atol=1e-5)
 
 
 def damage(path: Path, how: str) -> None:
