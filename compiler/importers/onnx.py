@@ -32,12 +32,12 @@ except ImportError as error:
         "the ONNX importer needs the package onnx: pip install 'kernels-hub[onnx]'"
     ) from error
 
-from kernels_hub.compiler.importers import onnx_ops  # noqa: F401  (enters the importers)
 from kernels_hub.compiler.importers.external_data import ExternalData
 from kernels_hub.compiler.importers.onnx_dispatch import import_node
 from kernels_hub.compiler.importers.onnx_file import OnnxFile, OnnxSource, read_onnx
 from kernels_hub.compiler.importers.onnx_inputs import Inputs, Shapes, Size, axis_name, element_of
 from kernels_hub.compiler.importers.onnx_node import UnknownValueError
+from kernels_hub.compiler.importers.onnx_ops import enter_domains
 from kernels_hub.compiler.importers.onnx_remedy import remedy
 from kernels_hub.compiler.importers.onnx_scope import BrokenError, Scope, Session
 from kernels_hub.compiler.importers.onnx_sequences import Nothing, part_name, parts
@@ -223,6 +223,7 @@ class Import:
         *,
         by_value: bool = False,
     ) -> None:
+        enter_domains(file.domains())
         self.file, self.values = file, values
         self.shaped = bool(shapes)
         """Whether declared shapes of the model are overruled."""

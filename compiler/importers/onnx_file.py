@@ -36,6 +36,11 @@ class OnnxFile:
     functions: Mapping[tuple[str, str, str], FunctionProto]
     weights: Mapping[int, Array]
 
+    def domains(self) -> set[str]:
+        """Those that the model imports, and its functions."""
+        imports = (one.domain for function in self.functions.values() for one in function.opset_import)
+        return {*self.opsets, *map(canonical, imports)}
+
 
 def read_onnx(source: OnnxSource) -> OnnxFile:
     """A model from a path, from bytes or as it is. Weights in other files are not read.

@@ -1,20 +1,20 @@
-"""Importers of ONNX's ops, a file a family. Importing this package enters them all."""
+"""Importers of ONNX's ops, a file a family. Importing this package enters those of ONNX's own domain.
+
+`enter_domains` enters those of others, which few models use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
 
 from kernels_hub.compiler.importers.onnx_ops import (
-    contrib,
-    contrib_attention,
-    contrib_cached_attention,
-    contrib_quantized,
-    contrib_standard,
     control,
     conv,
     detection,
     elementwise,
     indexing,
     linear,
-    ml,
-    ml_features,
-    ml_kernels,
     ngrams,
     normalize,
     optional,
@@ -27,25 +27,17 @@ from kernels_hub.compiler.importers.onnx_ops import (
     sequence,
     shape,
     signal,
-    training,
-    trees,
 )
 
 __all__ = [
-    "contrib",
-    "contrib_attention",
-    "contrib_cached_attention",
-    "contrib_quantized",
-    "contrib_standard",
+    "DOMAINS",
     "control",
     "conv",
     "detection",
     "elementwise",
+    "enter_domains",
     "indexing",
     "linear",
-    "ml",
-    "ml_features",
-    "ml_kernels",
     "ngrams",
     "normalize",
     "optional",
@@ -58,6 +50,24 @@ __all__ = [
     "sequence",
     "shape",
     "signal",
-    "training",
-    "trees",
 ]
+
+DOMAINS = {
+    "com.microsoft": (
+        "contrib",
+        "contrib_attention",
+        "contrib_cached_attention",
+        "contrib_quantized",
+        "contrib_standard",
+    ),
+    "ai.onnx.ml": ("ml", "ml_features", "ml_kernels", "trees"),
+    "ai.onnx.preview.training": ("training",),
+}
+"""Domain -> the modules of its ops."""
+
+
+def enter_domains(domains: Iterable[str]) -> None:
+    """Enter the importers of domains, once; those that there are no modules for are ONNX's own, or unknown."""
+    for domain in domains:
+        for name in DOMAINS.get(domain, ()):
+            importlib.import_module(f"{__name__}.{name}")
