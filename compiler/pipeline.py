@@ -35,6 +35,7 @@ from kernels_hub.compiler.executable import Executable
 from kernels_hub.compiler.importers.module_call import ModuleCall
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.transform import bind
+from kernels_hub.compiler.ir.uncollected import uncollected
 from kernels_hub.compiler.opened import entries, opened_file
 from kernels_hub.compiler.plan.followed_weights import Followed, frozen
 from kernels_hub.compiler.plan.heuristics import Heuristic
@@ -161,6 +162,10 @@ class _OnnxRequest:
 
     def executable(self) -> Executable:
         """As an earlier process compiled it, or compiled now."""
+        with uncollected():
+            return self._executable()
+
+    def _executable(self) -> Executable:
         opened = opened_file(
             self.source, self.settings, self.dims, self.shapes, self.values, rewrite=self.rewrite
         )

@@ -83,6 +83,8 @@ class _Discovered:
 
 _LOCK = renewed_lock(sys.modules[__name__], "_LOCK", threading.RLock)
 _found: _Discovered | None = None
+_points: tuple[Source | Failure, ...] | None = None
+"""Plugins of installed distributions."""
 _paths: tuple[Path, ...] = ()
 _only_paths = False
 
@@ -179,15 +181,16 @@ def has_plugins() -> bool:
 
 def reload() -> None:
     """Forget what was discovered; the next use looks again. Modules of plugins are loaded anew."""
-    global _found  # noqa: PLW0603  (loaded once a process)
+    global _found, _points  # noqa: PLW0603  (loaded once a process)
     with _LOCK:
-        _found = None
+        _found = _points = None
 
 
 def retry() -> None:
     """Discover again, and try plugins anew that failed before."""
-    global _found  # noqa: PLW0603  (loaded once a process)
+    global _found, _points  # noqa: PLW0603  (loaded once a process)
     with _LOCK:
+        _points = None
         _found = _discover(retry=True)
 
 
@@ -248,8 +251,11 @@ def _enter_plugins(
 
 
 def _plugins() -> Iterable[Source | Failure]:
+    global _points  # noqa: PLW0603  (looked up once a process)
     if not _only_paths:
-        yield from entry_points()
+        if _points is None:
+            _points = tuple(entry_points())
+        yield from _points
         variable = os.environ.get(PATH_VARIABLE, "")
         yield from in_paths([Path(path) for path in variable.split(os.pathsep) if path])
     yield from in_paths(_paths)

@@ -41,7 +41,7 @@ from kernels_hub.compiler.engines.type_rows import (
 )
 from kernels_hub.compiler.errors import CompilerError, EngineError, PlanError
 from kernels_hub.compiler.ir.op import TensorType
-from kernels_hub.compiler.plan.program import Program, Segment, bare
+from kernels_hub.compiler.plan.program import PrintedGraph, Program, Segment, bare
 from kernels_hub.parsing import Struct, Text
 from kernels_hub.version import __version__
 
@@ -240,7 +240,7 @@ def program_of(
             )
     return Program(
         header.graph, signature, segments, slots, header.output_slots, frozenset(header.carriers),
-        header.defined, facts, header.digest, text,
+        header.defined, facts, PrintedGraph(text, header.digest),
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,7 +12,9 @@ from kernels_hub.compiler.engines.engine import CompiledPlan, Device, KnobValue,
 from kernels_hub.compiler.engines.guard import GuardedPlan
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.dims import Expr
+from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.op import TensorType
+from kernels_hub.compiler.ir.printer import print_graph
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,38 @@ class Segment:
     ops: int = 0
 
 
+class PrintedGraph:
+    """A graph as text, and the digest of that: made when a plan is written, which most never are."""
+
+    def __init__(self, given: Graph | str, digest: str | None = None) -> None:
+        """digest: of a text, where it is known."""
+        self._given, self._digest = given, digest
+
+    @property
+    def text(self) -> str:
+        """The text."""
+        return self._given if isinstance(self._given, str) else print_graph(self._given)
+
+    @property
+    def digest(self) -> str:
+        """See `digest_of`."""
+        if self._digest is None:
+            self._digest = digest_of(self.text)
+        return self._digest
+
+
+def digest_of(text: str) -> str:
+    """A digest of a printed graph: of all that it computes, but for the arrays of its parameters."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
 @dataclass(frozen=True)
 class Program:
     """Slots 0, 1, … are the inputs; each later one is filled once, by a segment.
 
     slots: the type of each. outputs: the slot of each output. carriers: slots that carry a size in their shape, and
-    nothing else. defined: symbols whose size is known when a slot is filled. facts: symbols by name. digest: of the
-    graph. text: the graph, printed.
+    nothing else. defined: symbols whose size is known when a slot is filled. facts: symbols by name. printed: the
+    graph.
     """
 
     name: str
@@ -46,8 +74,17 @@ class Program:
     carriers: frozenset[int] = frozenset()
     defined: Mapping[str, int] = field(default_factory=dict)
     facts: Mapping[str, Expr] = field(default_factory=dict)
-    digest: str = ""
-    text: str = ""
+    printed: PrintedGraph = field(default_factory=lambda: PrintedGraph("", ""))
+
+    @property
+    def digest(self) -> str:
+        """Of the graph."""
+        return self.printed.digest
+
+    @property
+    def text(self) -> str:
+        """The graph, printed."""
+        return self.printed.text
 
     @property
     def direct(self) -> bool:

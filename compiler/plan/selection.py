@@ -8,7 +8,6 @@ plan.execute({"x": x})
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,12 +33,11 @@ from kernels_hub.compiler.errors import CompilerError, EngineError
 from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.op import TensorType, Trait
-from kernels_hub.compiler.ir.printer import print_graph
 from kernels_hub.compiler.ir.types import BOOL
 from kernels_hub.compiler.plan.heuristics import Heuristic, default, estimate, heuristic
 from kernels_hub.compiler.plan.partition import Partition, Piece, partition
 from kernels_hub.compiler.plan.plan import Plan
-from kernels_hub.compiler.plan.program import Program, Segment, SegmentError
+from kernels_hub.compiler.plan.program import PrintedGraph, Program, Segment, SegmentError
 
 LOGGER = logging.getLogger(__name__)
 
@@ -313,11 +311,6 @@ def signature_of(graph: Graph) -> Signature:
     )
 
 
-def digest_of(text: str) -> str:
-    """A digest of a printed graph: of all that it computes, but for the arrays of its parameters."""
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
 def _order(
     rank: Heuristic | str, graph: Graph, device: Device, answers: Mapping[str, Support | Decline]
 ) -> list[str]:
@@ -393,7 +386,6 @@ def _program(candidate: Candidate) -> Program:
                 sum(not node.op.traits & (Trait.LEAF | Trait.VIEW) for node in piece.nodes),
             )
         )
-    text = print_graph(graph)
     return Program(
         name=graph.name,
         signature=signature_of(graph),
@@ -407,6 +399,5 @@ def _program(candidate: Candidate) -> Program:
             if node.results[0] in places
         },
         facts=dict(graph.symbols),
-        digest=digest_of(text),
-        text=text,
+        printed=PrintedGraph(graph),
     )

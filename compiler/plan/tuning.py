@@ -31,13 +31,12 @@ from kernels_hub.compiler.judging.timing import Gain, Paired, gain, measure
 from kernels_hub.compiler.plan.file import versions
 from kernels_hub.compiler.plan.heuristics import default
 from kernels_hub.compiler.plan.plan import Plan
-from kernels_hub.compiler.plan.program import SegmentError
+from kernels_hub.compiler.plan.program import SegmentError, digest_of
 from kernels_hub.compiler.plan.selection import (
     LOGGER,
     Candidate,
     Filter,
     choose,
-    digest_of,
     survey,
     within_limit,
 )
