@@ -178,18 +178,19 @@ class _OnnxRequest:
     def _compiled(self) -> Executable:
         """For all calls, or where that cannot be, for what calls bring."""
         from kernels_hub.compiler.importers.onnx import import_onnx
+        from kernels_hub.compiler.importers.onnx_file import read_onnx
 
+        source = self.source
         try:
-            graph = import_onnx(
-                self.source, dims=self.dims, shapes=self.shapes, values=self.values, by_value=True
-            )
+            source = read_onnx(source)
+            graph = import_onnx(source, dims=self.dims, shapes=self.shapes, values=self.values, by_value=True)
             run = BoundedExecutable.of(graph, self.settings, rewrite=self.rewrite)
         except (ImportFailure, ShapeError, DimError) as error:
             from kernels_hub.compiler.importers.onnx_variants import OnnxVariants
             from kernels_hub.compiler.specialised import specialised
 
             try:
-                variants = OnnxVariants(self.source, self.dims, self.shapes, self.values)
+                variants = OnnxVariants(source, self.dims, self.shapes, self.values)
             except CompilerError:  # inputs that are no tensors
                 raise error from None
             return specialised(variants, self.settings, error, rewrite=self.rewrite)

@@ -17,7 +17,6 @@ from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.onnx_weights import read_apart
 from kernels_hub.compiler.ir.types import Array
 
-OnnxSource = str | os.PathLike[str] | bytes | ModelProto
 FIRST_OPSET = 1
 """Opsets before 7 are not promised: their ops are taken where they are spelled as later, or an importer says so."""
 
@@ -42,11 +41,16 @@ class OnnxFile:
         return {*self.opsets, *map(canonical, imports)}
 
 
+OnnxSource = str | os.PathLike[str] | bytes | ModelProto | OnnxFile
+
+
 def read_onnx(source: OnnxSource) -> OnnxFile:
-    """A model from a path, from bytes or as it is. Weights in other files are not read.
+    """A model from a path, from bytes or as it is, or one that was read. Weights in other files are not read.
 
     Raises ImportFailure for what is no ONNX model, truncated, or of an opset that is unknown; FileNotFoundError.
     """
+    if isinstance(source, OnnxFile):
+        return source
     if isinstance(source, ModelProto):
         return _described(source, "model", None, "the model")
     if isinstance(source, bytes):
