@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import math
 import threading
 import time
 from dataclasses import replace
@@ -122,6 +123,19 @@ def _end_compilations() -> None:
 def _raise_in(thread: threading.Thread) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
+    )
+
+
+_LONG = 1 << 21
+"""Elements of attention's scores from which it is rewritten first: what is recognised as attention never makes them."""
+
+
+def has_long_scores(graph: Graph) -> bool:
+    """Whether a softmax has so many elements, whatever the open sizes are, that rewriting the graph pays at once."""
+    return any(
+        node.op.name == "softmax"
+        and math.prod(dim if isinstance(dim, int) else 1 for dim in node.results[0].shape) >= _LONG
+        for node in graph.live()
     )
 
 

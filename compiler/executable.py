@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernels_hub.compiler.background import Compilation, begin
+from kernels_hub.compiler.background import Compilation, begin, has_long_scores
 from kernels_hub.compiler.engines.container import AGAIN, Bytes, read_container, write_container
 from kernels_hub.compiler.engines.engine import Device, Outcome, Signature
 from kernels_hub.compiler.errors import (
@@ -113,14 +113,14 @@ class Executable:
         """Of a graph. Raises EngineError where no engine takes it.
 
         What serves calls while the chosen plan is compiled runs the graph as it was imported, where an engine takes
-        that: rewriting takes as long as all else before the first output.
+        that and rewriting would not pay at once: it takes as long as all else before the first output.
         """
-        if not settings.wait and (run := begin(graph, settings, module, cls, rewrite=rewrite)) is not None:
+        later = rewrite and not settings.wait and not has_long_scores(graph)
+        if later and (run := begin(graph, settings, module, cls, rewrite=True)) is not None:
             return run
-        if rewrite:
-            graph = _simplified(graph)
-            if not settings.wait and (run := begin(graph, settings, module, cls)) is not None:
-                return run
+        graph = _simplified(graph) if rewrite else graph
+        if not settings.wait and (run := begin(graph, settings, module, cls)) is not None:
+            return run
         executable = cls(signature_of(graph), settings, graph, module, followed, rewrite=rewrite)
         if not executable._specialises(graph):
             executable._plan = executable._choose(graph)

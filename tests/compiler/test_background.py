@@ -56,6 +56,17 @@ def test_calls_are_served_meanwhile_and_compiled_afterwards(held):
     assert any(one.engine == "cpp" for one in run.candidates)
 
 
+@pytest.mark.parametrize(("length", "rewritten"), [(16, False), (2048, True)])
+def test_attention_with_long_scores_is_rewritten_before_the_first_call(held, length, rewritten):
+    made = Graph("attention")
+    q, k, v = (made.input(name, ("n", 2, length, 8)) for name in "qkv")
+    made.output("y", (q @ k.permute(0, 1, 3, 2) * 0.3).softmax(-1) @ v)
+    run = compile_graph(made, "cpu", wait=False)
+    callees = {node.attrs["callee"].name for node in run.graph.live() if node.op.name == "call"}
+    assert ("attention" in callees) is rewritten
+    held.set()
+
+
 def test_a_compiler_that_fails_leaves_the_first_plan(monkeypatch, caplog):
     def failing(*_, **__):
         raise EngineError("no")
