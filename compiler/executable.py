@@ -244,10 +244,13 @@ class Executable:
     def _follow(self, *, whole: bool = False) -> None:
         """Be made again where weights that are followed are others."""
         followed = self._followed
-        if followed is None or followed.holds(whole=whole):
+        if followed is None:
+            return
+        asked = followed.current
+        if followed.holds(whole=whole):
             return
         with self._lock:
-            if followed.holds(whole=whole):  # another thread was here before
+            if followed.current is not asked:  # another thread was here before
                 return
             graph = followed.graph()
             if signature_of(graph) != self.signature:

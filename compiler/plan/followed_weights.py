@@ -52,7 +52,7 @@ class _Form:
 
 
 @dataclass(frozen=True)
-class _Taken:
+class Taken:
     """A graph, and what its module was when it was traced and its weights were read."""
 
     graph: Graph
@@ -65,7 +65,7 @@ class Followed:
 
     def __init__(self, module: nn.Module, graph: Graph, trace: Callable[[], Graph]) -> None:
         self._module, self._trace = module, trace
-        self._current = self._next = _Taken(graph, self._form(), self._made_guard())
+        self.current = self._next = Taken(graph, self._form(), self._made_guard())
 
     def graph(self) -> Graph:
         """The graph with a snapshot of the weights that are there now; `adopt` says that it is what runs.
@@ -73,24 +73,24 @@ class Followed:
         It is traced again where the module has other parts, other hooks, or weights of other names or types.
         """
         form = self._form()
-        graph = self._current.graph if form == self._current.form else self._trace()
+        graph = self.current.graph if form == self.current.form else self._trace()
         guard = self._made_guard()  # before weights are read: an edit meanwhile is noticed later
-        self._next = _Taken(graph, form, guard)
+        self._next = Taken(graph, form, guard)
         tensors = self._tensors()
         return frozen(graph, lambda name: _array_of(graph, name, tensors.get(name)))
 
     def adopt(self) -> None:
         """What `graph` gave last runs from here on: `holds` compares with it."""
-        self._current = self._next
+        self.current = self._next
 
     def holds(self, *, whole: bool = False) -> bool:
         """Whether all is as it was for the graph that runs, as far as is compared now. whole: all of it is."""
-        own, guard = self._module.__dict__, self._current.guard
+        own, guard = self._module.__dict__, self.current.guard
         return guard.holds_all(own) if whole else guard.holds(own)
 
     def took(self, elapsed: int) -> None:
         """A call took so many nanoseconds."""
-        self._current.guard.took(elapsed)
+        self.current.guard.took(elapsed)
 
     def _form(self) -> _Form:
         tensors = self._tensors()
