@@ -39,6 +39,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from kernels_hub.compiler.importers.torch_autograd import ASKED_TO_CHECKPOINT, is_checkpointing
 from kernels_hub.compiler.runtime.facts import attributes, is_filled, looked_into
 
 KNOWN = frozenset({"torch", "builtins", "typing", "numpy", *sys.stdlib_module_names} - {"__main__"})
@@ -57,6 +58,8 @@ class Outside(NamedTuple):
     """Methods among them, and the forward."""
     names: frozenset[str] = frozenset()
     """What the code names."""
+    names_to_checkpoint: frozenset[str] = frozenset()
+    """What code names that runs only where a layer is computed again in the backward pass."""
 
 
 def outer_data(kind: type[nn.Module]) -> Outside:
@@ -87,12 +90,14 @@ class _Walk:
         self.found: dict[str, None] = {}
         self.functions: list[str] = []
         self._named: set[str] = set()
+        self._named_to_checkpoint: set[str] = set()
         self._looked_up: set[str] = set()
         self._globals: set[tuple[int, str]] = set()
 
     def outside(self) -> Outside:
         """What was found."""
-        return Outside(tuple(self.found), tuple(self.functions), frozenset(self._named))
+        named, to_checkpoint = frozenset(self._named), frozenset(self._named_to_checkpoint)
+        return Outside(tuple(self.found), tuple(self.functions), named, to_checkpoint - named)
 
     def member(self, name: str) -> None:
         """Look at what classes of the module have under a name."""
@@ -154,6 +159,9 @@ class _Walk:
         for index, cell in enumerate(function.__closure__ or ()):
             if is_filled(cell):
                 self.of_value(cell.cell_contents, f"{path}.__closure__.{index}.cell_contents", names)
+        if ASKED_TO_CHECKPOINT in names and is_checkpointing(function):
+            self._named_to_checkpoint.add(ASKED_TO_CHECKPOINT)
+            names = tuple(name for name in names if name != ASKED_TO_CHECKPOINT)
         for name in names:
             self.member(name)
             if name in function.__globals__ and not name.startswith("__"):

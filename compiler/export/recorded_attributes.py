@@ -69,6 +69,8 @@ def recorded(example: Example) -> tuple[Module, ...]:
             names += outside.data
             functions = [*outside.functions, *functions]
             around |= named_answers(outside.names)
+        if getattr(module, "gradient_checkpointing", False) and module.training:
+            around |= named_answers(outer_data(kind).names_to_checkpoint)
         facts = {name: _fact_at(module, path, name, inside) for name in names}
         modules.append(Module(path, kind_of(kind), forward_digest(kind), facts, tuple(functions)))
     modules[0] = replace(modules[0], facts={**modules[0].facts, **dict(sorted(around.items()))})

@@ -347,14 +347,29 @@ def _memory(node: Any) -> tuple[Any, list[Any]]:
     return shared, written
 
 
+ASKED_TO_CHECKPOINT = "is_grad_enabled"
+_CHECKPOINTING = frozenset({"transformers.modeling_layers", "transformers.utils.generic"})
+
+
+def is_checkpointing(function: FunctionType) -> bool:
+    """Whether a function is of those of transformers around forwards that ask `ASKED_TO_CHECKPOINT` for one thing.
+
+    They ask where a layer's `gradient_checkpointing` is on and it is in training: to compute it again in the backward
+    pass.
+    """
+    return function.__globals__.get("__name__") in _CHECKPOINTING
+
+
 def hooked(module: nn.Module) -> str:
     """The reason why gradients of a module are unknown: of a module in it. "" where there is none."""
     for path, one in module.named_modules():
         if one._backward_hooks or one._backward_pre_hooks:
             return f"{path or type(module).__name__} has backward hooks, which may change gradients"
         forward = getattr(type(one), "forward", None)
-        own = not type(one).__module__.startswith("torch.")
-        if own and isinstance(forward, FunctionType) and "is_grad_enabled" in _names(forward.__code__):
+        if type(one).__module__.startswith("torch.") or not isinstance(forward, FunctionType):
+            continue
+        idle = is_checkpointing(forward) and not getattr(one, "gradient_checkpointing", False)
+        if not idle and ASKED_TO_CHECKPOINT in _names(forward.__code__):
             return f"{path or type(module).__name__} asks torch.is_grad_enabled(), and may do otherwise in training"
     return ""
 
