@@ -426,7 +426,11 @@ def _as_strict(plan: Plan, fallback: KernelizeFallback) -> Plan:
         if fallback is KernelizeFallback.NONE:
             raise NoKernelError(f"{own.layer_name}: {reason}; build it again, or leave strict_weights out")
         own = replace(own, swapped=False, reason=reason)
-        steps.append(replace(step, forward=None, record=replace(step.record, own=own)))
+        functions = tuple(
+            (name, replace(outcome, swapped=False, reason=reason) if outcome.swapped else outcome)
+            for name, outcome in step.record.functions
+        )
+        steps.append(replace(step, forward=None, record=replace(step.record, own=own, functions=functions)))
     gone = {id(step.module) for step in late}
     kept = [
         (module, group)

@@ -107,10 +107,15 @@ def multiplies_few_rows_only(gain: Gain | None) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def gated_forward(kernel: Forward, cls: type[nn.Module], sizes: Sizes) -> Forward:
-    """The kernel's forward for first arguments of these numbers of elements, the class's own for others."""
-    original = cls.forward
-    signature = inspect.signature(original)
+def gated_forward(
+    kernel: Forward, cls: type[nn.Module], sizes: Sizes, original: Forward | None = None
+) -> Forward:
+    """The kernel's forward for first arguments of these numbers of elements, `original` for others.
+
+    original: the class's own forward where it is None.
+    """
+    original = original or cls.forward
+    signature = inspect.signature(cls.forward)
     _, first, *others = signature.parameters.values()
     rest = ", *args, **kwargs" if others else ""
     test = " or ".join(

@@ -26,7 +26,7 @@ from kernels_hub.kernelization.bind import (
 )
 from kernels_hub.kernelization.compiled_layer import CompiledLayer
 from kernels_hub.kernelization.function_places import referred_as
-from kernels_hub.kernelization.gain_gate import gated_forward
+from kernels_hub.kernelization.gain_gate import Sizes, gated_forward
 from kernels_hub.kernelization.jit import PendingLayer
 from kernels_hub.kernelization.mapping_records import LayerSource
 from kernels_hub.kernelization.outcome import ModuleRecord, SwapDecision, record_of
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 logger = logging.getLogger(__name__)
+
+Functions = tuple[tuple[str, SwapDecision], ...]
+"""The names by which a forward calls tagged functions, and what was decided for each."""
 
 
 def load_source(source: LayerSource, backend: str) -> LoadedLayer:
@@ -75,12 +78,23 @@ def forward_of_record(record: ModuleRecord, cls: type[nn.Module]) -> Forward:
         kernel = bind_class_forward(
             _loaded_again(own.source, own.target.type), cls, own.positional, str(own.source)
         )
-        return gated_forward(kernel, cls, own.sizes) if own.sizes else kernel  # type: ignore[arg-type]  # a class can be hashed
+        return gated_by_size(kernel, cls, own.sizes, record.functions) if own.sizes else kernel  # type: ignore[arg-type]  # a class can be hashed
+    return _forward_with_functions(cls, record.functions)
+
+
+@functools.lru_cache(maxsize=4096)
+def gated_by_size(kernel: Forward, cls: type[nn.Module], sizes: Sizes, functions: Functions) -> Forward:
+    """The kernel for first arguments of these sizes; for others the class's own forward with its functions' kernels."""
+    original = _forward_with_functions(cls, functions) if any(each.swapped for _, each in functions) else None
+    return gated_forward(kernel, cls, sizes, original)  # type: ignore[arg-type]  # a class can be hashed
+
+
+def _forward_with_functions(cls: type[nn.Module], functions: Functions) -> Forward:
     forward = cls.forward
     assert isinstance(forward, FunctionType)
     kernels = {
         name: _function_of_outcome(referred_as(forward, name), outcome)
-        for name, outcome in record.functions
+        for name, outcome in functions
         if outcome.swapped
     }
     return overlay_globals(forward, kernels)

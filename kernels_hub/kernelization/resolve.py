@@ -39,7 +39,6 @@ from kernels_hub.kernelization.gain_gate import (
     GainGate,
     Verdict,
     asks_for_gains,
-    gated_forward,
 )
 from kernels_hub.kernelization.jit import AT_FIRST_CALL
 from kernels_hub.kernelization.mapping_records import (
@@ -52,7 +51,7 @@ from kernels_hub.kernelization.mapping_records import (
 from kernels_hub.kernelization.mode import Mode
 from kernels_hub.kernelization.native_builds import until_built
 from kernels_hub.kernelization.outcome import SwapDecision
-from kernels_hub.kernelization.rebind import load_source
+from kernels_hub.kernelization.rebind import gated_by_size, load_source
 from kernels_hub.kernelization.tag import CONDITION_ATTRIBUTE, NAME_ATTRIBUTE, find_tag
 
 if TYPE_CHECKING:
@@ -228,8 +227,9 @@ class ClassResolver:
                 found = replace(plan, own=replace(own, gain=verdict.gain), decided=None)
             else:
                 swapped = replace(own, gain=verdict.gain, sizes=verdict.sizes)
-                gated = gated_forward(forward, cls, verdict.sizes)  # type: ignore[arg-type]  # a class can be hashed
-                found = replace(plan, own=swapped, forward=gated, decided=None)
+                outcomes = tuple((function.name, function.outcome) for function in functions)
+                gated = gated_by_size(forward, cls, verdict.sizes, outcomes)  # type: ignore[arg-type]  # a class can be hashed
+                found = replace(plan, own=swapped, forward=gated, functions=functions, decided=None)
             plans[id(verdict)] = (verdict, found)
             return found
 

@@ -219,6 +219,46 @@ def test_a_gated_model_runs_under_torch_compile(tell: Tell):
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
 
 
+def test_functions_have_their_kernels_where_rows_are_too_few_for_the_block(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch
+):
+    from transformers import LlamaConfig, LlamaModel
+
+    config = LlamaConfig(
+        hidden_size=256, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=32, attn_implementation="sdpa",
+    )  # fmt: skip
+    attention = Shape("RotaryAttention 1:2", "float32", 256, 64)
+    tell("RotaryAttention 1:2", 256, 64, _all_rows(attention, 0.8, rows256=1.3, rows1024=1.5))
+    model = LlamaModel(config).eval()
+    few, many = torch.randint(32, (1, 4)), torch.randint(32, (1, 256))
+    with torch.inference_mode():
+        expected = [model(tokens).last_hidden_state for tokens in (few, many)]
+    kernelize(model, mode=Mode.INFERENCE)
+    names = [row.layer_name for row in report(model).swapped]
+    assert "RotaryAttention" in names and "rotary_pos_emb" in names
+    block = model.layers[0].self_attn
+    forward = block.forward.func
+    kernelize(model, mode=Mode.INFERENCE)
+    assert block.forward.func is forward  # what is packed stays packed
+    original = forward.__globals__["original"]
+    rotate, lengths = original.__globals__["apply_rotary_pos_emb"], []
+    assert "rotary" in getattr(rotate, "func", rotate).__module__
+
+    def counting(q: torch.Tensor, *args: object) -> object:
+        lengths.append(q.shape[2])
+        return rotate(q, *args)
+
+    monkeypatch.setitem(original.__globals__, "apply_rotary_pos_emb", counting)
+    for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with torch.inference_mode():
+            for tokens, value in zip((few, many), expected, strict=True):
+                torch.testing.assert_close(each(tokens).last_hidden_state, value, rtol=1e-4, atol=1e-5)
+    assert lengths == [4] * 3
+    restore(model)
+    assert "forward" not in vars(block) and not report(model).swapped
+
+
 class _Takes(nn.Module):
     def forward(self, x: torch.Tensor, scale: float = 2.0, *, shift: float = 0.0) -> torch.Tensor:
         return x * scale + shift
