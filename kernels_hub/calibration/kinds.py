@@ -48,12 +48,13 @@ class Kind:
 
 def read_shape(layer: str, module: Layer) -> tuple[Shape, int] | None:
     """The shape of a module, and the elements of its first argument that make a row; None where it has none."""
+    own_read = _READ_AS.get(layer)
     layer = _MEASURED_AS.get(layer, layer)
     kind = KINDS.get(layer)
     if kind is None:
         return None
     try:
-        form, depth, columns, width = kind.read(module)
+        form, depth, columns, width = (own_read or kind.read)(module)
         dtype = _dtype(module)
     except (AttributeError, LookupError, TypeError, StopIteration, ZeroDivisionError):
         return None
@@ -288,6 +289,14 @@ def _read_joined(names: tuple[str, str], width_of_a_head: str) -> Read:
     return read
 
 
+def _read_joined_rotary(module: Layer) -> tuple[str, int, int, int]:
+    depth, shared = (
+        module.qkv_proj.in_features,
+        module.config.num_attention_heads // module.num_key_value_heads,
+    )
+    return f"1:{shared}", depth, module.head_dim, depth
+
+
 def _encoder_attention(_: str, depth: int, columns: int) -> nn.Module:
     from transformers import ViTConfig
     from transformers.models.vit.modeling_vit import ViTAttention
@@ -487,8 +496,22 @@ KINDS: Mapping[str, Kind] = {
 }  # fmt: skip
 
 
-_MEASURED_AS = {"ClipAttention": "EncoderAttention"}
-"""Layers that compute what another does, on modules that give their parts other names."""
+_MEASURED_AS = {
+    "ClipAttention": "EncoderAttention",
+    "EncoderDecoderAttention": "EncoderAttention",
+    "WhisperAttention": "EncoderAttention",
+    "OptAttention": "EncoderAttention",
+    "Wav2Vec2Attention": "EncoderAttention",
+    "UnmaskedSelfAttention": "SelfAttention",
+    "NormedRotaryAttention": "RotaryAttention",
+    "NormedRotaryAttentionCastBack": "RotaryAttention",
+    "JoinedRotaryAttention": "RotaryAttention",
+    "OptionalRotaryAttention": "RotaryAttention",
+    "InterleavedRotaryAttention": "RotaryAttention",
+}
+"""Layers that compute what another does, but for what PyTorch computes for both (norms) or their parts' names."""
+_READ_AS: Mapping[str, Read] = {"JoinedRotaryAttention": _read_joined_rotary}
+"""How the shape of one of them is read, where that is not as the other's."""
 MEASURED = frozenset({*KINDS, *_MEASURED_AS})
 """Layers whose gains can be known."""
 

@@ -48,6 +48,9 @@ HIDDEN = 256
 @pytest.fixture(autouse=True)
 def pack_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pack for smaller products than pays, so that shapes here are small; the smallest stay on F.linear."""
+    monkeypatch.setattr(
+        PACKAGE.layers.modules, "_SMALL", 0
+    )  # test_decoder_blocks.py has PyTorch's attention as well
     products = sys.modules[PACKAGE.__name__ + ".packing"].products
     monkeypatch.setattr(products, "pays", lambda x, weight: weight.dim() == 2 and x.numel() >= HIDDEN)
 

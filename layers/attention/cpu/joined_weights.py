@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .blocks import is_plain_linear
+from .form import attends_to_another
 from .guard import guard, is_strict
 from .packing import cache
 from .weights import free_originals as free_each
@@ -122,6 +123,8 @@ def strict(module: nn.Module, on: bool) -> None:
 
 
 def _joined_linears(module: nn.Module) -> list[nn.Linear]:
+    if attends_to_another(module):
+        return []
     for names in _NAMES:
         found = [module._modules.get(name) for name in names]
         if all(map(is_plain_linear, found)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,3 +39,8 @@ def broadcast(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
     if mask.dtype not in (torch.bool, torch.float32):
         mask = mask.float()
     return mask.expand(*query.shape[:3], key.shape[2])
+
+
+def attends_to_another(block: Any) -> bool:
+    """Whether a decoder's block reads keys and values of an encoder: they are not projected from what queries are."""
+    return bool(getattr(block, "is_decoder", False)) and not getattr(block, "is_causal", True)

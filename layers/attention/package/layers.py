@@ -14,7 +14,12 @@ from torch import Tensor, nn
 
 from . import modules
 from .functional import attention
-from .rotation import apply_rotary_pos_emb, apply_rotary_pos_emb_of_halves
+from .rotation import (
+    apply_rotary_pos_emb,
+    apply_rotary_pos_emb_cast_back,
+    apply_rotary_pos_emb_interleaved,
+    apply_rotary_pos_emb_of_halves,
+)
 
 
 class scaled_dot_product_attention(nn.Module):  # noqa: N801 - the name of the function
@@ -56,7 +61,8 @@ class scaled_dot_product_attention(nn.Module):  # noqa: N801 - the name of the f
 class RotaryAttention(nn.Module):
     """Llama's attention: projections, rotary embedding of q and k, cache, attention, projection.
 
-    hidden_states (B, L, hidden) -> ((B, L, hidden), None). The heads' width is `self.head_dim`.
+    hidden_states (B, L, hidden) -> ((B, L, hidden), None). The heads' width is `self.head_dim`. StarCoder2's drops of
+    the result, while training, what `self.residual_dropout` says.
     """
 
     has_backward: bool = True
@@ -79,7 +85,167 @@ class RotaryAttention(nn.Module):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         given = (hidden_states, position_embeddings, attention_mask, past_key_values)
-        return modules.decode(self, given, kwargs, apply_rotary_pos_emb, modules.attend)
+        dropout = max(self.attention_dropout, getattr(self, "residual_dropout", 0.0))
+        return modules.decode(self, given, kwargs, apply_rotary_pos_emb, dropout=dropout)
+
+
+class NormedRotaryAttention(nn.Module):
+    """Qwen 3's and Gemma 3's attention: `RotaryAttention` with norms of queries and keys before they are turned.
+
+    hidden_states (B, L, hidden) -> ((B, L, hidden), None). The norms are modules of their own, which
+    this calls: over the width of a head, or over all heads at once.
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+    head_dim: int
+    layer_idx: int
+    attention_dropout: float
+    q_norm: nn.Module
+    k_norm: nn.Module
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        given = (hidden_states, position_embeddings, attention_mask, past_key_values)
+        norms = (self.q_norm, self.k_norm)
+        return modules.decode(self, given, kwargs, apply_rotary_pos_emb, norms=norms)
+
+
+class NormedRotaryAttentionCastBack(nn.Module):
+    """OLMo 2's attention: `NormedRotaryAttention`, turned in the dtype of the angles.
+
+    hidden_states (B, L, hidden) -> ((B, L, hidden), None).
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+    head_dim: int
+    layer_idx: int
+    attention_dropout: float
+    q_norm: nn.Module
+    k_norm: nn.Module
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        given = (hidden_states, position_embeddings, attention_mask, past_key_values)
+        norms = (self.q_norm, self.k_norm)
+        return modules.decode(self, given, kwargs, apply_rotary_pos_emb_cast_back, norms=norms)
+
+
+class JoinedRotaryAttention(nn.Module):
+    """Phi 3's attention: `RotaryAttention` whose queries, keys and values one linear layer computes, side by side.
+
+    hidden_states (B, L, hidden) -> ((B, L, hidden), None).
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    qkv_proj: nn.Linear
+    o_proj: nn.Linear
+    config: Any
+    num_key_value_heads: int
+    head_dim: int
+    layer_idx: int
+    attention_dropout: float
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        given = (hidden_states, position_embeddings, attention_mask, past_key_values)
+        shared = self.num_key_value_heads * self.head_dim
+        parts = (self.config.num_attention_heads * self.head_dim, shared, shared)
+        linears = (self.qkv_proj, self.o_proj)
+        return modules.decode(self, given, kwargs, apply_rotary_pos_emb, linears=linears, parts=parts)
+
+
+class OptionalRotaryAttention(nn.Module):
+    """SmolLM 3's attention: `RotaryAttention` that turns where `self.use_rope` says so.
+
+    hidden_states (B, L, hidden) -> ((B, L, hidden), None).
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+    head_dim: int
+    layer_idx: int
+    attention_dropout: float
+    use_rope: bool | int
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        given = (hidden_states, position_embeddings, attention_mask, past_key_values)
+        rotate = apply_rotary_pos_emb if self.use_rope else None
+        return modules.decode(self, given, kwargs, rotate)
+
+
+class InterleavedRotaryAttention(nn.Module):
+    """Cohere 2's attention: `RotaryAttention` of pairs side by side, which turns in layers with a window alone.
+
+    hidden_states (B, L, hidden) -> ((B, L, hidden), None).
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+    head_dim: int
+    layer_idx: int
+    attention_dropout: float
+    sliding_window: int | None
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        given = (hidden_states, position_embeddings, attention_mask, past_key_values)
+        rotate = None if self.sliding_window is None else apply_rotary_pos_emb_interleaved
+        return modules.decode(self, given, kwargs, rotate)
 
 
 class SinkAttention(nn.Module):
@@ -147,6 +313,30 @@ class SelfAttention(nn.Module):
         return modules.attend(self, query, key, value, attention_mask), None
 
 
+class UnmaskedSelfAttention(nn.Module):
+    """YOLOS's and DPT's self-attention: `SelfAttention` without a mask or a cache.
+
+    hidden_states (B, L, hidden) -> ((B, L, heads x width), None); width is `self.attention_head_size`.
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    dropout_prob: float
+    attention_head_size: int
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        linears = (self.query, self.key, self.value)
+        if not modules.applies(self, hidden_states, linears, self.dropout_prob, None, kwargs):
+            found: tuple[Tensor, Tensor | None] = modules.original(self, hidden_states, **kwargs)
+            return found
+        query, key, value = modules.heads(hidden_states, linears, self.attention_head_size)
+        return modules.attend(self, query, key, value, None), None
+
+
 class EncoderAttention(nn.Module):
     """ViT's attention: projections, attention, projection.
 
@@ -194,3 +384,124 @@ class ClipAttention(nn.Module):
         return modules.encode(
             self, hidden_states, attention_mask, kwargs, self.out_proj, self.dropout, self.scale
         )
+
+
+class EncoderDecoderAttention(nn.Module):
+    """BART's attention: over its own states or, where `key_value_states` are given, over an encoder's; with a cache.
+
+    hidden_states (B, L, hidden), key_value_states (B, S, hidden) -> ((B, L, hidden), None). The heads' width is
+    `self.head_dim`.
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    out_proj: nn.Linear
+    head_dim: int
+    layer_idx: int
+    dropout: float
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None = None,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        given = (hidden_states, key_value_states, past_key_values, attention_mask)
+        return modules.encode_and_decode(self, given, kwargs)
+
+
+class WhisperAttention(nn.Module):
+    """Whisper's attention: `EncoderDecoderAttention`, with the scale in its scores, not in its queries.
+
+    hidden_states (B, L, hidden), key_value_states (B, S, hidden) -> ((B, L, hidden), None).
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    out_proj: nn.Linear
+    head_dim: int
+    layer_idx: int
+    dropout: float
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None = None,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        given = (hidden_states, key_value_states, past_key_values, attention_mask)
+        return modules.encode_and_decode(self, given, {**kwargs, "output_attentions": output_attentions})
+
+
+class OptAttention(nn.Module):
+    """OPT's attention: a decoder's without a rotation. hidden_states (B, L, hidden) -> ((B, L, hidden), None)."""
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    out_proj: nn.Linear
+    head_dim: int
+    layer_idx: int
+    dropout: float
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        given = (hidden_states, None, past_key_values, attention_mask)
+        arguments = (hidden_states, past_key_values, attention_mask, output_attentions)
+        if output_attentions:
+            found: tuple[Tensor, Tensor | None] = modules.original(self, *arguments, **kwargs)
+            return found
+        return modules.encode_and_decode(self, given, kwargs, arguments)
+
+
+class Wav2Vec2Attention(nn.Module):
+    """Wav2Vec 2's attention: an encoder's, without a cache; over other states it is the original's.
+
+    hidden_states (B, L, hidden) -> ((B, L, hidden), None). The heads' width is `self.head_dim`.
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    out_proj: nn.Linear
+    head_dim: int
+    dropout: float
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool | None = False,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        if key_value_states is not None or output_attentions:
+            arguments = (hidden_states, key_value_states, attention_mask, output_attentions)
+            found: tuple[Tensor, Tensor | None] = modules.original(self, *arguments, **kwargs)
+            return found
+        return modules.encode(self, hidden_states, attention_mask, kwargs, self.out_proj, self.dropout)

@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .blocks import is_plain_linear, needs_gradient
+from .form import attends_to_another
 from .functional import attention, attention_with_sinks
 from .projections import project
 
@@ -62,13 +64,27 @@ def output(x: Tensor, linear: nn.Linear) -> Tensor:
     return project(x, [linear.weight], [linear.bias])[0]
 
 
+def projections(hidden: Tensor, linears: Sequence[nn.Linear]) -> list[Tensor]:
+    """Each linear layer's output."""
+    if needs_gradient(hidden, *(p for linear in linears for p in (linear.weight, linear.bias))):
+        return [linear(hidden) for linear in linears]
+    return project(hidden, [linear.weight for linear in linears], [linear.bias for linear in linears])
+
+
+def as_heads(x: Tensor, width: int, norm: Any = None) -> Tensor:
+    """x (batch, length, heads x width) as (batch, heads, length, width), normed over a head or over all of them."""
+    if norm is None:
+        return x.unflatten(-1, (-1, width)).transpose(1, 2)
+    if norm.weight.numel() == x.shape[-1]:
+        normed: Tensor = norm(x)
+        return normed.unflatten(-1, (-1, width)).transpose(1, 2)
+    normed = norm(x.unflatten(-1, (-1, width)))
+    return normed.transpose(1, 2)
+
+
 def heads(hidden: Tensor, linears: Sequence[nn.Linear], width: int) -> list[Tensor]:
     """Each linear layer's output as (batch, heads, length, width)."""
-    if needs_gradient(hidden, *(p for linear in linears for p in (linear.weight, linear.bias))):
-        outputs = [linear(hidden) for linear in linears]
-    else:
-        outputs = project(hidden, [linear.weight for linear in linears], [linear.bias for linear in linears])
-    return [output.unflatten(-1, (-1, width)).transpose(1, 2) for output in outputs]
+    return [as_heads(output, width) for output in projections(hidden, linears)]
 
 
 def attend(
@@ -76,9 +92,13 @@ def attend(
 ) -> Tensor:
     """As transformers' function for "sdpa": (batch, length, heads x width). scale: `block.scaling` where it is None."""
     causal = bool(query.shape[2] > 1 and mask is None and getattr(block, "is_causal", True))
-    result = attention(
-        query, key, value, mask, causal=causal, scale=block.scaling if scale is None else scale
-    )
+    scale = block.scaling if scale is None else scale
+    if mask is None and is_small(query, key):
+        result = F.scaled_dot_product_attention(
+            query, key, value, is_causal=causal, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+        )
+    else:
+        result = attention(query, key, value, mask, causal=causal, scale=scale)
     return result.transpose(1, 2).flatten(2)
 
 
@@ -94,7 +114,7 @@ def encode(
     """An encoder's attention without a cache: projections, attention, projection by `out`; else the original's."""
     linears = (block.q_proj, block.k_proj, block.v_proj, out)
     if not applies(block, hidden, linears, dropout, mask, kwargs):
-        result: tuple[Tensor, Tensor | None] = original(block, hidden, mask, **kwargs)
+        result: tuple[Tensor, Tensor | None] = original(block, hidden, attention_mask=mask, **kwargs)
         return result
     query, key, value = heads(hidden, linears[:3], block.head_dim)
     return output(attend(block, query, key, value, mask, scale), out), None
@@ -113,28 +133,122 @@ def decode(
     block: Any,
     given: tuple[Tensor, tuple[Tensor, Tensor] | None, Tensor | None, Any],
     kwargs: dict[str, Any],
-    rotate: Callable[..., tuple[Tensor, Tensor]],
-    attend: Callable[..., Tensor],
+    rotate: Callable[..., tuple[Tensor, Tensor]] | None,
+    attend: Callable[..., Tensor] = attend,
     *,
+    linears: tuple[nn.Linear, ...] | None = None,
+    parts: tuple[int, int, int] | None = None,
+    norms: tuple[Any, Any] | None = None,
+    dropout: float | None = None,
     eager: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """A decoder's attention: projections, rotation, cache, attention, projection; else the original's.
+    """A decoder's attention: projections, norms, rotation, cache, attention, projection; else the original's.
 
-    given: hidden states, angles, mask and cache. eager: as of `applies`.
+    given: hidden states, angles, mask and cache. rotate: None where this block turns nothing. linears: those of
+    queries, keys and values and the last one, `block.q_proj` and so on by default; with `parts`, the widths of
+    queries, keys and values, the first computes all three. norms: of queries and of keys, each of a head or of all
+    heads at once. dropout: the largest that the block has, `block.attention_dropout` by default. eager: see `applies`.
     """
     hidden, angles, mask, cache = given
-    linears = (block.q_proj, block.k_proj, block.v_proj, block.o_proj)
-    if angles is None or not applies(
-        block, hidden, linears, block.attention_dropout, mask, kwargs, eager=eager
+    *inner, out = linears or (block.q_proj, block.k_proj, block.v_proj, block.o_proj)
+    width = block.head_dim
+    if (
+        angles is None
+        or not applies(
+            block,
+            hidden,
+            (*inner, out),
+            block.attention_dropout if dropout is None else dropout,
+            mask,
+            kwargs,
+            eager=eager,
+        )
+        or not all(map(_is_norm_of, norms or (), inner, (width, width)))
     ):
         result: tuple[Tensor, Tensor | None] = original(block, *given, **kwargs)
         return result
-    query, key, value = heads(hidden, linears[:3], block.head_dim)
-    query, key = rotate(query, key, *angles)
+    outputs: Sequence[Tensor] = projections(hidden, inner)
+    if parts is not None:
+        outputs = outputs[0].split(parts, dim=-1)
+    query, key, value = map(as_heads, outputs, (width,) * 3, (*(norms or (None, None)), None))
+    if rotate is not None:
+        query, key = rotate(query, key, *angles)
     if cache is not None:
-        more = {"kwargs": kwargs} if _gives_caches_kwargs() else {}
-        key, value = cache.update(key, value, block.layer_idx, **more)
-    return output(attend(block, query, key, value, mask), block.o_proj), None
+        key, value = cache.update(key, value, block.layer_idx)
+    return output(attend(block, query, key, value, mask), out), None
+
+
+def encode_and_decode(
+    block: Any,
+    given: tuple[Tensor, Tensor | None, Any, Tensor | None],
+    kwargs: dict[str, Any],
+    arguments: tuple[Any, ...] | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """BART's attention, over the block's own states or over an encoder's, with a cache of each; else the original's.
+
+    given: hidden states, those of an encoder or None, cache and mask. arguments: what the original takes of them, in
+    its order, where that is not all.
+    """
+    hidden, states, cache, mask = given
+    linears = (block.q_proj, block.k_proj, block.v_proj, block.out_proj)
+    if not (
+        applies(block, hidden, linears, block.dropout, mask, kwargs)
+        and (states is None or _goes_with(states, hidden))
+    ):
+        result: tuple[Tensor, Tensor | None] = original(block, *(arguments or given), **kwargs)
+        return result
+    of_both = cache is not None and hasattr(cache, "is_updated")
+    if of_both:
+        updated = states is not None and cache.is_updated.get(block.layer_idx)
+        own = cache.self_attention_cache if states is None else cache.cross_attention_cache
+    else:
+        updated, own = False, cache
+    width = block.head_dim
+    if states is None and not attends_to_another(block):
+        query, key, value = heads(hidden, linears[:3], width)
+    else:
+        query = as_heads(output(hidden, linears[0]), width)
+        if not updated:
+            source = hidden if states is None else states
+            key, value = (as_heads(output(source, linear), width) for linear in linears[1:3])
+    if updated:
+        layer = own.layers[block.layer_idx]
+        key, value = layer.keys, layer.values
+    elif own is not None:
+        key, value = own.update(key, value, block.layer_idx)
+        if of_both and states is not None:
+            cache.is_updated[block.layer_idx] = True
+    return output(attend(block, query, key, value, mask), linears[3]), None
+
+
+def _goes_with(states: Tensor, hidden: Tensor) -> bool:
+    """Whether an encoder's states are of the sequences that hidden states are of."""
+    return (
+        type(states) is Tensor
+        and states.dim() == 3
+        and states.dtype == hidden.dtype
+        and states.shape[0] == hidden.shape[0]
+    )
+
+
+def _is_norm_of(norm: Any, linear: nn.Linear, width: int) -> bool:
+    """Whether a module is a norm with a weight over the width of a head, or over all that a linear layer computes."""
+    weight = getattr(norm, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() == 1 and weight.numel() in (width, linear.out_features)
+
+
+def is_small(query: Tensor, key: Tensor) -> bool:
+    """Whether PyTorch's attention is the faster one: so few products that a call costs more than they do."""
+    return (
+        query.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and query.numel() * key.shape[2] < _SMALL
+        and not needs_gradient(query, key)
+    )
+
+
+_SMALL = 1 << 18
+"""Products of queries and keys: measured on Zen 5, one thread, for 1 to 64 queries; below, ours costs 9 us more."""
 
 
 def _gives_caches_kwargs() -> bool:
