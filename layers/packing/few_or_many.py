@@ -80,3 +80,12 @@ def joined_linear(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor 
     if few_rows.pays(x, max(weights, key=Tensor.numel)) and few_rows.takes(x, weights, biases):
         return few_rows.linears(x, weights, biases)
     return None
+
+
+def joined_linear_directly(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+) -> Tensor | None:
+    """`joined_linear` past the dispatcher; None where the operator is to be called, or there are many rows."""
+    if few_rows.runs_directly(x, weights, biases):
+        return few_rows.linears(x, weights, biases)
+    return None

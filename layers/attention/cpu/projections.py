@@ -22,8 +22,12 @@ def project(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None
     The outputs are parts of one tensor, side by side, where that pays. Weights that were freed, and
     whatever does not join, are multiplied one by one.
     """
-    if len(weights) > 1 and _joins(x, weights, biases):
-        return list(_joined_linear(x, weights, biases).split([weight.shape[0] for weight in weights], dim=-1))
+    if len(weights) > 1:
+        joined = few_or_many.joined_linear_directly(x, weights, biases)
+        if joined is None and _joins(x, weights, biases):
+            joined = _joined_linear(x, weights, biases)
+        if joined is not None:
+            return list(joined.split([weight.shape[0] for weight in weights], dim=-1))
     return [linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 
 
