@@ -508,6 +508,8 @@ _MEASURED_AS = {
     "JoinedRotaryAttention": "RotaryAttention",
     "OptionalRotaryAttention": "RotaryAttention",
     "InterleavedRotaryAttention": "RotaryAttention",
+    "InterleavedRotaryAttentionInPart": "RotaryAttention",
+    "PhiAttention": "RotaryAttention",
 }
 """Layers that compute what another does, but for what PyTorch computes for both (norms) or their parts' names."""
 _READ_AS: Mapping[str, Read] = {"JoinedRotaryAttention": _read_joined_rotary}

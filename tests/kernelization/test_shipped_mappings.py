@@ -71,6 +71,8 @@ COVERAGE = {
     "JoinedRotaryAttention": 2,
     "OptionalRotaryAttention": 1,
     "InterleavedRotaryAttention": 1,
+    "InterleavedRotaryAttentionInPart": 1,
+    "PhiAttention": 1,
     "SinkAttention": 1,
     "SelfAttention": 13,
     "UnmaskedSelfAttention": 3,
@@ -102,7 +104,7 @@ LEFT_ALONE = {
     "nanochat:apply_rotary_pos_emb": "`rotate_half` that it calls is another: statement 3",
     "modernbert:apply_rotary_pos_emb": "not the known function",
     "qwen3_next:Qwen3NextAttention": "statement 3 is `query_states, gate = torch.chunk(",
-    "glm:GlmAttention": "the function `apply_rotary_pos_emb` that it calls is another: statement 3",
+    "helium:HeliumAttention": "the function `apply_rotary_pos_emb` that it calls is another: statement",
     "swin:SwinAttention": "statement 6 is `relative_position_bias = self.relative_position_bias()`",
     "blt:apply_rotary_pos_emb": "`rotate_half` that it calls is another: statement 1 is `x1 = x[..., ::2]`",
 }

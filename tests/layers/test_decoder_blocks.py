@@ -102,6 +102,15 @@ BLOCKS = {
         "InterleavedRotaryAttention", "cohere2", "Cohere2Attention", "Cohere2Config",
         {**_GROUPED, "layer_types": ["sliding_attention", "full_attention"]}, index=1,
     ),
+    "glm4": Block("InterleavedRotaryAttentionInPart", "glm4", "Glm4Attention", "Glm4Config", {**_GROUPED, "head_dim": HEAD}),
+    "glm4 in part": Block(
+        "InterleavedRotaryAttentionInPart", "glm4", "Glm4Attention", "Glm4Config", {**_GROUPED, "head_dim": HEAD},
+        turned=HEAD // 2,
+    ),
+    "phi": Block("PhiAttention", "phi", "PhiAttention", "PhiConfig", _GROUPED, turned=HEAD // 2),
+    "phi normed": Block(
+        "PhiAttention", "phi", "PhiAttention", "PhiConfig", {**_GROUPED, "qk_layernorm": True}, turned=HEAD // 2
+    ),
 }  # fmt: skip
 """Decoders' blocks."""
 
@@ -131,9 +140,9 @@ def build(name: str) -> tuple[nn.Module, Tensor, dict[str, Any]]:
     one = BLOCKS[name]
     config = getattr(transformers, one.config)(**one.given)
     block = found(one.family, one.attention)(config, one.index).eval()
-    for child in (getattr(block, "q_norm", None), getattr(block, "k_norm", None)):
-        if child is not None:
-            nn.init.normal_(child.weight, 1.0, 0.3)
+    for child in ("q_norm", "k_norm", "q_layernorm", "k_layernorm"):
+        if hasattr(block, child):
+            nn.init.normal_(getattr(block, child).weight, 1.0, 0.3)
     angles = torch.randn(2, LENGTH, one.turned)
     given = {"position_embeddings": (angles.cos(), angles.sin()), "attention_mask": None}
     return block, torch.randn(2, LENGTH, HIDDEN), given
@@ -184,7 +193,8 @@ def test_training(name: str) -> None:
 
 
 def _hooked(block: nn.Module) -> dict[str, Any]:
-    block.o_proj.register_forward_hook(lambda module, args, output: output * 2)  # type: ignore[union-attr, operator]
+    last = getattr(block, "o_proj", None) or block.dense
+    last.register_forward_hook(lambda module, args, output: output * 2)  # type: ignore[union-attr, operator]
     return {}
 
 
@@ -451,6 +461,8 @@ MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "InterleavedRotaryAttention", "Cohere2ForCausalLM", "Cohere2Config",
         {**_GROUPED, **_WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
     ),
+    "glm4": ("InterleavedRotaryAttentionInPart", "Glm4ForCausalLM", "Glm4Config", {**_GROUPED, "head_dim": HEAD}),
+    "phi": ("PhiAttention", "PhiForCausalLM", "PhiConfig", _GROUPED),
     "bart": ("EncoderDecoderAttention", "BartForConditionalGeneration", "BartConfig", _BART),
     "opt": (
         "OptAttention", "OPTForCausalLM", "OPTConfig",

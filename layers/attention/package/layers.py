@@ -248,6 +248,69 @@ class InterleavedRotaryAttention(nn.Module):
         return modules.decode(self, given, kwargs, rotate)
 
 
+class InterleavedRotaryAttentionInPart(nn.Module):
+    """GLM's attention: `RotaryAttention` of pairs side by side, in the first part of each head.
+
+    hidden_states (B, L, hidden) -> ((B, L, hidden), None). The first half of the angles is that of the pairs.
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+    head_dim: int
+    layer_idx: int
+    attention_dropout: float
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        given = (hidden_states, position_embeddings, attention_mask, past_key_values)
+        return modules.decode(self, given, kwargs, modules.rotate_pairs_in_part)
+
+
+class PhiAttention(nn.Module):
+    """Phi's attention: `RotaryAttention` of a part of each head, with LayerNorms before it where it has them.
+
+    hidden_states (B, L, hidden) -> ((B, L, hidden), None).
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    dense: nn.Linear
+    head_dim: int
+    layer_idx: int
+    attention_dropout: float
+    qk_layernorm: bool
+    q_layernorm: nn.LayerNorm
+    k_layernorm: nn.LayerNorm
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        given = (hidden_states, position_embeddings, attention_mask, past_key_values)
+        linears = (self.q_proj, self.k_proj, self.v_proj, self.dense)
+        norms = (self.q_layernorm, self.k_layernorm) if self.qk_layernorm else None
+        return modules.decode(self, given, kwargs, apply_rotary_pos_emb, linears=linears, norms=norms)
+
+
 class SinkAttention(nn.Module):
     """GPT-OSS's attention: Llama's, with a sink in each head's softmax, and angles that both halves of a head share.
 

@@ -20,6 +20,7 @@ from .blocks import is_plain_linear, needs_gradient
 from .form import attends_to_another
 from .functional import attention, attention_with_sinks
 from .projections import project
+from .rotation import apply_rotary_pos_emb_interleaved
 
 # Arguments of a block that change what transformers' function for "sdpa" computes.
 _OTHERS = ("is_causal", "position_bias", "cache", "softcap")
@@ -219,6 +220,19 @@ def encode_and_decode(
         if of_both and states is not None:
             cache.is_updated[block.layer_idx] = True
     return output(attend(block, query, key, value, mask), linears[3]), None
+
+
+def rotate_pairs_in_part(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn pairs side by side of the first elements of each head; the first half of cos and sin is that of the pairs.
+
+    q (B, H, L, D), k (B, Hk, L, D), cos and sin (B or 1, L, R) with R <= D: that many are turned (GLM).
+    """
+    width = cos.shape[-1]
+    cos, sin = (angles[..., : width // 2].repeat_interleave(2, dim=-1) for angles in (cos, sin))
+    turned = apply_rotary_pos_emb_interleaved(q[..., :width], k[..., :width], cos, sin)
+    if width == q.shape[-1]:
+        return turned
+    return torch.cat((turned[0], q[..., width:]), dim=-1), torch.cat((turned[1], k[..., width:]), dim=-1)
 
 
 def _goes_with(states: Tensor, hidden: Tensor) -> bool:
