@@ -340,7 +340,7 @@ def test_caches_are_filled_as_the_originals_do(family: str, both: bool) -> None:
         results = []
         with torch.inference_mode():
             for part in (x[:, :4], x[:, 4:5], x[:, 5:]):
-                results.append(forward(own, part, past_key_values=decoder)[0])
+                results.append(forward(own, part, None, decoder)[0])
                 results.append(forward(other, part, states, encoder)[0])
         if both:
             assert cache.is_updated == {0: True}
