@@ -48,7 +48,7 @@ def referred(forward: FunctionType) -> Iterator[tuple[str, Any]]:
         yield from ((name, value) for name, value in referred(inner) if name not in names)
 
 
-def referred_by_itself(function: FunctionType) -> Iterator[tuple[str, Any]]:
+def referred_by_itself(function: FunctionType) -> Iterator[tuple[str, object]]:
     """`referred`, without what a function inside refers to."""
     for name in sorted(called_names(function)):
         if (value := function.__globals__.get(name)) is not None:
