@@ -129,7 +129,14 @@ def _read(block: bytes) -> Card:
         return Card(json.loads(text, parse_constant=lambda _: None))
     except (yaml.YAMLError, *_WRONG_VALUES) as error:
         reason = " ".join(str(error).encode("utf-8", "replace").decode().split())[:500]
+        if (
+            "maximum nesting depth" in reason
+        ):  # PyYAML's own limit, from 6.0.4 on, which its scanner meets first
+            return Card(problems=(_TOO_DEEP,))
         return Card(problems=(f"the YAML at the head does not parse: {reason}",))
+
+
+_TOO_DEEP = f"the YAML at the head is nested more than {MOST_DEPTH} deep"
 
 
 def _expensive(block: bytes) -> str | None:
@@ -142,7 +149,7 @@ def _expensive(block: bytes) -> str | None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         nodes += isinstance(event, yaml.NodeEvent)
         if depth > MOST_DEPTH:
-            return f"the YAML at the head is nested more than {MOST_DEPTH} deep"
+            return _TOO_DEEP
         if nodes > MOST_NODES:
             return f"the YAML at the head has more than {MOST_NODES} values"
         if time.monotonic() > end:
