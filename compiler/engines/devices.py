@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-
-import torch
+from typing import TYPE_CHECKING
 
 from kernels_hub.compiler.engines.engine import Device
 from kernels_hub.compiler.errors import CompilerError
+
+if TYPE_CHECKING:
+    import torch
 
 _SIMD = {"AVX512": "avx512", "AVX2": "avx2"}
 
@@ -18,6 +20,8 @@ def find_device(spec: str | Device | torch.device = "best") -> Device:
 
     Raises CompilerError for one that there is not.
     """
+    import torch
+
     if isinstance(spec, Device):
         return (
             spec
@@ -56,6 +60,8 @@ def find_device(spec: str | Device | torch.device = "best") -> Device:
 
 def no_triton(device: Device) -> str | None:
     """Why Triton kernels cannot run on a device; None where they can."""
+    import torch
+
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if device.type not in ({"cpu"} if interpreted else {"cuda", "rocm"}):
         return f"it runs on GPUs, not on {device}" if not interpreted else "TRITON_INTERPRET=1 is for the CPU"
@@ -68,6 +74,8 @@ def no_triton(device: Device) -> str | None:
 
 def no_metal(device: Device) -> str | None:
     """Why Metal kernels cannot run on a device; None where they can."""
+    import torch
+
     if device.type != "mps":
         return f"it runs on MPS devices, not on {device}"
     if not torch.backends.mps.is_available():
@@ -82,11 +90,15 @@ def no_cpp(device: Device) -> str | None:
 
 def synchronize(device: torch.device) -> None:
     """Wait until all that was started on a device is done."""
+    import torch
+
     if device.type != "cpu":
         torch.cuda.synchronize(device)
 
 
 def _gpu_arch(number: int) -> str:
+    import torch
+
     if torch.version.hip:
         name: str = torch.cuda.get_device_properties(number).gcnArchName
         return name.partition(":")[0]
