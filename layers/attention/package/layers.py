@@ -89,23 +89,13 @@ class RotaryAttention(nn.Module):
         return modules.decode(self, given, kwargs, apply_rotary_pos_emb, dropout=dropout)
 
 
-class NormedRotaryAttention(nn.Module):
+class NormedRotaryAttention(RotaryAttention):
     """Qwen 3's and Gemma 3's attention: `RotaryAttention` with norms of queries and keys before they are turned.
 
     hidden_states (B, L, hidden) -> ((B, L, hidden), None). The norms are modules of their own, which
     this calls: over the width of a head, or over all heads at once.
     """
 
-    has_backward: bool = True
-    can_torch_compile: bool = True
-
-    q_proj: nn.Linear
-    k_proj: nn.Linear
-    v_proj: nn.Linear
-    o_proj: nn.Linear
-    head_dim: int
-    layer_idx: int
-    attention_dropout: float
     q_norm: nn.Module
     k_norm: nn.Module
 
@@ -122,24 +112,11 @@ class NormedRotaryAttention(nn.Module):
         return modules.decode(self, given, kwargs, apply_rotary_pos_emb, norms=norms)
 
 
-class NormedRotaryAttentionCastBack(nn.Module):
+class NormedRotaryAttentionCastBack(NormedRotaryAttention):
     """OLMo 2's attention: `NormedRotaryAttention`, turned in the dtype of the angles.
 
     hidden_states (B, L, hidden) -> ((B, L, hidden), None).
     """
-
-    has_backward: bool = True
-    can_torch_compile: bool = True
-
-    q_proj: nn.Linear
-    k_proj: nn.Linear
-    v_proj: nn.Linear
-    o_proj: nn.Linear
-    head_dim: int
-    layer_idx: int
-    attention_dropout: float
-    q_norm: nn.Module
-    k_norm: nn.Module
 
     def forward(
         self,
@@ -186,22 +163,12 @@ class JoinedRotaryAttention(nn.Module):
         return modules.decode(self, given, kwargs, apply_rotary_pos_emb, linears=linears, parts=parts)
 
 
-class OptionalRotaryAttention(nn.Module):
+class OptionalRotaryAttention(RotaryAttention):
     """SmolLM 3's attention: `RotaryAttention` that turns where `self.use_rope` says so.
 
     hidden_states (B, L, hidden) -> ((B, L, hidden), None).
     """
 
-    has_backward: bool = True
-    can_torch_compile: bool = True
-
-    q_proj: nn.Linear
-    k_proj: nn.Linear
-    v_proj: nn.Linear
-    o_proj: nn.Linear
-    head_dim: int
-    layer_idx: int
-    attention_dropout: float
     use_rope: bool | int
 
     def forward(
@@ -217,22 +184,12 @@ class OptionalRotaryAttention(nn.Module):
         return modules.decode(self, given, kwargs, rotate)
 
 
-class InterleavedRotaryAttention(nn.Module):
+class InterleavedRotaryAttention(RotaryAttention):
     """Cohere 2's attention: `RotaryAttention` of pairs side by side, which turns in layers with a window alone.
 
     hidden_states (B, L, hidden) -> ((B, L, hidden), None).
     """
 
-    has_backward: bool = True
-    can_torch_compile: bool = True
-
-    q_proj: nn.Linear
-    k_proj: nn.Linear
-    v_proj: nn.Linear
-    o_proj: nn.Linear
-    head_dim: int
-    layer_idx: int
-    attention_dropout: float
     sliding_window: int | None
 
     def forward(
@@ -248,22 +205,11 @@ class InterleavedRotaryAttention(nn.Module):
         return modules.decode(self, given, kwargs, rotate)
 
 
-class InterleavedRotaryAttentionInPart(nn.Module):
+class InterleavedRotaryAttentionInPart(RotaryAttention):
     """GLM's attention: `RotaryAttention` of pairs side by side, in the first part of each head.
 
     hidden_states (B, L, hidden) -> ((B, L, hidden), None). The first half of the angles is that of the pairs.
     """
-
-    has_backward: bool = True
-    can_torch_compile: bool = True
-
-    q_proj: nn.Linear
-    k_proj: nn.Linear
-    v_proj: nn.Linear
-    o_proj: nn.Linear
-    head_dim: int
-    layer_idx: int
-    attention_dropout: float
 
     def forward(
         self,
@@ -311,23 +257,13 @@ class PhiAttention(nn.Module):
         return modules.decode(self, given, kwargs, apply_rotary_pos_emb, linears=linears, norms=norms)
 
 
-class SinkAttention(nn.Module):
+class SinkAttention(RotaryAttention):
     """GPT-OSS's attention: Llama's, with a sink in each head's softmax, and angles that both halves of a head share.
 
     hidden_states (B, L, hidden) -> ((B, L, hidden), None). It runs in the place of the block's own formula
     (`eager`) where nobody asks for the weights. sinks (heads,).
     """
 
-    has_backward: bool = True
-    can_torch_compile: bool = True
-
-    q_proj: nn.Linear
-    k_proj: nn.Linear
-    v_proj: nn.Linear
-    o_proj: nn.Linear
-    head_dim: int
-    layer_idx: int
-    attention_dropout: float
     sinks: Tensor
 
     def forward(
