@@ -23,7 +23,9 @@ from kernels_hub import (
 )
 from kernels_hub.kernelization.contract import Contract, class_difference
 
-deprecate_kwarg: Callable[..., Any] = pytest.importorskip("transformers.utils.deprecation").deprecate_kwarg
+deprecate_kwarg: Callable[..., Any] = pytest.importorskip(
+    "transformers.utils.deprecation", reason="needs the package transformers"
+).deprecate_kwarg
 
 SOURCE = "def forward(self, x, scale=1.0): return x * scale"
 TRIPLED = """
