@@ -6,14 +6,12 @@ import builtins
 import functools
 import logging
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import PurePath
-from types import FrameType
 
-from kernels_hub.compiler.export.outer_data import KNOWN
+from kernels_hub.compiler.export.noted_calls import Noting, is_of_known, outside_of
 
 _SPEAKING = (
     (builtins, "print", "prints"),
@@ -22,9 +20,7 @@ _SPEAKING = (
 )
 """Where functions are by which code says something, their names, and how that is told. Of a logger what is asked before
 each record: where a layer is compiled, none may be written."""
-_OPEN: list[tuple[int, list[str]]] = []
-"""Threads whose words are noted, and where."""
-_LOCK = threading.Lock()
+_OF_LOGGING = frozenset({"logging"})
 _PLAIN: dict[str, Callable[..., object]] = {}
 
 
@@ -32,34 +28,35 @@ _PLAIN: dict[str, Callable[..., object]] = {}
 def spoken() -> Iterator[list[str]]:
     """While it is open, what code of this thread says: "prints at model.py:12". Code of known packages apart."""
     found: list[str] = []
-    with _LOCK:
-        if not _OPEN:
-            for holder, name, verb in _SPEAKING:
-                _PLAIN[name] = getattr(holder, name)
-                setattr(holder, name, _noted(_PLAIN[name], verb))
-        _OPEN.append((threading.get_ident(), found))
-    try:
+    with _WORDS.into(found):
         yield found
-    finally:
-        with _LOCK:
-            _OPEN[:] = [one for one in _OPEN if one[1] is not found]
-            if not _OPEN:
-                for holder, name, _ in _SPEAKING:
-                    setattr(holder, name, _PLAIN[name])
+
+
+def _put() -> None:
+    for holder, name, verb in _SPEAKING:
+        _PLAIN[name] = getattr(holder, name)
+        setattr(holder, name, _noted(_PLAIN[name], verb))
+
+
+def _take() -> None:
+    for holder, name, _ in _SPEAKING:
+        setattr(holder, name, _PLAIN[name])
+
+
+_WORDS: Noting[list[str]] = Noting(_put, _take)
 
 
 def _noted(plain: Callable[..., object], verb: str) -> Callable[..., object]:
     @functools.wraps(plain)
     def noted(*args: object, **kwargs: object) -> object:
-        frame = _outside_of_logging(sys._getframe(1))
+        frame = outside_of(sys._getframe(1), _OF_LOGGING)
         if verb == "logs" and not _is_logged(*args):
             return plain(*args, **kwargs)
-        if frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] not in KNOWN:
-            for thread, found in tuple(_OPEN):
-                if thread == threading.get_ident():
-                    found.append(f"{verb} at {PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}")
-        if verb == "warns" and "stacklevel" not in kwargs and len(args) < 3:
-            kwargs["stacklevel"] = 2  # of who called this
+        if frame is not None and not is_of_known(frame):
+            for found in _WORDS.here():
+                found.append(f"{verb} at {PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        if verb == "warns":
+            args, kwargs = _one_level_up(args, kwargs)
         return plain(*args, **kwargs)
 
     return noted
@@ -72,7 +69,13 @@ def _is_logged(logger: object, level: object = 0, *_: object) -> bool:
     )
 
 
-def _outside_of_logging(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "logging":
-        frame = frame.f_back
-    return frame
+def _one_level_up(
+    args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Arguments of warnings.warn, called from one function further: the warning is of the same place as without."""
+    level = args[2] if len(args) > 2 else kwargs.get("stacklevel", 1)
+    if not isinstance(level, int):
+        return args, kwargs
+    if len(args) > 2:
+        return (*args[:2], level + 1, *args[3:]), kwargs
+    return args, {**kwargs, "stacklevel": level + 1}

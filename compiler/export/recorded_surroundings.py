@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from kernels_hub.compiler.export.outer_data import IDENTITY, KNOWN
+from kernels_hub.compiler.export.noted_calls import Noting, is_of_known, outside_of
+from kernels_hub.compiler.export.outer_data import IDENTITY
 from kernels_hub.compiler.runtime.surroundings import ANSWERS
 
 Asked = dict[str, object]
@@ -29,9 +28,8 @@ _OF_PROCESS = frozenset({"@initial_seed", "@are_deterministic_algorithms_enabled
 """Of ANSWERS: what tracing leaves as it is."""
 _ENVIRON: Any = type(os.environ)
 _READ = _ENVIRON.__getitem__
-_OPEN: list[tuple[int, Asked]] = []
-"""Threads whose reads of the environment are noted, and where."""
-_LOCK = threading.Lock()
+_OF_READING = frozenset({"os", "_collections_abc", "collections.abc"})
+"""Modules whose code reads the environment for others."""
 
 
 @contextmanager
@@ -47,41 +45,30 @@ def asked() -> Iterator[Asked]:
             args: tuple[object, ...] = (),
             kwargs: Mapping[str, object] | None = None,
         ) -> object:
-            if func in _OF_LAYOUT and not _is_of_known(sys._getframe(1)):
+            if func in _OF_LAYOUT and not is_of_known(sys._getframe(1)):
                 found["@layout"] = "plain"
             return func(*args, **(kwargs or {}))
 
-    with _noting_environment(found), Asking():
+    with _ENVIRONMENT.into(found), Asking():
         yield found
 
 
-@contextmanager
-def _noting_environment(found: Asked) -> Iterator[None]:
-    """Note what code of this thread reads of os.environ. Threads may have it open at once, and end in any order."""
-    mine = (threading.get_ident(), found)
-    with _LOCK:
-        _OPEN.append(mine)
-        _ENVIRON.__getitem__ = _noted
-    try:
-        yield
-    finally:
-        with _LOCK:
-            _OPEN[:] = [one for one in _OPEN if one[1] is not found]
-            if not _OPEN:
-                _ENVIRON.__getitem__ = _READ
-
-
 def _noted(self: object, name: str) -> object:
-    outside = self is os.environ and not _is_of_known(_beyond_os(sys._getframe(1)))
+    outside = self is os.environ and not is_of_known(outside_of(sys._getframe(1), _OF_READING))
     value = None
     try:
         value = _READ(self, name)
     finally:
         if outside:
-            for thread, found in tuple(_OPEN):
-                if thread == threading.get_ident():
-                    found[f"@environ.{name}"] = value
+            for found in _ENVIRONMENT.here():
+                found[f"@environ.{name}"] = value
     return value
+
+
+_ENVIRONMENT: Noting[Asked] = Noting(
+    lambda: setattr(_ENVIRON, "__getitem__", _noted), lambda: setattr(_ENVIRON, "__getitem__", _READ)
+)
+"""Reads of os.environ."""
 
 
 def named_answers(names: frozenset[str]) -> Asked:
@@ -96,17 +83,3 @@ def default_dtype() -> Asked:
     """The fact of the default dtype, where it is not the usual one."""
     dtype = torch.get_default_dtype()
     return {} if dtype is torch.float32 else {"@default_dtype": str(dtype).removeprefix("torch.")}
-
-
-def _beyond_os(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and frame.f_globals.get("__name__") in {
-        "os",
-        "_collections_abc",
-        "collections.abc",
-    }:
-        frame = frame.f_back
-    return frame
-
-
-def _is_of_known(frame: FrameType | None) -> bool:
-    return frame is None or str(frame.f_globals.get("__name__", "")).partition(".")[0] in KNOWN
