@@ -25,6 +25,8 @@ _GRAPH, _INITIALIZER, _RAW = 7, 5, 9
 _WINDOW = 1 << 13
 _LONGEST = 20
 """Bytes of a tag and a length at most."""
+MOST_FIELDS = 1 << 18
+"""Fields that are walked over, at a microsecond each: a file may be nothing but fields."""
 _BYTES = 2
 """The wire type of strings, bytes and messages."""
 _FIXED = {1: 8, 5: 4}
@@ -69,6 +71,7 @@ class _Reader:
     def __init__(self, file: int) -> None:
         self._file, self.size = file, os.fstat(file).st_size
         self._begin, self._data = 0, b""
+        self._left = MOST_FIELDS
 
     def bytes(self, start: int, stop: int) -> bytes:
         """Raises _OddError where the file ends before."""
@@ -94,8 +97,11 @@ class _Reader:
         return found
 
     def fields(self, at: int, stop: int) -> Iterator[_Field]:
-        """The fields of a message that lies there. Raises _OddError for what is none."""
+        """The fields of a message that lies there. Raises _OddError for what is none, and for too many."""
         while at < stop:
+            self._left -= 1
+            if self._left < 0:
+                raise _OddError
             head = self.bytes(at, min(at + _LONGEST, stop))
             tag, used = _varint(head, 0)
             kind, value = tag & 7, at + used

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from kernels_hub.compiler import import_onnx
 from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.onnx_file import read_onnx
-from kernels_hub.compiler.importers.onnx_weights import LEAST, read_apart
+from kernels_hub.compiler.importers.onnx_weights import LEAST, MOST_FIELDS, read_apart
 
 LARGE = np.arange(3 * LEAST, dtype=np.float32).reshape(3, LEAST)
 SMALL = np.arange(8, dtype=np.float32)
@@ -101,6 +101,14 @@ def test_data_of_another_size_than_the_shape_are_refused(tmp_path):
     made.graph.initializer[1].raw_data += b"\0\0\0\0"
     with pytest.raises(ImportFailure, match="'large' is float32.*of another size"):
         import_onnx(written(tmp_path, made.SerializeToString()))
+
+
+def test_a_file_of_nothing_but_fields_is_left_to_protobuf(tmp_path):
+    made = usual()
+    fields = b"\x08" + bytes([made.ir_version])
+    path = written(tmp_path, made.SerializeToString() + fields * MOST_FIELDS)
+    assert read_apart(path).weights == {}
+    np.testing.assert_array_equal(import_onnx(path).weight("large"), LARGE)
 
 
 def _varint(value: int) -> bytes:
