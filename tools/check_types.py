@@ -7,13 +7,16 @@ installation does, and each layer repository as the loader does:
     build/types/kernels_hub/compiler      link to compiler/; mappings likewise
     build/types/variants/rotary_cpu/…     links to that variant's files, laid over one another
     build/types/benchmarks, examples, tools
+    build/types/pages/own_layer.py        the Python blocks of README.md and of pages in docs/, one file each
 
-Paths in mypy's output are those of the real files. Arguments are passed on to mypy.
+So the public hints are checked as users meet them. Paths in mypy's output are those of the real files, but for
+pages. Arguments are passed on to mypy.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +33,21 @@ itself: the repositories in it are packages of their own."""
 
 PROGRAMS = ("benchmarks", "examples", "tools")
 """Top-level folders of scripts, checked beside the package."""
+
+NOT_TYPED = frozenset(
+    {
+        "compile_and_publish",
+        "compiler",
+        "extending_the_compiler",
+        "feature_table",
+        "running_graphs",
+        "ten_minutes",
+        "weights",
+    }
+)
+"""Pages whose examples index modules (a Tensor or a Module, to PyTorch's hints) or use one name for several types."""
+
+_BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def make_tree(root: Path, tree: Path) -> list[str]:
@@ -52,7 +70,26 @@ def make_tree(root: Path, tree: Path) -> list[str]:
         if any((root / name).glob("*.py")):
             _link(tree / name, root / name)
             names.append(name)
+    pages = {page: python_blocks(page) for page in _pages(root)}
+    if any(pages.values()):
+        names.append("pages")
+        (tree / "pages").mkdir()
+        (tree / "pages" / "__init__.py").touch()
+    for page, blocks in pages.items():
+        if blocks:
+            (tree / "pages" / f"{page.stem}.py").write_text("\n".join(blocks), encoding="utf-8")
     return names
+
+
+def python_blocks(page: Path) -> list[str]:
+    """The Python blocks of a page, in its order."""
+    return _BLOCK.findall(page.read_text(encoding="utf-8"))
+
+
+def _pages(root: Path) -> Iterator[Path]:
+    for page in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
+        if page.exists() and page.stem not in NOT_TYPED:
+            yield page
 
 
 def _variants(layers: Path) -> Iterator[tuple[str, dict[Path, Path]]]:

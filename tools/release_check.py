@@ -9,6 +9,8 @@
     python3.N    that wheel, or else the pure one, is installed into a fresh environment of each Python from 3.11 to
                  3.14 that is on PATH, its dependencies from the usual index, and the README's first example and
                  `kernels-hub doctor` run there
+    hints        in the last of these environments, pyright finds no fault in the README's examples, as a user's editor
+                 would show it
 
 A Python that is missing is named, and is no problem. --reuse takes the dependencies of the environment that runs this,
 for its own Python (nothing is downloaded), and leaves the others out.
@@ -32,6 +34,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from tools.api_surface import RECORDED, needed_bump, surface
+from tools.check_types import python_blocks
 from tools.wheels import __main__ as wheels
 from tools.wheels import native
 
@@ -180,6 +183,24 @@ def check_python(wheel: Path, program: str, folder: Path, *, reuse: bool) -> Ite
             return
 
 
+def check_hints(environment: Path, folder: Path) -> Iterator[str]:
+    """Faults that pyright finds in the README's examples, with the library as it is installed in the environment."""
+    folder.mkdir()
+    tool = folder / "environment"
+    (folder / "pyrightconfig.json").write_text('{"include": ["README.py"]}', encoding="utf-8")
+    (folder / "README.py").write_text("\n".join(python_blocks(ROOT / "README.md")), encoding="utf-8")
+    python = str(environment / "bin")  # whose packages pyright looks at
+    commands: tuple[list[str | Path], ...] = (
+        [sys.executable, "-m", "venv", tool],
+        [tool / "bin" / "python", "-m", "pip", "install", "--quiet", "pyright[nodejs]"],
+        [tool / "bin" / "pyright"],
+    )
+    for command in commands:
+        if problem := _problem(command, folder, PATH=os.pathsep.join([python, os.environ["PATH"]])):
+            yield problem
+            return
+
+
 def main() -> None:
     """Run every check and list the problems."""
     parser = argparse.ArgumentParser(
@@ -208,6 +229,7 @@ def main() -> None:
         pure = next(folder.glob("*-none-any.whl"), None)
         if pure is not None and platform.machine() == native.X86_64.machine and sys.platform == "linux":
             told("native", lambda: check_native(pure, folder))
+        tried: Path | None = None
         for version in PYTHONS:
             own = version == f"{sys.version_info.major}.{sys.version_info.minor}"
             program = sys.executable if own else shutil.which(f"python{version}")
@@ -219,10 +241,10 @@ def main() -> None:
                     f"== python{version}: not tried ({'no wheel' if wheel is None else 'not here, or left out'})"
                 )
                 continue
-            told(
-                f"python{version}",
-                partial(check_python, wheel, program, folder / f"python{version}", reuse=options.reuse),
-            )
+            tried = folder / f"python{version}"
+            told(f"python{version}", partial(check_python, wheel, program, tried, reuse=options.reuse))
+        if tried is not None and not options.reuse:
+            told("hints", partial(check_hints, tried, folder / "hints"))
     print(f"{problems} problems" if problems else "ready to be released")
     sys.exit(problems > 0)
 

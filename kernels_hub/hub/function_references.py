@@ -6,7 +6,7 @@ layer class or a function, and the target decides which of them fits.
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from kernels_hub.hub.references import LayerRepository, LocalLayerRepository, LockedLayerRepository
 
@@ -27,9 +27,12 @@ class FuncRepository(LayerRepository):
         version: str | int | None = None,
         trust_remote_code: bool | list[str] | tuple[str, ...] = False,
     ) -> None:
-        trust = tuple(trust_remote_code) if isinstance(trust_remote_code, list) else trust_remote_code
         super().__init__(
-            repo_id, layer_name=func_name, revision=revision, version=version, trust_remote_code=trust
+            repo_id,
+            layer_name=func_name,
+            revision=revision,
+            version=version,
+            trust_remote_code=trust_remote_code,
         )
 
     @property
@@ -45,8 +48,8 @@ class LocalFuncRepository(LocalLayerRepository):
     'silu_and_mul'
     """
 
-    def __init__(self, repo_path: str | Path, *, func_name: str) -> None:
-        super().__init__(Path(repo_path), layer_name=func_name)
+    def __init__(self, repo_path: str | os.PathLike[str], *, func_name: str) -> None:
+        super().__init__(repo_path, layer_name=func_name)
 
     @property
     def func_name(self) -> str:
@@ -61,16 +64,15 @@ class LockedFuncRepository(LockedLayerRepository):
         self,
         repo_id: str,
         *,
-        lockfile: str | Path | None = None,
+        lockfile: str | os.PathLike[str] | None = None,
         func_name: str,
         trust_remote_code: bool | list[str] | tuple[str, ...] = False,
     ) -> None:
-        trust = tuple(trust_remote_code) if isinstance(trust_remote_code, list) else trust_remote_code
         super().__init__(
             repo_id,
-            lockfile=None if lockfile is None else Path(lockfile),
+            lockfile=lockfile,
             layer_name=func_name,
-            trust_remote_code=trust,
+            trust_remote_code=trust_remote_code,
         )
 
     @property

@@ -7,6 +7,7 @@ the disk or the network; `resolve` finds (and fetches) the files, `load` imports
 from __future__ import annotations
 
 import logging
+import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cache
@@ -105,7 +106,7 @@ class LayerRepository(Reference):
     version: str | int | None = field(default=None, kw_only=True)
     revision: str | None = field(default=None, kw_only=True)
     repo_type: str | None = field(default=None, kw_only=True)
-    trust_remote_code: bool | tuple[str, ...] = field(default=False, kw_only=True)
+    trust_remote_code: bool | list[str] | tuple[str, ...] = field(default=False, kw_only=True)
     user_agent: str | dict[str, str] | None = field(default=None, kw_only=True, compare=False, repr=False)
     _wanted: VersionRequest = field(init=False, compare=False, repr=False)
 
@@ -141,7 +142,7 @@ class LayerRepository(Reference):
     def _request(self, backend: str | None) -> Request:
         from kernels_hub.hub.locate import Request
 
-        trust, agent = self.trust_remote_code, self.user_agent
+        trust, agent = frozen_trust(self.trust_remote_code), self.user_agent
         return Request(self.repo_id, self._wanted, backend, self.repo_type, trust, agent)
 
 
@@ -153,7 +154,7 @@ class LocalLayerRepository(Reference):
     package_name: name of the package inside a variant, where metadata.json does not tell.
     """
 
-    repo_path: Path
+    repo_path: str | os.PathLike[str]
     layer_name: str = field(kw_only=True)
     package_name: str | None = field(default=None, kw_only=True)
 
@@ -167,7 +168,7 @@ class LocalLayerRepository(Reference):
         """Find the variant for this machine; raises RepositoryNotFoundError or NoVariantError."""
         from kernels_hub.hub.fetching import with_dependencies
 
-        files = local_variant(self.repo_path, System.detect(backend), self.package_name)
+        files = local_variant(Path(self.repo_path), System.detect(backend), self.package_name)
         return with_dependencies(ResolvedKernel(str(self.repo_path), None, files), backend)
 
 
@@ -197,9 +198,9 @@ class LockedLayerRepository(Reference):
     """
 
     repo_id: str
-    lockfile: Path | None = field(default=None, kw_only=True)
+    lockfile: str | os.PathLike[str] | None = field(default=None, kw_only=True)
     layer_name: str = field(kw_only=True)
-    trust_remote_code: bool | tuple[str, ...] = field(default=False, kw_only=True)
+    trust_remote_code: bool | list[str] | tuple[str, ...] = field(default=False, kw_only=True)
     _caller: Caller = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -219,9 +220,10 @@ class LockedLayerRepository(Reference):
         from kernels_hub.hub.fetching import resolve_locked_kernel
         from kernels_hub.hub.lock import find_lock, read_lock
 
-        lockfile, caller = self.lockfile, self._caller
+        caller = self._caller
+        lockfile = None if self.lockfile is None else Path(self.lockfile)
         find = (lambda: find_lock(caller)) if lockfile is None else (lambda: read_lock(lockfile))
-        return resolve_locked_kernel(self.repo_id, find, backend, self.trust_remote_code)
+        return resolve_locked_kernel(self.repo_id, find, backend, frozen_trust(self.trust_remote_code))
 
 
 def frozen_trust(trust_remote_code: object) -> bool | tuple[str, ...]:

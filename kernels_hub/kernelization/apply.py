@@ -54,13 +54,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+ModuleT = TypeVar("ModuleT", bound="nn.Module")
 
 _ANY_STRICT = threading.Event()
 """Whether weights of any model were ever to be compared at every call: those of the others are told otherwise then."""
 
 
 def kernelize(
-    model: nn.Module,
+    model: ModuleT,
     *,
     mode: Mode,
     device: str | torch.device | Device | None = None,
@@ -70,7 +71,7 @@ def kernelize(
     strict_weights: bool = False,
     copy_budget: float | None = None,
     wait: bool = False,
-) -> nn.Module:
+) -> ModuleT:
     """Replace the forward of every tagged layer by the kernel that the active mapping gives for it.
 
     model: changed in place, all of its layers or (on an error) none, and returned. Only the
@@ -78,12 +79,11 @@ def kernelize(
         autograd keep working. Run it again for another mode; `restore(model)` undoes it.
     mode: Mode.INFERENCE or Mode.TRAINING, with | Mode.TORCH_COMPILE for a model to be compiled.
     device: what it will run on; inferred from its parameters and buffers when None.
-    use_fallback: True keeps the original forward where nothing fits (see `report(model)` for the
-        reasons), False raises NoKernelError instead; `KernelizeFallback` flags choose case by case.
-    verify: example inputs (a tensor, a tuple of arguments or a dict of keyword arguments). The
-        model is run on them once; every layer's kernel is given the inputs that the layer really
-        gets, and the original is kept where they disagree (VerificationError instead if
-        `use_fallback` is False).
+    use_fallback: True keeps the original forward where nothing fits (`report(model)` has the reasons), False raises
+        NoKernelError instead; `KernelizeFallback` flags choose case by case.
+    verify: example inputs (a tensor, a tuple of arguments or a dict of keyword arguments). The model is run on them
+        once; every layer's kernel is given the inputs that the layer really gets, and the original is kept where they
+        disagree (VerificationError instead if `use_fallback` is False).
     free_weights: kernels that keep packed copies of weights free the originals; `restore` unpacks
         them. Without it both are kept, and `report` states the extra memory.
     strict_weights: kernels that keep copies of weights compare all of them with the weights at every
@@ -161,7 +161,7 @@ def refresh(model: T) -> T:
     return model
 
 
-def restore(model: nn.Module) -> nn.Module:
+def restore(model: ModuleT) -> ModuleT:
     """Give every module of a model its original forward back (and its freed weights); returns the model.
 
     >>> model = kernelize(nn.Sequential(nn.SiLU()), mode=Mode.INFERENCE, device="cpu")
