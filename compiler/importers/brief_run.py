@@ -26,7 +26,17 @@ def briefly(prepare: Callable[[], Callable[[], _T]], whole: Callable[[], _T]) ->
     prepare: makes a run on copies, which may be cut off anywhere. A second one has PyTorch's ops compute shapes, dtypes
     and devices alone, on fake tensors. Where that raises, as a forward does that asks for values, or where there can be
     no copy, `whole` is called. Raises what the first run and `whole` raise.
+
+    What the module has under torch.compile, as PyTorch 2.11's `torch.cond` is, runs as it is written: Dynamo would trace
+    whoever watches the run, and keep that for the module's own calls.
     """
+    import torch
+
+    with torch.compiler.set_stance("force_eager"):
+        return _briefly(prepare, whole)
+
+
+def _briefly(prepare: Callable[[], Callable[[], _T]], whole: Callable[[], _T]) -> _T:
     try:
         run = prepare()
     except Exception:  # noqa: BLE001  (of what a module holds)

@@ -123,3 +123,17 @@ def test_what_has_other_forms_when_it_is_traced_is_not_refused(
     module: nn.Module, given: tuple[Any, ...]
 ) -> None:
     refuse_early(module, given, {}, "Layer")
+
+
+class Branched(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
+
+
+def test_calls_of_the_module_itself_are_as_before():
+    """PyTorch 2.11 runs `cond` under torch.compile, which failed ever after."""
+    module, x = Branched().eval(), torch.ones(2, 2)
+    with torch.no_grad():
+        before = module(x)
+        refuse_early(module, (x,), {}, "it")
+        assert torch.equal(module(x), before)
