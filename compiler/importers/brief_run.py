@@ -27,8 +27,8 @@ def briefly(prepare: Callable[[], Callable[[], _T]], whole: Callable[[], _T]) ->
     and devices alone, on fake tensors. Where that raises, as a forward does that asks for values, or where there can be
     no copy, `whole` is called. Raises what the first run and `whole` raise.
 
-    What the module has under torch.compile, as PyTorch 2.11's `torch.cond` is, runs as it is written: Dynamo would trace
-    whoever watches the run, and keep that for the module's own calls.
+    What the module has under torch.compile, as PyTorch 2.11's `torch.cond` is, runs as it is written: Dynamo would
+    trace whoever watches the run, and keep that for the module's own calls.
     """
     import torch
 
