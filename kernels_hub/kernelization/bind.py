@@ -2,13 +2,14 @@
 
 Only the instance changes: its `__dict__["forward"]`, and how it is copied (`copying`). The class, other instances and
 other models never do, functions included: a module whose forward calls a replaced function gets a copy of that
-forward over globals in which the function's name means the kernel.
+forward, which calls the kernel by a name of its own.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -20,10 +21,11 @@ from kernels_hub.errors import LayerContractError
 from kernels_hub.hub.references import Reference, find_layer
 from kernels_hub.kernelization.contract import original_function
 from kernels_hub.kernelization.decoration import inner_function, kept_around, with_inner
-from kernels_hub.kernelization.function_places import referred_by_itself
+from kernels_hub.kernelization.forward_guard import guarded_forward, guarded_function, label, renamed_forward
+from kernels_hub.kernelization.function_places import referred_by_itself, with_names
 from kernels_hub.kernelization.mapping_records import LayerSource
 from kernels_hub.kernelization.outcome import SwapDecision
-from kernels_hub.kernelization.validate import check_layer_class, check_signature, parameters_of, same_arity
+from kernels_hub.kernelization.validate import check_layer_class, check_signature, same_arity
 from kernels_hub.repository.resolved import ResolvedKernel
 
 if TYPE_CHECKING:
@@ -133,19 +135,20 @@ class KernelFunction(functools.partial):  # type: ignore[type-arg]
     outcome: SwapDecision
 
 
-def bind_class_forward(loaded: LoadedLayer, cls: type[nn.Module], positional: bool, name: str) -> Forward:
-    """The kernel's forward with the signature of `cls.forward`. Raises LayerContractError."""
+def bind_class_forward(
+    loaded: LoadedLayer, cls: type[nn.Module], positional: bool, name: str, *, guards: bool = True
+) -> Forward:
+    """The kernel's forward with the signature of `cls.forward`. Raises LayerContractError.
+
+    guards: leave calls to the original as `forward_guard` has it; not for a kernel that does so itself.
+    """
     if (pending := loaded.pending) is not None:
         return pending.forward_for(cls)
     replaced = f"{cls.__module__}.{cls.__qualname__}.forward"
     (same_arity if positional else check_signature)(loaded.layer, cls, name, replaced)
     forward = loaded.forward if loaded.is_class else _with_self(loaded.forward)
-    same_names = [own.name for own in parameters_of(cls)] == [
-        theirs.name for theirs in parameters_of(loaded.layer)
-    ]
-    if not same_names:
-        forward = _renamed(forward, cls)  # type: ignore[arg-type]  # a class can be hashed
-    return _inside_what_stays(forward, cls)  # type: ignore[arg-type]
+    bound = guarded_forward(forward, cls) if guards else renamed_forward(forward, cls)
+    return _inside_what_stays(bound, cls.forward)
 
 
 def bind_function(loaded: LoadedLayer, function: Forward, positional: bool, name: str) -> Forward:
@@ -160,7 +163,12 @@ def bind_function(loaded: LoadedLayer, function: Forward, positional: bool, name
             f"{name} cannot replace the function {replaced}: modules are compiled, not functions"
         )
     (same_arity if positional else check_signature)(loaded.layer, target, name, replaced)
-    return functools.partial(loaded.forward, loaded.layer()) if loaded.is_class else loaded.forward
+    return _as_function(loaded.layer) if loaded.is_class else loaded.forward
+
+
+@functools.lru_cache(maxsize=4096)
+def _as_function(layer: type[nn.Module]) -> Forward:
+    return functools.partial(layer.forward, layer())
 
 
 def object_name(value: Any) -> str:
@@ -169,10 +177,18 @@ def object_name(value: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def overlay_globals(forward: FunctionType, replacements: Mapping[str, Forward]) -> FunctionType:
-    """A copy of `forward` that sees `replacements` in place of the globals and closed-over variables of those names.
+def overlaid_forward(cls: type[nn.Module], replacements: Mapping[str, Forward]) -> Forward:
+    """`overlay_globals` of a class's forward, as long as the class has it and no mode sees its calls."""
+    forward = cls.forward
+    assert isinstance(forward, FunctionType)
+    return guarded_forward(overlay_globals(forward, replacements), cls, passes_on=True)
 
-    Of a decorated forward, the function inside sees them as well.
+
+def overlay_globals(forward: FunctionType, replacements: Mapping[str, Forward]) -> FunctionType:
+    """A copy of `forward` that calls `replacements` in place of the functions that it calls by those names.
+
+    Globals, and variables of functions around it. It has the same globals, and sees what becomes of them: once a name
+    means another function, that one is called. Of a decorated forward, the function inside is copied as well.
     """
     if (inner := inner_function(forward)) is None:
         return _overlaid(forward, replacements)
@@ -180,24 +196,36 @@ def overlay_globals(forward: FunctionType, replacements: Mapping[str, Forward]) 
     inside = overlay_globals(inner, {name: of for name, of in replacements.items() if name not in names})
     outside = _overlaid(forward, {name: of for name, of in replacements.items() if name in names})
     copy = with_inner(outside, inner, inside)
-    _label(copy, forward)
+    label(copy, forward)
     return copy
 
 
 def _overlaid(forward: FunctionType, replacements: Mapping[str, Forward]) -> FunctionType:
-    globals_ = {**forward.__globals__, **replacements}
-    # torch.compile looks globals up in the module that `__name__` names; without it, in this dict.
-    globals_.pop("__name__", None)
+    closed = set(forward.__code__.co_freevars)
+    meant: dict[str, Any] = dict(referred_by_itself(forward))
+    calls = {name: guarded_function(of, meant[name], (forward, name)) for name, of in replacements.items()}
+    names = {name: _placed(call, forward, name) for name, call in calls.items() if name not in closed}
     copy = FunctionType(
-        forward.__code__,
-        globals_,
+        with_names(forward.__code__, names),
+        forward.__globals__,
         forward.__name__,
         forward.__defaults__,
-        _overlay_cells(forward, replacements),
+        _overlay_cells(forward, calls),
     )
     copy.__kwdefaults__ = forward.__kwdefaults__
-    _label(copy, forward)
+    label(copy, forward)
     return copy
+
+
+_COUNT = itertools.count()
+
+
+@functools.lru_cache(maxsize=4096)
+def _placed(call: Forward, forward: FunctionType, name: str) -> str:
+    """A global name for `call` beside the one that it stands for, which keeps its meaning: nobody else has it."""
+    own = f"_kernel_{next(_COUNT)}_of_{name}"
+    forward.__globals__[own] = call
+    return own
 
 
 def _overlay_cells(forward: FunctionType, replacements: Mapping[str, Forward]) -> tuple[CellType, ...] | None:
@@ -211,53 +239,17 @@ def _with_self(function: Forward) -> Forward:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
         return function(*args, **kwargs)
 
-    _label(forward, function)
+    label(forward, function)
     return forward
 
 
-_STARS: Mapping[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-
-
 @functools.lru_cache(maxsize=4096)
-def _renamed(forward: Forward, cls: type[nn.Module]) -> Forward:
-    """`forward` under the argument names of a class's, so that calls by keyword keep working."""
-    namespace: dict[str, Any] = {"kernel_forward": forward}
-    signature: list[str] = []
-    arguments: list[str] = []
-    for index, parameter in enumerate(parameters_of(cls)):
-        default, stars = "", _STARS.get(parameter.kind, "")
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            if "*" not in "".join(signature):
-                signature.append("*")
-            arguments.append(f"{parameter.name}={parameter.name}")
-        else:
-            arguments.append(stars + parameter.name)
-        if parameter.default is not inspect.Parameter.empty:
-            namespace[f"default_{index}"] = parameter.default
-            default = f"=default_{index}"
-        signature.append(stars + parameter.name + default)
-    exec(  # noqa: S102 - the names come from a real signature, so they are identifiers
-        f"def forward(self, {', '.join(signature)}):\n    return kernel_forward(self, {', '.join(arguments)})\n",
-        namespace,
-    )
-    renamed: Forward = namespace["forward"]
-    _label(renamed, forward)
-    return renamed
-
-
-@functools.lru_cache(maxsize=4096)
-def _inside_what_stays(forward: Forward, cls: type[nn.Module]) -> Forward:
-    """`forward` inside of the decorators of a class's that stay around a kernel."""
-    decorated = kept_around(cls.forward, forward)
+def _inside_what_stays(forward: Forward, original: Forward) -> Forward:
+    """`forward` inside of the decorators of an original that stay around a kernel."""
+    decorated = kept_around(original, forward)
     if decorated is not forward:
-        _label(decorated, forward)
+        label(decorated, forward)
     return decorated
-
-
-def _label(function: Any, original: Forward) -> None:
-    """Give `function` the names of `original`; without `__wrapped__`, which torch.compile would follow."""
-    function.__module__, function.__qualname__ = original.__module__, original.__qualname__
-    function.__doc__ = original.__doc__
 
 
 def kernel_function(kernel: Forward, original: Forward, outcome: SwapDecision) -> KernelFunction:

@@ -7,6 +7,7 @@ the report says why.
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,35 @@ def called_names(function: FunctionType) -> set[str]:
         names.update(code.co_names)
         pending.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
     return names
+
+
+def with_names(code: CodeType, names: Mapping[str, str]) -> CodeType:
+    """A code, nested code included, under other names for some globals. None of them may be in `attribute_names`."""
+    if not names:
+        return code
+    return code.replace(
+        co_names=tuple(names.get(name, name) for name in code.co_names),
+        co_consts=tuple(
+            with_names(constant, names) if isinstance(constant, CodeType) else constant
+            for constant in code.co_consts
+        ),
+    )
+
+
+def attribute_names(function: FunctionType) -> set[str]:
+    """Names that a function's code, nested code included, uses for other things than globals that it reads."""
+    names: set[str] = set()
+    pending: list[CodeType] = [function.__code__]
+    while pending:
+        code = pending.pop()
+        names.update(
+            str(step.argval)
+            for step in dis.get_instructions(code)
+            if step.opcode in dis.hasname and step.opname not in ("LOAD_GLOBAL", "LOAD_NAME")
+        )
+        pending.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
+    inner = inner_function(function)
+    return names if inner is None else names | attribute_names(inner)
 
 
 def referred(forward: FunctionType) -> Iterator[tuple[str, Any]]:

@@ -112,9 +112,8 @@ def gated_forward(
 ) -> Forward:
     """The kernel's forward for first arguments of these numbers of elements, `original` for others.
 
-    original: the class's own forward where it is None.
+    original: the forward that the class has at the call where it is None.
     """
-    original = original or cls.forward
     signature = inspect.signature(cls.forward)
     _, first, *others = signature.parameters.values()
     rest = ", *args, **kwargs" if others else ""
@@ -122,13 +121,14 @@ def gated_forward(
         f"{int(low)} <= size" if high == math.inf else f"{int(low)} <= size <= {int(high)}"
         for low, high in sizes
     )
-    namespace: dict[str, Any] = {"kernel": kernel, "original": original}
+    namespace: dict[str, Any] = {"kernel": kernel, "original": original, "class_of": type}
+    otherwise = "class_of(self).forward" if original is None else "original"
     exec(  # noqa: S102 - a name from a real signature, which is an identifier, and numbers
         f"def forward(self, {first.name}{rest}):\n"
         f"    size = {first.name}.numel()\n"
         f"    if {test}:\n"
         f"        return kernel(self, {first.name}{rest})\n"
-        f"    return original(self, {first.name}{rest})\n",
+        f"    return {otherwise}(self, {first.name}{rest})\n",
         namespace,
     )
     forward: Any = namespace["forward"]

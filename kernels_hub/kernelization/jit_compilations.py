@@ -168,7 +168,7 @@ class Compilations:
         if isinstance(found, Refusal):
             return self._failed(request, key, found)
         loaded = load_layer(LocalLayerRepository(found, layer_name=self.layer.layer_name), self.backend)
-        forward = bind_class_forward(loaded, self.cls, False, str(self.layer))
+        forward = bind_class_forward(loaded, self.cls, False, str(self.layer), guards=False)
         assert loaded.resolved is not None
         logger.info("%s: %s has a compiled layer, %s", self.layer, object_name(self.cls), found)
         compiled = self._known[key] = Compiled(forward, found.name[:12], loaded.resolved.files.variant)

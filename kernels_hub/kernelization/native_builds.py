@@ -51,19 +51,18 @@ def until_built(kernel: Forward, cls: type[nn.Module]) -> Forward:
     native = _native_of(kernel)
     if native is None or not hasattr(native, "is_built") or native.is_built(begins=False):
         return kernel
-    return _gate(kernel, cls, native)  # type: ignore[arg-type]  # a class and a module can be hashed
+    return _gate(kernel, cls.forward, native)
 
 
 @functools.lru_cache(maxsize=4096)
-def _gate(kernel: Forward, cls: type[nn.Module], native: ModuleType) -> Forward:
-    original: Callable[..., object] = cls.forward
+def _gate(kernel: Forward, original: Callable[..., object], native: ModuleType) -> Forward:
     decided: list[bool] = []
 
     @functools.wraps(kernel)
     def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
         if not decided and not is_within_generation(decided) and (built := native.is_built()) is not None:
             decided.append(built)
-        return (kernel if decided and decided[0] else original)(self, *args, **kwargs)
+        return (kernel if decided and decided[0] else type(self).forward)(self, *args, **kwargs)
 
     forward.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     del forward.__wrapped__

@@ -21,7 +21,7 @@ from kernels_hub.kernelization.bind import (
     bind_function,
     kernel_function,
     load_layer,
-    overlay_globals,
+    overlaid_forward,
     weights_protocol,
 )
 from kernels_hub.kernelization.compiled_layer import CompiledLayer
@@ -97,7 +97,7 @@ def _forward_with_functions(cls: type[nn.Module], functions: Functions) -> Forwa
         for name, outcome in functions
         if outcome.swapped
     }
-    return overlay_globals(forward, kernels)
+    return overlaid_forward(cls, kernels)
 
 
 def _function_of_outcome(function: Forward, outcome: SwapDecision) -> Forward:

@@ -28,13 +28,18 @@ from kernels_hub.kernelization.bind import (
     bind_class_forward,
     bind_function,
     object_name,
-    overlay_globals,
+    overlaid_forward,
 )
 from kernels_hub.kernelization.compiled_layer import CompiledLayer, missing_compiler
 from kernels_hub.kernelization.contract import original_function
 from kernels_hub.kernelization.device import Target
 from kernels_hub.kernelization.fallback import KernelizeFallback
-from kernels_hub.kernelization.function_places import out_of_reach, referred, unseen_by_a_kernel
+from kernels_hub.kernelization.function_places import (
+    attribute_names,
+    out_of_reach,
+    referred,
+    unseen_by_a_kernel,
+)
 from kernels_hub.kernelization.gain_gate import (
     GainGate,
     Verdict,
@@ -262,6 +267,9 @@ class ClassResolver:
             for name, value in referred(forward)
             if _may_be_tagged(value) and (plan := self.function(name, value)) is not None
         ]
+        if plans:
+            attributes = attribute_names(forward)
+            plans = [_without_attribute(plan) if plan.name in attributes else plan for plan in plans]
         plans += [self.kept(name, function, reason) for name, function, reason in out_of_reach(cls)]
         return tuple(plans)
 
@@ -418,6 +426,11 @@ def _named(decision: RuleDecision, what: str) -> Named | SwapDecision:
     )
 
 
+def _without_attribute(plan: FunctionPlan) -> FunctionPlan:
+    reason = f"its forward has {plan.name} for the name of an attribute, too"
+    return replace(plan, kernel=None, outcome=_kept(plan.outcome, reason)) if plan.kernel else plan
+
+
 def _kept(outcome: SwapDecision, reason: str) -> SwapDecision:
     return replace(outcome, swapped=False, reason=reason)
 
@@ -458,5 +471,4 @@ def _resolved_only(outcome: SwapDecision, source: Any, target: Target) -> SwapDe
 def overlay_forward(cls: type[nn.Module], plans: tuple[FunctionPlan, ...]) -> Forward | None:
     """A forward of `cls` that calls the kernels of `plans`; None where none has one."""
     kernels = {plan.name: plan.kernel for plan in plans if plan.kernel is not None}
-    forward = cls.forward
-    return overlay_globals(forward, kernels) if kernels and isinstance(forward, FunctionType) else None
+    return overlaid_forward(cls, kernels) if kernels and isinstance(cls.forward, FunctionType) else None

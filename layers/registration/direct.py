@@ -49,7 +49,8 @@ def is_transformed() -> bool:
     """
     if forward_ad._current_level >= 0:
         return True
-    return not (_is_unknown or torch.compiler.is_compiling()) and _transform() is not None
+    # The cheapest question first: this is asked at every call.
+    return not _is_unknown and _transform() is not None and not torch.compiler.is_compiling()
 
 
 @cache
