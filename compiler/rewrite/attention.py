@@ -51,7 +51,10 @@ def _repeated(name: str) -> Pattern:
 _PRODUCT = Op(
     "matmul", Any("q").where(floats), Op("permute", _repeated("k"), order=Bind("order"), name="turned")
 )
-_SCALED = one_of(Op({"mul", "div"}, _PRODUCT.once(), Scalar("scale")).once(), _PRODUCT.once())
+# Narrow scores are widened for a scale that their dtype does not hold.
+_SCALED = one_of(
+    Op({"mul", "div"}, through("cast", _PRODUCT.once()).once(), Scalar("scale")).once(), _PRODUCT.once()
+)
 _SCORES = through("cast", _SCALED)
 _CHOSEN = one_of(
     Op("select", _narrow(Any("kept")), Scalar("", 0.0), Scalar("fill"), name="added"),
@@ -67,7 +70,7 @@ _MASKED = one_of(
 
 def _softmax(most: int) -> Pattern:
     """The weights; those that `blank` asks something of have one more use."""
-    masked = one_of(Once(_MASKED, most), _SCALED)
+    masked = one_of(Once(_MASKED, most), _SCORES)
     return Op("softmax", through("cast", masked), axis=Bind("axis"), name="soft")
 
 

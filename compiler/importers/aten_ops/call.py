@@ -9,9 +9,12 @@ ATen promotes dtypes; the IR never does. `AtenCall.tensor` and `Call.promoted` m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import numpy as np
 
 from kernels_hub.compiler.errors import TypeRuleError
 from kernels_hub.compiler.ir import types
@@ -144,6 +147,36 @@ class AtenCall:
         """Both in the dtype that ATen computes in."""
         row = self.promoted(a, b)
         return self.tensor(a, row), self.tensor(b, row)
+
+    def rounded_once(
+        self, op: Callable[[Value, Value], Value], a: Value | Scalar, b: Value | Scalar
+    ) -> Value:
+        """A product or quotient as ATen computes it on a CPU of narrow floats and a number: in float32.
+
+        A number, or a tensor without dims, is not rounded to the narrow dtype there. Sums, comparisons and powers do
+        round it: for those, `tensor` is right.
+        """
+        row = self.dtype
+        if row.compute is row or not any(map(self._is_finer, (a, b))):
+            return op(self.tensor(a), self.tensor(b))
+        wide = row.compute
+        left, right = (
+            self.tensor(one, wide) if self._is_number(one) else self.tensor(one).cast(wide) for one in (a, b)
+        )
+        return op(left, right).cast(row)
+
+    @staticmethod
+    def _is_number(operand: Value | Scalar) -> bool:
+        return not isinstance(operand, Value) or (operand.rank == 0 and operand.dtype.is_float)
+
+    def _is_finer(self, operand: Value | Scalar) -> bool:
+        """Whether an operand is a number that the dtype of the result may not hold."""
+        if isinstance(operand, (bool, int, float)):
+            with np.errstate(over="ignore"):
+                held = np.asarray(float(operand)).astype(self.dtype.numpy)
+            return math.isfinite(operand) and float(held) != operand
+        is_held = isinstance(operand, Value) and operand.dtype is self.dtype
+        return self._is_number(operand) and not is_held
 
     def refuse_unless(self, holds: bool, what: str) -> None:
         """Raise UnsupportedArgumentsError with the reason unless it holds."""

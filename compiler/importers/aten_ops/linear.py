@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 from kernels_hub.compiler.importers.aten_ops.call import (
@@ -57,10 +58,10 @@ def linear(_: AtenCall, x: Value, weight: Value, bias: Value | None) -> Value:
 def addmm(call: AtenCall, x: Value, a: Value, b: Value, *, beta: Scalar, alpha: Scalar) -> Value:
     product = a @ b
     if alpha != 1:
-        product = product * call.tensor(alpha)
+        product = call.rounded_once(operator.mul, product, alpha)
     if beta == 0:
         return product
-    return product + (x if beta == 1 else x * call.tensor(beta))
+    return product + (x if beta == 1 else call.rounded_once(operator.mul, x, beta))
 
 
 @aten("convolution.default")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,12 +81,15 @@ def isfinite(call: AtenCall, x: Value) -> Value:
 
 
 def _sum(call: AtenCall, a: Value | Scalar, b: Value | Scalar, alpha: Scalar, op: str) -> Value:
+    """alpha is rounded to the dtype of the result, its product is not."""
     left, right = call.tensor(a), call.tensor(b)
-    if alpha != 1:
-        right = right * call.tensor(alpha)
     if call.dtype is types.BOOL:
-        return left | right
-    return left.binary(op, right)
+        return left | (right if alpha == 1 else right * call.tensor(alpha))
+    if alpha == 1:
+        return left.binary(op, right)
+    wide = call.dtype.compute
+    scaled = right.cast(wide) * call.tensor(alpha).cast(wide)
+    return left.cast(wide).binary(op, scaled).cast(call.dtype)
 
 
 @aten("add.Tensor", "add.Scalar")
@@ -105,27 +109,28 @@ def rsub(call: AtenCall, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Valu
 
 @aten("mul.Tensor", "mul.Scalar")
 def mul(call: AtenCall, a: Value, b: Value | Scalar) -> Value:
-    left, right = call.tensor(a), call.tensor(b)
-    return left & right if call.dtype is types.BOOL else left * right
+    if call.dtype is types.BOOL:
+        return call.tensor(a) & call.tensor(b)
+    return call.rounded_once(operator.mul, a, b)
 
 
 @aten("div.Tensor", "div.Scalar", "true_divide.Tensor")
 def div(call: AtenCall, a: Value, b: Value | Scalar) -> Value:
-    return call.tensor(a) / call.tensor(b)
+    return call.rounded_once(operator.truediv, a, b)
 
 
 @aten("div.Tensor_mode", "div.Scalar_mode")
 def div_mode(call: AtenCall, a: Value, b: Value | Scalar, *, rounding_mode: str | None) -> Value:
-    left, right = call.tensor(a), call.tensor(b)
     if rounding_mode == "floor":
-        return left // right
-    quotient = left / right
-    return quotient.unary("trunc") if rounding_mode == "trunc" and call.dtype.is_float else quotient
+        return call.rounded_once(operator.floordiv, a, b)
+    if rounding_mode == "trunc" and call.dtype.is_float:
+        return call.rounded_once(lambda left, right: (left / right).unary("trunc"), a, b)
+    return call.rounded_once(operator.truediv, a, b)
 
 
 @aten("floor_divide.default")
 def floor_divide(call: AtenCall, a: Value, b: Value | Scalar) -> Value:
-    return call.tensor(a) // call.tensor(b)
+    return call.rounded_once(operator.floordiv, a, b)
 
 
 @aten("remainder.Tensor", "remainder.Scalar")
@@ -318,14 +323,20 @@ def to_dtype(call: AtenCall, x: Value, *_: object, **__: object) -> Value:
 
 @aten("addcmul.default")
 def addcmul(call: AtenCall, x: Value, a: Value, b: Value, *, value: Scalar) -> Value:
-    return call.tensor(x) + call.tensor(value) * call.tensor(a) * call.tensor(b)
+    wide = call.dtype.compute
+    first, left, right = (call.tensor(one).cast(wide) for one in (x, a, b))
+    return (first + call.tensor(value, wide) * left * right).cast(call.dtype)
 
 
 @aten("addcdiv.default")
 def addcdiv(call: AtenCall, x: Value, a: Value, b: Value, *, value: Scalar) -> Value:
-    return call.tensor(x) + call.tensor(value) * call.tensor(a) / call.tensor(b)
+    wide = call.dtype.compute
+    first, left, right = (call.tensor(one).cast(wide) for one in (x, a, b))
+    return (first + call.tensor(value, wide) * left / right).cast(call.dtype)
 
 
 @aten("lerp.Tensor", "lerp.Scalar")
 def lerp(call: AtenCall, a: Value, b: Value, weight: Value | Scalar) -> Value:
-    return a + call.tensor(weight) * (b - a)
+    wide = call.dtype.compute
+    start, end = (call.tensor(one).cast(wide) for one in (a, b))
+    return (start + call.tensor(weight, wide) * (end - start)).cast(call.dtype)
