@@ -58,8 +58,10 @@ struct [[gnu::visibility("default")]] f16 {
   }
   KH_INLINE static float wide(uint16_t bits) {
     const uint32_t sign = (bits & 0x8000u) << 16, size = bits & 0x7fffu;
-    const uint32_t finite = std::bit_cast<uint32_t>(std::bit_cast<float>(size << 13) * 0x1p112f);
-    return std::bit_cast<float>(sign | (size >= 0x7c00u ? (size << 13) | 0x7f800000u : finite));
+    // Not by a product with 2^112: what is subnormal here would be so as a float, and may count as 0 during a call.
+    const uint32_t subnormal = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(size)) * 0x1p-24f);
+    const uint32_t normal = (size << 13) + (size >= 0x7c00u ? 0x70000000u : 0x38000000u);
+    return std::bit_cast<float>(sign | (size < 0x400u ? subnormal : normal));
   }
 };
 
