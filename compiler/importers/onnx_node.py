@@ -218,6 +218,13 @@ class OnnxNode:
             raise UnknownValueError(f"{what} must be known when the model is imported; {hint}", names)
         return array
 
+    def weight(self, value: Value, what: str) -> Array:
+        """The array of a weight of any size, or what is known of a value. Raises UnknownValueError."""
+        value = self.scope.outside.get(value, value)
+        if value.op_name == "parameter" and value.attrs["name"] in value.graph.weights:
+            return value.graph.weight(value.attrs["name"])
+        return self.known(value, what)
+
     def maybe_known(self, value: Value | None) -> Array | None:
         """As `known`, or None."""
         return None if value is None else self.scope.known(value)

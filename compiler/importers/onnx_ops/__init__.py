@@ -57,6 +57,7 @@ DOMAINS = {
         "contrib",
         "contrib_attention",
         "contrib_cached_attention",
+        "contrib_few_bits",
         "contrib_quantized",
         "contrib_standard",
     ),

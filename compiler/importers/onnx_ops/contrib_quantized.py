@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
 from kernels_hub.compiler.importers.onnx_ops.contrib import DOMAIN
 from kernels_hub.compiler.importers.onnx_ops.pool import averaged
@@ -22,7 +20,6 @@ from kernels_hub.compiler.importers.onnx_ops.quantize import (
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import product
 from kernels_hub.compiler.ir.graph import Value
-from kernels_hub.compiler.ir.types import Array
 
 onnx_op("QuantizeLinear", since=1, domain=DOMAIN)(quantize_linear)
 onnx_op("DequantizeLinear", since=1, domain=DOMAIN)(dequantize_linear)
@@ -156,100 +153,3 @@ def dynamic_quantize_matmul(node: OnnxNode) -> Value:
     result = total.cast(types.FLOAT32) * (scale * _number(node.input(2)))
     bias = node.optional(4)
     return result if bias is None else result + bias
-
-
-# -- weights of a few bits, in blocks that have a scale each
-
-
-def unpacked(packed: Array, bits: int) -> Array:
-    """Bytes as numbers of 2, 4 or 8 bits, the low ones first, along the last axis."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    spread = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
-    return spread.reshape(*packed.shape[:-1], -1)
-
-
-@onnx_op("MatMulNBits", since=1, domain=DOMAIN)
-def matmul_nbits(node: OnnxNode) -> Value:
-    """a (…, K) by b (N, blocks, bytes), scales (N * blocks), zero points?, order of groups?, bias (N)?.
-
-    The weight is spelled out in the dtype of the scales, whatever accuracy_level says: ONNX Runtime may round `a` to
-    8 bits, and its results are then the coarser ones.
-    """
-    rows, columns = node.attr("N"), node.attr("K")
-    bits, block = node.attr("bits", 4), node.attr("block_size", 32)
-    if bits not in (2, 4, 8):
-        raise node.refuse(f"weights of {bits} bits are not taken")
-    blocks = -(-columns // block)
-    weight = unpacked(node.known(node.input(1), "the weight").reshape(rows, blocks, -1), bits)
-    scales = node.known(node.input(2), "the scales").reshape(rows, blocks, 1)
-    given = node.optional(3)
-    if given is None:
-        zeros: Array = np.asarray(1 << (bits - 1), scales.dtype)
-    else:
-        known = node.known(given, "the zero points")
-        if known.dtype == np.uint8:
-            known = unpacked(known.reshape(rows, -1), bits)[:, :blocks]
-        zeros = known.reshape(rows, blocks, 1).astype(scales.dtype)
-    whole = weight[..., :block].astype(scales.dtype)
-    groups = node.maybe_known(node.optional(4))
-    if groups is not None and groups.size:
-        flat = whole.reshape(rows, -1)[:, :columns]
-        order = groups.reshape(-1)[:columns]
-        zeros = np.broadcast_to(zeros, scales.shape)
-        table = (flat - zeros[:, order, 0]) * scales[:, order, 0]
-    else:
-        table = ((whole - zeros) * scales).reshape(rows, -1)[:, :columns]
-    result = node.input(0).matmul(node.constant(np.ascontiguousarray(table.T)))
-    bias = node.optional(5)
-    return result if bias is None else result + bias
-
-
-@onnx_op("GatherBlockQuantized", since=1, domain=DOMAIN)
-def gather_block_quantized(node: OnnxNode) -> Value:
-    """Rows of a table of few bits (data, indices, scales, zero points?), in blocks along its last axis."""
-    data = node.known(node.input(0), "the table")
-    scales = node.known(node.input(2), "the scales")
-    bits = node.attr("bits", 4)
-    axis, along = node.attr("gather_axis", 0), node.attr("quantize_axis", 1)
-    if data.dtype != np.uint8 or along % data.ndim != data.ndim - 1 or axis % data.ndim:
-        raise node.refuse("it takes rows of a table of uint8 that is quantized along its last axis")
-    whole = unpacked(data, bits).astype(scales.dtype)
-    blocks = scales.shape[-1]
-    zeros = node.maybe_known(node.optional(3))
-    if zeros is None:
-        apart: Array = np.asarray(1 << (bits - 1), scales.dtype)
-    else:
-        apart = unpacked(zeros, bits)[..., :blocks, None].astype(scales.dtype)
-    block = node.attr("block_size", 128)
-    padded = np.zeros((*whole.shape[:-1], blocks * block), scales.dtype)
-    padded[..., : whole.shape[-1]] = whole
-    spread = (padded.reshape(*whole.shape[:-1], blocks, block) - apart) * scales[..., None]
-    table = spread.reshape(*whole.shape[:-1], -1)[..., : whole.shape[-1]]
-    return node.constant(np.ascontiguousarray(table)).gather(node.input(1), 0)
-
-
-_FP4 = (0.0, 5.208333333e-3, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
-_TABLES = (
-    np.array([*_FP4, *(-one for one in _FP4)], np.float32),
-    np.array(
-        [
-            -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
-            -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-            0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-        ],
-        np.float32,
-    ),
-)  # fmt: skip
-"""FP4 and NF4 of bitsandbytes, by the number that stands for each."""
-
-
-@onnx_op("MatMulBnb4", since=1, domain=DOMAIN)
-def matmul_bnb4(node: OnnxNode) -> Value:
-    """a (…, K) by N * K numbers of four bits, the high ones first, each a place in a table, by the block's largest."""
-    rows, columns, block = node.attr("N"), node.attr("K"), node.attr("block_size")
-    packed = node.known(node.input(1), "the weight").reshape(-1)
-    largest = node.known(node.input(2), "the largest of each block").reshape(-1)
-    places = np.stack([packed >> 4, packed & 15], -1).reshape(-1)[: rows * columns]
-    scales = np.repeat(largest, block)[: rows * columns]
-    table = (_TABLES[node.attr("quant_type")][places] * scales).astype(largest.dtype).reshape(rows, columns)
-    return node.input(0).matmul(node.constant(np.ascontiguousarray(table.T)))

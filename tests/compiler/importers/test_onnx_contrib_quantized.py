@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -29,6 +30,11 @@ def real(*shape: int) -> np.ndarray:
     return RANDOM.standard_normal(shape, np.float32)
 
 
+def four_bits(name: str, *shape: int) -> np.ndarray:
+    low, high = (-8, 8) if name == "int4" else (0, 16)
+    return RANDOM.integers(low, high, shape).astype(getattr(ml_dtypes, name))
+
+
 @dataclass(frozen=True)
 class Case:
     """An op on operands (None: left out), those at the places `weights` as initializers."""
@@ -43,6 +49,7 @@ class Case:
     """By how much a result of 8 bits may differ: rounding at a tie."""
 
 
+PLACES = np.array([[3, 0], [6, 6]])
 X = (bytes_of(2, 3, 8, 8), SCALE, ZERO)
 OTHER = (bytes_of(2, 3, 8, 8), np.float32(0.03), np.uint8(100))
 RESULT = (np.float32(0.05), np.uint8(110))
@@ -94,6 +101,22 @@ CASES: dict[str, Case] = {
     "rows of four bits": Case(
         "GatherBlockQuantized", (bytes_of(7, 16), np.array([[3, 0], [6, 6]]), real(7, 2)),
         {"bits": 4, "block_size": 16, "gather_axis": 0, "quantize_axis": 1}, weights=(0, 2),
+    ),
+    "four bits, more than is computed while a model is imported": Case(
+        "MatMulNBits", (real(2, 1024), bytes_of(160, 32, 16), real(160 * 32) * np.float32(0.01)),
+        {"K": 1024, "N": 160, "bits": 4, "block_size": 32}, weights=(1, 2),
+    ),
+    "rows of signed four bits": Case(
+        "GatherBlockQuantized", (four_bits("int4", 7, 32), PLACES, real(7, 2)),
+        {"block_size": 16, "gather_axis": 0, "quantize_axis": 1}, weights=(0, 2),
+    ),
+    "columns of four bits, zero points": Case(
+        "GatherBlockQuantized", (four_bits("uint4", 32, 7), PLACES, real(2, 7), four_bits("uint4", 2, 7)),
+        {"block_size": 16, "gather_axis": 1, "quantize_axis": 0}, weights=(0, 2, 3),
+    ),
+    "rows of bytes, zero points": Case(
+        "GatherBlockQuantized", (bytes_of(7, 32), PLACES, real(7, 2), bytes_of(7, 2)),
+        {"bits": 8, "block_size": 16, "gather_axis": 0, "quantize_axis": 1}, weights=(0, 2, 3),
     ),
     "attention": Case("Attention", (HIDDEN, QKV, BIAS), {"num_heads": HEADS}),
     "attention, lengths": Case("Attention", (HIDDEN, QKV, BIAS, np.array([3, 5], np.int32)), {"num_heads": HEADS}),
