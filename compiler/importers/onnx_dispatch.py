@@ -71,7 +71,7 @@ def _import(scope: Scope, proto: NodeProto) -> Sequence[Named | None]:
     if importer is None:
         body = function_body(node)
         if body is None:
-            raise ImportFailure(_why_not(domain, proto.op_type))
+            raise ImportFailure(_why_not(proto.op_type))
         return _function(scope, node, body)
     answer = importer(node)
     results: list[Named | None] = [answer] if isinstance(answer, Named) else list(answer)
@@ -127,7 +127,7 @@ def _note_unknown_op(scope: Scope, proto: NodeProto) -> None:
         importer_of(domain, proto.op_type, opset) is not None or has_body(domain, proto.op_type, opset)
     )
     if not imported:
-        _note(scope, proto, _why_not(domain, proto.op_type))
+        _note(scope, proto, _why_not(proto.op_type))
 
 
 def _type(scope: Scope, name: str) -> str:
@@ -150,15 +150,7 @@ _KINDS = {
 }
 
 
-_ONE_PROCESSOR = (
-    "ONNX Runtime laid the model out for one processor when it saved it: save it with the graph optimization level "
-    "ORT_ENABLE_EXTENDED or below, or take the model that was there before"
-)
-
-
-def _why_not(domain: str, op: str) -> str:
-    if domain == "com.microsoft.nchwc":
-        return _ONE_PROCESSOR
+def _why_not(op: str) -> str:
     for start, reason in _KINDS.items():
         if op.startswith(start):
             return reason

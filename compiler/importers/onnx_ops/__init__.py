@@ -61,6 +61,7 @@ DOMAINS = {
         "contrib_quantized",
         "contrib_standard",
     ),
+    "com.microsoft.nchwc": ("contrib_nchwc",),
     "ai.onnx.ml": ("ml", "ml_features", "ml_kernels", "trees"),
     "ai.onnx.preview.training": ("training",),
 }

@@ -20,9 +20,11 @@ DOMAIN = "com.microsoft"
 def fused_matmul(node: OnnxNode) -> Value:
     operands = []
     for index, which in enumerate("AB"):
-        if node.attr(f"transBatch{which}", 0):
-            raise node.refuse(f"transBatch{which} is not taken")
         x = node.input(index)
+        if node.attr(
+            f"transBatch{which}", 0
+        ):  # the first axis comes before the last but one, or in its place
+            x = x.permute(*range(1, x.rank - 1), 0, x.rank - 1)
         operands.append(x.transpose() if node.attr(f"trans{which}", 0) and x.rank > 1 else x)
     product = operands[0].matmul(operands[1])
     alpha = node.attr("alpha", 1.0)
@@ -100,14 +102,16 @@ def activated(node: OnnxNode, x: Value) -> Value:
         return x
     if name == "LeakyRelu":
         return (x >= 0.0).select(x, x * (0.01 if alpha is None else alpha))
-    if name == "HardSigmoid":
-        return (x * (0.2 if alpha is None else alpha) + (0.5 if beta is None else beta)).clamp(0.0, 1.0)
+    if name in ("HardSigmoid", "HardSwish"):
+        slope = (0.2 if name == "HardSigmoid" else 1 / 6) if alpha is None else alpha
+        gate = (x * slope + (0.5 if beta is None else beta)).clamp(0.0, 1.0)
+        return gate if name == "HardSigmoid" else x * gate
     if name == "Clip":
         return x.clamp(alpha, beta)
     simple = {"Relu": x.relu, "Tanh": x.tanh, "Sigmoid": x.sigmoid}
     if name not in simple:
         raise node.refuse(
-            f"the activation {name} is none of {', '.join([*simple, 'LeakyRelu, HardSigmoid, Clip'])}"
+            f"the activation {name} is none of {', '.join([*simple, 'LeakyRelu, HardSigmoid, HardSwish, Clip'])}"
         )
     return simple[name]()
 

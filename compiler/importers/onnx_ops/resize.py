@@ -14,7 +14,7 @@ from kernels_hub.compiler.ir.graph import Value
 _COORDINATES = {"tf_crop_and_resize": "crop"}
 
 
-def _scaled(dim: Dim, scale: float) -> Dim:
+def scaled_size(dim: Dim, scale: float) -> Dim:
     """floor(dim * scale), also of symbolic dims where the scale is a ratio of small numbers."""
     if isinstance(dim, int):
         return math.floor(dim * scale)
@@ -26,7 +26,7 @@ def _scaled(dim: Dim, scale: float) -> Dim:
 def upsample(node: OnnxNode) -> Value:
     x = node.input(0)
     scales = node.attr("scales") or _floats(node, 1)
-    shape = [_scaled(dim, scale) for dim, scale in zip(x.shape, scales, strict=True)]
+    shape = [scaled_size(dim, scale) for dim, scale in zip(x.shape, scales, strict=True)]
     mode = node.attr("mode", "nearest")
     return node.graph.apply(
         "resize", x, shape=shape, scales=scales, mode="linear" if "linear" in mode else "nearest",
@@ -44,7 +44,7 @@ def _floats(node: OnnxNode, index: int) -> list[float]:
 @onnx_op("Resize", since=10)
 def resize_10(node: OnnxNode) -> Value:
     x, scales = node.input(0), _floats(node, 1)
-    shape = [_scaled(dim, scale) for dim, scale in zip(x.shape, scales, strict=True)]
+    shape = [scaled_size(dim, scale) for dim, scale in zip(x.shape, scales, strict=True)]
     return node.graph.apply(
         "resize", x, shape=shape, scales=scales, mode=node.attr("mode", "nearest"), coordinates="asymmetric",
         nearest="floor",
@@ -71,7 +71,7 @@ def resize(node: OnnxNode) -> Value:
             every = []
     elif scales:
         for axis, scale in zip(axes, scales, strict=True):
-            shape[axis], every[axis] = _scaled(x.shape[axis], scale), scale
+            shape[axis], every[axis] = scaled_size(x.shape[axis], scale), scale
     else:
         raise node.refuse("neither scales nor sizes are given")
     coordinates = node.attr("coordinate_transformation_mode", "half_pixel")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from typer.testing import CliRunner
@@ -67,10 +68,12 @@ def test_a_loop_that_can_be_imported_in_no_way_says_why(tmp_path: Path):
     assert row.endswith("the starts must be known when the model is imported; it changes from trip to trip")
 
 
-def test_a_file_laid_out_for_one_processor_says_what_to_do(tmp_path: Path):
-    node = onnx.helper.make_node("ReorderInput", ["x"], ["y"], domain="com.microsoft.nchwc")
-    infos = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 8, 4, 4]) for name in "xy"]
-    graph = onnx.helper.make_graph([node], "g", infos[:1], infos[1:])
+def test_a_file_laid_out_for_another_processor_says_what_to_do(tmp_path: Path):
+    """Four output channels are no whole block on any."""
+    node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], domain="com.microsoft.nchwc")
+    infos = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4, 4, 4]) for name in "xy"]
+    weight = onnx.numpy_helper.from_array(np.ones((4, 4, 1, 1), np.float32), "w")
+    graph = onnx.helper.make_graph([node], "g", infos[:1], infos[1:], [weight])
     opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("com.microsoft.nchwc", 1)]
     path = tmp_path / "laid.onnx"
     onnx.save(onnx.helper.make_model(graph, opset_imports=opsets), path)

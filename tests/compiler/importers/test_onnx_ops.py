@@ -42,7 +42,15 @@ def test_every_importer_is_of_an_op_that_onnx_has():
         "QLinearSoftmax", "QLinearWhere", "QuantizeLinear", "QuickGelu", "Range", "RotaryEmbedding",
         "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "TransposeMatMul", "Trilu", "Unique",
     }  # fmt: skip
-    others = {("", "SimplifiedLayerNormalization"), *(("com.microsoft", name) for name in runtime)}
+    blocks = {
+        "AveragePool", "Conv", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "ReorderInput", "ReorderOutput",
+        "Upsample",
+    }  # fmt: skip
+    others = {
+        ("", "SimplifiedLayerNormalization"),
+        *(("com.microsoft", name) for name in runtime),
+        *(("com.microsoft.nchwc", name) for name in blocks),
+    }
     assert [entry for entry in known_ops() if entry[:2] not in history | others] == []
 
 
