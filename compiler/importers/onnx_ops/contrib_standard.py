@@ -13,6 +13,7 @@ from kernels_hub.compiler.importers.onnx_ops.indexing import gather_nd, uniques
 from kernels_hub.compiler.importers.onnx_ops.pool import max_pool
 from kernels_hub.compiler.importers.onnx_ops.resize import grid_sample
 from kernels_hub.compiler.importers.onnx_ops.shape import pad, range_, trilu
+from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.graph import Value
 
 onnx_op("GatherND", since=1, domain=DOMAIN)(gather_nd)
@@ -39,6 +40,23 @@ def unique(node: OnnxNode) -> list[Value]:
     """(x) -> its elements in the order they come in, the place of each of x among them, how often each is there."""
     found, _, inverse, counts = uniques(node, node.input(0), 0, ordered=False)
     return [found, inverse, counts]
+
+
+@onnx_op("UnfoldTensor", since=1, domain=DOMAIN)
+def unfold_tensor(node: OnnxNode) -> Value:
+    """Windows of a size along an axis, a step apart; what is in one becomes the last axis."""
+    x = node.input(0)
+    axis, size, step = x.axis(node.attr("dim", -1)), node.attr("size"), node.attr("step", 1)
+    count = (x.shape[axis] - size) // step + 1
+    starts = node.graph.iota(count).reshape((count, 1)) * step
+    windows = x.gather(starts + node.graph.iota(size).reshape((1, size)), axis)
+    order = [place for place in range(windows.rank) if place != axis + 1]
+    return windows.permute(*order, axis + 1)
+
+
+@onnx_op("MatMulInteger16", since=1, domain=DOMAIN)
+def matmul_integer_16(node: OnnxNode) -> Value:
+    return node.input(0).cast(types.INT32).matmul(node.input(1).cast(types.INT32))
 
 
 @onnx_op("QLinearConv", since=1, domain=DOMAIN)

@@ -209,10 +209,10 @@ def hard_swish(node: OnnxNode) -> Value:
 
 @onnx_op("Softplus", since=1)
 def softplus(node: OnnxNode) -> Value:
-    return _softplus(node.input(0))
+    return softplus_of(node.input(0))
 
 
-def _softplus(x: Value) -> Value:
+def softplus_of(x: Value) -> Value:
     return x.maximum(0.0) + (-x.unary("abs")).exp().unary("log1p")
 
 
@@ -225,7 +225,7 @@ def softsign(node: OnnxNode) -> Value:
 @onnx_op("Mish", since=18)
 def mish(node: OnnxNode) -> Value:
     x = node.input(0)
-    return x * _softplus(x).tanh()
+    return x * softplus_of(x).tanh()
 
 
 @onnx_op("Gelu", since=20)

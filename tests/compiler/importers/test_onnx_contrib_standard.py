@@ -37,10 +37,11 @@ class Node:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     outputs: Sequence[str] = ("y",)
     order: Sequence[str] = ()
+    domain: str = "com.microsoft"
 
     def model(self) -> onnx.ModelProto:
         names = self.order or [*self.inputs, *self.weights]
-        node = helper.make_node(self.op, names, self.outputs, domain="com.microsoft", **self.attrs)
+        node = helper.make_node(self.op, names, self.outputs, domain=self.domain, **self.attrs)
         infos = [
             helper.make_tensor_value_info(
                 name,
@@ -52,7 +53,7 @@ class Node:
         results = [onnx.ValueInfoProto(name=name) for name in self.outputs]
         weights = [onnx.numpy_helper.from_array(array, name) for name, array in self.weights.items()]
         graph = helper.make_graph([node], "g", infos, results, weights)
-        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+        opsets = [helper.make_opsetid("", 17 if self.domain else 9), helper.make_opsetid("com.microsoft", 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
@@ -104,6 +105,26 @@ CASES: Mapping[str, Node] = {
         "NhwcMaxPool", {"x": numbers(2, 8, 9, 3)},
         attrs={"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 0]},
     ),
+    "windows": Node("UnfoldTensor", {"x": normal(2, 9, 3)}, attrs={"dim": 1, "size": 3, "step": 2}),
+    "integers of 16 bits": Node(
+        "MatMulInteger16", {"a": numbers(3, 4, dtype=np.int16)}, {"b": numbers(4, 5, dtype=np.int16)}
+    ),
+    "batch of rows": Node(
+        "FusedMatMul", {"a": normal(4, 2, 3, 5)}, {"b": normal(2, 3, 5, 6)}, {"transBatchA": 1}
+    ),
+    "batch of both": Node(
+        "FusedMatMul", {"a": normal(4, 2, 3, 5)}, {"b": normal(5, 2, 3, 6)}, {"transBatchA": 1, "transBatchB": 1}
+    ),
+    "affine": Node("Affine", {"x": normal(2, 5)}, attrs={"alpha": 1.5, "beta": 0.5}, domain=""),
+    "scaled": Node("Scale", {"x": normal(2, 5)}, attrs={"scale": 1.5}, domain=""),
+    "hyperbolic": Node("ScaledTanh", {"x": normal(2, 5)}, attrs={"alpha": 1.5, "beta": 0.5}, domain=""),
+    "softplus": Node("ParametricSoftplus", {"x": normal(2, 5)}, attrs={"alpha": 1.5, "beta": 0.5}, domain=""),
+    "image": Node("ImageScaler", {"x": normal(1, 3, 4, 5)}, attrs={"scale": 1.5, "bias": [0.1, 0.2, 0.3]}, domain=""),
+    "border": Node("Crop", {"x": normal(1, 3, 7, 8)}, attrs={"border": [1, 2, 1, 1]}, domain=""),
+    "border and size": Node(
+        "Crop", {"x": normal(1, 3, 7, 8)}, attrs={"border": [1, 2, 0, 0], "scale": [3, 4]}, domain=""
+    ),
+    "slice": Node("DynamicSlice", {"x": normal(6, 6)}, {"from": np.array([1]), "to": np.array([4])}, domain=""),
     "embedding": embedded("words", "places", "segments", "gamma", "beta"),
     "embedding without segments": embedded("words", "places", "gamma", "beta"),
 }  # fmt: skip

@@ -36,18 +36,20 @@ def test_every_importer_is_of_an_op_that_onnx_has():
         "Attention", "BiasGelu", "CDist", "DequantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul",
         "EmbedLayerNormalization", "ExpandDims", "FastGelu", "FusedConv", "FusedGemm", "FusedMatMul",
         "GatherBlockQuantized", "GatherND", "Gelu", "GridSample", "GroupQueryAttention", "MatMulBnb4",
-        "MatMulIntegerToFloat", "MatMulNBits", "MultiHeadAttention", "NhwcMaxPool", "Pad", "QAttention",
+        "MatMulInteger16", "MatMulIntegerToFloat", "MatMulNBits", "MultiHeadAttention", "NhwcMaxPool", "Pad", "QAttention",
         "QEmbedLayerNormalization", "QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearConv",
         "QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMul", "QLinearReduceMean", "QLinearSigmoid",
         "QLinearSoftmax", "QLinearWhere", "QuantizeLinear", "QuickGelu", "Range", "RotaryEmbedding",
-        "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "TransposeMatMul", "Trilu", "Unique",
+        "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "TransposeMatMul", "Trilu", "UnfoldTensor", "Unique",
     }  # fmt: skip
+    legacy = {"Affine", "Crop", "DynamicSlice", "ImageScaler", "ParametricSoftplus", "Scale", "ScaledTanh"}
     blocks = {
         "AveragePool", "Conv", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "ReorderInput", "ReorderOutput",
         "Upsample",
     }  # fmt: skip
     others = {
         ("", "SimplifiedLayerNormalization"),
+        *(("", name) for name in legacy),
         *(("com.microsoft", name) for name in runtime),
         *(("com.microsoft.nchwc", name) for name in blocks),
     }
