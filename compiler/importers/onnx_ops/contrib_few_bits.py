@@ -6,6 +6,8 @@ docs/ContribOperators.md.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,6 +17,9 @@ from kernels_hub.compiler.importers.onnx_ops.contrib import DOMAIN
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.types import Array
+
+_PART = 1 << 18
+"""Elements of a weight that are spelled out together."""
 
 
 def unpacked(packed: Array, bits: int) -> Array:
@@ -26,6 +31,24 @@ def unpacked(packed: Array, bits: int) -> Array:
     return spread.reshape(*packed.shape[:-1], -1)
 
 
+class _Shared:
+    """What makes a table, and gives the one that was made as long as somebody holds it."""
+
+    def __init__(self, make: Callable[[], Array]) -> None:
+        self._make = make
+        self._made: Callable[[], Array | None] = lambda: None
+        self._lock = threading.Lock()
+
+    def __call__(self) -> Array:
+        with self._lock:
+            table = self._made()
+            if table is None:
+                table = self._make()
+                table.flags.writeable = False
+                self._made = weakref.ref(table)
+            return table
+
+
 def _table(node: OnnxNode, shape: Sequence[int], dtype: np.dtype, make: Callable[[], Array]) -> Value:
     """A weight that is made of others; in a subgraph, which has no weights of its own, a constant."""
     if node.scope.path:
@@ -33,7 +56,7 @@ def _table(node: OnnxNode, shape: Sequence[int], dtype: np.dtype, make: Callable
     name = f"{node.proto.output[0]} weight"
     while name in node.graph.parameters or name in node.graph.inputs:
         name += "'"
-    return node.graph.parameter(name, shape, types.dtype(dtype), make)
+    return node.graph.parameter(name, shape, types.dtype(dtype), _Shared(make))
 
 
 @onnx_op("MatMulNBits", since=1, domain=DOMAIN)
@@ -56,13 +79,19 @@ def matmul_nbits(node: OnnxNode) -> Value:
 
     def make() -> Array:
         offsets = _zero_points(zeros, rows, blocks, bits, scales.dtype)
-        whole = unpacked(packed, bits)[..., :block].astype(scales.dtype)
-        if order is None:
-            table = ((whole - offsets) * scales).reshape(rows, -1)[:, :columns]
-        else:
-            flat = whole.reshape(rows, -1)[:, :columns]
-            table = (flat - np.broadcast_to(offsets, scales.shape)[:, order, 0]) * scales[:, order, 0]
-        return np.ascontiguousarray(table.T)
+        table = np.empty((columns, rows), scales.dtype)
+        step = max(1, _PART // columns)
+        for start in range(0, rows, step):  # in parts, so that nothing beside the table takes memory
+            part = slice(start, start + step)
+            numbers = unpacked(packed[part], bits)[..., :block].astype(scales.dtype)
+            if order is None:
+                numbers -= offsets[part]
+                numbers *= scales[part]
+            flat = numbers.reshape(len(numbers), -1)[:, :columns]
+            if order is not None:
+                flat = (flat - offsets[part, order, 0]) * scales[part, order, 0]
+            table[:, part] = flat.T
+        return table
 
     result = node.input(0).matmul(_table(node, (columns, rows), scales.dtype, make))
     bias = node.optional(5)
@@ -72,7 +101,7 @@ def matmul_nbits(node: OnnxNode) -> Value:
 def _zero_points(given: Array | None, rows: int, blocks: int, bits: int, dtype: np.dtype) -> Array:
     """Of each block, (rows, blocks, 1): packed as the weight is, or of the scales' dtype; without, the middle."""
     if given is None:
-        return np.asarray(1 << (bits - 1), dtype)
+        return np.broadcast_to(np.asarray(1 << (bits - 1), dtype), (rows, blocks, 1))
     if given.dtype == np.uint8:
         given = unpacked(given.reshape(rows, -1), bits)[:, :blocks]
     return given.reshape(rows, blocks, 1).astype(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -196,6 +197,18 @@ def test_it_computes_what_onnx_runtime_does(name: str):
             np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-5)
         else:
             assert np.max(np.abs(mine.astype(int) - theirs.astype(int))) <= case.step
+
+
+def test_a_weight_that_is_spelled_out_is_in_memory_once_and_as_long_as_it_is_held():
+    graph = import_onnx(model(CASES["four bits"])[0])
+    (make,) = (weight for weight in graph.weights.values() if callable(weight))
+    table = make()
+    assert make() is table
+    assert not table.flags.writeable
+    expected, seen = table.copy(), weakref.ref(table)
+    del table
+    assert seen() is None
+    np.testing.assert_array_equal(make(), expected)
 
 
 def test_what_is_not_taken_says_so():
