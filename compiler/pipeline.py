@@ -4,6 +4,7 @@
     run = compile("model.onnx", "cpu", dims={"batch": 8})
     run = compile("model.onnx", shapes={"image": (1, 3, 640, 640)}, values={"rate": 16000})
     run = compile((module, (x,)), "cuda")
+    run = compile("model.pt2")                         a program that torch.export.save wrote
     y = run(x)                                         torch tensors, NumPy arrays, DLPack
     run.save("model.khplan"); load_executable("model.khplan")
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -74,7 +76,8 @@ def compile(  # noqa: A001  (the verb that everybody looks for)
     """Something to call that computes the outputs of `source`.
 
     source: a Graph; an ONNX file (path, bytes or ModelProto); (module, args) or (module, args, kwargs), traced by
-    torch.export; or a program that torch.export made before. device: "best", "cpu", "cuda:0" … engines: names or
+    torch.export; or a program that torch.export made before, as it is or the path of its file (.pt2), which is read
+    as data: nothing in it runs. device: "best", "cpu", "cuda:0" … engines: names or
     ids (`engine_id`) of those that may be used, all by default; exclude_engines: of those that may not.
     exclude_notes: nothing that an engine says this of. knobs: engine -> {knob: value}, of those that
     `check_support` lists. workspace_limit: bytes of scratch memory that a call may take; an engine that wants more
@@ -118,6 +121,7 @@ def compile(  # noqa: A001  (the verb that everybody looks for)
         {name_of(engine): dict(values) for engine, values in (knobs or {}).items()},
         isolated,
     )
+    source = _of_file(source)
     if wait is None:
         free = listed is None and workspace_limit is None and benchmark(heuristic) is None
         wait = not (_is_onnx(source) and free)
@@ -143,6 +147,20 @@ def compile(  # noqa: A001  (the verb that everybody looks for)
     else:
         graph = frozen(graph)
     return Executable.of(graph, settings, module, followed, rewrite=rewrite)
+
+
+def _of_file(source: object) -> object:
+    """A program that torch.export.save wrote, read from its path; anything else as it is."""
+    if not isinstance(source, (str, os.PathLike)):
+        return source
+    from kernels_hub.compiler.importers.torch_archive import is_torch_archive
+
+    path = Path(source)
+    if not is_torch_archive(path):
+        return source
+    from kernels_hub.compiler.importers.torch_file import read_program
+
+    return read_program(path)
 
 
 def _is_onnx(source: Any) -> bool:
@@ -249,5 +267,6 @@ def _imported(source: Any, dims: Any) -> tuple[Graph, ModuleCall | None]:
     if isinstance(source, torch.nn.Module):
         raise CompilerError(f"{type(source).__name__} needs example arguments: give (module, args)")
     raise CompilerError(
-        f"compile takes a Graph, an ONNX file, (module, args), or an exported program, not {type(source).__name__}"
+        "compile takes a Graph, an ONNX file, (module, args), an exported program or its file, not a "
+        f"{type(source).__name__}"
     )

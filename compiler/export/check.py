@@ -143,7 +143,7 @@ def _checked(kernel: Any, layer: str, source: Source, *, benchmark: bool, severa
         original = None
         eager: Callable[[], object] = example.run
         if source.peer is not None:
-            call = functools.partial(source.peer.call, pytree.tree_leaves(example.args))
+            call = functools.partial(source.peer.call, list(_named(source, example).values()))
             original, eager = _difference(outputs_of_call(source, sizes, *found), call), call
         elif source.example is not None:
             try:
@@ -207,12 +207,11 @@ def _judge(
 
 def _with_inputs(source: Source, example: Example, arrays: Mapping[str, Array]) -> Example:
     """The example with other tensors for the inputs of the graph."""
+    if source.example is None:
+        args, kwargs = source.call_of([_tensor(arrays[name]) for name in source.graph.inputs])
+        return replace(example, args=args, kwargs=kwargs)
     leaves, form = pytree.tree_flatten((example.args, dict(example.kwargs)))
-    names = (
-        list(source.graph.inputs)
-        if source.example is None
-        else paths_of(source.example.module, example.args, example.kwargs)
-    )
+    names = paths_of(source.example.module, example.args, example.kwargs)
     given = [
         _tensor(arrays[name]) if name in arrays else leaf for name, leaf in zip(names, leaves, strict=True)
     ]
@@ -389,7 +388,8 @@ def _example(source: Source, module: nn.Module, sizes: Mapping[str, int], seed: 
     for name, array in arrays.items():
         if "mask" in name and array.dtype.kind in "iu":
             array[...] = 1
-    return Example(module, tuple(_tensor(array) for array in arrays.values()))
+    args, kwargs = source.call_of([_tensor(array) for array in arrays.values()])
+    return Example(module, args, kwargs)
 
 
 def _number(dim: Any) -> int:
@@ -420,7 +420,8 @@ def weights_of(source: Source, names: Iterable[str]) -> dict[str, torch.Tensor]:
 def _named(source: Source, example: Example) -> dict[str, torch.Tensor]:
     leaves = pytree.tree_leaves((example.args, dict(example.kwargs)))
     if source.example is None:
-        return dict(zip(source.graph.inputs, leaves, strict=True))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return dict(zip(source.graph.inputs, tensors, strict=True))
     return dict(zip(paths_of(source.example.module, example.args, example.kwargs), leaves, strict=True))
 
 

@@ -1,7 +1,8 @@
-"""`emit_layer`: a module, one layer of a model, or an ONNX file becomes a layer repository in source form.
+"""`emit_layer`: a module, one layer of a model, or a model's file becomes a layer repository in source form.
 
     emit_layer((module, (x,)), layer_name="LlamaMLP", out=Path("llama-mlp"), dynamic_shapes={"x": {0: Dim("batch")}})
     emit_layer("encoder.onnx", layer_name="Encoder", out=Path("encoder"))
+    emit_layer("encoder.pt2", layer_name="Encoder", out=Path("encoder"))
     emit_layer(source, layer_name="MLP", out="mlp", dtypes=("float32", "bfloat16"), aot=("sm_90",), prebuilt=True)
 
 What is written runs under this library and under Hugging Face's `kernels` client with torch alone: `kernels-hub build`
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from kernels_hub import cxx_compiler
@@ -31,6 +33,7 @@ from kernels_hub.compiler.export.arrays import write_tensors
 from kernels_hub.compiler.export.caches import caches_as_trees
 from kernels_hub.compiler.export.card import GRAPH, Card, write_card
 from kernels_hub.compiler.export.check import Checked, check_emitted
+from kernels_hub.compiler.export.exported_source import from_exported
 from kernels_hub.compiler.export.gpu_binaries import Compiled, check_architectures, compile_ahead, sizes_of
 from kernels_hub.compiler.export.gradient import asked_inputs, with_training, write_training
 from kernels_hub.compiler.export.gradient_check import CheckedGradients, check_gradients
@@ -50,6 +53,7 @@ from kernels_hub.compiler.export.table import Parts, write_table
 from kernels_hub.compiler.export.triton_program import knob_table
 from kernels_hub.compiler.export.tuned import FILE as TUNED
 from kernels_hub.compiler.export.tuned import Tuned, with_tuned, write_tuned
+from kernels_hub.compiler.importers.torch_archive import is_torch_archive
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.runtime.knobs import FILE as KNOBS
 from kernels_hub.compiler.viewing.view import to_svg
@@ -111,8 +115,9 @@ def emit_layer(
 ) -> Emitted:
     """Compile a layer and write it as a repository in source form: C++ for the CPU, Triton for GPUs.
 
-    source: an nn.Module with `args`, (module, args) or (module, args, kwargs); the path of an ONNX file; or a module
-    that was traced before (`emitting.source.from_module`).
+    source: an nn.Module with `args`, (module, args) or (module, args, kwargs); the path of an ONNX file; a
+    program that torch.export made before, or the path of its file (.pt2), read as data; or a module that was traced
+    before (`source.from_module`).
     out: a folder that is new, empty, or was emitted before. dynamic_shapes: as torch.export takes them. submodule:
     compile this layer of the module, with the arguments that it gets when the module runs. dims, shapes, values: of an
     ONNX file's inputs, as `import_onnx` takes them. dtypes: "float32", "bfloat16" …: a program for each, chosen by the
@@ -274,6 +279,15 @@ def _sources(
                 what = f"{type(layer.module).__qualname__} ({submodule} of {type(source).__qualname__})"
         with evaluating(source):
             return found, what, asked_inputs(example, submodule)
+    program, file = _program_of(source)
+    if program is not None:
+        what = "An exported program" if file is None else f"The exported program {file.name}"
+        if submodule is not None or dtypes is not None or dims or shapes or values or dynamic_shapes:
+            raise CompilerError(
+                f"{what[0].lower()}{what[1:]} has the layers, dtypes and sizes that it was exported with; leave out "
+                "submodule, dtypes, dims, shapes, values and dynamic_shapes, or export it again with them"
+            )
+        return {"": from_exported(program, name)}, what, None
     if isinstance(source, (str, os.PathLike)):
         if submodule is not None:
             raise CompilerError(f"{source} is an ONNX file, which has no module {submodule!r}")
@@ -284,11 +298,25 @@ def _sources(
             f"The ONNX file {Path(source).name}",
             None,
         )
-    raise CompilerError(f"a layer is made of a module with arguments, or of an ONNX file, not of {source!r}")
+    raise CompilerError(
+        f"a layer is made of a module with arguments, an ONNX file, or an exported program, not of {source!r}"
+    )
+
+
+def _program_of(source: object) -> tuple[torch.export.ExportedProgram | None, Path | None]:
+    """A program that torch.export made before, and the file that it was read from."""
+    if isinstance(source, torch.export.ExportedProgram):
+        return source, None
+    path = _file_of(source)
+    if path is None or not is_torch_archive(path):
+        return None, None
+    from kernels_hub.compiler.importers.torch_file import read_program
+
+    return read_program(path), path
 
 
 def _file_of(source: object) -> Path | None:
-    """The ONNX file that a layer is made of, None where it is none."""
+    """The file that a layer is made of, None where it is none."""
     return Path(source) if isinstance(source, (str, os.PathLike)) else None
 
 

@@ -1,5 +1,7 @@
 """What is compiled: a module with example arguments, one layer of a model, or an ONNX file.
 
+A program that torch.export made before: `exported_source`.
+
 Parameters have no arrays in the graph that comes out: nothing can be computed of them before the layer runs.
 """
 
@@ -22,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from kernels_hub.compiler.errors import CompilerError, ImportFailure
 from kernels_hub.compiler.export.caches import fresh
-from kernels_hub.compiler.export.onnx_peer import OnnxPeer, find_peer
+from kernels_hub.compiler.export.peer import Peer, find_peer
 from kernels_hub.compiler.export.results import fields_of
 from kernels_hub.compiler.export.traced_forward import traced_forward
 from kernels_hub.compiler.importers.torch_export import import_torch_program
@@ -62,7 +64,8 @@ class Example:
 
 @dataclass(frozen=True)
 class Source:
-    """A graph, and how a call of the layer maps to it. `example`: None of an ONNX file, which has `arrays` instead.
+    """A graph, and how a call of the layer maps to it. `example`: None of an ONNX file and of an exported
+    program, which have `arrays` instead.
 
     graph: its parameters have no arrays. arguments, result: trees with a Tensor for each input, or output, of the
     graph. changed: see `Table`. aliases: parameter -> other names of the same tensor.
@@ -80,8 +83,8 @@ class Source:
     arrays: Mapping[str, Any] = field(default_factory=dict)
     constants: frozenset[str] = frozenset()
     """Parameters of the graph that no other module has: tensors that tracing found in the code."""
-    peer: OnnxPeer | None = None
-    """Of an ONNX file: what else runs it."""
+    peer: Peer | None = None
+    """Of what has no example: what else runs it."""
     modules: tuple[Module, ...] | None = None
     """See `recorded_attributes.recorded`; None: not recorded yet."""
 
@@ -89,6 +92,13 @@ class Source:
     def takes_caches(self) -> bool:
         """Whether arguments are key-value caches, which a call changes."""
         return any(isinstance(argument, Cache) for argument in self.arguments.values())
+
+    def call_of(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[object, ...], dict[str, object]]:
+        """A call of what has no example, with these tensors for the graph's inputs."""
+        named = set(self.arguments_of(inspect.Parameter.KEYWORD_ONLY))
+        given = {name: _filled(tree, tensors) for name, tree in self.arguments.items()}
+        args = tuple(value for name, value in given.items() if name not in named)
+        return args, {name: value for name, value in given.items() if name in named}
 
     def arguments_of(self, *kinds: inspect._ParameterKind) -> tuple[str, ...]:
         """Names of the arguments of some kinds."""
@@ -140,7 +150,7 @@ def from_onnx(
     graph = program.graph
     graph.name = name
     kinds = inspect.Parameter
-    arguments = dict(zip(_identifiers(graph.inputs), map(Tensor, itertools.count()), strict=False))
+    arguments = dict(zip(identifiers(graph.inputs), map(Tensor, itertools.count()), strict=False))
     signature = inspect.Signature([kinds(argument, kinds.POSITIONAL_OR_KEYWORD) for argument in arguments])
     places = {output: Tensor(index) for index, output in enumerate(graph.outputs)}
     result: dict[str, Any] = {}
@@ -408,6 +418,20 @@ def _cache(value: object, path: str, places: Mapping[str, Tensor]) -> Cache:
     return Cache(own, cross, kinds_of(value, states_alone=True))
 
 
+def _filled(tree: object, tensors: Sequence[torch.Tensor]) -> object:
+    """A tree of arguments with tensors in the place of their numbers."""
+    match tree:
+        case Tensor():
+            return tensors[tree.place]
+        case tuple():
+            return tuple(_filled(one, tensors) for one in tree)
+        case list():
+            return [_filled(one, tensors) for one in tree]
+        case dict():
+            return {key: _filled(one, tensors) for key, one in tree.items()}
+    return tree
+
+
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:
     named = itertools.chain(
         module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
@@ -433,7 +457,7 @@ def _constants(module: nn.Module, graph: Graph) -> frozenset[str]:
     return frozenset(set(graph.parameters) - set(_state(module)))
 
 
-def _identifiers(names: Iterable[str]) -> list[str]:
+def identifiers(names: Iterable[str]) -> list[str]:
     """Names as arguments of a function, each told from the others, and from what its text names."""
     identifiers: list[str] = []
     for name in names:

@@ -56,11 +56,6 @@ def read_onnx(source: OnnxSource) -> OnnxFile:
     if isinstance(source, bytes):
         return _described(_parse(source, "the bytes given"), "model", None, "the bytes given")
     path = Path(source)
-    if path.suffix == ".pt2":
-        raise ImportFailure(
-            f"{path} is named like a program of torch.export, which is read by unpickling: that can run any code. If "
-            f"you trust it, load it yourself, and compile what you get: compile(torch.export.load({str(path)!r}))"
-        )
     apart = read_apart(path)
     return _described(_parse(apart.text, str(path)), path.stem, path.parent, str(path), apart.weights)
 

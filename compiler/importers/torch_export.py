@@ -166,7 +166,7 @@ def _shared(program: torch.export.ExportedProgram, paths: Sequence[str]) -> Shar
 
 
 def import_exported(
-    program: torch.export.ExportedProgram, *, mutations: Mutations = "refuse"
+    program: torch.export.ExportedProgram, *, mutations: Mutations = "refuse", name: str = "exported"
 ) -> TorchProgram:
     """A program that torch.export made before. Inputs and sizes have the names that it has for them (x, s0).
 
@@ -180,9 +180,9 @@ def import_exported(
     notes, written = Notes({}, reason), writes(program)
     if written is not None:
         with suppress(ImportFailure):  # what is refused is told of the decomposed program
-            return Importer(Graph("exported"), program, mutations, notes, written).run(paths, {})
+            return Importer(Graph(name), program, mutations, notes, written).run(paths, {})
     simple = decomposed(program, "the exported program")
-    return Importer(Graph("exported"), simple, mutations, notes).run(paths, {})
+    return Importer(Graph(name), simple, mutations, notes).run(paths, {})
 
 
 def array_of(tensor: Any) -> Array:

@@ -1,4 +1,4 @@
-"""`kernels-hub compile SOURCE`: a module or an ONNX file becomes a layer repository in source form."""
+"""`kernels-hub compile SOURCE`: a module, or a model's file, becomes a layer repository in source form."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def compile(  # noqa: A001  (the command's name)
     source: Annotated[
         str,
         typer.Argument(
-            help="An ONNX file, or package.module:factory: the factory returns (module, args) or "
-            "(module, args, dynamic_shapes)."
+            help="An ONNX file, a program of torch.export.save (.pt2), or package.module:factory: the factory "
+            "returns (module, args) or (module, args, dynamic_shapes)."
         ),
     ],
     layer: Annotated[str, typer.Option("--layer", metavar="NAME", help="The layer's name, a class name.")],
@@ -90,7 +90,7 @@ def emit_arguments(options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         "dtypes": _names(options["dtypes"]),
         "aot": _names(options["aot"]) or (),
     }
-    if source.endswith(".onnx") or Path(source).is_file():
+    if source.endswith((".onnx", ".pt2")) or Path(source).is_file():
         if not Path(source).is_file():
             raise typer.BadParameter(f"there is no file {source}", param_hint="SOURCE")
         return source, {**given, **bindings(**bound)}

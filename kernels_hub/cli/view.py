@@ -19,7 +19,11 @@ FORMATS = (".html", ".svg", ".dot")
 def view(
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="An ONNX file, or the printed text of a graph.", dir_okay=False),
+        typer.Argument(
+            metavar="FILE",
+            help="An ONNX file, a program of torch.export.save (.pt2), or the printed text of a graph.",
+            dir_okay=False,
+        ),
     ],
     output: Annotated[
         Path | None,
@@ -147,6 +151,8 @@ def _sizes(given: list[str]) -> dict[str, int]:
 
 def _read(file: Path) -> Graph:
     """A graph's printed text starts with the word graph, which no ONNX file does."""
+    from kernels_hub.compiler.importers.torch_archive import is_torch_archive
+
     with file.open("rb") as opened:
         start = opened.read(6)
     if start == b"KHPLAN" or file.suffix == ".khplan":
@@ -154,6 +160,10 @@ def _read(file: Path) -> Graph:
             f"{file} is a compiled plan: view the ONNX file that it was made of, or call graph.to_html() on the graph",
             param_hint="FILE",
         )
+    if is_torch_archive(file):
+        from kernels_hub.compiler.importers.torch_file import import_program_file
+
+        return import_program_file(file).graph
     if start != b"graph ":
         from kernels_hub.compiler.importers.onnx import import_onnx
 

@@ -1,15 +1,14 @@
-"""Programs that torch.export made before, given as they are; files of them are refused, as reading unpickles."""
+"""Programs that torch.export made before, given as they are; `test_torch_file.py` has files of them."""
 
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from kernels_hub.compiler import compile, differentiate, emit_layer
+from kernels_hub.compiler import compile, differentiate
 from kernels_hub.compiler.errors import CompilerError, ImportFailure
 from kernels_hub.compiler.importers.torch_export import import_exported
 
@@ -79,17 +78,3 @@ def test_all_that_is_not_supported_is_told():
 
     with pytest.raises(ImportFailure, match=r"2 things are not supported|det"):
         import_exported(torch.export.export(Solved(), (torch.eye(3),)))
-
-
-def test_a_file_is_refused_and_nothing_of_it_runs(tmp_path: Path):
-    """Its content does not matter: a pickle in it would run."""
-    path = tmp_path / "model.pt2"
-    torch.export.save(exported(Model().eval()), path)
-    for refused in (
-        lambda: compile(path, "cpu", wait=True),
-        lambda: compile(str(path), "cpu"),
-        lambda: emit_layer(path, layer_name="Model", out=tmp_path / "model"),
-    ):
-        with pytest.raises(ImportFailure, match=r"unpickling.*torch\.export\.load"):
-            refused()
-    assert not (tmp_path / "model").exists()

@@ -1,4 +1,7 @@
-"""Peer of a layer made of an ONNX file, for numbers and times: ONNX Runtime, or PyTorch's kernels op by op."""
+"""Peer of a layer that stands alone, for numbers and times.
+
+Of an ONNX file: ONNX Runtime, or PyTorch's kernels op by op. Of an exported program: the program, run by PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ Bound = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class OnnxPeer:
-    """Somebody else's run of the same file. call: the graph's inputs, in order, to its outputs, in order."""
+class Peer:
+    """Somebody else's run of the same model. call: the graph's inputs, in order, to its outputs, in order."""
 
     name: str
     call: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
-def find_peer(path: Path, inputs: Sequence[str], outputs: Sequence[str], bound: Bound) -> OnnxPeer | None:
+def find_peer(path: Path, inputs: Sequence[str], outputs: Sequence[str], bound: Bound) -> Peer | None:
     """ONNX Runtime, where it is installed and takes the file; else the engine of PyTorch's kernels; else None.
 
     inputs, outputs: names of the graph's, which are those of the model unless it has sequences. ONNX Runtime has as
@@ -33,7 +36,7 @@ def find_peer(path: Path, inputs: Sequence[str], outputs: Sequence[str], bound: 
     return _onnxruntime(path, inputs, outputs, bound) or _library(path, outputs, bound)
 
 
-def _onnxruntime(path: Path, inputs: Sequence[str], outputs: Sequence[str], bound: Bound) -> OnnxPeer | None:
+def _onnxruntime(path: Path, inputs: Sequence[str], outputs: Sequence[str], bound: Bound) -> Peer | None:
     try:
         import onnxruntime
     except ImportError:
@@ -62,7 +65,7 @@ def _onnxruntime(path: Path, inputs: Sequence[str], outputs: Sequence[str], boun
         arrays = {name: tensor.numpy() for name, tensor in zip(inputs, given, strict=True) if name in types}
         return [torch.from_numpy(one) for one in session.run([*outputs], {**fixed, **arrays})]
 
-    return OnnxPeer("ONNX Runtime", call)
+    return Peer("ONNX Runtime", call)
 
 
 _NUMPY = {
@@ -71,7 +74,7 @@ _NUMPY = {
 }  # fmt: skip
 
 
-def _library(path: Path, outputs: Sequence[str], bound: Bound) -> OnnxPeer | None:
+def _library(path: Path, outputs: Sequence[str], bound: Bound) -> Peer | None:
     from kernels_hub.compiler.pipeline import compile as compile_model
 
     try:
@@ -83,4 +86,4 @@ def _library(path: Path, outputs: Sequence[str], bound: Bound) -> OnnxPeer | Non
         found = run.execute(list(given))
         return [torch.as_tensor(found[name]) for name in outputs]
 
-    return OnnxPeer("PyTorch's kernels", call)
+    return Peer("PyTorch's kernels", call)
