@@ -122,6 +122,27 @@ def test_softmax():
     assert "softmax" not in {node.op.name for node in check(build, ("n", 5, 3), rounding=False).nodes}
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_softmax_that_is_divided_behind_a_product(dtype):
+    """Attention that divides its results, not its weights, is attention."""
+
+    def build(q, k, v):
+        scores = q @ k.transpose() * 0.25
+        e = (scores - scores.max(-1, keepdims=True)).exp()
+        return (e @ v) / e.sum(-1, keepdims=True)
+
+    heads = ("n", 2, 5, 16)
+    assert composites(check(build, heads, heads, heads, dtype=dtype)) == {"attention": 1}
+    assert not composites(check(build, heads, heads, heads, dtype=dtype, rounding=False))
+
+    def weights_alone(x, v):
+        e = (x - x.max(1, keepdims=True)).exp()
+        return (e @ v) / e.sum(1, keepdims=True)
+
+    found = check(weights_alone, ("n", 5), (5, 3), dtype=dtype)
+    assert [node.op.name for node in found.nodes if node.op.name != "input"] == ["softmax", "matmul"]
+
+
 def turn(x, cos, sin):
     turned = x.graph.apply("concat", -x.slice(-1, 4), x.slice(-1, 0, 4), axis=x.rank - 1)
     return x * cos + turned * sin
@@ -326,6 +347,9 @@ MISSES = {
     "silu": (lambda x: x * (x + 1).sigmoid(), "already"),
     "gelu_quick": (lambda x: x * (1.5 * x).sigmoid(), "is 1.5, not 1.702"),
     "softmax": (lambda x: (e := (x - x.max(0, keepdims=True)).exp()) / e.sum(1, keepdims=True), "not"),
+    "softmax_before_product": (
+        lambda x: ((e := ((s := x @ x.transpose()) - s.max(0, keepdims=True)).exp()) @ s) / e.sum(0, keepdims=True),
+        "not along the columns"),
     "gated_silu": (lambda x: gelu_of(x) * x.exp(), "is no silu"),
     "gated_gelu": (lambda x: x * x.sigmoid() * x.exp(), "is no gelu"),
     "gated_gelu_tanh": (lambda x: gelu_of(x) * x.exp(), "is no gelu_tanh"),
