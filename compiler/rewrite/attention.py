@@ -12,8 +12,9 @@ hidden, fill the same with bools that are true where scores are `fill`
 blank        a number: the weights of a row that is masked whole, as torch has it, or of one of NaNs
 
 Masks stand as they were before they were broadcast. k and v that are repeated for groups of heads go in as they were
-before: with fewer heads. k goes in with heads, keys and features in the order of v. No number changes: see `outline`;
-but `scale_of_scores` gathers a scale that is spread over q and k, up to rounding.
+before: with fewer heads, and with one where a product spreads them over all heads. k goes in with heads, keys and
+features in the order of v. No number changes: see `outline`; but `scale_of_scores` gathers a scale that is spread over
+q and k, up to rounding.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import math
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.proofs import proves_equal
-from kernels_hub.compiler.rewrite.outline import closed_between, outline_between
+from kernels_hub.compiler.rewrite.outline import Spelled, closed_between, outline_between
 from kernels_hub.compiler.rewrite.pattern import Any, Bind, Once, Op, Pattern, Scalar, floats, one_of, through
 from kernels_hub.compiler.rewrite.regroup import places
 from kernels_hub.compiler.rewrite.rule import Match, Rule
@@ -48,8 +49,15 @@ def _repeated(name: str) -> Pattern:
     return one_of(Op("reshape", wide, name=f"{name} repeated").once(), one)
 
 
+def _spread(name: str) -> Pattern:
+    """One head for all queries, as a product spreads it; of k it is turned already."""
+    return Op("broadcast", Any(f"{name} shared"), axes=Bind(f"{name} spread")).once()
+
+
 _PRODUCT = Op(
-    "matmul", Any("q").where(floats), Op("permute", _repeated("k"), order=Bind("order"), name="turned")
+    "matmul",
+    Any("q").where(floats),
+    one_of(Op("permute", _repeated("k"), order=Bind("order"), name="turned"), _spread("k")),
 )
 # Narrow scores are widened for a scale that their dtype does not hold.
 _SCALED = one_of(
@@ -108,6 +116,17 @@ def _repeats_heads(match: Match, name: str) -> str | None:
     return None
 
 
+def _shares_a_head(match: Match) -> str | None:
+    """Why what is spread over k or v is not one head; None if it is."""
+    if "v shared" not in match:
+        return "k has one head for all queries, and v has not"
+    for name in ("k", "v"):
+        axes, rank = tuple(match.fact(f"{name} spread")), match.root.rank
+        if rank != 4 or axes != (0, 2, 3):
+            return f"{name} is spread to dims {axes}, which is not one head for all"
+    return None
+
+
 def _blanks_rows(match: Match) -> str | None:
     """Why what is made blank is not the rows of which nothing is kept; None if it is, or nothing is."""
     how = next((one for one in ("by kept", "by scores", "by mask") if one in match), None)
@@ -135,6 +154,12 @@ def _added(match: Match) -> Value:
 
 def _operands(match: Match) -> dict[str, Value]:
     given = {operand: match[operand] for operand in OPERANDS if operand in match}
+    if "k shared" in match:
+        shared = {
+            "k": match["k shared"].transpose().unsqueeze(-3),
+            "v": match["v shared"].unsqueeze(-3),
+        }
+        return {name: (given | shared)[name] for name in OPERANDS if name in given or name in shared}
     turned = match["turned"]
     if not _swaps(match.fact("order")):
         order = list(match.fact("order"))
@@ -154,9 +179,17 @@ def _guard(match: Match) -> str | None:
         return f"the softmax is along {match.fact('axis')}, not along the keys"
     if "kept" in match and match["kept"].dtype is not types.BOOL:
         return f"{match['kept']} is no bool"
+    given = {operand: match[operand] for operand in OPERANDS if operand in match and operand != "k"}
+    if "k shared" in match:
+        return (
+            _shares_a_head(match)
+            or _blanks_rows(match)
+            or closed_between(match.root, {**given, "k": match["k shared"], "v": match["v shared"]})
+        )
+    if "v shared" in match:
+        return "v has one head for all queries, and k has not"
     if not _swaps(match.fact("order")) and "k repeated" in match:
         return f"k is permuted by {match.fact('order')} after it is repeated"
-    given = {operand: match[operand] for operand in OPERANDS if operand in match and operand != "k"}
     key = match["k"] if _swaps(match.fact("order")) else match["turned"]
     if ("k repeated" in match) is not ("v repeated" in match):
         return "only one of k and v is repeated for groups of heads"
@@ -169,6 +202,12 @@ def _guard(match: Match) -> str | None:
 
 
 def _attention(match: Match) -> Value:
+    if "k shared" in match:
+        spelled: Spelled = {
+            match["k shared"]: lambda inputs: inputs["k"].squeeze(-3).transpose(),
+            match["v shared"]: lambda inputs: inputs["v"].squeeze(-3),
+        }
+        return outline_between(match.root, "attention", _operands(match), spelled)
     if _swaps(match.fact("order")):
         return outline_between(match.root, "attention", _operands(match))
     return outline_between(
@@ -177,7 +216,7 @@ def _attention(match: Match) -> Value:
 
 
 ATTENTION = (
-    Rule("attention", Op("matmul", through("cast", _WEIGHTS), _repeated("v")), _attention, _guard,
+    Rule("attention", Op("matmul", through("cast", _WEIGHTS), one_of(_repeated("v"), _spread("v"))), _attention, _guard,
          doc="softmax(q @ k^T * scale + mask) @ v"),
 )  # fmt: skip
 

@@ -12,6 +12,7 @@ from kernels_hub.compiler.rewrite.attention import ATTENTION, SCORES
 from kernels_hub.compiler.rewrite.engine import apply_rules
 from kernels_hub.compiler.rewrite.explain import explain_rule
 from kernels_hub.compiler.rewrite.outline import composite, operand
+from kernels_hub.compiler.rewrite.pipeline import SIMPLIFY, rewrite
 from tests.compiler.strategies import assert_same_outputs
 
 (RULE,), (SCALE,) = ATTENTION, SCORES
@@ -195,6 +196,55 @@ def test_heads_that_are_repeated_in_another_order_are_no_groups():
     found = recognised(graph)
     assert [one.op_name for one in found.operands] == ["input", "reshape", "reshape"], "all heads go in"
     assert operand(found, "k").shape[1] == 4
+
+
+ONE = ("n", 1, 5, 8)
+
+
+@pytest.mark.parametrize("spelling", [additive, chosen, exported, divided])
+def test_one_head_of_keys_and_values_goes_in_once(spelling):
+    """As a product spreads it over the heads of q."""
+
+    def build(q, k, v):
+        wide = (q.shape[0], 4, *k.shape[2:])
+        mask = q.slice(-1, 0, 5)  # of other rows in each head
+        return spelling(q, Spread(k, wide), v.broadcast_to(wide), mask)
+
+    graph = graph_of(build, HEADS, ONE, ONE)
+    simple = rewrite(graph, (SIMPLIFY,)).graph
+    found = apply_rules(simple, [RULE])
+    assert found.fired == {"attention": 1}
+    inputs = graph.dummy_inputs(0, {"n": 3})
+    assert_same_outputs(evaluate(found.graph, inputs), evaluate(graph, inputs), 0.0)
+    (call,) = [node.results[0] for node in found.graph.nodes if composite(node.results[0]) == "attention"]
+    assert [str(operand(call, name).shape[1]) for name in "qkv"] == ["4", "1", "1"]
+
+
+class Spread:
+    """Keys of one head: turned, and then spread, as torch.export writes a product with them."""
+
+    def __init__(self, k, wide):
+        self.k, self.wide = k, wide
+
+    def transpose(self):
+        return self.k.transpose().broadcast_to((*self.wide[:2], self.wide[3], self.wide[2]))
+
+
+def test_one_head_of_keys_alone_is_not_shared():
+    def build(q, k, v):
+        return divided(q, Spread(k, ("n", 4, 5, 8)), v, 0.5)
+
+    simple = rewrite(graph_of(build, HEADS, ONE, HEADS), (SIMPLIFY,)).graph
+    assert not apply_rules(simple, [RULE]).fired
+    assert "and v has not" in str(explain_rule(simple, RULE))
+
+
+def test_one_head_of_values_alone_goes_in_spread():
+    def build(q, k, v):
+        return divided(q, k, v.broadcast_to(("n", 4, 5, 8)), 0.5)
+
+    found = recognised(rewrite(graph_of(build, HEADS, HEADS, ONE), (SIMPLIFY,)).graph)
+    assert list(map(str, operand(found, "v").shape)) == ["n", "4", "5", "8"]
 
 
 def test_keys_that_alone_are_repeated_go_in_repeated():
