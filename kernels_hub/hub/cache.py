@@ -88,6 +88,16 @@ class RepositoryCache:
                 return False
         return bool(files)
 
+    def discard(self, commit: str, files: list[File]) -> None:
+        """Remove files of a commit that were refused, and the content that they link to: they are fetched anew."""
+        blobs = self.folder / "blobs"
+        for file in files:
+            path = self.path(commit, file)
+            content = path.resolve()
+            path.unlink(missing_ok=True)
+            if content.parent == blobs.resolve():
+                content.unlink(missing_ok=True)
+
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
         """One process of this machine at a time; released when a process dies."""

@@ -301,7 +301,7 @@ def _fetch_locked(
     tree = locked.tree() if locked.variants else list_files(hub, cache, locked.commit)
     variant = best_variant(f"{locked.repo_id} as locked", tree.variants(), System.detect(backend))
     folder = download_files(hub, cache, tree, variant, download)
-    return _checked(hub, cache, candidate, pinned, admission, tree.variant(variant), folder)
+    return _checked(hub, cache, candidate, pinned, admission, tree.variant(variant), folder, download)
 
 
 # -- files ------------------------------------------------------------------------------------------
@@ -330,8 +330,26 @@ def download_files(
     return folder
 
 
+def _sha256(
+    hub: Connection, place: RepositoryCache, commit: str, files: list[File], folder: Path, download: bool
+) -> dict[Path, str]:
+    """The SHA-256 of each file; what lies in the cache with other content is fetched anew, where that may be."""
+
+    def read() -> dict[Path, str]:
+        return {(path := place.path(commit, file)): file.check(path) for file in files}
+
+    try:
+        return read()
+    except IntegrityError:
+        if hub.is_offline or not download:
+            raise
+    with place.lock(f"{commit}.{folder.name}"):
+        _repair(hub, place, commit, files)
+    return read()
+
+
 def _repair(hub: Connection, place: RepositoryCache, commit: str, files: list[File]) -> None:
-    """Fetch what arrived damaged, once more; IntegrityError if that does not help."""
+    """Fetch what is damaged, once more; if that does not help, remove it and raise IntegrityError."""
     damaged = []
     for file in files:
         try:
@@ -343,7 +361,11 @@ def _repair(hub: Connection, place: RepositoryCache, commit: str, files: list[Fi
     if damaged:
         hub.download(place.repo_id, place.repo_type, commit, damaged, place.root, force=True)
         for file in damaged:
-            file.check(place.path(commit, file))
+            try:
+                file.check(place.path(commit, file))
+            except IntegrityError:
+                place.discard(commit, damaged)
+                raise
 
 
 def _checked(
@@ -354,9 +376,10 @@ def _checked(
     admission: Admission,
     files: list[File],
     folder: Path,
+    download: bool = True,
 ) -> Fetched:
     """The variant as a snapshot in which nothing can change unseen before it is imported."""
-    sha256 = {(path := place.path(pinned.commit, file)): file.check(path) for file in files}
+    sha256 = _sha256(hub, place, pinned.commit, files, folder, download)
     for inside, signed in check_signature(admission, candidate, folder).items():
         if sha256.get(folder / inside, signed) != signed:
             raise IntegrityError(

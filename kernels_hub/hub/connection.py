@@ -26,6 +26,7 @@ from kernels_hub.errors import (
 )
 from kernels_hub.hub.endpoints import DISTRUST_SECONDS, REST_SECONDS, RESTING, Endpoint, endpoints_of
 from kernels_hub.hub.http_errors import hub_errors, status_of, wait_asked_for
+from kernels_hub.hub.lists import files_of
 from kernels_hub.hub.tree import BUILD, File, Tree
 from kernels_hub.repository.versions import Refs, is_commit
 from kernels_hub.version import __version__
@@ -241,20 +242,7 @@ class Connection:
         what = f"list the variants of {repo_id} at {commit[:12]}"
 
         def ask(one: Connection) -> Tree:
-            from huggingface_hub.hf_api import RepoFile
-
-            if one is not self:
-                # The client asks for lists for half a minute before it says that nobody answers: the next address need
-                # not wait for that.
-                url = f"{one.address}/api/{repo_type}s/{repo_id}/tree/{commit}"
-                one._bounded("GET", url, _MOST_OBJECTS, params={"limit": "1"})
-            entries = one.api.list_repo_tree(
-                repo_id, BUILD, recursive=True, revision=commit, repo_type=repo_type
-            )
-            return Tree.of(
-                commit,
-                (listed_file(entry) for entry in entries if isinstance(entry, RepoFile)),
-            )
+            return Tree.of(commit, map(listed_file, files_of(one.api, repo_id, repo_type, commit, BUILD)))
 
         def ask_or_nothing(one: Connection) -> Tree:
             from huggingface_hub.errors import EntryNotFoundError

@@ -25,6 +25,7 @@ from kernels_hub.errors import (
 from kernels_hub.hub.compare import Comparison, compare
 from kernels_hub.hub.connection import Connection
 from kernels_hub.hub.http_errors import hub_errors, status_of, wait_asked_for
+from kernels_hub.hub.lists import commits_of, files_of
 from kernels_hub.hub.publish_plan import (
     Commit,
     CreateBranch,
@@ -100,28 +101,26 @@ class _Look:
         return Remote(True, refs, self.tree, self.title, self.content)
 
     def _tree(self, commit: str) -> Tree:
-        from huggingface_hub.hf_api import RepoFile
-
         release = self.release
-        with hub_errors(self.endpoint, f"list the files of {release.repo_id} at {commit[:12]}"):
-            entries = self.api.list_repo_tree(
-                release.repo_id, recursive=True, revision=commit, repo_type=release.repo_type
-            )
+
+        def ask() -> Tree:
             return {
                 entry.path: RemoteFile(entry.size, sha256=entry.lfs.sha256)
                 if entry.lfs is not None
                 else RemoteFile(entry.size, blob=entry.blob_id)
-                for entry in entries
-                if isinstance(entry, RepoFile)
+                for entry in files_of(self.api, release.repo_id, release.repo_type, commit)
             }
+
+        return self.connection.ask(f"list the files of {release.repo_id} at {commit[:12]}", ask)
 
     def _title(self, commit: str) -> str:
         release = self.release
-        with hub_errors(self.endpoint, f"read the history of {release.repo_id}"):
-            commits = self.api.list_repo_commits(
-                release.repo_id, revision=commit, repo_type=release.repo_type
-            )
-        return commits[0].title if commits else ""
+
+        def ask() -> str:
+            newest = next(commits_of(self.api, release.repo_id, release.repo_type, commit), None)
+            return newest.title if newest is not None else ""
+
+        return self.connection.ask(f"read the history of {release.repo_id}", ask)
 
     def _content(self, commit: str, path: str) -> bytes:
         release = self.release

@@ -22,6 +22,7 @@ from kernels_hub.hub.cache import RepositoryCache, hub_cache_folder
 from kernels_hub.hub.connection import Connection, check_repository_name
 from kernels_hub.hub.http_errors import hub_errors, status_of
 from kernels_hub.hub.known_refs import YANKED_FILE, parse_yanked
+from kernels_hub.hub.lists import commits_of
 from kernels_hub.hub.release_log import ReleaseLog, checked_refs
 from kernels_hub.hub.tree import BUILD, Tree
 from kernels_hub.repository.digest import list_files
@@ -282,8 +283,7 @@ def _dates(connection: Connection, repo_id: str, repo_type: str, refs: Refs) -> 
         what = f"read the history of {repo_id}"
 
         def ask(one: Connection, start: str = start, what: str = what) -> list[GitCommitInfo]:
-            with hub_errors(one.address, what):
-                return list(one.api.list_repo_commits(repo_id, revision=start, repo_type=repo_type))
+            return one.ask(what, lambda: list(commits_of(one.api, repo_id, repo_type, start)))
 
         commits = connection.anywhere(what, ask)
         dated = (commit for commit in commits if isinstance(commit.created_at, datetime))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from torch import nn
 
 from kernels_hub import (
@@ -44,6 +45,7 @@ from kernels_hub import (
 from kernels_hub.hub import client
 from kernels_hub.hub.bundle import Item, read_bundle, write_bundle
 from kernels_hub.hub.cache import KnownRefs, RepositoryCache
+from kernels_hub.hub.connection import Connection
 from kernels_hub.hub.locate import Request
 from kernels_hub.hub.tree import Tree
 from kernels_hub.repository.metadata import KernelDependency
@@ -381,9 +383,47 @@ def test_a_damaged_cache_is_noticed_before_anything_runs(place: Place, inside: s
     content[3] ^= 1
     path.resolve().write_bytes(content)
     client.forget()
+    place.monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(IntegrityError, match=r"nothing of (it|its kernel) was imported"):
         place.get(version=1)
     assert not hasattr(sys, "was_run")
+    # Where the Hub may be asked, what is damaged is fetched anew, and nothing else.
+    place.monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    client.forget()
+    seen = len(place.requests("/resolve/"))
+    assert place.get(version=1).VALUE == 1 and path.read_bytes() != bytes(content)
+    sys.__dict__.pop("was_run", None)
+    asked = {line.partition("/resolve/")[2] for line in place.requests("/resolve/")[seen:]}
+    assert asked == {f"{commit}/build/torch-cpu/{inside}"}
+
+
+def test_what_arrives_damaged_twice_leaves_nothing_in_the_cache(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.release("1.0.0", 1)
+    download, arrived = Connection.download, []
+
+    def damaged(
+        hub: Connection,
+        repo_id: str,
+        repo_type: str,
+        commit: str,
+        files: list,
+        root: Path,
+        force: bool = False,
+    ):
+        download(hub, repo_id, repo_type, commit, files, root, force)
+        for path in (root / f"kernels--{repo_id.replace('/', '--')}" / "snapshots").rglob("__init__.py"):
+            arrived.append(path)
+            path.resolve().write_bytes(b"?" * path.stat().st_size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "download", damaged)
+        with pytest.raises(IntegrityError, match="nothing of its kernel was imported"):
+            place.get(version=1)
+    assert len(arrived) >= 2 and not any(path.exists() for path in arrived)
+    client.forget()
+    assert place.get(version=1).VALUE == 1
 
 
 def test_a_file_that_changes_after_it_was_verified(place: Place) -> None:
