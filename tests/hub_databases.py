@@ -11,12 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.postgresql_server import PostgresqlServer
+import pytest
+
+from tests.postgresql_server import PostgresqlServer, missing
 
 if TYPE_CHECKING:
     from kernels_hub.server.hub import Hub
 
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
+_lacking = missing()
+needs_postgresql = pytest.mark.skipif(_lacking is not None, reason=str(_lacking))
+"""Marks a test that a PostgreSQL server is started for."""
 _server: PostgresqlServer | None = None
 _made: list[tuple[Path, str]] = []
 _on_postgresql = False

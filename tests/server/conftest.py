@@ -12,6 +12,7 @@ from huggingface_hub import HfApi, constants
 
 from tests import hub_databases
 from tests.object_store import BUCKET, store
+from tests.postgresql_server import PostgresqlServer
 from tests.running_hub import RunningHub, start_hub
 
 _numbers = itertools.count()
@@ -102,8 +103,14 @@ def prefix(objects: str) -> str:
 
 
 @pytest.fixture
-def database() -> Iterator[str]:
+def postgresql() -> PostgresqlServer:
+    """The PostgreSQL server of this process."""
+    return hub_databases.server()
+
+
+@pytest.fixture
+def database(postgresql: PostgresqlServer) -> Iterator[str]:
     """The address of a new PostgreSQL database."""
-    address = hub_databases.server().new_database()
+    address = postgresql.new_database()
     yield address
-    hub_databases.server().drop(address)
+    postgresql.drop(address)

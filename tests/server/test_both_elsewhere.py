@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -17,25 +16,12 @@ from kernels_hub.server.maintenance import backup, check
 from kernels_hub.server.refusal import Refusal
 from kernels_hub.server.repositories import Repository
 from tests import hub_databases
-from tests.object_store import store, stored
-from tests.postgresql_server import missing
+from tests.hub_databases import needs_postgresql
+from tests.object_store import stored
 from tests.server.test_objects_upkeep import commit, upload
 
-LACKING = missing()
-pytestmark = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
+pytestmark = needs_postgresql
 CONTENT = b"large" * 1000
-
-
-@pytest.fixture
-def objects(tmp_path: Path) -> str:
-    return store().address("b" + hashlib.sha256(str(tmp_path).encode()).hexdigest()[:16])
-
-
-@pytest.fixture
-def database() -> Iterator[str]:
-    address = hub_databases.server().new_database()
-    yield address
-    hub_databases.server().drop(address)
 
 
 def fill(hub: Hub) -> Repository:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,24 +23,12 @@ from kernels_hub.server.maintenance import backup, check
 from kernels_hub.server.migration import SQLITE, migrate
 from kernels_hub.server.search import Wanted
 from tests import hub_databases
-from tests.postgresql_server import PostgresqlServer, missing
+from tests.hub_databases import needs_postgresql
+from tests.postgresql_server import PostgresqlServer
 from tests.running_hub import start_hub
 from tests.server.release_cases import commit, new, release
 
-LACKING = missing()
-pytestmark = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
-
-
-@pytest.fixture
-def server() -> PostgresqlServer:
-    return hub_databases.server()
-
-
-@pytest.fixture
-def target(server: PostgresqlServer) -> Iterator[str]:
-    address = server.new_database()
-    yield address
-    server.drop(address)
+pytestmark = needs_postgresql
 
 
 @pytest.fixture
@@ -84,7 +72,7 @@ def of_root(root: Path) -> dict[str, object]:
         return digests(hub.database)
 
 
-def test_every_table_is_copied_and_has_a_row_here(root: Path, target: str):
+def test_every_table_is_copied_and_has_a_row_here(root: Path, database: str):
     with Hub(root) as hub:
         hub.database.change("INSERT INTO mirror VALUES ('https://hub.example.org', 'a,b', 1.5, 0.5, 'away')")
         hub.database.change("INSERT INTO mirrored SELECT id, id, 'seen', 0.0, '' FROM repositories")
@@ -97,24 +85,21 @@ def test_every_table_is_copied_and_has_a_row_here(root: Path, target: str):
         hub.database.change("INSERT INTO git_dropped SELECT id, 'name', 1.5 FROM repositories")
         assert set(hub.database.tables()) == set(TABLES)
         assert [table for table in TABLES if hub.database.row(f"SELECT 1 FROM {table}") is None] == []
-    copied = migrate(root, target)
+    copied = migrate(root, database)
     with Hub(root) as hub:
-        assert hub.database.name == target and set(hub.database.tables()) == set(TABLES)
+        assert hub.database.name == database and set(hub.database.tables()) == set(TABLES)
         assert [item.table for item in copied] == list(TABLES) and all(item.rows for item in copied)
 
 
-def test_there_and_back_again_the_rows_are_the_same(root: Path, target: str):
+def test_there_and_back_again_the_rows_are_the_same(root: Path, database: str):
     before, file = of_root(root), (root / "hub.sqlite").read_bytes()
-    copied = migrate(root, target)
+    copied = migrate(root, database)
     assert {item.table: item for item in copied} == before == of_root(root)
     assert (root / "hub.sqlite").read_bytes() == file, "the source stays as it was"
     with Hub(root) as hub:
         hub.accounts.add_user("later")
         repo = hub.repositories.find("kernel", "ADA", "K")
-        assert (
-            repo is not None
-            and hub.search.shown(Caller(), Wanted(facets={"layer": "nORM"}), 0, 10).total == 1
-        )
+        assert repo is not None and hub.search.shown(Caller(), Wanted(facets={"layer": "nORM"}), 0, 10).rows
         release(hub, repo, "v1.2.0", "3")
         later = digests(hub.database)
     with pytest.raises(KernelsHubError, match=r"hub\.sqlite is there already"):
@@ -132,13 +117,13 @@ def test_there_and_back_again_the_rows_are_the_same(root: Path, target: str):
 
 
 def test_a_target_that_is_not_empty_is_refused(
-    root: Path, target: str, server: PostgresqlServer, tmp_path: Path
+    root: Path, database: str, postgresql: PostgresqlServer, tmp_path: Path
 ):
-    with Hub(tmp_path / "other", create=True, database=target) as other:
+    with Hub(tmp_path / "other", create=True, database=database) as other:
         other.accounts.add_user("eve")
     before = of_root(root)
     with pytest.raises(KernelsHubError, match="is not empty"):
-        migrate(root, target)
+        migrate(root, database)
     assert of_root(root) == before
     with Hub(tmp_path / "other") as other:
         assert other.accounts.find("eve") is not None
@@ -146,16 +131,16 @@ def test_a_target_that_is_not_empty_is_refused(
         migrate(root, SQLITE)
 
 
-def test_nobody_else_has_the_root_open(root: Path, target: str):
+def test_nobody_else_has_the_root_open(root: Path, database: str):
     with start_hub(root) as running:
         with pytest.raises(KernelsHubError, match="is open: stop its servers"):
-            migrate(root, target)
+            migrate(root, database)
         running.token("ada")
     descriptor = migration.try_lock(root / "using")  # another migration
     assert descriptor is not None
     try:
         with pytest.raises(KernelsHubError, match="is open"):
-            migrate(root, target)
+            migrate(root, database)
         with pytest.raises(KernelsHubError, match="are being moved to another database"):
             Hub(root)
     finally:
@@ -163,12 +148,12 @@ def test_nobody_else_has_the_root_open(root: Path, target: str):
     assert (root / "FORMAT").read_text() == "kernels-hub root 1\n"
 
 
-def test_of_two_migrations_at_once_one_is_done(root: Path, target: str):
+def test_of_two_migrations_at_once_one_is_done(root: Path, database: str):
     before, found = of_root(root), list[object]()
 
     def run() -> None:
         try:
-            found.append(migrate(root, target))
+            found.append(migrate(root, database))
         except KernelsHubError as error:
             found.append(str(error))
 
@@ -195,11 +180,11 @@ STEPS = {
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("to", ["postgresql", "sqlite"])
 def test_a_migration_that_dies_is_begun_anew(
-    root: Path, target: str, step: str, to: str, monkeypatch: pytest.MonkeyPatch
+    root: Path, database: str, step: str, to: str, monkeypatch: pytest.MonkeyPatch
 ):
-    goal = target
+    goal = database
     if to == "sqlite":
-        migrate(root, target)
+        migrate(root, database)
         (root / "hub.sqlite").unlink()
         goal = SQLITE
     before, format_before = of_root(root), (root / "FORMAT").read_text()
@@ -224,7 +209,7 @@ def test_a_migration_that_dies_is_begun_anew(
     assert of_root(root) == before and not (root / "database.begun").exists()
 
 
-def test_what_arrives_otherwise_is_refused(root: Path, target: str, monkeypatch: pytest.MonkeyPatch):
+def test_what_arrives_otherwise_is_refused(root: Path, database: str, monkeypatch: pytest.MonkeyPatch):
     from kernels_hub.server.database.postgresql import PostgresqlDatabase
 
     insert, before = PostgresqlDatabase.insert, of_root(root)
@@ -238,36 +223,36 @@ def test_what_arrives_otherwise_is_refused(root: Path, target: str, monkeypatch:
         with pytest.raises(
             KernelsHubError, match="release_log has 2 rows in .* and 3 in hub.sqlite.*nothing was changed"
         ):
-            migrate(root, target)
+            migrate(root, database)
     assert of_root(root) == before
-    assert len(migrate(root, target)) == len(TABLES)
+    assert len(migrate(root, database)) == len(TABLES)
 
 
 def test_a_database_that_ends_in_the_middle_leaves_the_source(
-    root: Path, target: str, server: PostgresqlServer, monkeypatch
+    root: Path, database: str, postgresql: PostgresqlServer, monkeypatch
 ):
     before = of_root(root)
 
     def ended(source: Database, goal: Database) -> object:
         copied = copy_rows(source, goal)
-        server.execute(
-            f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{target.rpartition('/')[2]}'"
+        postgresql.execute(
+            f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{database.rpartition('/')[2]}'"
         )
         return copied
 
     with monkeypatch.context() as patch:
         patch.setattr(migration, "copy_rows", ended)
         with pytest.raises(KernelsHubError, match=r"could not be moved: .*hub\.sqlite still has them"):
-            migrate(root, target)
+            migrate(root, database)
     assert of_root(root) == before
-    migrate(root, target)
+    migrate(root, database)
     assert of_root(root) == before
 
 
 def test_a_backup_of_rows_in_postgresql_is_served_and_goes_back_into_postgresql(
-    root: Path, target: str, server: PostgresqlServer, tmp_path: Path
+    root: Path, database: str, postgresql: PostgresqlServer, tmp_path: Path
 ):
-    migrate(root, target)
+    migrate(root, database)
     with Hub(root) as hub:
         hub.database.change("DELETE FROM pending_refs")
         before = digests(hub.database)
@@ -281,16 +266,16 @@ def test_a_backup_of_rows_in_postgresql_is_served_and_goes_back_into_postgresql(
         kept = [name for name in TABLES if name not in ("unlogged", "search")]
         now = digests(copy.database)
         assert [now[name] for name in kept] == [before[name] for name in kept]
-    restored = server.new_database()
+    restored = postgresql.new_database()
     migrate(tmp_path / "copy", restored)
     with start_hub(tmp_path / "copy") as running, running.administer() as hub:
         assert hub.database.name == restored and check(hub) == []
         release(hub, hub.repositories.all("kernel")[0], "v2.0.0", "5")
-    server.drop(restored)
+    postgresql.drop(restored)
 
 
 def test_the_command(
-    root: Path, target: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    root: Path, database: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     def run(*arguments: str) -> tuple[int, str]:
         with pytest.raises(SystemExit) as done:
@@ -299,9 +284,9 @@ def test_the_command(
         assert "s3cret" not in found.out + found.err
         return int(done.value.code or 0), found.out + found.err
 
-    with_password = target.replace("hub@", "hub:s3cret@")
+    with_password = database.replace("hub@", "hub:s3cret@")
     code, text = run("migrate", "--to", with_password)
-    assert code == 0 and "release_log" in text and f"are in {target} from now on" in text
+    assert code == 0 and "release_log" in text and f"are in {database} from now on" in text
     code, text = run("user", "list")
     assert code == 0 and "ada" in text
     code, text = run("fsck", "--quick")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 import socket
@@ -16,14 +15,14 @@ import httpx
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from tests import hub_databases
-from tests.object_store import store
-from tests.postgresql_server import missing
+from tests.hub_databases import needs_postgresql
 from tests.running_hub import RunningHub, start_hub
 
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
-LACKING = missing() or ("needs nginx, such as Debian's nginx-light" if NGINX is None else None)
-pytestmark = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
+pytestmark = [
+    needs_postgresql,
+    pytest.mark.skipif(NGINX is None, reason="needs nginx, such as Debian's nginx-light"),
+]
 PAGE = (Path(__file__).parents[2] / "docs" / "hub.md").read_text(encoding="utf-8")
 CONFIGURATION = """
 daemon off; master_process off; pid {folder}/pid; error_log {folder}/errors;
@@ -78,13 +77,10 @@ def nginx(folder: Path, endpoints: list[str]) -> Iterator[str]:
 
 
 @pytest.fixture
-def servers(tmp_path: Path) -> Iterator[list[RunningHub]]:
-    database = hub_databases.server().new_database()
-    objects = store().address("n" + hashlib.sha256(str(tmp_path).encode()).hexdigest()[:16])
+def servers(tmp_path: Path, database: str, objects: str) -> Iterator[list[RunningHub]]:
     options = {"database": database, "objects": objects, "trusted_proxies": "127.0.0.1"}
     with ExitStack() as stack:
         yield [stack.enter_context(start_hub(tmp_path / f"root{number}", **options)) for number in range(3)]
-    hub_databases.server().drop(database)
 
 
 def test_three_servers_are_one_hub_behind_nginx(servers: list[RunningHub], tmp_path: Path):

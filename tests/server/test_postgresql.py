@@ -28,30 +28,16 @@ from kernels_hub.server.refusal import Refusal
 from kernels_hub.server.release_check import restore_refs
 from kernels_hub.server.sweep import sweep
 from tests import hub_databases
-from tests.postgresql_server import PostgresqlServer, missing
+from tests.hub_databases import needs_postgresql
+from tests.postgresql_server import PostgresqlServer
 from tests.running_hub import RunningHub, start_hub
 from tests.server.release_cases import commit, log, new, release, tags
 from tests.server.test_commands import serving
 
-LACKING = missing()
-needs_postgresql = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
-
 
 @pytest.fixture
-def server() -> PostgresqlServer:
-    return hub_databases.server()
-
-
-@pytest.fixture
-def address(server: PostgresqlServer) -> Iterator[str]:
-    found = server.new_database()
-    yield found
-    server.drop(found)
-
-
-@pytest.fixture
-def hub(tmp_path: Path, address: str) -> Iterator[Hub]:
-    with Hub(tmp_path / "root", create=True, database=address) as hub:
+def hub(tmp_path: Path, database: str) -> Iterator[Hub]:
+    with Hub(tmp_path / "root", create=True, database=database) as hub:
         hub.accounts.add_user("ada")
         yield hub
 
@@ -109,11 +95,11 @@ def test_without_psycopg_the_extra_is_named(tmp_path: Path):
 
 
 @needs_postgresql
-def test_a_root_remembers_its_database_and_no_password(tmp_path: Path, address: str):
-    with_password = address.replace("hub@", "hub:s3cret@")
+def test_a_root_remembers_its_database_and_no_password(tmp_path: Path, database: str):
+    with_password = database.replace("hub@", "hub:s3cret@")
     with Hub(tmp_path / "root", create=True, database=with_password) as hub:
         hub.accounts.add_user("Ada")
-        assert hub.database.name == address
+        assert hub.database.name == database
     with Hub(tmp_path / "root") as again:
         assert again.accounts.find("ADA") is not None and check(again) == []
     assert not (tmp_path / "root" / "hub.sqlite").exists()
@@ -123,33 +109,36 @@ def test_a_root_remembers_its_database_and_no_password(tmp_path: Path, address: 
 
 
 @needs_postgresql
-def test_rows_are_those_of_one_root(tmp_path: Path, server: PostgresqlServer, hub: Hub, address: str):
+def test_rows_are_those_of_one_root(tmp_path: Path, postgresql: PostgresqlServer, hub: Hub, database: str):
     with pytest.raises(KernelsHubError, match="has the rows of another root"):
-        Hub(tmp_path / "other", create=True, database=address)
+        Hub(tmp_path / "other", create=True, database=database)
     assert not (tmp_path / "other" / "FORMAT").exists(), "the next try may name another database"
     with hub_databases.rows_in(hub_databases.SQLITE):
         Hub(tmp_path / "plain", create=True).close()
     with pytest.raises(KernelsHubError, match=r"has its rows in hub\.sqlite, not in .*hub migrate --to"):
-        Hub(tmp_path / "plain", database=address)
-    foreign = server.new_database()
-    server.execute("CREATE TABLE accounts (id int)", foreign.rpartition("/")[2])
+        Hub(tmp_path / "plain", database=database)
+    foreign = postgresql.new_database()
+    postgresql.execute("CREATE TABLE accounts (id int)", foreign.rpartition("/")[2])
     with pytest.raises(KernelsHubError, match="is not empty: it has a table accounts"):
         Hub(tmp_path / "third", create=True, database=foreign)
-    server.drop(foreign)
+    postgresql.drop(foreign)
 
 
 @needs_postgresql
-def test_a_database_that_comes_back_empty_or_not_at_all(tmp_path: Path, server: PostgresqlServer, hub: Hub):
+def test_a_database_that_comes_back_empty_or_not_at_all(
+    tmp_path: Path, postgresql: PostgresqlServer, hub: Hub
+):
     new(hub)
     root, name = hub.layout.root, hub.layout.address.read_text()
     hub.close()
-    empty = server.new_database()
+    empty = postgresql.new_database()
     with pytest.raises(KernelsHubError, match="has no rows of a Hub, and .* has repositories"):
         Hub(root, database=empty)
     assert (
-        server.execute("SELECT 1 FROM pg_tables WHERE schemaname = 'public'", empty.rpartition("/")[2]) == []
+        postgresql.execute("SELECT 1 FROM pg_tables WHERE schemaname = 'public'", empty.rpartition("/")[2])
+        == []
     )
-    server.drop(empty)
+    postgresql.drop(empty)
     with pytest.raises(KernelsHubError, match="cannot be used: .*PGPASSWORD"):
         Hub(root, database="postgresql://hub:secret@127.0.0.1:1/none")
     hub.layout.address.unlink()
@@ -197,7 +186,7 @@ def test_transactions_come_one_after_the_other(hub: Hub):
 
 @needs_postgresql
 def test_a_transaction_that_fails_or_loses_its_connection_changes_nothing(
-    hub: Hub, server: PostgresqlServer, address: str
+    hub: Hub, postgresql: PostgresqlServer, database: str
 ):
     database = hub.database
 
@@ -220,9 +209,9 @@ def test_a_transaction_that_fails_or_loses_its_connection_changes_nothing(
     def add_to_a_lost_one(caught: type[BaseException]) -> None:
         with database.transaction():
             add("x")
-            server.execute(
+            postgresql.execute(
                 "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'kernels-hub' "
-                f"AND datname = '{address.rpartition('/')[2]}'"
+                f"AND datname = '{database.rpartition('/')[2]}'"
             )
             for _ in range(2):
                 with suppress(caught):
@@ -238,24 +227,24 @@ def test_a_transaction_that_fails_or_loses_its_connection_changes_nothing(
 
 
 @needs_postgresql
-def test_many_threads_share_few_connections(hub: Hub, server: PostgresqlServer, address: str):
-    name = address.rpartition("/")[2]
+def test_many_threads_share_few_connections(hub: Hub, postgresql: PostgresqlServer, database: str):
+    name = database.rpartition("/")[2]
     open_ones = f"SELECT COUNT(*) FROM pg_stat_activity WHERE datname = '{name}'"
     with ThreadPoolExecutor(40) as pool:
         found = list(pool.map(lambda _: hub.database.row("SELECT pg_sleep(0.02)"), range(120)))
         assert len(found) == 120
-    ((most,),) = server.execute(open_ones)
+    ((most,),) = postgresql.execute(open_ones)
     assert 1 < int(str(most)) <= MOST
     hub.close()
     end = time.monotonic() + 30
-    while server.execute(open_ones) != [(0,)] and time.monotonic() < end:
+    while postgresql.execute(open_ones) != [(0,)] and time.monotonic() < end:
         time.sleep(0.02)
-    assert server.execute(open_ones) == [(0,)]
+    assert postgresql.execute(open_ones) == [(0,)]
 
 
 @needs_postgresql
-def test_whoever_waits_too_long_for_a_transaction_is_told_so(hub: Hub, address: str):
-    with Hub(hub.layout.root, database=f"{address}?options=-c%20lock_timeout%3D200ms") as other:
+def test_whoever_waits_too_long_for_a_transaction_is_told_so(hub: Hub, database: str):
+    with Hub(hub.layout.root, database=f"{database}?options=-c%20lock_timeout%3D200ms") as other:
         with hub.database.transaction():
             assert other.accounts.find("ada") is not None, "who reads does not wait"
             with pytest.raises(UnavailableError, match="lock timeout"):
@@ -277,13 +266,12 @@ def test_text_that_postgresql_cannot_hold_finds_nothing_and_is_written_all_the_s
 
 
 @pytest.fixture
-def own() -> Iterator[PostgresqlServer]:
+def own(postgresql: PostgresqlServer) -> Iterator[PostgresqlServer]:
     """The PostgreSQL, which this test may kill: whatever happens, the next ones find it running."""
-    server = hub_databases.server()
     try:
-        yield server
+        yield postgresql
     finally:
-        server.start()
+        postgresql.start()
 
 
 @contextmanager
@@ -348,23 +336,26 @@ def _children(parent: int) -> list[int]:
 @needs_postgresql
 @pytest.mark.parametrize("trouble", ["read-only", "full"])
 def test_a_database_that_takes_no_writes_is_read_all_the_same(
-    tmp_path: Path, server: PostgresqlServer, address: str, trouble: str
+    tmp_path: Path, postgresql: PostgresqlServer, database: str, trouble: str
 ):
-    name = address.rpartition("/")[2]
-    with start_hub(tmp_path / "root", limits=LIMITS, database=address) as running, writing(running) as client:
+    name = database.rpartition("/")[2]
+    with (
+        start_hub(tmp_path / "root", limits=LIMITS, database=database) as running,
+        writing(running) as client,
+    ):
         if trouble == "read-only":
-            server.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
-            server.execute(
+            postgresql.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+            postgresql.execute(
                 f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{name}'"
             )
         else:
-            server.execute(
+            postgresql.execute(
                 "CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS "
                 "$$BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END$$",
                 name,
             )
             for table in ("repositories", "release_log"):
-                server.execute(
+                postgresql.execute(
                     f"CREATE TRIGGER no_room BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION no_room()",
                     name,
                 )
@@ -375,12 +366,12 @@ def test_a_database_that_takes_no_writes_is_read_all_the_same(
             client.post(f"/api/kernels/writer/shared/tag/{head.json()['sha']}", json={"tag": "v1.0.0"})
         )
         if trouble == "read-only":
-            server.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
-            server.execute(
+            postgresql.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+            postgresql.execute(
                 f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{name}'"
             )
         else:
-            server.execute("DROP FUNCTION no_room CASCADE", name)
+            postgresql.execute("DROP FUNCTION no_room CASCADE", name)
         assert made(client, "more").status_code == 200
         assert client.get("/api/kernels/writer/shared/refs").json()["tags"] == []
     with Hub(tmp_path / "root") as hub:
@@ -433,26 +424,26 @@ DAMAGE: dict[str, tuple[str, str]] = {
 
 @needs_postgresql
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_fsck_finds(hub: Hub, server: PostgresqlServer, address: str, damage: str):
+def test_fsck_finds(hub: Hub, postgresql: PostgresqlServer, database: str, damage: str):
     statement, found = DAMAGE[damage]
     hub.accounts.add_user("eve")
     new(hub)
     assert check(hub) == []
-    server.execute(statement, address.rpartition("/")[2])
+    postgresql.execute(statement, database.rpartition("/")[2])
     assert any(found in problem for problem in check(hub))
 
 
 @needs_postgresql
 def test_a_database_that_comes_back_older_than_its_repositories(
-    tmp_path: Path, server: PostgresqlServer, hub: Hub, address: str
+    tmp_path: Path, postgresql: PostgresqlServer, hub: Hub, database: str
 ):
     """Entries that clients have seen must not get others in their place: the next release waits for an administrator."""
     repo = new(hub)
     release(hub, repo, "v1.0.0", "1")
     hub.close()
-    old = server.new_database()
-    server.execute(f"DROP DATABASE {old.rpartition('/')[2]}")
-    server.execute(f"CREATE DATABASE {old.rpartition('/')[2]} TEMPLATE {address.rpartition('/')[2]}")
+    old = postgresql.new_database()
+    postgresql.execute(f"DROP DATABASE {old.rpartition('/')[2]}")
+    postgresql.execute(f"CREATE DATABASE {old.rpartition('/')[2]} TEMPLATE {database.rpartition('/')[2]}")
     with Hub(tmp_path / "root") as newer:
         release(newer, repo, "v1.1.0", "2")
         later = newer.changes.create("kernel", "ada", "later", private=False, author="ada")
@@ -466,7 +457,7 @@ def test_a_database_that_comes_back_older_than_its_repositories(
         restore_refs(older, repo, {})
         assert check(older) == [] and list(tags(older, repo)) == ["v1.0.0"]
         release(older, repo, "v1.2.0", "4")
-    server.drop(old)
+    postgresql.drop(old)
 
 
 # -- the commands -------------------------------------------------------------------------------------------
@@ -474,9 +465,9 @@ def test_a_database_that_comes_back_older_than_its_repositories(
 
 @needs_postgresql
 def test_the_commands_take_an_address_and_show_no_password(
-    tmp_path: Path, address: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, database: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    with_password = address.replace("hub@", "hub:s3cret@")
+    with_password = database.replace("hub@", "hub:s3cret@")
     monkeypatch.delenv("KERNELS_HUB_DATABASE", raising=False)
     root = str(tmp_path / "root")
     for arguments in (
@@ -497,7 +488,7 @@ def test_the_commands_take_an_address_and_show_no_password(
         assert answer.status_code == 200
     for arguments in (
         ["user", "list"],
-        ["--database", with_password.replace(address.rpartition("/")[2], "none"), "user", "list"],
+        ["--database", with_password.replace(database.rpartition("/")[2], "none"), "user", "list"],
     ):
         with pytest.raises(SystemExit) as done:
             main(["hub", *arguments, "--root", root])

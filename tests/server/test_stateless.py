@@ -28,12 +28,11 @@ from kernels_hub.server.refusal import Refusal
 from kernels_hub.server.repositories import Repository
 from kernels_hub.server.sweep import sweep
 from tests import hub_databases
+from tests.hub_databases import needs_postgresql
 from tests.object_store import BUCKET, store
-from tests.postgresql_server import missing
 from tests.server.release_cases import commit, kinds, new, release, tags
 
-LACKING = missing()
-pytestmark = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
+pytestmark = needs_postgresql
 Open = Callable[..., Hub]
 
 

@@ -15,15 +15,14 @@ from huggingface_hub import CommitOperationAdd, HfApi
 
 from benchmarks.server_storm import Acknowledged, stateless_storm, verify
 from kernels_hub.server.xet.spool import spool_of
+from tests.hub_databases import needs_postgresql
 from tests.object_store import BUCKET, store
-from tests.postgresql_server import missing
 from tests.running_hub import RunningHub, start_hub
 from tests.server.release_cases import commit
 from tests.server.test_xet_upload import ONE, Session, whole_file
 from tests.server.xet_encode import Shard
 
-LACKING = missing()
-pytestmark = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
+pytestmark = needs_postgresql
 
 
 @pytest.fixture
