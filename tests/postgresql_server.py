@@ -96,6 +96,12 @@ class PostgresqlServer:
             time.sleep(0.02)
         raise AssertionError(f"PostgreSQL does not start:\n{self.log.read_text()[-2000:]}")
 
+    @property
+    def pid(self) -> int:
+        """Its process, the parent of those that serve connections."""
+        assert self._process is not None, "it does not run"
+        return self._process.pid
+
     def kill(self) -> None:
         """kill -9 of the server and all its processes, as a loss of power would end them."""
         if self._process is None:

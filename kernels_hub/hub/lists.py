@@ -28,13 +28,13 @@ def files_of(api: HfApi, repo_id: str, repo_type: str, revision: str, folder: st
     path += f"/{quote(folder)}" if folder else ""
     for row in _rows(api, path, {"recursive": "true"}):
         if row["type"] == "file":
-            yield RepoFile(**row)
+            yield RepoFile(**row)  # type: ignore[no-untyped-call]
 
 
 def commits_of(api: HfApi, repo_id: str, repo_type: str, revision: str) -> Iterator[GitCommitInfo]:
     """The commits of a revision, newest first. Raises what `HfApi.list_repo_commits` does."""
     from huggingface_hub import GitCommitInfo
-    from huggingface_hub.utils import parse_datetime
+    from huggingface_hub.utils._datetime import parse_datetime
 
     for row in _rows(api, f"/api/{repo_type}s/{repo_id}/commits/{quote(revision, safe='')}", {}):
         yield GitCommitInfo(
@@ -52,8 +52,9 @@ def _rows(api: HfApi, path: str, params: Mapping[str, str]) -> Iterator[dict[str
     from huggingface_hub.utils._http import get_session, hf_raise_for_status
 
     timeout = (CONNECT_SECONDS, ANSWER_SECONDS, ANSWER_SECONDS, CONNECT_SECONDS)
-    url, query = f"{api.endpoint}{path}", dict(params) or None
-    while url:
+    url: str | None = f"{api.endpoint}{path}"
+    query = dict(params) or None
+    while url is not None:
         response = get_session().get(url, params=query, headers=api._build_hf_headers(), timeout=timeout)
         hf_raise_for_status(response)
         yield from response.json()

@@ -119,15 +119,16 @@ def settings(call: HubRequest) -> Response:
 
 def listed(call: HubRequest) -> Response:
     """Repositories of a type that the caller may see, newest first; `author`, `search`, `sort`, `limit`, `cursor`."""
-    size, start = call.number("limit", _PAGE, _MOST), call.number("cursor", 1, 10**9) - 1
     page = call.hub.search.visible(
         *(call.caller, REPOSITORY_TYPES[call.params["type"]], call.query("author"), call.query("search")),
-        *(start, size, _SORTS.get(call.query("sort"), "newest")),
+        call.number("limit", _PAGE, _MOST),
+        after=call.query("cursor"),
+        sort=_SORTS.get(call.query("sort"), "newest"),
     )
     headers = {}
-    if start + size < page.total:
+    if page.following is not None:
         rest = [(key, value) for key, value in parse_qsl(call.request.url.query) if key != "cursor"]
-        query = urlencode([*rest, ("cursor", start + size + 1)])
+        query = urlencode([*rest, ("cursor", page.following)])
         headers["Link"] = f'<{call.base}{call.request.url.path}?{query}>; rel="next"'
     return json_response([_summary(call, listed) for listed in page.rows], headers=headers)
 

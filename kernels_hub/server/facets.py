@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from kernels_hub.errors import MetadataError
 from kernels_hub.repository.backends import BACKENDS, UNIVERSAL
 from kernels_hub.repository.variants import Variant
-from kernels_hub.server.database.schema import Schema
+from kernels_hub.server.database.schema import Index, Schema
 from kernels_hub.server.web.contents import Facts, VariantFacts
 
 ANY_PLATFORM = "any"
@@ -21,14 +21,17 @@ MOST_VALUES = 200
 """Values of one kind that a repository is found by."""
 LONGEST_VALUE = 200
 
-SCHEMA = Schema("""
+SCHEMA = Schema(
+    """
 CREATE TABLE IF NOT EXISTS facets (
     repository TEXT NOT NULL REFERENCES repositories ON DELETE CASCADE,
     kind TEXT NOT NULL CHECK (kind IN ('layer', 'device', 'platform', 'licence')),
     value TEXT NOT NULL,
     PRIMARY KEY (repository, kind, value)
 ) WITHOUT ROWID;
-""")
+""",
+    indexes=(Index("facets_value", "facets", "kind, lower(value), repository"),),
+)
 
 
 def facets_of(facts: Facts) -> dict[str, list[str]]:

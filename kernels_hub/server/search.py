@@ -5,14 +5,16 @@ summary, layers, newest release) is described by a document; a change marks it s
 repository's lock, and whoever searches next describes it again, holding the same lock. So a search finds what was
 acknowledged before it, whichever process did it, and a crash leaves at most a stale row too many.
 
-Of SQLite, one index covers what a search reads, newest first: 10,000 repositories are scanned in about 3 ms. Other
-orders and facets have tables of their own, written with the document.
+A list is read in its order, from an index of it, until a page is full. Where a word, a facet or a publisher leaves few
+repositories, counted up to `_FEW`, those are read from the index of that, and sorted; how many have a word, the planner
+of PostgreSQL knows. So a list takes as long with a million repositories, but for words of one or two letters, which no
+index finds, and for several filters that each leave many and together few.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -21,9 +23,10 @@ import msgspec
 from kernels_hub.parsing import Struct
 from kernels_hub.server.access import Caller
 from kernels_hub.server.accounts import Accounts
-from kernels_hub.server.database import Database, UnavailableError
-from kernels_hub.server.database.schema import Index, Schema, Trigger
+from kernels_hub.server.database import Database, Query, UnavailableError
+from kernels_hub.server.database.schema import Index, Schema, TextIndex, Trigger
 from kernels_hub.server.facets import facets_of
+from kernels_hub.server.listed_order import ORDERS, Order
 from kernels_hub.server.refs import DEFAULT_BRANCH
 from kernels_hub.server.refusal import Refusal
 from kernels_hub.server.repositories import Repositories, Repository
@@ -39,6 +42,8 @@ INSERT INTO ranks (repository, created)
 UPDATE search SET stale = 1 WHERE NOT EXISTS (SELECT 1 FROM upgrades WHERE name = 'facets');
 INSERT INTO upgrades VALUES ('facets') ON CONFLICT DO NOTHING;
 """
+TEXT = TextIndex("search_text", "search", "repository", ("name", "words"))
+"""What words are looked for in."""
 SCHEMA = Schema(
     tables="""
 CREATE TABLE IF NOT EXISTS search (
@@ -67,6 +72,8 @@ CREATE TABLE IF NOT EXISTS ranks (
             "created DESC, repository",
             covered="type, namespace, private, gated, name, words",
         ),
+        Index("search_name", "search", "name, repository", covered="type, namespace, private, gated"),
+        Index("search_namespace", "search", "namespace, created DESC", covered="type, private, gated, name"),
         Index("search_stale", "search", "created DESC", where="stale = 1"),
         Index("ranks_updated", "ranks", "updated DESC, created DESC, repository"),
         Index("ranks_downloads", "ranks", "downloads DESC, created DESC, repository"),
@@ -94,22 +101,19 @@ CREATE TABLE IF NOT EXISTS ranks (
             "INSERT INTO ranks (repository, created) VALUES (new.id, new.created)",
         ),
     ),
+    texts=(TEXT,),
     fill=_ADDED,
 )
 """The tables, their triggers, and the rows of repositories that are older than they are; roots that are older than
 facets describe every repository again."""
 FACETS = ("device", "layer", "platform", "licence", "publisher")
 """What a list is filtered by, in the order in which a page shows it."""
-SORTS = ("newest", "updated", "downloads", "name")
+SORTS = tuple(ORDERS)
 """The orders of a list."""
-_ORDERS = {
-    "newest": "search.created DESC, search.repository",
-    "updated": "ranks.updated DESC, ranks.created DESC, ranks.repository",
-    "downloads": "ranks.downloads DESC, ranks.created DESC, ranks.repository",
-    "name": "search.name, search.repository",
-}
-MOST_COUNTED = 2000
-"""Repositories, the newest that match, of which facets are counted: a page takes as long with a million."""
+MOST_COUNTED = 500
+"""Repositories, the newest that match, that are counted, and their facets: a page takes as long with a million."""
+_FEW = 4000
+"""Rows that are sorted rather than looked for in their order."""
 _FACET_VALUES = 12
 _AT_ONCE = 32
 _MOST_WORDS = 20_000
@@ -161,10 +165,42 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Page:
-    """Some of the repositories that were found, newest first, and how many there are."""
+    """Some of the repositories that were found, in the order that was asked for.
+
+    following: the place where the list goes on; None at its end.
+    """
 
     rows: tuple[Listed, ...]
+    following: str | None = None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What is counted among all that was found, or among the newest `MOST_COUNTED` of it.
+
+    total: how many; with `MOST_COUNTED`, there may be more.
+    facets: kind -> its most frequent values; none of a kind that is asked for.
+    """
+
     total: int
+    facets: Mapping[str, Sequence[Counted]]
+
+
+@dataclass(frozen=True)
+class _Condition:
+    """Which repositories are meant.
+
+    few: queries for their ids, each of which finds all of them and maybe others.
+    """
+
+    text: str
+    values: tuple[object, ...] = ()
+    few: tuple[Query, ...] = ()
+
+    def also(self, text: str, *values: object, few: Query | None = None) -> _Condition:
+        return _Condition(
+            f"{self.text} AND {text}", (*self.values, *values), (*self.few, *((few,) if few else ()))
+        )
 
 
 class Search:
@@ -177,8 +213,6 @@ class Search:
         self._accounts = accounts
         self._repositories = repositories
         self._store = store
-        self._newest = f"FROM search{database.in_order('search_newest')}"
-        self._ranked = f"FROM ranks {database.forced_join} search ON search.repository = ranks.repository"
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -187,107 +221,144 @@ class Search:
     def shown(self, caller: Caller, wanted: Wanted, start: int, count: int) -> Page:
         """What everybody may download and what is the caller's, of what is wanted."""
         self.refresh()
-        condition, values = self._shown(caller, wanted)
-        return self._page(condition, values, start, count, wanted.sort)
+        return self._page(self._shown(caller, wanted), count, wanted.sort, start=start)
 
-    def facets(self, caller: Caller, wanted: Wanted) -> dict[str, list[Counted]]:
-        """Kind -> its most frequent values among what `shown` finds; none of a kind that is asked for.
-
-        Of the newest `MOST_COUNTED` that match.
-        """
-        condition, values = self._shown(caller, wanted)
+    def overview(self, caller: Caller, wanted: Wanted) -> Overview:
+        """How many repositories `shown` finds, and of which kinds they are."""
+        condition = self._shown(caller, wanted)
+        source, values = self._source(condition, ORDERS["newest"])
         rows = self._database.rows(
             # Conditions are made here, values are bound. SQLite looks for what is named once only, from 3.35 on.
-            f"WITH newest AS (SELECT repository, namespace {self._newest} WHERE {condition} "  # noqa: S608
-            f"ORDER BY created DESC, repository LIMIT {MOST_COUNTED}) "
+            f"WITH newest AS (SELECT search.repository, namespace {source} WHERE {condition.text} "  # noqa: S608
+            f"ORDER BY {ORDERS['newest'].by} LIMIT {MOST_COUNTED}) "
             "SELECT kind, MIN(value) AS value, COUNT(*) AS n FROM newest "
             "JOIN facets ON facets.repository = newest.repository GROUP BY kind, lower(value) UNION ALL "
             "SELECT 'publisher', namespace, COUNT(*) FROM newest GROUP BY namespace",
-            *values,
+            *(*values, *condition.values),
         )
+        total = sum(int(row["n"]) for row in rows if row["kind"] == "publisher")
         found: dict[str, list[Counted]] = {kind: [] for kind in FACETS if kind not in wanted.facets}
         for row in sorted(rows, key=lambda row: (-int(row["n"]), str(row["value"]).lower())):
             if len(counted := found.get(row["kind"], [])) < _FACET_VALUES:
                 counted.append(Counted(str(row["value"]), int(row["n"])))
-        return found
+        return Overview(total, found)
 
-    def _shown(self, caller: Caller, wanted: Wanted) -> tuple[str, list[object]]:
-        condition, values = "private = 0 AND gated = ''", list[object]()
+    def _shown(self, caller: Caller, wanted: Wanted) -> _Condition:
+        condition = _Condition("private = 0 AND gated = ''")
         if caller.token is not None:
-            own, values = self._own(caller)
-            condition = f"({condition} OR ({own}))"
-        condition += " AND (instr(name, ?) > 0 OR instr(words, ?) > 0)" * len(wanted.words)
-        values += [word for word in wanted.words for _ in range(2)]
+            own = self._own(caller)
+            condition = _Condition(f"({condition.text} OR ({own.text}))", own.values)
+        for word in wanted.words:
+            condition = self._containing(condition, word)
+            condition = condition.also("(instr(name, ?) > 0 OR instr(words, ?) > 0)", word, word)
         for kind, value in wanted.facets.items():
             if kind == "publisher":
-                condition, values = f"{condition} AND namespace = ?", [*values, value]
+                condition = condition.also("namespace = ?", value, few=_of_publisher(value))
                 continue
-            condition += (
-                " AND EXISTS (SELECT 1 FROM facets WHERE facets.repository = search.repository "
-                "AND facets.kind = ? AND lower(facets.value) = ?)"
+            lower = "".join(c.lower() if c.isascii() else c for c in value)
+            condition = condition.also(
+                "EXISTS (SELECT 1 FROM facets WHERE facets.repository = search.repository "
+                # Asked of each row, until a page is full: with OFFSET it is no join, of which PostgreSQL reads all.
+                "AND facets.kind = ? AND lower(facets.value) = ? LIMIT 1 OFFSET 0)",
+                *(kind, lower),
+                few=("SELECT repository FROM facets WHERE kind = ? AND lower(value) = ?", (kind, lower)),
             )
-            values += [kind, "".join(c.lower() if c.isascii() else c for c in value)]
-        return condition, values
+        return condition
 
     def visible(
-        self, caller: Caller, kind: str, author: str, text: str, start: int, count: int, sort: str = "newest"
+        self,
+        caller: Caller,
+        kind: str,
+        author: str,
+        text: str,
+        count: int,
+        *,
+        after: str = "",
+        sort: str = "newest",
     ) -> Page:
-        """What a caller may see, by type, account and text in the name; "" for any."""
+        """What a caller may see, by type, account and text in the name; "" for any. after: `Page.following`."""
         self.refresh()
-        condition, values = self._seen_by(caller)
-        condition += " AND type = ?"
-        values.append(kind)
+        condition = self._seen_by(caller).also("type = ?", kind)
         if author:
-            condition, values = f"{condition} AND namespace = ?", [*values, author]
+            condition = condition.also("namespace = ?", author, few=_of_publisher(author))
         if text:
-            condition, values = f"{condition} AND instr(name, ?) > 0", [*values, text.lower()]
-        return self._page(condition, values, start, count, sort)
+            lower = text.lower()
+            condition = self._containing(condition, lower).also("instr(name, ?) > 0", lower)
+        return self._page(condition, count, sort, after=after)
 
     def count_of(self, caller: Caller, namespace: str) -> dict[str, int]:
         """How many repositories of each type an account has that a caller may see."""
-        condition, values = self._seen_by(caller)
+        condition = self._seen_by(caller).also("namespace = ?", namespace)
         rows = self._database.rows(
-            f"SELECT type, COUNT(*) AS n FROM search WHERE {condition} AND namespace = ? GROUP BY type",  # noqa: S608
-            *(*values, namespace),
+            f"SELECT type, COUNT(*) AS n FROM search WHERE {condition.text} GROUP BY type",  # noqa: S608
+            *condition.values,
         )
         return {row["type"]: int(row["n"]) for row in rows}
 
-    def _seen_by(self, caller: Caller) -> tuple[str, list[object]]:
+    def _seen_by(self, caller: Caller) -> _Condition:
         """`Access.may_see`, as a condition on rows."""
         if caller.token is None:
-            return "private = 0", []
-        condition, values = self._own(caller)
-        return f"(private = 0 OR ({condition}))", values
+            return _Condition("private = 0")
+        own = self._own(caller)
+        return _Condition(f"(private = 0 OR ({own.text}))", own.values)
 
-    def _own(self, caller: Caller) -> tuple[str, list[object]]:
+    def _own(self, caller: Caller) -> _Condition:
         """What belongs to a caller's namespaces, as far as the token goes, as a condition on rows."""
         assert caller.token is not None
         member = [item.organisation for item in self._accounts.organisations_of(caller.token.user)]
-        values: list[object] = [caller.token.user, *member]
-        condition = f"namespace IN ({', '.join('?' * len(values))})"
+        values: tuple[object, ...] = (caller.token.user, *member)
+        condition = _Condition(f"namespace IN ({', '.join('?' * len(values))})", values)
         if (scope := caller.token.repository) is not None:
-            condition, values = f"{condition} AND name = ?", [*values, scope.lower()]
-        return condition, values
+            condition = condition.also("name = ?", scope.lower())
+        return condition
 
-    def _page(self, condition: str, values: Sequence[object], start: int, count: int, sort: str) -> Page:
-        # Over an index, by the database alone; conditions are made here, values are bound.
-        ranked = sort in ("updated", "downloads")
-        table = f"{self._ranked if ranked else self._newest} WHERE {condition}"
-        found = self._database.rows(
-            f"SELECT search.repository {table} ORDER BY {_ORDERS[sort]} LIMIT ? OFFSET ?",
-            *(*values, count + 1, start),
-        )
-        total = start + len(found)
-        if len(found) > count or (start and not found):
-            # Many match: the page was found early, and counting looks at the rest. Else the one pass told all.
-            (row,) = self._database.rows(
-                f"SELECT COUNT(*) AS n {self._newest} WHERE {condition}",
+    def _containing(self, condition: _Condition, text: str) -> _Condition:
+        """Those that an index finds a text in."""
+        if (found := self._database.containing(TEXT, text)) is None:
+            return condition
+        if not self._database.plans:
+            return replace(condition, few=(*condition.few, found.keys))
+        indexed, values = found.condition
+        return condition.also(indexed, *values)
+
+    def _source(self, condition: _Condition, order: Order) -> Query:
+        """The tables that a list is read from: in its order, or those rows that a filter leaves, if they are few."""
+        best: tuple[int, Query] | None = None
+        for query, values in condition.few:
+            row = self._database.row(
+                f"SELECT COUNT(*) AS n FROM (SELECT 1 FROM ({query}) AS given LIMIT {_FEW + 1}) AS few",  # noqa: S608
                 *values,
             )
-            total = int(row["n"])
+            assert row is not None
+            if best is None or int(row["n"]) < best[0]:
+                best = int(row["n"]), (query, values)
+        join = self._database.forced_join
+        if best is not None and best[0] <= _FEW:
+            query, values = best[1]
+            ranks = f" {join} ranks ON ranks.repository = search.repository" if order.ranked else ""
+            return f"FROM ({query}) AS few {join} search ON search.repository = few.repository{ranks}", values
+        if order.ranked:
+            return f"FROM ranks {join} search ON search.repository = ranks.repository", ()
+        return f"FROM search{self._database.in_order(order.index)}", ()
+
+    def _page(self, condition: _Condition, count: int, sort: str, *, start: int = 0, after: str = "") -> Page:
+        # Over indexes, by the database alone; conditions are made here, values are bound.
+        order = ORDERS[sort]
+        source, values = self._source(condition, order)
+        if after:
+            place, bound = order.after(after)
+            condition = condition.also(f"({place})", *bound)
+        found = self._database.rows(
+            f"SELECT search.repository, {order.columns} {source} WHERE {condition.text} "
+            f"ORDER BY {order.by} LIMIT ? OFFSET ?",
+            *(*values, *condition.values, count + 1, start),
+        )
+        following = order.place(found[count - 1]) if len(found) > count else None
         wanted = [row["repository"] for row in found[:count]]
-        if not wanted:
-            return Page((), total)
+        return Page(tuple(self._listed(wanted)), following) if wanted else Page(())
+
+    def _listed(self, wanted: Sequence[str]) -> Iterator[Listed]:
+        """The repositories of ids, but for those that were deleted meanwhile."""
         marks = ", ".join("?" * len(wanted))
         rows = self._database.rows(
             "SELECT repositories.*, search.stale, search.document, ranks.downloads FROM repositories "  # noqa: S608
@@ -296,18 +367,11 @@ class Search:
             *wanted,
         )
         by_id = {row["id"]: row for row in rows}
-        listed = [
-            Listed(
-                self._repositories.of_row(row),
-                None
-                if row["stale"] or not row["document"]
-                else msgspec.json.decode(row["document"], type=Described),
-                int(row["downloads"]),
-            )
-            for row in (by_id.get(identifier) for identifier in wanted)
-            if row is not None  # deleted meanwhile
-        ]
-        return Page(tuple(listed), total)
+        for row in (by_id[identifier] for identifier in wanted if identifier in by_id):
+            described = None
+            if row["document"] and not row["stale"]:
+                described = msgspec.json.decode(row["document"], type=Described)
+            yield Listed(self._repositories.of_row(row), described, int(row["downloads"]))
 
     # -- describing
 
@@ -339,7 +403,7 @@ class Search:
                 "UPDATE search SET stale = ?, words = ?, document = ? WHERE repository = ? AND stale = 1",
                 *(
                     int(not held),
-                    words[:_MOST_WORDS],
+                    words[:_MOST_WORDS].replace("\0", " "),  # which ends a text for FTS5
                     msgspec.json.encode(described).decode(),
                     repository.id,
                 ),
@@ -382,6 +446,10 @@ class Search:
         self._ending.set()
         if self._thread is not None:
             self._thread.join()
+
+
+def _of_publisher(namespace: str) -> Query:
+    return "SELECT repository FROM search WHERE namespace = ?", (namespace,)
 
 
 def describe(store: Store, repository: Repository) -> tuple[Described, str, dict[str, list[str]]]:

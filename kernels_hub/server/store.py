@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kernels_hub.repository.release_entry import version_key
@@ -13,7 +14,7 @@ from kernels_hub.server.lfs import LargeFiles
 from kernels_hub.server.listing import Listing, Listings
 from kernels_hub.server.packs import COMMIT, TAG
 from kernels_hub.server.paths import is_commit
-from kernels_hub.server.refs import BRANCHES, TAGS
+from kernels_hub.server.refs import BRANCHES, TAGS, Ref
 from kernels_hub.server.refusal import Refusal, repository_not_found, revision_not_found
 from kernels_hub.server.releases import Releases
 from kernels_hub.server.repositories import Repositories, Repository
@@ -88,10 +89,10 @@ class Store:
 
     # -- reading
 
-    def resolve(self, repository: Repository, revision: str) -> str:
-        """The commit of a branch, tag or commit id; RevisionNotFound otherwise."""
+    def resolve(self, repository: Repository, revision: str, refs: Mapping[str, Ref] | None = None) -> str:
+        """The commit of a branch, tag or commit id; RevisionNotFound otherwise. refs: as they were read before."""
         content = self.content(repository)
-        refs = content.refs.all()
+        refs = content.refs.all() if refs is None else refs
         # A release's tag before a branch of its name, which older roots may have.
         order = (TAGS, BRANCHES) if version_key(revision) else (BRANCHES, TAGS)
         for name in (revision, *(place + revision for place in order)):

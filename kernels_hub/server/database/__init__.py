@@ -16,9 +16,18 @@ from kernels_hub.server.database.seam import (
     Database,
     DatabaseError,
     DatabaseFullError,
+    Query,
     Row,
     RowConflictError,
     UnavailableError,
 )
 
-__all__ = ["Database", "DatabaseError", "DatabaseFullError", "Row", "RowConflictError", "UnavailableError"]
+__all__ = [
+    "Database",
+    "DatabaseError",
+    "DatabaseFullError",
+    "Query",
+    "Row",
+    "RowConflictError",
+    "UnavailableError",
+]

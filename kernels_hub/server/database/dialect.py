@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import re
 
-from kernels_hub.server.database.schema import Index, Schema, Trigger
+from kernels_hub.server.database.schema import Index, Schema, TextIndex, Trigger
+from kernels_hub.server.database.seam import Containing
 
 MADE = """
 CREATE COLLATION IF NOT EXISTS nocase (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
@@ -44,8 +45,13 @@ def query(text: str) -> str:
 
 
 def value(given: object) -> object:
-    """A value that PostgreSQL holds: its text has no U+0000, which finds nothing and is shown as U+FFFD."""
-    return given.replace("\0", "\ufffd") if isinstance(given, str) else given
+    """A value that PostgreSQL holds."""
+    return text(given) if isinstance(given, str) else given
+
+
+def text(given: str) -> str:
+    """Text that PostgreSQL holds: it has no U+0000, which finds nothing and is shown as U+FFFD."""
+    return given.replace("\0", "\ufffd")
 
 
 def script(schema: Schema) -> str:
@@ -68,6 +74,25 @@ def _index(index: Index) -> str:
     # An entry of an index has 2,704 bytes at most here: texts of any length stay in the table.
     where = f" WHERE {index.where}" if index.where else ""
     return f"CREATE INDEX IF NOT EXISTS {index.name} ON {index.table} ({index.key}){where};"
+
+
+def text_index(index: TextIndex) -> tuple[str, ...]:
+    """The statements that make an index of text: entries are added at once, so that no search looks through a list."""
+    made = (
+        f"CREATE INDEX IF NOT EXISTS {index.name} ON {index.table} "
+        f"USING gin (({index.text()}) gin_trgm_ops) WITH (fastupdate = off)"
+    )
+    return "CREATE EXTENSION IF NOT EXISTS pg_trgm", made
+
+
+def containing(index: TextIndex, text: str) -> Containing:
+    """How the index finds a text."""
+    condition = f"({index.text(index.table + '.')}) LIKE ?"
+    pattern = "%" + re.sub(r"([\\%_])", r"\\\1", text) + "%"
+    return Containing(
+        (f"SELECT {index.key} FROM {index.table} WHERE {condition}", (pattern,)),  # noqa: S608 -- names of ours
+        (condition, (pattern,)),
+    )
 
 
 def _trigger(trigger: Trigger) -> str:

@@ -9,6 +9,7 @@ only be added one after the other. Reads, and statements outside a transaction, 
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,8 +19,15 @@ from pathlib import Path
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.database import dialect
 from kernels_hub.server.database.address import checked, without_password
-from kernels_hub.server.database.schema import CORE, Schema
-from kernels_hub.server.database.seam import Database, DatabaseError, Row, RowConflictError, UnavailableError
+from kernels_hub.server.database.schema import CORE, SHORTEST_TEXT, Schema, TextIndex
+from kernels_hub.server.database.seam import (
+    Containing,
+    Database,
+    DatabaseError,
+    Row,
+    RowConflictError,
+    UnavailableError,
+)
 from kernels_hub.server.database.sqlite import SqliteDatabase
 from kernels_hub.server.database.transfer import copy_rows
 
@@ -33,6 +41,7 @@ except ModuleNotFoundError as missing:
         f"a Hub on PostgreSQL needs {missing.name}; pip install 'kernels-hub[postgresql]' brings it"
     ) from missing
 
+_log = logging.getLogger("kernels_hub.server")
 OLDEST = 140000
 """The oldest server, as PostgreSQL numbers its releases: the first that replaces triggers."""
 _TRANSACTIONS = 0x6B68_7562
@@ -47,6 +56,9 @@ _SETTINGS = {
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
     "client_min_messages": "warning",
+    # Queries take milliseconds; to compile them, or to start processes for them, takes tens.
+    "jit": "off",
+    "max_parallel_workers_per_gather": "0",
     # A plan for any LIMIT and any word is a bad one for most.
     "plan_cache_mode": "force_custom_plan",
 }
@@ -75,6 +87,7 @@ class PostgresqlDatabase(Database):
         self._address = address
         self._local = threading.local()
         self._added: list[Schema] = []
+        self._texts: set[str] = set()
         try:
             self._conninfo = _conninfo(address)
         except psycopg.ProgrammingError as error:
@@ -222,6 +235,17 @@ class PostgresqlDatabase(Database):
         finally:
             self._connections.give(connection)
 
+    def containing(self, index: TextIndex, text: str) -> Containing | None:
+        """How pg_trgm finds a text; None below three characters, and without it."""
+        if len(text) < SHORTEST_TEXT or index.name not in self._texts:
+            return None
+        return dialect.containing(index, text)
+
+    @property
+    def plans(self) -> bool:
+        """By what ANALYZE counted, of the texts as well."""
+        return True
+
     def each(self, query: str) -> Iterator[Row]:
         """What a query finds, without holding all of it."""
         with self._lent() as connection, connection.cursor(name="each") as cursor:
@@ -266,12 +290,32 @@ class PostgresqlDatabase(Database):
         script = dialect.script(schema)
         digest = hashlib.sha256(script.encode()).hexdigest()
         made = "SELECT 1 FROM hub_schemas WHERE digest = ?"
-        if self.row(made, digest) is not None:
-            return
-        with self.transaction(), self._lent() as connection:
-            if self.row(made, digest) is None:  # nor by another process, meanwhile
-                connection.execute(script.encode())
-                self.change("INSERT INTO hub_schemas VALUES (?)", digest)
+        if self.row(made, digest) is None:
+            with self.transaction(), self._lent() as connection:
+                if self.row(made, digest) is None:  # nor by another process, meanwhile
+                    connection.execute(script.encode())
+                    self.change("INSERT INTO hub_schemas VALUES (?)", digest)
+        for index in schema.texts:
+            self._make_text_index(index)
+
+    def _make_text_index(self, index: TextIndex) -> None:
+        """Make an index of text; without pg_trgm, which the server may lack now and have later, say so."""
+        found = "SELECT 1 FROM pg_indexes WHERE schemaname = current_schema() AND indexname = ?"
+        if self.row(found, index.name) is None:
+            try:
+                with self.transaction(), self._lent() as connection:
+                    for statement in (*_WITHOUT_END, *dialect.text_index(index)):
+                        connection.execute(statement.encode())
+            except UnavailableError:
+                raise
+            except DatabaseError as error:
+                _log.warning(
+                    "%s has no index of text, so that a search for words reads every row: %s; install PostgreSQL's "
+                    "contributed modules, and run CREATE EXTENSION pg_trgm in it",
+                    *(self.name, error),
+                )
+                return
+        self._texts.add(index.name)
 
     def tables(self) -> list[str]:
         """The names of all tables of a Hub."""

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SHORTEST_TEXT = 3
+"""Characters of a text that an index of texts finds: those of a trigram."""
+
 
 @dataclass(frozen=True)
 class Index:
@@ -21,6 +24,25 @@ class Index:
     key: str
     covered: str = ""
     where: str = ""
+
+
+@dataclass(frozen=True)
+class TextIndex:
+    """An index of all substrings of `SHORTEST_TEXT` characters or more, over texts of a row.
+
+    key: the table's primary key.
+
+    FTS5's trigram tokenizer in SQLite, pg_trgm in PostgreSQL; where neither is there, `Database.containing` says so.
+    """
+
+    name: str
+    table: str
+    key: str
+    columns: tuple[str, ...]
+
+    def text(self, row: str = "") -> str:
+        """The text that is indexed. row: "old." or "new.", in a trigger."""
+        return " || ' ' || ".join(f"{row}{column}" for column in self.columns)
 
 
 @dataclass(frozen=True)
@@ -42,6 +64,7 @@ class Schema:
     triggers: tuple[Trigger, ...] = ()
     append_only: tuple[str, ...] = ()
     """Tables whose rows are neither changed nor removed."""
+    texts: tuple[TextIndex, ...] = ()
     fill: str = ""
     """Statements for what is older than the tables; they change nothing the second time."""
 

@@ -10,13 +10,30 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from kernels_hub.server.database.schema import Schema
+from kernels_hub.server.database.schema import Schema, TextIndex
 
 ALL_ROWS = 2**63 - 1
 """A LIMIT that limits nothing."""
+
+
+Query = tuple[str, tuple[object, ...]]
+"""A query and its values."""
+
+
+@dataclass(frozen=True)
+class Containing:
+    """How an index of texts finds rows: it misses none that contain the text, and may find others.
+
+    keys: a query for their keys, as the table calls them.
+    condition: the same, of rows of the table.
+    """
+
+    keys: Query
+    condition: Query
 
 
 class Row(Protocol):
@@ -104,6 +121,18 @@ class Database(ABC):
     @abstractmethod
     def in_order(self, index: str) -> str:
         """What follows a table that must be read through an index; "" where the database knows best."""
+
+    @abstractmethod
+    def containing(self, index: TextIndex, text: str) -> Containing | None:
+        """How an index finds the rows that contain a text; None where only reading every row tells.
+
+        That is so of less than three characters, and where the database lacks what such an index needs.
+        """
+
+    @property
+    @abstractmethod
+    def plans(self) -> bool:
+        """Whether queries are planned by how many rows a text is in; else whoever asks chooses the index."""
 
     @property
     @abstractmethod

@@ -8,12 +8,13 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from kernels_hub.errors import KernelsHubError
-from kernels_hub.server.database.schema import CORE, Index, Schema, Trigger
+from kernels_hub.server.database.schema import CORE, SHORTEST_TEXT, Index, Schema, TextIndex, Trigger
 from kernels_hub.server.database.seam import (
+    Containing,
     Database,
     DatabaseError,
     DatabaseFullError,
@@ -24,6 +25,21 @@ from kernels_hub.server.database.seam import (
 
 _SECONDS = 30
 """How long a statement waits for another process that writes."""
+_CACHE_KIB = 8192
+"""Pages that a thread keeps: what a search reads again for its second question, with 100,000 repositories."""
+
+
+def _has_trigrams() -> bool:
+    """Whether this SQLite indexes substrings: from 3.34 on, with FTS5, which few builds leave out."""
+    with closing(sqlite3.connect(":memory:")) as probe:
+        try:
+            probe.execute("CREATE VIRTUAL TABLE probe USING fts5(text, tokenize = 'trigram')")
+        except sqlite3.OperationalError:
+            return False
+    return True
+
+
+_HAS_TRIGRAMS = _has_trigrams()
 
 
 class SqliteDatabase(Database):
@@ -55,7 +71,12 @@ class SqliteDatabase(Database):
                 cached_statements=256,
             )
             connection.row_factory = sqlite3.Row
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            for pragma in (
+                "journal_mode=WAL",
+                "synchronous=FULL",
+                "foreign_keys=ON",
+                f"cache_size=-{_CACHE_KIB}",
+            ):
                 connection.execute(f"PRAGMA {pragma}").close()
             with self._guard:
                 # Threads end when there is little to do: their connections, three descriptors each, end here.
@@ -70,6 +91,22 @@ class SqliteDatabase(Database):
         """Make tables, indexes and triggers where they are missing, as one change."""
         with _translated():
             self._connection().executescript(f"BEGIN IMMEDIATE; {_script(schema)} COMMIT;")
+
+    def containing(self, index: TextIndex, text: str) -> Containing | None:
+        """How FTS5 finds a text; None below three characters, and without trigrams."""
+        if len(text) < SHORTEST_TEXT or "\0" in text or not _HAS_TRIGRAMS:
+            return None
+        phrase = '"' + text.replace('"', '""') + '"'
+        keys = (
+            f"SELECT {index.key} FROM {index.name} CROSS JOIN {index.name}_rows ON number = {index.name}.rowid "  # noqa: S608
+            f"WHERE {index.name} MATCH ?"
+        )
+        return Containing((keys, (phrase,)), (f"{index.table}.{index.key} IN ({keys})", (phrase,)))
+
+    @property
+    def plans(self) -> bool:
+        """Not without counts of rows, which only ANALYZE would make."""
+        return False
 
     def rows(self, query: str, *values: object) -> Sequence[Row]:
         """Everything that a query finds."""
@@ -136,7 +173,10 @@ class SqliteDatabase(Database):
     def tables(self) -> list[str]:
         """The names of all tables."""
         rows = self.rows(
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' ORDER BY name"
+            "SELECT name FROM sqlite_master AS made WHERE type = 'table' AND name NOT LIKE 'sqlite%' "
+            # Indexes of text, and the tables that they are made of.
+            "AND NOT EXISTS (SELECT 1 FROM sqlite_master AS text WHERE text.sql LIKE 'CREATE VIRTUAL TABLE%' "
+            "AND instr(made.name || '_', text.name || '_') = 1) ORDER BY name"
         )
         return [str(row["name"]) for row in rows]
 
@@ -198,9 +238,43 @@ def _script(schema: Schema) -> str:
         for table in schema.append_only
         for action in ("UPDATE", "DELETE")
     ]
+    texts = map(_text_index, schema.texts) if _HAS_TRIGRAMS else ()
     return "\n".join(
-        [schema.tables, *map(_index, schema.indexes), *map(_trigger, schema.triggers), *guards, schema.fill]
+        [
+            schema.tables,
+            *map(_index, schema.indexes),
+            *texts,
+            *map(_trigger, schema.triggers),
+            *guards,
+            schema.fill,
+        ]
     )
+
+
+def _text_index(index: TextIndex) -> str:
+    """An index of text without a copy of it, and what keeps it right.
+
+    FTS5 knows rows by numbers, which those of a table with a primary key of text are not: VACUUM may change them.
+    """
+    name, key, rows = index.name, index.key, f"{index.name}_rows"
+    old, new = (index.text(row) for row in ("old.", "new."))
+    number_of = f"FROM {rows} WHERE {key} ="  # as all of these: names of our own tables
+    add = f"INSERT INTO {name} (rowid, text) SELECT number, {new} {number_of} new.{key};"
+    remove = f"INSERT INTO {name} ({name}, rowid, text) SELECT 'delete', number, {old} {number_of} old.{key};"
+    changed = " OR ".join(f"old.{column} <> new.{column}" for column in index.columns)
+    return f"""
+CREATE TABLE IF NOT EXISTS {rows} (number INTEGER PRIMARY KEY, {key} TEXT NOT NULL UNIQUE);
+CREATE VIRTUAL TABLE IF NOT EXISTS {name} USING fts5(text, content = '', tokenize = 'trigram case_sensitive 1');
+INSERT OR IGNORE INTO {rows} ({key}) SELECT {key} FROM {index.table} WHERE NOT EXISTS (SELECT 1 FROM {name});
+INSERT INTO {name} (rowid, text) SELECT number, {index.text()} FROM {index.table} JOIN {rows} USING ({key})
+    WHERE NOT EXISTS (SELECT 1 FROM {name});
+CREATE TRIGGER IF NOT EXISTS {name}_insert AFTER INSERT ON {index.table}
+    BEGIN INSERT INTO {rows} ({key}) VALUES (new.{key}); {add} END;
+CREATE TRIGGER IF NOT EXISTS {name}_update AFTER UPDATE OF {", ".join(index.columns)} ON {index.table}
+    WHEN {changed} BEGIN {remove} {add} END;
+CREATE TRIGGER IF NOT EXISTS {name}_delete AFTER DELETE ON {index.table}
+    BEGIN {remove} DELETE FROM {rows} WHERE {key} = old.{key}; END;
+"""  # noqa: S608 -- names of our own tables
 
 
 def _index(index: Index) -> str:

@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from kernels_hub.server.card import card_data
 from kernels_hub.server.listing import Entry, Listing
-from kernels_hub.server.refs import BRANCHES, DEFAULT_BRANCH, TAGS
+from kernels_hub.server.refs import BRANCHES, DEFAULT_BRANCH, TAGS, Ref
 from kernels_hub.server.refusal import Refusal, entry_not_found, revision_not_found
 from kernels_hub.server.repositories import Repository
 from kernels_hub.server.store import Store
@@ -114,7 +114,7 @@ class Contents:
 
     def revision(self, name: str) -> Revision:
         """A branch, tag or commit. Refuses (404) any other."""
-        commit = self.store.resolve(self.repository, name)
+        commit = self.store.resolve(self.repository, name, self._all_refs)
         try:
             date = self.store.commit_info(self.repository, commit).date
         except (KeyError, Refusal):
@@ -256,11 +256,14 @@ class Contents:
             functions=_texts(kernel, "functions"),
         )
 
+    @cached_property
+    def _all_refs(self) -> Mapping[str, Ref]:
+        """As of one moment: where they are rows, each reading asks the database."""
+        return self.store.content(self.repository).refs.all()
+
     def _refs(self, prefix: str) -> dict[str, str]:
-        refs = self.store.content(self.repository).refs.all()
-        return {
-            name.removeprefix(prefix): ref.commit for name, ref in refs.items() if name.startswith(prefix)
-        }
+        found = self._all_refs.items()
+        return {name.removeprefix(prefix): ref.commit for name, ref in found if name.startswith(prefix)}
 
 
 def is_release(name: str) -> bool:

@@ -14,6 +14,8 @@ from kernels_hub.server.search import FACETS, MOST_COUNTED, SORTS, Listed, Wante
 from kernels_hub.server.web.pages import with_query
 
 PAGE_ROWS = 30
+_LAST_PAGE = 1000
+"""Whoever turns so many wants a filter, or the API, whose lists go on for ever."""
 _QUERY_LENGTH = 100
 _WORDS = 8
 _SORT_NAMES = {
@@ -105,32 +107,30 @@ class ListQuery:
 
 def list_values(call: HubRequest) -> dict[str, Any]:
     """What the template of the list shows."""
-    query, asked, hub = ListQuery.of(call), call.number("page", 1, 10**6), call.hub
-    found = hub.search.shown(call.viewer, query.wanted, (asked - 1) * PAGE_ROWS, PAGE_ROWS)
-    pages = max(1, -(-found.total // PAGE_ROWS))
-    page = min(asked, pages)
-    if page != asked:
-        found = hub.search.shown(call.viewer, query.wanted, (page - 1) * PAGE_ROWS, PAGE_ROWS)
-    counted = hub.search.facets(call.viewer, query.wanted)
+    query, asked, hub = ListQuery.of(call), call.number("page", 1, _LAST_PAGE), call.hub
+    counted = hub.search.overview(call.viewer, query.wanted)
+    pages = max(1, -(-counted.total // PAGE_ROWS)) if counted.total < MOST_COUNTED else None
+    page = min(asked, pages or asked)
+    found = hub.search.shown(call.viewer, query.wanted, (page - 1) * PAGE_ROWS, PAGE_ROWS)
     groups = [
         Group(
             _FACET_NAMES[kind],
             tuple(Choice(item.value, query.address(**{kind: item.value}), item.count) for item in values),
         )
-        for kind, values in counted.items()
+        for kind, values in counted.facets.items()
         if values
     ]
     return {
         "query": query.text,
         "hidden": {**query.wanted.facets, **({"sort": query.wanted.sort} if query.wanted.sort != "newest" else {})},
-        "total": found.total,
+        "total": counted.total,
         "most_counted": MOST_COUNTED,
         "rows": [_row(hub, listed) for listed in found.rows],
         "groups": groups,
         "chosen": list(query.chosen()),
         "sorts": list(query.sorts()),
         "newer": query.address(page=page - 1) if page > 1 else None,
-        "older": query.address(page=page + 1) if page < pages else None,
+        "older": query.address(page=page + 1) if found.following and page < _LAST_PAGE else None,
         "page": page,
         "pages": pages,
     }  # fmt: skip

@@ -1,0 +1,239 @@
+"""Lists and searches among many repositories: pages by place, and words by an index of texts."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from kernels_hub.server import search as search_module
+from kernels_hub.server.access import Caller
+from kernels_hub.server.database import dialect, sqlite
+from kernels_hub.server.hub import Hub
+from kernels_hub.server.listed_order import ORDERS
+from kernels_hub.server.refusal import Refusal
+from kernels_hub.server.search import SORTS, TEXT, Wanted
+from tests.hub_databases import needs_postgresql
+from tests.server.test_search import commit, fill, make, names, toml
+
+each_database = pytest.mark.each_database
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with Hub(tmp_path / "root", create=True) as hub:
+        hub.accounts.add_user("ada")
+        hub.accounts.add_organisation("acme", "ada")
+        yield hub
+
+
+def listed(hub: Hub, sort: str, size: int, meanwhile: Callable[[], object] = lambda: None) -> list[str]:
+    """Every repository, page by page."""
+    found, place = [], ""
+    while True:
+        page = hub.search.visible(Caller(), "kernel", "", "", size, after=place, sort=sort)
+        found += [row.repository.name for row in page.rows]
+        if page.following is None:
+            return found
+        place = page.following
+        meanwhile()
+
+
+def rank(hub: Hub, name: str, updated: str, downloads: int) -> None:
+    hub.database.change(
+        "UPDATE ranks SET updated = ?, downloads = ? WHERE repository = (SELECT id FROM repositories WHERE name = ?)",
+        *(updated, downloads, name),
+    )
+
+
+@each_database
+def test_pages_go_on_where_the_last_one_ended(hub: Hub):
+    for number in range(7):
+        make(hub, f"acme/r{number}")
+    hub.search.refresh()
+    for number in range(7):  # with equals among them
+        rank(hub, f"r{number}", f"2026-0{1 + number // 3}", number % 3)
+    whole = {sort: listed(hub, sort, 100) for sort in SORTS}
+    assert whole["newest"] == [f"r{number}" for number in reversed(range(7))] == whole["name"][::-1]
+    assert whole["updated"][0] == "r6" and whole["downloads"][:2] == ["r5", "r2"]
+    for sort in SORTS:
+        for size in (1, 2, 3, 7):
+            assert listed(hub, sort, size) == whole[sort], (sort, size)
+    new = iter(range(100))
+    # What appears in front meanwhile shows nothing twice.
+    assert listed(hub, "newest", 2, lambda: make(hub, f"acme/late{next(new)}")) == whole["newest"]
+
+
+@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize(
+    "place",
+    [
+        "1",
+        "é",
+        "A" * 5000,
+        *(
+            base64.urlsafe_b64encode(text.encode()).decode()
+            for text in (
+                "[]",
+                "{}",
+                '[1, "a", 2]',
+                '["\\ud800", "a"]',
+                "[" * 1000,
+                f"[{2**70}, 1.5, 0]",
+                "[1e999]",
+            )
+        ),
+    ],
+)
+def test_a_place_of_elsewhere_is_refused(sort: str, place: str):
+    with pytest.raises(Refusal, match="cursor"):
+        ORDERS[sort].after(place)
+
+
+def test_a_place_of_another_order_is_refused(hub: Hub):
+    make(hub, "acme/a")
+    make(hub, "acme/b")
+    page = hub.search.visible(Caller(), "kernel", "", "", 1, sort="newest")
+    assert page.following is not None
+    with pytest.raises(Refusal, match="cursor"):
+        hub.search.visible(Caller(), "kernel", "", "", 1, after=page.following, sort="downloads")
+
+
+WORDS = (
+    "fast",
+    "gel",
+    "elu",
+    "100%",
+    "a_b",
+    "a%b",
+    'o"k',
+    "'; --",
+    "c\\d",
+    "北京市",
+    "ÄÖÜ",
+    "no such word",
+    "fa st",
+)
+
+
+@each_database
+def test_the_index_of_texts_finds_what_reading_every_row_finds(hub: Hub):
+    texts = ["Fast GELU 100%", "a_b c\\d", "axb 'o\"k'", "北京市 äöü", "'; -- fast", "fa", ""]
+    for number, text in enumerate(texts):
+        name = f"acme/r{number}"
+        commit(
+            hub,
+            make(hub, name),
+            "kernel.toml",
+            f"[kernel]\nsummary = {json.dumps(text, ensure_ascii=False)}\n",
+        )
+    names(hub)
+    for word in (*WORDS, "acme", "r3", "gelu 1", "\0", "x\0y"):
+        assert len(word) < 3 or "\0" in word or hub.database.containing(TEXT, word) is not None, word
+        found = names(hub, word.lower())
+        with mock.patch.object(type(hub.database), "containing", return_value=None):
+            assert names(hub, word.lower()) == found, word
+    assert names(hub, "100%") == ["acme/r0"] and names(hub, "a_b") == ["acme/r1"] and names(hub, "a%b") == []
+    assert names(hub, "北京市") == ["acme/r3"] and names(hub, "fast", "gel") == ["acme/r0"]
+
+
+@each_database
+def test_the_index_of_texts_follows_every_change(hub: Hub):
+    one, two = make(hub, "acme/first"), make(hub, "acme/second")
+    commit(hub, one, "kernel.toml", toml("Fast GELU"))
+    assert names(hub, "gelu") == ["acme/first"] and names(hub, "second") == ["acme/second"]
+    commit(hub, one, "kernel.toml", toml("Fast ReLU"))
+    hub.repositories.rename(two, "ada", "Third")
+    assert names(hub, "gelu") == [] == names(hub, "second")
+    assert names(hub, "relu") == ["acme/first"] and names(hub, "third") == ["ada/Third"]
+    hub.store.delete(one)
+    assert names(hub, "relu") == []
+    make(hub, "acme/first")
+    assert names(hub, "first") == ["acme/first"]
+
+
+@pytest.mark.sqlite
+def test_a_root_that_is_older_than_the_index_of_texts(hub: Hub, tmp_path: Path):
+    fill(hub)
+    assert names(hub, "attention") == ["acme/attention"]
+    dropped = "".join(f"DROP TRIGGER search_text_{event}; " for event in ("insert", "update", "delete"))
+    with closing(sqlite3.connect(tmp_path / "root" / "hub.sqlite")) as rows, rows:
+        rows.executescript(f"{dropped} DROP TABLE search_text; DROP TABLE search_text_rows;")
+    for _ in range(2):
+        with Hub(tmp_path / "root") as again:
+            assert names(again, "attention") == ["acme/attention"] and names(again, "norm") == [
+                "acme/attention",
+                "acme/norm",
+            ]
+            again.database.change("VACUUM")
+            assert again.database.check() == []
+
+
+@pytest.mark.sqlite
+def test_what_few_have_is_found_without_reading_the_others(hub: Hub):
+    """Counted, not timed: instructions of SQLite's machine for a word, a facet and a publisher of one repository."""
+    hub.accounts.add_user("rare")
+    commit(hub, make(hub, "rare/special"), "build/torch-cpu/metadata.json", '{"backend": {"type": "cpu"}}')
+    names(hub)
+    steps, took = 0, {}
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+
+    asked = {"word": Wanted(("special",)), "device": Wanted(facets={"device": "cpu"}), "publisher": Wanted(facets={"publisher": "rare"})}  # fmt: skip
+    for count in (50, 400):
+        with hub.database.transaction():
+            for number in range(hub.database.row("SELECT COUNT(*) AS n FROM search")["n"], count):
+                hub.database.change(
+                    "INSERT INTO repositories VALUES (?, 'kernel', 'acme', ?, 0, '', ?)",
+                    f"{number:032}",
+                    f"k{number}",
+                    number,
+                )
+            hub.database.change("UPDATE search SET stale = 0")
+        for label, wanted in asked.items():
+            hub.database._connection().set_progress_handler(step, 20)
+            page, seen = hub.search.shown(Caller(), wanted, 0, 30), hub.search.overview(Caller(), wanted)
+            hub.database._connection().set_progress_handler(None, 0)
+            assert [row.repository.name for row in page.rows] == ["special"] and seen.total == 1
+            took[label, count], steps = steps, 0
+    for label in asked:
+        assert took[label, 400] - took[label, 50] <= 5, took
+    with mock.patch.object(search_module, "_FEW", -1):
+        hub.database._connection().set_progress_handler(step, 20)
+        hub.search.overview(Caller(), asked["device"])
+        hub.database._connection().set_progress_handler(None, 0)
+    assert steps > 2 * took["device", 400], "what is counted are the rows that are read"
+
+
+def test_without_trigrams_every_row_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sqlite, "_HAS_TRIGRAMS", False)
+    with Hub(tmp_path / "root", create=True) as hub:
+        hub.accounts.add_user("ada")
+        make(hub, "ada/kernels")
+        assert names(hub, "kernels") == ["ada/kernels"] and names(hub, "other") == []
+
+
+@needs_postgresql
+def test_without_pg_trgm_it_is_said_and_every_row_is_read(
+    tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    with monkeypatch.context() as lacking:
+        lacking.setattr(dialect, "text_index", lambda _index: ("CREATE EXTENSION no_such_extension",))
+        with Hub(tmp_path / "root", create=True, database=database) as hub:
+            hub.accounts.add_user("ada")
+            make(hub, "ada/kernels")
+            assert names(hub, "kernels") == ["ada/kernels"] and names(hub, "other") == []
+    assert "CREATE EXTENSION pg_trgm" in caplog.text
+    caplog.clear()
+    with Hub(tmp_path / "root") as hub:  # which has it now
+        assert names(hub, "kernels") == ["ada/kernels"]
+        assert hub.database.containing(TEXT, "kernels") is not None
+    assert "pg_trgm" not in caplog.text
