@@ -203,7 +203,9 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def measure(folder: Path, count: int, database: str | None, server: Any, rounds: int) -> dict[str, Any]:
+def measure(
+    folder: Path, count: int, database: str | None, server: PostgresqlServer | None, rounds: int
+) -> dict[str, Any]:
     """Every figure."""
     began = time.perf_counter()
     names = fill(folder / "root", count, database)

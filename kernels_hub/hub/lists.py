@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from huggingface_hub import GitCommitInfo, HfApi
     from huggingface_hub.hf_api import RepoFile
 
+_Row = dict[str, Any]
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
 
@@ -48,7 +49,7 @@ def commits_of(api: HfApi, repo_id: str, repo_type: str, revision: str) -> Itera
         )
 
 
-def _rows(api: HfApi, path: str, params: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _rows(api: HfApi, path: str, params: Mapping[str, str]) -> Iterator[_Row]:
     from huggingface_hub.utils._http import get_session, hf_raise_for_status
 
     timeout = (CONNECT_SECONDS, ANSWER_SECONDS, ANSWER_SECONDS, CONNECT_SECONDS)

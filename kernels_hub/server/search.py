@@ -6,14 +6,16 @@ repository's lock, and whoever searches next describes it again, holding the sam
 acknowledged before it, whichever process did it, and a crash leaves at most a stale row too many.
 
 A list is read in its order, from an index of it, until a page is full. Where a word, a facet or a publisher leaves few
-repositories, counted up to `_FEW`, those are read from the index of that, and sorted; how many have a word, the planner
+repositories, counted up to `_few`, those are read from the index of that, and sorted; how many have a word, the planner
 of PostgreSQL knows. So a list takes as long with a million repositories, but for words of one or two letters, which no
 index finds, and for several filters that each leave many and together few.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -112,8 +114,8 @@ SORTS = tuple(ORDERS)
 """The orders of a list."""
 MOST_COUNTED = 500
 """Repositories, the newest that match, that are counted, and their facets: a page takes as long with a million."""
-_FEW = 4000
-"""Rows that are sorted rather than looked for in their order."""
+_SIZE_SECONDS = 60.0
+"""How long the number of all repositories is believed."""
 _FACET_VALUES = 12
 _AT_ONCE = 32
 _MOST_WORDS = 20_000
@@ -213,6 +215,7 @@ class Search:
         self._accounts = accounts
         self._repositories = repositories
         self._store = store
+        self._size = 0, -math.inf
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -227,20 +230,26 @@ class Search:
         """How many repositories `shown` finds, and of which kinds they are."""
         condition = self._shown(caller, wanted)
         source, values = self._source(condition, ORDERS["newest"])
+        newest = ORDERS["newest"].by
         rows = self._database.rows(
             # Conditions are made here, values are bound. SQLite looks for what is named once only, from 3.35 on.
             f"WITH newest AS (SELECT search.repository, namespace {source} WHERE {condition.text} "  # noqa: S608
-            f"ORDER BY {ORDERS['newest'].by} LIMIT {MOST_COUNTED}) "
-            "SELECT kind, MIN(value) AS value, COUNT(*) AS n FROM newest "
-            "JOIN facets ON facets.repository = newest.repository GROUP BY kind, lower(value) UNION ALL "
-            "SELECT 'publisher', namespace, COUNT(*) FROM newest GROUP BY namespace",
+            f"ORDER BY {newest} LIMIT {MOST_COUNTED}), "
+            "counted AS (SELECT kind, MIN(value) AS value, COUNT(*) AS n FROM newest "
+            "JOIN facets ON facets.repository = newest.repository GROUP BY kind, lower(value)), "
+            "placed AS (SELECT kind, value, n, "
+            "ROW_NUMBER() OVER (PARTITION BY kind ORDER BY n DESC, lower(value)) AS place FROM counted) "
+            f"SELECT kind, value, n FROM placed WHERE place <= {_FACET_VALUES} UNION ALL "
+            "SELECT * FROM (SELECT 'publisher', namespace, COUNT(*) AS n FROM newest GROUP BY namespace "
+            f"ORDER BY n DESC, namespace LIMIT {_FACET_VALUES}) AS publishers UNION ALL "
+            "SELECT 'total', '', COUNT(*) FROM newest",
             *(*values, *condition.values),
         )
-        total = sum(int(row["n"]) for row in rows if row["kind"] == "publisher")
+        total = next(int(row["n"]) for row in rows if row["kind"] == "total")
         found: dict[str, list[Counted]] = {kind: [] for kind in FACETS if kind not in wanted.facets}
         for row in sorted(rows, key=lambda row: (-int(row["n"]), str(row["value"]).lower())):
-            if len(counted := found.get(row["kind"], [])) < _FACET_VALUES:
-                counted.append(Counted(str(row["value"]), int(row["n"])))
+            if row["kind"] in found:
+                found[row["kind"]].append(Counted(str(row["value"]), int(row["n"])))
         return Overview(total, found)
 
     def _shown(self, caller: Caller, wanted: Wanted) -> _Condition:
@@ -321,19 +330,30 @@ class Search:
         indexed, values = found.condition
         return condition.also(indexed, *values)
 
+    def _few(self) -> int:
+        """Rows that are sorted in less time than as many as are counted are looked for, in order, among all."""
+        known, since = self._size
+        if time.monotonic() - since > _SIZE_SECONDS:
+            (row,) = self._database.rows("SELECT COUNT(*) AS n FROM search")
+            known = int(row["n"])
+            self._size = known, time.monotonic()
+        # MOST_COUNTED of n among all N are found in MOST_COUNTED * N / n rows; to sort one takes as long as two.
+        return max(MOST_COUNTED, math.isqrt(MOST_COUNTED * known // 2))
+
     def _source(self, condition: _Condition, order: Order) -> Query:
         """The tables that a list is read from: in its order, or those rows that a filter leaves, if they are few."""
         best: tuple[int, Query] | None = None
+        few = self._few() if condition.few else 0
         for query, values in condition.few:
             row = self._database.row(
-                f"SELECT COUNT(*) AS n FROM (SELECT 1 FROM ({query}) AS given LIMIT {_FEW + 1}) AS few",  # noqa: S608
+                f"SELECT COUNT(*) AS n FROM (SELECT 1 FROM ({query}) AS given LIMIT {few + 1}) AS few",  # noqa: S608
                 *values,
             )
             assert row is not None
             if best is None or int(row["n"]) < best[0]:
                 best = int(row["n"]), (query, values)
         join = self._database.forced_join
-        if best is not None and best[0] <= _FEW:
+        if best is not None and best[0] <= few:
             query, values = best[1]
             ranks = f" {join} ranks ON ranks.repository = search.repository" if order.ranked else ""
             return f"FROM ({query}) AS few {join} search ON search.repository = few.repository{ranks}", values

@@ -206,7 +206,7 @@ def test_what_few_have_is_found_without_reading_the_others(hub: Hub):
             took[label, count], steps = steps, 0
     for label in asked:
         assert took[label, 400] - took[label, 50] <= 5, took
-    with mock.patch.object(search_module, "_FEW", -1):
+    with mock.patch.object(search_module.Search, "_few", return_value=-1):
         hub.database._connection().set_progress_handler(step, 20)
         hub.search.overview(Caller(), asked["device"])
         hub.database._connection().set_progress_handler(None, 0)

@@ -188,13 +188,13 @@ def test_transactions_come_one_after_the_other(hub: Hub):
 def test_a_transaction_that_fails_or_loses_its_connection_changes_nothing(
     hub: Hub, postgresql: PostgresqlServer, database: str
 ):
-    database = hub.database
+    rows = hub.database
 
     def add(name: str) -> None:
-        database.change("INSERT INTO upgrades VALUES (?)", name)
+        rows.change("INSERT INTO upgrades VALUES (?)", name)
 
     def add_and_fail(error: type[Exception] | None) -> None:
-        with database.transaction():
+        with rows.transaction():
             add("x")
             if error is not None:
                 raise error
@@ -207,7 +207,7 @@ def test_a_transaction_that_fails_or_loses_its_connection_changes_nothing(
         add_and_fail(None)
 
     def add_to_a_lost_one(caught: type[BaseException]) -> None:
-        with database.transaction():
+        with rows.transaction():
             add("x")
             postgresql.execute(
                 "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'kernels-hub' "
@@ -220,10 +220,10 @@ def test_a_transaction_that_fails_or_loses_its_connection_changes_nothing(
     for caught in (ZeroDivisionError, UnavailableError):  # the second goes on all the same
         with pytest.raises(UnavailableError):
             add_to_a_lost_one(caught)
-    assert database.row("SELECT 1 FROM upgrades WHERE name IN ('x', 'y')") is None
-    with database.transaction():
+    assert rows.row("SELECT 1 FROM upgrades WHERE name IN ('x', 'y')") is None
+    with rows.transaction():
         add("z")
-    assert database.row("SELECT name FROM upgrades WHERE name = 'z'") == {"name": "z"}
+    assert rows.row("SELECT name FROM upgrades WHERE name = 'z'") == {"name": "z"}
 
 
 @needs_postgresql

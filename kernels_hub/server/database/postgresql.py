@@ -59,6 +59,8 @@ _SETTINGS = {
     # Queries take milliseconds; to compile them, or to start processes for them, takes tens.
     "jit": "off",
     "max_parallel_workers_per_gather": "0",
+    # What lists read is in memory, or on a disk without a head.
+    "random_page_cost": "1.1",
     # A plan for any LIMIT and any word is a bad one for most.
     "plan_cache_mode": "force_custom_plan",
 }
