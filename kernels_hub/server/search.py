@@ -115,7 +115,8 @@ SORTS = tuple(ORDERS)
 MOST_COUNTED = 500
 """Repositories, the newest that match, that are counted, and their facets: a page takes as long with a million."""
 _SIZE_SECONDS = 60.0
-"""How long the number of all repositories is believed."""
+"""How long a number of rows is believed, where it only says which way is quick."""
+_COUNTS_KEPT = 1000
 _FACET_VALUES = 12
 _AT_ONCE = 32
 _MOST_WORDS = 20_000
@@ -216,6 +217,7 @@ class Search:
         self._repositories = repositories
         self._store = store
         self._size = 0, -math.inf
+        self._counts: dict[Query, tuple[int, float]] = {}
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -340,18 +342,29 @@ class Search:
         # MOST_COUNTED of n among all N are found in MOST_COUNTED * N / n rows; to sort one takes as long as two.
         return max(MOST_COUNTED, math.isqrt(MOST_COUNTED * known // 2))
 
+    def _count(self, few: Query, most: int) -> int:
+        """How many rows a query has, up to more than `most`; believed for a while, since it only says what is quick."""
+        known, since = self._counts.get(few, (0, -math.inf))
+        if time.monotonic() - since > _SIZE_SECONDS:
+            query, values = few
+            (row,) = self._database.rows(
+                f"SELECT COUNT(*) AS n FROM (SELECT 1 FROM ({query}) AS given LIMIT {most + 1}) AS few",  # noqa: S608
+                *values,
+            )
+            known = int(row["n"])
+            if len(self._counts) >= _COUNTS_KEPT:
+                self._counts.clear()
+            self._counts[few] = known, time.monotonic()
+        return known
+
     def _source(self, condition: _Condition, order: Order) -> Query:
         """The tables that a list is read from: in its order, or those rows that a filter leaves, if they are few."""
         best: tuple[int, Query] | None = None
         few = self._few() if condition.few else 0
-        for query, values in condition.few:
-            row = self._database.row(
-                f"SELECT COUNT(*) AS n FROM (SELECT 1 FROM ({query}) AS given LIMIT {few + 1}) AS few",  # noqa: S608
-                *values,
-            )
-            assert row is not None
-            if best is None or int(row["n"]) < best[0]:
-                best = int(row["n"]), (query, values)
+        for candidate in condition.few:
+            count = self._count(candidate, few)
+            if best is None or count < best[0]:
+                best = count, candidate
         join = self._database.forced_join
         if best is not None and best[0] <= few:
             query, values = best[1]
