@@ -18,6 +18,7 @@ from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.proofs import proves_different, proves_equal
 
 if TYPE_CHECKING:
+    import sympy
     import torch
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -73,14 +74,24 @@ class Sizes:
         kind = type(relation).__name__
         if kind not in _PROOFS or any(str(one).startswith("u") for one in relation.free_symbols):
             return None
-        if kind == "Unequality" and any(side == 1 for side in relation.args):
-            return None  # whether a dim is 1, which strides depend on, and no results
+        if kind == "Unequality" and self._asks_for_one(relation.lhs - relation.rhs):
+            return None
         apart = Sizes(Graph("guards"), {})
         apart.ranges, apart.names, apart.solved = self.ranges, self.names, self.solved
         try:
             return _PROOFS[kind](*(apart._dim(side) for side in relation.args))
         except CompilerError:
             return None
+
+    @staticmethod
+    def _asks_for_one(difference: sympy.Expr) -> bool:
+        """Whether it is 0 where a dim is 1, as c * n * (size - 1): strides depend on that, and no results."""
+        import sympy
+
+        factors = sympy.Mul.make_args(sympy.factor_terms(difference))
+        return any(
+            abs(number) == 1 and rest.free_symbols for number, rest in (one.as_coeff_Add() for one in factors)
+        )
 
     def _solve(self, equation: Any) -> None:
         rest = equation.lhs - equation.rhs

@@ -12,6 +12,7 @@ from torch.export import Dim
 from kernels_hub.compiler import evaluate
 from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.torch_export import import_torch
+from kernels_hub.compiler.ir.dims import Expr
 from kernels_hub.compiler.ir.graph import Graph
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.export's own
@@ -71,6 +72,12 @@ def test_whether_a_size_computed_is_one_is_not_asked():
     module = nn.Sequential(nn.Conv1d(3, 4, 4, 2, 1), nn.Conv1d(4, 2, 3, padding=1))
     graph = import_torch(module, (torch.randn(2, 3, 40),), dynamic_shapes=({0: Dim.AUTO, 2: Dim.AUTO},))
     assert not any(isinstance(dim, int) for dim in next(iter(graph.inputs.values())).shape[::2])
+
+
+def test_whether_a_size_is_one_is_not_asked_of_strides_either():
+    """As feature extractors of audio models go on: strides of a * size and of a alone are compared."""
+    graph = free(Chosen(lambda a, b: 8 * a * (b // 2) != 8 * a), 3, 7)
+    assert all(isinstance(value.shape[0], Expr) for value in graph.inputs.values())
 
 
 def test_sums_that_are_equal_are_one():
