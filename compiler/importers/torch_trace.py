@@ -47,7 +47,13 @@ def trace(
         raise ImportFailure(f"import_torch takes a torch.nn.Module, not {type(module).__name__}")
     from kernels_hub.compiler.importers.torch_autograd import listening
 
-    with _told(type(module).__name__), torch.inference_mode(_of_inference_mode(module)), torch.no_grad():
+    of_inference = _of_inference_mode(module)
+    with (
+        _told(type(module).__name__),
+        torch.inference_mode(of_inference),
+        torch.no_grad(),
+        _held_alike(module),
+    ):
         args, kwargs = distinct((args, kwargs))
         if strict:  # Dynamo reads the code of the forward instead of running it: see `import_torch`
             return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=True)
@@ -58,6 +64,34 @@ def trace(
 def _of_inference_mode(module: torch.nn.Module) -> bool:
     """Whether a module was made in inference mode: a trace needs all tensors made there, or none."""
     return any(tensor.is_inference() for tensor in (*module.parameters(), *module.buffers()))
+
+
+@contextmanager
+def _held_alike(module: torch.nn.Module) -> Iterator[None]:
+    """With copies of the tensors made in the other mode that modules hold beside their weights, such as the anchors
+    that a detector remembers of its last call.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    mode = torch.is_inference_mode_enabled()
+
+    def other(value: object) -> bool:
+        return isinstance(value, torch.Tensor) and value.is_inference() is not mode
+
+    held = [
+        (vars(one), name, value)
+        for one in module.modules()
+        for name, value in vars(one).items()
+        if name not in {"_parameters", "_buffers", "_modules"} and any(map(other, pytree.tree_leaves(value)))
+    ]
+    for table, name, value in held:
+        table[name] = pytree.tree_map(lambda one: one.detach().clone() if other(one) else one, value)
+    try:
+        yield
+    finally:
+        for table, name, value in held:
+            table[name] = value
 
 
 def _exported(

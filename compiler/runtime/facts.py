@@ -191,8 +191,17 @@ def _fact(value: object, facts: _Facts) -> object:
     if kind.__module__.partition(".")[0] == "numpy":
         return _fact_of_numpy(value, facts)
     if not _is_of_python(kind):
-        return facts.cannot(value)
+        member = _member_of_native_enum(value)
+        return facts.cannot(value) if member is None else f"{kind_of(kind)}.{member}"
     return (f"a {kind_of(kind)}", {name: facts.of(one) for name, one in attributes(value)})
+
+
+def _member_of_native_enum(value: object) -> str | None:
+    """The name of a member of an enumeration that pybind11 made, such as SDPBackend; None of anything else."""
+    members = getattr(type(value), "__members__", None)
+    if not isinstance(members, dict):
+        return None
+    return next((name for name, one in members.items() if type(one) is type(value) and one == value), None)
 
 
 def _fact_of_numpy(value: object, facts: _Facts) -> object:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend
 
 from kernels_hub.compiler.export.outer_data import outer_data
 from kernels_hub.compiler.export.table import _literal
@@ -105,6 +106,7 @@ KINDS: dict[str, Callable[[float], Any]] = {
     "ordered dict": lambda k: collections.OrderedDict(a=k),
     "namedtuple": Named,
     "enum": Kind,
+    "enum of C++": lambda k: SDPBackend.MATH if k > 2 else SDPBackend.FLASH_ATTENTION,
     "dtype": lambda k: torch.float32 if k > 2 else torch.float64,
     "tensor": lambda k: torch.full((3,), k),
     "tensors in a list": lambda k: [torch.full((3,), k)],

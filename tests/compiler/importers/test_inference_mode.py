@@ -27,3 +27,32 @@ def test_compiled(module_in: bool, input_in: bool, call_in: bool, weights: str) 
     with torch.inference_mode():
         torch.testing.assert_close(got, module(x))
     assert all(one.is_inference() == module_in for one in module.parameters())
+
+
+class _Anchors(nn.Module):
+    """Remembers what its sizes make, beside its weights, as detectors do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.size: int | None = None
+        self.made: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.size != x.shape[1]:
+            self.size, self.made = x.shape[1], [torch.arange(x.shape[1]) * 0.5]
+        return self.layer(x) + self.made[0][:, None]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.export's own
+@pytest.mark.parametrize("module_in", [False, True])
+def test_tensors_that_a_call_left_in_the_module(module_in: bool) -> None:
+    with torch.inference_mode(module_in):
+        module = _Anchors().eval()
+    x = torch.randn(2, 3, 4)
+    with torch.inference_mode(not module_in), torch.no_grad():
+        expected = module(x)
+    left = module.made[0]
+    got = compile((module, (x,)), "cpu", engines=["library"])(x)
+    torch.testing.assert_close(got, expected)
+    assert module.made[0] is left
