@@ -192,6 +192,10 @@ class Graph(Pictures):
             return known
         return self._declare(symbol(name, minimum or 0, maximum))
 
+    def has_size(self, name: str) -> bool:
+        """Whether a node has a size of the symbol of that name, rather than that it is declared alone."""
+        return name in self._used_symbols
+
     def dims(self, shape: Any) -> Shape:
         """A shape with texts ("batch", "2*n + 1") made dims of this graph's symbols."""
         if all(type(dim) is int for dim in shape):

@@ -15,7 +15,7 @@ from kernels_hub.compiler.importers.aten_ops.call import (
 )
 from kernels_hub.compiler.importers.aten_ops.views import constant_pad_nd, pad_pairs
 from kernels_hub.compiler.ir import types
-from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.ir.dims import Dim, Expr
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.op import Shape
 from kernels_hub.compiler.ir.operators import broadcast_shapes
@@ -84,13 +84,25 @@ def _unmasked(x: Value, indices: Indices, call: AtenCall) -> list[Value | None]:
         if index is None or index.dtype is not types.BOOL:
             plain.append(index)
             continue
-        sizes = [dim for dim in call.shape if not isinstance(dim, int) and dim.only_symbol]
-        fresh = [dim for dim in sizes if dim.only_symbol.name not in x.graph.symbols]
-        if len(fresh) != 1:
-            raise UnsupportedArgumentsError("a mask as an index, whose number of places is not a new size")
-        places = x.graph.apply("nonzero", index, count=fresh[0])
+        counts = [dim for dim in call.shape if not isinstance(dim, int) and _counts(dim, index)]
+        if len(counts) != 1:
+            raise UnsupportedArgumentsError(
+                "a mask as an index, whose number of places is no size of its own"
+            )
+        places = x.graph.apply("nonzero", index, count=counts[0])
         plain += [places.slice(0, axis, axis + 1).squeeze(0) for axis in range(index.rank)]
     return plain
+
+
+def _counts(dim: Expr, mask: Value) -> bool:
+    """Whether a dim is the number of a mask's places: a symbol of no tensor so far, or defined by this very mask."""
+    if dim.only_symbol is None:
+        return False
+    name = dim.only_symbol.name
+    definer = mask.graph.definers.get(name)
+    if definer is None:
+        return not mask.graph.has_size(name)
+    return definer.op.name == "nonzero" and definer.operands[0] is mask
 
 
 def _front(x: Value, indices: Indices) -> tuple[list[int], Value, Shape]:
