@@ -4,7 +4,7 @@
     views.py      reshape, slice, concatenate, pad   create.py      full, arange, sizes, assertions
     reduce.py     reductions, sort, top-k            linear.py      products, convolution, attention
     normalize.py  layer, group, batch, RMS norm      indexing.py    gather, scatter, indices, pad by reflection
-    pool.py       pooling, resizing                  complex.py     complex numbers as pairs, Fourier transforms
+    pool.py       pooling, resizing, sampling         complex.py     complex numbers as pairs, Fourier transforms
     call.py       what a handler gets               embedding_bag.py  sums, means, maxima of bags
 
 Nothing here imports torch.

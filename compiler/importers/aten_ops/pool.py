@@ -1,7 +1,8 @@
-"""Pooling and resizing over spatial dims."""
+"""Pooling, resizing and sampling over spatial dims."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from kernels_hub.compiler.importers.aten_ops.call import (
     aten,
     spread,
 )
+from kernels_hub.compiler.importers.grid_sampling import sampled
 from kernels_hub.compiler.importers.pooling import pool
 from kernels_hub.compiler.ir.graph import Value
 
@@ -139,3 +141,23 @@ _RESIZINGS: dict[str, Handler] = {
 for _name, _handler in _RESIZINGS.items():
     aten(f"{_name}.default")(_handler)
     aten(f"{_name}.vec")(_by_factors(_handler))
+
+
+_MODES, _PADDINGS = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
+
+
+@aten("grid_sampler_2d.default", "grid_sampler_3d.default")
+def grid_sampler(
+    call: AtenCall, x: Value, grid: Value, mode: int, padding: int, align_corners: bool
+) -> Value:
+    """Places in float32 at least: in 16 bits an image has no more than 256 of them."""
+    call.refuse_unless(
+        all(isinstance(size, int) for size in x.shape[2:]), "an image of sizes that are no numbers"
+    )
+    how, beyond = _MODES[mode], _PADDINGS[padding]
+    finer = grid.cast(grid.dtype.compute)
+    result = sampled(x, finer, how, beyond, aligned=align_corners)
+    if how == "cubic" or (how == "linear" and beyond == "zeros" and x.rank == 4):
+        known = (finer.unary("abs") < math.inf).reduce("all", finer.rank - 1)
+        result = known.unsqueeze(1).select(result, math.nan)  # as PyTorch's kernels for images have it
+    return result

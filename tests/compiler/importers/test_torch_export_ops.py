@@ -130,6 +130,15 @@ CASES = {
         F.interpolate(x, scale_factor=2.0, mode="bilinear"), F.interpolate(x, size=(9, 4), mode="bilinear", align_corners=True),
         F.interpolate(x, scale_factor=1.7, mode="bilinear"), F.interpolate(x, size=(11, 12), mode="bicubic"),
         F.interpolate(x, size=(4, 5), mode="nearest-exact"), F.interpolate(r, size=7, mode="linear")], IMAGE, ROW),
+    "sampling": (lambda x, v, at, in_v, far: [
+        *(F.grid_sample(x, at, how, padding, aligned) for how in ("bilinear", "nearest", "bicubic")
+          for padding in ("zeros", "border", "reflection") for aligned in (False, True)),
+        *(F.grid_sample(v, in_v, how, align_corners=aligned) for how in ("bilinear", "nearest") for aligned in (False, True)),
+        *(F.grid_sample(x, far, padding_mode=padding, align_corners=False) for padding in ("zeros", "border", "reflection"))],
+        IMAGE, VOLUME, rand(2, 3, 5, 2, seed=1) / 3, rand(1, 2, 3, 4, 3, seed=2) / 3,
+        torch.tensor([float("nan"), -1e6, float("inf"), 0.5]).expand(2, 1, 4).reshape(2, 2, 1, 2)),
+    "picks by a mask": (lambda x, y: [x[x > 0], x[:, y], y[y], torch.cat([x[:, y], x[:, ~y]], 1)],
+                        rand(4, 5), rand(5) > 0),
     "attention": (lambda q, k, m, f: [
         F.scaled_dot_product_attention(q, k, k), F.scaled_dot_product_attention(q, k, k, is_causal=True),
         F.scaled_dot_product_attention(q, k, k, m), F.scaled_dot_product_attention(q, k, k, f, scale=0.3),
