@@ -63,12 +63,12 @@ def trace(
 
 def _of_inference_mode(module: torch.nn.Module) -> bool:
     """Whether a module was made in inference mode: a trace needs all tensors made there, or none."""
-    return any(tensor.is_inference() for tensor in (*module.parameters(), *module.buffers()))
+    return any(tensor.is_inference() for tensor in [*module.parameters()] or module.buffers())
 
 
 @contextmanager
 def _held_alike(module: torch.nn.Module) -> Iterator[None]:
-    """With copies of the tensors made in the other mode that modules hold beside their weights, such as the anchors
+    """With copies of the tensors made in the other mode that modules hold beside their parameters, such as the anchors
     that a detector remembers of its last call.
     """
     import torch
@@ -80,9 +80,10 @@ def _held_alike(module: torch.nn.Module) -> Iterator[None]:
         return isinstance(value, torch.Tensor) and value.is_inference() is not mode
 
     held = [
-        (vars(one), name, value)
+        (table, name, value)
         for one in module.modules()
-        for name, value in vars(one).items()
+        for table in (vars(one), one._buffers)
+        for name, value in table.items()
         if name not in {"_parameters", "_buffers", "_modules"} and any(map(other, pytree.tree_leaves(value)))
     ]
     for table, name, value in held:

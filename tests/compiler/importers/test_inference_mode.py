@@ -37,11 +37,13 @@ class _Anchors(nn.Module):
         self.layer = nn.Linear(4, 4)
         self.size: int | None = None
         self.made: list[torch.Tensor] = []
+        self.register_buffer("places", torch.zeros(0), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.size != x.shape[1]:
             self.size, self.made = x.shape[1], [torch.arange(x.shape[1]) * 0.5]
-        return self.layer(x) + self.made[0][:, None]
+            self.places = torch.arange(x.shape[1]) * 2.0
+        return self.layer(x) + self.made[0][:, None] * self.places[:, None]
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.export's own
@@ -52,7 +54,8 @@ def test_tensors_that_a_call_left_in_the_module(module_in: bool) -> None:
     x = torch.randn(2, 3, 4)
     with torch.inference_mode(not module_in), torch.no_grad():
         expected = module(x)
-    left = module.made[0]
+    left = [module.made[0], module.places]
     got = compile((module, (x,)), "cpu", engines=["library"])(x)
     torch.testing.assert_close(got, expected)
-    assert module.made[0] is left
+    assert module.made[0] is left[0]
+    assert module.places is left[1]
