@@ -74,7 +74,7 @@ class Sizes:
         kind = type(relation).__name__
         if kind not in _PROOFS or any(str(one).startswith("u") for one in relation.free_symbols):
             return None
-        if kind == "Unequality" and self._asks_for_one(relation.lhs - relation.rhs):
+        if kind == "Unequality" and self._asks_for_one(*relation.args):
             return None
         apart = Sizes(Graph("guards"), {})
         apart.ranges, apart.names, apart.solved = self.ranges, self.names, self.solved
@@ -84,14 +84,19 @@ class Sizes:
             return None
 
     @staticmethod
-    def _asks_for_one(difference: sympy.Expr) -> bool:
-        """Whether it is 0 where a dim is 1, as c * n * (size - 1): strides depend on that, and no results."""
+    def _asks_for_one(left: sympy.Expr, right: sympy.Expr) -> bool:
+        """Whether the sides are n * size and n, n % (n * size) and 0, or n * (size - 1) and 0: strides depend on that,
+        and no results.
+        """
         import sympy
 
-        factors = sympy.Mul.make_args(sympy.factor_terms(difference))
-        return any(
-            abs(number) == 1 and rest.free_symbols for number, rest in (one.as_coeff_Add() for one in factors)
-        )
+        if right == 0 and type(left).__name__ in {"Mod", "PythonMod"}:
+            right, left = left.args
+        if right == 0:
+            factors = (one.as_coeff_Add() for one in sympy.Mul.make_args(sympy.factor_terms(left)))
+            return any(abs(number) == 1 and rest.free_symbols for number, rest in factors)
+        above, below = (sympy.factor_terms(left) / sympy.factor_terms(right)).as_numer_denom()
+        return 1 in (above, below)
 
     def _solve(self, equation: Any) -> None:
         rest = equation.lhs - equation.rhs

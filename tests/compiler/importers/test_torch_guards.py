@@ -74,9 +74,17 @@ def test_whether_a_size_computed_is_one_is_not_asked():
     assert not any(isinstance(dim, int) for dim in next(iter(graph.inputs.values())).shape[::2])
 
 
-def test_whether_a_size_is_one_is_not_asked_of_strides_either():
-    """As feature extractors of audio models go on: strides of a * size and of a alone are compared."""
-    graph = free(Chosen(lambda a, b: 8 * a * (b // 2) != 8 * a), 3, 7)
+@pytest.mark.parametrize(
+    "condition",
+    [
+        lambda a, b: 8 * a * (b // 2) != 8 * a,
+        lambda a, b: a * ((b - 3) // 2) + a != a,
+        lambda a, b: a % (a * (b // 2)) != 0,
+    ],
+)
+def test_whether_a_size_is_one_is_not_asked_of_strides_either(condition):
+    """As feature extractors of audio models go on: strides of n * size and of n alone are compared."""
+    graph = free(Chosen(condition), 3, 9)
     assert all(isinstance(value.shape[0], Expr) for value in graph.inputs.values())
 
 
