@@ -5,16 +5,24 @@
 #include <cstdint>
 #include <cstring>
 
+#include "dict_version.h"
 #include "weight_guard.h"
 
 struct KhHeld {
   void *table, *name, *value;  // of a dict, the very object under a name, nullptr for none
 };
 
+// Whether a dict was changed in any way. One that was may hold the same objects as before, and is looked into.
+struct KhVersion {
+  const uint64_t* place;  // of the dict's version; nullptr where there is none: see dict_version.py
+  uint64_t known;         // the version when all was last looked up; 0 for none
+  uint64_t now() const { return place == nullptr ? 0 : *place; }
+};
+
 // A dict of which rows of `held` speak, from `begin` to `end`.
 struct KhTable {
-  const char* table;
-  uint64_t version;  // the dict's when these rows last held; 0 for none, or where Python counts none
+  void* table;
+  KhVersion version;
   int64_t begin, end;
 };
 
@@ -37,7 +45,7 @@ struct KhOrdered {
   void* dict;
   void* const* keys;  // the very objects, in the order in which it holds them
   int64_t count;
-  uint64_t version;  // as that of a table
+  KhVersion version;
 };
 
 template <class T>
@@ -59,50 +67,48 @@ struct KhModuleGuard {
   KhSpan<const char* const> next;  // where the caller looks itself, afterwards
   const KhTensorState* state;      // of weights; nullptr where the caller looks
   KhGuard* guard;                  // of weights that were copied; nullptr where none is compared
-  int64_t version;       // bytes from the start of a dict to its version, 0 where Python counts none: see dict_version.py
-  uint64_t own_version;  // as that of a table
+  const void* module;              // the module's own dict when this was made, which may have died
+  KhVersion own_version;           // of that
 };
 
-static inline uint64_t kh_dict_version(const KhModuleGuard* all, const void* dict) {
-  uint64_t version = 0;
-  if (all->version != 0) std::memcpy(&version, static_cast<const char*>(dict) + all->version, sizeof version);
-  return version;
-}
-
-// A dict whose version is what it was was not changed in any way, nor is it another one: no two dicts have the same.
-// Of one with another version, what it holds is asked for: it may be the same objects as before.
-static bool kh_held(KhModuleGuard* all, void* module) {
-  for (const KhTable& one : all->tables) __builtin_prefetch(one.table + all->version);
-  const uint64_t own = kh_dict_version(all, module);
-  if (own == 0 || own != all->own_version) {
-    for (const KhHeld& one : all->own)
-      if (kh_python.get(module, one.name) != one.value) return false;
-    all->own_version = own;
-  }
-  for (KhTable& table : all->tables) {
-    const uint64_t version = kh_dict_version(all, table.table);
-    if (version != 0 && version == table.version) continue;
-    for (int64_t row = table.begin; row < table.end; ++row) {
-      const KhHeld& one = all->held.first[row];
-      if (kh_python.get(one.table, one.name) != one.value) return false;
-    }
-    table.version = version;
+// Whether rows about dicts hold, each of which is asked where its dict was changed since it last did.
+template <class Rows, class Holds>
+static bool kh_unchanged(const Rows& rows, Holds holds) {
+  for (auto& row : rows) {
+    const uint64_t now = row.version.now();
+    if (now != 0 && now == row.version.known) continue;
+    if (!holds(row)) return false;
+    row.version.known = now;
   }
   return true;
 }
 
+static bool kh_held(KhModuleGuard* all, void* module) {
+  const bool is_known = module == all->module;  // then it is alive, and its version can be read
+  const uint64_t own = is_known ? all->own_version.now() : 0;
+  if (own == 0 || own != all->own_version.known) {
+    for (const KhHeld& one : all->own)
+      if (kh_python.get(module, one.name) != one.value) return false;
+    if (is_known) all->own_version.known = own;
+  }
+  return kh_unchanged(all->tables, [all](const KhTable& table) {
+    for (int64_t row = table.begin; row < table.end; ++row) {
+      const KhHeld& one = all->held.first[row];
+      if (kh_python.get(one.table, one.name) != one.value) return false;
+    }
+    return true;
+  });
+}
+
 static bool kh_in_order(KhModuleGuard* all) {
-  for (KhOrdered& one : all->ordered) {
-    const uint64_t version = kh_dict_version(all, one.dict);
-    if (version != 0 && version == one.version) continue;
+  return kh_unchanged(all->ordered, [](const KhOrdered& one) {
     if (kh_python.size(one.dict) != one.count) return false;
     intptr_t place = 0;
     void* key = nullptr;
     for (int64_t i = 0; i < one.count; ++i)
       if (!kh_python.next(one.dict, &place, &key, nullptr) || key != one.keys[i]) return false;
-    one.version = version;
-  }
-  return true;
+    return true;
+  });
 }
 
 enum KhModuleState { kKhChanged = 0, kKhSame = 1, kKhContentChanged = 2, kKhTensorChanged = 3 };
@@ -112,7 +118,9 @@ static KhModuleState kh_parts_hold(KhModuleGuard* all, void* module) {
     __builtin_prefetch(one.object);
     __builtin_prefetch(static_cast<const char*>(one.object) - 24);  // where CPython has its dict
   }
-  for (const KhOrdered& one : all->ordered) __builtin_prefetch(one.dict);
+  for (const KhTable& one : all->tables) __builtin_prefetch(one.version.place);
+  for (const KhOrdered& one : all->ordered) __builtin_prefetch(one.version.place);
+  for (const KhField& one : all->fields) __builtin_prefetch(one.object + one.offset);
   for (const KhCell& one : all->cells) __builtin_prefetch(one.cell);
   for (const char* one : all->next) __builtin_prefetch(one);
   if (all->state != nullptr) kh_tensors_ahead(*all->state);

@@ -85,7 +85,7 @@ class Native:
             one.argtypes = (ctypes.c_void_p,)
         self.fill: Callable[[int], object] = library.kh_guard_fill
         self.holds_all: Callable[[int], int] = library.kh_guard_holds_all
-        self._library = library
+        self.library = library
         self._methods: dict[str, _Method] = {}
         self._make = ctypes.pythonapi.PyCFunction_NewEx
         self._make.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
@@ -103,7 +103,7 @@ class Native:
         """
         method = self._methods.get(name)
         if method is None:
-            method = self._methods[name] = _Method(name.encode(), _address(self._library, name), flags, None)
+            method = self._methods[name] = _Method(name.encode(), _address(self.library, name), flags, None)
         bound: Callable[..., int] = self._make(ctypes.addressof(method), ctypes.addressof(record), None)
         return bound
 

@@ -1,7 +1,7 @@
 """Module guard: detects that a module, its parts or its weights changed since a program was made for them.
 
     what                                                         at each use
-    tables of the module and its parts hold the very objects     all of them, by their versions where Python counts some
+    tables of the module and its parts hold the very objects     all of them, by their versions where there are some
     parts are of the same classes, have the same tables, and
     have no hooks; cells of closures hold what they held         all of them
     weights lie where they lay, with the same version counter,
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..native.dict_version import offset_of_version
+from ..native.dict_version import place_of_versions
 from ..native.tensor_state import KnownTensors
 from ..native.weight_guard import ONE_ARGUMENT, Content, Native, NativeContent, content_of, tell
 from .facts import CellHolds, FunctionHolds, HasKeys, Held
@@ -39,10 +39,16 @@ class _Held(ctypes.Structure):
     _fields_ = (("table", ctypes.c_void_p), ("name", ctypes.c_void_p), ("value", ctypes.c_void_p))
 
 
+class _Version(ctypes.Structure):
+    """KhVersion of module_guard.h."""
+
+    _fields_ = (("place", ctypes.c_void_p), ("known", ctypes.c_uint64))
+
+
 class _Table(ctypes.Structure):
     _fields_ = (
         ("table", ctypes.c_void_p),
-        ("version", ctypes.c_uint64),
+        ("version", _Version),
         ("begin", ctypes.c_int64),
         ("end", ctypes.c_int64),
     )
@@ -61,7 +67,7 @@ class _Ordered(ctypes.Structure):
         ("dict", ctypes.c_void_p),
         ("keys", ctypes.c_void_p),
         ("count", ctypes.c_int64),
-        ("version", ctypes.c_uint64),
+        ("version", _Version),
     )
 
 
@@ -80,8 +86,8 @@ class _ModuleGuardStruct(ctypes.Structure):
         *((name, _Span) for name in ("own", "tables", "held", "typed", "cells", "ordered", "fields", "next")),
         ("state", ctypes.c_void_p),
         ("guard", ctypes.c_void_p),
-        ("version", ctypes.c_int64),
-        ("own_version", ctypes.c_uint64),
+        ("module", ctypes.c_void_p),
+        ("own_version", _Version),
     )
 
 
@@ -142,7 +148,7 @@ class ModuleGuard:
         self._is_written = False
         self._asked: Callable[[dict[str, object]], int] | None = None
         if native is not None:
-            self._asked = self._natively(native)
+            self._asked = self._natively(native, own)
             return
         self._holders, self._names, self._values = (
             map(list, zip(*self.held, strict=True)) if self.held else ([], [], [])
@@ -172,17 +178,26 @@ class ModuleGuard:
         if self.content is not None:
             self.content.strict = on
 
-    def _natively(self, native: Native) -> Callable[[dict[str, object]], int]:
+    def _natively(self, native: Native, own: dict[str, object]) -> Callable[[dict[str, object]], int]:
         """The native comparison. Objects are known by their addresses, which are theirs while this holds them."""
+        place = place_of_versions(native.library)
+
+        def version(table: dict[str, object]) -> _Version:
+            return _Version(None if place is None else place(table), 0)
+
         asked = self.placed if self._known.state is None else []
         self.held.sort(key=lambda row: id(row.holder))
-        places = [id(row.holder) for row in self.held]
-        tables = {place: (places.index(place), places.count(place)) for place in dict.fromkeys(places)}
+        holders = [id(row.holder) for row in self.held]
+        tables = {id(row.holder): row.holder for row in self.held}
         self._keys = [_array(ctypes.c_void_p, [*map(id, one.keys)]) for one in self.ordered]
         self._arrays = [
             _array(_Held, [_Held(None, id(one.name), _value(one)) for one in self.own]),
             _array(
-                _Table, [_Table(place, 0, begin, begin + rows) for place, (begin, rows) in tables.items()]
+                _Table,
+                [
+                    _Table(key, version(table), holders.index(key), holders.index(key) + holders.count(key))
+                    for key, table in tables.items()
+                ],
             ),
             _array(_Held, [_Held(id(one.holder), id(one.name), _value(one)) for one in self.held]),
             _array(
@@ -196,7 +211,7 @@ class ModuleGuard:
             _array(
                 _Ordered,
                 [
-                    _Ordered(id(one.table), ctypes.addressof(keys), len(keys), 0)
+                    _Ordered(id(one.table), ctypes.addressof(keys), len(keys), version(one.table))
                     for one, keys in zip(self.ordered, self._keys, strict=True)
                 ],
             ),
@@ -214,7 +229,8 @@ class ModuleGuard:
             *(_Span(ctypes.addressof(array), len(array)) for array in self._arrays),
             _state_address(self._known),
             self.content.address if isinstance(self.content, NativeContent) else None,
-            offset_of_version(),
+            id(own),
+            version(own),
         )
         self._native = native
         return native.bound("kh_module_guard_asked", self._record, ONE_ARGUMENT)
