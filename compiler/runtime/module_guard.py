@@ -17,6 +17,7 @@ held the table.
 from __future__ import annotations
 
 import ctypes
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any
@@ -132,7 +133,9 @@ class ModuleGuard:
         ]
         ordered = [HasKeys(hook.value, ()) for hook in hooks]
         ordered += [one for one in same if isinstance(one, HasKeys)]
-        self.ordered = list({id(one.table): one for one in ordered}.values())
+        by_table = {id(one.table): one for one in ordered}.values()
+        self.ordered = [one for one in by_table if not _has_own_order(one.table)]
+        self._same += [one for one in by_table if _has_own_order(one.table)]
         self.modules, self.kinds = list(modules), list(map(type, modules))
         self.tables = list(map(vars, modules))
         native = Native.of(library)
@@ -267,6 +270,11 @@ class ModuleGuard:
 
 def _state_address(known: KnownTensors) -> int | None:
     return None if known.state is None else ctypes.addressof(known.state)
+
+
+def _has_own_order(table: dict[str, object]) -> bool:
+    """Whether keys may be in another order than in the dict that it is: moving one to an end changes no dict."""
+    return isinstance(table, OrderedDict) and len(table) > 1
 
 
 def _value(held: Held) -> int | None:

@@ -253,3 +253,17 @@ def test_functions_and_the_order_of_keys_are_seen(watch: Watch) -> None:
     assert guard.holds({})
     del table["b"]
     assert not guard.holds({})
+
+
+def test_the_order_of_hooks_is_seen(watch: Watch) -> None:
+    """An OrderedDict has an order of its own, which is not that of the dict that it is."""
+    table: OrderedDict[str, object] = OrderedDict(a=1, b=2)
+    table.move_to_end("b", last=False)  # as `prepend=True` does
+    guard = watch({}, [], [], [], [], [], same=[HasKeys(table, ("b", "a"))])
+    assert guard.holds({}) and guard.holds({})
+    table.move_to_end("b")
+    assert not guard.holds({})
+    table.move_to_end("a")
+    assert guard.holds({})
+    table["c"] = 3
+    assert not guard.holds({})
