@@ -46,7 +46,7 @@ class Request:
 
 
 def locate(request: Request, hub: Connection) -> tuple[RepositoryCache, list[Pinned]]:
-    """The repository's cache and the commits that fit, best first; offline, those that are known."""
+    """The repository's cache and the commits that fit, best first; those in the cache where no Hub can be asked."""
     check_repository_name(request.repo_id)
     root = hub_cache_folder()
     types = [request.repo_type] if request.repo_type else _types_by_presence(root, request.repo_id)
@@ -67,12 +67,11 @@ def locate(request: Request, hub: Connection) -> tuple[RepositoryCache, list[Pin
         except HubPermissionError:
             raise
         except HubError as error:
-            known_before = cache.read_refs()
-            fitting = [] if known_before is None else _candidates(request.wanted, known_before)
-            if not any(has_any_variant(cache, pinned) for pinned in fitting):
+            here = _in_cache(request.wanted, cache)
+            if not here:
                 raise
-            logger.warning("%s; using %s of %s from the cache", error, fitting[0], request.repo_id)
-            return cache, fitting
+            logger.warning("%s; using %s of %s from the cache", error, here[0], request.repo_id)
+            return cache, here
         fitting = _candidates(request.wanted, known)
         if not fitting:
             raise request.wanted.missing(request.repo_id, known.refs, known.yanked)
@@ -111,6 +110,12 @@ def has_any_variant(place: RepositoryCache, pinned: Pinned) -> bool:
     return any(place.holds(pinned.commit, tree.variant(name)) for name in tree.variants())
 
 
+def _in_cache(wanted: VersionRequest, cache: RepositoryCache) -> list[Pinned]:
+    """The commits that fit, of those that were known when the Hub was last asked, and are in the cache."""
+    fitting = _candidates(wanted, cache.read_refs() or KnownRefs(Refs()))
+    return [pinned for pinned in fitting if has_any_variant(cache, pinned)]
+
+
 def _candidates(wanted: VersionRequest, known: KnownRefs) -> list[Pinned]:
     return wanted.candidates(known.refs, known.yanked)
 
@@ -130,9 +135,7 @@ def _ask_refs(hub: Connection, place: RepositoryCache, wanted: VersionRequest) -
 
 def _locate_offline(request: Request, places: list[RepositoryCache]) -> tuple[RepositoryCache, list[Pinned]]:
     for cache in places:
-        fitting = _candidates(request.wanted, cache.read_refs() or KnownRefs(Refs()))
-        here = [pinned for pinned in fitting if has_any_variant(cache, pinned)]
-        if here:
+        if here := _in_cache(request.wanted, cache):
             return cache, here
     raise OfflineError(
         f"{request} is not available offline: HF_HUB_OFFLINE is set and {places[0].root} does not hold it; "

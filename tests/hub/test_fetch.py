@@ -295,6 +295,21 @@ def test_the_hub_goes_away(place: Place, caplog: pytest.LogCaptureFixture) -> No
         place.get("other", version=1)
 
 
+def test_the_hub_goes_away_after_a_release_that_is_not_here(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.release("1.0.0", "old")
+    place.get(version=">=1")
+    place.release("1.1.0", "new")
+    client.forget()
+    assert has_kernel(place.repo(), version=">=1.1")
+    place.at("http://127.0.0.1:9")
+    assert place.get(version=">=1").VALUE == "old"
+    assert "using v1.0.0" in caplog.text
+    with pytest.raises(HubError, match="cannot be reached"):
+        place.get(version=">=1.1")
+
+
 # -- dependencies -----------------------------------------------------------------------------------
 
 
