@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.commit import AddFile, AddLarge, CommitRequest
 from kernels_hub.server.database import Database
 from kernels_hub.server.hub import Hub
@@ -192,6 +193,26 @@ def test_a_row_is_on_disk_when_a_change_returns(tmp_path: Path):
         other = sqlite3.connect(tmp_path / "root" / "hub.sqlite")
         assert other.execute("SELECT COUNT(*) FROM repositories").fetchone() == (1,)
         other.close()
+
+
+@pytest.mark.sqlite
+def test_a_file_that_is_no_database_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    prepare(tmp_path / "root")
+    (tmp_path / "root" / "hub.sqlite").write_bytes(b"no database" * 1000)
+    connections: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def noted(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        connections.append(connect(*args, **kwargs))
+        return connections[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", noted)
+    with pytest.raises(KernelsHubError, match="cannot be used"):
+        Hub(tmp_path / "root")
+    assert connections
+    for connection in connections:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")
 
 
 @pytest.mark.git_folder

@@ -54,6 +54,7 @@ class SqliteDatabase(Database):
         try:
             self.add(CORE)
         except DatabaseError as error:
+            self.close()
             raise KernelsHubError(
                 f"{path} cannot be used: {error}; if it is damaged, put back the one of a copy made by "
                 "`kernels-hub hub backup`"
@@ -62,22 +63,7 @@ class SqliteDatabase(Database):
     def _connection(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
-            # Opened and used by one thread; closed by whichever stops the server.
-            connection = sqlite3.connect(
-                self._path,
-                timeout=_SECONDS,
-                isolation_level=None,
-                check_same_thread=False,
-                cached_statements=256,
-            )
-            connection.row_factory = sqlite3.Row
-            for pragma in (
-                "journal_mode=WAL",
-                "synchronous=FULL",
-                "foreign_keys=ON",
-                f"cache_size=-{_CACHE_KIB}",
-            ):
-                connection.execute(f"PRAGMA {pragma}").close()
+            connection = self._opened()
             with self._guard:
                 # Threads end when there is little to do: their connections, three descriptors each, end here.
                 for _, left in [row for row in self._all if not row[0].is_alive()]:
@@ -85,6 +71,29 @@ class SqliteDatabase(Database):
                 self._all = [row for row in self._all if row[0].is_alive()]
                 self._all.append((threading.current_thread(), connection))
             self._local.connection = connection
+        return connection
+
+    def _opened(self) -> sqlite3.Connection:
+        """A connection that one thread opens and uses, and whichever stops the server closes."""
+        connection = sqlite3.connect(
+            self._path,
+            timeout=_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+        )
+        connection.row_factory = sqlite3.Row
+        try:
+            for pragma in (
+                "journal_mode=WAL",
+                "synchronous=FULL",
+                "foreign_keys=ON",
+                f"cache_size=-{_CACHE_KIB}",
+            ):
+                connection.execute(f"PRAGMA {pragma}").close()
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def add(self, schema: Schema) -> None:
