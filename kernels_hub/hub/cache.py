@@ -103,7 +103,8 @@ class RepositoryCache:
         """One process of this machine at a time; released when a process dies."""
         from filelock import FileLock
 
-        path = self.root / ".locks" / self.folder.name / f"kernels_hub.{name.replace('/', '_')}.lock"
+        flat = name.replace("/", "_")
+        path = self.root / ".locks" / self.folder.name / f"kernels_hub.{flat}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path):
             yield
