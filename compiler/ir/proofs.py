@@ -6,6 +6,7 @@ Every answer True holds for all sizes that the facts allow; False means only "no
 from __future__ import annotations
 
 from kernels_hub.compiler.ir.dims import Dim, Expr, Opaque, Symbol, atom, replace_atom
+from kernels_hub.compiler.ir.one_symbol import is_never_negative
 
 _DEPTH = 6
 """How many opaque terms a proof takes apart, one after the other."""
@@ -68,7 +69,9 @@ def _never_negative(dim: Dim, depth: int) -> bool:
     if high is not None and high < 0:
         return False
     found = _linear_opaque(dim)
-    return depth > 0 and found is not None and _by_cases(dim, *found, depth - 1)
+    if depth > 0 and found is not None and _by_cases(dim, *found, depth - 1):
+        return True
+    return depth == _DEPTH and bool(is_never_negative(dim))
 
 
 def _from_zero(dim: Expr) -> Dim:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import operator
+from types import MappingProxyType
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from kernels_hub.compiler.ir.dims import (
     symbol,
 )
 from kernels_hub.compiler.ir.extrema import dim_max, dim_min, substitute
+from kernels_hub.compiler.ir.one_symbol import is_never_negative
 from kernels_hub.compiler.ir.proofs import interval, proves_different, proves_equal, proves_le
 from kernels_hub.compiler.ir.text import parse_dim
 
@@ -39,31 +42,37 @@ BINARY = {
 PYTHON = {**BINARY, "//": operator.floordiv, "%": operator.mod, "min": min, "max": max}
 
 
-def trees(depth: int = 4):
-    """Formulas over a, b, n: nested tuples (sign, left, right); division by positive ints only."""
-    leaves = st.one_of(st.integers(-6, 6), st.sampled_from(list(RANGES)))
+def trees(depth: int = 4, over=tuple(RANGES)):
+    """Formulas over a, b, n: nested tuples (sign, left, right); division by what is positive only."""
+    leaves = st.one_of(st.integers(-6, 6), st.sampled_from(over))
+    divisors = [name for name in over if name != "a"]
     return st.recursive(
         leaves,
         lambda inner: st.one_of(
             st.tuples(st.sampled_from(["+", "-", "*", "min", "max"]), inner, inner),
             st.tuples(st.sampled_from(["//", "%"]), inner, st.integers(1, 6)),
-            st.tuples(st.sampled_from(["//", "%"]), inner, st.sampled_from(["b", "n"])),
+            *(
+                [st.tuples(st.sampled_from(["//", "%"]), inner, st.sampled_from(divisors))]
+                if divisors
+                else []
+            ),
         ),
         max_leaves=depth,
     )
 
 
-def build(tree):
+def build(tree, known=MappingProxyType({"a": A, "b": B, "n": N})):
     if isinstance(tree, tuple):
         sign, left, right = tree
-        return BINARY[sign](build(left), build(right))
-    return {"a": A, "b": B, "n": N}.get(tree, tree)
+        return BINARY[sign](build(left, known), build(right, known))
+    return known.get(tree, tree)
 
 
-def compute(tree, binding):
+def compute(tree, binding, others=MappingProxyType({})):
     if isinstance(tree, tuple):
         sign, left, right = tree
-        return PYTHON[sign](compute(left, binding), compute(right, binding))
+        values = compute(left, binding, others), compute(right, binding, others)
+        return others.get(sign, PYTHON[sign])(*values)
     return binding.get(tree, tree)
 
 
@@ -165,6 +174,31 @@ def test_equality_beyond_form():
     assert A % 4 + 4 * (A // 4) != A
     assert proves_equal(A % 4 + 4 * (A // 4), A)
     assert proves_different(A, A + 1) and not proves_different(A, N)
+
+
+@given(trees(7, ["a"]), st.integers(0, 3), st.one_of(st.none(), st.integers(0, 40)))
+@settings(max_examples=300, deadline=None)
+def test_one_symbol_is_decided(tree, least, more):
+    of = symbol("n", least, None if more is None else least + more)
+    dim = build(tree, {"a": of})
+    sizes = np.arange(least, 4000 if more is None else least + more + 1)
+    if more is None:  # where slopes decide
+        sizes = np.concatenate([sizes, 10**6 + np.arange(64)])
+    values = np.broadcast_to(compute(tree, {"a": sizes}, {"min": np.minimum, "max": np.maximum}), sizes.shape)
+    decided = is_never_negative(dim) if isinstance(dim, Expr) else dim >= 0
+    assert decided is None or decided == bool((values >= 0).all())
+    if decided:
+        assert proves_le(0, dim)
+
+
+def test_terms_that_occur_several_times():
+    """As in the model VITS, and in sizes that are padded to whole windows."""
+    short, long = dim_max(0, 5 - N), dim_max(0, N - 5)
+    assert proves_equal(dim_min(2 * N - 1 + short, 9 + 2 * long) - short, 2 * N - 1)
+    assert proves_le(N, ceildiv(N, 4) * 4) and proves_le(ceildiv(N, 4) * 4, N + 3)
+    assert proves_equal(dim_max(N // 2, ceildiv(N, 2)) + dim_min(N // 2, ceildiv(N, 2)), N)
+    assert is_never_negative(A * A) is None and is_never_negative(A + N) is None
+    assert is_never_negative(N // 100 + N) is None, "a period that is too long"
 
 
 def test_what_is_not_a_number_says_so():
