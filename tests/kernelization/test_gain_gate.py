@@ -244,7 +244,7 @@ def test_functions_have_their_kernels_where_rows_are_too_few_for_the_block(
     original = undecorated(forward.__globals__["original"].__globals__["_kernel"])
     (name,) = [one for one in original.__code__.co_names if one.endswith("_of_apply_rotary_pos_emb")]
     rotate, lengths = original.__globals__[name], []
-    assert any("rotary" in str(getattr(one, "__module__", "")) for one in of_closure(rotate))
+    assert "rotary" in rotate.__globals__["_kernel"].func.__module__
 
     def counting(q: torch.Tensor, *args: object) -> object:
         lengths.append(q.shape[2])

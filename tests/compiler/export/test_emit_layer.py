@@ -533,8 +533,8 @@ def test_the_original_is_called_by_the_names_of_its_arguments(mlp: Emitted, monk
         return forward(self, *args, **kwargs)
 
     module, x = gated_mlp().module, torch.randn(1, 2, 64)
+    monkeypatch.setattr(GatedMLP, "forward", wrapped)
     with swapped(module, mlp), torch.no_grad():
-        monkeypatch.setattr(GatedMLP, "forward", wrapped)
         expected = forward(module, x)
         torch.testing.assert_close(torch.func.vmap(module)(x[None])[0], expected)
         torch.testing.assert_close(torch.compile(module, backend="eager", fullgraph=True)(x), expected)
