@@ -7,6 +7,7 @@ PyTorch store them) is refused, and so is compiled code.
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import struct
 import zipfile
@@ -49,6 +50,7 @@ class TorchArchive:
                 infos = archive.infolist()
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+            # NotImplementedError is what zipfile raises for a later format of zip.
             raise ImportFailure(f"{path} is no file of torch.export.save, or is cut off: {error}") from error
         names = [info.filename for info in infos]
         if len(set(names)) < len(names):
@@ -138,9 +140,9 @@ class TorchArchive:
         if memory.numel() % dtype.itemsize:
             raise ValueError(f"{memory.numel()} bytes are no whole number of {dtype}")
         if not memory.numel():
+            if math.prod(sizes):
+                raise ValueError(f"no bytes for {math.prod(sizes)} elements")
             tensor = torch.empty(sizes, dtype=dtype)
-            if tensor.numel():
-                raise ValueError(f"no bytes for {tensor.numel()} elements")
         else:
             aligned = memory if memory.data_ptr() % dtype.itemsize == 0 else memory.clone()
             known[record] = aligned

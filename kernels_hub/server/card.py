@@ -129,9 +129,7 @@ def _read(block: bytes) -> Card:
         return Card(json.loads(text, parse_constant=lambda _: None))
     except (yaml.YAMLError, *_WRONG_VALUES) as error:
         reason = " ".join(str(error).encode("utf-8", "replace").decode().split())[:500]
-        if (
-            "maximum nesting depth" in reason
-        ):  # PyYAML's own limit, from 6.0.4 on, which its scanner meets first
+        if "maximum nesting depth" in reason:  # PyYAML's own, from 6.0.4 on, which its scanner meets first
             return Card(problems=(_TOO_DEEP,))
         return Card(problems=(f"the YAML at the head does not parse: {reason}",))
 

@@ -214,7 +214,7 @@ def test_what_few_have_is_found_without_reading_the_others(hub: Hub):
 
 
 def test_without_trigrams_every_row_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sqlite, "_HAS_TRIGRAMS", False)
+    monkeypatch.setattr(sqlite, "_has_trigrams", lambda: False)
     with Hub(tmp_path / "root", create=True) as hub:
         hub.accounts.add_user("ada")
         make(hub, "ada/kernels")

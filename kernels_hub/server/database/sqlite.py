@@ -5,6 +5,7 @@ Every thread has a connection of its own; several processes may use the file at 
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +30,7 @@ _CACHE_KIB = 8192
 """Pages that a thread keeps: what a search reads again for its second question, with 100,000 repositories."""
 
 
+@functools.cache
 def _has_trigrams() -> bool:
     """Whether this SQLite indexes substrings: from 3.34 on, with FTS5, which few builds leave out."""
     with closing(sqlite3.connect(":memory:")) as probe:
@@ -37,9 +39,6 @@ def _has_trigrams() -> bool:
         except sqlite3.OperationalError:
             return False
     return True
-
-
-_HAS_TRIGRAMS = _has_trigrams()
 
 
 class SqliteDatabase(Database):
@@ -103,7 +102,7 @@ class SqliteDatabase(Database):
 
     def containing(self, index: TextIndex, text: str) -> Containing | None:
         """How FTS5 finds a text; None below three characters, and without trigrams."""
-        if len(text) < SHORTEST_TEXT or "\0" in text or not _HAS_TRIGRAMS:
+        if len(text) < SHORTEST_TEXT or "\0" in text or not _has_trigrams():
             return None
         phrase = '"' + text.replace('"', '""') + '"'
         keys = (
@@ -247,7 +246,7 @@ def _script(schema: Schema) -> str:
         for table in schema.append_only
         for action in ("UPDATE", "DELETE")
     ]
-    texts = map(_text_index, schema.texts) if _HAS_TRIGRAMS else ()
+    texts = map(_text_index, schema.texts) if _has_trigrams() else ()
     return "\n".join(
         [
             schema.tables,

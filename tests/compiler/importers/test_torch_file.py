@@ -305,9 +305,16 @@ def test_what_no_graph_needs_is_not_read(plain, tmp_path):
     assert not marker.exists()
 
 
+def _without_bytes(records: dict[str, bytes]) -> None:
+    records["data/weights/weight_0"] = b""
+    vast = [{"as_int": 1 << 30}, {"as_int": 1 << 30}]
+    in_json(WEIGHTS, lambda one: one["config"]["weight"]["tensor_meta"].update(sizes=vast))(records)
+
+
 DAMAGED: dict[str, tuple[Callable[[dict[str, bytes]], None], str]] = {
     "no weights": (lambda records: records.pop("data/weights/weight_0"), "has no data/weights/weight_0"),
     "short weights": (lambda records: records.update({"data/weights/weight_0": b"\0" * 8}), "out of bounds|'weight'"),
+    "vast and empty": (_without_bytes, "no bytes for 1152921504606846976 elements"),
     "no JSON": (lambda records: records.update({MODEL: b"{"}), "no JSON"),
     "deep JSON": (lambda records: records.update({MODEL: b"[" * 200_000}), "no JSON"),
     "a list": (lambda records: records.update({MODEL: b"[]"}), "no JSON object"),
