@@ -283,6 +283,7 @@ class Importer:
         inner = Importer(graph, program, self.mutations, self.notes)
         inner.sizes = Sizes(graph, program.range_constraints)
         inner.sizes.names, inner.sizes.solved = self.sizes.names, self.sizes.solved
+        inner.sizes.ranges = self.sizes.ranges
         return inner
 
     def give(self, node: torch.fx.Node, value: object) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import reduce
 from operator import add, mul
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernels_hub.compiler.errors import CompilerError, ImportFailure
 from kernels_hub.compiler.importers.aten_ops import UnsupportedArgumentsError
@@ -15,7 +17,7 @@ from kernels_hub.compiler.importers.torch_trace import arguments_of
 from kernels_hub.compiler.ir.dims import Dim, floordiv, mod
 from kernels_hub.compiler.ir.extrema import dim_max, dim_min
 from kernels_hub.compiler.ir.graph import Graph, Value
-from kernels_hub.compiler.ir.proofs import proves_different, proves_equal
+from kernels_hub.compiler.ir.proofs import proves_different, proves_equal, proves_le
 
 if TYPE_CHECKING:
     import sympy
@@ -27,8 +29,25 @@ _UNBOUNDED = 1 << 60
 _PROOFS: Mapping[str, Callable[[Dim, Dim], bool]] = {
     "Equality": proves_equal,
     "Unequality": proves_different,
+    "LessThan": proves_le,
+    "StrictLessThan": lambda left, right: proves_le(left + 1, right),
+    "GreaterThan": lambda left, right: proves_le(right, left),
+    "StrictGreaterThan": lambda left, right: proves_le(right + 1, left),
 }
-"""Relation of sympy's -> how it is known to hold. Which of two sizes is less, masks ask whatever comes of it."""
+"""Relation of sympy's -> how it is known to hold."""
+_LEAST: Mapping[str, int] = {"LessThan": 0, "StrictLessThan": 1, "GreaterThan": 0, "StrictGreaterThan": 1}
+"""Relation of sympy's -> how much larger one side is at least."""
+_TRIALS = 64
+"""Sizes for which a relation that is not proven is tried."""
+_BROADCAST = 2
+"""The least size that torch.export gives symbols: what is 1 for the example is 1 in the program."""
+
+
+class _Range(NamedTuple):
+    """Least and largest size of a symbol, as torch has them."""
+
+    lower: Any
+    upper: Any
 
 
 class Sizes:
@@ -56,13 +75,18 @@ class Sizes:
         """See that what export decided by sizes holds for all calls. Raises ImportFailure for what may be otherwise.
 
         Sums that were found equal become one: a + b == c + d makes d a + b - c, which the runtime compares with the
-        shapes of a call; symbols with a name of the caller's stay what they are.
+        shapes of a call. So does which of two sizes is less: a < b makes b a sum of a and a symbol of its own, at least
+        1; calls where it is the other way round do not fit. Symbols with a name of the caller's keep it where they can.
         """
-        guards = [] if shape_env is None else [shape_env.simplify(one.expr) for one in shape_env.guards]
+        found = [] if shape_env is None else [shape_env.simplify(one.expr) for one in shape_env.guards]
+        guards = list(dict.fromkeys(found))
         for one in guards:
             if type(one).__name__ == "Equality" and self._holds(one) is False:
                 self._solve(one)
         for one in guards:
+            if type(one).__name__ in _LEAST and self._holds(one) is False:
+                self._order(one)
+        for one in [*guards, *self._bounds()]:
             if self._holds(one) is False:
                 raise ImportFailure(
                     f"what it computes depends on whether {one}, which holds for the example and not for all sizes: "
@@ -70,18 +94,65 @@ class Sizes:
                 )
 
     def _holds(self, relation: Any) -> bool | None:
-        """Whether a relation of sizes is known to hold; None of what dims do not express."""
+        """Whether a relation of sizes is known to hold; None of what is not, and cannot be shown to be otherwise."""
         kind = type(relation).__name__
-        if kind not in _PROOFS or any(str(one).startswith("u") for one in relation.free_symbols):
+        if not relation.free_symbols or any(str(one).startswith("u") for one in relation.free_symbols):
             return None
         if kind == "Unequality" and self._asks_for_one(*relation.args):
             return None
         apart = Sizes(Graph("guards"), {})
         apart.ranges, apart.names, apart.solved = self.ranges, self.names, self.solved
-        try:
-            return _PROOFS[kind](*(apart._dim(side) for side in relation.args))
-        except CompilerError:
-            return None
+        known = False
+        with suppress(CompilerError):
+            known = kind in _PROOFS and _PROOFS[kind](*(apart._dim(side) for side in relation.args))
+            if kind in {"Equality", "Unequality"}:
+                return known
+        return known or (False if self._fails(relation) else None)
+
+    def _fails(self, relation: Any) -> bool:
+        """Whether it does for some sizes that symbols may have: all least, all largest, and more that are drawn."""
+        import sympy
+
+        relation = self._in_terms_of_others(relation)
+        random = Random(0)  # noqa: S311  (sizes, no secret)
+        for trial in range(_TRIALS):
+            sizes = {}
+            for one in sorted(relation.free_symbols, key=str):
+                low, largest = self._range(str(one))
+                high = low + (4 << trial // 4)
+                if largest is not None:
+                    high = largest if trial == 1 else min(largest, high)
+                sizes[one] = sympy.Integer(random.randint(low, high) if trial > 1 else (low, high)[trial])
+            if relation.xreplace(sizes) == sympy.false:
+                return True
+        return False
+
+    def _range(self, symbol: str) -> tuple[int, int | None]:
+        """The least and the largest size of a symbol of torch's, None for no largest."""
+        known = self.ranges.get(symbol)
+        if known is None:
+            return 0, None
+        low = int(known.lower) if known.lower.is_Integer else 0
+        high = int(known.upper) if known.upper.is_Integer and int(known.upper) < _UNBOUNDED else None
+        return max(low, 0), high
+
+    def _in_terms_of_others(self, expression: Any) -> Any:
+        """With what symbols that are no more are sums of."""
+        solved = {one: self.solved[str(one)] for one in expression.free_symbols if str(one) in self.solved}
+        return expression.xreplace(solved)
+
+    def _bounds(self) -> list[Any]:
+        """The bounds that symbols had which are sums of others now."""
+        import sympy
+
+        found = []
+        for name in self.solved:
+            one, (least, largest) = sympy.Symbol(name, integer=True), self._range(name)
+            if least > (_BROADCAST if name in self.order else 0):
+                found.append(sympy.Ge(one, least))
+            if largest is not None:
+                found.append(sympy.Le(one, largest))
+        return found
 
     @staticmethod
     def _asks_for_one(left: sympy.Expr, right: sympy.Expr) -> bool:
@@ -99,8 +170,7 @@ class Sizes:
         return 1 in (above, below)
 
     def _solve(self, equation: Any) -> None:
-        rest = equation.lhs - equation.rhs
-        rest = rest.xreplace({one: self.solved.get(str(one), one) for one in rest.free_symbols}).expand()
+        rest = self._in_terms_of_others(equation.lhs - equation.rhs).expand()
         factors = rest.as_coefficients_dict()
         if any(not one.is_Symbol and one != 1 for one in factors):
             return
@@ -110,9 +180,59 @@ class Sizes:
         ):
             if abs(factors[one]) == 1 and str(one) not in self.names and len(rest.free_symbols) > 1:
                 found = one - rest * factors[one]
-                self.solved = {name: value.xreplace({one: found}) for name, value in self.solved.items()}
-                self.solved[str(one)] = found
+                self._is(one, found)
                 return
+
+    def _order(self, relation: Any) -> None:
+        """Make the larger size the smaller one and a symbol: the difference, without the number in it."""
+        import sympy
+
+        larger, smaller = (
+            (relation.rhs, relation.lhs)
+            if "Less" in type(relation).__name__
+            else (relation.lhs, relation.rhs)
+        )
+        rest = self._in_terms_of_others(larger - smaller).expand()
+        factors = rest.as_coefficients_dict()
+        least = _LEAST[type(relation).__name__] - int(factors.get(sympy.S.One, 0))
+        found = [one for one in factors if one != 1]
+        if least < 0 or not all(one.is_Symbol for one in found):
+            return
+        if [factors[one] for one in found] == [1] and str(found[0]) not in self.order:
+            name = str(found[0])
+            self.ranges[name] = _Range(sympy.Max(self.ranges[name].lower, least), sympy.oo)
+            return
+        alone = [one for one in found if factors[one] == 1]
+        for one in sorted(alone, key=lambda one: (str(one) in self.names, str(one))):
+            others = one - (rest - int(factors.get(sympy.S.One, 0)))
+            name = (
+                f"{one}_minus_{others}"
+                if {str(one), str(others)} <= set(self.order)
+                else f"more_{len(self.ranges)}"
+            )
+            more = sympy.Symbol(name, integer=True)
+            before = self.solved
+            self._is(one, others + more)
+            if self._are_told():
+                self.ranges[name] = _Range(sympy.Integer(least), sympy.oo)
+                return
+            self.solved = before
+
+    def _are_told(self) -> bool:
+        """Whether the sizes of inputs tell all symbols, one after the other."""
+        sums = [
+            {str(symbol) for symbol in self.solved[name].free_symbols} if name in self.solved else {name}
+            for name in self.order
+        ]
+        told: set[str] = set()
+        while found := [left for one in sums if len(left := one - told) == 1]:
+            told.update(*found)
+        return all(one <= told for one in sums)
+
+    def _is(self, one: sympy.Symbol, found: sympy.Expr) -> None:
+        """Have a symbol be a sum of others from here on."""
+        self.solved = {name: value.xreplace({one: found}) for name, value in self.solved.items()}
+        self.solved[str(one)] = found
 
     def dim(self, size: Any) -> Dim:
         """A SymInt, or an int, as a dim. Raises UnsupportedArgumentsError for what dims do not express."""
@@ -153,12 +273,9 @@ class Sizes:
         name = self.names.get(torch_name, torch_name)
         if name in self.graph.symbols:
             return self.graph.symbol(name)
-        known = self.ranges.get(torch_name)
-        if known is None:
+        if torch_name not in self.ranges:
             return self.graph.symbol(name)
-        low = int(known.lower) if known.lower.is_Integer else 0
-        high = int(known.upper) if known.upper.is_Integer and int(known.upper) < _UNBOUNDED else None
-        return self.graph.symbol(name, max(low, 0), high)
+        return self.graph.symbol(name, *self._range(torch_name))
 
 
 def input_symbols(

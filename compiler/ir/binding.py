@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from kernels_hub.compiler.errors import DimError, ShapeError
 from kernels_hub.compiler.ir.dims import Dim, Expr, Opaque, Symbol, check_facts, dim_symbols, names, symbol
@@ -109,18 +110,32 @@ def sized(shape: Shape, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
     return None if any(isinstance(dim, Expr) for dim in dims) else dims
 
 
+class Unified(NamedTuple):
+    """A declared shape, the one given for it, and what messages call it."""
+
+    declared: Shape
+    given: Shape
+    what: str
+
+
 def unify(declared: Shape, given: Shape, bindings: dict[str, Dim], what: str) -> None:
     """Bind the symbols of a declared shape to the dims given, of which some may be symbolic themselves.
 
     Raises ShapeError where they contradict.
     """
-    if len(declared) != len(given):
-        raise ShapeError(f"{what} is {show(declared)}, got {show(given)}: another rank")
-    symbols = {symbol.name: symbol for symbol in dim_symbols(declared)}
+    unify_all([Unified(declared, given, what)], bindings)
 
+
+def unify_all(pairs: Sequence[Unified], bindings: dict[str, Dim]) -> None:
+    """As `unify`, of several shapes, which together tell their symbols: the first need not do so alone."""
+    for declared, given, what in pairs:
+        if len(declared) != len(given):
+            raise ShapeError(f"{what} is {show(declared)}, got {show(given)}: another rank")
+    symbols = {symbol.name: symbol for one in pairs for symbol in dim_symbols(one.declared)}
     equations = [
-        Equation(of, size, (0, axis))
-        for axis, (dim, size) in enumerate(zip(declared, given, strict=True))
+        Equation(of, size, (position, axis))
+        for position, one in enumerate(pairs)
+        for axis, (dim, size) in enumerate(zip(one.declared, one.given, strict=True))
         if isinstance(of := runtime_dim(dim), SymbolicDim) and size is not dim
     ]
     for name, multiple, factor, _ in solutions(equations, bindings):
@@ -129,10 +144,11 @@ def unify(declared: Shape, given: Shape, bindings: dict[str, Dim], what: str) ->
         elif isinstance(multiple, int) and multiple % factor == 0 and multiple // factor >= symbols[name].min:
             check_facts(symbols[name], multiple // factor)
             bindings[name] = multiple // factor
-    for axis, (dim, size) in enumerate(zip(declared, given, strict=True)):
-        require_equal(
-            substitute(dim, bindings),
-            size,
-            f"dim {axis} of {what} {show(declared)}",
-            f"dim {axis} given {show(given)}",
-        )
+    for declared, given, what in pairs:
+        for axis, (dim, size) in enumerate(zip(declared, given, strict=True)):
+            require_equal(
+                substitute(dim, bindings),
+                size,
+                f"dim {axis} of {what} {show(declared)}",
+                f"dim {axis} given {show(given)}",
+            )

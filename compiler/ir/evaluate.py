@@ -16,8 +16,8 @@ import numpy as np
 
 from kernels_hub.compiler.errors import CompilerError, DimError, EvaluateError, NonFiniteError
 from kernels_hub.compiler.ir import types
-from kernels_hub.compiler.ir.binding import unify
-from kernels_hub.compiler.ir.dims import Dim, dim_symbols
+from kernels_hub.compiler.ir.binding import Unified, unify, unify_all
+from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.ir.extrema import substitute
 from kernels_hub.compiler.ir.graph import Graph, Node, Value, bound
 from kernels_hub.compiler.ir.op import ReferenceCall, TensorType
@@ -113,8 +113,7 @@ class _Run:
 
     def __call__(self, inputs: dict[str, Array]) -> dict[str, Array]:
         graph = self.graph
-        for name, value in graph.inputs.items():
-            self._bind_input(name, value, inputs[name])
+        self._bind_inputs(inputs)
         for name, size in self.sizes.items():
             if name in graph.symbols:
                 substitute(graph.symbols[name], {name: size})
@@ -129,11 +128,14 @@ class _Run:
                     arrays.pop(value, None)
         return {name: arrays[value] for name, value in graph.outputs.items()}
 
-    def _bind_input(self, name: str, value: Value, array: Array) -> None:
-        dims: dict[str, Dim] = dict(self.sizes)
-        if types.dtype(array.dtype) is not value.dtype:
-            raise EvaluateError(f"input {name!r} is {value.type}, got {array.dtype}{list(array.shape)}")
-        unify(value.shape, array.shape, dims, f"input {name!r}")
+    def _bind_inputs(self, inputs: Mapping[str, Array]) -> None:
+        for name, value in self.graph.inputs.items():
+            array = inputs[name]
+            if types.dtype(array.dtype) is not value.dtype:
+                raise EvaluateError(f"input {name!r} is {value.type}, got {array.dtype}{list(array.shape)}")
+        dims: dict[str, Any] = dict(self.sizes)
+        declared = self.graph.inputs.items()
+        unify_all([Unified(one.shape, inputs[name].shape, f"input {name!r}") for name, one in declared], dims)
         self.sizes.update(dims)
 
     def _run(self, node: Node, arrays: dict[Value, Array], inputs: dict[str, Array]) -> Sequence[Array]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from kernels_hub.compiler.errors import EvaluateError, GraphError, ShapeError
 from kernels_hub.compiler.ir import ops, types
-from kernels_hub.compiler.ir.binding import unify
+from kernels_hub.compiler.ir.binding import Unified, unify, unify_all
 from kernels_hub.compiler.ir.dims import Dim, Expr, Symbol, atom, dim_symbols, symbol
 from kernels_hub.compiler.ir.extrema import substitute
 from kernels_hub.compiler.ir.op import Literal, Op, Shape, TensorType, Trait
@@ -355,7 +355,14 @@ class Graph(Pictures):
             self._owned(argument, f"argument {name!r} of {callee.name}")
             if declared.dtype is not argument.dtype or declared.rank != argument.rank:
                 raise ShapeError(f"input {name!r} of {callee.name} is {declared.type}, got {argument.type}")
-            unify(declared.shape, argument.shape, bindings, f"input {name!r} of {callee.name}")
+        pairs = zip(callee.inputs.items(), args, strict=True)
+        unify_all(
+            [
+                Unified(declared.shape, given.shape, f"input {name!r} of {callee.name}")
+                for (name, declared), given in pairs
+            ],
+            bindings,
+        )
         mapped: dict[Value, Value] = dict(zip(callee.inputs.values(), args, strict=True))
         for node in callee.live():
             if node.op.name != "input":

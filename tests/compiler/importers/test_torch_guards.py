@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from kernels_hub.compiler import evaluate
-from kernels_hub.compiler.errors import ImportFailure
+from kernels_hub.compiler.errors import ImportFailure, ShapeError
 from kernels_hub.compiler.importers.torch_export import import_torch
 from kernels_hub.compiler.ir.dims import Expr
 from kernels_hub.compiler.ir.graph import Graph
@@ -97,3 +98,99 @@ def test_sums_that_are_equal_are_one():
         args = tuple(torch.randn(length, 3) for length in lengths)
         found = evaluate(graph, dict(zip(graph.inputs, (one.numpy() for one in args), strict=True)))
         torch.testing.assert_close(torch.from_numpy(found["output"]), Joined()(*args))
+
+
+@pytest.mark.parametrize(
+    ("condition", "lengths", "others"),
+    [
+        (lambda a, b: a < b, (3, 7), (7, 3)),
+        (lambda a, b: a < b, (3, 7), (5, 5)),
+        (lambda a, b: a <= b, (3, 7), (8, 7)),
+        (lambda a, b: a < b, (7, 3), (3, 7)),
+        (lambda a, b: a > b + 1, (7, 3), (4, 3)),
+        (lambda a, b: 2 * a > b, (3, 7), (3, 5)),
+    ],
+)
+def test_calls_where_another_size_is_less_do_not_fit(condition, lengths, others):
+    module = Chosen(condition)
+    graph = free(module, *lengths)
+
+    def given(*lengths: int) -> dict[str, Tensor]:
+        return {name: torch.randn(length, 3) for name, length in zip(graph.inputs, lengths, strict=True)}
+
+    for each in (lengths, (2 * lengths[0], 2 * lengths[1])):
+        tensors = given(*each)
+        found = evaluate(graph, {name: one.numpy() for name, one in tensors.items()})["output"]
+        torch.testing.assert_close(torch.from_numpy(found), module(*tensors.values()))
+    with pytest.raises(ShapeError):
+        evaluate(graph, {name: one.numpy() for name, one in given(*others).items()})
+
+
+def test_orders_that_the_sizes_of_inputs_do_not_tell_are_refused():
+    """b = a + x and 2 * a = b + y: neither a nor b tells x or y."""
+    with pytest.raises(ImportFailure, match="what it computes depends on whether"):
+        free(Chosen(lambda a, b: a < b and 2 * a > b), 5, 7)
+
+
+class Ordered(nn.Module):
+    """Which of three lengths are less than which."""
+
+    def forward(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        lengths = [one.shape[0] for one in (a, b, c)]
+        ranks = [sum(one > other for other in lengths) for one in lengths]
+        return a.sum(0) * (1 + ranks[0]) + b.sum(0) * (1 + ranks[1]) - c.sum(0) * (1 + ranks[2])
+
+
+@pytest.mark.parametrize("lengths", list(itertools.permutations((3, 5, 8))))
+def test_orders_of_three_sizes(lengths):
+    module = Ordered()
+    graph = free(module, *lengths)
+    wrong = []
+    for others in itertools.product((2, 4, 6), repeat=3):
+        tensors = [torch.randn(length, 3) for length in others]
+        given = dict(zip(graph.inputs, (one.numpy() for one in tensors), strict=True))
+        try:
+            found = torch.from_numpy(evaluate(graph, given)["output"])
+        except ShapeError:
+            assert (
+                sorted(range(3), key=others.__getitem__) != sorted(range(3), key=lengths.__getitem__)
+                or len(set(others)) < 3
+            )
+            continue
+        if not torch.allclose(found, module(*tensors), atol=1e-5):
+            wrong.append(others)
+    assert not wrong
+
+
+class Cut(nn.Module):
+    """A slice as long as another input, which ends where its own does."""
+
+    def forward(self, table: Tensor, x: Tensor) -> Tensor:
+        return table[: x.shape[0]].sum(0) + x.sum(0)
+
+
+def test_slices_as_long_as_others_are():
+    graph = free(Cut(), 9, 4)
+    for lengths in ((9, 4), (6, 6), (5, 8)):
+        tensors = [torch.randn(length, 3) for length in lengths]
+        given = dict(zip(graph.inputs, (one.numpy() for one in tensors), strict=True))
+        try:
+            found = evaluate(graph, given)["output"]
+        except ShapeError:
+            assert lengths[1] > lengths[0]
+        else:
+            torch.testing.assert_close(torch.from_numpy(found), Cut()(*tensors))
+
+
+class Bounded(nn.Module):
+    """Of the longer input there may be so many rows."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        if b.shape[0] > 8:
+            return a.sum(0)
+        return a.sum(0) + b.sum(0) if a.shape[0] < b.shape[0] else b.sum(0)
+
+
+def test_the_bound_of_a_size_that_follows_another_is_kept():
+    with pytest.raises(ImportFailure, match="what it computes depends on whether"):
+        free(Bounded(), 3, 7)
