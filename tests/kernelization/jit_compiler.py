@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from kernels_hub import CompiledLayer, Mode, kernelize, use_kernel_forward_from_hub, use_kernel_mapping
+from kernels_hub.files import write_atomically
 from kernels_hub.kernelization.compiled_layer import GROUP, CompileRequest, Refusal
 
 X = torch.arange(4.0)
@@ -71,8 +72,8 @@ class Compiler:
     def repository(self, request: CompileRequest, key: str) -> Path:
         number = len(self.asked) + 1
         note = self.notes / f"{number:03}.json"
-        note.write_text("null")
-        note.write_text(json.dumps(self.inside(request)))
+        write_atomically(note, "null")
+        write_atomically(note, json.dumps(self.inside(request)))
         if self.fails is not None:
             raise ValueError(self.fails)
         return self.make_repository(f"layer-{number}", ADDED.format(added=self.added))
