@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kernels_hub.cli import main
 from kernels_hub.compiler.autodiff.rules import DERIVATIVES
@@ -101,9 +102,10 @@ def run_page(name: str, page: str) -> int:
 
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty folder, no graphs counted before; ops and importers that a page adds are gone afterwards."""
+    """An empty folder, no graphs traced before; ops and importers that a page adds are gone afterwards."""
     monkeypatch.chdir(tmp_path)
     statistics.clear()
+    torch._dynamo.reset()  # what Dynamo learned of the sizes of a Sequential elsewhere
     onnx_ops.enter_domains(onnx_ops.DOMAINS)  # every importer that there is
     known = {op: list(versions) for op, versions in onnx_node._IMPORTERS.items()}
     monkeypatch.setattr(onnx_node, "_IMPORTERS", known)
