@@ -35,6 +35,7 @@ from kernels_hub.compiler.importers.aten_ops.complex import (
     replace_dtype,
     whole,
 )
+from kernels_hub.compiler.importers.decided_sizes import decided, squeezed
 from kernels_hub.compiler.importers.torch_aliases import Shared, shared_results
 from kernels_hub.compiler.importers.torch_direct import (
     IN_PLACE,
@@ -58,6 +59,7 @@ from kernels_hub.compiler.ir.proofs import proves_different
 from kernels_hub.compiler.ir.types import Array
 
 if TYPE_CHECKING:
+    import sympy
     import torch
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -142,7 +144,8 @@ def import_torch_program(
 ) -> TorchProgram:
     """As `import_torch`, with how arguments and results map to the graph's inputs and outputs."""
     title = name or type(module).__name__
-    program = trace(module, tuple(args), dict(kwargs or {}), dynamic_shapes, strict=strict)
+    with decided() as relations:
+        program = trace(module, tuple(args), dict(kwargs or {}), dynamic_shapes, strict=strict)
     notes = Notes.of(module, program, strict=strict)
     paths = paths_of(module, args, kwargs or {})
     names = input_symbols(module, args, kwargs or {}, dynamic_shapes)
@@ -150,9 +153,11 @@ def import_torch_program(
     written = writes(program)
     if written is not None:
         with suppress(ImportFailure):  # what is refused is told of the decomposed program
-            return Importer(Graph(title), program, mutations, notes, written, shared).run(paths, names)
+            return Importer(Graph(title), program, mutations, notes, written, shared).run(
+                paths, names, relations
+            )
     simple = decomposed(program, type(module).__name__)
-    return Importer(Graph(title), simple, mutations, notes, shared=shared).run(paths, names)
+    return Importer(Graph(title), simple, mutations, notes, shared=shared).run(paths, names, relations)
 
 
 def _shared(program: torch.export.ExportedProgram, paths: Sequence[str]) -> Shared:
@@ -243,8 +248,13 @@ class Importer:
     problems: list[str] = field(default_factory=list)
     sizes: Sizes = field(init=False)
 
-    def run(self, paths: list[str], names: dict[str, list[Any]]) -> TorchProgram:
-        """Import the program. paths: names of user inputs; names: what their symbolic dims are called."""
+    def run(
+        self, paths: list[str], names: dict[str, list[Any]], decided: Sequence[sympy.Basic] = ()
+    ) -> TorchProgram:
+        """Import the program.
+
+        paths: names of user inputs. names: what their symbolic dims are called. decided: see `decided_sizes`.
+        """
         self.sizes = Sizes(self.graph, self.program.range_constraints)
         specs = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
         placeholders = [node for node in self.program.graph.nodes if node.op == "placeholder"]
@@ -252,6 +262,7 @@ class Importer:
         of_users = dict(zip(users, paths, strict=True))
         for node, path in of_users.items():
             self.sizes.call(node.meta.get("val"), names.get(path, []))
+        self.sizes.raise_bounds([*decided, *squeezed(self.program.graph)])
         self.sizes.guard(_shape_env(users))
         shared: dict[Any, Value] = {}
         for node in placeholders:

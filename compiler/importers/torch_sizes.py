@@ -39,15 +39,22 @@ _LEAST: Mapping[str, int] = {"LessThan": 0, "StrictLessThan": 1, "GreaterThan": 
 """Relation of sympy's -> how much larger one side is at least."""
 _TRIALS = 64
 """Sizes for which a relation that is not proven is tried."""
-_BROADCAST = 2
-"""The least size that torch.export gives symbols: what is 1 for the example is 1 in the program."""
+_TRACED_FROM = 2
+"""The least size that torch.export takes a dynamic one for while it traces."""
 
 
 class _Range(NamedTuple):
-    """Least and largest size of a symbol, as torch has them."""
+    """The least and the largest size of a symbol, None for no largest."""
 
-    lower: Any
-    upper: Any
+    low: int = 0
+    high: int | None = None
+
+    @classmethod
+    def of(cls, known: Any) -> _Range:
+        """Of torch's ValueRanges."""
+        low = int(known.lower) if known.lower.is_Integer else 0
+        high = int(known.upper) if known.upper.is_Integer and int(known.upper) < _UNBOUNDED else None
+        return cls(max(low, 0), high)
 
 
 class Sizes:
@@ -60,7 +67,7 @@ class Sizes:
         """Symbols as the inputs bring them."""
         self.solved: dict[str, Any] = {}
         """Symbols that are sums of others: what export found equal, and has left as a guard."""
-        self.ranges = {str(symbol): found for symbol, found in ranges.items()}
+        self.ranges = {str(symbol): _Range.of(known) for symbol, known in ranges.items()}
 
     def call(self, example: object, names: Sequence[str | None]) -> None:
         """Name the symbols that an input's dims are."""
@@ -70,6 +77,21 @@ class Sizes:
             self.order.update(dict.fromkeys(sorted(map(str, symbols))))
             if name and len(symbols) == 1:
                 self.names.setdefault(str(symbols[0]), name)
+
+    def raise_bounds(self, decided: Sequence[sympy.Basic]) -> None:
+        """Have sizes of 0 and 1 not fit for which a relation does not hold that torch.export took to hold always."""
+        import sympy
+
+        for relation in decided:
+            symbols = sorted(relation.free_symbols, key=str)
+            if not all(str(one) in self.order for one in symbols) or self._fails(relation, _TRACED_FROM):
+                continue  # sizes that data tell; what torch.export has a guard of
+            for one in symbols:
+                low, high = self.ranges.get(str(one), _Range())
+                fails = [
+                    self._fails(relation.xreplace({one: sympy.Integer(size)})) for size in range(_TRACED_FROM)
+                ]
+                self.ranges[str(one)] = _Range(max(low, _TRACED_FROM if fails[1] else int(fails[0])), high)
 
     def guard(self, shape_env: ShapeEnv | None) -> None:
         """See that what export decided by sizes holds for all calls. Raises ImportFailure for what may be otherwise.
@@ -93,7 +115,7 @@ class Sizes:
                     "give dims of which it is known, or compile its layers"
                 )
 
-    def _holds(self, relation: Any) -> bool | None:
+    def _holds(self, relation: sympy.Basic) -> bool | None:
         """Whether a relation of sizes is known to hold; None of what is not, and cannot be shown to be otherwise."""
         kind = type(relation).__name__
         if not relation.free_symbols or any(str(one).startswith("u") for one in relation.free_symbols):
@@ -109,8 +131,11 @@ class Sizes:
                 return known
         return known or (False if self._fails(relation) else None)
 
-    def _fails(self, relation: Any) -> bool:
-        """Whether it does for some sizes that symbols may have: all least, all largest, and more that are drawn."""
+    def _fails(self, relation: sympy.Basic, least: int = 0) -> bool:
+        """Whether it does for some sizes that symbols may have: all least, all largest, and more that are drawn.
+
+        least: of what is tried.
+        """
         import sympy
 
         relation = self._in_terms_of_others(relation)
@@ -118,37 +143,29 @@ class Sizes:
         for trial in range(_TRIALS):
             sizes = {}
             for one in sorted(relation.free_symbols, key=str):
-                low, largest = self._range(str(one))
+                low, largest = self.ranges.get(str(one), _Range())
+                low = max(low, least)
                 high = low + (4 << trial // 4)
                 if largest is not None:
-                    high = largest if trial == 1 else min(largest, high)
+                    high = max(low, largest if trial == 1 else min(largest, high))
                 sizes[one] = sympy.Integer(random.randint(low, high) if trial > 1 else (low, high)[trial])
             if relation.xreplace(sizes) == sympy.false:
                 return True
         return False
 
-    def _range(self, symbol: str) -> tuple[int, int | None]:
-        """The least and the largest size of a symbol of torch's, None for no largest."""
-        known = self.ranges.get(symbol)
-        if known is None:
-            return 0, None
-        low = int(known.lower) if known.lower.is_Integer else 0
-        high = int(known.upper) if known.upper.is_Integer and int(known.upper) < _UNBOUNDED else None
-        return max(low, 0), high
-
-    def _in_terms_of_others(self, expression: Any) -> Any:
+    def _in_terms_of_others(self, expression: sympy.Basic) -> sympy.Basic:
         """With what symbols that are no more are sums of."""
         solved = {one: self.solved[str(one)] for one in expression.free_symbols if str(one) in self.solved}
         return expression.xreplace(solved)
 
-    def _bounds(self) -> list[Any]:
+    def _bounds(self) -> list[sympy.Basic]:
         """The bounds that symbols had which are sums of others now."""
         import sympy
 
         found = []
         for name in self.solved:
-            one, (least, largest) = sympy.Symbol(name, integer=True), self._range(name)
-            if least > (_BROADCAST if name in self.order else 0):
+            one, (least, largest) = sympy.Symbol(name, integer=True), self.ranges.get(name, _Range())
+            if least > (_TRACED_FROM if name in self.order else 0):
                 found.append(sympy.Ge(one, least))
             if largest is not None:
                 found.append(sympy.Le(one, largest))
@@ -169,7 +186,7 @@ class Sizes:
         above, below = (sympy.factor_terms(left) / sympy.factor_terms(right)).as_numer_denom()
         return 1 in (above, below)
 
-    def _solve(self, equation: Any) -> None:
+    def _solve(self, equation: sympy.Basic) -> None:
         rest = self._in_terms_of_others(equation.lhs - equation.rhs).expand()
         factors = rest.as_coefficients_dict()
         if any(not one.is_Symbol and one != 1 for one in factors):
@@ -183,7 +200,7 @@ class Sizes:
                 self._is(one, found)
                 return
 
-    def _order(self, relation: Any) -> None:
+    def _order(self, relation: sympy.Basic) -> None:
         """Make the larger size the smaller one and a symbol: the difference, without the number in it."""
         import sympy
 
@@ -192,31 +209,39 @@ class Sizes:
             if "Less" in type(relation).__name__
             else (relation.lhs, relation.rhs)
         )
-        rest = self._in_terms_of_others(larger - smaller).expand()
-        factors = rest.as_coefficients_dict()
-        least = _LEAST[type(relation).__name__] - int(factors.get(sympy.S.One, 0))
-        found = [one for one in factors if one != 1]
-        if least < 0 or not all(one.is_Symbol for one in found):
+        factors = self._in_terms_of_others(larger - smaller).expand().as_coefficients_dict()
+        least = _LEAST[type(relation).__name__] - int(factors.pop(sympy.S.One, 0))
+        if not all(one.is_Symbol for one in factors):
             return
-        if [factors[one] for one in found] == [1] and str(found[0]) not in self.order:
-            name = str(found[0])
-            self.ranges[name] = _Range(sympy.Max(self.ranges[name].lower, least), sympy.oo)
+        if len(factors) == 1:
+            ((symbol, factor),) = factors.items()
+            self._bound(symbol, int(factor), least)
             return
-        alone = [one for one in found if factors[one] == 1]
+        alone = [one for one, factor in factors.items() if factor == 1]
         for one in sorted(alone, key=lambda one: (str(one) in self.names, str(one))):
-            others = one - (rest - int(factors.get(sympy.S.One, 0)))
-            name = (
-                f"{one}_minus_{others}"
-                if {str(one), str(others)} <= set(self.order)
-                else f"more_{len(self.ranges)}"
-            )
-            more = sympy.Symbol(name, integer=True)
+            others = sympy.Add(*(-factor * other for other, factor in factors.items() if other != one))
+            is_plain = least >= 0 and {str(one), str(others)} <= set(self.order)
+            name = f"{one}_minus_{others}" if is_plain else f"more_{len(self.ranges)}"
             before = self.solved
-            self._is(one, others + more)
+            self._is(one, others + sympy.Symbol(name, integer=True) + min(least, 0))
             if self._are_told():
-                self.ranges[name] = _Range(sympy.Integer(least), sympy.oo)
+                self.ranges[name] = _Range(max(least, 0))
                 return
             self.solved = before
+
+    def _bound(self, symbol: sympy.Symbol, factor: int, least: int) -> None:
+        """Have a symbol, times a factor, be at least so much: a number, where its largest size is its least then."""
+        import sympy
+
+        low, high = self.ranges.get(str(symbol), _Range())
+        if factor > 0:
+            low = max(low, -(-least // factor))
+        else:
+            most = -least // -factor
+            high = most if high is None else min(high, most)
+        self.ranges[str(symbol)] = _Range(low, high)
+        if low == high:
+            self._is(symbol, sympy.Integer(low))
 
     def _are_told(self) -> bool:
         """Whether the sizes of inputs tell all symbols, one after the other."""
@@ -275,7 +300,7 @@ class Sizes:
             return self.graph.symbol(name)
         if torch_name not in self.ranges:
             return self.graph.symbol(name)
-        return self.graph.symbol(name, *self._range(torch_name))
+        return self.graph.symbol(name, *self.ranges[torch_name])
 
 
 def input_symbols(

@@ -198,8 +198,8 @@ def cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" + (f"; at {place}" if place else "")
 
 
-_OURS = "/importers/torch_autograd.py"
-"""What calls the forward."""
+_OURS = ("/importers/torch_autograd.py", "/importers/decided_sizes.py")
+"""What calls the forward, and what listens to the sizes that it asks about."""
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 

@@ -194,3 +194,41 @@ class Bounded(nn.Module):
 def test_the_bound_of_a_size_that_follows_another_is_kept():
     with pytest.raises(ImportFailure, match="what it computes depends on whether"):
         free(Bounded(), 3, 7)
+
+
+class One(nn.Module):
+    """Something else of one row, or of none."""
+
+    def __init__(self, compute: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(x)
+
+
+@pytest.mark.parametrize("least", [0, 1])
+@pytest.mark.parametrize(
+    ("compute", "smallest"),
+    [
+        (lambda x: x * 2 if x.shape[0] == 1 else x * 3, 2),
+        (lambda x: x * 2 if x.shape[0] > 1 else x * 3, 2),
+        (lambda x: x * 2 if x.numel() == 3 else x * 3, 2),
+        (lambda x: x.squeeze(0) * 2, 2),
+        (lambda x: x.squeeze() * 2, 2),
+        (lambda x: x.sum(0) if x.shape[0] > 0 else torch.ones(3), 1),
+        (lambda x: nn.functional.normalize(x * torch.ones(x.shape[0], 1)), 0),
+        (lambda x: x.reshape(-1).softmax(0).view(x.shape).expand(x.shape[0], 3), 0),
+    ],
+)
+def test_sizes_of_one_and_none_fit_where_they_decide_nothing(compute, smallest, least):
+    module = One(compute)
+    graph = import_torch(module, (torch.randn(4, 3),), dynamic_shapes=({0: Dim("n", min=least)},))
+    for length in (0, 1, 2, 5):
+        x = torch.randn(length, 3)
+        if length < max(smallest, least):
+            with pytest.raises(ShapeError):
+                evaluate(graph, [x.numpy()])
+        else:
+            found = torch.from_numpy(evaluate(graph, [x.numpy()])["output"])
+            torch.testing.assert_close(found, module(x))

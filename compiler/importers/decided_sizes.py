@@ -1,0 +1,113 @@
+"""What a forward decides by sizes of 0 and 1.
+
+torch.export takes every dynamic size for 2 or more while it traces, whatever the caller allows: `x.shape[0] == 1` is
+False then, without a guard, and `x.squeeze(0)` keeps the dim. What was asked so is collected here, and `Sizes` has
+calls be as it was answered.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import sympy
+    import torch
+    from torch.fx.experimental.sym_node import SymNode
+
+_ANSWERING = ("/torch/fx/experimental/", "/torch/__init__.py", __name__.rpartition(".")[-1] + ".py")
+"""Files of the code between a question and its answer."""
+_LAYERS = ("/torch/nn/", "/torch/functional.py")
+"""Parts of PyTorch that ask as models do. Others ask what broadcasts and how memory lies, as right for a size of 1."""
+
+_COMPARED = {"eq": "Eq", "ne": "Ne", "lt": "Lt", "le": "Le", "gt": "Gt", "ge": "Ge"}
+"""Comparison of torch's sizes -> sympy's."""
+
+
+@contextmanager
+def decided() -> Iterator[list[sympy.Basic]]:
+    """The relations of sizes, as sympy has them, that hold by what forwards were answered while it is open."""
+    import sympy
+    from torch.fx.experimental.sym_node import SymNode
+
+    found: dict[sympy.Basic, None] = {}
+    relations: list[sympy.Basic] = []
+    originals = {name: getattr(SymNode, name) for name in ("guard_bool", *_COMPARED)}
+    thread = threading.get_ident()
+
+    def note(relation: sympy.Basic, *, holds: bool) -> None:
+        if threading.get_ident() == thread and relation.free_symbols and _asks_as_a_model():
+            found.setdefault(relation if holds else sympy.Not(relation))
+
+    def guard_bool(self: SymNode, file: str, line: int) -> bool:
+        relation = self.expr
+        answer = bool(originals["guard_bool"](self, file, line))
+        note(relation, holds=answer)
+        return answer
+
+    def compared(name: str) -> Callable[[SymNode, SymNode], SymNode]:
+        relation = getattr(sympy, _COMPARED[name])
+
+        def compare(self: SymNode, other: SymNode) -> SymNode:
+            result: SymNode = originals[name](self, other)
+            if result.expr in (
+                sympy.true,
+                sympy.false,
+            ):  # sympy has symbols positive, and sizes of 0 are none to it
+                note(relation(_from_zero(self.expr), _from_zero(other.expr)), holds=result.expr == sympy.true)
+            return result
+
+        return compare
+
+    SymNode.guard_bool = guard_bool  # type: ignore[method-assign]
+    for name in _COMPARED:
+        setattr(SymNode, name, compared(name))
+    try:
+        yield relations
+    finally:
+        for name, original in originals.items():
+            setattr(SymNode, name, original)
+        relations += found
+
+
+def _from_zero(expression: sympy.Basic) -> sympy.Basic:
+    import sympy
+
+    symbols = expression.free_symbols
+    return expression.xreplace(
+        {one: sympy.Symbol(str(one), integer=True, nonnegative=True) for one in symbols}
+    )
+
+
+def _asks_as_a_model() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and any(one in _file(frame) for one in _ANSWERING):
+        frame = frame.f_back
+    return frame is not None and (
+        "/torch/" not in _file(frame) or any(one in _file(frame) for one in _LAYERS)
+    )
+
+
+def _file(frame: FrameType) -> str:
+    return str(frame.f_code.co_filename).replace("\\", "/")
+
+
+def squeezed(graph: torch.fx.Graph) -> list[sympy.Basic]:
+    """The relations that hold where the dims that a graph squeezes and keeps are not 1."""
+    import sympy
+
+    found: dict[sympy.Basic, None] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or not str(node.target).startswith("aten.squeeze"):
+            continue
+        shape = node.args[0].meta["val"].shape
+        axes = node.args[1] if len(node.args) > 1 else range(len(shape))
+        for axis in [axes] if isinstance(axes, int) else axes:
+            expression = getattr(getattr(shape[axis], "node", None), "expr", None) if shape else None
+            if expression is not None and expression.free_symbols:
+                found.setdefault(sympy.Ne(expression, 1))
+    return list(found)
