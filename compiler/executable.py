@@ -15,7 +15,7 @@ import torch
 
 from kernels_hub.compiler.background import Compilation, begin, has_long_scores
 from kernels_hub.compiler.engines.container import AGAIN, Bytes, read_container, write_container
-from kernels_hub.compiler.engines.engine import Device, Outcome, Signature
+from kernels_hub.compiler.engines.engine import Device, Note, Outcome, Signature
 from kernels_hub.compiler.errors import (
     CompilerError,
     EngineError,
@@ -52,6 +52,7 @@ from kernels_hub.compiler.plan.selection import (
 from kernels_hub.compiler.plan.tuning import benchmark, tune
 from kernels_hub.compiler.plan.tuning_database import TuningDatabase
 from kernels_hub.compiler.settings import Settings
+from kernels_hub.cxx_compiler import find_compiler
 from kernels_hub.files import write_atomically
 
 if TYPE_CHECKING:
@@ -59,10 +60,19 @@ if TYPE_CHECKING:
     from kernels_hub.compiler.plan.rates import Rates
 
 
-def _simplified(graph: Graph) -> Graph:
+def _simplified(graph: Graph, settings: Settings) -> Graph:
     from kernels_hub.compiler.rewrite.pipeline import rewrite
+    from kernels_hub.compiler.rewrite.rule import Options
 
-    return rewrite(graph).graph
+    return rewrite(graph, options=Options(few_bits=_has_native_code(settings))).graph
+
+
+def _has_native_code(settings: Settings) -> bool:
+    """Whether the engine "cpp" may take what it has kernels for alone."""
+    only = settings.only
+    named = only.engines is None or "cpp" in only.engines
+    allowed = "cpp" not in only.exclude_engines and Note.NEEDS_COMPILER not in only.exclude_notes
+    return settings.device.type == "cpu" and named and allowed and find_compiler() is not None
 
 
 class Executable:
@@ -118,7 +128,7 @@ class Executable:
         later = rewrite and not settings.wait and not has_long_scores(graph)
         if later and (run := begin(graph, settings, module, cls, rewrite=True)) is not None:
             return run
-        graph = _simplified(graph) if rewrite else graph
+        graph = _simplified(graph, settings) if rewrite else graph
         if not settings.wait and (run := begin(graph, settings, module, cls)) is not None:
             return run
         executable = cls(signature_of(graph), settings, graph, module, followed, rewrite=rewrite)
@@ -258,7 +268,7 @@ class Executable:
                     f"graph {self.name}: the module that it follows has other outputs now: {signature_of(graph)}, "
                     f"not {self.signature}; compile it again"
                 )
-            self.graph = graph = _simplified(graph) if self._rewrite else graph
+            self.graph = graph = _simplified(graph, self.settings) if self._rewrite else graph
             if self._plan is not None:
                 self._plan = self._choose(graph)
             self._plans.clear()

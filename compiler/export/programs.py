@@ -23,6 +23,7 @@ from kernels_hub.compiler.export.tuned import Tuned, chosen
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.rewrite.fold import FoldParameters
 from kernels_hub.compiler.rewrite.pipeline import PIPELINE, rewrite
+from kernels_hub.compiler.rewrite.rule import Options as RewriteOptions
 from kernels_hub.compiler.runtime.arguments import dtype_of
 from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.inlining import refused
@@ -30,6 +31,9 @@ from kernels_hub.compiler.schedule.kernel import Schedule
 from kernels_hub.compiler.schedule.schedule import schedule
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+
+_PASSES = tuple(one for one in PIPELINE if not isinstance(one, FoldParameters))
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ def compile_programs(
     found: Source, layer: str, dtype: str, label: str, *, triton: bool, tuned: Sequence[Tuned] = ()
 ) -> Programs:
     """Rewrite, schedule, generate. Raises EngineError with all values that no C++ kernel computes."""
-    usual = rewrite(found.graph, tuple(one for one in PIPELINE if not isinstance(one, FoldParameters))).graph
+    usual = rewrite(found.graph, _PASSES).graph
     for_cpu, for_gpu = (chosen(tuned, dtype, gpu=gpu) for gpu in (False, True))
     graph = for_cpu.graph_for(usual) if for_cpu is not None else usual
     _check_ops(graph)
@@ -65,7 +69,7 @@ def compile_programs(
     native = Parts(layer, lowered, scheduled, native_program(scheduled), modules, label)
     if not triton:
         return Programs(dtype, found, native, None, "it was not asked for")
-    for_triton = for_gpu.graph_for(usual) if for_gpu is not None else usual
+    for_triton = for_gpu.graph_for(usual) if for_gpu is not None else _for_gpu(usual, found.graph)
     launched = triton_schedule(for_triton)
     if isinstance(launched, str):
         return Programs(dtype, found, native, None, launched)
@@ -75,6 +79,13 @@ def compile_programs(
         return Programs(dtype, found, native, parts)
     except CompilerError as error:
         return Programs(dtype, found, native, None, str(error))
+
+
+def _for_gpu(usual: Graph, found: Graph) -> Graph:
+    """The graph for GPUs, on which weights of few bits become floats before products."""
+    if not any(node.op.name == "matmul_few_bits" for node in usual.live()):
+        return usual
+    return rewrite(found, _PASSES, options=RewriteOptions(few_bits=False)).graph
 
 
 def examples_of(example: Example, dtypes: Sequence[str]) -> dict[str, Example]:

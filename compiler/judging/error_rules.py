@@ -13,6 +13,7 @@ import numpy as np
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.graph import Node
 from kernels_hub.compiler.ir.op import Formulas, Op, ReferenceCall, TensorType, Trait
+from kernels_hub.compiler.ir.ops.few_bits import weight_of
 from kernels_hub.compiler.ir.types import FLOAT64, Array, DType
 from kernels_hub.compiler.judging.roundoff import depth as sum_depth
 from kernels_hub.compiler.judging.roundoff import largest, least, program_tolerance, unit
@@ -374,6 +375,12 @@ def _contracted(at: At) -> Pair:
     x, y = at.values[:2]
     more = at.step.operands[2:]
     name = at.node.op.name
+    errors, sizes = at.errors[:2], at.sizes[:2]
+    if name == "matmul_few_bits":
+        if any(error.any() for error in at.errors[1:]):
+            return loose(list(zip(at.errors, at.sizes, strict=True)), at.step, at.computed)
+        y = weight_of(at.step)
+        errors, sizes = [errors[0], np.zeros(y.shape)], [sizes[0], np.abs(y)]
     if name == "conv":
         terms = math.prod(y.shape[1:])
     elif name == "conv_transpose":
@@ -382,10 +389,10 @@ def _contracted(at: At) -> Pair:
         terms = int(x.shape[-1])
 
     def run(a: Array, b: Array) -> Array:
-        return at.run(a, b, *more)
+        return a @ b if name == "matmul_few_bits" else at.run(a, b, *more)
 
-    a, b = at.errors[:2]
-    size = run(at.sizes[0], at.sizes[1])
+    a, b = errors
+    size = run(sizes[0], sizes[1])
     finite = bool(np.isfinite(size).all())  # then all that it is made of is
     brought = np.zeros(at.result.shape)
     if a.any():
@@ -405,6 +412,15 @@ def _contracted(at: At) -> Pair:
     nan = (run(flags[0], np.ones(y.shape)) + run(np.ones(x.shape), flags[1])) > 0
     nan &= np.isnan(at.result) & np.isfinite(brought)
     return np.where(nan, 0.0, np.where(np.isfinite(size) & np.isfinite(at.result), error, np.inf)), size
+
+
+def _dequantized(at: At) -> Pair:
+    """A difference and a product of what is known to the bit; else all that is known is a share of the largest."""
+    size = np.abs(at.result)
+    if any(error.any() for error in at.errors):
+        return loose(list(zip(at.errors, at.sizes, strict=True)), at.step, at.computed)
+    error = SAFETY * unit(at.row) * size + least(at.row)
+    return np.where(np.isfinite(at.result), error, 0.0), size
 
 
 def _finite(array: Array, *, known: bool) -> Array:
@@ -524,7 +540,10 @@ RULES: dict[str, Rule] = {
     "reduce_prod": _multiplied,
     **dict.fromkeys(("reduce_any", "reduce_all"), _any_all),
     **dict.fromkeys(("softmax", "log_softmax"), _soft),
-    **dict.fromkeys(("matmul", "conv", "conv_transpose", "grouped_matmul"), _contracted),
+    **dict.fromkeys(
+        ("matmul", "conv", "conv_transpose", "grouped_matmul", "matmul_few_bits"), _contracted
+    ),
+    "dequantize": _dequantized,
     **dict.fromkeys(("sum_pool", "avg_pool", "cumsum"), _linear),
     **dict.fromkeys(("max_pool", "cummax", "cummin"), _windows),
     **dict.fromkeys(("argmax", "argmin", "argsort", "argtopk"), _places),

@@ -22,6 +22,7 @@ from kernels_hub.compiler.rewrite.attention import ATTENTION, SCORES
 from kernels_hub.compiler.rewrite.clamp import CLAMP
 from kernels_hub.compiler.rewrite.contraction import CONTRACTION
 from kernels_hub.compiler.rewrite.engine import Rules
+from kernels_hub.compiler.rewrite.few_bits import FewBits
 from kernels_hub.compiler.rewrite.fold import FoldConstants, FoldParameters
 from kernels_hub.compiler.rewrite.gated import GATED
 from kernels_hub.compiler.rewrite.gradients import INFERENCE
@@ -43,6 +44,7 @@ INFERENCE_PASS = Rules("inference", INFERENCE)
 
 _IN_LOOPS: tuple[Pass, ...] = (
     INFERENCE_PASS,
+    FewBits(),
     FoldConstants(),
     SIMPLIFY,
     FoldConstants(),
@@ -55,6 +57,7 @@ _IN_LOOPS: tuple[Pass, ...] = (
 
 PIPELINE: tuple[Pass, ...] = (
     INFERENCE_PASS,
+    FewBits(),
     FoldConstants(),
     SIMPLIFY,
     Loops(_IN_LOOPS),

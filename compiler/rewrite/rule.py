@@ -58,10 +58,13 @@ class Rule:
 
 @dataclass(frozen=True)
 class Options:
-    """rounding: whether rules may change numbers by rounding. fold_limit: bytes that a folded constant may take."""
+    """rounding: whether rules may change numbers by rounding. fold_limit: bytes that a folded constant may take.
+    few_bits: whether weights of few bits stay packed, for which there are kernels on the CPU alone.
+    """
 
     rounding: bool = True
     fold_limit: int = 1 << 16
+    few_bits: bool = True
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from kernels_hub.compiler.schedule.kernel import (
     Buffer,
     Convolution,
     Coupling,
+    FewBitsProduct,
     GroupedProduct,
     Order,
     Product,
@@ -61,6 +62,10 @@ def make_anchor(value: Value, loops: tuple[Loop, ...], name: str, buffer_of: Buf
     if value.op_name == "grouped_matmul":
         a, b, ends = (view_of(operand, buffer_of) for operand in value.operands)
         return GroupedProduct(name, a, b, ends, value.dtype, origin)
+    if value.op_name == "matmul_few_bits":
+        a, w, scales, *zeros = (view_of(operand, buffer_of) for operand in value.operands)
+        bits, given = value.attrs["bits"], zeros[0] if zeros else None
+        return FewBitsProduct(name, bits, a, w, scales, given, value.dtype, origin)
     if value.op_name == "recurrent":
         return _recurrence(value, name, buffer_of)
     if value.op_name == "tree_ensemble":

@@ -4,14 +4,15 @@ Norms, activations, gated units and rotary embeddings become the ops that they c
 again; an attention stays a call where the scheduler has an anchor for it (`is_attention`). Softmax becomes a maximum,
 a sum and what is pointwise around them; a mean, a sum and a division; a comparison with a window, arithmetic; a
 transposed convolution, a convolution of all its phases (`transposed`); a convolution with taps that see only padding,
-one without them (`blind_taps`); a resize that is no repetition, gathers (`interpolate`); a scatter that adds up or
-multiplies narrow floats, one of float32.
+one without them (`blind_taps`); a weight of few bits, shifts and arithmetic; a resize that is no repetition, gathers
+(`interpolate`); a scatter that adds up or multiplies narrow floats, one of float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kernels_hub.compiler.ir.dequantized import dequantized
 from kernels_hub.compiler.ir.dims import product
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.transform import rebuild
@@ -49,6 +50,10 @@ def expanded(graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> Graph:
             return (without_blind_taps(new, node, *operands),)
         if name == "conv_transpose" and has_phases(node):
             return (by_phases(node, *operands),)
+        if name == "dequantize":
+            w, scales, *zeros = operands
+            given = zeros[0] if zeros else None
+            return (dequantized(w, scales, given, node.attrs["bits"], node.attrs["depth"]),)
         if name == "resize" and repeats(node.results[0]) is None and is_interpolated(node):
             return (interpolated(node, operands[0]),)
         if name in SCATTERS and _rounds_between(node):
@@ -70,7 +75,7 @@ def is_written_out(node: Node) -> bool:
     """Whether `expanded` writes an op out in others."""
     name = node.op.name
     return (
-        name in {"softmax", "log_softmax", "reduce_mean"}
+        name in {"softmax", "log_softmax", "reduce_mean", "dequantize"}
         or (name == "conv_transpose" and has_phases(node))
         or (name == "resize" and is_interpolated(node))
     )

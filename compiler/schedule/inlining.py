@@ -53,6 +53,7 @@ class Kind(enum.Enum):
     CONVOLUTION = enum.auto()
     ATTENTION = enum.auto()
     GROUPED = enum.auto()
+    FEW_BITS = enum.auto()
     ORDER = enum.auto()
     RECURRENCE = enum.auto()
     TREES = enum.auto()
@@ -61,12 +62,16 @@ class Kind(enum.Enum):
 
 ANCHORS = frozenset(
     {
-        Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.GROUPED, Kind.ORDER, Kind.RECURRENCE, Kind.TREES,
-        Kind.COUPLING,
+        Kind.PRODUCT, Kind.CONVOLUTION, Kind.ATTENTION, Kind.GROUPED, Kind.FEW_BITS, Kind.ORDER, Kind.RECURRENCE,
+        Kind.TREES, Kind.COUPLING,
     }
 )  # fmt: skip
 
-NATIVE_ONLY = ORDERS | SCATTERS | {"grouped_matmul", "recurrent", "tree_ensemble", "pairwise_coupling"}
+NATIVE_ONLY = (
+    ORDERS
+    | SCATTERS
+    | {"grouped_matmul", "matmul_few_bits", "recurrent", "tree_ensemble", "pairwise_coupling"}
+)
 """Ops that have a kernel in C++, and no form in the language of GPU kernels."""
 
 _ALWAYS: dict[str, Kind] = {
@@ -96,6 +101,8 @@ def kind_of(value: Value, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> Kind | No
         return Kind.ATTENTION
     if name == "grouped_matmul":
         return Kind.GROUPED if _is_plain(value, dtypes) else None
+    if name == "matmul_few_bits":
+        return Kind.FEW_BITS if _has_few_bits(value) else None
     if name == "recurrent":
         return Kind.RECURRENCE if _is_native(value) else None
     if name == "tree_ensemble":
@@ -103,6 +110,13 @@ def kind_of(value: Value, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> Kind | No
     if name == "pairwise_coupling":
         return Kind.COUPLING if value.dtype is types.FLOAT32 else None
     return None
+
+
+def _has_few_bits(value: Value) -> bool:
+    """Whether a product with a weight of few bits is of dtypes that the runtime takes, and the weight of known size."""
+    a, w, scales = value.operands[:3]
+    narrow = {a.dtype, scales.dtype} <= ANCHOR_DTYPES and value.dtype in {a.dtype, types.FLOAT32}
+    return narrow and all(isinstance(dim, int) for dim in (*w.shape, a.shape[1]))
 
 
 def _is_native(value: Value) -> bool:

@@ -363,7 +363,39 @@ class Coupling:
         return (self.sure,)
 
 
-Anchor = Product | Convolution | Attention | GroupedProduct | Order | Recurrence | Trees | Coupling
+@dataclass(frozen=True)
+class FewBitsProduct:
+    """Rows by a weight of few bits, as the op "matmul_few_bits". Outer loops: (m, n).
+
+    a: (m, k); w: (n, blocks, bytes); scales, zeros: (n, blocks).
+    """
+
+    name: str
+    bits: int
+    a: View
+    w: View
+    scales: View
+    zeros: View | None
+    dtype: DType
+    origin: str = ""
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """What it reads."""
+        return (self.a, self.w, self.scales, *(() if self.zeros is None else (self.zeros,)))
+
+
+Anchor = (
+    Product
+    | Convolution
+    | Attention
+    | GroupedProduct
+    | FewBitsProduct
+    | Order
+    | Recurrence
+    | Trees
+    | Coupling
+)
 
 
 @dataclass(frozen=True)

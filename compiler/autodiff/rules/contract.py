@@ -43,6 +43,17 @@ def summed(value: Value, axes: Sequence[int]) -> Value:
     return value.graph.apply("matmul", left, right, **value.attrs)
 
 
+def _few_bits(site: Site) -> Gradients:
+    x, *weights = site.operands
+    if any(site.wanted[1:]):
+        raise NotDifferentiable("the scales and zero points of a weight of few bits have no derivative")
+    weight = site.graph.apply("dequantize", *weights, bits=site.attrs["bits"], depth=x.shape[1])
+    g = site.gradient
+    same = g.dtype is weight.dtype is x.dtype
+    found = site.graph.apply("matmul", g, weight, dtype=None if same else x.dtype)
+    return [found, *[None] * len(weights)]
+
+
 def _conv(site: Site) -> Gradients:
     return [
         _conv_input(site) if site.wanted[0] else None,
@@ -149,6 +160,7 @@ def _never_negative(dim: Dim) -> bool:
 
 ROWS: Sequence[Derivative] = (
     Derivative("matmul", _matmul, "g @ b^T; a^T @ g"),
+    Derivative("matmul_few_bits", _few_bits, "g @ dequantize(w), of the rows alone"),
     Derivative("conv", _conv, "g, spread, with the kernel turned round; x with g, summed over the batch"),
     Derivative(
         "conv_transpose", _conv_transpose, "g with the kernel, convolved; g with x, summed over the batch"

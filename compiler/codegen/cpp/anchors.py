@@ -7,6 +7,7 @@ from kernels_hub.compiler.codegen.c_text import Lines
 from kernels_hub.compiler.codegen.cpp.attention import print_attention
 from kernels_hub.compiler.codegen.cpp.conv import print_convolution
 from kernels_hub.compiler.codegen.cpp.ensembles import print_coupling, print_trees
+from kernels_hub.compiler.codegen.cpp.few_bits import print_few_bits
 from kernels_hub.compiler.codegen.cpp.grouped import print_grouped
 from kernels_hub.compiler.codegen.cpp.nest import print_nest
 from kernels_hub.compiler.codegen.cpp.order import print_order
@@ -22,6 +23,7 @@ from kernels_hub.compiler.schedule.kernel import (
     Attention,
     Convolution,
     Coupling,
+    FewBitsProduct,
     GroupedProduct,
     Nest,
     Order,
@@ -54,6 +56,8 @@ def _print(
         return print_order(name, nest, lines, names, round_ops=round_ops)
     if isinstance(anchor, GroupedProduct):
         return print_grouped(name, nest, lines, names, packed, round_ops=round_ops)
+    if isinstance(anchor, FewBitsProduct):
+        return print_few_bits(name, nest, lines, names, packed, round_ops=round_ops)
     if isinstance(anchor, Recurrence):
         return print_recurrent(name, nest, lines, names, packed, round_ops=round_ops)
     if isinstance(anchor, Trees):
@@ -91,12 +95,14 @@ def header_of(nest: Nest) -> str | None:
 
 
 _HEADERS: dict[type[Anchor], str] = {
-    Order: "order.h", Recurrence: "linked_recurrent.h", Trees: "linked_ensembles.h", Coupling: "linked_ensembles.h"
+    FewBitsProduct: "linked_few_bits.h", Order: "order.h", Recurrence: "linked_recurrent.h",
+    Trees: "linked_ensembles.h", Coupling: "linked_ensembles.h",
 }  # fmt: skip
 
 FILES: dict[type[Anchor], tuple[str, ...]] = {
     Product: ("linked_product.cpp",),
     GroupedProduct: ("linked_product.cpp",),
+    FewBitsProduct: ("linked_few_bits.cpp",),
     Order: (),
     Convolution: ("linked_convolution.cpp", "linked_grouped.cpp"),
     Attention: ("linked_attention.cpp",),

@@ -9,6 +9,7 @@ from kernels_hub.compiler.engines.library_ops import (
     contract,
     conversion,
     ensembles,
+    few_bits,
     indexing,
     pointwise,
     pool,
@@ -32,6 +33,7 @@ KERNELS: dict[str, LibraryKernel] = {
     **resize.KERNELS,
     **recurrent.KERNELS,
     **ensembles.KERNELS,
+    **few_bits.KERNELS,
     **indexing.KERNELS,
 }
 """By op, but for those whose rows name a function of PyTorch."""

@@ -12,6 +12,7 @@ from kernels_hub.compiler.ir.ops import (
     control,
     conversion,
     ensembles,
+    few_bits,
     indexing,
     pointwise,
     pool,
@@ -38,6 +39,7 @@ FAMILIES = (
     selection,
     recurrent,
     ensembles,
+    few_bits,
     control,
 )
 

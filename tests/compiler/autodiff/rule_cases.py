@@ -196,6 +196,17 @@ case(
     note="a part of the batch is the same",
 )
 case("matmul", lambda a: a @ a.transpose(), floats(2, 3), note="with itself")
+case(
+    "matmul_few_bits",
+    lambda a: a.graph.apply(
+        "matmul_few_bits",
+        a,
+        a.graph.constant(whole(3, 2, 8, below=256).astype(np.uint8)),
+        a.graph.constant(floats(3, 2, seed=1)),
+        bits=4,
+    ).unary("sin"),
+    floats(2, 20, low=-0.1, high=0.1),
+)
 
 _PLAIN = {"strides": (1, 1), "dilations": (1, 1), "padding": [(0, 0), (0, 0)]}
 for _note, _x, _w, _attrs in (

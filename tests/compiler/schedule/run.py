@@ -232,13 +232,15 @@ def _anchor(nest: k.Nest, memory, sizes):
         }  # fmt: skip
         graph.output("y", graph.apply("recurrent", *inputs, **attrs))
         return evaluate(graph, {str(place): one for place, one in enumerate(arrays)})["y"]
-    if isinstance(anchor, (k.Trees, k.Coupling)):
+    if isinstance(anchor, (k.Trees, k.Coupling, k.FewBitsProduct)):
         from kernels_hub.compiler import evaluate
 
-        graph = Graph("ensemble")
+        graph = Graph("alone")
         arrays = [_window(view, memory, sizes) for view in anchor.views]
         inputs = [graph.input(str(place), one.shape, one.dtype.name) for place, one in enumerate(arrays)]
-        if isinstance(anchor, k.Trees):
+        if isinstance(anchor, k.FewBitsProduct):
+            graph.output("y", graph.apply("matmul_few_bits", *inputs, bits=anchor.bits))
+        elif isinstance(anchor, k.Trees):
             graph.output("y", graph.apply("tree_ensemble", *inputs, aggregate=anchor.aggregate))
         else:
             graph.output("y", graph.apply("pairwise_coupling", *inputs))
