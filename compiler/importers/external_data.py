@@ -8,6 +8,7 @@ mapped once each and never copied.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -93,6 +94,19 @@ def _packed_size(row: DType, shape: tuple[int, ...]) -> int:
     for dim in shape:
         count *= dim
     return (count * row.bits + 7) // 8
+
+
+@dataclass(frozen=True)
+class FewBitElements:
+    """Elements of 4 or 2 bits as they lie in a file: an array of one a byte, made when it is needed."""
+
+    data: Array
+    row: DType
+    shape: tuple[int, ...]
+
+    def __call__(self) -> Array:
+        """The array."""
+        return unpacked(self.data, self.row, self.shape)
 
 
 def unpacked(data: object, row: DType, shape: tuple[int, ...]) -> Array:

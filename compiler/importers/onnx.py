@@ -41,7 +41,7 @@ from kernels_hub.compiler.importers.onnx_ops import enter_domains
 from kernels_hub.compiler.importers.onnx_remedy import remedy
 from kernels_hub.compiler.importers.onnx_scope import BrokenError, Scope, Session
 from kernels_hub.compiler.importers.onnx_sequences import Nothing, part_name, parts
-from kernels_hub.compiler.importers.onnx_types import ELEMENT_TYPES, dtype_of, tensor_array
+from kernels_hub.compiler.importers.onnx_types import ELEMENT_TYPES, dtype_of, few_bit_elements, tensor_array
 from kernels_hub.compiler.importers.window_sizes import with_whole_windows
 from kernels_hub.compiler.ir.dims import Expr
 from kernels_hub.compiler.ir.graph import Graph, Value
@@ -283,6 +283,8 @@ class Import:
     def _weight(self, tensor: TensorProto, apart: Array | None) -> Value:
         row, shape = dtype_of(tensor.data_type), tuple(tensor.dims)
         try:
+            if math.prod(shape) > _INLINE and (packed := few_bit_elements(tensor, self.session.data, apart)):
+                return self.result.parameter(tensor.name, shape, row, packed)
             array = tensor_array(tensor, self.session.data, apart)
         except ImportFailure:
             if self.random is None or tensor.data_location != TensorProto.EXTERNAL:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import onnx
 from onnx import TensorProto, TypeProto
 
 from kernels_hub.compiler.errors import ImportFailure, TypeRuleError
-from kernels_hub.compiler.importers.external_data import ExternalData, unpacked
+from kernels_hub.compiler.importers.external_data import ExternalData, FewBitElements, unpacked
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.op import TensorType
 from kernels_hub.compiler.ir.types import Array, DType
@@ -73,6 +74,25 @@ def type_proto(of: TensorType) -> TypeProto:
         else:
             one.dim_param = str(dim)
     return proto
+
+
+def few_bit_elements(
+    tensor: TensorProto, data: ExternalData, apart: Array | None = None
+) -> FewBitElements | None:
+    """A tensor of 4 or 2 bits an element as it is packed; None of others, and where its size is wrong."""
+    row, shape = dtype_of(tensor.data_type), tuple(tensor.dims)
+    if row.bits >= 8 or any(dim < 0 for dim in shape) or tensor.HasField("segment"):
+        return None
+    size = (math.prod(shape) * row.bits + 7) // 8
+    if tensor.data_location == TensorProto.EXTERNAL:
+        raw = data.bytes(tensor.name, {one.key: one.value for one in tensor.external_data}, size)
+    elif apart is not None:
+        raw = apart
+    elif tensor.HasField("raw_data"):
+        raw = np.frombuffer(tensor.raw_data, np.uint8)
+    else:
+        return None
+    return FewBitElements(raw, row, shape) if len(raw) == size else None
 
 
 def tensor_array(tensor: TensorProto, data: ExternalData, apart: Array | None = None) -> Array:

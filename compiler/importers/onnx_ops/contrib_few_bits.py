@@ -1,62 +1,25 @@
 """Weights of 2, 4 or 8 bits in blocks that have a scale each, of ONNX Runtime's domain com.microsoft.
 
-A weight is spelled out in the dtype of its scales, as an array that is made when it is needed. Source: onnxruntime,
-docs/ContribOperators.md.
+A weight stays packed (`dequantize` of the IR) where blocks follow one another along K; else it is spelled out in the
+dtype of its scales, as an array that is made when it is needed. Source: onnxruntime, docs/ContribOperators.md.
 """
 
 from __future__ import annotations
-
-import threading
-import weakref
-from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
 from kernels_hub.compiler.importers.onnx_ops.contrib import DOMAIN
+from kernels_hub.compiler.importers.onnx_ops.packed_weights import bytes_of, from_zero, made_weight, weight_of
+from kernels_hub.compiler.importers.onnx_ops.quantize import beside_blocks
 from kernels_hub.compiler.ir import types
+from kernels_hub.compiler.ir.dequantized import numbers_of
 from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.ops.few_bits import fits, unpacked
 from kernels_hub.compiler.ir.types import Array
 
 _PART = 1 << 18
 """Elements of a weight that are spelled out together."""
-
-
-def unpacked(packed: Array, bits: int) -> Array:
-    """Bytes as numbers of 2, 4 or 8 bits, the low ones first, along the last axis."""
-    if bits == 8:
-        return packed
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    spread = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
-    return spread.reshape(*packed.shape[:-1], -1)
-
-
-class _Shared:
-    """What makes a table, and gives the one that was made as long as somebody holds it."""
-
-    def __init__(self, make: Callable[[], Array]) -> None:
-        self._make = make
-        self._made: Callable[[], Array | None] = lambda: None
-        self._lock = threading.Lock()
-
-    def __call__(self) -> Array:
-        with self._lock:
-            table = self._made()
-            if table is None:
-                table = self._make()
-                table.flags.writeable = False
-                self._made = weakref.ref(table)
-            return table
-
-
-def _table(node: OnnxNode, shape: Sequence[int], dtype: np.dtype, make: Callable[[], Array]) -> Value:
-    """A weight that is made of others; in a subgraph, which has no weights of its own, a constant."""
-    if node.scope.path:
-        return node.constant(make())
-    name = f"{node.proto.output[0]} weight"
-    while name in node.graph.parameters or name in node.graph.inputs:
-        name += "'"
-    return node.graph.parameter(name, shape, types.dtype(dtype), _Shared(make))
 
 
 @onnx_op("MatMulNBits", since=1, domain=DOMAIN)
@@ -71,31 +34,57 @@ def matmul_nbits(node: OnnxNode) -> Value:
         raise node.refuse(f"weights of {bits} bits are not taken")
     blocks = -(-columns // block)
     packed = node.weight(node.input(1), "the weight").reshape(rows, blocks, -1)
-    scales = node.weight(node.input(2), "the scales").reshape(rows, blocks, 1)
+    scales = node.weight(node.input(2), "the scales").reshape(rows, blocks)
     given = node.optional(3)
     zeros = None if given is None else node.weight(given, "the zero points")
     groups = node.maybe_known(node.optional(4))
-    order = None if groups is None or not groups.size else groups.reshape(-1)[:columns]
+    order = np.arange(columns) // block if groups is None or not groups.size else groups.reshape(-1)[:columns]
+    if not fits(bits, block) or (groups is not None and groups.size):
+        weight = _reordered(node, packed, scales, zeros, order)
+    else:
+        weight = _blocks_of(node, packed, scales, zeros, bits, columns).transpose()
+    result = node.input(0).matmul(weight)
+    bias = node.optional(5)
+    return result if bias is None else result + bias
+
+
+def _blocks_of(
+    node: OnnxNode, packed: Array, scales: Array, zeros: Array | None, bits: int, depth: int
+) -> Value:
+    """A weight as it is packed, as floats (N, K)."""
+    rows, blocks, _ = packed.shape
+    parts = [
+        made_weight(node, "weight", packed.shape, types.UINT8, lambda: packed),
+        made_weight(node, "scales", scales.shape, types.dtype(scales.dtype), lambda: scales),
+    ]
+    if zeros is not None:
+        kept = types.UINT8 if zeros.dtype == np.uint8 else types.dtype(scales.dtype)
+        parts.append(
+            made_weight(
+                node, "zero points", scales.shape, kept,
+                lambda: np.ascontiguousarray(_zero_points(zeros, rows, blocks, bits, kept.numpy)[..., 0]),
+            )
+        )  # fmt: skip
+    return node.graph.apply("dequantize", *parts, bits=bits, depth=depth)
+
+
+def _reordered(node: OnnxNode, packed: Array, scales: Array, zeros: Array | None, order: Array) -> Value:
+    """A weight (K, N) each row of which is of the block that `order` names."""
+    bits, columns = node.attr("bits", 4), len(order)
+    rows, blocks, _ = packed.shape
 
     def make() -> Array:
-        offsets = _zero_points(zeros, rows, blocks, bits, scales.dtype)
+        offsets = _zero_points(zeros, rows, blocks, bits, scales.dtype)[..., 0]
         table = np.empty((columns, rows), scales.dtype)
         step = max(1, _PART // columns)
         for start in range(0, rows, step):  # in parts, so that nothing beside the table takes memory
             part = slice(start, start + step)
-            numbers = unpacked(packed[part], bits)[..., :block].astype(scales.dtype)
-            if order is None:
-                numbers -= offsets[part]
-                numbers *= scales[part]
+            numbers = unpacked(packed[part], bits).astype(scales.dtype)
             flat = numbers.reshape(len(numbers), -1)[:, :columns]
-            if order is not None:
-                flat = (flat - offsets[part, order, 0]) * scales[part, order, 0]
-            table[:, part] = flat.T
+            table[:, part] = ((flat - offsets[part, order]) * scales[part, order]).T
         return table
 
-    result = node.input(0).matmul(_table(node, (columns, rows), scales.dtype, make))
-    bias = node.optional(5)
-    return result if bias is None else result + bias
+    return made_weight(node, "weight", (columns, rows), types.dtype(scales.dtype), make)
 
 
 def _zero_points(given: Array | None, rows: int, blocks: int, bits: int, dtype: np.dtype) -> Array:
@@ -113,26 +102,53 @@ def gather_block_quantized(node: OnnxNode) -> Value:
 
     data: int4 or uint4; or uint8, in which numbers are packed along the last axis, and whose zero is the middle.
     """
-    data = node.weight(node.input(0), "the table")
-    scales = node.weight(node.input(2), "the scales")
-    given = node.optional(3)
-    zeros = None if given is None else node.weight(given, "the zero points")
-    packed, bits, block = data.dtype == np.uint8, node.attr("bits", 4), node.attr("block_size", 128)
-    along = node.attr("quantize_axis", 1) % data.ndim
-    if packed and (bits not in (2, 4, 8) or along != data.ndim - 1):
+    data, indices, floats, offsets = node.input(0), node.input(1), node.input(2), node.optional(3)
+    packed, bits, block = data.dtype is types.UINT8, node.attr("bits", 4), node.attr("block_size", 128)
+    along, across = data.axis(node.attr("quantize_axis", 1)), data.axis(node.attr("gather_axis", 0))
+    if packed and (bits not in (2, 4, 8) or along != data.rank - 1):
         raise node.refuse("a table of uint8 has numbers of 2, 4 or 8 bits, and blocks along its last axis")
-    width = data.shape[-1] * (8 // bits if packed else 1)
+    width = int(data.shape[-1]) * (8 // bits if packed else 1)
+    if across == 0 and 0 < along == data.rank - 1 and not node.scope.path:
+        return _gathered(node, width, bits if packed else data.dtype.bits, block)
 
     def make() -> Array:
-        whole = (unpacked(data, bits) if packed else data).astype(scales.dtype)
-        offsets: Array = np.asarray(1 << (bits - 1) if packed else 0, scales.dtype)
-        if zeros is not None:
-            wide = unpacked(zeros, bits)[..., : scales.shape[-1]] if packed else zeros
-            offsets = _repeated(wide.astype(scales.dtype), along, block, whole.shape[along])
-        return (whole - offsets) * _repeated(scales, along, block, whole.shape[along])
+        table, scales = node.weight(data, "the table"), node.weight(floats, "the scales")
+        whole = (unpacked(table, bits) if packed else table).astype(scales.dtype)
+        zeros: Array = np.asarray(1 << (bits - 1) if packed else 0, scales.dtype)
+        if offsets is not None:
+            given = node.weight(offsets, "the zero points")
+            wide = unpacked(given, bits)[..., : scales.shape[-1]] if packed else given
+            zeros = _repeated(wide.astype(scales.dtype), along, block, whole.shape[along])
+        return (whole - zeros) * _repeated(scales, along, block, whole.shape[along])
 
-    table = _table(node, (*data.shape[:-1], width), scales.dtype, make)
-    return table.gather(node.input(1), node.attr("gather_axis", 0))
+    table = made_weight(node, "weight", (*data.shape[:-1], width), floats.dtype, make)
+    return table.gather(indices, across)
+
+
+def _gathered(node: OnnxNode, width: int, bits: int, block: int) -> Value:
+    """Rows of a packed table, of which those that are gathered become floats."""
+    data, indices, floats, offsets = node.input(0), node.input(1), node.input(2), node.optional(3)
+    row = data.dtype
+    if row.bits < 8:
+        shape = (*data.shape[:-1], -(-width * bits // 8))
+        of = weight_of(node, data)
+        data = made_weight(node, "weight", shape, types.UINT8, lambda: bytes_of(of, row, width))
+    rows = numbers_of(data.gather(indices, 0), bits)
+    axis, scales = rows.rank - 1, floats.gather(indices, 0)
+    rows = rows.slice(axis, 0, width).cast(floats.dtype)
+    middle = float(1 << (bits - 1)) if row.kind == "int" or row.bits == 8 else 0.0
+    if offsets is None:
+        centred = rows - middle
+    elif row.bits == 8:
+        zeros = numbers_of(offsets.gather(indices, 0), bits).slice(axis, 0, floats.shape[-1])
+        centred = rows - beside_blocks(rows, zeros.cast(floats.dtype), axis, block)
+    else:
+        given = weight_of(node, offsets)
+        zeros = made_weight(
+            node, "zero points", offsets.shape, types.UINT8, lambda: from_zero(given(), row)
+        ).gather(indices, 0)
+        centred = rows - beside_blocks(rows, zeros.cast(floats.dtype), axis, block)
+    return centred * beside_blocks(rows, scales, axis, block)
 
 
 def _repeated(of_blocks: Array, axis: int, block: int, size: int) -> Array:
@@ -169,4 +185,5 @@ def matmul_bnb4(node: OnnxNode) -> Value:
         table = (numbers[places] * scales).astype(largest.dtype).reshape(rows, columns)
         return np.ascontiguousarray(table.T)
 
-    return node.input(0).matmul(_table(node, (columns, rows), largest.dtype, make))
+    weight = made_weight(node, "weight", (columns, rows), types.dtype(largest.dtype), make)
+    return node.input(0).matmul(weight)

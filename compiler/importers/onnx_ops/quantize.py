@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
+from kernels_hub.compiler.importers.onnx_ops.packed_weights import packed_weight
 from kernels_hub.compiler.importers.onnx_types import dtype_of
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import ceildiv, product
@@ -11,7 +12,7 @@ from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.types import DType
 
 
-def _beside(x: Value, value: Value, axis: int, block: int) -> Value:
+def beside_blocks(x: Value, value: Value, axis: int, block: int) -> Value:
     """A scale or zero point (one, one a channel, or one a block) in the shape of x."""
     if value.rank <= 1 and product(value.shape) == 1:
         return value.reshape(())
@@ -37,8 +38,8 @@ def quantize_linear(node: OnnxNode) -> Value:
     axis, block = node.attr("axis", 1), node.attr("block_size", 0)
     precision = dtype_of(node.attr("precision")) if node.attr("precision", 0) else scale.dtype
     precision = precision if precision.is_float and precision.bits >= 16 else types.FLOAT32
-    wide = x.cast(precision) / _beside(x, scale, axis, block).cast(precision)
-    offset = None if zero is None else _beside(x, zero, axis, block)
+    wide = x.cast(precision) / beside_blocks(x, scale, axis, block).cast(precision)
+    offset = None if zero is None else beside_blocks(x, zero, axis, block)
     if row.is_integer:
         rounded = wide.cast(types.FLOAT32).unary("round")
         if offset is not None:
@@ -54,12 +55,14 @@ def dequantize_linear(node: OnnxNode) -> Value:
     x, scale, zero = node.input(0), node.input(1), node.optional(2)
     axis, block = node.attr("axis", 1), node.attr("block_size", 0)
     row = dtype_of(node.attr("output_dtype")) if node.attr("output_dtype", 0) else scale.dtype
+    if row is scale.dtype and (packed := packed_weight(node, x, scale, zero, axis, block)) is not None:
+        return packed
     if zero is not None:
         middle = types.INT32 if x.dtype.is_integer else types.FLOAT32
-        centred = x.cast(middle) - _beside(x, zero, axis, block).cast(middle)
+        centred = x.cast(middle) - beside_blocks(x, zero, axis, block).cast(middle)
     else:
         centred = x
-    return (centred.cast(types.FLOAT32) * _beside(x, scale, axis, block).cast(types.FLOAT32)).cast(row)
+    return (centred.cast(types.FLOAT32) * beside_blocks(x, scale, axis, block).cast(types.FLOAT32)).cast(row)
 
 
 @onnx_op("DynamicQuantizeLinear", since=11)

@@ -200,7 +200,7 @@ def test_it_computes_what_onnx_runtime_does(name: str):
 
 
 def test_a_weight_that_is_spelled_out_is_in_memory_once_and_as_long_as_it_is_held():
-    graph = import_onnx(model(CASES["four bits"])[0])
+    graph = import_onnx(model(CASES["four bits of bitsandbytes"])[0])
     (make,) = (weight for weight in graph.weights.values() if callable(weight))
     table = make()
     assert make() is table
