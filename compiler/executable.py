@@ -29,6 +29,7 @@ from kernels_hub.compiler.ir.transform import bind
 from kernels_hub.compiler.ir.types import Array
 from kernels_hub.compiler.plan import custom_operator as traced
 from kernels_hub.compiler.plan.arguments import array_of, is_array, shapes_of
+from kernels_hub.compiler.plan.benchmarks import benchmark
 from kernels_hub.compiler.plan.file import (
     MadeHeader,
     check_made,
@@ -49,7 +50,6 @@ from kernels_hub.compiler.plan.selection import (
     report_failure,
     signature_of,
 )
-from kernels_hub.compiler.plan.tuning import benchmark, tune
 from kernels_hub.compiler.plan.tuning_database import TuningDatabase
 from kernels_hub.compiler.settings import Settings
 from kernels_hub.cxx_compiler import find_compiler
@@ -325,6 +325,10 @@ class Executable:
     def _make(self, graph: Graph, outcomes: list[Outcome], without: set[str]) -> Plan:
         settings = self.settings
         if (by := benchmark(settings.rank)) is not None:
+            from kernels_hub.compiler.plan.tuning import (
+                tune,  # and the judge, which opening a plan does without
+            )
+
             database = TuningDatabase(settings.cache)
             return tune(graph, settings.device, settings.only, outcomes, without, by=by, database=database)
         return choose(graph, settings.device, settings.only, settings.rank, outcomes, without)

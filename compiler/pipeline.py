@@ -39,12 +39,12 @@ from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.transform import bind
 from kernels_hub.compiler.ir.uncollected import uncollected
 from kernels_hub.compiler.opened import entries, opened_file
+from kernels_hub.compiler.plan.benchmarks import benchmark
 from kernels_hub.compiler.plan.followed_weights import Followed, frozen
 from kernels_hub.compiler.plan.heuristics import Heuristic
 from kernels_hub.compiler.plan.selection import (
     Filter,
 )
-from kernels_hub.compiler.plan.tuning import benchmark
 from kernels_hub.compiler.reopened import OpenedExecutable, keep_plans
 from kernels_hub.compiler.settings import Settings
 

@@ -4,18 +4,14 @@ Each candidate is built; judged on inputs made for the graph (`judging`); and ti
 alternate between candidates, so that what disturbs the machine disturbs all of them. The fastest is timed again on its
 own against what the default heuristic takes; it is kept in the tuning database, as an engine with knobs, where its gain
 repeats, and is then not measured again for this graph, device and versions.
-
-A benchmark is a function `(calls, device) -> seconds of each`; plugins register theirs under the entry points
-"kernels_hub.benchmarks", and are used by name in place of "benchmark".
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -28,6 +24,7 @@ from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.printer import print_graph
 from kernels_hub.compiler.judging import Judge
 from kernels_hub.compiler.judging.timing import Gain, Paired, gain, measure
+from kernels_hub.compiler.plan.benchmarks import Benchmark
 from kernels_hub.compiler.plan.file import versions
 from kernels_hub.compiler.plan.heuristics import default
 from kernels_hub.compiler.plan.plan import Plan
@@ -42,36 +39,11 @@ from kernels_hub.compiler.plan.selection import (
 )
 from kernels_hub.compiler.plan.tuning_database import TuningDatabase, Winner
 
-GROUP = "kernels_hub.benchmarks"
-
 MOST_KNOBS = 48
 """Knob sets of one engine that are tried; those near its best guesses come first."""
 
 PATIENCE_S = 10.0
 """Seconds of the oracle for what candidates are judged by."""
-
-
-class Benchmark(Protocol):
-    """Measures calls on a device, each for as long as it likes."""
-
-    def __call__(self, calls: Sequence[Callable[[], object]], device: Device) -> Sequence[float]:
-        """Seconds of each call."""
-
-
-def benchmark(name: object) -> Benchmark | None:
-    """The benchmark of that name, "benchmark" or a plugin's; None where it is no benchmark's."""
-    if name == "benchmark":
-        return measure
-    if not isinstance(name, str) or name == "default":
-        return None
-    points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
-    if name not in points:
-        return None
-    try:
-        found: Benchmark = points[name].load()
-    except Exception as error:
-        raise EngineError(f"the benchmark {name!r} ({points[name].value}) does not load: {error}") from error
-    return found
 
 
 @dataclass

@@ -20,7 +20,7 @@ from kernels_hub.compiler.engines.engine import Device, Knob, Support
 from kernels_hub.compiler.engines.reference import ENGINE as REFERENCE
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.judging.timing import measure
-from kernels_hub.compiler.plan import tuning
+from kernels_hub.compiler.plan import benchmarks, tuning
 from kernels_hub.compiler.plan.tuning import knob_sets
 from kernels_hub.compiler.plan.tuning_database import TuningDatabase, Winner
 from tests.compiler.differences import difference
@@ -283,7 +283,7 @@ def test_a_benchmark_of_a_plugin(tmp_path, monkeypatch):
             return last_is_best
 
     monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda group: [Point()] if group == tuning.GROUP else []
+        importlib.metadata, "entry_points", lambda group: [Point()] if group == benchmarks.GROUP else []
     )
     with only_engines(PartEngine("a"), REFERENCE, PartEngine("b")):
         run = compile(simple(), "cpu", heuristic="mine", cache=tmp_path, dims={"n": 2})
