@@ -21,7 +21,13 @@ from kernels_hub.errors import LayerContractError
 from kernels_hub.hub.references import Reference, find_layer
 from kernels_hub.kernelization.contract import original_function
 from kernels_hub.kernelization.decoration import inner_function, kept_around, with_inner
-from kernels_hub.kernelization.forward_guard import guarded_forward, guarded_function, label, renamed_forward
+from kernels_hub.kernelization.forward_guard import (
+    guarded_attribute,
+    guarded_forward,
+    guarded_function,
+    label,
+    renamed_forward,
+)
 from kernels_hub.kernelization.function_places import referred_by_itself, with_names
 from kernels_hub.kernelization.mapping_records import LayerSource
 from kernels_hub.kernelization.outcome import SwapDecision
@@ -253,8 +259,8 @@ def _inside_what_stays(forward: Forward, original: Forward) -> Forward:
 
 
 def kernel_function(kernel: Forward, original: Forward, outcome: SwapDecision) -> KernelFunction:
-    """A KernelFunction that runs `kernel`."""
-    function = KernelFunction(kernel)
+    """A KernelFunction that runs `kernel`, or `original` as `forward_guard` has it."""
+    function = KernelFunction(guarded_attribute(kernel, original))
     function.original, function.outcome = original, outcome
     return function
 

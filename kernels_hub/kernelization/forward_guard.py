@@ -26,6 +26,8 @@ Forward = Callable[..., Any]
 
 _STARS: Mapping[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
+_NO_MODE = "not _function_modes() and (_is_compiling() or not _dispatch_modes())"
+
 
 def guarded_forward(kernel: Forward, cls: type[nn.Module], *, passes_on: bool = False) -> Forward:
     """`kernel` under the arguments of `cls.forward`, as long as nothing replaced or watches that forward.
@@ -54,7 +56,7 @@ def _guarded(kernel: Forward, cls: type[nn.Module], original: Forward, passes_on
     conditions = ["_type(self).forward is _original", *_unchanged_functions(original, namespace)]
     namespace |= {"_type": type, "_kernel": kernel, "_original": original, **_questions()}
     unchanged = " and ".join(conditions)
-    quick = "not _function_modes() and (_is_compiling() or not _dispatch_modes())"
+    quick = _NO_MODE
     if first is not None:
         quick += f" and _type({first}) is _Tensor"
     given = ", ".join(arguments)
@@ -103,6 +105,27 @@ def guarded_function(kernel: Forward, original: Forward, place: tuple[FunctionTy
     )
     function: Any = namespace["function"]
     label(function, original)
+    return function  # type: ignore[no-any-return]
+
+
+@functools.lru_cache(maxsize=4096)
+def guarded_attribute(kernel: Forward, original: Forward) -> Forward:
+    """A kernel in the place of a function that a module holds, as long as nothing that the function calls was replaced,
+    and no mode sees its calls.
+    """
+    target = original.func if isinstance(original, functools.partial) else original
+    namespace: dict[str, object] = {"_type": type, "_kernel": kernel, "_original": original, **_questions()}
+    conditions = [*_unchanged_functions(target, namespace), "True"]
+    exec(  # noqa: S102 - the names are those of globals in real code, which are identifiers
+        "def function(*args, **kwargs):\n"
+        f"    if {' and '.join(conditions)}:\n"
+        f"        if {_NO_MODE} and args and _type(args[0]) is _Tensor or _is_unseen(*args[:1]):\n"
+        "            return _kernel(*args, **kwargs)\n"
+        "    return _original(*args, **kwargs)\n",
+        namespace,
+    )
+    function: Any = namespace["function"]
+    label(function, kernel)
     return function  # type: ignore[no-any-return]
 
 

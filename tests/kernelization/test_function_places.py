@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels_hub import (
     LocalLayerRepository,
@@ -265,3 +267,44 @@ def test_a_partial_pickles(mapped: None) -> None:
     kernelize(model, mode=Mode.INFERENCE, device="cpu")
     again = pickle.loads(pickle.dumps(model))
     assert torch.equal(again(X), X + 300.0) and rows(again)[0].swapped
+
+
+def moved(x: torch.Tensor, by: float) -> torch.Tensor:
+    return x + by
+
+
+@use_kernel_forward_from_hub("shift")
+def shift_by_another(x: torch.Tensor, by: float = 1.0) -> torch.Tensor:
+    return moved(x, by)
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {})) * (2 if func is torch.Tensor.add else 1)
+
+
+class DoublingSums(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {})) * (2 if func is torch.ops.aten.add.Tensor else 1)
+
+
+@pytest.mark.parametrize(
+    "function", [shift_by_another, functools.partial(shift_by_another, by=1.0)], ids=["function", "partial"]
+)
+def test_a_function_that_is_held_sees_what_changes_around_it(
+    mapped: None, monkeypatch: pytest.MonkeyPatch, function: Any
+) -> None:
+    model = nn.Sequential(Holds(function))
+    kernelize(model, mode=Mode.INFERENCE, device="cpu")
+    assert torch.equal(model(X), X + 100.0)
+    for mode in (Doubling(), DoublingSums()):
+        with mode:
+            found = model(X)
+        assert torch.equal(found, (X + 1.0) * 2)
+    masked = X.as_subclass(type("Marked", (torch.Tensor,), {}))
+    assert type(model(masked)).__name__ == "Marked" and torch.equal(model(masked), masked + 1.0)
+    monkeypatch.setitem(globals(), "moved", lambda x, by: x - by)
+    assert torch.equal(model(X), X - 1.0)
+    monkeypatch.undo()
+    assert torch.equal(model(X), X + 100.0)
+    assert torch.equal(torch.compile(model, backend="eager", fullgraph=True)(X), X + 100.0)
