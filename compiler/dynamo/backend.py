@@ -12,7 +12,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -131,15 +131,12 @@ class _Work:
         only = Filter(options.engines, frozenset(options.exclude_notes), options.workspace_limit)
         settings = Settings(device, only, options.heuristic, options.max_shapes, options.cache)
         weights = self._weights(placeholders) if kind == "inference" and options.weights != "inputs" else {}
-        aten = import_aten(module, weights, self.name, aliases=kind == "inference")
+        aten = import_aten(module, weights, self.name, aliases=_sharing(kind))
         return CompiledGraph(aten, settings, weights, follow=options.weights == "followed")
 
     def _weights(self, placeholders: Sequence[torch.fx.Node]) -> dict[int, torch.Tensor]:
         """Arguments of a graph that are weights of the model, which it does not write."""
-        from torch._guards import TracingContext
-
-        context = TracingContext.try_get()
-        meta = None if context is None else context.fw_metadata
+        meta = _forward_metadata()
         if meta is None:
             return {}
         written = {index for index, one in enumerate(meta.input_info) if one.mutates_data}
@@ -153,6 +150,29 @@ class _Work:
         return tensors
 
 
+def _forward_metadata() -> Any:
+    """What AOTAutograd knows of the graph that it compiles; None outside of it."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    return None if context is None else context.fw_metadata
+
+
+def _sharing(kind: str) -> list[int] | None:
+    """Which results of a graph have to share memory, None for all: those of the model that AOTAutograd does not make
+    itself, of an argument or of another result; not what a backward is to have, and no gradients.
+    """
+    meta = _forward_metadata()
+    if kind == "inference" or (kind == "forward" and meta is None):
+        return None
+    if kind == "backward":
+        return []
+    first = meta.num_mutated_inp_runtime_indices
+    return [place for place, of in enumerate(meta.output_info, first) if of.output_type.name in _AS_COMPILED]
+
+
+_AS_COMPILED = frozenset({"non_alias", "unsafe_view_alias", "custom_function_view"})
+"""Kinds of results that AOTAutograd hands on as a compiled forward gives them."""
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 

@@ -8,7 +8,7 @@ graph. Results keep the strides and the aliasing that the ATen graph gives them:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -83,12 +83,16 @@ class _ExportedProgram:
 
 
 def import_aten(
-    module: GraphModule, weights: Mapping[int, torch.Tensor], name: str = "graph", *, aliases: bool = True
+    module: GraphModule,
+    weights: Mapping[int, torch.Tensor],
+    name: str = "graph",
+    *,
+    aliases: Collection[int] | None = None,
 ) -> AtenGraph:
     """The graph of an ATen graph without writes; nodes carry their examples ("val").
 
-    weights: arguments that are parameters of the graph, with their tensors. aliases: whether results that share memory
-    with each other or with arguments have to go on doing so.
+    weights: arguments that are parameters of the graph, with their tensors. aliases: places of the results that have
+    to go on sharing memory with each other and with arguments; None: all.
 
     Raises ImportFailure with every op that is not supported.
     """
@@ -165,7 +169,7 @@ def _ranges(placeholders: list[Node]) -> Mapping[Symbol, ValueRanges[Expr]]:
 class _Importer(Importer):
     """An import whose arguments may be sizes, and whose results have strides and share memory."""
 
-    aliases: bool = True
+    aliases: Collection[int] | None = None
     places: Mapping[str, int] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
     owners: dict[Any, int] = field(default_factory=dict)
@@ -183,11 +187,13 @@ class _Importer(Importer):
 
     def _outputs(self) -> tuple[list[tuple[str, object]], dict[str, str]]:
         (last,) = self.program.graph.find_nodes(op="output")
-        shared = _Shared(list(last.args[0]), self.program.graph) if self.aliases else None
+        nodes = last.args[0]
+        sharing = dict.fromkeys(nodes if self.aliases is None else [nodes[place] for place in self.aliases])
+        shared = _Shared(list(sharing), self.program.graph)
         known: dict[Node | int | None, Result] = {}
-        for node in last.args[0]:
+        for node in nodes:
             if node not in known or node is None:
-                known[node] = self._one(node, shared)
+                known[node] = self._one(node, shared if node in sharing else None)
             self.results.append(known[node])
         return [], {}
 

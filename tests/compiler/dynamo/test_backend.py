@@ -220,6 +220,22 @@ def test_gradients_are_those_of_eager():
     assert [one.kind for one in statistics.compiled] == ["forward", "backward"]
 
 
+def test_parts_of_a_result_share_its_memory_in_training():
+    layer, x = nn.Linear(6, 6), torch.randn(4, 6)
+
+    def parts(x):
+        y = layer(x)
+        return (y, *y.chunk(2, -1))
+
+    y, first, second = compiled(parts)(x)
+    torch.testing.assert_close((first, second), layer(x).chunk(2, -1))
+    (y.sum() + (second * 2).sum()).backward()
+    torch.testing.assert_close(layer.bias.grad, torch.tensor([4.0] * 3 + [12.0] * 3))
+    y.detach().zero_()
+    assert not first.any() and not second.any()
+    assert [one.kind for one in statistics.compiled] == ["forward", "backward"]
+
+
 @torch.no_grad()
 def test_what_is_not_supported_falls_back_and_is_named(caplog):
     def function(x):
