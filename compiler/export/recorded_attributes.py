@@ -19,11 +19,18 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from kernels_hub.compiler.errors import CompilerError
 from kernels_hub.compiler.export.outer_data import outer_data, outer_data_of_object
 from kernels_hub.compiler.export.recorded_output import spoken
-from kernels_hub.compiler.export.recorded_surroundings import Asked, asked, default_dtype, named_answers
+from kernels_hub.compiler.export.recorded_surroundings import (
+    UNFOLLOWED,
+    Asked,
+    asked,
+    default_dtype,
+    named_answers,
+)
 from kernels_hub.compiler.export.source import Example
 from kernels_hub.compiler.importers.brief_run import briefly
 from kernels_hub.compiler.runtime.facts import at, kind_of, looked_into, places
@@ -39,14 +46,29 @@ Names = dict[str, list[str] | None]
 Recorded = tuple[dict[str, Names], Asked, list[str]]
 
 
-def recorded(example: Example) -> tuple[Module, ...]:
-    """The module and all inside of it, with the attributes that a run of the example reads."""
+def recorded(example: Example, *, by_layout: bool = False) -> tuple[Module, ...]:
+    """The module and all inside of it, with the attributes that a run of the example reads.
+
+    by_layout: what its results share, or what it writes to, depends on strides of its arguments.
+    """
     read, around, said = _run(example)
     if said and (said := _run(example)[2]):  # what is said once is no part of a call
         raise CompilerError(
             f"the forward {said[0]}, at each call, which a program does not; leave that out, or compile its layers"
         )
+    if (what := around.pop(UNFOLLOWED, None)) is not None:
+        raise CompilerError(
+            f"the forward {what}, and a program does not; leave that out, or compile its layers"
+        )
     around |= default_dtype()
+    around |= {"@layout": "plain"} if by_layout else {}
+    if "@layout" in around and not all(
+        map(_is_contiguous, pytree.tree_leaves((example.args, dict(example.kwargs))))
+    ):
+        raise CompilerError(
+            "what the forward computes depends on strides of its arguments, and the example has some that is not "
+            "contiguous: give one that is"
+        )
     inside = places(example.module)
     modules: list[Module] = []
     for path, module in example.module.named_modules(remove_duplicate=False):
@@ -75,6 +97,10 @@ def recorded(example: Example) -> tuple[Module, ...]:
         modules.append(Module(path, kind_of(kind), forward_digest(kind), facts, tuple(functions)))
     modules[0] = replace(modules[0], facts={**modules[0].facts, **dict(sorted(around.items()))})
     return tuple(modules)
+
+
+def _is_contiguous(value: object) -> bool:
+    return not isinstance(value, torch.Tensor) or value.is_contiguous()
 
 
 def _fact_at(module: nn.Module, path: str, name: str, inside: Mapping[int, str]) -> Any:

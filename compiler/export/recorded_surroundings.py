@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,12 +18,28 @@ from kernels_hub.compiler.runtime.surroundings import ANSWERS
 
 Asked = dict[str, object]
 """Facts, by name."""
+UNFOLLOWED = "unfollowed"
+"""In the place of a fact: what code does, in words, that no program does."""
 
 _TENSOR: Any = torch.Tensor
 _OF_LAYOUT = frozenset({
-    _TENSOR.stride, _TENSOR.is_contiguous, _TENSOR.storage_offset, _TENSOR.data_ptr,
-    _TENSOR.requires_grad.__get__, _TENSOR.is_leaf.__get__,
+    _TENSOR.stride, _TENSOR.is_contiguous, _TENSOR.storage_offset,
+    _TENSOR.requires_grad.__get__, _TENSOR.is_leaf.__get__, _TENSOR.grad_fn.__get__,
+    _TENSOR.is_inference, _TENSOR.is_conj, _TENSOR.is_neg,
 })  # fmt: skip
+_OF_ONE_CALL: Mapping[Any, str] = {
+    _TENSOR._version.__get__: "_version", _TENSOR._is_view: "_is_view()", _TENSOR._base.__get__: "_base",
+    _TENSOR.grad.__get__: "grad", _TENSOR.untyped_storage: "untyped_storage()", _TENSOR.storage: "storage()",
+    _TENSOR.data_ptr: "data_ptr()",
+}  # fmt: skip
+"""What tensors are asked for that tells one call from another."""
+
+_SWITCH_ON: Mapping[Any, int] = {
+    torch._C._set_grad_enabled: 0, _TENSOR.requires_grad_: 1, _TENSOR.requires_grad.__set__: 1,
+}  # fmt: skip
+"""What switches gradients on -> the place of the argument that says so."""
+_RESTORING = frozenset({"__exit__", "__call__"})
+"""Functions by which context managers of autograd put back what was."""
 
 _OF_PROCESS = frozenset({"@initial_seed", "@are_deterministic_algorithms_enabled"})
 """Of ANSWERS: what tracing leaves as it is."""
@@ -47,10 +64,22 @@ def asked() -> Iterator[Asked]:
         ) -> object:
             if func in _OF_LAYOUT and not is_of_known(sys._getframe(1)):
                 found["@layout"] = "plain"
+            if func in _OF_ONE_CALL and not is_of_known(sys._getframe(1)):
+                found[UNFOLLOWED] = f"asks a tensor for its {_OF_ONE_CALL[func]}, which is of one call"
+            if func in _SWITCH_ON and not _is_restored(sys._getframe(1)):
+                place = _SWITCH_ON[func]
+                if args[place] if len(args) > place else (kwargs or {}).get("requires_grad", True):
+                    found[UNFOLLOWED] = "switches gradients on, also where a call has them off"
             return func(*args, **(kwargs or {}))
 
     with _ENVIRONMENT.into(found), Asking():
         yield found
+
+
+def _is_restored(frame: FrameType) -> bool:
+    """Whether code puts back a mode of autograd: as it leaves a context manager, which may make another for that."""
+    names = [frame.f_code.co_name] + ([frame.f_back.f_code.co_name] if frame.f_back is not None else [])
+    return names[0] in _RESTORING or (names[0] == "__init__" and names[-1] in _RESTORING)
 
 
 def _noted(self: object, name: str) -> object:

@@ -87,6 +87,8 @@ class Source:
     """Of what has no example: what else runs it."""
     modules: tuple[Module, ...] | None = None
     """See `recorded_attributes.recorded`; None: not recorded yet."""
+    by_layout: bool = False
+    """See `importers.torch_aliases.Shared`."""
 
     @property
     def takes_caches(self) -> bool:
@@ -130,7 +132,10 @@ def from_module(example: Example, name: str) -> Source:
         raise ImportFailure("it computes nothing: its result is what it is given")
     arrays = dict(graph.weights)
     graph.weights.clear()
-    return Source(graph, signature, arguments, result, changed, views, example, names, arrays, constants)
+    return Source(
+        graph, signature, arguments, result, changed, views, example, names, arrays, constants,
+        by_layout=program.shared.by_layout,
+    )  # fmt: skip
 
 
 def from_onnx(

@@ -11,11 +11,12 @@ What a caller writes into such a result, eager has written elsewhere as well.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from kernels_hub.compiler.importers.torch_direct import NOTE, name_of
+from kernels_hub.compiler.importers.torch_direct import ITSELF, NOTE, name_of
 
 if TYPE_CHECKING:
     import torch
@@ -50,13 +51,14 @@ class Shared:
 
     given: result -> the argument that it is, by path. same: result -> the earlier result that it is.
     views: result -> what it is a view of. refused: what is none of these and yet shares memory, in words; each names
-    a result.
+    a result. by_layout: whether what shares memory, or what is written to, depends on strides of arguments.
     """
 
     given: Mapping[int, str] = field(default_factory=dict)
     same: Mapping[int, int] = field(default_factory=dict)
     views: Mapping[int, View] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
+    by_layout: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ def shared_results(program: ExportedProgram, paths: Mapping[str, str], names: Se
     found.of_hidden(program, chains)
     found.of_outside(chains)
     found.of_results(chains)
-    return Shared(found.given, found.same, found.views, tuple(found.refused))
+    by_layout = _writes_what_may_be_a_copy(program) or _may_share(results)
+    return Shared(found.given, found.same, found.views, tuple(found.refused), by_layout)
 
 
 class _Found:
@@ -253,9 +256,64 @@ def _is_idle(node: Node) -> bool:
     name = name_of(node.target)
     if name in {"dropout.default", "feature_dropout.default", "alpha_dropout.default"}:
         return len(node.args) > 2 and not node.args[2]
+    if name == "alias.default":
+        return ITSELF in (node.meta.get("custom") or {})
     if name == "contiguous.default":
         return not is_copy(node) and chain_of(node.args[0]).root.op != "placeholder"  # type: ignore[arg-type]
     return name in _CASTS and not is_copy(node)
+
+
+def _writes_what_may_be_a_copy(program: ExportedProgram) -> bool:
+    """Whether an op writes to a copy that ops make of what is laid out otherwise than they need, or to that itself."""
+    return any(
+        any(_may_copy(one) for one in _names_of_memory(node.args[0]))
+        for node in program.graph.nodes
+        if node.op == "call_function" and node.args and _is_write(node.target)
+    )
+
+
+def _may_share(results: Sequence[object]) -> bool:
+    """Whether two results are one memory, or two, as an op finds what it lays out.
+
+    Of an argument's views these ops are done again at each call, so they are right unless two results are views of the
+    copy.
+    """
+    ways = [_names_of_memory(one) for one in dict.fromkeys(results) if hasattr(one, "op")]
+    for one, other in itertools.combinations(ways, 2):
+        joined = next((node for node in one if node in other), None)
+        if joined is None:
+            continue
+        apart = [*one[: one.index(joined)], *other[: other.index(joined)]]
+        again = one[-1].op == "placeholder"
+        if any(map(_may_copy, one[one.index(joined) :] if again else apart)):
+            return True
+    return False
+
+
+def _names_of_memory(node: Any) -> list[Node]:
+    """A tensor and what it is a view of, or a copy where that is laid out otherwise, to what made the memory."""
+    found = [node]
+    while node.op == "call_function":
+        source = node.args[0] if node.args else None
+        if name_of(node.target) != "getitem" and not (_gives_memory(node) or _is_idle(node)):
+            break
+        if not hasattr(source, "op"):
+            break
+        node = source
+        found.append(node)
+    return found
+
+
+def _may_copy(node: Node) -> bool:
+    return node.op == "call_function" and name_of(node.target) in _LAID_OUT
+
+
+def _is_write(target: Any) -> bool:
+    """Whether an op writes its first argument."""
+    if type(target).__name__ != "OpOverload" or not target._schema.arguments:
+        return False
+    info = target._schema.arguments[0].alias_info
+    return info is not None and bool(info.is_write)
 
 
 def is_copy(node: Node) -> bool:

@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 from torch.utils.hooks import RemovableHandle
 
-from kernels_hub.compiler.importers.torch_direct import NOTE
+from kernels_hub.compiler.importers.torch_direct import ITSELF, NOTE
 
 _OPERAND = "kernels_hub gradient of operand"
 """Of what the node reads."""
@@ -130,6 +130,8 @@ class _Listener(TorchFunctionMode):
                 return args[0].detach() if func == _DATA else func(*args, **kwargs)
             with traceback.annotate({NOTE: ""}):
                 return args[0].detach() if func == _DATA else func(*args, **kwargs)
+        if func is torch.Tensor.contiguous and args[0].is_contiguous(*args[1:], **kwargs):
+            return _contiguous(*args, **kwargs)
         if func is torch.Tensor.retain_grad:
             return None
         if func == _REQUIRES:
@@ -146,6 +148,16 @@ class _Listener(TorchFunctionMode):
         if func is torch.Tensor.requires_grad_:
             return args[0]
         return RemovableHandle(OrderedDict()) if "hook" in reason else None
+
+
+def _contiguous(tensor: torch.Tensor, memory_format: Any = torch.contiguous_format) -> Any:
+    """`tensor.contiguous()` of one that is: PyTorch returns the tensor itself, and no op would be traced."""
+    with traceback.annotate(
+        {ITSELF: ""}
+    ):  # without it the op would be that of all that the tensor is used for
+        alias = torch.ops.aten.alias.default(tensor)
+    of_format = {} if memory_format is torch.contiguous_format else {"memory_format": memory_format}
+    return torch.ops.aten.contiguous.default(alias, **of_format)
 
 
 def _asked_by_the_module(frame: Any) -> bool:

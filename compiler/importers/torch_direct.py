@@ -55,6 +55,9 @@ SAME = frozenset({"detach.default", "detach_.default", "alias.default"})
 NOTE = "kernels_hub gradient"
 """What `torch_autograd` says of an op's gradient, in the "custom" entry of its node's meta."""
 
+ITSELF = "kernels_hub itself"
+"""The same of an alias that `torch_autograd` has put between a tensor and its `contiguous()`: eager has none there."""
+
 _CONDITIONS = frozenset({"ge", "le", "gt", "lt", "eq", "ne", "and_", "or_", "not_"})
 """Conditions on sizes, which torch.export has checked and put into the ranges."""
 

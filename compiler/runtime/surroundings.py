@@ -7,7 +7,7 @@ Answers that a forward got are facts of the module that was compiled, under name
                            "@are_deterministic_algorithms_enabled" and "@initial_seed" likewise
     "@environ.NAME"        a variable of the environment, None where there is none
     "@layout"              "plain" where the code asks tensors for strides, whether they require a gradient, or whether
-                           they are a Parameter
+                           they are a Parameter, and where strides decide what its results share
     "@apart"               "tensors" where the code asks whether things are the same object
 """
 
@@ -35,6 +35,7 @@ _count_of_dispatch_modes = torch._C._len_torch_dispatch_stack
 _forward_hooks = torch.nn.modules.module._global_forward_hooks
 _forward_pre_hooks = torch.nn.modules.module._global_forward_pre_hooks
 _get_default_dtype = torch.get_default_dtype
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 ANSWERS: Mapping[str, Callable[[], object]] = {
     "@is_grad_enabled": torch.is_grad_enabled,
@@ -78,6 +79,12 @@ class Surroundings:
             )
         if parametrize._cache_enabled:
             raise Misfit("parametrizations", "parametrizations are cached")
+        for value in values:
+            if type(value) in _TENSORS and value.__dict__:
+                raise Misfit(
+                    "attributes",
+                    f"a tensor is given with attributes of its own ({', '.join(value.__dict__)})",
+                )
         if _get_default_dtype() is not self._dtype:
             raise Misfit(
                 "default dtype", f"torch's default dtype is not {self._dtype}, for which it was compiled"
@@ -129,4 +136,7 @@ def _is_plain(value: object) -> bool:
         and value.storage_offset() == 0
         and not value.requires_grad
         and not isinstance(value, torch.nn.Parameter)
+        and not value.is_inference()
+        and not value.is_conj()
+        and not value.is_neg()
     )
