@@ -102,6 +102,8 @@ def compile(  # noqa: A001  (the verb that everybody looks for)
     followed, it is waited for. None is False for ONNX files, which open at once, where all engines may be used and
     nothing is measured (`heuristic`) or limited (`workspace_limit`); else it is True.
 
+    What a call returns is new memory, also where the module returns an argument or a view. No gradient flows through.
+
     Raises ImportFailure for what cannot be imported, EngineError with every engine's reason where none takes it.
 
     >>> gelu = compile((nn.GELU(), (torch.ones(1, 4),)), "cpu", engines=["library"])
