@@ -46,16 +46,18 @@ ELSEWHERE = {
 
 
 @pytest.fixture
-def log_levels() -> Iterator[None]:
-    """Levels that a page sets are as before afterwards."""
+def put_back() -> Iterator[None]:
+    """Levels of loggers that a page sets, and what it replaces in transformers, are as before afterwards."""
     yield
+    if (adapter := sys.modules.pop("kernels_hub.transformers", None)) is not None:
+        adapter.uninstall()
     for name in list(logging.root.manager.loggerDict):
         if name.partition(".")[0] == "kernels_hub":
             logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("log_levels")
+@pytest.mark.usefixtures("put_back")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch.export's own
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("name", COMPARED)
