@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 from torch.utils.hooks import RemovableHandle
 
+from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.torch_direct import ITSELF, NOTE
 
 _OPERAND = "kernels_hub gradient of operand"
@@ -179,11 +180,20 @@ def listening(module: nn.Module) -> Iterator[None]:
 
     @functools.wraps(original)
     def forward(*args: object, **kwargs: object) -> Any:
+        before = [(one, _items(one)) for one in _containers((args, [*kwargs.values()]))]
         try:
             with _Listener(modes):
-                return original(*args, **kwargs)
+                found = original(*args, **kwargs)
         finally:
             modes.close()
+        for one, items in before:
+            now = _items(one)
+            if len(now) != len(items) or any(a is not b for a, b in zip(now, items, strict=True)):
+                raise ImportFailure(
+                    f"the forward changes a {type(one).__name__} among its arguments, and a program leaves them as "
+                    "they are; return what it puts there"
+                )
+        return found
 
     object.__setattr__(module, "forward", forward)
     try:
@@ -194,6 +204,20 @@ def listening(module: nn.Module) -> Iterator[None]:
             object.__delattr__(module, "forward")
         else:
             object.__setattr__(module, "forward", replaced)
+
+
+def _containers(tree: object) -> Iterator[list[Any] | dict[Any, Any]]:
+    """The lists and dicts in arguments."""
+    if type(tree) not in (list, dict, tuple):
+        return
+    if not isinstance(tree, tuple):
+        yield tree  # type: ignore[misc]
+    for one in _items(tree):
+        yield from _containers(one)
+
+
+def _items(container: Any) -> list[Any]:
+    return [*container, *container.values()] if isinstance(container, dict) else [*container]
 
 
 # -- what no mode of torch functions sees

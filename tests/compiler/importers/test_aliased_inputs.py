@@ -213,3 +213,29 @@ def test_a_layer_compiled_at_its_first_call_keeps_its_inputs_apart(
         a, b = torch.randn(3, 8), torch.randn(3, 8)
         assert_close(model[0](a, b), Pair()(a, b))
     assert report(model).rows[-1].swapped
+
+
+def _set_first(x: torch.Tensor, held: Any) -> torch.Tensor:
+    held[0] = x + 1
+    return held[0] * 2  # type: ignore[no-any-return]
+
+
+CHANGES: dict[str, tuple[Callable[[torch.Tensor, Any], torch.Tensor], Callable[[torch.Tensor], Any]]] = {
+    "a list": (lambda x, held: (held.append(x), x * 2)[1], lambda x: [x]),
+    "a list, an element": (_set_first, lambda x: [x]),
+    "a dict": (lambda x, held: held.pop("a") * x, lambda x: {"a": x, "b": x}),
+    "a list inside": (lambda x, held: held["a"][0].pop() * x, lambda x: {"a": ([x],)}),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_lists_and_dicts_that_a_forward_changes_are_no_lost_writes(case: str) -> None:
+    class Changes(nn.Module):
+        def forward(self, x: torch.Tensor, held: Any) -> torch.Tensor:
+            return CHANGES[case][0](x, held)
+
+    x = torch.randn(3)
+    with pytest.raises(
+        ImportFailure, match=f"the forward changes {case.partition(',')[0].removesuffix(' inside')}"
+    ):
+        import_torch(Changes(), (x, CHANGES[case][1](x)))
