@@ -12,7 +12,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -29,6 +29,7 @@ from kernels_hub.compiler.plan.selection import Filter
 from kernels_hub.compiler.settings import Settings
 
 if TYPE_CHECKING:
+    from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
     from torch._ops import OpOverload
     from torch.fx import GraphModule
 
@@ -150,7 +151,7 @@ class _Work:
         return tensors
 
 
-def _forward_metadata() -> Any:
+def _forward_metadata() -> ViewAndMutationMeta | None:
     """What AOTAutograd knows of the graph that it compiles; None outside of it."""
     from torch._guards import TracingContext
 
@@ -162,11 +163,11 @@ def _sharing(kind: str) -> list[int] | None:
     """Which results of a graph have to share memory, None for all: those of the model that AOTAutograd does not make
     itself, of an argument or of another result; not what a backward is to have, and no gradients.
     """
-    meta = _forward_metadata()
-    if kind == "inference" or (kind == "forward" and meta is None):
-        return None
     if kind == "backward":
         return []
+    meta = _forward_metadata()
+    if kind == "inference" or meta is None:
+        return None
     first = meta.num_mutated_inp_runtime_indices
     return [place for place, of in enumerate(meta.output_info, first) if of.output_type.name in _AS_COMPILED]
 

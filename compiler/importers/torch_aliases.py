@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from kernels_hub.compiler.importers.torch_direct import ITSELF, NOTE, name_of
 
@@ -266,9 +266,9 @@ def _is_idle(node: Node) -> bool:
 def _writes_what_may_be_a_copy(program: ExportedProgram) -> bool:
     """Whether an op writes to a copy that ops make of what is laid out otherwise than they need, or to that itself."""
     return any(
-        any(_may_copy(one) for one in _names_of_memory(node.args[0]))
+        any(_may_copy(one) for one in _names_of_memory(cast("Node", node.args[0])))
         for node in program.graph.nodes
-        if node.op == "call_function" and node.args and _is_write(node.target)
+        if node.op == "call_function" and _is_write(node.target) and hasattr(node.args[0], "op")
     )
 
 
@@ -278,7 +278,7 @@ def _may_share(results: Sequence[object]) -> bool:
     Of an argument's views these ops are done again at each call, so they are right unless two results are views of the
     copy.
     """
-    ways = [_names_of_memory(one) for one in dict.fromkeys(results) if hasattr(one, "op")]
+    ways = [_names_of_memory(cast("Node", one)) for one in dict.fromkeys(results) if hasattr(one, "op")]
     for one, other in itertools.combinations(ways, 2):
         joined = next((node for node in one if node in other), None)
         if joined is None:
@@ -290,7 +290,7 @@ def _may_share(results: Sequence[object]) -> bool:
     return False
 
 
-def _names_of_memory(node: Any) -> list[Node]:
+def _names_of_memory(node: Node) -> list[Node]:
     """A tensor and what it is a view of, or a copy where that is laid out otherwise, to what made the memory."""
     found = [node]
     while node.op == "call_function":
@@ -299,7 +299,7 @@ def _names_of_memory(node: Any) -> list[Node]:
             break
         if not hasattr(source, "op"):
             break
-        node = source
+        node = cast("Node", source)
         found.append(node)
     return found
 
@@ -308,11 +308,12 @@ def _may_copy(node: Node) -> bool:
     return node.op == "call_function" and name_of(node.target) in _LAID_OUT
 
 
-def _is_write(target: Any) -> bool:
+def _is_write(target: object) -> bool:
     """Whether an op writes its first argument."""
-    if type(target).__name__ != "OpOverload" or not target._schema.arguments:
+    schema = getattr(target, "_schema", None) if type(target).__name__ == "OpOverload" else None
+    if schema is None or not schema.arguments:
         return False
-    info = target._schema.arguments[0].alias_info
+    info = schema.arguments[0].alias_info
     return info is not None and bool(info.is_write)
 
 

@@ -15,7 +15,7 @@ import functools
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import CodeType, FunctionType
 from typing import Any
@@ -151,14 +151,17 @@ class _Listener(TorchFunctionMode):
         return RemovableHandle(OrderedDict()) if "hook" in reason else None
 
 
-def _contiguous(tensor: torch.Tensor, memory_format: Any = torch.contiguous_format) -> Any:
+def _contiguous(
+    tensor: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format
+) -> torch.Tensor:
     """`tensor.contiguous()` of one that is: PyTorch returns the tensor itself, and no op would be traced."""
     with traceback.annotate(
         {ITSELF: ""}
     ):  # without it the op would be that of all that the tensor is used for
         alias = torch.ops.aten.alias.default(tensor)
     of_format = {} if memory_format is torch.contiguous_format else {"memory_format": memory_format}
-    return torch.ops.aten.contiguous.default(alias, **of_format)
+    made: torch.Tensor = torch.ops.aten.contiguous.default(alias, **of_format)
+    return made
 
 
 def _asked_by_the_module(frame: Any) -> bool:
@@ -206,17 +209,17 @@ def listening(module: nn.Module) -> Iterator[None]:
             object.__setattr__(module, "forward", replaced)
 
 
-def _containers(tree: object) -> Iterator[list[Any] | dict[Any, Any]]:
+def _containers(tree: object) -> Iterator[list[object] | dict[object, object]]:
     """The lists and dicts in arguments."""
-    if type(tree) not in (list, dict, tuple):
+    if not isinstance(tree, (list, dict, tuple)) or type(tree) not in (list, dict, tuple):
         return
     if not isinstance(tree, tuple):
-        yield tree  # type: ignore[misc]
+        yield tree
     for one in _items(tree):
         yield from _containers(one)
 
 
-def _items(container: Any) -> list[Any]:
+def _items(container: Iterable[object]) -> list[object]:
     return [*container, *container.values()] if isinstance(container, dict) else [*container]
 
 
