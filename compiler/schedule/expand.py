@@ -4,8 +4,9 @@ Norms, activations, gated units and rotary embeddings become the ops that they c
 again; an attention stays a call where the scheduler has an anchor for it (`is_attention`). Softmax becomes a maximum,
 a sum and what is pointwise around them; a mean, a sum and a division; a comparison with a window, arithmetic; a
 transposed convolution, a convolution of all its phases (`transposed`); a convolution with taps that see only padding,
-one without them (`blind_taps`); a weight of few bits, shifts and arithmetic; a resize that is no repetition, gathers
-(`interpolate`); a scatter that adds up or multiplies narrow floats, one of float32.
+one without them (`blind_taps`); a log-softmax of which each row gives one element, that element (`picks`); a weight of
+few bits, shifts and arithmetic; a resize that is no repetition, gathers (`interpolate`); a scatter that adds up or
+multiplies narrow floats, one of float32.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from kernels_hub.compiler.schedule.blind_taps import seeing_taps, without_blind_
 from kernels_hub.compiler.schedule.group_norm import group_norm_of, written_out
 from kernels_hub.compiler.schedule.interpolate import interpolated, is_interpolated
 from kernels_hub.compiler.schedule.lower import SCATTERS, repeats
+from kernels_hub.compiler.schedule.picks import picked, picks_one
 from kernels_hub.compiler.schedule.scores import ANCHOR_DTYPES, attention_parts
 from kernels_hub.compiler.schedule.transposed import by_phases, has_phases
 
@@ -46,10 +48,10 @@ def expanded(graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> Graph:
             return operands
         if name == "reduce_mean":
             return (_mean(new, operands[0], node.attrs["axes"]),)
-        if name == "conv" and seeing_taps(node) is not None:
-            return (without_blind_taps(new, node, *operands),)
-        if name == "conv_transpose" and has_phases(node):
-            return (by_phases(node, *operands),)
+        if name == "gather_elements" and picks_one(node, operands[0]):
+            return (picked(operands[0], operands[1], node.attrs["axis"]),)
+        if name in {"conv", "conv_transpose"}:
+            return _convolution(new, node, operands)
         if name == "dequantize":
             w, scales, *zeros = operands
             given = zeros[0] if zeros else None
@@ -63,6 +65,14 @@ def expanded(graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> Graph:
         return None
 
     return rebuild(graph, visit).graph
+
+
+def _convolution(graph: Graph, node: Node, operands: tuple[Value, ...]) -> Sequence[Value] | None:
+    if node.op.name == "conv" and seeing_taps(node) is not None:
+        return (without_blind_taps(graph, node, *operands),)
+    if node.op.name == "conv_transpose" and has_phases(node):
+        return (by_phases(node, *operands),)
+    return None
 
 
 def _rounds_between(node: Node) -> bool:

@@ -9,8 +9,9 @@ reshapes on the way are inverted: the value is computed at the index that the an
 element would take a division, or stores far apart would cost more.
 
 A group begins with the loops of its first value; a reduction that joins turns the loops that it sums over into inner
-loops. A running sum is the first of its group, and only pointwise values join it. A scatter is alone in its group: its
-loops copy what is written over, and `scatter` has those that write.
+loops. A reduction over the same dims of what another one reads, too, joins its group as well: memory is read once. A
+running sum is the first of its group, and only pointwise values join it. A scatter is alone in its group: its loops
+copy what is written over, and `scatter` has those that write.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ class Fusion:
         )
         self.groups: list[FusionGroup] = []
         self.group_of: dict[Value, FusionGroup] = {}
+        self._read: dict[Value, set[Value]] = {}
         self.joined: list[int] = []
         """Inlining, by their number, that joined the nest of another."""
         for number, (value, kind) in enumerate(inlining.kinds.items()):
@@ -127,10 +129,48 @@ class Fusion:
                 ):
                     self._account(group, value, ancestors & ~(1 << number))
                     return True
+        if kind is Kind.REDUCTION and not alone and (beside := self._beside(value, ancestors)) is not None:
+            self._account(beside, value, ancestors)
+            return True
         group = self._begin(value, kind)
         self.groups.append(group)
         self._account(group, value, ancestors)
         return False
+
+    def _beside(self, value: Value, ancestors: int) -> FusionGroup | None:
+        """The group of a reduction along the same dims that reads memory which this one reads, once it has joined."""
+        read = self._memory(value)
+        for group in self.groups:
+            first = group.values[0]
+            if (
+                self.inlining.kinds[first] is not Kind.REDUCTION
+                or not group.inner
+                or reduction_axes(first) != reduction_axes(value)
+                or group.prepared != (value in self.prepared)
+                or read.isdisjoint(self._memory(first))
+            ):
+                continue
+            needed = [one for one in self.groups if ancestors >> one.number & 1]
+            cyclic = any(one is group or one.before >> group.number & 1 for one in needed)
+            if not cyclic and self._join(group, value, Kind.REDUCTION):
+                return group
+        return None
+
+    def _memory(self, value: Value) -> set[Value]:
+        """The values in memory that the loops of one read."""
+        if value in self._read:
+            return self._read[value]
+        found = self._read[value] = set[Value]()
+        stack, seen = list(value.operands), set[Value]()
+        while stack:
+            one = stack.pop()
+            if one not in seen:
+                seen.add(one)
+                if self.inlining.is_stored(one):
+                    found.add(one)
+                else:
+                    stack += one.operands
+        return found
 
     def _account(self, group: FusionGroup, value: Value, ancestors: int) -> None:
         group.values.append(value)

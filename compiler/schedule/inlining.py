@@ -213,7 +213,8 @@ class Inlining:
         """Values that are inlined or not only because they have several users; `Choices.again` inlines them."""
         self.kinds: dict[Value, Kind] = {}
         self.cost: dict[Value, int] = {}
-        self.loads: dict[Value, int] = {}
+        self.loads: dict[Value, frozenset[Value]] = {}
+        """The values in memory that inlining a value reads."""
         self.in_memory = {
             value
             for node in graph.live()
@@ -252,7 +253,8 @@ class Inlining:
             own = 2
         inline = [operand for operand in value.operands if not self.is_stored(operand)]
         self.cost[value] = own + sum(self.cost[one] for one in inline)
-        self.loads[value] = len(value.operands) - len(inline) + sum(self.loads[one] for one in inline)
+        stored = frozenset(operand for operand in value.operands if self.is_stored(operand))
+        self.loads[value] = stored.union(*(self.loads[one] for one in inline))
 
     def _is_own(self, value: Value) -> bool:
         if value in self.in_memory or Trait.LEAF in value.op.traits:
@@ -270,7 +272,7 @@ class Inlining:
 
     def _is_cheap(self, value: Value) -> bool:
         """Whether a value is computed anew wherever it is used: of an element, or of nothing but where it stands."""
-        loads, cost = self.loads[value], self.cost[value]
+        loads, cost = len(self.loads[value]), self.cost[value]
         return (cost <= 3 and loads <= 1) or (cost < EXPENSIVE_COST and loads == 0)
 
     def _consumers(self, value: Value) -> int:
