@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from kernels_hub.compiler.ir.dims import Dim, product
 from kernels_hub.compiler.ir.graph import Value
@@ -29,7 +30,7 @@ def einsum(equation: str, values: Sequence[Value]) -> Value:
     while len(parts) > 1:
         (a, first), (b, second) = parts[:2]
         later = {letter for _, letters in parts[2:] for letter in letters} | set(wanted)
-        parts[:2] = [_product(a, first, b, second, later)]
+        parts[:2] = [_product(a, first, b, second, later, wanted)]
     value, letters = parts[0]
     gone = [index for index, letter in enumerate(letters) if letter not in wanted]
     value = value.sum(gone) if gone else value
@@ -65,7 +66,7 @@ def _diagonals(value: Value, letters: list[str]) -> tuple[Value, list[str]]:
 
 
 def _product(
-    a: Value, first: list[str], b: Value, second: list[str], later: set[str]
+    a: Value, first: list[str], b: Value, second: list[str], later: set[str], wanted: list[str]
 ) -> tuple[Value, list[str]]:
     batch = [name for name in first if name in second and name in later]
     summed = [name for name in first if name in second and name not in later]
@@ -87,11 +88,24 @@ def _product(
         left = left.reshape((*left.shape, *[1] * len(columns)))
         right = right.reshape((*right.shape[:count], *inner, *right.shape[count:]))
         return left * right, [*batch, *rows, *columns]
+    if set(rows) <= set(wanted) and not _are_neighbours(rows, first):
+        rows.sort(key=wanted.index)
     a = a.permute(*(first.index(one) for one in (*batch, *rows, *summed)))
     b = b.permute(*(second.index(one) for one in (*batch, *summed, *columns)))
     a = a.broadcast_to(tuple(sizes[one] for one in (*batch, *rows, *summed)))
     b = b.broadcast_to(tuple(sizes[one] for one in (*batch, *summed, *columns)))
     dims = [[sizes[one] for one in part] for part in (batch, rows, summed, columns)]
-    m, k, n = (product(part) for part in dims[1:])
-    result = a.reshape((*dims[0], m, k)).matmul(b.reshape((*dims[0], k, n)))
+    # rows stay dims of their own where merging them would copy a matrix for each of the batch
+    apart = dims[1][:-1] if batch and not _are_neighbours(rows, first) else []
+    m, k, n = product(dims[1][len(apart) :]), product(dims[2]), product(dims[3])
+    outer = (*dims[0], *apart)
+    axes = (*range(len(batch)), len(outer), len(outer) + 1)
+    spread = b.reshape((*dims[0], k, n)).broadcast((*outer, k, n), axes)
+    result = a.reshape((*outer, m, k)).matmul(spread)
     return result.reshape((*dims[0], *dims[1], *dims[3])), [*batch, *rows, *columns]
+
+
+def _are_neighbours(names: list[str], letters: list[str]) -> bool:
+    """Whether these indices stand side by side in an operand."""
+    places = [letters.index(name) for name in names]
+    return all(after == before + 1 for before, after in pairwise(places))

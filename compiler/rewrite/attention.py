@@ -5,6 +5,7 @@
 Beside q, k and v the call has operands where the model has them:
 
 scale        a number that the scores are multiplied by (or divided by: see the callee)
+cap          a number: scores are cap * tanh(scores), so that none is larger
 mask         floats, added to the scores
 kept, fill   bools: scores stay where `kept` is true, and elsewhere are `fill` (or have it added, and where they
              stay 0: see the callee). A fill that is finite gives a row that is masked whole weights all the same
@@ -29,7 +30,7 @@ from kernels_hub.compiler.rewrite.pattern import Any, Bind, Once, Op, Pattern, S
 from kernels_hub.compiler.rewrite.regroup import places
 from kernels_hub.compiler.rewrite.rule import Match, Rule
 
-OPERANDS = ("q", "k", "v", "scale", "mask", "kept", "hidden", "fill", "blank")
+OPERANDS = ("q", "k", "v", "scale", "cap", "mask", "kept", "hidden", "fill", "blank")
 MOST_VIEWS = 5
 _VIEWS = ("reshape", "permute", "broadcast")
 
@@ -45,8 +46,8 @@ def _narrow(inner: Pattern) -> Pattern:
 def _repeated(name: str) -> Pattern:
     """Heads, repeated for groups of queries or not."""
     one = Any(name)
-    wide = Op("broadcast", one, axes=Bind(f"{name} axes")).once()
-    return one_of(Op("reshape", wide, name=f"{name} repeated").once(), one)
+    wide = Op("broadcast", one, axes=Bind(f"{name} axes"))
+    return one_of(Op("reshape", wide, name=f"{name} repeated"), one)
 
 
 def _spread(name: str) -> Pattern:
@@ -63,7 +64,8 @@ _PRODUCT = Op(
 _SCALED = one_of(
     Op({"mul", "div"}, through("cast", _PRODUCT.once()).once(), Scalar("scale")).once(), _PRODUCT.once()
 )
-_SCORES = through("cast", _SCALED)
+_CAPPED = Op("mul", Op("tanh", through("cast", _SCALED)).once(), Scalar("cap")).once()
+_SCORES = through("cast", one_of(_CAPPED, _SCALED))
 _CHOSEN = one_of(
     Op("select", _narrow(Any("kept")), Scalar("", 0.0), Scalar("fill"), name="added"),
     Op("select", _narrow(Any("hidden")), Scalar("fill"), Scalar("", 0.0), name="added"),
@@ -255,4 +257,7 @@ def _without(value: Value, old: Value, new: Value) -> Value:
 SCORES = (
     Rule("scale_of_scores", Op("matmul", _scaled("q"), _scaled("k")), _scale_once, _both_wide, exact=False,
          doc="(q * a) @ (k * b) -> (q @ k) * (a * b), for numbers a and b"),
+    Rule("scales_of_scores", Op("mul", Op("mul", Op("matmul", name="product").once(), Scalar("a")).once(), Scalar("b")),
+         lambda match: match["product"] * (match["a"].scalar * match["b"].scalar), exact=False,
+         doc="(q @ k) * a * b -> (q @ k) * (a * b), for numbers a and b"),
 )  # fmt: skip

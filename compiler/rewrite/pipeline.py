@@ -26,6 +26,7 @@ from kernels_hub.compiler.rewrite.few_bits import FewBits
 from kernels_hub.compiler.rewrite.fold import FoldConstants, FoldParameters
 from kernels_hub.compiler.rewrite.gated import GATED
 from kernels_hub.compiler.rewrite.gradients import INFERENCE
+from kernels_hub.compiler.rewrite.heads import HEADS
 from kernels_hub.compiler.rewrite.indices import EVERYTHING
 from kernels_hub.compiler.rewrite.loops import Loops
 from kernels_hub.compiler.rewrite.neighbouring import NEIGHBOURING
@@ -39,6 +40,10 @@ from kernels_hub.compiler.rewrite.views import CANCEL, SINK
 
 SIMPLIFY = Rules("simplify", (*CANCEL, *PARTS, *REGROUP, *EVERYTHING, *ALGEBRA, *CLAMP, *SINK))
 
+RECOGNISE = Rules(
+    "recognise", (*CANCEL, *NORMS, *ACTIVATIONS, *SOFTMAX, *HEADS, *ROTARY, *SCORES, *ATTENTION)
+)
+
 INFERENCE_PASS = Rules("inference", INFERENCE)
 """Graphs that are to be differentiated go without it."""
 
@@ -49,7 +54,7 @@ _IN_LOOPS: tuple[Pass, ...] = (
     SIMPLIFY,
     FoldConstants(),
     SIMPLIFY,
-    Rules("recognise", (*NORMS, *ACTIVATIONS, *SOFTMAX, *ROTARY, *SCORES, *ATTENTION)),
+    RECOGNISE,
     Rules("gate", GATED),
     FoldConstants(),
 )
@@ -65,7 +70,7 @@ PIPELINE: tuple[Pass, ...] = (
     SIMPLIFY,
     Rules("contract", CONTRACTION),
     SIMPLIFY,
-    Rules("recognise", (*NORMS, *ACTIVATIONS, *SOFTMAX, *ROTARY, *SCORES, *ATTENTION)),
+    RECOGNISE,
     Rules("gate", GATED),
     Rules("affine", (*CANCEL, *NEIGHBOURING, *AFFINE, *AFFINE_INPUTS)),
     FoldConstants(),

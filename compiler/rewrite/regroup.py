@@ -3,7 +3,8 @@
     reshape(permute(x)) -> permute(reshape(x))
 
 What exporters write for the transpose of the last two dims of several (all others merged, three dims permuted, and
-split again) is one permute then. Exact: no element is computed otherwise.
+split again) is one permute then. Dims of one element, which an einsum taken apart moves about, are left out of permutes
+between reshapes. Exact: no element is computed otherwise.
 """
 
 from __future__ import annotations
@@ -93,7 +94,22 @@ def _split_first(match: Match) -> Value:
     return split.permute(*(first.index(index) for index in range(len(shape))))
 
 
+def _has_ones(match: Match) -> str | None:
+    middle = match.root.operands[0].operands[0]
+    return None if any(dim == 1 for dim in middle.shape) else f"{middle.type} has no dim of one element"
+
+
+def _without_ones(match: Match) -> Value:
+    middle, order = match.root.operands[0].operands[0], match.fact("order")
+    kept = [axis for axis, dim in enumerate(middle.shape) if dim != 1]
+    narrow = match["x"].reshape(tuple(middle.shape[axis] for axis in kept))
+    moved = narrow.permute(*(kept.index(axis) for axis in order if axis in kept))
+    return moved.reshape(match.root.shape)
+
+
 REGROUP = (
     Rule("split_before_permute", Op("reshape", Op("permute", Any("x"), order=Bind("order")).once()),
          _split_first, _splits, doc="reshape(permute(x)) -> permute(reshape(x)), if the reshape only splits dims"),
+    Rule("permute_without_ones", Op("reshape", Op("permute", Op("reshape", Any("x")), order=Bind("order")).once()),
+         _without_ones, _has_ones, doc="reshape(permute(reshape(x))) -> the same without dims of one element"),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from kernels_hub.compiler.rewrite.outline import composite, operand
 from kernels_hub.compiler.rewrite.pipeline import SIMPLIFY, rewrite
 from tests.compiler.strategies import assert_same_outputs
 
-(RULE,), (SCALE,) = ATTENTION, SCORES
+(RULE,), (SCALE, SCALES) = ATTENTION, SCORES
 LOWEST = float(np.finfo(np.float32).min)
 HEADS, GROUPS = ("n", 4, 5, 8), ("n", 2, 5, 8)
 

@@ -107,6 +107,10 @@ FIRES = {
         lambda x: x.permute(1, 0, 2).reshape((2, 2, "n", 6)), lambda x: x.permute(2, 1, 0).reshape((2, 3, 1, 4, "n")),
         lambda x: x.permute(0, 2, 1).reshape(("n", 6, 1, 4)), lambda x: x.permute(1, 2, 0).reshape((2, 2, 3, 2, "n", 1)),
     ],
+    "permute_without_ones": [
+        lambda x: x.reshape(("n", 1, 4, 1, 6)).permute(3, 4, 0, 2, 1).reshape((6, -1)),
+        lambda x: x.reshape(("n", 24, 1)).permute(0, 2, 1).reshape(("n", 2, 12)),
+    ],
     "gather_everything": [
         lambda x: gather(x, range(4), 1), lambda x: gather(x, [[0, 1, 2], [3, 4, 5]], 2),
         lambda x: gather(x, [[[0, 1, 2, 3]]], 1), lambda x: gather(x, "n", 0), lambda x: gather(x, 6, 2),
@@ -170,6 +174,9 @@ MISSES = {
         (lambda x: x.permute(1, 0, 2).reshape((4, -1)), "splits no dim"),
         (lambda x: x.permute(1, 2, 0).reshape((3, 2, 4, "n")), "does not only split"),
         (lambda x: x.permute(1, 0, 2).reshape((2, 2, "n", 6)) + x.permute(1, 0, 2).sum(), "is used 2 times"),
+    ],
+    "permute_without_ones": [
+        (lambda x: x.reshape(("n", 2, 12)).permute(2, 0, 1).reshape((12, -1)), "no dim of one element"),
     ],
     "gather_everything": [
         (lambda x: gather(x, [0, 2, 1, 3], 1), "in order"), (lambda x: gather(x, range(3), 1), "in order"),

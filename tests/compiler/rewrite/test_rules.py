@@ -390,6 +390,7 @@ ELSEWHERE = {
     "affine_inputs",
     "attention",
     "gated",
+    "heads",
     "indices",
     "norms",
     "regroup",

@@ -128,6 +128,19 @@ def attention(dtype, *, batch=2, heads=4, few=2, queries=9, keys=21, width=10, v
     return rewrite(graph).graph
 
 
+def test_attention_of_capped_scores_in_rows_of_two_dims(device):
+    graph = Graph("capped")
+    q = graph.input("q", (2, 2, 2, 5, 8), "float32").reshape(2, 2, 10, 8)
+    k, v = (graph.input(name, (2, 2, 21, 8), "float32") for name in "kv")
+    bias = graph.input("bias", (5, 21), "float32").broadcast((2, 2, 2, 5, 21), (3, 4))
+    scores = ((q @ k.transpose()) * 0.1).unary("tanh") * 3.0
+    weights = (scores.reshape(2, 2, 2, 5, 21) + bias).softmax(-1)
+    graph.output("y", weights.reshape(2, 2, 10, 21) @ v)
+    graph = rewrite(graph).graph
+    assert kinds(graph) == ["Attention"]
+    assert_agrees(graph, device)
+
+
 @every_value(mask=[None, "bias", "kept", "causal"], dtype=["float32", "bfloat16", "float16"])
 def test_attention(mask, dtype, device):
     graph = attention(dtype, mask=mask)
