@@ -120,7 +120,7 @@ HOSTILE = {
 LATE = {"late-exit": ("check", "late exits"), "late-segfault": ("execute", "late segfaults")}
 TAKEN = {
     "well-behaved": ("", ""),
-    "raises-at-check": ("check", "raises"),
+    **{f"raises-at-{stage}": (stage, "raises") for stage in ("check", "compile", "execute")},
     "negative": ("", "exits at negative data"),
     **LATE,
 }
@@ -198,6 +198,13 @@ def test_a_graph_is_tried_before_it_comes_here():
     x = torch.ones(8)
     run = compile(double(), "cpu", exclude_engines=["cpp"], rewrite=False)
     assert torch.equal(run(x), 2 * x)  # some engine does
+
+
+@pytest.mark.parametrize("stage", ["compile", "execute"])
+def test_what_raises_is_one_error_that_names_the_engine(stage):
+    name = f"raises-at-{stage}"
+    with pytest.raises(EngineError, match=rf"^graph double: engine {name}.*RuntimeError: no licence$"):
+        compile(double(), "cpu", engines=(name,))(torch.ones(8))
 
 
 def test_a_crash_of_an_isolated_plugin_costs_the_call():
