@@ -297,6 +297,14 @@ def _read_joined_rotary(module: Layer) -> tuple[str, int, int, int]:
     return f"1:{shared}", depth, module.head_dim, depth
 
 
+def _read_head_by_head(width_of_a_head: str) -> Read:
+    def read(module: Layer) -> tuple[str, int, int, int]:
+        depth = module.query_key_value.in_features
+        return "1:1", depth, getattr(module, width_of_a_head), depth
+
+    return read
+
+
 def _encoder_attention(_: str, depth: int, columns: int) -> nn.Module:
     from transformers import ViTConfig
     from transformers.models.vit.modeling_vit import ViTAttention
@@ -510,9 +518,16 @@ _MEASURED_AS = {
     "InterleavedRotaryAttention": "RotaryAttention",
     "InterleavedRotaryAttentionInPart": "RotaryAttention",
     "PhiAttention": "RotaryAttention",
+    "GptNeoxAttention": "RotaryAttention",
+    "BloomAttention": "SinkAttention",
+    "SoftcappedRotaryAttention": "SinkAttention",
 }
 """Layers that compute what another does, but for what PyTorch computes for both (norms) or their parts' names."""
-_READ_AS: Mapping[str, Read] = {"JoinedRotaryAttention": _read_joined_rotary}
+_READ_AS: Mapping[str, Read] = {
+    "JoinedRotaryAttention": _read_joined_rotary,
+    "GptNeoxAttention": _read_head_by_head("head_size"),
+    "BloomAttention": _read_head_by_head("head_dim"),
+}
 """How the shape of one of them is read, where that is not as the other's."""
 MEASURED = frozenset({*KINDS, *_MEASURED_AS})
 """Layers whose gains can be known."""

@@ -73,6 +73,9 @@ COVERAGE = {
     "InterleavedRotaryAttention": 1,
     "InterleavedRotaryAttentionInPart": 1,
     "PhiAttention": 1,
+    "GptNeoxAttention": 1,
+    "BloomAttention": 1,
+    "SoftcappedRotaryAttention": 3,
     "SinkAttention": 1,
     "SelfAttention": 13,
     "UnmaskedSelfAttention": 3,
@@ -105,6 +108,7 @@ LEFT_ALONE = {
     "modernbert:apply_rotary_pos_emb": "not the known function",
     "qwen3_next:Qwen3NextAttention": "statement 3 is `query_states, gate = torch.chunk(",
     "helium:HeliumAttention": "the function `apply_rotary_pos_emb` that it calls is another: statement",
+    "falcon:FalconAttention": "its signature is `(self, hidden_states, alibi, attention_mask, position_ids",
     "swin:SwinAttention": "statement 6 is `relative_position_bias = self.relative_position_bias()`",
     "blt:apply_rotary_pos_emb": "`rotate_half` that it calls is another: statement 1 is `x1 = x[..., ::2]`",
 }

@@ -111,6 +111,10 @@ BLOCKS = {
     "phi normed": Block(
         "PhiAttention", "phi", "PhiAttention", "PhiConfig", {**_GROUPED, "qk_layernorm": True}, turned=HEAD // 2
     ),
+    "gpt_neox": Block(
+        "GptNeoxAttention", "gpt_neox", "GPTNeoXAttention", "GPTNeoXConfig", {**_SIZES, "attn_implementation": "sdpa"},
+        turned=HEAD // 4,
+    ),
 }  # fmt: skip
 """Decoders' blocks."""
 
@@ -463,6 +467,15 @@ MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     ),
     "glm4": ("InterleavedRotaryAttentionInPart", "Glm4ForCausalLM", "Glm4Config", {**_GROUPED, "head_dim": HEAD}),
     "phi": ("PhiAttention", "PhiForCausalLM", "PhiConfig", _GROUPED),
+    "gpt_neox": ("GptNeoxAttention", "GPTNeoXForCausalLM", "GPTNeoXConfig", {**_SIZES, "attn_implementation": "sdpa"}),
+    "bloom": (
+        "BloomAttention", "BloomForCausalLM", "BloomConfig",
+        {"hidden_size": HIDDEN, "n_layer": 2, "n_head": 4, "vocab_size": 60, "pad_token_id": 0, "eos_token_id": 2},
+    ),
+    "gemma2": (
+        "SoftcappedRotaryAttention", "Gemma2ForCausalLM", "Gemma2Config",
+        {**_GROUPED, **_WINDOW, "head_dim": HEAD, "attn_implementation": "eager", "attn_logit_softcapping": 0.5},
+    ),
     "bart": ("EncoderDecoderAttention", "BartForConditionalGeneration", "BartConfig", _BART),
     "opt": (
         "OptAttention", "OPTForCausalLM", "OPTConfig",

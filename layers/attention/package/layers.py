@@ -257,6 +257,87 @@ class PhiAttention(nn.Module):
         return modules.decode(self, given, kwargs, apply_rotary_pos_emb, linears=linears, norms=norms)
 
 
+class GptNeoxAttention(nn.Module):
+    """GPT-NeoX's attention: `RotaryAttention` of a part of each head; one linear layer computes all, head by head.
+
+    hidden_states (B, L, hidden) -> ((B, L, hidden), None). The heads' width is `self.head_size`.
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    query_key_value: nn.Linear
+    dense: nn.Linear
+    head_size: int
+    layer_idx: int
+    attention_dropout: float
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        layer_past: Any = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        given = (hidden_states, position_embeddings, attention_mask, layer_past)
+        arguments = (hidden_states, attention_mask, layer_past, position_embeddings)
+        linears, width = (self.query_key_value, self.dense), self.head_size
+        rotate = apply_rotary_pos_emb
+        return modules.decode(self, given, kwargs, rotate, linears=linears, width=width, arguments=arguments)
+
+
+class BloomAttention(nn.Module):
+    """Bloom's attention: scores with a bias for each key (ALiBi), and the sum with `residual`.
+
+    hidden_states, residual (B, L, hidden), alibi (B x heads, 1, keys) -> ((B, L, hidden), None). It runs in the place
+    of the block's own formula where nobody asks for the weights. Source: arXiv 2108.12409.
+    """
+
+    has_backward: bool = True
+    can_torch_compile: bool = True
+
+    query_key_value: nn.Linear
+    dense: nn.Linear
+    attention_dropout: nn.Dropout
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        residual: Tensor,
+        alibi: Tensor,
+        attention_mask: Tensor | None,
+        layer_past: Any = None,
+        use_cache: bool = False,
+        output_attentions: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        given = (hidden_states, residual, alibi, attention_mask, layer_past)
+        return modules.decode_with_alibi(self, given, (use_cache, output_attentions), kwargs)
+
+
+class SoftcappedRotaryAttention(RotaryAttention):
+    """Gemma 2's attention: Llama's, each scaled score s capped as c tanh(s / c).
+
+    hidden_states (B, L, hidden) -> ((B, L, hidden), None). It runs in the place of the block's own formula (`eager`)
+    where nobody asks for the weights. c is `self.attn_logit_softcapping`, None for no cap.
+    """
+
+    attn_logit_softcapping: float | None
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        given = (hidden_states, position_embeddings, attention_mask, past_key_values)
+        rotate, attend = apply_rotary_pos_emb, modules.attend_softcapped
+        return modules.decode(self, given, kwargs, rotate, attend, eager=True)
+
+
 class SinkAttention(RotaryAttention):
     """GPT-OSS's attention: Llama's, with a sink in each head's softmax, and angles that both halves of a head share.
 

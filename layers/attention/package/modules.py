@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .blocks import is_plain_linear, needs_gradient
+from .blocks import is_plain_linear, needs_gradient, runs_own_forward
 from .form import attends_to_another
 from .functional import attention, attention_with_sinks
 from .projections import project
@@ -44,15 +44,25 @@ def applies(
 ) -> bool:
     """Whether the kernels compute what the block would. eager: in the place of its own formula, not of PyTorch's."""
     return (
+        is_computed_here(block, hidden, linears, dropout, mask)
+        and not (eager and mask is not None and mask.dtype == torch.bool)
+        and all(kwargs.get(name) is None for name in _OTHERS)
+        and not kwargs.get("output_attentions")
+        and (_runs_eager(block) if eager else _calls_sdpa(block.config))
+    )
+
+
+def is_computed_here(
+    block: Any, hidden: Tensor, linears: Sequence[Any], dropout: float, mask: Tensor | None
+) -> bool:
+    """Whether the kernels take these: plain linear layers and tensors that fit, no dropout, no autocast."""
+    return (
         type(hidden) is Tensor
         and hidden.dim() == 3
         and hidden.dtype == linears[0].weight.dtype
         and not (block.training and dropout > 0)
-        and (mask is None or (mask.dim() == 4 and not (eager and mask.dtype == torch.bool)))
-        and all(kwargs.get(name) is None for name in _OTHERS)
-        and not kwargs.get("output_attentions")
+        and (mask is None or mask.dim() == 4)
         and all(map(is_plain_linear, linears))
-        and (_runs_eager(block) if eager else _calls_sdpa(block.config))
         and not torch.is_autocast_enabled(hidden.device.type)
     )
 
@@ -130,6 +140,13 @@ def attend_with_sinks(block: Any, query: Tensor, key: Tensor, value: Tensor, mas
     return result.transpose(1, 2).flatten(2)
 
 
+def attend_softcapped(block: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """The softmax of capped scores, with no key hidden but by the mask: (batch, length, heads x width)."""
+    cap = block.attn_logit_softcapping
+    result = attention(query, key, value, mask, scale=block.scaling, softcap=cap)
+    return result.transpose(1, 2).flatten(2)
+
+
 def decode(
     block: Any,
     given: tuple[Tensor, tuple[Tensor, Tensor] | None, Tensor | None, Any],
@@ -139,20 +156,24 @@ def decode(
     *,
     linears: tuple[nn.Linear, ...] | None = None,
     parts: tuple[int, int, int] | None = None,
+    width: int | None = None,
     norms: tuple[Any, Any] | None = None,
     dropout: float | None = None,
     eager: bool = False,
+    arguments: tuple[Any, ...] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """A decoder's attention: projections, norms, rotation, cache, attention, projection; else the original's.
 
     given: hidden states, angles, mask and cache. rotate: None where this block turns nothing. linears: those of
-    queries, keys and values and the last one, `block.q_proj` and so on by default; with `parts`, the widths of
-    queries, keys and values, the first computes all three. norms: of queries and of keys, each of a head or of all
-    heads at once. dropout: the largest that the block has, `block.attention_dropout` by default. eager: see `applies`.
+    queries, keys and values and the last one, `block.q_proj` and so on by default; of two, the first computes all
+    three: side by side, as wide as `parts` says, or else head by head. width: of a head, `block.head_dim` by default.
+    norms: of queries and of keys, each of a head or of all heads at once. dropout: the largest that the block has,
+    `block.attention_dropout` by default. eager: see `applies`. arguments: what was given in the order of an original
+    that has another one, and gives the cache nothing but keys and values.
     """
     hidden, angles, mask, cache = given
     *inner, out = linears or (block.q_proj, block.k_proj, block.v_proj, block.o_proj)
-    width = block.head_dim
+    width = block.head_dim if width is None else width
     if (
         angles is None
         or not applies(
@@ -166,16 +187,19 @@ def decode(
         )
         or not all(map(_is_norm_of, norms or (), inner, (width, width)))
     ):
-        result: tuple[Tensor, Tensor | None] = original(block, *given, **kwargs)
+        result: tuple[Tensor, Tensor | None] = original(block, *(arguments or given), **kwargs)
         return result
     outputs: Sequence[Tensor] = projections(hidden, inner)
     if parts is not None:
         outputs = outputs[0].split(parts, dim=-1)
-    query, key, value = map(as_heads, outputs, (width,) * 3, (*(norms or (None, None)), None))
+    if len(outputs) == 1:
+        query, key, value = as_heads(outputs[0], 3 * width).chunk(3, dim=-1)
+    else:
+        query, key, value = map(as_heads, outputs, (width,) * 3, (*(norms or (None, None)), None))
     if rotate is not None:
         query, key = rotate(query, key, *angles)
     if cache is not None:
-        key, value = update(cache, key, value, block, kwargs)
+        key, value = update(cache, key, value, block, kwargs if arguments is None else None)
     return output(attend(block, query, key, value, mask), out), None
 
 
@@ -222,6 +246,42 @@ def encode_and_decode(
     return output(attend(block, query, key, value, mask), linears[3]), None
 
 
+def decode_with_alibi(
+    block: Any,
+    given: tuple[Tensor, Tensor, Tensor, Tensor | None, Any],
+    asked: tuple[bool, bool],
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, Tensor | None]:
+    """Bloom's attention, whose scores have a bias for each key and head; else the original's.
+
+    given: hidden states, what the result is added to, the biases (batch x heads, 1, keys), mask and cache.
+    asked: whether the cache and the weights are wanted.
+    """
+    hidden, residual, biases, mask, cache = given
+    linears = (block.query_key_value, block.dense)
+    dropout = max(block.hidden_dropout, block.attention_dropout.p)
+    if (
+        asked[1]
+        or block.beta != 1
+        or (block.pretraining_tp > 1 and block.slow_but_exact)
+        or not is_computed_here(block, hidden, linears, dropout, mask)
+        or (mask is not None and mask.dtype == torch.bool)
+        or needs_gradient(biases)
+        or not runs_own_forward(block.attention_dropout)
+    ):
+        result: tuple[Tensor, Tensor | None] = original(block, *given, *asked, **kwargs)
+        return result
+    joined = projections(hidden, linears[:1])[0]
+    query, key, value = as_heads(joined, 3 * block.head_dim).chunk(3, dim=-1)
+    if cache is not None:
+        key, value = update(cache, key, value, block, None)
+    biases = biases.view(hidden.shape[0], block.num_heads, 1, -1)
+    if mask is not None:
+        biases = biases + mask
+    context = attention(query, key, value, biases, scale=block.inv_norm_factor)
+    return residual + output(context.transpose(1, 2).flatten(2), block.dense), None
+
+
 def rotate_pairs_in_part(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Turn pairs side by side of the first elements of each head; the first half of cos and sin is that of the pairs.
 
@@ -266,10 +326,13 @@ _SMALL = 1 << 18
 
 
 def update(
-    cache: Any, key: Tensor, value: Tensor, block: Any, kwargs: dict[str, Any]
+    cache: Any, key: Tensor, value: Tensor, block: Any, kwargs: dict[str, Any] | None
 ) -> tuple[Tensor, Tensor]:
-    """All keys and values, with those of this call added to a cache, which is given what the block gives it."""
-    more = {"kwargs": kwargs} if _gives_caches_kwargs() else {}
+    """All keys and values, with those of this call added to a cache, which is given what the block gives it.
+
+    kwargs: None for a block that gives it nothing of what else it was called with.
+    """
+    more = {"kwargs": kwargs} if kwargs is not None and _gives_caches_kwargs() else {}
     found: tuple[Tensor, Tensor] = cache.update(key, value, block.layer_idx, **more)
     return found
 
