@@ -71,7 +71,14 @@ class NonFiniteError(EvaluateError, ArithmeticError):
 
 
 class ImportFailure(CompilerError, ImportError):
-    """A model that cannot be brought into the IR; the message lists every cause at once."""
+    """A model that cannot be brought into the IR; the message lists every cause at once.
+
+    of_sizes: whether a cause is that sizes of the example are free to change.
+    """
+
+    def __init__(self, message: str, *, of_sizes: bool = False) -> None:
+        super().__init__(message)
+        self.of_sizes = of_sizes
 
 
 @dataclass(frozen=True)

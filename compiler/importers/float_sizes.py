@@ -62,12 +62,16 @@ def whole_size(size: Expr, dim_of: Callable[[Expr], Dim]) -> Dim:
     try:
         found = _quotient(size.args[0], dim_of)
     except _InexactError:
-        raise UnsupportedArgumentsError(f"a size computed as {size}, which rounding decides") from None
+        raise UnsupportedArgumentsError(
+            f"a size computed as {size}, which rounding decides", of_sizes=True
+        ) from None
     kind = type(size).__name__
     if kind == "TruncToInt":
         up = proves_le(found.numerator, 0)
         if not (up or proves_le(0, found.numerator)) or not proves_le(1, found.denominator):
-            raise UnsupportedArgumentsError(f"a size computed as {size}, whose sign is not known")
+            raise UnsupportedArgumentsError(
+                f"a size computed as {size}, whose sign is not known", of_sizes=True
+            )
     else:
         up = kind == "CeilToInt"
     return (ceildiv if up else floordiv)(found.numerator, found.denominator)

@@ -246,6 +246,8 @@ class Importer:
     """Of the program as it was traced; its views are brought into the graph."""
     env: dict[Any, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    of_sizes: bool = False
+    """Whether one of them is that sizes are free to change."""
     sizes: Sizes = field(init=False)
 
     def run(
@@ -281,7 +283,8 @@ class Importer:
             what = "1 thing is" if count == 1 else f"{count} things are"
             raise ImportFailure(
                 f"{self.graph.name} cannot be imported: {what} not supported:\n  "
-                + "\n  ".join(self.problems)
+                + "\n  ".join(self.problems),
+                of_sizes=self.of_sizes,
             )
         call_spec = self.program.call_spec
         return TorchProgram(
@@ -386,6 +389,7 @@ class Importer:
                 self.env[node] = _stopped(results, self._note(node))
         except (CompilerError, UnsupportedArgumentsError) as error:
             self.env[node] = _MISSING
+            self.of_sizes |= getattr(error, "of_sizes", False)
             self.problems.append(self._told(node, name, str(error)))
 
     def _branch(self, node: torch.fx.Node, name: str) -> None:

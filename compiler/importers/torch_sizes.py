@@ -112,7 +112,8 @@ class Sizes:
             if self._holds(one) is False:
                 raise ImportFailure(
                     f"what it computes depends on whether {one}, which holds for the example and not for all sizes: "
-                    "give dims of which it is known, or compile its layers"
+                    "give dims of which it is known, or compile its layers",
+                    of_sizes=True,
                 )
 
     def _holds(self, relation: sympy.Basic) -> bool | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernels_hub.compiler.errors import BuildError, CompilerError
+from kernels_hub.compiler.errors import BuildError, CompilerError, ImportFailure
 from kernels_hub.compiler.export.caches import LENGTH_AXIS, caches_as_trees, dims_of
 from kernels_hub.compiler.jit import store as layer_store
 from kernels_hub.compiler.jit.key import call_keys
@@ -75,6 +75,8 @@ class CpuCompiler:
         except BuildError:
             raise
         except CompilerError as error:
+            if isinstance(error, ImportFailure) and _has_cache(request):
+                error.of_sizes = False  # its lengths are others at every call
             self.refuse(key, Refusal.of(error))
             raise
 
@@ -103,6 +105,12 @@ def _traced(request: CompileRequest) -> Source:
     example = _example(request)
     with evaluating(example.module):
         return from_module(example, request.layer.layer_name)
+
+
+def _has_cache(request: CompileRequest) -> bool:
+    from torch.utils import _pytree as pytree
+
+    return any(map(is_cache, pytree.tree_leaves((request.args, dict(request.kwargs)), is_leaf=is_cache)))
 
 
 def _example(request: CompileRequest) -> Example:

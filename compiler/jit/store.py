@@ -73,21 +73,27 @@ def note_call(key: str, folder: Path) -> None:
     _note(folder.parent / "calls" / _call(key), folder.name)
 
 
-def refusal_of(key: str) -> tuple[str, str, float | None] | None:
-    """Reason, details and seconds that `note_refusal` kept of a call; None of one that is unreadable."""
+def refusal_of(key: str) -> tuple[str, str, float | None, bool] | None:
+    """Reason, details, seconds and whether it is of sizes, as `note_refusal` kept them; None of an unreadable one."""
     for root in (store_folder(), *_OWN.made()):
         try:
             found = json.loads((root / "refused" / _kind(key)).read_text(encoding="utf-8"))
-            reason, details, seconds = (found[name] for name in ("reason", "details", "seconds"))
+            names = ("reason", "details", "seconds", "of_sizes")
+            reason, details, seconds, of_sizes = (found[name] for name in names)
         except (OSError, ValueError, TypeError, KeyError):
             continue
-        if isinstance(reason, str) and isinstance(details, str) and isinstance(seconds, float | None):
-            return reason, details, seconds
+        if (
+            isinstance(reason, str)
+            and isinstance(details, str)
+            and isinstance(seconds, float | None)
+            and isinstance(of_sizes, bool)
+        ):
+            return reason, details, seconds, of_sizes
     return None
 
 
 def note_refusal(key: str, refusal: Mapping[str, object]) -> None:
-    """Remember why a call cannot be compiled: reason and details, as text, and seconds."""
+    """Remember why a call cannot be compiled: reason and details, as text, seconds, and whether it is of sizes."""
     _note(store_folder() / "refused" / _kind(key), json.dumps(dict(refusal)))
 
 

@@ -34,9 +34,9 @@ class CompiledLayer:
 
     layer_name: what the compiled layer is called, an identifier; usually the name that it is mapped for.
     dynamic: which sizes may change from call to call. True: all that the module leaves free, of images the batch
-        alone; a call with other sizes of 1 than those before has a program of its own, up to eight. False: none.
-        Or names for the dims of the
-        forward's arguments, as in `{"x": {0: "batch", 1: "length"}}` or `{"x": ["batch", "length", None]}`; dims of
+        alone; a call with other sizes of 1 than those before has a program of its own, up to eight, and so has every
+        size where what the module computes depends on sizes. False: none. Or names for the dims of the forward's
+        arguments, as in `{"x": {0: "batch", 1: "length"}}` or `{"x": ["batch", "length", None]}`; dims of
         one name are equal. Arguments that are lists, tuples or dicts of tensors have lists or dicts of these.
     ranges: name -> (smallest, largest) size of named dims.
 
@@ -118,18 +118,19 @@ MESSAGE_CHARACTERS = 200
 class Refusal:
     """Why a call cannot be compiled. reason: one line of at most 200 characters; details: all that is known.
 
-    seconds: the budget that was not enough, where it was that.
+    seconds: the budget that was not enough, where it was that. of_sizes: whether it might be with fixed sizes.
     """
 
     reason: str
     details: str = ""
     seconds: float | None = None
+    of_sizes: bool = False
 
     @staticmethod
     def of(error: BaseException) -> Refusal:
         """What an exception says, and its cause."""
         text = str(error).strip() or type(error).__name__
-        return Refusal(one_line(text), text)
+        return Refusal(one_line(text), text, of_sizes=bool(getattr(error, "of_sizes", False)))
 
 
 def one_line(text: str, most: int = MESSAGE_CHARACTERS) -> str:

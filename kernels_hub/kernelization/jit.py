@@ -29,7 +29,7 @@ from kernels_hub.kernelization.bind import Forward, KernelForward, object_name, 
 from kernels_hub.kernelization.compiled_layer import Arguments, CompiledLayer, Keywords, Refusal, one_line
 from kernels_hub.kernelization.decoration import kept_around
 from kernels_hub.kernelization.generation import is_within_generation, others_generate
-from kernels_hub.kernelization.jit_compilations import Compilations, Compiled, Request, copies
+from kernels_hub.kernelization.jit_compilations import Compilations, Compiled, Request, Sized, copies
 from kernels_hub.kernelization.jit_settings import JitMode, is_timed, jit_mode, signatures_per_module
 from kernels_hub.kernelization.native_builds import wait_for_native_builds
 from kernels_hub.kernelization.outcome import RECORD_ATTRIBUTE, SwapDecision, record_of
@@ -67,6 +67,8 @@ class _ModuleCalls:
     """Not adopted yet."""
     doubts: dict[Hashable, _Doubt] = field(default_factory=dict)
     """By signature: what is to be timed again."""
+    of_sizes: set[Hashable] = field(default_factory=set)
+    """Signatures whose calls need a program for each of their sizes."""
     strict: bool = False
     waits: bool = False
     running: int = 0
@@ -128,6 +130,8 @@ class JitForward:
             return forward(module, *args, **kwargs)  # compiled layers have the defaults of the one before
         state = self._modules.get(module) or self._state(module)
         signature = self._signature(module, args, kwargs)
+        if state.of_sizes and signature in state.of_sizes:
+            signature = self._sized(module, args, kwargs)
         compiled = state.chosen.get(signature)
         if signature is None or (compiled is not None and not (state.requests or state.doubts)):
             chosen = None if compiled is None else compiled.forward
@@ -195,6 +199,12 @@ class JitForward:
             return (module.training,)
         found = compiler.signature(self.layer, module, args, kwargs)
         return None if found is None else (module.training, found)
+
+    def _sized(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> Sized | None:
+        compiler = self._compilations.compiler
+        assert compiler is not None, "it has compiled calls of the module"
+        found = compiler.signature(self._compilations.fixed, module, args, kwargs)
+        return None if found is None else Sized(module.training, found)
 
     # -- in a call ---------------------------------------------------------------------------------
 
@@ -336,12 +346,16 @@ class JitForward:
         compiled = request.compiled
         assert compiled is not None
         first = not self.forwards(module)
+        signature = request.signature
+        if compiled.sized is not None:
+            state.of_sizes.add(signature)
+            signature = compiled.sized
         with _LOCKS.requests:
-            before = state.chosen.get(request.signature)
-            state.chosen[request.signature] = compiled
+            before = state.chosen.get(signature)
+            state.chosen[signature] = compiled
             if state.requests.get(request.signature) is request:
                 del state.requests[request.signature]
-        self._note_doubt(state, request)
+        self._note_doubt(state, compiled, signature)
         if before is not None:
             self._release_unused(module, before.forward)
         record = record_of(module)
@@ -354,13 +368,12 @@ class JitForward:
             )
         return compiled
 
-    def _note_doubt(self, state: _ModuleCalls, request: Request) -> None:
+    def _note_doubt(self, state: _ModuleCalls, compiled: Compiled, signature: Hashable) -> None:
         """Note when what was adopted is to be timed again, if ever."""
-        before = state.doubts.pop(request.signature, None)
-        assert request.compiled is not None
-        if request.compiled.timing is not None and request.compiled.timing.disturbed:
+        before = state.doubts.pop(signature, None)
+        if compiled.timing is not None and compiled.timing.disturbed:
             pause = _FIRST_RETRIAL_S if before is None else min(2 * before.pause, _LAST_RETRIAL_S)
-            state.doubts[request.signature] = _Doubt(_now() + pause, pause)
+            state.doubts[signature] = _Doubt(_now() + pause, pause)
 
     def _tell(self, module: nn.Module, *, reason: str) -> None:
         record = record_of(module)

@@ -56,6 +56,14 @@ _QUIET_S = 0.5
 
 
 @dataclass(frozen=True)
+class Sized:
+    """The signature of a call that has a program for its very sizes."""
+
+    training: bool
+    of_call: Hashable
+
+
+@dataclass(frozen=True)
 class Compiled:
     """What came of a call's key. Without `forward`, `refusal` says why."""
 
@@ -64,6 +72,8 @@ class Compiled:
     variant: str | None = None
     refusal: Refusal | None = None
     timing: Timing | None = None
+    sized: Sized | None = None
+    """The call's signature, where it is for calls of these sizes alone."""
 
 
 @dataclass(eq=False)
@@ -93,6 +103,8 @@ class Compilations:
 
     def __init__(self, layer: CompiledLayer, backend: str, cls: type[nn.Module]) -> None:
         self.layer, self.backend, self.cls = layer, backend, cls
+        self.fixed = CompiledLayer(layer.layer_name, dynamic=False)
+        """The same for calls of fixed sizes."""
         self._known: dict[str, Compiled] = {}
         """By key."""
         self._failures: dict[Hashable, list[str]] = {}
@@ -133,13 +145,27 @@ class Compilations:
         compiler = self.compiler
         if compiler is None:
             return self._failed(request, None, Refusal(f"no layer compiler is installed for {self.backend}"))
-        key = compiler.key(self.layer, module, request.args, request.kwargs)
+        if isinstance(request.signature, Sized):
+            return self._compiled_as(self.fixed, compiler, module, request)
+        found = self._compiled_as(self.layer, compiler, module, request)
+        if found.refusal is None or not found.refusal.of_sizes:
+            return found
+        found = self._compiled_as(self.fixed, compiler, module, request)
+        if found.forward is None and found.timing is None:
+            return found
+        of_call = compiler.signature(self.fixed, module, request.args, request.kwargs)
+        return replace(found, sized=Sized(module.training, of_call))
+
+    def _compiled_as(
+        self, layer: CompiledLayer, compiler: LayerCompiler, module: nn.Module, request: Request
+    ) -> Compiled:
+        key = compiler.key(layer, module, request.args, request.kwargs)
         known = self._known.get(key)
         failures = self._failures.get(request.signature, [])
         if known is None and len(failures) >= _ENOUGH and len(set(failures)) == 1:
             return self._failed(request, key, Refusal(failures[0]))
         if known is None:
-            known = self._made(compiler, key, module, request)
+            known = self._made(layer, compiler, key, module, request)
         if known.forward is None:
             return known
         if (refusal := self._prepared(known.forward, module, request)) is not None:
@@ -158,14 +184,19 @@ class Compilations:
         if (weights := weights_protocol(known.forward)) is not None:
             weights.release(module)
 
-    def _made(self, compiler: LayerCompiler, key: str, module: nn.Module, request: Request) -> Compiled:
+    def _made(
+        self, layer: CompiledLayer, compiler: LayerCompiler, key: str, module: nn.Module, request: Request
+    ) -> Compiled:
         found = compiler.find(key)
         seconds = seconds_per_signature()
         if found is None or (
             isinstance(found, Refusal) and found.seconds is not None and found.seconds < seconds
         ):
-            found = self._compile(compiler, key, module, request)
+            found = self._compile(layer, compiler, key, module, request)
         if isinstance(found, Refusal):
+            if found.of_sizes and layer.dynamic is True:  # asked for again, with those of the call
+                known = self._known[key] = Compiled(None, refusal=found)
+                return known
             return self._failed(request, key, found)
         loaded = load_layer(LocalLayerRepository(found, layer_name=self.layer.layer_name), self.backend)
         forward = bind_class_forward(loaded, self.cls, False, str(self.layer), guards=False)
@@ -175,24 +206,24 @@ class Compilations:
         return compiled
 
     def _compile(
-        self, compiler: LayerCompiler, key: str, module: nn.Module, request: Request
+        self, layer: CompiledLayer, compiler: LayerCompiler, key: str, module: nn.Module, request: Request
     ) -> Path | Refusal:
         """Compile in a forked process, of the module as it is now."""
         seconds, started = seconds_per_signature(), time.perf_counter()
 
-        def work() -> tuple[str, str, str]:
+        def work() -> tuple[str, str, str, bool]:
             try:
-                now = compiler.key(self.layer, module, request.args, request.kwargs)
+                now = compiler.key(layer, module, request.args, request.kwargs)
                 twin = _without_kernels(module)
-                asked = CompileRequest(self.layer, twin, request.args, request.kwargs)
+                asked = CompileRequest(layer, twin, request.args, request.kwargs)
                 folder = compiler.repository(asked, now)
-                return "made", str(folder), ""
+                return "made", str(folder), "", False
             except BaseException as error:  # noqa: BLE001 - the process ends with it
                 refusal = Refusal.of(error)
-                return "refused", refusal.reason, refusal.details
+                return "refused", refusal.reason, refusal.details, refusal.of_sizes
 
         try:
-            what, text, details = run_forked(
+            what, text, details, of_sizes = run_forked(
                 work, seconds=seconds, background=request.background, child=BACKGROUND.child
             )
         except DeadlineError as error:
@@ -214,7 +245,7 @@ class Compilations:
             "compiled" if what == "made" else what,
             time.perf_counter() - started,
         )
-        return Path(text) if what == "made" else Refusal(text, details)
+        return Path(text) if what == "made" else Refusal(text, details, of_sizes=of_sizes)
 
     def _prepared(self, forward: Forward, module: nn.Module, request: Request) -> Refusal | None:
         """Pack the module's weights for a compiled layer; why it does not take the module."""

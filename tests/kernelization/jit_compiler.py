@@ -35,6 +35,10 @@ class Scaled(nn.Module):
         return x * self.weight + bias
 
 
+class SizesError(Exception):
+    of_sizes = True
+
+
 class Compiler:
     """Writes layers that add 100 to what they should compute, so that it can be told what ran."""
 
@@ -43,6 +47,7 @@ class Compiler:
         self.added = "100"
         self.keys: list[str] = []
         self.fails: str | None = None
+        self.needs_sizes = False
         self.inside: Callable[[CompileRequest], Any] = lambda request: None
         self.refusals: dict[str, Refusal] = {}
 
@@ -54,13 +59,16 @@ class Compiler:
     def signature(
         self, layer: CompiledLayer, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Hashable:
-        return (len(args), *sorted(kwargs), *(one.dtype for one in args if isinstance(one, torch.Tensor)))
+        tensors = [one for one in args if isinstance(one, torch.Tensor)]
+        sizes = [one.shape for one in tensors] if layer.dynamic is False else []
+        return (len(args), *sorted(kwargs), *(one.dtype for one in tensors), *sizes)
 
     def key(
         self, layer: CompiledLayer, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> str:
         named = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
-        self.keys.append(f"{layer} {module.weight.dtype} {module.number} {[*named]}")
+        sizes = [one.shape for one in args] if layer.dynamic is False else "any"
+        self.keys.append(f"{layer} {module.weight.dtype} {module.number} {[*named]} {sizes}")
         return self.keys[-1]
 
     def find(self, key: str) -> Path | Refusal | None:
@@ -74,6 +82,8 @@ class Compiler:
         note = self.notes / f"{number:03}.json"
         write_atomically(note, "null")
         write_atomically(note, json.dumps(self.inside(request)))
+        if self.needs_sizes and request.layer.dynamic is True:
+            raise SizesError("what it computes depends on sizes")
         if self.fails is not None:
             raise ValueError(self.fails)
         return self.make_repository(f"layer-{number}", ADDED.format(added=self.added))

@@ -90,6 +90,45 @@ def test_what_cannot_be_compiled_keeps_its_forward_and_says_why(
     assert len(report(model).swapped) == 5, "tried again"
 
 
+def test_what_sizes_decide_is_compiled_for_those_of_each_call(
+    compiler: Compiler, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERNELS_HUB_JIT_SIGNATURES", "3")
+    compiler.needs_sizes = True
+    model = kernelized(Scaled(1), Scaled(1))
+    rows = torch.ones(2, 4)
+    for x in (X, rows, X, rows):
+        assert torch.equal(model(x), (2 * x + 100) * 2 + 100)
+    assert len(compiler.asked) == 3, "for any sizes, for four elements, for two rows of them"
+    assert [row.swapped for row in report(model).rows[1:]] == [True, True]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    for count in (3, 5):
+        model(torch.ones(count, 4))
+    assert torch.equal(model(torch.ones(5, 4)), torch.full((5, 4), 4.0)), "no more than three signatures"
+    assert len(compiler.asked) == 4
+
+
+def test_what_cannot_be_compiled_for_fixed_sizes_either_says_why(compiler: Compiler) -> None:
+    compiler.needs_sizes, compiler.fails = True, "no kernel computes this"
+    model = kernelized(*(Scaled(number) for number in range(4)))
+    assert torch.equal(model(X), 16 * X)
+    assert len(compiler.asked) == 4, "two of them, both ways; the others are believed"
+    assert {row.reason for row in report(model).rows[1:]} == {
+        "it cannot be compiled: no kernel computes this"
+    }
+
+
+def test_named_dims_are_not_fixed(compiler: Compiler) -> None:
+    """Who says which sizes change is told that they cannot."""
+    compiler.needs_sizes = True
+    layer = CompiledLayer("Scaled", dynamic={"x": ["rows"]})
+    with use_kernel_mapping({"Scaled": {"cpu": layer}}, inherit_mapping=False):
+        model = kernelize(nn.Sequential(Scaled()), mode=Mode.INFERENCE, device="cpu")
+    compiler.fails = "rows are not free"
+    assert torch.equal(model(X), 2 * X)
+    assert report(model).rows[1].reason == "it cannot be compiled: rows are not free"
+
+
 def test_strict(compiler: Compiler) -> None:
     compiler.fails = "no kernel computes this"
     model = kernelized(Scaled(), use_fallback=False)

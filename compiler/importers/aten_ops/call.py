@@ -36,7 +36,14 @@ HANDLERS: dict[str, Handler] = {}
 
 
 class UnsupportedArgumentsError(Exception):
-    """What a handler raises of arguments that it does not take; the importer lists it with all others."""
+    """What a handler raises of arguments that it does not take; the importer lists it with all others.
+
+    of_sizes: whether it would take them if sizes were numbers.
+    """
+
+    def __init__(self, message: str, *, of_sizes: bool = False) -> None:
+        super().__init__(message)
+        self.of_sizes = of_sizes
 
 
 def aten(*names: str) -> Callable[[_H], _H]:

@@ -83,7 +83,7 @@ def adaptive_avg_pool(_: AtenCall, x: Value, sizes: Sequence[Any]) -> Value:
     for axis, count in enumerate(sizes, first):
         size = x.shape[axis]
         if not isinstance(size, int):
-            raise UnsupportedArgumentsError(f"adaptive pooling of the symbolic dim {size}")
+            raise UnsupportedArgumentsError(f"adaptive pooling of the symbolic dim {size}", of_sizes=True)
         parts = [
             x.slice(axis, i * size // count, -(-(i + 1) * size // count)).mean(axis, keepdims=True)
             for i in range(count)

@@ -98,7 +98,9 @@ def _place(x: Value, axis: int, place: Dim | None) -> Dim:
         return place
     if proves_le(place, -1):
         return x.shape[axis] + place
-    raise UnsupportedArgumentsError(f"a slice at {place}: whether that counts from the end is not known")
+    raise UnsupportedArgumentsError(
+        f"a slice at {place}: whether that counts from the end is not known", of_sizes=True
+    )
 
 
 @aten("narrow.default")

@@ -9,10 +9,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
+from transformers import DynamicCache
 
 from kernels_hub import (
     CompiledLayer,
@@ -22,10 +24,13 @@ from kernels_hub import (
     report,
     use_kernel_mapping,
 )
+from kernels_hub.compiler.errors import ImportFailure
+from kernels_hub.compiler.jit import layer_compiler
 from kernels_hub.compiler.jit import store as layer_store
 from kernels_hub.compiler.jit.key import call_keys
 from kernels_hub.compiler.runtime.toolchain import find_compiler
 from kernels_hub.kernelization import jit
+from kernels_hub.kernelization.compiled_layer import CompileRequest, Refusal
 from kernels_hub.kernelization.jit_compilations import program_of
 from tests.compiler.export.emitted_layers import GatedMLP
 from tests.runtime_objects import share_runtime_objects
@@ -44,6 +49,21 @@ class Scaled(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x * self.weight) * self.scale
+
+
+class Windowed(nn.Module):
+    """Attention's windows, whose number no dims express."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = nn.AdaptiveAvgPool1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, height, width, channels = x.shape
+        windows = (
+            x.view(batch, height // 2, 2, width // 2, 2, channels).transpose(2, 3).reshape(-1, 4, channels)
+        )
+        return self.pool(windows.softmax(1)).view(batch, -1, 4, 3)
 
 
 class Sorted(nn.Module):
@@ -72,6 +92,32 @@ def check(model: nn.Sequential, x: torch.Tensor) -> None:
         for layer in model:
             expected = type(layer).forward(layer, expected)
         torch.testing.assert_close(model(x), expected)
+
+
+@needs_compiler
+def test_sizes_that_decide_are_fixed(store: Path) -> None:
+    """Windows of odd numbers are an error of the module's own."""
+    model = compiled(Windowed())
+    for shape in ((2, 4, 6, 8), (3, 4, 2, 8), (2, 4, 6, 8)):
+        check(model, torch.randn(shape))
+        (row,) = report(model).rows[1:2]
+        assert row.swapped, row.reason
+    with pytest.raises(RuntimeError, match="invalid for input"):
+        model(torch.randn(2, 5, 6, 8))
+
+
+def test_lengths_of_a_cache_are_not_fixed(store: Path) -> None:
+    """They are others at every call."""
+    error = ImportFailure("what it computes depends on lengths", of_sizes=True)
+    for kwargs, is_asked_again in (({}, True), ({"cache": DynamicCache()}, False)):
+        request = CompileRequest(CompiledLayer("Scaled"), Scaled(), (torch.zeros(8),), kwargs)
+        with (
+            mock.patch.object(layer_compiler.CpuCompiler, "_repository", side_effect=error),
+            pytest.raises(ImportFailure),
+        ):
+            layer_compiler.COMPILER.repository(request, f"call-{is_asked_again}")
+        refusal = layer_compiler.COMPILER.find(f"call-{is_asked_again}")
+        assert isinstance(refusal, Refusal) and refusal.of_sizes is is_asked_again
 
 
 def programs(layer: nn.Module) -> list[Any]:
