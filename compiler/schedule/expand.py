@@ -96,7 +96,11 @@ def with_inputs_laid_out(graph: Graph) -> Graph:
 
     The copy lies channels last (see `layout`); all that is made of it would walk in long strides otherwise.
     """
-    ranks = {node.results[0].rank for node in graph.live() if node.op.name == "conv"}
+    ranks = {
+        node.results[0].rank
+        for node in graph.live()
+        if node.op.name == "conv" and has_pixels(node.operands[0])
+    }
 
     def visit(new: Graph, node: Node, operands: tuple[Value, ...]) -> Sequence[Value] | None:
         given = [
@@ -106,6 +110,11 @@ def with_inputs_laid_out(graph: Graph) -> Graph:
         return new.copy(node, tuple(given)).results if given != list(operands) else None
 
     return rebuild(graph, visit).graph if ranks else graph
+
+
+def has_pixels(value: Value) -> bool:
+    """Whether there is more than one to a channel: else both orders are one, as in squeeze and excitation."""
+    return any(size != 1 for size in value.shape[2:])
 
 
 def _laid_out(graph: Graph, x: Value) -> Value:

@@ -14,7 +14,7 @@ from kernels_hub.compiler.ir.dims import product
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.op import Shape, Trait
 from kernels_hub.compiler.ir.proofs import interval
-from kernels_hub.compiler.schedule.expand import is_laid_out
+from kernels_hub.compiler.schedule.expand import has_pixels, is_laid_out
 from kernels_hub.compiler.schedule.index import permuted, row_major
 from kernels_hub.compiler.schedule.inlining import Inlining, Kind
 
@@ -26,10 +26,14 @@ FEW = 1 << 14
 
 def stands_alone(graph: Graph) -> bool:
     """Whether nothing that a convolution gives is read by another one, a pool, a product or a reduction, no value is
-    read by two, and none is both shallow and large: then all lies as the graph says, and nothing is copied."""
+    read by two, and none is both shallow and large: then all lies as the graph says, and nothing is copied.
+
+    Convolutions of a single pixel count for nothing."""
     convolved: set[Value] = set()
     read: set[Value] = set()
     for node in graph.live():
+        if node.op.name == "conv" and not has_pixels(node.operands[0]):
+            continue
         if node.op.name == "conv":
             x = _source(node.operands[0])
             if x in read or pays_for_copies(node.results[0]):
@@ -70,7 +74,10 @@ class StrideOrder:
             if value in inlining.orders or value in rows or value.rank < 3:
                 continue
             like = kind in {Kind.POINTWISE, Kind.POOL} and any(
-                source in self._last and source.rank == value.rank for source in self._sources(value)
+                source in self._last
+                and source.rank == value.rank
+                and (has_pixels(source) or not has_pixels(value))
+                for source in self._sources(value)
             )
             if kind is Kind.CONVOLUTION or value in read or like or is_laid_out(value):
                 self._last.add(value)

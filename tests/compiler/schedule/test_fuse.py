@@ -160,6 +160,22 @@ def test_convolutions_lie_channels_last_between_row_major_ends():
     assert output is planned.outputs["y"] and output.strides == (120, 30, 5, 1)
 
 
+@pytest.mark.parametrize(("pixels", "kernels"), [((6, 5), 4), ((1, 1), 3)])
+def test_convolutions_of_one_pixel_turn_nothing(pixels, kernels):
+    """Squeeze and excitation between row-major ends: no copies, and the result lies as the input does."""
+    graph = Graph("squeeze")
+    x = graph.input("x", (2, 4, *pixels))
+    options = {"strides": (1, 1), "dilations": (1, 1), "padding": ((0, 0), (0, 0)), "groups": 1}
+    rng = np.random.default_rng(0)
+    w1 = graph.parameter("w1", (3, 4, 1, 1), data=rng.standard_normal((3, 4, 1, 1)).astype(np.float32))
+    w2 = graph.parameter("w2", (4, 3, 1, 1), data=rng.standard_normal((4, 3, 1, 1)).astype(np.float32))
+    mean = x.mean([2, 3], keepdims=True)
+    gate = mean.apply("conv", mean.apply("conv", mean, w1, **options).unary("tanh"), w2, **options)
+    graph.output("y", x * gate.unary("sigmoid"))
+    planned = check(graph, kernels, tolerance=1e-4)  # the mean, two convolutions, the product
+    assert planned.outputs["y"] in {one for kernel in planned.kernels[-1:] for one in kernel.writes()}
+
+
 def test_weights_alone_are_prepared_once():
     graph = Graph("prepared")
     x = graph.input("x", (3,))
