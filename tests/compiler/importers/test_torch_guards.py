@@ -232,3 +232,24 @@ def test_sizes_of_one_and_none_fit_where_they_decide_nothing(compute, smallest, 
         else:
             found = torch.from_numpy(evaluate(graph, [x.numpy()])["output"])
             torch.testing.assert_close(found, module(x))
+
+
+class Windows(nn.Module):
+    """Windows of 7 x 7: of fewer rows there is none, and nothing is divided by their number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns, channels = x.shape
+        windows = (
+            x.view(rows // 7, 7, columns // 7, 7, channels).permute(0, 2, 1, 3, 4).reshape(-1, 49, channels)
+        )
+        apart = windows.softmax(1).view(rows // 7, columns // 7, 7, 7, channels)
+        return apart.permute(0, 2, 1, 3, 4).reshape(rows, columns, channels)
+
+
+def test_what_divides_by_no_size_is_refused_for_its_sizes():
+    x = torch.ones(14, 21, 3)
+    with pytest.raises(ImportFailure, match="what it computes depends on whether") as caught:
+        import_torch(Windows(), (x,), dynamic_shapes={"x": dict.fromkeys(range(3), Dim.AUTO)})
+    assert caught.value.of_sizes
+    found = evaluate(import_torch(Windows(), (x,)), {"x": x.numpy()})["output"]
+    torch.testing.assert_close(torch.from_numpy(found), Windows()(x))
