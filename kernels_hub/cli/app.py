@@ -69,7 +69,7 @@ def demo(
         Path | None,
         typer.Option(
             file_okay=False,
-            help="Keep the ONNX file and its page here. Default: the page alone, in a temporary folder.",
+            help="Keep the ONNX file and the pages here. Default: the pages alone, in the cache.",
         ),
     ] = None,
 ) -> None:

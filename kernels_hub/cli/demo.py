@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from kernels_hub.files import cache_folder
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -36,8 +38,8 @@ class Comparison:
 def demo(pairs: int = 15, folder: Path | None = None) -> dict[str, Any]:
     """Run the demo, printing as it goes; returns its comparison as JSON-ready data.
 
-    folder: where the ONNX file and the pages are kept; None: the pages alone, in new temporary folders. Ends with the
-    path of a page (HTML) of the results.
+    folder: where the ONNX file and the pages are kept; None: the pages alone, in the folder `demo` of the cache, in
+        place of those of the run before. Ends with the path of a page (HTML) of the results.
     """
     from rich.console import Console
 
@@ -83,7 +85,7 @@ def demo(pairs: int = 15, folder: Path | None = None) -> dict[str, Any]:
         "onnx": rewritten.as_json(),
         "published": [dict(zip(published[0], row, strict=True)) for row in published[1:]],
     }
-    page = write_page(cast("Results", found), folder or Path(tempfile.mkdtemp(prefix="kernels-hub-demo-")))
+    page = write_page(cast("Results", found), folder or cache_folder("demo"))
     console.print(f"all of it as a page: {page}", highlight=False, soft_wrap=True, markup=False)
     return found
 
@@ -92,7 +94,8 @@ def _onnx(console: Console, folder: Path | None) -> OnnxFigures:
     from kernels_hub.cli.demo_onnx import onnx_before_and_after
 
     if folder is None:
-        folder = Path(tempfile.mkdtemp(prefix="kernels-hub-demo-"))
+        folder = cache_folder("demo")
+        folder.mkdir(parents=True, exist_ok=True)
         comparison = onnx_before_and_after(console, folder)
         (folder / "minilm.onnx").unlink()  # 90 MB
     else:

@@ -40,14 +40,23 @@ def migrate(
             help="How the store of large files, or of git data, is reached; as the root remembers it by default.",
         ),
     ] = None,
+    forget: Annotated[
+        bool,
+        typer.Option("--give-up", help="Forget a move of rows that was begun, in place of running it again."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Move accounts, repositories and logs to another database, large files to another store, or git data.
 
-    Rows and git data are moved while no server runs. Large files are copied while servers run, which are restarted
-    afterwards with the new --objects: until then they load what was there before, and refuse uploads of large files.
-    What was there is left as it is. What was interrupted is run again.
+    Rows are moved while servers run and clients write: at the end requests wait for about a second, and servers then go
+    on with the new database, which each of them must be able to reach. Large files are copied while servers run, which
+    are restarted afterwards with the new --objects: until then they load what was there before, and refuse uploads of
+    large files. Git data is moved while no server runs. What was there is left as it is. What was interrupted is run
+    again.
     """
+    if forget:
+        _give_up(root, to, git)
+        return
     if (to is None) == (git is None):
         raise KernelsHubError(
             "say what to move: rows or large files with --to ADDRESS, or git data with --git PLACE"
@@ -66,13 +75,35 @@ def _migrate_rows(root: Path, to: str, *, as_json: bool) -> None:
     with server_parts():
         from kernels_hub.server.database.address import without_password
         from kernels_hub.server.migration import migrate as move
-    copied = move(root, to, database=given_database.get())
+    done = move(
+        root,
+        to,
+        database=given_database.get(),
+        announce=lambda line: None if as_json else echo(line, flush=True),
+    )
     if as_json:
-        print_json([asdict(item) for item in copied])
+        print_json(asdict(done))
         return
-    print_columns((item.table, f"{item.rows} rows", item.digest[:16]) for item in copied)
+    print_columns((item.table, f"{item.rows} rows", item.digest[:16]) for item in done.tables)
+    print_fields(
+        {
+            "changed meanwhile": f"{done.changes} rows, {done.in_the_last} while requests waited",
+            "requests waited": f"{done.waited:.2f} s",
+        }
+    )
     where = "hub.sqlite" if to == "sqlite" else without_password(to)
-    echo(f"the rows of {root} are in {where} from now on")
+    echo(f"the rows of {root} are in {where} from now on, for its servers, too")
+
+
+def _give_up(root: Path, to: str | None, git: str | None) -> None:
+    if to is not None or git is not None:
+        raise KernelsHubError(
+            "--give-up forgets what was begun, to wherever; it takes neither --to nor --git"
+        )
+    with server_parts():
+        from kernels_hub.server.migration import give_up
+    give_up(root, database=given_database.get())
+    echo(f"no rows of {root} are on their way any more; they are where they were")
 
 
 def _migrate_git(root: Path, to: str, source: str | None, *, as_json: bool) -> None:

@@ -31,6 +31,7 @@ from kernels_hub.server import api_account, api_git, api_repositories, downloads
 from kernels_hub.server.call import HubRequest, Route, json_response
 from kernels_hub.server.database import DatabaseFullError, UnavailableError
 from kernels_hub.server.hub import Hub
+from kernels_hub.server.layout import RootPaths
 from kernels_hub.server.limits import Limits, RateLimit
 from kernels_hub.server.logs import masked_path, set_up_logs
 from kernels_hub.server.metrics import CONTENT_TYPE, Metrics
@@ -346,11 +347,21 @@ def _end_with_parent(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _opened(root: Path, limits: Limits, database: str | None, objects: str | None) -> Hub:
-    """The Hub of a worker, which waits where the database is away: if it ended, another would be started at once."""
+def _rows_of(root: Path) -> str | None:
+    """The id under which a database has the rows of a root; None where they are below it."""
+    elsewhere = RootPaths.open(root).elsewhere
+    return None if elsewhere is None else elsewhere.root
+
+
+def _opened(root: Path, limits: Limits, database: str | None, rows: str | None, objects: str | None) -> Hub:
+    """The Hub of a worker, which waits where the database is away: if it ended, another would be started at once.
+
+    database: the address that was given when the server started, and `rows` the id of the root there.
+    """
     while True:
         try:
-            return Hub(root, limits=limits, database=database, objects=objects)
+            given = database if _rows_of(root) == rows else None  # moved since, and the root knows where to
+            return Hub(root, limits=limits, database=given, objects=objects)
         except KernelsHubError as error:
             if not isinstance(error.__cause__, UnavailableError):
                 raise
@@ -368,8 +379,13 @@ def create() -> App:
     if settings["workers"] > 1:
         threading.Thread(target=_end_with_parent, args=(settings["supervisor"],), daemon=True).start()
     hub = _opened(
-        Path(settings["root"]), Limits(**settings["limits"]), settings["database"], settings["objects"]
+        Path(settings["root"]),
+        Limits(**settings["limits"]),
+        settings["database"],
+        settings["rows"],
+        settings["objects"],
     )
+    hub.follow_moves()
     hub.search.start()
     hub.downloads.start()
     return App(hub, workers=settings["workers"], require_token=settings["require_token"])

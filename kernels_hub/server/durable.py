@@ -38,14 +38,15 @@ def write_flushed(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def try_lock(path: Path, *, shared: bool = False) -> int | None:
+def try_lock(path: Path, *, shared: bool = False, make: bool = True) -> int | None:
     """Take a lock file if nobody holds it: its descriptor (close it to let go), or None.
 
     shared: beside others who share it, if nobody holds it alone.
+    make: a file that is missing; else that is a FileNotFoundError.
     """
     import fcntl  # not on every system, and only a running server needs it
 
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if make else 0) | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -12,8 +12,9 @@ from kernels_hub.server.access import Access
 from kernels_hub.server.accounts import Accounts
 from kernels_hub.server.audit import Audit
 from kernels_hub.server.changes import Changes
-from kernels_hub.server.database import DatabaseError
+from kernels_hub.server.database import Database, DatabaseError
 from kernels_hub.server.database.address import checked
+from kernels_hub.server.database.movable import MovableDatabase
 from kernels_hub.server.database.opening import open_database
 from kernels_hub.server.download_counts import SCHEMA as DOWNLOADS
 from kernels_hub.server.download_counts import DownloadCounts
@@ -32,6 +33,7 @@ from kernels_hub.server.objects.store import ObjectStore
 from kernels_hub.server.refusal import Refusal, forbidden
 from kernels_hub.server.releases import Releases
 from kernels_hub.server.repositories import Repositories, Repository
+from kernels_hub.server.row_moves import Following
 from kernels_hub.server.search import SCHEMA, Search
 from kernels_hub.server.sessions import SCHEMA as SESSIONS
 from kernels_hub.server.sessions import Sessions
@@ -76,6 +78,7 @@ class Hub:
         self.objects = objects
         self.layout = RootPaths.open(root, create=create, database=database, objects=objects)
         self._using: int | None = share(self.layout.using)
+        self._following: Following | None = None
         try:
             self.layout.read_marker(database)  # again: until now the rows may have been moved
             self._open(database, objects, create=create)
@@ -83,16 +86,17 @@ class Hub:
             if (opened := getattr(self, "database", None)) is not None:
                 opened.close()
             self.layout.close()
-            os.close(self._using)
-            self._using = None
+            self._let_go()
             if isinstance(error, DatabaseError):
                 raise KernelsHubError(f"the database of {root} cannot be used: {error}") from error
             raise
 
     def _open(self, database: str | None, objects: str | None, *, create: bool) -> None:
-        self.database = open_database(
+        opened = open_database(
             self.layout, database, join=lambda there, owner: join_hub(self.layout, there, owner, objects)
         )
+        # Rows move only while git data is in the folder.
+        self.database = opened if self.layout.read().git else MovableDatabase(opened)
         self.audit = Audit(self.database)
         self.accounts = Accounts(self.database, self.audit)
         self.repositories = Repositories(self.database, self.audit)
@@ -137,16 +141,45 @@ class Hub:
                 f"{repository.full_name} may hold {quota} bytes and holds {used}: {size} more do not fit"
             )
 
+    def follow_moves(self) -> None:
+        """From now on, while this process lives, go along when `kernels-hub hub migrate` moves the rows elsewhere."""
+        if isinstance(self.database, MovableDatabase):
+            self._following = Following(self.layout, self.database, self._let_go, self._open_again)
+            self._following.start()
+
+    def _open_again(self, using: int) -> Database:
+        """The rows where they are now, once the lock is held again."""
+        try:
+            self.layout.read_marker()
+            opened = open_database(self.layout)
+            try:
+                for schema in SCHEMAS:
+                    opened.add(schema)
+            except BaseException:
+                opened.close()
+                raise
+        except BaseException:
+            os.close(using)
+            raise
+        self._using = using
+        return opened
+
+    def _let_go(self) -> None:
+        """Let go of the lock that says that this process has the rows open."""
+        if self._using is not None:
+            os.close(self._using)
+            self._using = None
+
     def close(self) -> None:
         """Close files and connections."""
+        if self._following is not None:
+            self._following.stop()
         self.search.stop()
         self.downloads.stop()
         self.git.close()
         self.database.close()
         self.layout.close()
-        if self._using is not None:
-            os.close(self._using)
-            self._using = None
+        self._let_go()
 
     def __enter__(self) -> Self:
         return self

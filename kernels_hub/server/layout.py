@@ -5,7 +5,8 @@ FORMAT                the format, and whether rows, large files or git data are 
 hub.sqlite            accounts, tokens, repositories, large files (rows), unless they are in PostgreSQL:
 database              then its address, without a password, and the root's id, which the database has too
 database.begun        the same of a migration that was begun, and is not done
-using                 a lock that whoever has the rows open shares, and a migration of the rows takes alone
+using                 a lock that whoever has the rows open shares, and a migration of the rows takes at its end
+moving                of such a migration, while servers let the rows go: where to
 secret                the key that signs upload addresses
 id                    who this root is to an object store
 repositories/<id>/    git/ (a bare repository) and lfs/ (large files by SHA-256)
@@ -82,6 +83,22 @@ class Elsewhere:
     root: str
 
 
+def elsewhere_text(elsewhere: Elsewhere) -> str:
+    """What the file `database` holds."""
+    return f"{elsewhere.address}\nroot {elsewhere.root}\n"
+
+
+def elsewhere_of(text: str, path: Path) -> Elsewhere:
+    """What such a text says; KernelsHubError, which names its file, where it says nothing."""
+    lines = text.splitlines()
+    if len(lines) != 2 or not lines[1].startswith("root "):
+        raise KernelsHubError(
+            f"{path} is missing or damaged, which says where the rows of this root are: in its first line "
+            "the address of a database, in its second `root` and the id that the table hub_root there has"
+        )
+    return Elsewhere(checked(lines[0]), lines[1].removeprefix("root "))
+
+
 class RootPaths:
     """The paths of one root, and this process's own corner for files that are being written."""
 
@@ -96,6 +113,7 @@ class RootPaths:
         self.orphans = self.root / "orphans"
         self.cache = self.root / "cache"
         self.using = self.root / "using"
+        self.moving = self.root / "moving"
         self.marker = self.root / "FORMAT"
         self.address = self.root / "database"
         self.begun = self.root / "database.begun"
@@ -180,13 +198,7 @@ class RootPaths:
     def read_address(self, *, begun: bool = False) -> Elsewhere:
         """What the file `database` says, or that of a migration; KernelsHubError where it says nothing."""
         path = self.begun if begun else self.address
-        lines = path.read_text().splitlines() if path.is_file() else []
-        if len(lines) != 2 or not lines[1].startswith("root "):
-            raise KernelsHubError(
-                f"{path} is missing or damaged, which says where the rows of this root are: in its first line "
-                "the address of a database, in its second `root` and the id that the table hub_root there has"
-            )
-        return Elsewhere(checked(lines[0]), lines[1].removeprefix("root "))
+        return elsewhere_of(path.read_text() if path.is_file() else "", path)
 
     @staticmethod
     def new_id() -> str:
@@ -196,7 +208,7 @@ class RootPaths:
     def write_address(self, elsewhere: Elsewhere, *, begun: bool = False) -> None:
         """Say where the rows are, once FORMAT says that they are elsewhere; or where a migration copies them."""
         path = self.begun if begun else self.address
-        write_atomically(path, f"{elsewhere.address}\nroot {elsewhere.root}\n", mode=0o600, durable=True)
+        write_atomically(path, elsewhere_text(elsewhere), mode=0o600, durable=True)
 
     def write_marker(self, elsewhere: Elsewhere | None) -> None:
         """Say which database counts: the one that the file `database` names, or hub.sqlite."""

@@ -6,17 +6,16 @@ import contextlib
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import socket
 import ssl
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.hub import Hub
+from kernels_hub.server.layout import RootPaths
 from kernels_hub.server.limits import Limits
 from kernels_hub.server.refusal import Refusal
 from kernels_hub.server.sweep import sweep
@@ -115,19 +114,24 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
         raise KernelsHubError(f"{settings.objects}: {refusal.message}") from refusal
     with hub:
         root = hub.layout.root
+        rows = None if hub.layout.elsewhere is None else hub.layout.elsewhere.root
         try:
             hub.large_files.objects.confirm()
         except Refusal as refusal:
             announce(f"kernels-hub serve: {refusal.message}; everything but large files is served until then")
         for line in sweep(hub):
             announce(f"kernels-hub serve: removed {line}")
-    metrics = tempfile.mkdtemp(prefix="kernels-hub-metrics-")
+    # A corner of this process: where it is killed, the next start removes what is in there.
+    own = RootPaths.open(root)
     if settings.workers > 1:
-        os.environ[MULTIPROCESS] = metrics
+        metrics = own.temporary()
+        metrics.mkdir()
+        os.environ[MULTIPROCESS] = str(metrics)
     os.environ[SETTINGS] = json.dumps(
         {
             "root": str(root),
             "database": settings.database,
+            "rows": rows,
             "objects": settings.objects,
             "limits": asdict(settings.limits),
             "workers": settings.workers,
@@ -159,7 +163,7 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
         timeout_graceful_shutdown=30,
         backlog=_BACKLOG,
     )
-    with _removed_at_the_end(metrics):
+    with _closed_at_the_end(own):
         listening = _listen(settings.host, settings.port)
         scheme = "https" if settings.tls_cert else "http"
         address = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -171,8 +175,8 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
 
 
 @contextlib.contextmanager
-def _removed_at_the_end(folder: str) -> Iterator[None]:
-    """A folder that SIGTERM does not leave: uvicorn sends itself the signal again once it has stopped."""
+def _closed_at_the_end(own: RootPaths) -> Iterator[None]:
+    """A process's corner that SIGTERM does not leave: uvicorn sends itself the signal again once it has stopped."""
     told = False
 
     def end(number: int, _: object) -> None:
@@ -184,7 +188,7 @@ def _removed_at_the_end(folder: str) -> Iterator[None]:
     try:
         yield
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        own.close()
         signal.signal(signal.SIGTERM, before)
         if told:
             signal.raise_signal(signal.SIGTERM)

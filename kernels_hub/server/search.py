@@ -226,10 +226,15 @@ class Search:
     def shown(self, caller: Caller, wanted: Wanted, start: int, count: int) -> Page:
         """What everybody may download and what is the caller's, of what is wanted."""
         self.refresh()
-        return self._page(self._shown(caller, wanted), count, wanted.sort, start=start)
+        with self._database.staying():
+            return self._page(self._shown(caller, wanted), count, wanted.sort, start=start)
 
     def overview(self, caller: Caller, wanted: Wanted) -> Overview:
         """How many repositories `shown` finds, and of which kinds they are."""
+        with self._database.staying():
+            return self._overview(caller, wanted)
+
+    def _overview(self, caller: Caller, wanted: Wanted) -> Overview:
         condition = self._shown(caller, wanted)
         source, values = self._source(condition, ORDERS["newest"])
         newest = ORDERS["newest"].by
@@ -292,10 +297,11 @@ class Search:
         condition = self._seen_by(caller).also("type = ?", kind)
         if author:
             condition = condition.also("namespace = ?", author, few=_of_publisher(author))
-        if text:
-            lower = text.lower()
-            condition = self._containing(condition, lower).also("instr(name, ?) > 0", lower)
-        return self._page(condition, count, sort, after=after)
+        with self._database.staying():
+            if text:
+                lower = text.lower()
+                condition = self._containing(condition, lower).also("instr(name, ?) > 0", lower)
+            return self._page(condition, count, sort, after=after)
 
     def count_of(self, caller: Caller, namespace: str) -> dict[str, int]:
         """How many repositories of each type an account has that a caller may see."""
@@ -410,11 +416,12 @@ class Search:
 
     def refresh(self, most: int = _AT_ONCE) -> int:
         """Describe up to `most` repositories that changed, newest first; how many there were."""
-        rows = self._database.rows(
-            f"SELECT repository FROM search{self._database.in_order('search_stale')} WHERE stale = 1 "  # noqa: S608
-            "ORDER BY created DESC LIMIT ?",
-            most,
-        )
+        with self._database.staying():
+            rows = self._database.rows(
+                f"SELECT repository FROM search{self._database.in_order('search_stale')} WHERE stale = 1 "  # noqa: S608
+                "ORDER BY created DESC LIMIT ?",
+                most,
+            )
         for row in rows:
             if (repository := self._repositories.by_id(row["repository"])) is not None:
                 self._describe(repository)

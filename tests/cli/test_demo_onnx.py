@@ -99,10 +99,14 @@ def test_a_folder_that_is_named_keeps_the_file(tmp_path, monkeypatch):
 
 def test_without_one_the_page_alone_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(demo_onnx, "onnx_before_and_after", fake)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    page = demo._onnx(None, None).page
-    (folder,) = tmp_path.iterdir()
-    assert page == str(folder / "minilm.html") and [one.name for one in folder.iterdir()] == ["minilm.html"]
+    monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    for _ in range(2):  # the second takes the place of the first
+        page = demo._onnx(None, None).page
+        (folder,) = tmp_path.iterdir()
+        assert page == str(folder / "minilm.html") and [one.name for one in folder.iterdir()] == [
+            "minilm.html"
+        ]
 
 
 def test_figures_are_plain_data():

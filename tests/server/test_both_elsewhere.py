@@ -86,9 +86,14 @@ def test_a_backup_is_served_without_the_database(
 
 
 @pytest.mark.git_folder
-def test_rows_are_not_moved_while_a_hub_is_open_nor_objects_from_elsewhere(
-    tmp_path: Path, database: str, objects: str, capsys: pytest.CaptureFixture[str]
+def test_rows_are_not_moved_while_a_hub_that_does_not_follow_is_open_nor_objects_from_elsewhere(
+    tmp_path: Path,
+    database: str,
+    objects: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setattr("kernels_hub.server.migration.SECONDS", 0.1)
     root = tmp_path / "root"
     with Hub(root, create=True, database=database):
         pass
@@ -99,7 +104,7 @@ def test_rows_are_not_moved_while_a_hub_is_open_nor_objects_from_elsewhere(
                 main(["hub", "migrate", "--root", str(root), "--to", to, *more])
             assert ended.value.code == 1
     said = capsys.readouterr().err
-    assert "is open: stop its servers" in said and "--from is of large files" in said
+    assert "is open: by a server that cannot" in said and "--from is of large files" in said
     assert "is not the address of a database" in said
     assert_whole(root, objects, postgresql=True)
 

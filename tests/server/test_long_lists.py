@@ -199,17 +199,17 @@ def test_what_few_have_is_found_without_reading_the_others(hub: Hub):
                 )
             hub.database.change("UPDATE search SET stale = 0")
         for label, wanted in asked.items():
-            hub.database._connection().set_progress_handler(step, 20)
+            hub.database.inner._connection().set_progress_handler(step, 20)
             page, seen = hub.search.shown(Caller(), wanted, 0, 30), hub.search.overview(Caller(), wanted)
-            hub.database._connection().set_progress_handler(None, 0)
+            hub.database.inner._connection().set_progress_handler(None, 0)
             assert [row.repository.name for row in page.rows] == ["special"] and seen.total == 1
             took[label, count], steps = steps, 0
     for label in asked:
         assert took[label, 400] - took[label, 50] <= 5, took
     with mock.patch.object(search_module.Search, "_few", return_value=-1):
-        hub.database._connection().set_progress_handler(step, 20)
+        hub.database.inner._connection().set_progress_handler(step, 20)
         hub.search.overview(Caller(), asked["device"])
-        hub.database._connection().set_progress_handler(None, 0)
+        hub.database.inner._connection().set_progress_handler(None, 0)
     assert steps > 2 * took["device", 400], "what is counted are the rows that are read"
 
 

@@ -15,8 +15,10 @@ from kernels_hub.cli import main
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.server import migration
 from kernels_hub.server.access import Caller
+from kernels_hub.server.database.online_copy import OnlineCopy
 from kernels_hub.server.database.seam import Database
-from kernels_hub.server.database.transfer import TABLES, copy_rows, digest
+from kernels_hub.server.database.sqlite import SqliteDatabase
+from kernels_hub.server.database.transfer import TABLES, digest
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.layout import RootPaths
 from kernels_hub.server.maintenance import backup, check
@@ -85,17 +87,23 @@ def test_every_table_is_copied_and_has_a_row_here(root: Path, database: str):
         hub.database.change("INSERT INTO git_dropped SELECT id, 'name', 1.5 FROM repositories")
         assert set(hub.database.tables()) == set(TABLES)
         assert [table for table in TABLES if hub.database.row(f"SELECT 1 FROM {table}") is None] == []
-    copied = migrate(root, database)
+    copied = migrate(root, database).tables
     with Hub(root) as hub:
         assert hub.database.name == database and set(hub.database.tables()) == set(TABLES)
         assert [item.table for item in copied] == list(TABLES) and all(item.rows for item in copied)
 
 
 def test_there_and_back_again_the_rows_are_the_same(root: Path, database: str):
-    before, file = of_root(root), (root / "hub.sqlite").read_bytes()
-    copied = migrate(root, database)
-    assert {item.table: item for item in copied} == before == of_root(root)
-    assert (root / "hub.sqlite").read_bytes() == file, "the source stays as it was"
+    before = of_root(root)
+    done = migrate(root, database)
+    assert {item.table: item for item in done.tables} == before == of_root(root)
+    assert (done.known, done.changes, done.in_the_last) == (False, 0, 0)
+    source = SqliteDatabase(root / "hub.sqlite")
+    assert digests(source) == before, "the source stays as it was"
+    assert not source.has("row_changes") and not source.rows(
+        "SELECT 1 FROM sqlite_master WHERE name LIKE 'row#_%' ESCAPE '#'"
+    )
+    source.close()
     with Hub(root) as hub:
         hub.accounts.add_user("later")
         repo = hub.repositories.find("kernel", "ADA", "K")
@@ -131,21 +139,25 @@ def test_a_target_that_is_not_empty_is_refused(
         migrate(root, SQLITE)
 
 
-def test_nobody_else_has_the_root_open(root: Path, database: str):
-    with start_hub(root) as running:
-        with pytest.raises(KernelsHubError, match="is open: stop its servers"):
-            migrate(root, database)
-        running.token("ada")
-    descriptor = migration.try_lock(root / "using")  # another migration
+def test_who_does_not_follow_keeps_the_rows_where_they_are(root: Path, database: str):
+    before = of_root(root)
+    with Hub(root) as open_elsewhere:
+        with pytest.raises(KernelsHubError, match="is open: by a server that cannot reach"):
+            migrate(root, database, seconds=0.2)
+        open_elsewhere.accounts.add_user("meanwhile")
+        again = digests(open_elsewhere.database)
+    assert (root / "FORMAT").read_text() == "kernels-hub root 1\n" and not (root / "moving").exists()
+    descriptor = migration.try_lock(root / "using")  # the end of another migration
     assert descriptor is not None
     try:
-        with pytest.raises(KernelsHubError, match="is open"):
+        with pytest.raises(KernelsHubError, match="are being moved to another database"):
             migrate(root, database)
         with pytest.raises(KernelsHubError, match="are being moved to another database"):
             Hub(root)
     finally:
         os.close(descriptor)
-    assert (root / "FORMAT").read_text() == "kernels-hub root 1\n"
+    done = migrate(root, database)
+    assert done.known and {item.table: item for item in done.tables} == again == of_root(root) != before
 
 
 def test_of_two_migrations_at_once_one_is_done(root: Path, database: str):
@@ -162,7 +174,7 @@ def test_of_two_migrations_at_once_one_is_done(root: Path, database: str):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len([one for one in found if isinstance(one, list)]) == 1, found
+    assert len([one for one in found if isinstance(one, migration.Moved)]) == 1, found
     assert of_root(root) == before
 
 
@@ -171,7 +183,9 @@ class Died(BaseException):
 
 
 STEPS = {
-    "while rows are copied": (migration, "copy_rows"),
+    "while rows are copied": (OnlineCopy, "step"),
+    "while rows are compared": (OnlineCopy, "compare"),
+    "while requests wait": (OnlineCopy, "check_counts"),
     "before it is said where they are": (RootPaths, "write_address"),
     "before it counts": (RootPaths, "write_marker"),
 }
@@ -179,7 +193,7 @@ STEPS = {
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("to", ["postgresql", "sqlite"])
-def test_a_migration_that_dies_is_begun_anew(
+def test_a_migration_that_dies_is_run_again(
     root: Path, database: str, step: str, to: str, monkeypatch: pytest.MonkeyPatch
 ):
     goal = database
@@ -205,43 +219,45 @@ def test_a_migration_that_dies_is_begun_anew(
         assert (root / "FORMAT").read_text() == format_before and of_root(root) == before
         if to == "sqlite" and (root / "hub.sqlite").exists():
             (root / "hub.sqlite").unlink()  # as it is told to
-        assert {item.table: item for item in migrate(root, goal)} == before
+        done = migrate(root, goal)
+        assert {item.table: item for item in done.tables} == before
+        assert done.known == (owner is OnlineCopy)
     assert of_root(root) == before and not (root / "database.begun").exists()
 
 
 def test_what_arrives_otherwise_is_refused(root: Path, database: str, monkeypatch: pytest.MonkeyPatch):
     from kernels_hub.server.database.postgresql import PostgresqlDatabase
 
-    insert, before = PostgresqlDatabase.insert, of_root(root)
+    put, before = PostgresqlDatabase.put, of_root(root)
 
-    def short(self, table, columns, values):
+    def short(self, table, columns, values, **options):
         rows = list(values)
-        insert(self, table, columns, rows[:-1] if table == "release_log" else rows)
+        put(self, table, columns, rows[:-1] if table == "release_log" else rows, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(PostgresqlDatabase, "insert", short)
+        patch.setattr(PostgresqlDatabase, "put", short)
         with pytest.raises(
             KernelsHubError, match="release_log has 2 rows in .* and 3 in hub.sqlite.*nothing was changed"
         ):
             migrate(root, database)
     assert of_root(root) == before
-    assert len(migrate(root, database)) == len(TABLES)
+    done = migrate(root, database)
+    assert len(done.tables) == len(TABLES) and not done.known, "begun anew"
 
 
 def test_a_database_that_ends_in_the_middle_leaves_the_source(
     root: Path, database: str, postgresql: PostgresqlServer, monkeypatch
 ):
-    before = of_root(root)
+    before, real = of_root(root), OnlineCopy._next
 
-    def ended(source: Database, goal: Database) -> object:
-        copied = copy_rows(source, goal)
+    def ended(copy: OnlineCopy, progress: object) -> object:
         postgresql.execute(
             f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{database.rpartition('/')[2]}'"
         )
-        return copied
+        return real(copy, progress)
 
     with monkeypatch.context() as patch:
-        patch.setattr(migration, "copy_rows", ended)
+        patch.setattr(OnlineCopy, "_next", ended)
         with pytest.raises(KernelsHubError, match=r"could not be moved: .*hub\.sqlite still has them"):
             migrate(root, database)
     assert of_root(root) == before

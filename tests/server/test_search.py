@@ -108,7 +108,7 @@ def work(hub: Hub, *words: str) -> tuple[int, int]:
         steps += 1
 
     with mock.patch.object(search_module, "describe", side_effect=lambda *given: opened.append(given)):
-        connection = hub.database._connection()
+        connection = hub.database.inner._connection()
         connection.set_progress_handler(step, 100)
         try:
             hub.search.shown(Caller(), Wanted(words), 0, 30)
@@ -141,7 +141,7 @@ def test_counting_facets_takes_as_long_however_many_match(hub: Hub):
     """Counted as above; the index ends the search for the newest that match, and facets are looked up for those."""
 
     def steps() -> int:
-        count, connection = 0, hub.database._connection()
+        count, connection = 0, hub.database.inner._connection()
 
         def step() -> None:
             nonlocal count
@@ -171,7 +171,7 @@ def test_counting_facets_takes_as_long_however_many_match(hub: Hub):
 def plans(hub: Hub, ask: Callable[[], object]) -> list[str]:
     """How SQLite goes through the table `search` for each query, as it says itself."""
     statements: list[str] = []
-    connection = hub.database._connection()
+    connection = hub.database.inner._connection()
     connection.set_trace_callback(statements.append)
     try:
         ask()

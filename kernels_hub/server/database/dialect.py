@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 
-from kernels_hub.server.database.schema import Index, Schema, TextIndex, Trigger
+from kernels_hub.server.database.schema import Index, Key, Schema, TextIndex, Trigger
 from kernels_hub.server.database.seam import Containing
 
 MADE = """
@@ -111,3 +111,40 @@ def _guard(table: str) -> str:
         f"CREATE OR REPLACE TRIGGER {table}_whole BEFORE TRUNCATE ON {table} "
         "FOR EACH STATEMENT EXECUTE FUNCTION append_only();"
     )
+
+
+ROW_CHANGES = """
+CREATE TABLE row_changes (
+    number BIGSERIAL PRIMARY KEY,
+    "table" TEXT COLLATE "C" NOT NULL,
+    key TEXT COLLATE "C" NOT NULL
+)
+"""
+RECORDING = (
+    "SELECT proname AS name FROM pg_proc JOIN pg_namespace ON pg_namespace.oid = pronamespace "
+    "WHERE nspname = current_schema() AND proname LIKE 'row#_changes#_%' ESCAPE '#'"
+)
+"""The functions of `recording`."""
+
+
+def recording(table: str, key: Key) -> str:
+    """A trigger that notes the keys of rows that change, old and new ones."""
+
+    def noted(row: str) -> str:
+        columns = (f'{row}."{column}"' for column in key.columns)
+        listed = ", ".join(
+            f"encode({column}, 'hex')" if binary else column
+            for column, binary in zip(columns, key.binary, strict=True)
+        )
+        made = f"json_build_array({listed})::text"
+        return f"INSERT INTO row_changes (\"table\", key) VALUES ('{table}', {made});"  # noqa: S608
+
+    return f"""
+CREATE FUNCTION row_changes_{table}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF TG_OP <> 'INSERT' THEN {noted("old")} END IF;
+    IF TG_OP <> 'DELETE' THEN {noted("new")} END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER row_changes_{table} AFTER INSERT OR UPDATE OR DELETE ON {table}
+    FOR EACH ROW EXECUTE FUNCTION row_changes_{table}();
+"""

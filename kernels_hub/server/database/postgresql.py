@@ -19,7 +19,7 @@ from pathlib import Path
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.database import dialect
 from kernels_hub.server.database.address import checked, without_password
-from kernels_hub.server.database.schema import CORE, SHORTEST_TEXT, Schema, TextIndex
+from kernels_hub.server.database.schema import CORE, MOVE_TABLES, SHORTEST_TEXT, Key, Schema, TextIndex
 from kernels_hub.server.database.seam import (
     Containing,
     Database,
@@ -27,6 +27,7 @@ from kernels_hub.server.database.seam import (
     Row,
     RowConflictError,
     UnavailableError,
+    put_statement,
 )
 from kernels_hub.server.database.sqlite import SqliteDatabase
 from kernels_hub.server.database.transfer import copy_rows
@@ -77,6 +78,8 @@ _WITHOUT_END = (
     "SET LOCAL statement_timeout = 0",
     "SET LOCAL idle_in_transaction_session_timeout = 0",
 )
+_BESIDE = (*dialect.OWN_TABLES, *MOVE_TABLES)
+"""Tables that are none of a Hub's."""
 _LATER = ("08", "53", "57", "40", "25006", "55P03", "58")
 """SQLSTATEs of what may succeed later: connections, resources, shutdown, deadlocks, read-only, lock timeouts."""
 
@@ -264,11 +267,43 @@ class PostgresqlDatabase(Database):
                 for row in values:
                     copy.write_row([dialect.value(item) for item in row])
 
+    def put(
+        self, table: str, columns: Sequence[str], values: Iterable[Sequence[object]], *, keep: bool = False
+    ) -> None:
+        """Add many rows, in place of those with the same keys; with `keep`, those stay."""
+        statement = dialect.query(put_statement(table, columns, self.key(table), keep=keep)).encode()
+        with self._lent() as connection, connection.cursor() as cursor:
+            cursor.executemany(statement, ([dialect.value(item) for item in row] for row in values))
+
+    def key(self, table: str) -> Key:
+        """The primary key of a table."""
+        found = self.rows(
+            "SELECT attname AS name, atttypid = 'bytea'::regtype AS bytes FROM pg_index "
+            "JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY(indkey) "
+            "WHERE indrelid = to_regclass(?) AND indisprimary ORDER BY array_position(indkey::int2[], attnum)",
+            table,
+        )
+        return Key(tuple(row["name"] for row in found), tuple(row["bytes"] for row in found))
+
+    def record(self, tables: Sequence[str]) -> None:
+        """Note the key of every row of these tables that changes, by triggers; waits for statements under way."""
+        keys = {table: self.key(table) for table in tables}
+        with self._lent() as connection:
+            if tables:
+                connection.execute(f"LOCK TABLE {', '.join(tables)} IN SHARE ROW EXCLUSIVE MODE".encode())
+            for row in self.rows(dialect.RECORDING):
+                connection.execute(f"DROP FUNCTION {row['name']}() CASCADE".encode())
+            connection.execute(b"DROP TABLE IF EXISTS row_changes")
+            if tables:
+                connection.execute(dialect.ROW_CHANGES.encode())
+            for table, key in keys.items():
+                connection.execute(dialect.recording(table, key).encode())
+
     # -- tables
 
     def make(self) -> None:
         """Make the tables that every Hub has, where they are missing."""
-        if not self._has("hub_schemas"):
+        if not self.has("hub_schemas"):
             with self.transaction(), self._lent() as connection:
                 connection.execute(dialect.MADE.encode())
         self.add(CORE)
@@ -282,7 +317,8 @@ class PostgresqlDatabase(Database):
                 "database of its own, as `createdb` makes it"
             )
 
-    def _has(self, table: str) -> bool:
+    def has(self, table: str) -> bool:
+        """Whether there is such a table."""
         found = "SELECT 1 FROM pg_tables WHERE schemaname = current_schema() AND tablename = ?"
         return self.row(found, table) is not None
 
@@ -325,11 +361,11 @@ class PostgresqlDatabase(Database):
             "SELECT tablename FROM pg_tables WHERE schemaname = current_schema() "
             'ORDER BY tablename COLLATE "C"'
         )
-        return [str(row["tablename"]) for row in rows if row["tablename"] not in dialect.OWN_TABLES]
+        return [str(row["tablename"]) for row in rows if row["tablename"] not in _BESIDE]
 
     def root(self) -> str | None:
         """The id of the root whose rows these are; None for a database without one."""
-        row = self.row("SELECT root FROM hub_root") if self._has("hub_root") else None
+        row = self.row("SELECT root FROM hub_root") if self.has("hub_root") else None
         return None if row is None else str(row["root"])
 
     def claim(self, root: str) -> None:
@@ -339,7 +375,7 @@ class PostgresqlDatabase(Database):
     def unmake(self) -> None:
         """Remove every table of a Hub; for a copy that was never finished. Inside `transaction`."""
         with self._lent() as connection:
-            for table in (*self.tables(), *dialect.OWN_TABLES):
+            for table in (*self.tables(), *_BESIDE):
                 connection.execute(f"DROP TABLE IF EXISTS {table} CASCADE".encode())
 
     # -- upkeep

@@ -12,6 +12,18 @@ SHORTEST_TEXT = 3
 """Characters of a text that an index of texts finds: those of a trigram."""
 
 
+MOVE_TABLES = ("row_move", "row_changes")
+"""Tables of `change_log.py`, there only while rows move to another database; no table of a Hub."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A table's primary key: its columns, and which of them hold bytes."""
+
+    columns: tuple[str, ...]
+    binary: tuple[bool, ...]
+
+
 @dataclass(frozen=True)
 class Index:
     """An index over columns, in the order of `key`.

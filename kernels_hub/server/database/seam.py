@@ -2,19 +2,19 @@
 
 One SQL text serves all: `?` is a value, column names that SQL reserves stand in quotes, an upsert says ON CONFLICT.
 What cannot be said in common is in `schema.py` (tables) and in `Database.in_order` and `Database.forced_join` (how a
-query goes through them).
+query goes through them): who uses these holds `Database.staying`, since rows may move to another database.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from kernels_hub.server.database.schema import Schema, TextIndex
+from kernels_hub.server.database.schema import Key, Schema, TextIndex
 
 ALL_ROWS = 2**63 - 1
 """A LIMIT that limits nothing."""
@@ -98,6 +98,10 @@ class Database(ABC):
     def snapshot(self) -> AbstractContextManager[None]:
         """Several queries of this thread that see one moment, while others write; of any length."""
 
+    def staying(self) -> AbstractContextManager[None]:
+        """Hold while a query is written for this database, as `in_order` and those below say, and asked of it."""
+        return nullcontext()
+
     @abstractmethod
     def each(self, query: str) -> Iterator[Row]:
         """What a query finds, without holding all of it. Inside `snapshot` or `transaction`."""
@@ -105,6 +109,28 @@ class Database(ABC):
     @abstractmethod
     def insert(self, table: str, columns: Sequence[str], values: Iterable[Sequence[object]]) -> None:
         """Add many rows. Inside `transaction`."""
+
+    @abstractmethod
+    def put(
+        self, table: str, columns: Sequence[str], values: Iterable[Sequence[object]], *, keep: bool = False
+    ) -> None:
+        """Add many rows, in place of those with the same keys; with `keep`, those stay. Inside `transaction`."""
+
+    @abstractmethod
+    def key(self, table: str) -> Key:
+        """The primary key of a table."""
+
+    @abstractmethod
+    def record(self, tables: Sequence[str]) -> None:
+        """From now on, note the key of every row of these tables that changes in a new table `row_changes`.
+
+        It has the columns number (each its own), table and key (JSON, bytes by their hexadecimal digits). With no
+        tables, nothing is noted any more, and that table is gone. Inside `transaction`.
+        """
+
+    @abstractmethod
+    def has(self, table: str) -> bool:
+        """Whether there is such a table."""
 
     @abstractmethod
     def tables(self) -> list[str]:
@@ -142,3 +168,18 @@ class Database(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close every connection."""
+
+
+def put_statement(table: str, columns: Sequence[str], key: Key, *, keep: bool) -> str:
+    """The statement that `Database.put` runs for each row."""
+    names, marks = _listed(columns), ", ".join("?" * len(columns))
+    replaced = ", ".join(f'"{column}" = excluded."{column}"' for column in columns)
+    otherwise = "NOTHING" if keep else f"UPDATE SET {replaced}"
+    return (
+        f"INSERT INTO {table} ({names}) VALUES ({marks}) "  # noqa: S608 -- names of our own tables
+        f"ON CONFLICT ({_listed(key.columns)}) DO {otherwise}"
+    )
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return ", ".join(f'"{column}"' for column in columns)

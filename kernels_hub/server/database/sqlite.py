@@ -13,7 +13,16 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from kernels_hub.errors import KernelsHubError
-from kernels_hub.server.database.schema import CORE, SHORTEST_TEXT, Index, Schema, TextIndex, Trigger
+from kernels_hub.server.database.schema import (
+    CORE,
+    MOVE_TABLES,
+    SHORTEST_TEXT,
+    Index,
+    Key,
+    Schema,
+    TextIndex,
+    Trigger,
+)
 from kernels_hub.server.database.seam import (
     Containing,
     Database,
@@ -22,6 +31,7 @@ from kernels_hub.server.database.seam import (
     Row,
     RowConflictError,
     UnavailableError,
+    put_statement,
 )
 
 _SECONDS = 30
@@ -178,6 +188,41 @@ class SqliteDatabase(Database):
                 values,
             )
 
+    def put(
+        self, table: str, columns: Sequence[str], values: Iterable[Sequence[object]], *, keep: bool = False
+    ) -> None:
+        """Add many rows, in place of those with the same keys; with `keep`, those stay."""
+        statement = put_statement(table, columns, self.key(table), keep=keep)
+        with _translated():
+            self._connection().executemany(statement, values)
+
+    def key(self, table: str) -> Key:
+        """The primary key of a table."""
+        found = sorted(
+            (row for row in self.rows(f"PRAGMA table_info({table})") if row["pk"]), key=lambda row: row["pk"]
+        )
+        names = tuple(str(row["name"]) for row in found)
+        return Key(names, tuple(row["type"] == "BLOB" for row in found))
+
+    def record(self, tables: Sequence[str]) -> None:
+        """Note the key of every row of these tables that changes, by triggers."""
+        made = (
+            "SELECT name FROM sqlite_master WHERE type = 'trigger' AND name LIKE 'row#_changes#_%' ESCAPE '#'"
+        )
+        for row in self.rows(made):
+            self.change(f"DROP TRIGGER {row['name']}")
+        self.change("DROP TABLE IF EXISTS row_changes")
+        if tables:
+            columns = '(number INTEGER PRIMARY KEY, "table" TEXT NOT NULL, key TEXT NOT NULL)'
+            self.change(f"CREATE TABLE row_changes {columns}")
+        for table in tables:
+            for statement in _recording(table, self.key(table)):
+                self.change(statement)
+
+    def has(self, table: str) -> bool:
+        """Whether there is such a table."""
+        return self.row("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", table) is not None
+
     def tables(self) -> list[str]:
         """The names of all tables."""
         rows = self.rows(
@@ -186,7 +231,7 @@ class SqliteDatabase(Database):
             "AND NOT EXISTS (SELECT 1 FROM sqlite_master AS text WHERE text.sql LIKE 'CREATE VIRTUAL TABLE%' "
             "AND instr(made.name || '_', text.name || '_') = 1) ORDER BY name"
         )
-        return [str(row["name"]) for row in rows]
+        return [name for row in rows if (name := str(row["name"])) not in MOVE_TABLES]
 
     def check(self) -> list[str]:
         """What SQLite's own check finds wrong; nothing when all is well."""
@@ -196,12 +241,11 @@ class SqliteDatabase(Database):
 
     def backup(self, target: Path) -> None:
         """A consistent copy, page by page, while others read and write."""
-        copy = sqlite3.connect(target)
-        try:
-            with _translated():
-                self._connection().backup(copy)
-        finally:
-            copy.close()
+        with closing(sqlite3.connect(target)) as copy, _translated():
+            self._connection().backup(copy)
+        with closing(SqliteDatabase(target)) as copied, copied.transaction():
+            copied.record(())  # of a move that was begun: a copy is none's source
+            copied.change("DROP TABLE IF EXISTS row_move")
 
     def in_order(self, index: str) -> str:
         """INDEXED BY: SQLite's planner has no counts of rows here."""
@@ -257,6 +301,24 @@ def _script(schema: Schema) -> str:
             schema.fill,
         ]
     )
+
+
+def _recording(table: str, key: Key) -> Iterator[str]:
+    """Triggers that note the keys of rows that change, old and new ones."""
+
+    def of(row: str) -> str:
+        columns = (f'{row}."{column}"' for column in key.columns)
+        return ", ".join(
+            f"lower(hex({column}))" if binary else column
+            for column, binary in zip(columns, key.binary, strict=True)
+        )
+
+    for event, rows in (("INSERT", ("new",)), ("UPDATE", ("old", "new")), ("DELETE", ("old",))):
+        noted = " UNION ".join(f"SELECT '{table}', json_array({of(row)})" for row in rows)
+        yield (
+            f"CREATE TRIGGER row_changes_{table}_{event.lower()} AFTER {event} ON {table} "
+            f'BEGIN INSERT INTO row_changes ("table", key) {noted}; END'
+        )
 
 
 def _text_index(index: TextIndex) -> str:

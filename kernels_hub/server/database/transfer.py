@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kernels_hub.errors import KernelsHubError
+from kernels_hub.errors import IntegrityError, KernelsHubError
 from kernels_hub.server.database.seam import Database, Row
 
 TABLES = (
@@ -37,7 +37,7 @@ def copy_rows(source: Database, target: Database) -> list[Copied]:
     was copied.
     """
     with source.snapshot(), target.transaction():
-        names = _checked_tables(source, target)
+        names = checked_tables(source, target)
         for table in names:
             if table not in _MADE_BESIDE and target.row(f"SELECT 1 FROM {table} LIMIT 1") is not None:  # noqa: S608
                 raise KernelsHubError(f"{target.name} has rows already, in {table}; nothing was changed")
@@ -49,25 +49,31 @@ def copy_rows(source: Database, target: Database) -> list[Copied]:
                 columns = _columns(first)
                 rows = (tuple(row[name] for name in columns) for row in _all(source, table))
                 target.insert(table, columns, rows)
-        copied = []
-        for table in names:
-            there, here = digest(source, table), digest(target, table)
-            if there != here:
-                raise KernelsHubError(
-                    f"{table} has {here.rows} rows in {target.name} and {there.rows} in {source.name}, or other ones; "
-                    "nothing was changed"
-                )
-            copied.append(here)
-        return copied
+        return compare(source, target, names)
+
+
+def compare(source: Database, target: Database, tables: Sequence[str]) -> list[Copied]:
+    """Compare all rows of these tables; IntegrityError where they differ. Inside `snapshot`s or `transaction`s."""
+    found = []
+    for table in tables:
+        there, here = digest(source, table), digest(target, table)
+        if there != here:
+            raise IntegrityError(
+                f"{table} has {here.rows} rows in {target.name} and {there.rows} in {source.name}, or other ones; "
+                "nothing was changed"
+            )
+        found.append(here)
+    return found
 
 
 def digest(database: Database, table: str) -> Copied:
     """Count and digest of a table; equal for equal rows in any database."""
-    found = sorted(_row_digest(row) for row in _all(database, table))
+    found = sorted(row_digest(row) for row in _all(database, table))
     return Copied(table, len(found), hashlib.sha256(b"".join(found)).hexdigest())
 
 
-def _checked_tables(source: Database, target: Database) -> list[str]:
+def checked_tables(source: Database, target: Database) -> list[str]:
+    """The tables of a source, in the order of `TABLES`. Raises KernelsHubError where one is unknown, or lacks here."""
     unknown = sorted(set(source.tables()) - set(TABLES))
     if unknown:
         raise KernelsHubError(
@@ -87,7 +93,8 @@ def _columns(row: Row) -> list[str]:
     return list(row.keys())
 
 
-def _row_digest(row: Row) -> bytes:
+def row_digest(row: Row) -> bytes:
+    """SHA-256 of a row, whatever database it comes from."""
     values = {name: _plain(row[name]) for name in _columns(row)}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).digest()
 
