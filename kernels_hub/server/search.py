@@ -7,8 +7,9 @@ acknowledged before it, whichever process did it, and a crash leaves at most a s
 
 A list is read in its order, from an index of it, until a page is full. Where a word, a facet or a publisher leaves few
 repositories, counted up to `_few`, those are read from the index of that, and sorted; how many have a word, the planner
-of PostgreSQL knows. So a list takes as long with a million repositories, but for words of one or two letters, which no
-index finds, and for several filters that each leave many and together few.
+of PostgreSQL knows. Words of one or two letters alone, which no index finds, are looked for among the first
+`MOST_LOOKED_AT` of the order. So a list takes as long with a million repositories, but for several filters that each
+leave many and together few.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from kernels_hub.parsing import Struct
 from kernels_hub.server.access import Caller
 from kernels_hub.server.accounts import Accounts
 from kernels_hub.server.database import Database, Query, UnavailableError
-from kernels_hub.server.database.schema import Index, Schema, TextIndex, Trigger
+from kernels_hub.server.database.schema import SHORTEST_TEXT, Index, Schema, TextIndex, Trigger
 from kernels_hub.server.facets import facets_of
 from kernels_hub.server.listed_order import ORDERS, Order
 from kernels_hub.server.refs import DEFAULT_BRANCH
@@ -114,6 +115,8 @@ SORTS = tuple(ORDERS)
 """The orders of a list."""
 MOST_COUNTED = 500
 """Repositories, the newest that match, that are counted, and their facets: a page takes as long with a million."""
+MOST_LOOKED_AT = 10_000
+"""Repositories, the first of the order, that words of fewer letters than an index finds are looked for in."""
 _SIZE_SECONDS = 60.0
 """How long a number of rows is believed, where it only says which way is quick."""
 _COUNTS_KEPT = 1000
@@ -194,15 +197,18 @@ class _Condition:
     """Which repositories are meant.
 
     few: queries for their ids, each of which finds all of them and maybe others.
+    found: whether a text in it is found by an index; False where all that there are are too short, None without any.
     """
 
     text: str
     values: tuple[object, ...] = ()
     few: tuple[Query, ...] = ()
+    found: bool | None = None
 
     def also(self, text: str, *values: object, few: Query | None = None) -> _Condition:
-        return _Condition(
-            f"{self.text} AND {text}", (*self.values, *values), (*self.few, *((few,) if few else ()))
+        more = (few,) if few else ()
+        return replace(
+            self, text=f"{self.text} AND {text}", values=(*self.values, *values), few=(*self.few, *more)
         )
 
 
@@ -272,14 +278,19 @@ class Search:
                 condition = condition.also("namespace = ?", value, few=_of_publisher(value))
                 continue
             lower = "".join(c.lower() if c.isascii() else c for c in value)
-            condition = condition.also(
-                "EXISTS (SELECT 1 FROM facets WHERE facets.repository = search.repository "
-                # Asked of each row, until a page is full: with OFFSET it is no join, of which PostgreSQL reads all.
-                "AND facets.kind = ? AND lower(facets.value) = ? LIMIT 1 OFFSET 0)",
-                *(kind, lower),
-                few=("SELECT repository FROM facets WHERE kind = ? AND lower(value) = ?", (kind, lower)),
-            )
+            few = "SELECT repository FROM facets WHERE kind = ? AND lower(value) = ?", (kind, lower)
+            condition = condition.also(self._has_facet(few), kind, lower, few=few)
         return condition
+
+    def _has_facet(self, few: Query) -> str:
+        """That a row is of those that have a facet, whose kind and value are bound."""
+        # Written so that neither is a join, of which PostgreSQL would read all.
+        if self._database.plans and self._count(few) <= self._hashed():
+            return f"(search.repository IN ({few[0]})) IS TRUE"  # put into a table of hashes, once a query
+        return (
+            "EXISTS (SELECT 1 FROM facets WHERE facets.repository = search.repository "
+            "AND facets.kind = ? AND lower(facets.value) = ? LIMIT 1 OFFSET 0)"  # asked of each row, until it is enough
+        )
 
     def visible(
         self,
@@ -332,7 +343,9 @@ class Search:
     def _containing(self, condition: _Condition, text: str) -> _Condition:
         """Those that an index finds a text in."""
         if (found := self._database.containing(TEXT, text)) is None:
-            return condition
+            is_short = len(text) < SHORTEST_TEXT and condition.found is None
+            return replace(condition, found=False) if is_short else replace(condition, found=True)
+        condition = replace(condition, found=True)
         if not self._database.plans:
             return replace(condition, few=(*condition.few, found.keys))
         indexed, values = found.condition
@@ -340,16 +353,25 @@ class Search:
 
     def _few(self) -> int:
         """Rows that are sorted in less time than as many as are counted are looked for, in order, among all."""
+        # MOST_COUNTED of n among all N are found in MOST_COUNTED * N / n rows; to sort one takes as long as two.
+        return max(MOST_COUNTED, math.isqrt(MOST_COUNTED * self._all() // 2))
+
+    def _hashed(self) -> int:
+        """Rows of a facet that are hashed in less time than rows in order are asked for it: ten are, while one is."""
+        return max(MOST_COUNTED, math.isqrt(10 * MOST_COUNTED * self._all()))
+
+    def _all(self) -> int:
+        """About how many repositories there are."""
         known, since = self._size
         if time.monotonic() - since > _SIZE_SECONDS:
             (row,) = self._database.rows("SELECT COUNT(*) AS n FROM search")
             known = int(row["n"])
             self._size = known, time.monotonic()
-        # MOST_COUNTED of n among all N are found in MOST_COUNTED * N / n rows; to sort one takes as long as two.
-        return max(MOST_COUNTED, math.isqrt(MOST_COUNTED * known // 2))
+        return known
 
-    def _count(self, few: Query, most: int) -> int:
-        """How many rows a query has, up to more than `most`; believed for a while, since it only says what is quick."""
+    def _count(self, few: Query) -> int:
+        """How many rows a query has, up to more than is quick; believed for a while, since it only says what is."""
+        most = self._hashed() if self._database.plans else self._few()
         known, since = self._counts.get(few, (0, -math.inf))
         if time.monotonic() - since > _SIZE_SECONDS:
             query, values = few
@@ -368,7 +390,7 @@ class Search:
         best: tuple[int, Query] | None = None
         few = self._few() if condition.few else 0
         for candidate in condition.few:
-            count = self._count(candidate, few)
+            count = self._count(candidate)
             if best is None or count < best[0]:
                 best = count, candidate
         join = self._database.forced_join
@@ -376,9 +398,16 @@ class Search:
             query, values = best[1]
             ranks = f" {join} ranks ON ranks.repository = search.repository" if order.ranked else ""
             return f"FROM ({query}) AS few {join} search ON search.repository = few.repository{ranks}", values
-        if order.ranked:
-            return f"FROM ranks {join} search ON search.repository = ranks.repository", ()
-        return f"FROM search{self._database.in_order(order.index)}", ()
+        table = "ranks" if order.ranked else "search"
+        read = f"{table}{'' if order.ranked else self._database.in_order(order.index)}"
+        if condition.found is False:
+            # Of what an index covers, where it does: these are up to MOST_LOOKED_AT rows.
+            columns = (
+                "*" if order.ranked else "repository, type, namespace, private, gated, created, name, words"
+            )
+            read = f"(SELECT {columns} FROM {read} ORDER BY {order.by} LIMIT {MOST_LOOKED_AT}) AS {table}"  # noqa: S608
+        ranked = f" {join} search ON search.repository = ranks.repository" if order.ranked else ""
+        return f"FROM {read}{ranked}", ()
 
     def _page(self, condition: _Condition, count: int, sort: str, *, start: int = 0, after: str = "") -> Page:
         # Over indexes, by the database alone; conditions are made here, values are bound.

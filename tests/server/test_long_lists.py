@@ -135,7 +135,8 @@ def test_the_index_of_texts_finds_what_reading_every_row_finds(hub: Hub):
         )
     names(hub)
     for word in (*WORDS, "acme", "r3", "gelu 1", "\0", "x\0y"):
-        assert len(word) < 3 or "\0" in word or hub.database.containing(TEXT, word) is not None, word
+        with hub.database.staying():
+            assert len(word) < 3 or "\0" in word or hub.database.containing(TEXT, word) is not None, word
         found = names(hub, word.lower())
         with mock.patch.object(type(hub.database), "containing", return_value=None):
             assert names(hub, word.lower()) == found, word
@@ -213,6 +214,45 @@ def test_what_few_have_is_found_without_reading_the_others(hub: Hub):
     assert steps > 2 * took["device", 400], "what is counted are the rows that are read"
 
 
+@each_database
+@pytest.mark.parametrize("sort", SORTS)
+def test_short_words_are_looked_for_among_the_first(hub: Hub, sort: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(search_module, "MOST_LOOKED_AT", 3)
+    for number in range(5):
+        rank_of = {"newest": "5", "name": "a"}
+        make(hub, f"acme/{rank_of.get(sort, 'x')}{number}zq")
+        rank(hub, f"{rank_of.get(sort, 'x')}{number}zq", f"2026-0{number + 1}", number)
+    hub.search.refresh()
+    first = [row.repository.name for row in hub.search.shown(Caller(), Wanted(sort=sort), 0, 3).rows]
+    wanted = Wanted(("zq",), sort=sort)
+    assert [row.repository.name for row in hub.search.shown(Caller(), wanted, 0, 10).rows] == first
+    assert hub.search.overview(Caller(), wanted).total == 3
+    # Beside a word that an index finds, and in what a publisher leaves, all are.
+    assert len(hub.search.shown(Caller(), Wanted(("zq", "acme"), sort=sort), 0, 10).rows) == 5
+    assert len(hub.search.shown(Caller(), Wanted(("zq",), {"publisher": "acme"}, sort), 0, 10).rows) == 5
+    assert len(hub.search.visible(Caller(), "kernel", "", "zq", 10, sort=sort).rows) == 3
+
+
+@each_database
+def test_a_facet_of_some_or_of_many_finds_the_same(hub: Hub, monkeypatch: pytest.MonkeyPatch):
+    for number in range(6):
+        repository = make(hub, f"acme/k{number}")
+        kind = "cpu" if number % 2 else "cuda"
+        commit(hub, repository, f"build/torch-{kind}/metadata.json", f'{{"backend": {{"type": "{kind}"}}}}')
+    hub.search.refresh()
+    wanted = Wanted(facets={"device": "CPU"})
+    monkeypatch.setattr(search_module.Search, "_few", lambda _: -1)
+    for most in (-1, 500):  # asked of each row, or put into a table of hashes
+        monkeypatch.setattr(search_module.Search, "_hashed", lambda _, most=most: most)
+        hub.search._counts.clear()
+        rows = hub.search.shown(Caller(), wanted, 0, 10).rows
+        assert [row.repository.name for row in rows] == ["k5", "k3", "k1"]
+        assert hub.search.overview(Caller(), wanted).total == 3
+    with hub.database.staying():
+        said = hub.search._shown(Caller(), wanted).text
+        assert ("IS TRUE" in said) == hub.database.plans
+
+
 def test_without_trigrams_every_row_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sqlite, "_has_trigrams", lambda: False)
     with Hub(tmp_path / "root", create=True) as hub:
@@ -235,5 +275,6 @@ def test_without_pg_trgm_it_is_said_and_every_row_is_read(
     caplog.clear()
     with Hub(tmp_path / "root") as hub:  # which has it now
         assert names(hub, "kernels") == ["ada/kernels"]
-        assert hub.database.containing(TEXT, "kernels") is not None
+        with hub.database.staying():
+            assert hub.database.containing(TEXT, "kernels") is not None
     assert "pg_trgm" not in caplog.text

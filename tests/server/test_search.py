@@ -193,6 +193,8 @@ def test_a_search_goes_through_the_covering_index(hub: Hub):
         assert "SCAN search USING COVERING INDEX search_newest" in found
         assert all(
             one == "SCAN search USING COVERING INDEX search_newest"  # which rows match
+            # The first rows of the order, for a word that no index finds: those of them that match are sorted once more.
+            or (words and one in ("CO-ROUTINE search", "SCAN search", "USE TEMP B-TREE FOR ORDER BY"))
             or one == "SCAN search USING INDEX search_stale"  # what is to be described anew
             # What is shown, and its downloads.
             or one.startswith(
