@@ -2,7 +2,7 @@
 
     refusal, paths          what is refused, and how it is said; names and paths
     durable, layout         files that survive a crash; where things lie under the root
-    database/               rows, in SQLite or PostgreSQL; migration moves them
+    database/               rows, in SQLite or PostgreSQL; migration moves them, and row_moves takes servers along
     accounts                users, organisations, tokens; sessions of the web pages
     repositories, access    repositories as rows; who may do what
     packs, refs, listing    git: objects, refs, what a commit holds; git/ has the places that they lie in

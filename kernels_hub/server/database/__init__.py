@@ -8,6 +8,8 @@
     address.py      addresses of databases, without their passwords
     opening.py      the database of a root, and no other
     transfer.py     every row from one database to another, compared
+    online_copy.py  the same in steps, while others write; what changes meanwhile is noted by change_log.py
+    movable.py      a database that another one takes the place of, while threads use it
 
 The rest of the server asks `seam.Database`, whichever it is.
 """
