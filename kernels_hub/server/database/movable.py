@@ -14,19 +14,25 @@ _WAIT_SECONDS = 10.0
 """How long a statement waits while rows move, before it is a 503 that clients send again."""
 
 
+class _Thread(threading.local):
+    depth = 0
+    """How often this thread is inside."""
+
+
 class _Gate:
     """Lets threads in, each as often as it likes, until it is shut; then nobody new, until it is opened again."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._inside = 0
         self._shut = False
-        self._local = threading.local()
+        self._local = _Thread()
 
     def __enter__(self) -> None:
-        depth = getattr(self._local, "depth", 0)
+        depth = self._local.depth
         if not depth:
-            with self._changed:
+            with self._lock:
                 if self._shut and not self._changed.wait_for(lambda: not self._shut, _WAIT_SECONDS):
                     raise UnavailableError("its rows are being moved to another database")
                 self._inside += 1
@@ -35,7 +41,7 @@ class _Gate:
     def __exit__(self, *_: object) -> None:
         self._local.depth -= 1
         if not self._local.depth:
-            with self._changed:
+            with self._lock:
                 self._inside -= 1
                 if self._shut:
                     self._changed.notify_all()
@@ -43,7 +49,7 @@ class _Gate:
     @property
     def is_inside(self) -> bool:
         """Whether this thread is."""
-        return bool(getattr(self._local, "depth", 0))
+        return self._local.depth > 0
 
     def shut(self, seconds: float) -> bool:
         """Let nobody in any more; whether all who were inside have left in time."""
