@@ -124,7 +124,7 @@ def serve(settings: Serve, announce: Callable[[str], None] = print) -> None:
     # A corner of this process: where it is killed, the next start removes what is in there.
     own = RootPaths.open(root)
     if settings.workers > 1:
-        metrics = own.temporary()
+        metrics = own.temporary().with_name("metrics")
         metrics.mkdir()
         os.environ[MULTIPROCESS] = str(metrics)
     os.environ[SETTINGS] = json.dumps(

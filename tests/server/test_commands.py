@@ -66,9 +66,15 @@ def test_a_server_that_is_ended_leaves_nothing_temporary(
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
-    with serving(tmp_path / "root", "--workers", workers):
-        assert list(temporary.iterdir()), "workers count in a folder"
-    assert list(temporary.iterdir()) == []
+    root = tmp_path / "root"
+    with serving(root, "--workers", workers):
+        assert len(list(root.glob("incoming/*/metrics"))) == (workers == "2"), "workers count in a folder"
+    assert not list(root.glob("incoming/*"))
+    start_hub(root, workers=int(workers)).kill()
+    assert len(list(root.glob("incoming/*/metrics"))) == (workers == "2")
+    with start_hub(root, workers=int(workers)):
+        assert len(list(root.glob("incoming/*/metrics"))) == (workers == "2"), "the next one removes it"
+    assert not list(root.glob("incoming/*")) and not list(temporary.iterdir())
 
 
 def test_accounts(hub: Callable[..., tuple[int, str, str]]):
