@@ -23,10 +23,14 @@ from tests.compiler.export.emitted_layers import gated_mlp
 pytest.importorskip("triton", reason="needs Triton")
 
 
+WARPS = {("onnx_layer", "sm_80"): {"k4_attention_add_kernel": {"num_warps": 16}}}
+"""Layer and architecture -> knobs without which a kernel would spill, with some release of Triton: two registers here."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("fixture",), first(1, [("onnx_layer",), ("bert_layer",)]))
 def test_every_kernel_of_a_layer(fixture: str, request: pytest.FixtureRequest):
-    """For all architectures, without spills, in the shared memory that there is, with no other knobs."""
+    """For all architectures, without spills, in the shared memory that there is, with no other knobs than `WARPS`."""
     emitted: Emitted = request.getfixturevalue(fixture)
     parts = emitted.programs[0].triton
     assert parts is not None, emitted.programs[0].without_triton
@@ -36,7 +40,10 @@ def test_every_kernel_of_a_layer(fixture: str, request: pytest.FixtureRequest):
     assert {one.arch for one in rows} == set(SHARED_LIMIT)
     faults = [one for one in rows if one.resources.spills or one.binary is None]
     assert not faults
-    assert knobs == knob_table()
+    for arch, found in knobs.items():
+        others = found.pop("kernels", {})
+        assert others in ({}, WARPS.get((fixture, arch), {}))
+        assert found == {name: value for name, value in knob_table()[arch].items() if name != "kernels"}
 
 
 class Compiler:

@@ -111,7 +111,7 @@ def small() -> Graph:
 @pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
 def test_kernels_of_symbolic_sizes(arch, tmp_path, monkeypatch):
     monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path))
-    assert check(small(), Options(arch=arch), arch, {"n": 48}) >= 9
+    assert check(small(), Options(arch=arch), arch, {"n": 48}) >= 7
 
 
 @pytest.mark.slow
