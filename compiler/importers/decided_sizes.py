@@ -7,10 +7,13 @@ calls be as it was answered.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -19,10 +22,10 @@ if TYPE_CHECKING:
     import torch
     from torch.fx.experimental.sym_node import SymNode
 
-_ANSWERING = ("/torch/fx/experimental/", "/torch/__init__.py", __name__.rpartition(".")[-1] + ".py")
-"""Files of the code between a question and its answer."""
-_LAYERS = ("/torch/nn/", "/torch/functional.py")
-"""Parts of PyTorch that ask as models do. Others ask what broadcasts and how memory lies, as right for a size of 1."""
+_ANSWERING = ("fx/experimental/", "__init__.py")
+"""Of PyTorch, the code between a question and its answer."""
+_LAYERS = ("nn/", "functional.py")
+"""Of PyTorch, what asks as models do. The rest asks what broadcasts and how memory lies, as right for a size of 1."""
 
 _COMPARED = {"eq": "Eq", "ne": "Ne", "lt": "Lt", "le": "Le", "gt": "Gt", "ge": "Ge"}
 """Comparison of torch's sizes -> sympy's."""
@@ -54,10 +57,7 @@ def decided() -> Iterator[list[sympy.Basic]]:
 
         def compare(self: SymNode, other: SymNode) -> SymNode:
             result: SymNode = originals[name](self, other)
-            if result.expr in (
-                sympy.true,
-                sympy.false,
-            ):  # sympy has symbols positive, and sizes of 0 are none to it
+            if result.expr in {sympy.true, sympy.false}:  # to sympy symbols are positive, and never 0
                 note(relation(_from_zero(self.expr), _from_zero(other.expr)), holds=result.expr == sympy.true)
             return result
 
@@ -85,15 +85,20 @@ def _from_zero(expression: sympy.Basic) -> sympy.Basic:
 
 def _asks_as_a_model() -> bool:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and any(one in _file(frame) for one in _ANSWERING):
+    while frame is not None:
+        file = frame.f_code.co_filename
+        of_torch = file.removeprefix(_torch_folder()) if file.startswith(_torch_folder()) else None
+        if file != __file__ and (of_torch is None or not of_torch.startswith(_ANSWERING)):
+            return of_torch is None or of_torch.startswith(_LAYERS)
         frame = frame.f_back
-    return frame is not None and (
-        "/torch/" not in _file(frame) or any(one in _file(frame) for one in _LAYERS)
-    )
+    return False
 
 
-def _file(frame: FrameType) -> str:
-    return str(frame.f_code.co_filename).replace("\\", "/")
+@cache
+def _torch_folder() -> str:
+    import torch
+
+    return str(Path(torch.__file__).parent) + os.sep
 
 
 def squeezed(graph: torch.fx.Graph) -> list[sympy.Basic]:
