@@ -325,9 +325,7 @@ class Executable:
     def _make(self, graph: Graph, outcomes: list[Outcome], without: set[str]) -> Plan:
         settings = self.settings
         if (by := benchmark(settings.rank)) is not None:
-            from kernels_hub.compiler.plan.tuning import (
-                tune,  # and the judge, which opening a plan does without
-            )
+            from kernels_hub.compiler.plan.tuning import tune  # and the judge: opening a plan needs neither
 
             database = TuningDatabase(settings.cache)
             return tune(graph, settings.device, settings.only, outcomes, without, by=by, database=database)

@@ -43,11 +43,13 @@ def decided() -> Iterator[list[sympy.Basic]]:
     thread = threading.get_ident()
 
     def note(relation: sympy.Basic, *, holds: bool) -> None:
-        if threading.get_ident() == thread and relation.free_symbols and _asks_as_a_model():
+        if relation.free_symbols:
             found.setdefault(relation if holds else sympy.Not(relation))
 
     def guard_bool(self: SymNode, file: str, line: int) -> bool:
-        relation = self.expr
+        if threading.get_ident() != thread or not _asks_as_a_model():
+            return bool(originals["guard_bool"](self, file, line))
+        relation = self.expr  # before the answer, by which it may become true
         answer = bool(originals["guard_bool"](self, file, line))
         note(relation, holds=answer)
         return answer
@@ -57,8 +59,10 @@ def decided() -> Iterator[list[sympy.Basic]]:
 
         def compare(self: SymNode, other: SymNode) -> SymNode:
             result: SymNode = originals[name](self, other)
-            if result.expr in {sympy.true, sympy.false}:  # to sympy symbols are positive, and never 0
-                note(relation(_from_zero(self.expr), _from_zero(other.expr)), holds=result.expr == sympy.true)
+            holds = result._expr is sympy.true
+            is_known = holds or result._expr is sympy.false  # to sympy symbols are positive, and never 0
+            if is_known and threading.get_ident() == thread and _asks_as_a_model():
+                note(relation(_from_zero(self.expr), _from_zero(other.expr)), holds=holds)
             return result
 
         return compare

@@ -261,14 +261,19 @@ def content(hub: RunningHub, name: str) -> str:
         return str(answer.read().decode())
 
 
-def test_both_ways_while_clients_write(tmp_path: Path, database: str):
-    root = tmp_path / "root"
+def _make_root(root: Path, *, objects: int) -> None:
+    """A Hub below SQLite with a repository that has so many objects."""
     with hub_databases.rows_in(hub_databases.SQLITE), Hub(root, create=True) as hub:
         hub.accounts.add_user("ada")
         repo = hub.changes.create("kernel", "ada", "many", private=False, author="ada")
         with hub.database.transaction():
-            rows = ((repo.id, f"{number:064x}", 1, 4e9) for number in range(1000))
+            rows = ((repo.id, f"{number:064x}", 1, 4e9) for number in range(objects))
             hub.database.insert("objects", ("repository", "oid", "size", "touched"), rows)
+
+
+def test_both_ways_while_clients_write(tmp_path: Path, database: str):
+    root = tmp_path / "root"
+    _make_root(root, objects=1000)
     with hub_databases.rows_in(hub_databases.SQLITE), start_hub(root, workers=2) as running:
         writers = _Publishers(running, 2)
         with _gets(running, "/api/kernels?limit=5") as statuses:
@@ -336,12 +341,7 @@ def test_workers_that_are_started_later_find_the_rows(tmp_path: Path, database: 
 @pytest.mark.exhaustive
 def test_killed_again_and_again_while_clients_write(tmp_path: Path, database: str):
     root = tmp_path / "root"
-    with hub_databases.rows_in(hub_databases.SQLITE), Hub(root, create=True) as hub:
-        hub.accounts.add_user("ada")
-        repo = hub.changes.create("kernel", "ada", "many", private=False, author="ada")
-        with hub.database.transaction():
-            rows = ((repo.id, f"{number:064x}", 1, 4e9) for number in range(20_000))
-            hub.database.insert("objects", ("repository", "oid", "size", "touched"), rows)
+    _make_root(root, objects=20_000)
     for to in (database, SQLITE):
         with hub_databases.rows_in(hub_databases.SQLITE), start_hub(root, workers=2) as running:
             writers = _Publishers(running, 1)

@@ -43,37 +43,45 @@ class S3Address:
             parts = urlsplit(text)
             pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
         except ValueError as error:
-            raise KernelsHubError(f"--objects is no address ({error}); {_EXPECTED}") from None
+            raise KernelsHubError(f"the address of the object store is none ({error}); {_EXPECTED}") from None
         if parts.scheme != "s3":
-            raise KernelsHubError(f"--objects takes an address of an S3-compatible store; {_EXPECTED}")
+            raise KernelsHubError(f"large files take the address of an S3-compatible store; {_EXPECTED}")
         if "@" in parts.netloc:
             raise KernelsHubError(
-                "--objects must not hold credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in the "
-                "environment, or use a profile, as boto3 reads them"
+                "the address of the object store must not hold credentials: set AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY in the environment, or use a profile, as boto3 reads them"
             )
         query = dict(pairs)
         if len(query) != len(pairs) or parts.fragment or (unknown := sorted(set(query) - set(_KEYS))):
             named = f" {unknown[0]!r}" if not parts.fragment and len(query) == len(pairs) else ""
             raise KernelsHubError(
-                f"--objects has a setting{named} that is unknown or given twice; known are {', '.join(_KEYS)}"
+                f"the address of the object store has a setting{named} that is unknown or given twice; known are "
+                f"{', '.join(_KEYS)}"
             )
         prefix = parts.path.strip("/")
         if not _BUCKET.fullmatch(parts.netloc) or ".." in parts.netloc:
-            raise KernelsHubError(f"--objects: {parts.netloc!r} cannot name a bucket; {_EXPECTED}")
+            raise KernelsHubError(
+                f"the address of the object store: {parts.netloc!r} cannot name a bucket; {_EXPECTED}"
+            )
         if prefix and not all(_SEGMENT.fullmatch(segment) for segment in prefix.split("/")):
             raise KernelsHubError(
-                f"--objects: {prefix!r} is no prefix; it takes letters, digits, '.', '_' and '-' between slashes"
+                f"the address of the object store: {prefix!r} is no prefix; it takes letters, digits, '.', '_' and '-' "
+                "between slashes"
             )
         endpoint, region = query.get("endpoint"), query.get("region")
         if region is not None and not _REGION.fullmatch(region):
-            raise KernelsHubError(f"--objects: {region!r} is no region")
+            raise KernelsHubError(f"the address of the object store: {region!r} is no region")
         addressing = query.get("addressing", "path" if endpoint else "virtual")
         if addressing not in ("path", "virtual"):
-            raise KernelsHubError(f"--objects: addressing takes path or virtual, not {addressing!r}")
+            raise KernelsHubError(
+                f"the address of the object store: addressing takes path or virtual, not {addressing!r}"
+            )
         if (direct := query.get("direct", "yes")) not in ("yes", "no"):
-            raise KernelsHubError(f"--objects: direct takes yes or no, not {direct!r}")
+            raise KernelsHubError(f"the address of the object store: direct takes yes or no, not {direct!r}")
         if not _SECONDS.fullmatch(timeout := query.get("timeout", "60")):
-            raise KernelsHubError(f"--objects: timeout takes 1 to 9999 seconds, not {timeout!r}")
+            raise KernelsHubError(
+                f"the address of the object store: timeout takes 1 to 9999 seconds, not {timeout!r}"
+            )
         return cls(
             parts.netloc,
             prefix,
@@ -115,6 +123,6 @@ def _endpoint(name: str, text: str | None) -> str | None:
         valid = False
     if not valid or "@" in parts.netloc or parts.path.strip("/") or parts.query or parts.fragment:
         raise KernelsHubError(
-            f"--objects: {name} takes http://host:port or https://host:port and nothing more"
+            f"the address of the object store: {name} takes http://host:port or https://host:port and nothing more"
         )
     return f"{parts.scheme}://{parts.netloc}"
