@@ -421,9 +421,15 @@ class Executable:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all plans to a file, whole or not at all. Raises PlanError where there is none yet, OSError.
 
-        What is compiled in the background is waited for. Weights are written as they are now, and are frozen in what
+        So it does of a module that asks of tensors what the graph in the file does not, such as their strides. What is
+        compiled in the background is waited for. Weights are written as they are now, and are frozen in what
         `load_executable` gives.
         """
+        if self._module is not None and self._module.asks:
+            raise PlanError(
+                f"graph {self.name}: its forward asks of its arguments what they are beside what they hold, such as "
+                "strides, or whether two are one; a file would run the graph for any: compile it where it is called"
+            )
         self.wait()
         self._follow(whole=True)
         plans = [self._plan] if self._plan is not None else list(self._plans.values())

@@ -104,6 +104,9 @@ def compile(  # noqa: A001  (the verb that everybody looks for)
 
     What a call returns is new memory, also where the module returns an argument or a view. No gradient flows through.
 
+    A forward that asks its arguments for more than what they hold (strides, `requires_grad`, whether two are the same)
+    was answered of the example's; calls of which it would be answered otherwise raise PlanError.
+
     Raises ImportFailure for what cannot be imported, EngineError with every engine's reason where none takes it.
 
     >>> gelu = compile((nn.GELU(), (torch.ones(1, 4),)), "cpu", engines=["library"])
@@ -255,7 +258,7 @@ def _imported(source: Any, dims: Any) -> tuple[Graph, ModuleCall | None]:
         args = rest[0] if rest else ()
         kwargs = rest[1] if len(rest) > 1 else {}
         program = import_torch_program(module, args, kwargs, dynamic_shapes=dims)
-        return program.graph, ModuleCall(program, args, kwargs)
+        return program.graph, ModuleCall(program, args, kwargs, module.forward)
     if isinstance(source, torch.export.ExportedProgram):
         from kernels_hub.compiler.importers.torch_export import import_exported
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Generic, TypeVar
 
-from kernels_hub.compiler.export.outer_data import KNOWN
+from kernels_hub.compiler.importers.outer_data import KNOWN
 
 _T = TypeVar("_T")
 

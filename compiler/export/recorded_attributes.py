@@ -22,7 +22,6 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from kernels_hub.compiler.errors import CompilerError
-from kernels_hub.compiler.export.outer_data import outer_data, outer_data_of_object
 from kernels_hub.compiler.export.recorded_output import spoken
 from kernels_hub.compiler.export.recorded_surroundings import (
     UNFOLLOWED,
@@ -33,6 +32,7 @@ from kernels_hub.compiler.export.recorded_surroundings import (
 )
 from kernels_hub.compiler.export.source import Example
 from kernels_hub.compiler.importers.brief_run import briefly
+from kernels_hub.compiler.importers.outer_data import outer_data, outer_data_of_object
 from kernels_hub.compiler.runtime.facts import at, kind_of, looked_into, places
 from kernels_hub.compiler.runtime.modules import forward_digest
 from kernels_hub.compiler.runtime.parts import Module
@@ -85,6 +85,7 @@ def recorded(example: Example, *, by_layout: bool = False) -> tuple[Module, ...]
             if outside.data or outside.functions:
                 names += (f"{name}.__class__", *outside.data)
                 functions += outside.functions
+            around |= named_answers(outside.names)
         kind = type(module)
         if not any(one.kind == kind_of(kind) for one in modules):
             outside = outer_data(kind)

@@ -13,7 +13,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from kernels_hub.compiler.export.noted_calls import Noting, is_of_known, outside_of
-from kernels_hub.compiler.export.outer_data import IDENTITY
+from kernels_hub.compiler.importers.outer_data import IDENTITY
+from kernels_hub.compiler.importers.tensor_facts import OF_LAYOUT, OF_ONE_CALL
 from kernels_hub.compiler.runtime.surroundings import ANSWERS
 
 Asked = dict[str, object]
@@ -22,18 +23,6 @@ UNFOLLOWED = "unfollowed"
 """In the place of a fact: what code does, in words, that no program does."""
 
 _TENSOR: Any = torch.Tensor
-_OF_LAYOUT = frozenset({
-    _TENSOR.stride, _TENSOR.is_contiguous, _TENSOR.storage_offset,
-    _TENSOR.requires_grad.__get__, _TENSOR.is_leaf.__get__, _TENSOR.grad_fn.__get__,
-    _TENSOR.is_inference, _TENSOR.is_conj, _TENSOR.is_neg,
-})  # fmt: skip
-_OF_ONE_CALL: Mapping[Any, str] = {
-    _TENSOR._version.__get__: "_version", _TENSOR._is_view: "_is_view()", _TENSOR._base.__get__: "_base",
-    _TENSOR.grad.__get__: "grad", _TENSOR.untyped_storage: "untyped_storage()", _TENSOR.storage: "storage()",
-    _TENSOR.data_ptr: "data_ptr()",
-}  # fmt: skip
-"""What tensors are asked for that tells one call from another."""
-
 _SWITCH_ON: Mapping[Any, int] = {
     torch._C._set_grad_enabled: 0, _TENSOR.requires_grad_: 1, _TENSOR.requires_grad.__set__: 1,
 }  # fmt: skip
@@ -62,10 +51,10 @@ def asked() -> Iterator[Asked]:
             args: tuple[object, ...] = (),
             kwargs: Mapping[str, object] | None = None,
         ) -> object:
-            if func in _OF_LAYOUT and not is_of_known(sys._getframe(1)):
+            if func in OF_LAYOUT and not is_of_known(sys._getframe(1)):
                 found["@layout"] = "plain"
-            if func in _OF_ONE_CALL and not is_of_known(sys._getframe(1)):
-                found[UNFOLLOWED] = f"asks a tensor for its {_OF_ONE_CALL[func]}, which is of one call"
+            if func in OF_ONE_CALL and not is_of_known(sys._getframe(1)):
+                found[UNFOLLOWED] = f"asks a tensor for its {OF_ONE_CALL[func]}, which is of one call"
             if func in _SWITCH_ON and not _is_restored(sys._getframe(1)):
                 place = _SWITCH_ON[func]
                 if args[place] if len(args) > place else (kwargs or {}).get("requires_grad", True):

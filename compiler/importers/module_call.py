@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export.graph_signature import ConstantArgument
 from torch.utils import _pytree as pytree
 
-from kernels_hub.compiler.errors import PlanError
+from kernels_hub.compiler.errors import ImportFailure, PlanError
+from kernels_hub.compiler.runtime.surroundings import are_apart, is_plain
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from kernels_hub.compiler.importers.torch_export import TorchProgram
 
+_LAYOUT = (
+    "its forward asks tensors for strides or gradients, or whether they are parameters, and is compiled for those that "
+    "are contiguous, whole, require no gradient, and are no parameters"
+)
+
 
 class ModuleCall:
     """How a module that was traced on `args` and `kwargs` is called.
 
-    Arguments that are no tensors are part of the graph: each call has to bring the same.
+    Arguments that are no tensors are part of the graph: each call has to bring the same. So are answers that the
+    forward got of its arguments beside what they hold (`asked_tensors`). Raises ImportFailure for an example that has
+    others than calls may.
     """
 
-    def __init__(self, program: TorchProgram, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        program: TorchProgram,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        forward: Callable[..., object] | None = None,
+    ) -> None:
+        """forward: the module's, whose signature says which keyword arguments it takes by `**`."""
         self._program, self._name = program, program.graph.name
         leaves, self._spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         self._named = tuple(kwargs)
+        self._in_order = _taken_together(forward, kwargs)
         self._takes = tuple(name in program.graph.inputs for name in program.inputs)
         self._fixed = [
             (index, name, leaf)
@@ -44,7 +61,15 @@ class ModuleCall:
         self._single = len(outputs) == 1
         self._as_is = self._places == [(0, None)] and pytree.tree_unflatten([one], program.out_spec) is one
         self.count = len(leaves)
-        self.is_plain = self.flat and self._as_is
+        self._asks_layout = program.asks is not None and program.asks.layout
+        self._asks_identity = program.asks is not None and program.asks.identity
+        if self._asks_layout and not all(map(is_plain, leaves)):
+            raise ImportFailure(
+                f"{self._name} cannot be imported: {_LAYOUT}; give an example of such tensors"
+            )
+        self.asks = self._asks_layout or self._asks_identity
+        """Whether calls have to bring tensors of which the forward is told what it was told of the example's."""
+        self.is_plain = self.flat and self._as_is and not self.asks
         """Whether a call by position is one of the plan, and its result the module's."""
 
     @classmethod
@@ -58,10 +83,20 @@ class ModuleCall:
         return cls(program, args, kwargs)
 
     def inputs(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The inputs of the graph. Raises PlanError for arguments of another structure, or other fixed values."""
+        """The inputs of the graph.
+
+        Raises PlanError for arguments of another structure, other fixed values, or of which the forward would be told
+        something else.
+        """
         if self.flat and not kwargs and len(args) == len(self._takes):
+            self._check_asked(args)
             return args
         if kwargs.keys() == set(self._named):
+            if (given := [name for name in kwargs if name in self._in_order]) != self._in_order:
+                raise PlanError(
+                    f"graph {self._name} was traced with {', '.join(self._in_order)} in this order, which its forward "
+                    f"takes by `**` and may tell from another; called with {', '.join(given)}"
+                )
             kwargs = {name: kwargs[name] for name in self._named}
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != self._spec:
@@ -73,7 +108,17 @@ class ModuleCall:
                     f"graph {self._name}: the argument {name!r} was {value!r} when the module was traced, and is part "
                     f"of the graph; called with {given!r}: compile it with that"
                 )
+        self._check_asked(leaves)
         return tuple([leaf for leaf, taken in zip(leaves, self._takes, strict=True) if taken])
+
+    def _check_asked(self, leaves: Sequence[object]) -> None:
+        if self._asks_layout and not all(map(is_plain, leaves)):
+            raise PlanError(f"graph {self._name}: {_LAYOUT}; give such, or call the module itself")
+        if self._asks_identity and not are_apart(leaves):
+            raise PlanError(
+                f"graph {self._name}: its forward asks whether things are the same object, and is given a tensor twice "
+                "or a parameter; give a copy, or call the module itself"
+            )
 
     def result(self, found: Any) -> Any:
         """What the module returns, of what a plan does: an output, or a tuple of them."""
@@ -82,3 +127,12 @@ class ModuleCall:
         results = (found,) if self._single else found
         listed = [value if place is None else results[place] for place, value in self._places]
         return pytree.tree_unflatten(listed, self._program.out_spec)
+
+
+def _taken_together(forward: Callable[..., object] | None, kwargs: Mapping[str, object]) -> list[str]:
+    """The keyword arguments that a forward takes by `**`, of which it sees the order."""
+    if forward is None:
+        return []
+    parameters = inspect.signature(forward).parameters.values()
+    together = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+    return [name for name in kwargs if name not in {one.name for one in parameters}] if together else []

@@ -17,8 +17,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import CodeType, FunctionType
-from typing import Any
+from types import CodeType, FrameType, FunctionType
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from torch.utils import checkpoint
 from torch.utils.hooks import RemovableHandle
 
 from kernels_hub.compiler.errors import ImportFailure
+from kernels_hub.compiler.importers.tensor_facts import ANY
 from kernels_hub.compiler.importers.torch_direct import ITSELF, NOTE
 
 _OPERAND = "kernels_hub gradient of operand"
@@ -113,16 +114,28 @@ class _Modes:
             self._open.__enter__()
 
 
+class Watcher(Protocol):
+    """What watches one forward: see `asked_tensors`."""
+
+    def note(self, func: object, frame: FrameType) -> None:
+        """One of `tensor_facts.ANY` was called from a frame."""
+
+    def kept_attributes(self) -> AbstractContextManager[None]:
+        """Open while the forward runs."""
+
+
 class _Listener(TorchFunctionMode):
     """Follows what a forward asks of autograd."""
 
-    def __init__(self, modes: _Modes) -> None:
+    def __init__(self, modes: _Modes, watcher: Watcher) -> None:
         super().__init__()
-        self._modes = modes
+        self._modes, self._note = modes, watcher.note
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         kwargs = kwargs or {}
+        if func in ANY:
+            self._note(func, sys._getframe(1))
         if func is torch._C._set_grad_enabled:
             self._modes.switched(bool(args[0]), sys._getframe(1))
             return None
@@ -175,7 +188,7 @@ def _note_operand(tensor: Any, reason: str) -> None:
 
 
 @contextmanager
-def listening(module: nn.Module) -> Iterator[None]:
+def listening(module: nn.Module, watcher: Watcher) -> Iterator[None]:
     """While it is open, what the module's forward says to autograd in this thread is noted in programs traced of it."""
     modes = _Modes()
     replaced = vars(module).get("forward")
@@ -185,7 +198,7 @@ def listening(module: nn.Module) -> Iterator[None]:
     def forward(*args: object, **kwargs: object) -> Any:
         before = [(one, _items(one)) for one in _containers((args, [*kwargs.values()]))]
         try:
-            with _Listener(modes):
+            with watcher.kept_attributes(), _Listener(modes, watcher):
                 found = original(*args, **kwargs)
         finally:
             modes.close()

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from kernels_hub.compiler.errors import CompilerError, ImportFailure
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     import torch
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    from kernels_hub.compiler.importers.asked_tensors import Asks
     from kernels_hub.compiler.importers.aten_ops.call import Handler
 
 Mutations = Literal["refuse", "outputs"]
@@ -77,7 +78,7 @@ class TorchProgram:
 
     outputs: the leaves of the module's result, in order: ("output", name of an output) or ("literal", value).
     mutated: state that a call changes -> the output that has it afterwards. in_spec, out_spec: pytree specs.
-    shared: the leaves that share memory.
+    shared: the leaves that share memory. asks: what the forward asks of calls beside what tensors hold.
     """
 
     graph: Graph
@@ -87,6 +88,7 @@ class TorchProgram:
     in_spec: Any
     out_spec: Any
     shared: Shared = field(default_factory=Shared)
+    asks: Asks | None = None
 
     def flatten(self, args: Sequence[object], kwargs: Mapping[str, object] | None = None) -> dict[str, Array]:
         """The graph's inputs from the module's arguments."""
@@ -145,7 +147,7 @@ def import_torch_program(
     """As `import_torch`, with how arguments and results map to the graph's inputs and outputs."""
     title = name or type(module).__name__
     with decided() as relations:
-        program = trace(module, tuple(args), dict(kwargs or {}), dynamic_shapes, strict=strict)
+        program, asks = trace(module, tuple(args), dict(kwargs or {}), dynamic_shapes, strict=strict)
     notes = Notes.of(module, program, strict=strict)
     paths = paths_of(module, args, kwargs or {})
     names = input_symbols(module, args, kwargs or {}, dynamic_shapes)
@@ -153,11 +155,11 @@ def import_torch_program(
     written = writes(program)
     if written is not None:
         with suppress(ImportFailure):  # what is refused is told of the decomposed program
-            return Importer(Graph(title), program, mutations, notes, written, shared).run(
-                paths, names, relations
-            )
+            direct = Importer(Graph(title), program, mutations, notes, written, shared)
+            return replace(direct.run(paths, names, relations), asks=asks)
     simple = decomposed(program, type(module).__name__)
-    return Importer(Graph(title), simple, mutations, notes, shared=shared).run(paths, names, relations)
+    importer = Importer(Graph(title), simple, mutations, notes, shared=shared)
+    return replace(importer.run(paths, names, relations), asks=asks)
 
 
 def _shared(program: torch.export.ExportedProgram, paths: Sequence[str]) -> Shared:

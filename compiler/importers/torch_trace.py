@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
 
+    from kernels_hub.compiler.importers.asked_tensors import Asks
+
 # Composite ops that are imported as they are: one op of the source, one spelling in the graph.
 KEPT = (
     "linear.default", "matmul.default", "scaled_dot_product_attention.default", "layer_norm.default",
@@ -39,12 +41,13 @@ KEPT = (
 
 def trace(
     module: object, args: tuple[object, ...], kwargs: dict[str, Any], dynamic_shapes: Any, *, strict: bool
-) -> ExportedProgram:
-    """The exported program. Raises ImportFailure with the cause where torch.export cannot."""
+) -> tuple[ExportedProgram, Asks]:
+    """The exported program, and what was asked. Raises ImportFailure with the cause where torch.export cannot."""
     import torch
 
     if not isinstance(module, torch.nn.Module):
         raise ImportFailure(f"import_torch takes a torch.nn.Module, not {type(module).__name__}")
+    from kernels_hub.compiler.importers.asked_tensors import Asking, Asks, settled
     from kernels_hub.compiler.importers.torch_autograd import listening
 
     of_inference = _of_inference_mode(module)
@@ -56,9 +59,15 @@ def trace(
     ):
         args, kwargs = distinct((args, kwargs))
         if strict:  # Dynamo reads the code of the forward instead of running it: see `import_torch`
-            return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=True)
-        with listening(module):
-            return _exported(module, args, kwargs, dynamic_shapes)
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=True)
+            return program, Asks()
+        asking = Asking(module)
+
+        def once() -> ExportedProgram:
+            with listening(module, asking):
+                return _exported(module, args, kwargs, dynamic_shapes)
+
+        return settled(once(), asking, once), asking.asks()
 
 
 def _of_inference_mode(module: torch.nn.Module) -> bool:
@@ -180,6 +189,8 @@ def decomposed(program: ExportedProgram, name: str) -> Any:
 def _told(name: str) -> Iterator[None]:
     try:
         yield
+    except ImportFailure as error:  # of what watches the forward
+        raise ImportFailure(f"{name} cannot be imported: {error}") from error
     except Exception as error:
         raise ImportFailure(f"torch.export cannot trace {name}: {cause(error)}") from error
 

@@ -110,18 +110,18 @@ class Surroundings:
                 raise Misfit(
                     name, f"its forward asks for {name[1:]}, which is {found!r}; it was {expected!r}"
                 )
-        if self._wants_plain and not all(map(_is_plain, pytree.tree_leaves(list(values)))):
+        if self._wants_plain and not all(map(is_plain, pytree.tree_leaves(list(values)))):
             raise Misfit(
                 "layout", "its forward asks for strides or gradients of tensors, and is given other ones"
             )
-        if self._wants_apart and not _are_apart(values):
+        if self._wants_apart and not are_apart(values):
             raise Misfit(
                 "same object",
                 "its forward asks whether things are the same object, and is given a tensor twice or a weight",
             )
 
 
-def _are_apart(values: Sequence[object]) -> bool:
+def are_apart(values: Sequence[object]) -> bool:
     """Whether no tensor is given twice, and none may be the module's own."""
     tensors = [one for one in pytree.tree_leaves(list(values)) if isinstance(one, torch.Tensor)]
     return len(set(map(id, tensors))) == len(tensors) and not any(
@@ -129,7 +129,7 @@ def _are_apart(values: Sequence[object]) -> bool:
     )
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> bool:
     """Whether a tensor has nothing of its own but what it holds."""
     return not isinstance(value, torch.Tensor) or bool(
         value.is_contiguous()

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend
 
-from kernels_hub.compiler.export.outer_data import outer_data
 from kernels_hub.compiler.export.table import _literal
+from kernels_hub.compiler.importers.outer_data import outer_data
 from kernels_hub.compiler.runtime.facts import at, contents, fact, looked_into, places
 from kernels_hub.compiler.runtime.module_guard import ModuleGuard
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from kernels_hub.compiler import import_torch
 from kernels_hub.compiler.errors import ImportFailure
+from kernels_hub.compiler.importers.asked_tensors import Asking
 from kernels_hub.compiler.importers.torch_autograd import listening
 from tests.compiler.autodiff.tricky_modules import Tripled, Written
 
@@ -46,7 +47,7 @@ def test_other_threads_are_as_they_were():
             found["no_grad"] = (x * 2).requires_grad
         (found["gradient"],) = torch.autograd.grad(Tripled.apply(x).sum(), x)
 
-    with listening(module):
+    with listening(module, Asking(module)):
         thread = threading.Thread(target=train)
         thread.start()
         thread.join()
@@ -64,7 +65,7 @@ def test_traces_inside_and_beside_each_other():
 
     before = _patched()
     one, other = nn.Identity(), nn.Identity()
-    with listening(one), listening(other):
+    with listening(one, Asking(one)), listening(other, Asking(other)):
         trace()
     assert results == [True] * 3 and _patched() == before
 

@@ -26,11 +26,10 @@ import builtins
 import collections
 import dis
 import functools
-import itertools
 import logging
 import sys
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -79,6 +78,18 @@ def outer_data_of_object(value: object, path: str, names: Collection[str]) -> Ou
     walk = _Walk(type(value), f"{path}.")
     walk.of_value(value, path, names)
     return walk.outside()
+
+
+def names_of_code(module: nn.Module) -> frozenset[str]:
+    """What the code of a module's forwards names, and that of functions which modules hold."""
+    found: set[str] = set()
+    for one in module.modules():
+        names = outer_data(type(one)).names
+        found |= names
+        for name, value in vars(one).items():
+            if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
+                found |= outer_data_of_object(value, name, names).names
+    return frozenset(found)
 
 
 class _Walk:
@@ -151,7 +162,7 @@ class _Walk:
         looked_up = {name for one in codes_in(code) for name in looked_up_in(one)}
         self._looked_up |= looked_up
         names = tuple(dict.fromkeys((*names_in(code), *sorted(looked_up))))
-        if any(map(asks_for_identity, codes_in(code))):
+        if any(asks_for_identity(one, function) for one in codes_in(code)):
             self._named.add(IDENTITY)
         for name in absent_globals(function, looked_up):
             if self._is_new(function.__globals__, name):
@@ -166,6 +177,8 @@ class _Walk:
             self.member(name)
             if name in function.__globals__ and not name.startswith("__"):
                 value = function.__globals__[name]
+                if value is nn.Parameter:
+                    self._named.add("Parameter")  # whatever the code calls it
                 # What is named of these differs from function to function.
                 if isinstance(value, (types.ModuleType, type)) or self._is_new(function.__globals__, name):
                     self.of_value(value, f"{path}.__globals__.{name}", names)
@@ -247,6 +260,7 @@ IDENTITY = "is "
 _BY_NAME = frozenset({"globals", "vars", "hasattr", "getattr"})
 """Functions by which code looks up what it has the name of as a string."""
 _IS = dis.opmap["IS_OP"]
+_NO_TENSORS = (type, types.FunctionType, types.BuiltinFunctionType, Enum)
 
 
 def looked_up_in(code: types.CodeType) -> Iterator[str]:
@@ -267,18 +281,36 @@ def absent_globals(function: types.FunctionType, looked_up: Collection[str]) -> 
                     yield step.argval
 
 
-def asks_for_identity(code: types.CodeType) -> bool:
-    """Whether a code compares by `is`, with something else than a constant or a global: a class, an Enum."""
+def asks_for_identity(code: types.CodeType, function: types.FunctionType) -> bool:
+    """Whether a code of a function, or of one within it, compares by `is` with something that may be a tensor."""
     if not {"id", "is_"}.isdisjoint(code.co_names):
         return True
     if _IS not in code.co_code[::2]:
         return False
     steps = [*dis.get_instructions(code)]
-    pairs = itertools.pairwise(steps)
     return any(
-        step.opname == "IS_OP" and before.opname not in {"LOAD_CONST", "LOAD_GLOBAL"}
-        for before, step in pairs
+        step.opname == "IS_OP" and not _is_no_tensor(steps[:index], function)
+        for index, step in enumerate(steps)
     )
+
+
+def _is_no_tensor(steps: Sequence[dis.Instruction], function: types.FunctionType) -> bool:
+    """Whether the last of some steps load none: a constant, a global, the module itself, a class or function."""
+    *_, last = steps
+    if last.opname in {"LOAD_CONST", "LOAD_GLOBAL"} or last.argval == "self":
+        return True
+    if last.opname == "LOAD_DEREF":
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        cell = cells.get(last.argval)
+        return cell is not None and is_filled(cell) and isinstance(cell.cell_contents, _NO_TENSORS)
+    count = next((n for n, step in enumerate(reversed(steps)) if step.opname != "LOAD_ATTR"), 0)
+    first = steps[-1 - count]
+    if first.opname != "LOAD_GLOBAL":
+        return False
+    value = function.__globals__.get(first.argval)
+    for step in steps[len(steps) - count :]:
+        value = vars(value).get(step.argval) if isinstance(value, (types.ModuleType, type)) else None
+    return isinstance(value, _NO_TENSORS)
 
 
 def _is_known(module: str) -> bool:

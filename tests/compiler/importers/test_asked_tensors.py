@@ -1,0 +1,163 @@
+"""`compile` of forwards that ask their arguments for more than what they hold: calls get the same answers, or refusals."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import Parameter as Renamed
+
+from kernels_hub.compiler import compile
+from kernels_hub.compiler.errors import ImportFailure, PlanError
+
+
+class Asking(nn.Module):
+    """Does what a function says."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.of_instance = forward
+        self.calls, self.largest = 0, 0
+        self.memory: object = None
+        self.seen: list[int] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.of_instance(self, *args, **kwargs)
+
+
+def _run(forward: Callable[..., Any], *example: Any, **named: Any) -> Any:
+    return compile((Asking(forward).eval(), example, named), "cpu", engines=["library"])
+
+
+X = torch.randn(4, 4)
+OF_LAYOUT = {
+    "is_contiguous": (lambda m, x: x if x.is_contiguous() else -x, X.t()),
+    "stride": (lambda m, x: x * x.stride(0), X.t()),
+    "storage_offset": (lambda m, x: x + x.storage_offset(), torch.randn(6, 4)[2:]),
+    "requires_grad": (lambda m, x: x if x.requires_grad else -x, torch.randn(4, 4, requires_grad=True)),
+    "is_leaf": (lambda m, x: x if x.is_leaf else -x, torch.randn(4, 4, requires_grad=True) * 1),
+    "Parameter": (lambda m, x: x if isinstance(x, nn.Parameter) else -x, nn.Parameter(X)),
+    "Parameter renamed": (lambda m, x: x if isinstance(x, Renamed) else -x, nn.Parameter(X)),
+}
+
+
+@pytest.mark.parametrize(("forward", "other"), OF_LAYOUT.values(), ids=OF_LAYOUT)
+def test_what_tensors_have_beside_what_they_hold_is_that_of_the_example(
+    forward: Callable[..., Any], other: torch.Tensor, tmp_path
+):
+    run = _run(forward, X)
+    assert torch.equal(run(X.clone()), forward(None, X.clone()))
+    with pytest.raises(PlanError, match=r"asks tensors for strides.*call the module itself"):
+        run(other)
+    assert torch.equal(run(X), forward(None, X))
+    with pytest.raises(PlanError, match="asks of its arguments what they are"):
+        run.save(tmp_path / "asking.khplan")
+    with pytest.raises(ImportFailure, match="give an example of such tensors"):
+        _run(forward, other)
+
+
+def test_strides_in_code_of_pytorch_are_nobodys_question():
+    run = _run(lambda m, x: m.linear(x.contiguous()).view(-1), X)
+    assert run(X.t()).shape == (16,)
+
+
+def test_the_same_object_twice():
+    run = _run(lambda m, a, b: a if a is b else a + b, X, X)
+    other = torch.randn(4, 4)
+    assert torch.equal(run(X, other), X + other)
+    with pytest.raises(PlanError, match="same object"):
+        run(other, other)
+
+
+def test_a_weight_as_an_argument():
+    model = Asking(lambda m, x: x if x is m.linear.weight else -x)
+    run = compile((model, (X,)), "cpu", engines=["library"])
+    assert torch.equal(run(X), -X)
+    with pytest.raises(PlanError, match="or a parameter"):
+        run(model.linear.weight)
+
+
+def test_comparisons_with_what_is_no_tensor():
+    def forward(m: Asking, x: torch.Tensor, scale: Any = None) -> torch.Tensor:
+        return x if scale is None or type(x) is nn.Linear else x * scale
+
+    run = _run(forward, X, X)
+    assert torch.equal(run(X, X), X * X)
+
+
+def _counts(m: Asking, x: torch.Tensor) -> torch.Tensor:
+    m.calls += 1
+    return x * m.calls
+
+
+def _remembers(m: Asking, x: torch.Tensor) -> torch.Tensor:
+    result = x if m.memory is None else x + 1
+    m.memory = 1
+    return result
+
+
+def _collects(m: Asking, x: torch.Tensor) -> torch.Tensor:
+    m.seen.append(1)
+    return x * torch.tensor(len(m.seen))
+
+
+@pytest.mark.parametrize(
+    ("forward", "name"), [(_counts, "calls"), (_remembers, "memory"), (_collects, "seen")]
+)
+def test_what_a_forward_keeps_from_call_to_call_is_refused(forward: Callable[..., Any], name: str):
+    model = Asking(forward)
+    before = copy.copy(model.seen)
+    with pytest.raises(ImportFailure, match=f"the forward changes {name} of its module at each call"):
+        compile((model, (X,)), "cpu")
+    assert (model.calls, model.memory, model.seen) == (0, None, before)
+
+
+def test_what_a_forward_only_leaves_behind_is_not():
+    def forward(m: Asking, x: torch.Tensor) -> torch.Tensor:
+        m.calls += 1
+        m.largest = max(m.largest, x.shape[0])
+        m.seen.append(x.shape[0])
+        return m.linear(x)
+
+    model = Asking(forward)
+    run = compile((model, (X,)), "cpu", engines=["library"])
+    assert (model.calls, model.largest, model.seen) == (0, 0, [])
+    torch.testing.assert_close(run(X), model(X))
+
+
+OF_ONE_CALL: Sequence[Callable[..., Any]] = (
+    lambda m, x: x * x._version,
+    lambda m, x: x if x._is_view() else -x,
+    lambda m, x: x if x._base is None else -x,
+    lambda m, x: x if x.grad is None else -x,
+)
+
+
+@pytest.mark.parametrize("forward", OF_ONE_CALL, ids=["_version", "_is_view", "_base", "grad"])
+def test_what_is_of_one_call_is_refused(forward: Callable[..., Any]):
+    with pytest.raises(ImportFailure, match="which is of one call"):
+        _run(forward, X)
+
+
+class Together(nn.Module):
+    """Sees the order of its keyword arguments."""
+
+    def forward(self, x: torch.Tensor, *, shift: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
+        for value in more.values():
+            x = x * 2 + value
+        return x + shift
+
+
+def test_keyword_arguments_in_another_order():
+    named = {"shift": X, "a": X, "b": -X}
+    run = compile((Together(), (X,), named), "cpu", engines=["library"])
+    expected = Together()(X, **named)
+    torch.testing.assert_close(run(X, **named), expected)
+    torch.testing.assert_close(run(X, a=X, b=-X, shift=X), expected)
+    with pytest.raises(PlanError, match=r"traced with a, b in this order.*called with b, a"):
+        run(X, shift=X, b=-X, a=X)
