@@ -23,8 +23,8 @@ from tests.compiler.export.emitted_layers import gated_mlp
 pytest.importorskip("triton", reason="needs Triton")
 
 
-WARPS = {("onnx_layer", "sm_80"): {"k4_attention_add_kernel": {"num_warps": 16}}}
-"""Layer and architecture -> knobs without which a kernel would spill, with some release of Triton: two registers here."""
+WARPS = {"onnx_layer": {"k4_attention_add_kernel": {"num_warps": 16}}}
+"""Layer -> knobs without which a kernel would spill, by a few registers: on sm_80 with Triton 3.9, elsewhere with 3.7."""
 
 
 @pytest.mark.slow
@@ -42,7 +42,7 @@ def test_every_kernel_of_a_layer(fixture: str, request: pytest.FixtureRequest):
     assert not faults
     for arch, found in knobs.items():
         others = found.pop("kernels", {})
-        assert others in ({}, WARPS.get((fixture, arch), {}))
+        assert others in ({}, WARPS.get(fixture, {}))
         assert found == {name: value for name, value in knob_table()[arch].items() if name != "kernels"}
 
 
