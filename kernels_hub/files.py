@@ -14,10 +14,16 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -201,7 +207,8 @@ def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
 class PrivateFolder:
     """A folder of this process, for where the cache cannot be used; made when first asked for.
 
-    It lies under the system's temporary one, is its owner's alone (0700), and is removed when the process ends.
+    It lies under the system's temporary one, is its owner's alone (0700), and is removed when the process ends. Those
+    of processes that were killed, or ended at once, are removed by the next one that makes one of the name.
     name: the beginning of its name, after "kernels_hub-".
     """
 
@@ -215,7 +222,10 @@ class PrivateFolder:
         with self._lock:
             if self._made is None:
                 self._made = Path(tempfile.mkdtemp(prefix=self._prefix))
+                _hold(self._made)
                 atexit.register(_remove, self._made, os.getpid())
+                for left in _left_behind(self._made.parent, self._prefix):
+                    shutil.rmtree(left, ignore_errors=True)
             return self._made
 
     def made(self) -> tuple[Path, ...]:
@@ -226,3 +236,36 @@ class PrivateFolder:
 def _remove(folder: Path, owner: int) -> None:
     if os.getpid() == owner:  # not a process that was forked off it
         shutil.rmtree(folder, ignore_errors=True)
+
+
+_OWNER = ".owner"
+"""A file that is locked as long as a process has a folder, or one that was forked off it."""
+_NEW_S = 60
+"""A folder that is younger may not be locked yet."""
+
+
+def _hold(folder: Path) -> None:
+    if fcntl is not None:
+        with suppress(OSError):  # a file system without locks: nobody else's folder is touched there
+            fcntl.flock(os.open(folder / _OWNER, _NEW_FILE, 0o600), fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _left_behind(parent: Path, prefix: str) -> Iterator[Path]:
+    """The folders of this user that no process has any more, locked until the next one is asked for."""
+    if fcntl is None:
+        return
+    oldest = time.time() - _NEW_S
+    with suppress(OSError), os.scandir(parent) as found:
+        for one in found:
+            with suppress(OSError):
+                if not one.name.startswith(prefix) or not one.is_dir(follow_symlinks=False):
+                    continue
+                status = one.stat(follow_symlinks=False)
+                if status.st_uid != os.getuid() or status.st_mtime > oldest:
+                    continue
+                owner = os.open(Path(one.path, _OWNER), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    yield Path(one.path)
+                finally:
+                    os.close(owner)

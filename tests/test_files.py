@@ -221,6 +221,48 @@ def test_a_private_folder_is_gone_with_its_process_and_stays_for_its_forks() -> 
     assert not Path(done.stdout.strip()).exists()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_private_folders_of_processes_that_were_killed_are_removed_by_the_next(tmp_path: Path) -> None:
+    program = (
+        "import os, sys\n"
+        "from kernels_hub.files import PrivateFolder\n"
+        "folder = PrivateFolder('test').get()\n"
+        "(folder / 'made').touch()\n"
+        "print(folder, flush=True)\n"
+        "sys.stdin.read()\n"
+        "os._exit(0)\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+
+    def start() -> tuple[subprocess.Popen[str], Path]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert process.stdout is not None
+        return process, Path(process.stdout.readline().strip())
+
+    def end(process: subprocess.Popen[str]) -> None:
+        process.communicate("")
+
+    killed, of_killed = start()
+    living, of_living = start()
+    new, of_new = start()
+    end(killed)
+    end(new)
+    foreign = tmp_path / "kernels_hub-test-foreign"
+    foreign.mkdir()
+    for folder in (of_killed, of_living, foreign):
+        os.utime(folder, (0, 0))
+    last, of_last = start()
+    assert sorted(tmp_path.iterdir()) == sorted([of_living, of_new, foreign, of_last])
+    end(living)
+    end(last)
+
+
 def test_files_imports_the_standard_library_alone() -> None:
     tree = ast.parse(Path(files.__file__).read_text(encoding="utf-8"))
     imported = {
