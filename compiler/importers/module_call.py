@@ -39,11 +39,14 @@ class ModuleCall:
         kwargs: Mapping[str, object],
         forward: Callable[..., object] | None = None,
     ) -> None:
-        """forward: the module's, whose signature says which keyword arguments it takes by `**`."""
+        """forward: the module's, whose signature says what a name stands for, and which it takes by `**`."""
         self._program, self._name = program, program.graph.name
         leaves, self._spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         self._named = tuple(kwargs)
-        self._in_order = _taken_together(forward, kwargs)
+        self._taken = (
+            None if forward is None else _Taken(inspect.signature(forward), len(args), tuple(kwargs))
+        )
+        self._in_order = [] if self._taken is None else self._taken.together
         self._takes = tuple(name in program.graph.inputs for name in program.inputs)
         self._fixed = [
             (index, name, leaf)
@@ -91,6 +94,9 @@ class ModuleCall:
         if self.flat and not kwargs and len(args) == len(self._takes):
             self._check_asked(args)
             return args
+        taken = self._taken
+        if taken is not None and (len(args) != taken.count or kwargs.keys() != set(self._named)):
+            args, kwargs = taken.arranged(args, kwargs)
         if kwargs.keys() == set(self._named):
             if (given := [name for name in kwargs if name in self._in_order]) != self._in_order:
                 raise PlanError(
@@ -129,10 +135,44 @@ class ModuleCall:
         return pytree.tree_unflatten(listed, self._program.out_spec)
 
 
-def _taken_together(forward: Callable[..., object] | None, kwargs: Mapping[str, object]) -> list[str]:
-    """The keyword arguments that a forward takes by `**`, of which it sees the order."""
-    if forward is None:
-        return []
-    parameters = inspect.signature(forward).parameters.values()
-    together = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
-    return [name for name in kwargs if name not in {one.name for one in parameters}] if together else []
+class _Taken:
+    """How a forward took the arguments of an example: the first `count` by position, others by name."""
+
+    def __init__(self, signature: inspect.Signature, count: int, named: tuple[str, ...]) -> None:
+        self.count = count
+        self._signature, self._named = signature, named
+        parameters = signature.parameters
+        self._positional = [name for name, one in parameters.items() if one.kind in _BY_POSITION][:count]
+        self._rest = next((name for name, one in parameters.items() if one.kind is _KEYWORDS), None)
+        self.together = [] if self._rest is None else [name for name in named if name not in parameters]
+        """The names that it took by `**`, of which it sees the order."""
+
+    def arranged(
+        self, args: tuple[object, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[object, ...], dict[str, Any]]:
+        """Arguments as the example gave them, by position or by name; as they are where they are not the same ones.
+
+        What one gives and the other leaves out is the same where it is the default.
+        """
+        wanted = [*self._positional, *self._named]
+        try:
+            given = dict(self._signature.bind(*args, **kwargs).arguments)
+        except TypeError:
+            return args, kwargs
+        given |= given.pop(self._rest, {}) if self._rest is not None else {}
+        defaults = {name: one.default for name, one in self._signature.parameters.items()}
+        given = {
+            name: value for name, value in given.items() if name in wanted or value is not defaults.get(name)
+        }
+        for name in wanted:
+            if defaults.get(name, _NONE) is not _NONE:
+                given.setdefault(name, defaults[name])
+        if len(self._positional) != self.count or given.keys() != set(wanted):
+            return args, kwargs
+        by_name = [name for name in given if name in self.together]  # in the order of the call
+        named = [*(name for name in self._named if name not in by_name), *by_name]
+        return tuple(given[name] for name in self._positional), {name: given[name] for name in named}
+
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_KEYWORDS, _NONE = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.empty

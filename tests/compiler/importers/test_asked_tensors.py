@@ -161,3 +161,30 @@ def test_keyword_arguments_in_another_order():
     torch.testing.assert_close(run(X, a=X, b=-X, shift=X), expected)
     with pytest.raises(PlanError, match=r"traced with a, b in this order.*called with b, a"):
         run(X, shift=X, b=-X, a=X)
+
+
+class Named(nn.Module):
+    """Takes arguments by position and by name, with defaults."""
+
+    def forward(
+        self, x: torch.Tensor, y: torch.Tensor, scale: float = 2.0, *, shift: float = 1.0
+    ) -> torch.Tensor:
+        return (x - y) * scale + shift
+
+
+def test_arguments_by_name_or_by_position():
+    x, y = torch.randn(4), torch.randn(4)
+    expected = Named()(x, y)
+    for example in ((x, y), {}), ((x,), {"y": y, "shift": 1.0}), ((), {"y": y, "x": x, "scale": 2.0}):
+        run = compile((Named(), *example), "cpu", engines=["library"])
+        for args, kwargs in (
+            ((x, y), {}),
+            ((x,), {"y": y}),
+            ((), {"y": y, "x": x}),
+            ((x, y, 2.0), {"shift": 1.0}),
+        ):
+            torch.testing.assert_close(run(*args, **kwargs), expected)
+        with pytest.raises(PlanError, match=r"arguments|shift"):
+            run(x, y, shift=3.0)
+        with pytest.raises(PlanError, match="arguments"):
+            run(x)
