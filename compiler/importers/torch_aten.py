@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels_hub.compiler.errors import CompilerError
 from kernels_hub.compiler.importers.aten_ops.complex import whole
@@ -174,6 +174,7 @@ class _Importer(Importer):
     results: list[Result] = field(default_factory=list)
     owners: dict[Any, int] = field(default_factory=dict)
     """Ops whose memory results share -> the output."""
+    guards_are_checked: ClassVar[bool] = True  # by Dynamo
 
     def _input(self, node: Node, path: str) -> None:
         example = node.meta.get("val")

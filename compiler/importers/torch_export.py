@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kernels_hub.compiler.errors import CompilerError, ImportFailure
 from kernels_hub.compiler.importers.aten_ops import AtenCall, UnsupportedArgumentsError, handler_of
@@ -35,7 +35,7 @@ from kernels_hub.compiler.importers.aten_ops.complex import (
     replace_dtype,
     whole,
 )
-from kernels_hub.compiler.importers.decided_sizes import decided, squeezed
+from kernels_hub.compiler.importers.decided_sizes import Asked, cut, decided, squeezed
 from kernels_hub.compiler.importers.torch_aliases import Shared, shared_results
 from kernels_hub.compiler.importers.torch_direct import (
     IN_PLACE,
@@ -146,7 +146,7 @@ def import_torch_program(
 ) -> TorchProgram:
     """As `import_torch`, with how arguments and results map to the graph's inputs and outputs."""
     title = name or type(module).__name__
-    with decided() as relations:
+    with decided() as asked:
         program, asks = trace(module, tuple(args), dict(kwargs or {}), dynamic_shapes, strict=strict)
     notes = Notes.of(module, program, strict=strict)
     paths = paths_of(module, args, kwargs or {})
@@ -156,10 +156,10 @@ def import_torch_program(
     if written is not None:
         with suppress(ImportFailure):  # what is refused is told of the decomposed program
             direct = Importer(Graph(title), program, mutations, notes, written, shared)
-            return replace(direct.run(paths, names, relations), asks=asks)
+            return replace(direct.run(paths, names, asked), asks=asks)
     simple = decomposed(program, type(module).__name__)
     importer = Importer(Graph(title), simple, mutations, notes, shared=shared)
-    return replace(importer.run(paths, names, relations), asks=asks)
+    return replace(importer.run(paths, names, asked), asks=asks)
 
 
 def _shared(program: torch.export.ExportedProgram, paths: Sequence[str]) -> Shared:
@@ -251,14 +251,15 @@ class Importer:
     of_sizes: bool = False
     """Whether one of them is that sizes are free to change."""
     sizes: Sizes = field(init=False)
+    guards_are_checked: ClassVar[bool] = False
+    """Whether the caller sees at every call that what was found of the example's sizes holds."""
 
-    def run(
-        self, paths: list[str], names: dict[str, list[Any]], decided: Sequence[sympy.Basic] = ()
-    ) -> TorchProgram:
+    def run(self, paths: list[str], names: dict[str, list[Any]], asked: Asked | None = None) -> TorchProgram:
         """Import the program.
 
-        paths: names of user inputs. names: what their symbolic dims are called. decided: see `decided_sizes`.
+        paths: names of user inputs. names: what their symbolic dims are called. asked: what its trace asked of sizes.
         """
+        asked = asked or Asked()
         self.sizes = Sizes(self.graph, self.program.range_constraints)
         specs = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
         placeholders = [node for node in self.program.graph.nodes if node.op == "placeholder"]
@@ -266,8 +267,10 @@ class Importer:
         of_users = dict(zip(users, paths, strict=True))
         for node, path in of_users.items():
             self.sizes.call(node.meta.get("val"), names.get(path, []))
-        self.sizes.raise_bounds([*decided, *squeezed(self.program.graph)])
-        self.sizes.guard(_shape_env(users))
+        graph = self.program.graph
+        self.sizes.raise_bounds([*asked.by_models, *squeezed(graph), *cut(graph)])
+        guards = [one for one in self._guards(users) if not asked.decides_no_value(one)]
+        self.sizes.guard(guards, are_checked=self.guards_are_checked)
         shared: dict[Any, Value] = {}
         for node in placeholders:
             if node in of_users:
@@ -292,6 +295,18 @@ class Importer:
         return TorchProgram(
             self.graph, tuple(paths), tuple(outputs), mutated, call_spec.in_spec, call_spec.out_spec, sharing
         )
+
+    def _guards(self, users: Sequence[torch.fx.Node]) -> list[sympy.Basic]:
+        """What export found for the example, of sizes that inputs tell: guards, and assertions in the program."""
+        shape_env = _shape_env(users)
+        if shape_env is None:
+            return []
+        conditions = (
+            one.args[0] for one in self.program.graph.nodes if name_of(one.target) == "_assert_scalar.default"
+        )
+        sizes = (one.meta.get("val") for one in conditions if hasattr(one, "meta"))
+        asserted = [one.node.expr for one in sizes if hasattr(one, "node")]
+        return [shape_env.simplify(one) for one in [*(guard.expr for guard in shape_env.guards), *asserted]]
 
     def within(self, graph: Graph, module: torch.fx.GraphModule) -> Importer:
         """The import of a subgraph into a graph. `give` says what its arguments are."""

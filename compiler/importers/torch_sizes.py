@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kernels_hub.compiler.errors import CompilerError, ImportFailure
 from kernels_hub.compiler.importers.aten_ops import UnsupportedArgumentsError
 from kernels_hub.compiler.importers.float_sizes import WHOLE, float_value, whole_size
-from kernels_hub.compiler.importers.torch_trace import arguments_of
+from kernels_hub.compiler.importers.torch_trace import TRACED_FROM, arguments_of
 from kernels_hub.compiler.ir.dims import Dim, floordiv, mod
 from kernels_hub.compiler.ir.extrema import dim_max, dim_min
 from kernels_hub.compiler.ir.graph import Graph, Value
@@ -22,7 +22,6 @@ from kernels_hub.compiler.ir.proofs import proves_different, proves_equal, prove
 if TYPE_CHECKING:
     import sympy
     import torch
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 _UNBOUNDED = 1 << 60
 
@@ -39,8 +38,11 @@ _LEAST: Mapping[str, int] = {"LessThan": 0, "StrictLessThan": 1, "GreaterThan": 
 """Relation of sympy's -> how much larger one side is at least."""
 _TRIALS = 64
 """Sizes for which a relation that is not proven is tried."""
-_TRACED_FROM = 2
-"""The least size that torch.export takes a dynamic one for while it traces."""
+_QUOTIENTS = frozenset({"FloorDiv", "CleanDiv", "Mod", "PythonMod"})
+_MOST_MULTIPLES = 8
+"""How far sizes that are no multiples are tried, in divisors."""
+_SMALL = 8
+"""Sizes below are few: a relation that fails for them alone raises the bound."""
 
 
 class _Range(NamedTuple):
@@ -84,31 +86,41 @@ class Sizes:
 
         for relation in decided:
             symbols = sorted(relation.free_symbols, key=str)
-            if not all(str(one) in self.order for one in symbols) or self._fails(relation, _TRACED_FROM):
+            if not all(str(one) in self.order for one in symbols) or self._fails(relation, TRACED_FROM):
                 continue  # sizes that data tell; what torch.export has a guard of
             for one in symbols:
                 low, high = self.ranges.get(str(one), _Range())
                 fails = [
-                    self._fails(relation.xreplace({one: sympy.Integer(size)})) for size in range(_TRACED_FROM)
+                    self._fails(relation.xreplace({one: sympy.Integer(size)})) for size in range(TRACED_FROM)
                 ]
-                self.ranges[str(one)] = _Range(max(low, _TRACED_FROM if fails[1] else int(fails[0])), high)
+                self.ranges[str(one)] = _Range(max(low, TRACED_FROM if fails[1] else int(fails[0])), high)
 
-    def guard(self, shape_env: ShapeEnv | None) -> None:
+    def guard(self, guards: Sequence[sympy.Basic], *, are_checked: bool = False) -> None:
         """See that what export decided by sizes holds for all calls. Raises ImportFailure for what may be otherwise.
 
         Sums that were found equal become one: a + b == c + d makes d a + b - c, which the runtime compares with the
         shapes of a call. So does which of two sizes is less: a < b makes b a sum of a and a symbol of its own, at least
-        1; calls where it is the other way round do not fit. Symbols with a name of the caller's keep it where they can.
+        1; calls where it is the other way round do not fit. A size with a name of the caller's that has to be a
+        multiple of 7 becomes 7 times another. What fails for a few small sizes alone raises the bound of the symbol.
+        Symbols with a name of the caller's keep it where they can.
+
+        are_checked: nothing is refused, as the caller sees at each call that guards hold; nothing more than they say is
+        made of them.
         """
-        found = [] if shape_env is None else [shape_env.simplify(one.expr) for one in shape_env.guards]
-        guards = list(dict.fromkeys(found))
+        guards = list(dict.fromkeys(guards))
         for one in guards:
             if type(one).__name__ == "Equality" and self._holds(one) is False:
                 self._solve(one)
         for one in guards:
             if type(one).__name__ in _LEAST and self._holds(one) is False:
                 self._order(one)
-        for one in [*guards, *self._bounds()]:
+        for one in guards:
+            if self._holds(one) is False:
+                self._divide(one, are_checked=are_checked)
+        for one in guards:
+            if self._holds(one) is False:
+                self._raise_bound(one, exactly=are_checked)
+        for one in [] if are_checked else [*guards, *self._bounds()]:
             if self._holds(one) is False:
                 raise ImportFailure(
                     f"what it computes depends on whether {one}, which holds for the example and not for all sizes: "
@@ -128,9 +140,18 @@ class Sizes:
         known = False
         with suppress(CompilerError):
             known = kind in _PROOFS and _PROOFS[kind](*(apart._dim(side) for side in relation.args))
+            known = known or (kind == "Equality" and apart._is_quotient(*relation.args))
             if kind in {"Equality", "Unequality"}:
                 return known
         return known or (False if self._fails(relation) else None)
+
+    def _is_quotient(self, quotient: sympy.Expr, number: sympy.Expr) -> bool:
+        """Whether a // b is known to be a number, as is the count of chunks: number * b <= a < (number + 1) * b."""
+        if not (type(quotient).__name__ in {"FloorDiv", "CleanDiv"} and number.is_Integer):
+            return False
+        a, b = (self._dim(part) for part in quotient.args)
+        least = int(number) * b
+        return proves_le(1, b) and proves_le(least, a) and proves_le(a + 1, least + b)
 
     def _fails(self, relation: sympy.Basic, least: int = 0) -> bool:
         """Whether it does for some sizes that symbols may have: all least, all largest, and more that are drawn.
@@ -150,9 +171,8 @@ class Sizes:
                 if largest is not None:
                     high = max(low, largest if trial == 1 else min(largest, high))
                 sizes[one] = sympy.Integer(random.randint(low, high) if trial > 1 else (low, high)[trial])
-            with suppress(ZeroDivisionError):  # the module would divide by it, too
-                if relation.xreplace(sizes) == sympy.false:
-                    return True
+            if _is_false(relation, sizes):
+                return True
         return False
 
     def _in_terms_of_others(self, expression: sympy.Basic) -> sympy.Basic:
@@ -167,7 +187,7 @@ class Sizes:
         found = []
         for name in self.solved:
             one, (least, largest) = sympy.Symbol(name, integer=True), self.ranges.get(name, _Range())
-            if least > (_TRACED_FROM if name in self.order else 0):
+            if least > (TRACED_FROM if name in self.order else 0):
                 found.append(sympy.Ge(one, least))
             if largest is not None:
                 found.append(sympy.Le(one, largest))
@@ -245,6 +265,82 @@ class Sizes:
         if low == high:
             self._is(symbol, sympy.Integer(low))
 
+    def _divide(self, relation: sympy.Basic, *, are_checked: bool) -> None:
+        """Make a size so many times another where a relation holds for multiples of a number, and for these alone."""
+        import sympy
+
+        relation = self._in_terms_of_others(relation)
+        for part in sorted(relation.atoms(sympy.Function), key=str):
+            if type(part).__name__ not in _QUOTIENTS or len(part.args) != 2:
+                continue
+            size, divisor = sympy.cancel(part.args[0] / part.args[1]).as_numer_denom()
+            symbol = next(iter(size.free_symbols), None)
+            if not divisor.is_Integer or divisor < 2 or symbol is None or not (size - symbol).is_Integer:
+                continue
+            if not (are_checked or str(symbol) in self.names):
+                continue
+            if self._is_of_multiples(relation, symbol, int(divisor)):
+                self._is_multiple(symbol, int(divisor))
+                return
+
+    def _is_of_multiples(self, relation: sympy.Basic, symbol: sympy.Symbol, divisor: int) -> bool:
+        """Whether it holds where a symbol is a multiple of a number, and fails for all others that are tried."""
+        import sympy
+
+        times = sympy.Symbol("times", integer=True)
+        low, high = self.ranges.get(str(symbol), _Range())
+        apart = Sizes(Graph("multiples"), {})
+        apart.names, apart.solved = self.names, self.solved
+        apart.ranges = {
+            **self.ranges,
+            "times": _Range(-(-low // divisor), None if high is None else high // divisor),
+        }
+        if apart._holds(relation.xreplace({symbol: divisor * times})) is False:
+            return False
+        tried = [*range(low, _MOST_MULTIPLES * divisor), *(1 + (divisor << bits) for bits in range(4, 20))]
+        sizes = [size for size in tried if size % divisor and low <= size <= (size if high is None else high)]
+        others = [
+            {
+                one: sympy.Integer(max(self.ranges.get(str(one), _Range()).low, least))
+                for one in relation.free_symbols
+            }
+            for least in (3, 4)
+        ]
+        return bool(sizes) and all(
+            _is_false(relation, {**rest, symbol: sympy.Integer(size)}) for rest in others for size in sizes
+        )
+
+    def _is_multiple(self, symbol: sympy.Symbol, divisor: int) -> None:
+        import sympy
+
+        low, high = self.ranges.get(str(symbol), _Range())
+        name = f"{self.names.get(str(symbol), symbol)}_by_{divisor}"
+        self.ranges[name] = _Range(-(-low // divisor), None if high is None else high // divisor)
+        self._is(symbol, divisor * sympy.Symbol(name, integer=True))
+
+    def _raise_bound(self, relation: sympy.Basic, *, exactly: bool) -> None:
+        """Have a symbol be larger than the few small sizes for which a relation does not hold.
+
+        exactly: only where it holds for none of the smaller ones.
+        """
+        import sympy
+
+        relation = self._in_terms_of_others(relation)
+        symbol = next(iter(relation.free_symbols), None)
+        if len(relation.free_symbols) != 1 or str(symbol) not in self.ranges:
+            return
+        low, high = self.ranges[str(symbol)]
+        fails = [
+            size
+            for size in range(low, _SMALL if high is None else min(high, _SMALL))
+            if _is_false(relation, {symbol: sympy.Integer(size)})
+        ]
+        if not fails or (exactly and len(fails) != fails[-1] + 1 - low):
+            return
+        self.ranges[str(symbol)] = _Range(fails[-1] + 1, high)
+        if self._holds(relation) is False:
+            self.ranges[str(symbol)] = _Range(low, high)
+
     def _are_told(self) -> bool:
         """Whether the sizes of inputs tell all symbols, one after the other."""
         sums = [
@@ -303,6 +399,14 @@ class Sizes:
         if torch_name not in self.ranges:
             return self.graph.symbol(name)
         return self.graph.symbol(name, *self.ranges[torch_name])
+
+
+def _is_false(relation: sympy.Basic, sizes: Mapping[sympy.Symbol, sympy.Integer]) -> bool:
+    import sympy
+
+    with suppress(ZeroDivisionError):  # the module would divide by it, too
+        return bool(relation.xreplace(sizes) == sympy.false)
+    return False
 
 
 def input_symbols(

@@ -6,7 +6,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from kernels_hub.compiler.errors import ImportFailure
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from kernels_hub.compiler.importers.asked_tensors import Asks
+
+TRACED_FROM = 2
+"""The least size that torch.export takes a dynamic one for while it traces."""
 
 # Composite ops that are imported as they are: one op of the source, one spelling in the graph.
 KEPT = (
@@ -107,49 +110,64 @@ def _held_alike(module: torch.nn.Module) -> Iterator[None]:
 def _exported(
     module: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> ExportedProgram:
-    """The program of torch.export, also where it cannot prove a condition on sizes that always holds.
-
-    The solver of PyTorch 2.11 refuses min(8 * length, 16 * length) == 8 * length, which its strides of an attention
-    ask. Left as an assertion in the program, SymPy proves it; any that stays unproven is the refusal again.
+    """The program of torch.export, also where it cannot prove conditions on sizes: these are assertions or guards of
+    the program then, and `Sizes` sees which of them hold, or tell strides alone.
     """
     import torch
     from torch._dynamo.exc import UserError, UserErrorType
 
+    def exported(shapes: Any, *, deferred: bool) -> ExportedProgram:
+        return torch.export.export(
+            module, args, kwargs, dynamic_shapes=shapes, prefer_deferred_runtime_asserts_over_guards=deferred
+        )
+
     try:
-        return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
+        return exported(dynamic_shapes, deferred=False)
     except UserError as error:
         if error.error_type is not UserErrorType.CONSTRAINT_VIOLATION:
             raise
-        try:
-            program = torch.export.export(
-                module,
-                args,
-                kwargs,
-                dynamic_shapes=dynamic_shapes,
-                prefer_deferred_runtime_asserts_over_guards=True,
-            )
-        except Exception:  # noqa: BLE001  (the first attempt says what is wrong)
-            raise error from None
-        asserted = (
-            node.args[0] for node in program.graph.nodes if str(node.target) == "aten._assert_scalar.default"
-        )
-        if not all(always_true(condition) for condition in asserted):
-            raise
-        return program
+        with suppress(Exception):  # the first attempt says what is wrong
+            return exported(dynamic_shapes, deferred=True)
+        hints = _hints(dynamic_shapes)
+        if hints is not None:
+            with suppress(Exception):
+                program = exported(hints, deferred=False)
+                if _ranges_as_given(program, _dims(dynamic_shapes)):
+                    return program
+        raise
 
 
-def always_true(condition: Any) -> bool:
-    """Whether a condition on sizes, a node of a program or a bool, holds whatever the sizes are."""
-    import sympy
-    from torch.utils._sympy import functions
+def _hints(dynamic_shapes: Any) -> Any:
+    """Dims as hints, by which torch.export proves nothing; None where a dim has several places."""
+    from torch.export import Dim
+    from torch.utils import _pytree as pytree
 
-    value = condition.meta.get("val") if hasattr(condition, "meta") else condition
-    if isinstance(value, bool):
-        return value
-    if type(value).__name__ != "SymBool":
+    dims = _dims(dynamic_shapes)
+    if not all(type(one) is Dim for one in dims) or len({one.__name__ for one in dims}) < len(dims):
+        return None
+    return pytree.tree_map_only(Dim, lambda one: Dim.AUTO(min=one.min, max=one.max), dynamic_shapes)
+
+
+def _dims(dynamic_shapes: Any) -> list[Any]:
+    """The dims that are free to change."""
+    from torch.utils import _pytree as pytree
+
+    return [one for one in pytree.tree_leaves(dynamic_shapes) if one is not None and not isinstance(one, int)]
+
+
+def _ranges_as_given(program: ExportedProgram, dims: Sequence[Any]) -> bool:
+    """Give the symbols of a program the ranges of dims, not those that it traced with: whether each dim has one."""
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    shapes = [getattr(one.meta.get("val"), "shape", ()) for one in program.graph.find_nodes(op="placeholder")]
+    found = {dim.node.expr: None for shape in shapes for dim in shape if not isinstance(dim, int)}
+    if len(found) != len(dims) or not all(one.is_Symbol for one in found):
         return False
-    expression = value.node.expr.replace(functions.Min, sympy.Min).replace(functions.Max, sympy.Max)
-    return bool(sympy.simplify(expression) is sympy.true)
+    for symbol, dim in zip(found, dims, strict=True):
+        known = program.range_constraints[symbol]
+        least = dim.min if known.lower == TRACED_FROM else known.lower
+        program.range_constraints[symbol] = ValueRanges(least, known.upper)
+    return True
 
 
 def distinct(arguments: object) -> Any:

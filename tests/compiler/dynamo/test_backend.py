@@ -187,6 +187,31 @@ def test_sizes_are_symbols_after_the_second():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: x[:, :2] + x[:, -2:],
+        lambda x: sum(part.sum(1) for part in x.chunk(3, 1)),
+        lambda x: torch.cat(x.chunk(2, 1), -1) if x.shape[1] % 2 == 0 else x,
+        lambda x: x.unflatten(1, (2, -1)).sum(1) if x.shape[1] % 2 == 0 else x.flatten(1),
+        lambda x: x.tensor_split(2, 1)[0],
+        lambda x: x * 2 if x.shape[0] > 2 else x * 3,
+    ],
+)
+def test_what_dynamo_compares_at_each_call_is_no_reason_to_fall_back(compute):
+    linear = nn.Linear(6, 6)
+    run = torch.compile(
+        lambda x: compute(linear(x)),
+        backend=kernels_hub,
+        dynamic=True,
+        options={"engines": ("library", "reference"), "fallback": "error"},
+    )
+    for sizes in ((2, 6), (3, 8), (1, 6), (2, 24), (5, 7), (2, 2)):
+        x = torch.randn(*sizes, 6)
+        torch.testing.assert_close(run(x), compute(linear(x)), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
 def test_graphs_break_and_a_whole_graph_is_demanded():
     def broken(x):
         y = x * 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +13,10 @@ from torch import nn
 from torch.export import Dim
 
 from kernels_hub.compiler import evaluate
-from kernels_hub.compiler.errors import ImportFailure
+from kernels_hub.compiler.errors import ImportFailure, ShapeError
 from kernels_hub.compiler.importers.torch_export import array_of, import_torch, import_torch_program
-from kernels_hub.compiler.importers.torch_trace import always_true
+from kernels_hub.compiler.importers.torch_sizes import Sizes
+from kernels_hub.compiler.ir.graph import Graph
 from tests.compiler.importers.torch_programs import (
     Function,
     assert_matches,
@@ -151,14 +151,26 @@ def remainder(x):
 
 
 @pytest.mark.parametrize(
-    ("function", "rows"),
-    [(lambda x: x + torch.ones(4, 2), 4), (lambda x: x.reshape(-1, 8), 8), (narrow, 8), (remainder, 7)],
-    ids=["one size", "multiples", "a range", "remainders"],
+    ("function", "rows", "reason"),
+    [
+        (lambda x: x + torch.ones(4, 2), 4, r"Constraints violated \(n\)"),
+        (lambda x: x.reshape(-1, 8), 8, "what it computes depends on whether"),
+        (remainder, 7, "what it computes depends on whether"),
+    ],
+    ids=["one size", "multiples", "remainders"],
 )
-def test_code_for_some_sizes_is_not_taken_for_all(function, rows):
+def test_code_for_some_sizes_is_not_taken_for_all(function, rows, reason):
     dims = {0: Dim("n", min=2, max=64)}
-    with pytest.raises(ImportFailure, match=r"Constraints violated \(n\)"):
+    with pytest.raises(ImportFailure, match=reason):
         import_torch(Function(function), (torch.ones(rows, 2),), dynamic_shapes=((dims,),))
+
+
+def test_code_for_a_range_of_sizes_is_taken_for_no_other():
+    dims = {0: Dim("n", min=2, max=64)}
+    graph = import_torch(Function(narrow), (torch.ones(8, 2),), dynamic_shapes=((dims,),))
+    assert (evaluate(graph, [np.ones((3, 2), np.float32)])["output"] == 3).all()
+    with pytest.raises(ShapeError):
+        evaluate(graph, [np.ones((2, 2), np.float32)])
 
 
 def test_conditions_on_sizes_that_always_hold():
@@ -166,19 +178,18 @@ def test_conditions_on_sizes_that_always_hold():
     from torch.utils._sympy import functions
 
     n = sympy.Symbol("n", positive=True, integer=True)
-
-    def condition(expression: sympy.Basic) -> SimpleNamespace:
-        class SymBool:
-            node = SimpleNamespace(expr=expression)
-
-        return SimpleNamespace(meta={"val": SymBool()})
-
     least = functions.Min(8 * n, 16 * n, evaluate=False)
-    assert always_true(condition(sympy.Eq(least, 8 * n, evaluate=False)))
-    assert not always_true(condition(sympy.Eq(least, 16 * n, evaluate=False)))
-    assert not always_true(condition(sympy.Eq(functions.Min(n, 8, evaluate=False), n, evaluate=False)))
-    assert not always_true(condition(n > 3)) and always_true(condition(n + 1 > 0))
-    assert always_true(True) and not always_true(False) and not always_true(None)
+
+    def guarded(condition: sympy.Basic) -> None:
+        Sizes(Graph("sizes"), {}).guard([condition])
+
+    guarded(sympy.Eq(least, 8 * n, evaluate=False))
+    for other in (
+        sympy.Eq(least, 16 * n, evaluate=False),
+        sympy.Eq(functions.Min(n, 8, evaluate=False), n, evaluate=False),
+    ):
+        with pytest.raises(ImportFailure, match="what it computes depends on whether"):
+            guarded(other)
 
 
 def test_what_is_no_module_is_refused():

@@ -253,3 +253,67 @@ def test_what_divides_by_no_size_is_refused_for_its_sizes():
     assert caught.value.of_sizes
     found = evaluate(import_torch(Windows(), (x,)), {"x": x.numpy()})["output"]
     torch.testing.assert_close(torch.from_numpy(found), Windows()(x))
+
+
+def _halves(x: Tensor) -> Tensor:
+    return x.view(x.shape[0], x.shape[1] // 2, 2, 6).sum(2)
+
+
+@pytest.mark.parametrize(
+    ("compute", "fits", "others"),
+    [
+        (lambda x: x[:, :2] + x[:, -2:], (2, 3, 7), (1, 0)),
+        (lambda x: x[:, 1:] - x[:, :-1], (1, 2, 3, 7), (0,)),
+        (lambda x: x[:, : x.shape[1] // 2] * 2, (1, 2, 3, 7), ()),
+        (lambda x: x.narrow(1, 1, 3), (4, 5), (1, 2)),
+        (lambda x: x[:, :4].split(2, 1)[1], (5, 7), (1, 3)),
+        (lambda x: sum(part.sum(1) for part in x.chunk(2, 1)), (2, 3, 7), (1, 0)),
+        (lambda x: sum(part.sum(1) for part in x.chunk(3, 1)), (5, 6, 7), (2, 4)),
+        (lambda x: torch.cat(x.chunk(2, 1), -1), (2, 8), (1, 3)),
+        (_halves, (2, 4, 8), (1, 7)),
+        (lambda x: x.unflatten(1, (2, -1)).sum(1), (2, 4, 8), (1, 7)),
+        (lambda x: x * 2 if x.shape[1] % 3 == 0 else x * 3, (3, 6), (1, 4)),
+        (lambda x: x * 2 if x.shape[1] != 3 else x * 3, (4, 6), (3,)),
+    ],
+)
+def test_what_decides_no_value_is_not_asked_and_what_does_is_seen_at_the_call(compute, fits, others):
+    """Slices, chunks and groups of a length with a name: strides are not compared, what has to hold is."""
+    linear = nn.Linear(6, 6)
+    module = One(lambda x: compute(linear(x)))
+    shapes = ({0: Dim("batch"), 1: Dim("length")},)
+    graph = import_torch(module, (torch.randn(2, 6, 6),), dynamic_shapes=shapes)
+    for length in fits:
+        for batch in (1, 3):
+            x = torch.randn(batch, length, 6)
+            found = torch.from_numpy(evaluate(graph, [x.numpy()])["output"])
+            torch.testing.assert_close(found, module(x), rtol=1e-4, atol=1e-5)
+    for length in others:
+        with pytest.raises(ShapeError):
+            evaluate(graph, [torch.randn(3, length, 6).numpy()])
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: x * 2 if x.shape[1] != 30 else x * 3,
+        lambda x: x * 2 if x.shape[0] * x.shape[1] % 5 else x * 3,
+    ],
+)
+def test_what_decides_values_is_asked(compute):
+    module = One(compute)
+    shapes = ({0: Dim("batch"), 1: Dim("length")},)
+    with pytest.raises(ImportFailure):
+        import_torch(module, (torch.randn(2, 6, 3),), dynamic_shapes=shapes)
+
+
+def test_ops_that_look_for_a_size_have_no_other_of_it():
+    """`torch.cross` is along the first dim of size 3."""
+    module = One(lambda x: torch.cross(x, 2 - x.flip(-1)))
+    shapes = ({0: Dim("batch"), 1: Dim("length")},)
+    graph = import_torch(module, (torch.randn(5, 6, 3),), dynamic_shapes=shapes)
+    x = torch.randn(4, 5, 3)
+    found = torch.from_numpy(evaluate(graph, [x.numpy()])["output"])
+    torch.testing.assert_close(found, module(x))
+    for sizes in ((5, 3, 3), (3, 5, 3)):
+        with pytest.raises(ShapeError):
+            evaluate(graph, [torch.randn(*sizes).numpy()])
