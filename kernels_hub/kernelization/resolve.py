@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels_hub.errors import (
     KernelImportError,
+    KernelsHubError,
     LayerContractError,
     MappingError,
     NoKernelError,
@@ -180,7 +181,14 @@ class ClassResolver:
             return ClassPlan(None, functions=functions)
         if isinstance(named, SwapDecision):
             return ClassPlan(named, functions=functions)
-        kernel = self._kernel(named)
+        try:
+            kernel = self._kernel(named)
+        except KernelsHubError as error:
+            if not named.checks:
+                raise
+            # An instance that the condition keeps out needs no kernel; all others raise.
+            own = SwapDecision(named.layer_name, swapped=True)
+            return ClassPlan(own, checks=named.checks, functions=functions, decided=_raising(error))
         own = replace(kernel.outcome, positional=named.positional)
         if not own.swapped:
             return ClassPlan(own, functions=functions)
@@ -413,6 +421,13 @@ class ClassResolver:
                 f"or allow the original forward with use_fallback=True or KernelizeFallback.{case.name}"
             )
         return ResolvedKernel(_kept(outcome or SwapDecision(named.layer_name), reason))
+
+
+def _raising(error: KernelsHubError) -> Callable[[nn.Module], ClassPlan]:
+    def decided(_: nn.Module) -> ClassPlan:
+        raise error
+
+    return decided
 
 
 def _named(decision: RuleDecision, what: str) -> Named | SwapDecision:

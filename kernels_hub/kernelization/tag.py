@@ -31,7 +31,8 @@ def use_kernel_forward_from_hub(layer_name: str, condition: Condition | None = N
 
     layer_name: name that mappings use.
     condition: called with each instance by `kernelize`; where it returns False the instance keeps
-        its forward and the report says so.
+        its forward and the report says so, whether there is a kernel or not. The class has it as
+        `kernel_condition`, True for every instance by default.
 
     A decorated function stays the same function. `kernelize` reaches it through the modules whose
     forward calls it: decorate their class with `use_kernelized_func(function)`.
@@ -146,7 +147,13 @@ def find_tag(cls: type) -> Tag | None:
     if layer_name is None:
         return None
     owner = next(base for base in cls.__mro__ if NAME_ATTRIBUTE in base.__dict__)
-    return Tag(str(layer_name), getattr(cls, CONDITION_ATTRIBUTE, None), owner)
+    condition = getattr(cls, CONDITION_ATTRIBUTE, None)
+    return Tag(str(layer_name), None if condition is _always else condition, owner)
+
+
+def _always(_: nn.Module) -> bool:
+    """The condition of tags without one."""
+    return True
 
 
 def _tag(target: Any, layer_name: str, condition: Condition | None) -> None:
@@ -154,7 +161,7 @@ def _tag(target: Any, layer_name: str, condition: Condition | None) -> None:
     if condition is not None and not callable(condition):
         raise TypeError(f"condition of {layer_name!r} must be callable with the module, got {condition!r}")
     # A staticmethod on classes, so that access through an instance does not bind the condition.
-    value = staticmethod(condition) if condition is not None and inspect.isclass(target) else condition
+    value = staticmethod(condition or _always) if inspect.isclass(target) else condition
     setattr(target, CONDITION_ATTRIBUTE, value)
 
 

@@ -40,6 +40,7 @@ from kernels_hub import (
     use_kernel_mapping,
     use_kernelized_func,
 )
+from kernels_hub.kernelization.tag import Tag, find_tag
 from tests.kernelization.conftest import DOUBLE, same_class
 
 I, T, C = Mode.INFERENCE, Mode.TRAINING, Mode.TORCH_COMPILE
@@ -170,6 +171,23 @@ def test_condition_is_asked_of_every_instance(double: LocalLayerRepository) -> N
         kernelize(model, mode=I, device="cpu")
     assert [row.swapped for row in report(model) if row.layer_name] == [False, True]
     assert "condition" in (reasons(model)["0"] or "")
+    with use_kernel_mapping(
+        {}, inherit_mapping=False
+    ):  # no kernel is missed where the condition does not hold
+        kernelize(model[0], mode=I, device="cpu", use_fallback=False)
+        assert "condition" in (reasons(model[0])[""] or "")
+        assert "forward" not in vars(model[0])
+        with pytest.raises(NoKernelError, match="no kernel is mapped for 'Double'"):
+            kernelize(model, mode=I, device="cpu", use_fallback=False)
+
+
+def test_tags_without_a_condition_hold_for_every_instance() -> None:
+    class Plain(nn.Module):
+        pass
+
+    replace_kernel_forward_from_hub(Plain, "Double")
+    assert Plain().kernel_condition(Plain())
+    assert find_tag(Plain) == Tag("Double", None, Plain)
 
 
 def test_layers_with_unusual_parameters_are_left_alone(make_repository: Make) -> None:
