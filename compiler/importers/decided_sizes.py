@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache, wraps
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import sympy
@@ -183,7 +183,7 @@ def _at_least_zero(rest: sympy.Expr) -> sympy.Expr:
     return primitive + sympy.floor(constant / abs(content))
 
 
-def _from_zero(expression: sympy.Basic) -> Any:
+def _from_zero(expression: sympy.Basic) -> sympy.Basic:
     import sympy
 
     symbols = expression.free_symbols
@@ -273,18 +273,17 @@ def cut(graph: torch.fx.Graph) -> list[sympy.Basic]:
     return list(found)
 
 
-def _place(place: Any, size: sympy.Expr) -> sympy.Expr | None:
+def _place(place: int | torch.fx.Node, size: sympy.Expr) -> sympy.Expr | None:
     """Where a number, or a node of a size, lies in a dim; None for one that may count from the end."""
     import sympy
 
-    value = place.meta.get("val") if hasattr(place, "meta") else place
-    place = _expression(value)
-    if isinstance(value, int):
-        return sympy.Max(0, size + value) if value < 0 else sympy.Min(value, size)
-    return sympy.Min(place, size) if place.is_nonnegative else None
+    if isinstance(place, int):
+        return sympy.Max(0, size + place) if place < 0 else sympy.Min(place, size)
+    expression = _expression(place.meta["val"])
+    return sympy.Min(expression, size) if expression.is_nonnegative else None
 
 
-def _expression(size: Any) -> sympy.Expr:
+def _expression(size: int | torch.SymInt) -> sympy.Expr:
     import sympy
 
-    return _from_zero(size.node.expr) if hasattr(size, "node") else sympy.Integer(size)
+    return sympy.Integer(size) if isinstance(size, int) else cast("sympy.Expr", _from_zero(size.node.expr))

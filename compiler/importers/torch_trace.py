@@ -13,7 +13,7 @@ from kernels_hub.compiler.errors import ImportFailure
 
 if TYPE_CHECKING:
     import torch
-    from torch.export import ExportedProgram
+    from torch.export import Dim, ExportedProgram
 
     from kernels_hub.compiler.importers.asked_tensors import Asks
 
@@ -116,7 +116,7 @@ def _exported(
     import torch
     from torch._dynamo.exc import UserError, UserErrorType
 
-    def exported(shapes: Any, *, deferred: bool) -> ExportedProgram:
+    def exported(shapes: object, *, deferred: bool) -> ExportedProgram:
         return torch.export.export(
             module, args, kwargs, dynamic_shapes=shapes, prefer_deferred_runtime_asserts_over_guards=deferred
         )
@@ -137,7 +137,7 @@ def _exported(
         raise
 
 
-def _hints(dynamic_shapes: Any) -> Any:
+def _hints(dynamic_shapes: object) -> object:
     """Dims as hints, by which torch.export proves nothing; None where a dim has several places."""
     from torch.export import Dim
     from torch.utils import _pytree as pytree
@@ -148,14 +148,14 @@ def _hints(dynamic_shapes: Any) -> Any:
     return pytree.tree_map_only(Dim, lambda one: Dim.AUTO(min=one.min, max=one.max), dynamic_shapes)
 
 
-def _dims(dynamic_shapes: Any) -> list[Any]:
+def _dims(dynamic_shapes: object) -> list[Dim]:
     """The dims that are free to change."""
     from torch.utils import _pytree as pytree
 
     return [one for one in pytree.tree_leaves(dynamic_shapes) if one is not None and not isinstance(one, int)]
 
 
-def _ranges_as_given(program: ExportedProgram, dims: Sequence[Any]) -> bool:
+def _ranges_as_given(program: ExportedProgram, dims: Sequence[Dim]) -> bool:
     """Give the symbols of a program the ranges of dims, not those that it traced with: whether each dim has one."""
     from torch.utils._sympy.value_ranges import ValueRanges
 
