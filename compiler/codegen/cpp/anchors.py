@@ -82,9 +82,12 @@ def _is_known(anchor: Product | Convolution, *, round_ops: bool) -> bool:
 def runtime_of(nest: Nest) -> tuple[str, ...]:
     """The source files of the runtime that the text of a nest needs."""
     anchor = nest.anchor
-    if isinstance(anchor, (Product, GroupedProduct)) and anchor.a.buffer.dtype in ANCHOR_DTYPES - {FLOAT32}:
-        return ("linked_product_narrow.cpp",)
-    return () if anchor is None else FILES[type(anchor)]
+    if anchor is None:
+        return ()
+    files = FILES[type(anchor)]
+    if files and files[0] in _NARROW and anchor.views[0].buffer.dtype in ANCHOR_DTYPES - {FLOAT32}:
+        return (_NARROW[files[0]], *files[1:])
+    return files
 
 
 def header_of(nest: Nest) -> str | None:
@@ -110,4 +113,10 @@ FILES: dict[type[Anchor], tuple[str, ...]] = {
     Trees: ("linked_ensembles.cpp",),
     Coupling: ("linked_ensembles.cpp",),
 }
-"""What the runtime computes -> its source files for that, where products are of float32."""
+"""What the runtime computes -> its source files for that, of float32."""
+_NARROW = {
+    "linked_product.cpp": "linked_product_narrow.cpp",
+    "linked_convolution.cpp": "linked_convolution_narrow.cpp",
+    "linked_attention.cpp": "linked_attention_narrow.cpp",
+}
+"""Source file for float32 -> for narrow floats: each takes seconds to compile."""
