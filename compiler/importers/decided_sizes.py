@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, wraps
+from functools import cache, cached_property, wraps
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
@@ -74,9 +74,12 @@ class Asked:
     of_values: dict[sympy.Basic, None] = field(default_factory=dict)
 
     def decides_no_value(self, relation: sympy.Basic) -> bool:
-        """Whether it was asked for the strides of tensors alone."""
-        key = _key(relation)
-        return key in set(map(_key, self.of_strides)) - set(map(_key, [*self.of_values, *self.by_models]))
+        """Whether it was asked for the strides of tensors alone. Of a trace that is over."""
+        return bool(self.of_strides) and _key(relation) in self._of_strides_alone
+
+    @cached_property
+    def _of_strides_alone(self) -> set[object]:
+        return set(map(_key, self.of_strides)) - set(map(_key, [*self.of_values, *self.by_models]))
 
 
 @contextmanager
@@ -138,7 +141,8 @@ def _noted(asked: Asked) -> Iterator[None]:
     def noting(original: Callable[..., object]) -> Callable[..., object]:
         @wraps(original)
         def answer(self: ShapeEnv, relation: sympy.Basic, *args: object, **kwargs: object) -> object:
-            if threading.get_ident() == thread and getattr(relation, "free_symbols", None):
+            is_new = threading.get_ident() == thread and relation not in asked.of_values
+            if is_new and getattr(relation, "free_symbols", None):
                 is_of_strides = _is_of_strides(of_one=_is_of_one(relation))
                 (asked.of_strides if is_of_strides else asked.of_values).setdefault(relation)
             return original(self, relation, *args, **kwargs)

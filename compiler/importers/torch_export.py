@@ -269,7 +269,8 @@ class Importer:
             self.sizes.call(node.meta.get("val"), names.get(path, []))
         graph = self.program.graph
         self.sizes.raise_bounds([*asked.by_models, *squeezed(graph), *cut(graph)])
-        guards = [one for one in self._guards(users) if not asked.decides_no_value(one)]
+        undecided = [one for one in self._guards(users) if self.sizes.holds(one) is False]
+        guards = [one for one in undecided if not asked.decides_no_value(one)]
         self.sizes.guard(guards, are_checked=self.guards_are_checked)
         shared: dict[Any, Value] = {}
         for node in placeholders:
@@ -298,12 +299,10 @@ class Importer:
 
     def _guards(self, users: Sequence[torch.fx.Node]) -> list[sympy.Basic]:
         """What export found for the example, of sizes that inputs tell: guards, and assertions in the program."""
-        shape_env = _shape_env(users)
-        if shape_env is None:
+        if (shape_env := _shape_env(users)) is None:
             return []
-        conditions = (
-            one.args[0] for one in self.program.graph.nodes if name_of(one.target) == "_assert_scalar.default"
-        )
+        asserts = (one for one in self.program.graph.nodes if name_of(one.target) == "_assert_scalar.default")
+        conditions = (one.args[0] for one in asserts)
         sizes = (one.meta.get("val") for one in conditions if hasattr(one, "meta"))
         asserted = [one.node.expr for one in sizes if hasattr(one, "node")]
         return [shape_env.simplify(one) for one in [*(guard.expr for guard in shape_env.guards), *asserted]]

@@ -109,26 +109,26 @@ class Sizes:
         """
         guards = list(dict.fromkeys(guards))
         for one in guards:
-            if type(one).__name__ == "Equality" and self._holds(one) is False:
+            if type(one).__name__ == "Equality" and self.holds(one) is False:
                 self._solve(one)
         for one in guards:
-            if type(one).__name__ in _LEAST and self._holds(one) is False:
+            if type(one).__name__ in _LEAST and self.holds(one) is False:
                 self._order(one)
         for one in guards:
-            if self._holds(one) is False:
+            if self.holds(one) is False:
                 self._divide(one, are_checked=are_checked)
         for one in guards:
-            if self._holds(one) is False:
+            if self.holds(one) is False:
                 self._raise_bound(one, exactly=are_checked)
         for one in [] if are_checked else [*guards, *self._bounds()]:
-            if self._holds(one) is False:
+            if self.holds(one) is False:
                 raise ImportFailure(
                     f"what it computes depends on whether {one}, which holds for the example and not for all sizes: "
                     "give dims of which it is known, or compile its layers",
                     of_sizes=True,
                 )
 
-    def _holds(self, relation: sympy.Basic) -> bool | None:
+    def holds(self, relation: sympy.Basic) -> bool | None:
         """Whether a relation of sizes is known to hold; None of what is not, and cannot be shown to be otherwise."""
         kind = type(relation).__name__
         if not relation.free_symbols or any(str(one).startswith("u") for one in relation.free_symbols):
@@ -295,7 +295,7 @@ class Sizes:
             **self.ranges,
             "times": _Range(-(-low // divisor), None if high is None else high // divisor),
         }
-        if apart._holds(relation.xreplace({symbol: divisor * times})) is False:
+        if apart.holds(relation.xreplace({symbol: divisor * times})) is False:
             return False
         tried = [*range(low, _MOST_MULTIPLES * divisor), *(1 + (divisor << bits) for bits in range(4, 20))]
         sizes = [size for size in tried if size % divisor and low <= size <= (size if high is None else high)]
@@ -338,7 +338,7 @@ class Sizes:
         if not fails or (exactly and len(fails) != fails[-1] + 1 - low):
             return
         self.ranges[str(symbol)] = _Range(fails[-1] + 1, high)
-        if self._holds(relation) is False:
+        if self.holds(relation) is False:
             self.ranges[str(symbol)] = _Range(low, high)
 
     def _are_told(self) -> bool:
