@@ -101,6 +101,7 @@ class _Walk:
         self.found: dict[str, None] = {}
         self.functions: list[str] = []
         self._named: set[str] = set()
+        self._members: set[str] = set()
         self._named_to_checkpoint: set[str] = set()
         self._looked_up: set[str] = set()
         self._globals: set[tuple[int, str]] = set()
@@ -112,9 +113,9 @@ class _Walk:
 
     def member(self, name: str) -> None:
         """Look at what classes of the module have under a name."""
-        if name in self._named:
+        if name in self._members:
             return
-        self._named.add(name)
+        self._members.add(name)
         for index, base in enumerate(self._kind.__mro__):
             if _is_known(base.__module__) or name not in vars(base):
                 continue
@@ -161,7 +162,7 @@ class _Walk:
         code = function.__code__
         looked_up = {name for one in codes_in(code) for name in looked_up_in(one)}
         self._looked_up |= looked_up
-        names = tuple(dict.fromkeys((*names_in(code), *sorted(looked_up))))
+        of_globals, names = self._names_of(function, looked_up)
         if any(asks_for_identity(one, function) for one in codes_in(code)):
             self._named.add(IDENTITY)
         for name in absent_globals(function, looked_up):
@@ -170,11 +171,9 @@ class _Walk:
         for index, cell in enumerate(function.__closure__ or ()):
             if is_filled(cell):
                 self.of_value(cell.cell_contents, f"{path}.__closure__.{index}.cell_contents", names)
-        if ASKED_TO_CHECKPOINT in names and is_checkpointing(function):
-            self._named_to_checkpoint.add(ASKED_TO_CHECKPOINT)
-            names = tuple(name for name in names if name != ASKED_TO_CHECKPOINT)
         for name in names:
             self.member(name)
+        for name in of_globals:
             if name in function.__globals__ and not name.startswith("__"):
                 value = function.__globals__[name]
                 if value is nn.Parameter:
@@ -182,6 +181,22 @@ class _Walk:
                 # What is named of these differs from function to function.
                 if isinstance(value, (types.ModuleType, type)) or self._is_new(function.__globals__, name):
                     self.of_value(value, f"{path}.__globals__.{name}", names)
+
+    def _names_of(self, function: types.FunctionType, looked_up: Collection[str]) -> Names:
+        """Note the names in a function's code, those that it looks up as strings among them."""
+        named, strings = names_in(function.__code__), sorted(looked_up)
+        of_globals = {*named.globals, *(strings if looks_up_globals(function.__code__) else ())}
+        attributes = {*named.attributes, *strings}
+        if ASKED_TO_CHECKPOINT in of_globals | attributes and is_checkpointing(function):
+            self._named_to_checkpoint.add(ASKED_TO_CHECKPOINT)
+            of_globals.discard(ASKED_TO_CHECKPOINT)
+            attributes.discard(ASKED_TO_CHECKPOINT)
+        self._named |= of_globals | attributes
+        in_order = dict.fromkeys((*named.globals, *named.attributes, *strings))
+        return Names(
+            tuple(name for name in in_order if name in of_globals),
+            tuple(name for name in in_order if name in attributes),
+        )
 
     def of_value(self, value: object, path: str, names: Collection[str]) -> None:
         """Look at a value. names: what the code reads of it, if that is not all that it holds."""
@@ -241,10 +256,33 @@ def is_data(value: object) -> bool:
     return not waiting
 
 
-def names_in(code: types.CodeType) -> Iterator[str]:
-    """The names of attributes and globals in a function's code, and in that of functions within it."""
-    for one in codes_in(code):
-        yield from one.co_names
+class Names(NamedTuple):
+    """Names in a function's code and in that of functions within it: of globals, and of attributes.
+
+    An import is both. The name of an attribute says nothing of a global that happens to have it.
+    """
+
+    globals: tuple[str, ...]
+    attributes: tuple[str, ...]
+
+
+def names_in(code: types.CodeType) -> Names:
+    """The names of globals and attributes in a function's code, in the order of their first use."""
+    found = [_names_in(one) for one in codes_in(code)]
+    of_globals = (name for names in found for name in names.globals)
+    return Names(
+        tuple(dict.fromkeys(of_globals)),
+        tuple(dict.fromkeys(name for names in found for name in names.attributes)),
+    )
+
+
+@lru_cache(maxsize=16384)
+def _names_in(code: types.CodeType) -> Names:
+    steps = [step for step in dis.get_instructions(code) if step.opcode in _NAMING]
+    return Names(
+        tuple(dict.fromkeys(step.argval for step in steps if step.opname not in _OF_ATTRIBUTES)),
+        tuple(dict.fromkeys(step.argval for step in steps if step.opname not in _OF_GLOBALS)),
+    )
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -259,14 +297,25 @@ IDENTITY = "is "
 """In `Outside.names`: the code asks whether two things are the same object."""
 _BY_NAME = frozenset({"globals", "vars", "hasattr", "getattr"})
 """Functions by which code looks up what it has the name of as a string."""
+_GLOBALS_BY_NAME = frozenset({"globals", "modules", "import_module"})
+"""What such code looks a global up by: globals()["SCALE"], getattr(sys.modules[__name__], "SCALE")."""
 _IS = dis.opmap["IS_OP"]
 _NO_TENSORS = (type, types.FunctionType, types.BuiltinFunctionType, Enum)
+_NAMING = frozenset(dis.hasname)
+_OF_GLOBALS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
+# LOAD_METHOD is Python 3.11's.
+_OF_ATTRIBUTES = frozenset({"LOAD_ATTR", "STORE_ATTR", "DELETE_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"})
 
 
 def looked_up_in(code: types.CodeType) -> Iterator[str]:
     """Strings of a code by which it may look up an attribute or a global."""
     if not _BY_NAME.isdisjoint(code.co_names):
         yield from (one for one in code.co_consts if isinstance(one, str) and one.isidentifier())
+
+
+def looks_up_globals(code: types.CodeType) -> bool:
+    """Whether a code, or one within it, may look up a global by its name as a string."""
+    return any(not _GLOBALS_BY_NAME.isdisjoint(one.co_names) for one in codes_in(code))
 
 
 def absent_globals(function: types.FunctionType, looked_up: Collection[str]) -> Iterator[str]:

@@ -207,15 +207,15 @@ class _Code:
         )
         for index, value in enumerate(cells):
             self._of_value(value, f"{where}[{index}]")
-        names = dict.fromkeys(names_in(function.__code__))
-        self._name((*names, *_strings(function.__code__)))
-        for name in names:
+        named = names_in(function.__code__)
+        self._name((*named.attributes, *_strings(function.__code__)))
+        for name in named.globals:
             if name not in function.__globals__:
                 continue
             value = function.__globals__[name]
             if isinstance(value, types.ModuleType):
                 if not self._is_known(value.__name__):
-                    for inner in names:
+                    for inner in named.attributes:
                         if (var := vars(value).get(inner)) is not None:
                             self._of_value(var, f"{value.__name__}.{inner}")
             else:

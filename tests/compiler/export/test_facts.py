@@ -6,6 +6,7 @@ import ast
 import collections
 import dataclasses
 import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -266,3 +267,50 @@ def test_data_outside_of_a_module_is_found_by_the_names_in_its_code():
     assert all(path.startswith("__class__.__mro__.") for path in found)
     functions = [Uses.forward, Base.shifted, Base.of_class.__func__, Base.fixed, _helper]
     assert [at(Uses(), path) for path in outside.functions] == functions
+
+
+count, step = 0, 4.0
+
+
+def stride(x: Any) -> Any:
+    return x * 3
+
+
+class NamedAlike(nn.Module):
+    """Attributes and methods with names of globals that it does not read, and the other way around."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 2.0
+
+    def forward(self, x: Any) -> Any:
+        return self.stride(x) * self.count * getattr(self, "step", 1.0) * shifted(x)
+
+    def stride(self, x: Any) -> Any:
+        return x
+
+    def shifted(self, x: Any) -> Any:
+        return x * SCALE
+
+
+def shifted(x: Any) -> Any:
+    return x + 1
+
+
+def test_the_name_of_an_attribute_is_no_name_of_a_global():
+    outside = outer_data(NamedAlike)
+    assert outside.data == ()
+    assert [at(NamedAlike(), path) for path in outside.functions] == [
+        NamedAlike.forward,
+        NamedAlike.stride,
+        shifted,
+    ]
+
+
+class ByName(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x * globals()["SCALE"] + getattr(sys.modules[__name__], "OF_CLASS") + x.step  # noqa: B009
+
+
+def test_globals_that_code_looks_up_by_name_are_followed():
+    assert {at(ByName(), path) for path in outer_data(ByName).data} == {SCALE, OF_CLASS}

@@ -415,6 +415,9 @@ def test_a_key_sees_code_that_a_forward_runs(monkeypatch: pytest.MonkeyPatch) ->
     with monkeypatch.context() as patch:
         patch.setattr(Called, "width", 4)
         assert key(Called()) != before
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "width", 5, raising=False)
+        assert key(Called()) == before, "a global with the name of an attribute"
     assert key(Called()) == before
 
 
