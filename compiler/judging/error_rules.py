@@ -320,10 +320,18 @@ def _summed(at: At) -> Pair:
     own = SAFETY * (unit(at.row.compute) * depth * size + (u if terms > 1 else 0.0) * np.abs(at.result))
     error = _square(np.sqrt(np.sum(e * e, axes)) * share, own) + least(at.row)
     nan = np.isnan(x).any(axes)
-    error = np.where(nan & ~np.isinf(e).any(axes), 0.0, np.where(np.isfinite(size), error, np.inf))
+    within = _sum_is_within(at, size / share)
+    error = np.where(nan & ~np.isinf(e).any(axes), 0.0, np.where(within, error, np.inf))
     return (
         np.where(np.isfinite(at.result) | nan, error, np.inf) if terms else np.zeros(at.result.shape)
     ), size
+
+
+def _sum_is_within(at: At, size: Array) -> Array:
+    """Whether sums of a magnitude overflow in no order of their terms: a mean may be finite whose sum is not."""
+    return np.asarray(size <= (largest(at.row.compute) / 4 if at.row.is_float else np.inf)) & np.isfinite(
+        size
+    )
 
 
 def _extreme(at: At) -> Pair:
@@ -454,7 +462,7 @@ def _linear(at: At) -> Pair:
     size = at.run(at.sizes[0])
     own = SAFETY * (unit(at.row.compute) * sum_depth(terms) * size + unit(at.row) * np.abs(at.result))
     error = at.run(known) + own + least(at.row)
-    reached = np.isfinite(size) & np.isfinite(at.result)
+    reached = _sum_is_within(at, size * terms if name == "avg_pool" else size) & np.isfinite(at.result)
     if np.isinf(e).any():
         reached &= at.run(np.isinf(e).astype(np.float64)) == 0
     return np.where(reached, error, np.inf), size
@@ -516,9 +524,19 @@ def loose(pairs: Sequence[Pair], step: ReferenceCall, array: Array) -> Pair:
     return np.where(np.isfinite(magnitude), error, np.inf if relative else 0.0), magnitude
 
 
+def _resized(at: At) -> Pair:
+    """resize: a share of the largest magnitude, but where a sum of taps may overflow."""
+    (x,) = at.values
+    error, size = loose(list(zip(at.errors, at.sizes, strict=True)), at.step, at.computed)
+    overflows = np.isfinite(x) & (np.abs(x) > largest(at.row.compute) / 8)
+    if at.step.attrs["mode"] != "nearest" and overflows.any():
+        error = np.where(at.run(overflows.astype(np.float64)) != 0, np.inf, error)
+    return error, size
+
+
 OF_FLOATS: frozenset[Rule] = frozenset({
     _sum_of_two, _product, _quotient, _function, _remainder, _stepped, _summed, _multiplied, _soft, _contracted,
-    _linear,
+    _linear, _resized,
 })  # fmt: skip
 """Rules of floats: the same ops of integers are exact."""
 
@@ -544,6 +562,7 @@ RULES: dict[str, Rule] = {
         ("matmul", "conv", "conv_transpose", "grouped_matmul", "matmul_few_bits"), _contracted
     ),
     "dequantize": _dequantized,
+    "resize": _resized,
     **dict.fromkeys(("sum_pool", "avg_pool", "cumsum"), _linear),
     **dict.fromkeys(("max_pool", "cummax", "cummin"), _windows),
     **dict.fromkeys(("argmax", "argmin", "argsort", "argtopk"), _places),

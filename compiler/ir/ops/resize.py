@@ -69,8 +69,7 @@ def _resize(step: ReferenceCall) -> Array:
         if attrs["mode"] == "nearest":
             array = np.take(array, _nearest(places, size, attrs["nearest"]), axis)
         else:
-            weights = np.array([_weights(place, size, scale, attrs) for place in places]).reshape(count, size)
-            array = np.moveaxis(np.tensordot(accumulator(array), weights, (axis, 1)), -1, axis)
+            array = _interpolated(accumulator(array), axis, places, scale, attrs)
         if attrs["coordinates"] == "crop":
             outside = (places < 0) | (places > size - 1)
             fill = np.asarray(attrs["extrapolation"]).astype(array.dtype)
@@ -85,11 +84,29 @@ def nearest_taps(size: int, count: int, scale: float, attrs: Attrs) -> Array:
 
 def weighted_taps(size: int, count: int, scale: float, attrs: Attrs) -> tuple[Array, Array]:
     """(elements, their weights) of which each of `count` results is a sum, (count, taps) each."""
-    places = _places(size, count, scale, attrs["coordinates"])
+    return _tap_table(_places(size, count, scale, attrs["coordinates"]), size, scale, attrs)
+
+
+def _tap_table(places: Array, size: int, scale: float, attrs: Attrs) -> tuple[Array, Array]:
     found = [_taps(place, size, scale, attrs) for place in places]
     return (
         np.clip([taps for taps, _ in found], 0, size - 1).astype(np.int64),
         np.array([weights for _, weights in found], np.float64),
+    )
+
+
+def _interpolated(array: Array, axis: int, places: Array, scale: float, attrs: Attrs) -> Array:
+    """Sums over the taps alone: what is no number elsewhere is not in them."""
+    if not places.size:
+        return np.take(array, [], axis)
+    taps, weights = _tap_table(places, array.shape[axis], scale, attrs)
+    along = (-1, *[1] * (array.ndim - 1 - axis))
+    return sum(
+        (
+            np.take(array, tap, axis) * weight.reshape(along)
+            for tap, weight in zip(taps.T, weights.T, strict=True)
+        ),
+        start=np.zeros((), array.dtype),
     )
 
 
@@ -129,19 +146,11 @@ def _nearest(places: Array, size: int, rounding: str) -> Array:
     return rounded
 
 
-def _weights(place: float, size: int, scale: float, attrs: Attrs) -> Any:
-    """The weight of each of `size` elements in the one at `place`."""
-    taps, weights = _taps(place, size, scale, attrs)
-    row: Any = np.zeros(size)
-    np.add.at(row, np.clip(taps, 0, size - 1), weights)
-    return row
-
-
 def _taps(place: float, size: int, scale: float, attrs: Attrs) -> tuple[Any, Any]:
     """The elements that the one at `place` is made of, which may lie outside, and their weights."""
     shrink = min(scale, 1.0) if attrs["antialias"] else 1.0
     reach = 1 if attrs["mode"] == "linear" else 2
-    base = math.ceil(place) - 1
+    base = math.floor(place)
     first = math.floor(-reach / shrink) + 1
     taps = np.arange(base + first, base + 2 - first)
     distance = np.abs(taps - place) * shrink

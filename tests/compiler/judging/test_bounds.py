@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 
 from kernels_hub.compiler import Graph, evaluate
@@ -167,6 +168,43 @@ def test_what_overflows_within_a_call_depends_on_the_order_of_its_sums():
     assert Judge(graph)(backwards) is None
     assert any(np.isnan(one).any() for one in seen)
     assert "wrong" in Judge(graph)(lambda inputs: {"y": backwards(inputs)["y"] * np.float32(1.001)})
+
+
+def _pooled(v):
+    attrs = {"kernel": (3, 3), "strides": (1, 1), "dilations": (1, 1), "padding": ((1, 1), (1, 1))}
+    return v.graph.apply("avg_pool", v, count="inside", **attrs)
+
+
+def _resized(mode, coordinates="half_pixel", shape=(1, 4, 14, 22)):
+    return lambda v: v.graph.apply("resize", v, shape=shape, mode=mode, coordinates=coordinates)
+
+
+OF_PYTORCH = {
+    "a mean of a window, whose sum overflows": (_pooled, lambda x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)),
+    "a mean of few": (lambda v: v.mean(1), lambda x: x.mean(1)),
+    "linear": (
+        _resized("linear", shape=(1, 4, 5, 8)), lambda x: F.interpolate(x, (5, 8), mode="bilinear")
+    ),
+    "cubic": (_resized("cubic"), lambda x: F.interpolate(x, (14, 22), mode="bicubic")),
+    "linear at whole places": (
+        _resized("linear", "align_corners", (1, 4, 4, 6)),
+        lambda x: F.interpolate(x, (4, 6), mode="bilinear", align_corners=True),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OF_PYTORCH)
+def test_what_pytorch_computes_of_numbers_that_are_none_is_right(case):
+    """Windows next to a NaN have none, and sums that overflow are not judged: no program of these was taken."""
+    make, function = OF_PYTORCH[case]
+    graph = Graph("one")
+    graph.output("y", make(graph.input("x", (1, 4, 7, 11))))
+
+    def run(inputs):
+        return {"y": function(torch.from_numpy(inputs["x"])).numpy()}
+
+    assert Judge(graph)(run) is None
+    assert "wrong" in Judge(graph)(lambda inputs: {"y": run(inputs)["y"] * np.float32(1.001)})
 
 
 def test_what_a_narrower_float_rounds_a_wider_one_does_not_mend():
