@@ -6,6 +6,8 @@ in float64 as there, once a call: an axis has as many as it has results, which i
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,7 +36,7 @@ def is_interpolated(node: Node) -> bool:
         if isinstance(size, int) and isinstance(count, int):
             if size == 0 or count == 0 or len(_tables(node, axis)) > MOST_TAPS:
                 return False
-        elif attrs["mode"] == "cubic" or attrs["antialias"] or attrs["coordinates"] not in _COMPUTED:
+        elif attrs["antialias"] or attrs["coordinates"] not in _COMPUTED:
             return False
     return True
 
@@ -73,11 +75,7 @@ def _tables(node: Node, axis: int) -> list[tuple[Array, Array | None]]:
     if node.attrs["mode"] == "nearest":
         return [(nearest_taps(size, count, scale, node.attrs), None)]
     places, weights = weighted_taps(size, count, scale, node.attrs)
-    return [
-        (place, weight)
-        for place, weight in zip(places.T, weights.T, strict=True)
-        if np.any(weight) or not np.any(weights)
-    ]
+    return [*zip(places.T, weights.T, strict=True)]
 
 
 def _taps(node: Node, axis: int, x: Value) -> Taps:
@@ -98,18 +96,34 @@ def _taps(node: Node, axis: int, x: Value) -> Taps:
         return [(_inside(at.unary("floor" if down else "ceil"), last), None)]
     low = at.unary("floor")
     share = at - low
-    one = graph.constant(1.0, FLOAT64)
-    shares = (_minus(share, one).unary("neg"), share)
-    lows = (low, _plus(low, one))
+    rest = _minus(share, graph.constant(1.0, FLOAT64)).unary("neg")
+    if node.attrs["mode"] == "linear":
+        steps: tuple[int, ...] = (0, 1)
+        weights = [rest, share]
+    else:
+        one, a = graph.constant(1.0, FLOAT64), node.attrs["cubic_a"]
+        near, far = (a + 2, -(a + 3), 0.0, 1.0), (a, -5 * a, 8 * a, -4 * a)
+        distances = ((far, _plus(share, one)), (near, share), (near, rest), (far, _plus(rest, one)))
+        steps, weights = (-1, 0, 1, 2), [_polynomial(*distance) for distance in distances]
+    places = [_plus(low, graph.constant(float(step), FLOAT64)) for step in steps]
     if node.attrs["exclude_outside"]:
         zero = graph.constant(0.0, FLOAT64)
-        within = [(low >= _spread_like(zero, low)) & (low <= _spread_like(last, low)) for low in lows]
-        kept = [
-            inside.select(weight, _spread_like(zero, weight))
-            for inside, weight in zip(within, shares, strict=True)
+        weights = [
+            ((place >= _spread_like(zero, place)) & (place <= _spread_like(last, place))).select(
+                weight, _spread_like(zero, weight)
+            )
+            for place, weight in zip(places, weights, strict=True)
         ]
-        shares = (kept[0] / (kept[0] + kept[1]), kept[1] / (kept[0] + kept[1]))
-    return [(_inside(place, last), weight) for place, weight in zip(lows, shares, strict=True)]
+        total = functools.reduce(operator.add, weights)
+        weights = [weight / total for weight in weights]
+    return [(_inside(place, last), weight) for place, weight in zip(places, weights, strict=True)]
+
+
+def _polynomial(coefficients: Sequence[float], t: Value) -> Value:
+    total = _spread_like(t.graph.constant(coefficients[0], FLOAT64), t)
+    for coefficient in coefficients[1:]:
+        total = _plus(total * t, t.graph.constant(coefficient, FLOAT64))
+    return total
 
 
 def _places(node: Node, axis: int, graph: Graph) -> Value:

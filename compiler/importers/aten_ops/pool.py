@@ -108,10 +108,17 @@ def _nearest(call: AtenCall, x: Value, _: object, *scales: float | None, exact: 
     return x.apply("resize", x, **attrs, mode="nearest", coordinates="asymmetric", nearest="floor")
 
 
-def _interpolated(mode: str) -> Handler:
+_ANTIALIASED = {"antialias": True, "exclude_outside": True, "cubic_a": -0.5}
+"""PyTorch follows PIL there: taps outside are left out, and the cubic filter's parameter is -0.5, not -0.75."""
+
+
+def _interpolated(mode: str, *, antialias: bool = False) -> Handler:
     def handler(call: AtenCall, x: Value, _: object, align_corners: bool, *scales: float | None) -> Value:
+        if antialias and not all(isinstance(size, int) for size in (*x.shape[2:], *call.shape[2:])):
+            raise UnsupportedArgumentsError("an antialiased resize of a symbolic dim", of_sizes=True)
         coordinates = "align_corners" if align_corners else "half_pixel"
-        return x.apply("resize", x, **_spatial(call, scales), mode=mode, coordinates=coordinates)
+        filtered = _ANTIALIASED if antialias else {}
+        return x.apply("resize", x, **_spatial(call, scales), mode=mode, coordinates=coordinates, **filtered)
 
     return handler
 
@@ -137,6 +144,8 @@ _RESIZINGS: dict[str, Handler] = {
     "_upsample_nearest_exact1d": _exact, "_upsample_nearest_exact2d": _exact, "_upsample_nearest_exact3d": _exact,
     "upsample_linear1d": _interpolated("linear"), "upsample_bilinear2d": _interpolated("linear"),
     "upsample_trilinear3d": _interpolated("linear"), "upsample_bicubic2d": _interpolated("cubic"),
+    "_upsample_bilinear2d_aa": _interpolated("linear", antialias=True),
+    "_upsample_bicubic2d_aa": _interpolated("cubic", antialias=True),
 }  # fmt: skip
 for _name, _handler in _RESIZINGS.items():
     aten(f"{_name}.default")(_handler)

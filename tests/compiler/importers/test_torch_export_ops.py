@@ -129,6 +129,8 @@ CASES = {
         F.interpolate(x, scale_factor=2), F.interpolate(x, size=(5, 13)), F.interpolate(r, scale_factor=1.5),
         F.interpolate(x, scale_factor=2.0, mode="bilinear"), F.interpolate(x, size=(9, 4), mode="bilinear", align_corners=True),
         F.interpolate(x, scale_factor=1.7, mode="bilinear"), F.interpolate(x, size=(11, 12), mode="bicubic"),
+        *(F.interpolate(x, size=(4, 5), mode=how, antialias=True) for how in ("bilinear", "bicubic")),
+        F.interpolate(x, scale_factor=0.6, mode="bilinear", antialias=True), F.interpolate(x, scale_factor=1.3, mode="bicubic"),
         F.interpolate(x, size=(4, 5), mode="nearest-exact"), F.interpolate(r, size=7, mode="linear")], IMAGE, ROW),
     "sampling": (lambda x, v, at, in_v, far: [
         *(F.grid_sample(x, at, how, padding, aligned) for how in ("bilinear", "nearest", "bicubic")
