@@ -193,7 +193,8 @@ def decomposed(program: ExportedProgram, name: str) -> Any:
     """The program of a module of that name in core ATen and `KEPT`, without writes. Raises ImportFailure."""
     import torch
 
-    with _told(name), torch.no_grad():
+    of_inference = any(tensor.is_inference() for tensor in program.state_dict.values())
+    with _told(name), torch.inference_mode(of_inference), torch.no_grad():
         table = torch.export.default_decompositions()
         for kept in KEPT:
             packet, overload = kept.split(".")

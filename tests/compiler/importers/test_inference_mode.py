@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from kernels_hub.compiler import compile
+from kernels_hub.compiler.importers.torch_trace import decomposed, trace
 
 STATES = list(itertools.product((False, True), repeat=3))
 
@@ -59,3 +60,17 @@ def test_tensors_that_a_call_left_in_the_module(module_in: bool) -> None:
     torch.testing.assert_close(got, expected)
     assert module.made[0] is left[0]
     assert module.places is left[1]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.export's own
+@pytest.mark.parametrize(("module_in", "call_in"), [*itertools.product((False, True), repeat=2)])
+def test_decomposed(module_in: bool, call_in: bool) -> None:
+    """Programs that are not imported as they were traced."""
+    with torch.inference_mode(module_in):
+        module = nn.Linear(4, 4).eval()
+    x = torch.randn(2, 4)
+    with torch.inference_mode(call_in):
+        program, _ = trace(module, (x,), {}, None, strict=False)
+        simple = decomposed(program, "Linear")
+    with torch.inference_mode():
+        torch.testing.assert_close(simple.module()(x), module(x))
