@@ -6,7 +6,6 @@ of the object: a name is never used again, so that what was found to be garbage 
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
 from collections.abc import Iterator
@@ -15,13 +14,12 @@ from contextlib import closing
 from pathlib import Path
 
 from kernels_hub.server.objects.answers import answering, unavailable
-from kernels_hub.server.objects.s3 import S3Objects
+from kernels_hub.server.objects.s3 import AT_ONCE_BYTES, S3Objects
 from kernels_hub.server.objects.store import Content, StoredObject, checked, new_upload, upload_began
 
 _NAME = re.compile(r"[0-9a-f]{96}")
 _UPLOAD = 32
 _CHUNK = 1 << 20
-_AT_ONCE_BYTES = 256 << 20
 _AT_A_TIME = 8
 
 
@@ -55,21 +53,8 @@ class PackBucket:
 
     def put(self, repository: str, name: str, path: Path, size: int, md5: bytes) -> None:
         """Write an object from a file; durable and compared on return."""
-        self.store.confirm_once()
-        key, bucket = self.key(repository, name), self.store.address.bucket
-        with path.open("rb") as file, answering("writing a pack"):
-            if size < _AT_ONCE_BYTES:
-                # The store refuses other content.
-                self.store.client.put_object(
-                    Bucket=bucket,
-                    Key=key,
-                    Body=file,
-                    ContentLength=size,
-                    ContentMD5=base64.b64encode(md5).decode(),
-                )
-                return
-            self.store.client.upload_fileobj(file, bucket, key)
-        if self.sha256(repository, name) != sha256_in(name):
+        self.store.write(self.key(repository, name), path, size, md5)
+        if size >= AT_ONCE_BYTES and self.sha256(repository, name) != sha256_in(name):
             raise unavailable("a pack that was written has other content")
 
     def open(self, repository: str, name: str) -> Content:

@@ -58,6 +58,11 @@ class FileObjects:
             os.close(descriptor)
         yield _StagedFile(source, self.path(repository, oid), self._layout.repository(repository))
 
+    def send(self, repository: str, oid: str, source: Path, size: int) -> None:
+        """Flush a file and move it to its name."""
+        with self.stage(repository, oid, source, size) as staged:
+            staged.place()
+
     def size(self, repository: str, oid: str) -> int | None:
         """The size of a file; None where there is none."""
         path = self.path(repository, oid)

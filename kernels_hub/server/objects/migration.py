@@ -11,10 +11,12 @@ SHA-256 in the new store.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from kernels_hub.errors import IntegrityError, KernelsHubError
@@ -28,7 +30,9 @@ from kernels_hub.server.objects.store import ObjectStore
 from kernels_hub.server.repositories import Repository
 
 _CHUNK = 1 << 20
-_AT_A_TIME = 4
+_AT_A_TIME = 8
+_AT_ONCE = 1000
+_TELL_SECONDS = 5.0
 _ROUNDS = 10
 _FEW = 16
 """So many objects may be left to be copied while uploads wait."""
@@ -73,49 +77,70 @@ class _Journal:
         self._path.unlink(missing_ok=True)
 
 
+@dataclass(frozen=True)
+class _Item:
+    """An object that a repository has."""
+
+    repository: Repository
+    oid: str
+    size: int
+
+
 class _Migration:
-    def __init__(self, hub: Hub, target: ObjectStore, journal: _Journal) -> None:
-        self.hub, self.target, self.journal = hub, target, journal
+    def __init__(
+        self, hub: Hub, target: ObjectStore, journal: _Journal, announce: Callable[[str], None]
+    ) -> None:
+        self.hub, self.target, self.journal, self.announce = hub, target, journal, announce
         self.done: dict[str, set[str]] = {}
         self.copied = self.known = self.bytes = 0
 
     def round(self) -> int:
         """Copy what is not in the new store; how many objects."""
-        before = self.copied
+        before, told = self.copied, time.monotonic()
         with ThreadPoolExecutor(_AT_A_TIME) as threads:
-            for repository in self.hub.repositories.all():
-                done = self.done.setdefault(repository.id, set())
-                rows = self.hub.large_files.rows(repository)
-                left = [(oid, size) for oid, size in rows.items() if oid not in done]
-                for oid, size, new in threads.map(lambda item, r=repository: self._take(r, *item), left):
-                    if new is None:
-                        continue
-                    done.add(oid)
-                    if new:
-                        self.journal.add(repository.id, oid)
-                        self.copied, self.bytes = self.copied + 1, self.bytes + size
-                    else:
-                        self.known += 1
+            # Threads that are done with one repository go on with the next.
+            left = self._left()
+            while some := list(islice(left, _AT_ONCE)):
+                for item, new in zip(some, threads.map(self._take, some), strict=True):
+                    self._count(item, new)
+                    if time.monotonic() - told > _TELL_SECONDS:
+                        self.announce(f"{self.copied} objects copied, {self.known} were there")
+                        told = time.monotonic()
         return self.copied - before
 
-    def _take(self, repository: Repository, oid: str, size: int) -> tuple[str, int, bool | None]:
+    def _left(self) -> Iterator[_Item]:
+        for repository in self.hub.repositories.all():
+            done = self.done.setdefault(repository.id, set())
+            for oid, size in self.hub.large_files.rows(repository).items():
+                if oid not in done:
+                    yield _Item(repository, oid, size)
+
+    def _count(self, item: _Item, new: bool | None) -> None:
+        if new is None:
+            return
+        self.done[item.repository.id].add(item.oid)
+        if new:
+            self.journal.add(item.repository.id, item.oid)
+            self.copied, self.bytes = self.copied + 1, self.bytes + item.size
+        else:
+            self.known += 1
+
+    def _take(self, item: _Item) -> bool | None:
         """Whether an object was copied; False where it was there before, None where it is gone by now."""
+        repository, oid, size = item.repository, item.oid, item.size
         if (repository.id, oid) in self.journal.known and self.target.size(repository.id, oid) == size:
-            return oid, size, False
+            return False
         try:
-            with (
-                self._local(repository, oid, size) as path,
-                self.target.stage(repository.id, oid, path, size) as staged,
-            ):
-                staged.place()
+            with self._local(repository, oid, size) as path:
+                self.target.send(repository.id, oid, path, size)
         except FileNotFoundError:
             if oid in self.hub.large_files.rows(repository):
                 raise KernelsHubError(
                     f"large file {oid} of {repository.full_name} is missing in the old store; nothing was changed, "
                     "run `kernels-hub hub fsck`"
                 ) from None
-            return oid, size, None
-        return oid, size, True
+            return None
+        return True
 
     @contextmanager
     def _local(self, repository: Repository, oid: str, size: int) -> Iterator[Path]:
@@ -167,7 +192,7 @@ def migrate(hub: Hub, target: str, *, announce: Callable[[str], None] = lambda _
             store.claim()
         journal = _Journal(hub.layout.root / "migration", store.place or FILES)
         try:
-            work = _Migration(hub, store, journal)
+            work = _Migration(hub, store, journal, announce)
             rounds, count = 0, _FEW + 1
             while count > _FEW and rounds < _ROUNDS:
                 count, rounds = work.round(), rounds + 1

@@ -6,14 +6,15 @@
     <prefix>/xet/<repository id>/<hour>/…       then also what clients sent as Xet, for hours
     <prefix>/incoming/<repository id>/<upload>  what is being uploaded, and was not checked yet
 
-Nothing is under its final key before this server read it back and compared size and SHA-256, and clients never get an
-address that writes to a final key: content goes to a key of its own below `incoming/`, is read back from there, and
-is copied by the store. Final keys are only ever written with the content that their name says, so that doing it
-twice changes nothing.
+What clients send is under its final key only after this server read it back and compared size and SHA-256, and they
+never get an address that writes to a final key: content goes to a key of its own below `incoming/`, is read back from
+there, and is copied by the store. Final keys are only ever written with the content that their name says, so that
+doing it twice changes nothing.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 import threading
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from botocore.client import BaseClient
 
 _CHUNK = 1 << 20
-_AT_ONCE_BYTES = 256 << 20
+AT_ONCE_BYTES = 256 << 20
 """From this size on, an object is sent and copied in parts: one request for it would outlast the timeout."""
 _REMOVE_AT_A_TIME = 8
 _MARKER = "kernels-hub-root"
@@ -176,6 +177,41 @@ class S3Objects:
         finally:
             self.discard(key)
 
+    def send(self, repository: str, oid: str, source: Path, size: int) -> None:
+        """Send a local file to its final key, and read it back: two requests, where `stage` takes five.
+
+        The store refuses content that arrives other than it was, so that nothing else is ever under that key.
+        """
+        key = self.key(repository, oid)
+        self.write(key, source, size)
+        if self._digest(key) != (size, oid):
+            self.discard(key)
+            raise unavailable("an object that was written has other content")
+
+    def write(self, key: str, source: Path, size: int, md5: bytes | None = None) -> None:
+        """Write a local file under a key. The store compares its MD5, where it is sent in one request.
+
+        md5: of the file, where it was computed already.
+        """
+        self.confirm_once()
+        bucket = self.address.bucket
+        with source.open("rb") as file:
+            if size >= AT_ONCE_BYTES:
+                with answering("writing an object"):
+                    self.client.upload_fileobj(file, bucket, key, Config=_in_parts())
+                return
+            if md5 is None:
+                md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).digest()
+                file.seek(0)
+            with answering("writing an object"):
+                self.client.put_object(
+                    Bucket=bucket,
+                    Key=key,
+                    Body=file,
+                    ContentLength=size,
+                    ContentMD5=base64.b64encode(md5).decode(),
+                )
+
     def received(
         self,
         repository: str,
@@ -214,7 +250,7 @@ class S3Objects:
         bucket = self.address.bucket
         named = {"Bucket": bucket, "Key": source}
         with answering("copying an object"):
-            if size < _AT_ONCE_BYTES:
+            if size < AT_ONCE_BYTES:
                 self.client.copy_object(CopySource=named, Bucket=bucket, Key=target)
             else:
                 self.client.copy(named, bucket, target, Config=_in_parts())
@@ -351,5 +387,5 @@ def _in_parts() -> TransferConfig:
     from boto3.s3.transfer import TransferConfig
 
     return TransferConfig(
-        multipart_threshold=_AT_ONCE_BYTES, multipart_chunksize=_AT_ONCE_BYTES, max_concurrency=4
+        multipart_threshold=AT_ONCE_BYTES, multipart_chunksize=AT_ONCE_BYTES, max_concurrency=4
     )

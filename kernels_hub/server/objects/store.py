@@ -102,6 +102,12 @@ class ObjectStore(Protocol):
     def stage(self, repository: str, oid: str, source: Path, size: int) -> AbstractContextManager[Staged]:
         """Take in a local file of this size and SHA-256, both checked by the caller."""
 
+    def send(self, repository: str, oid: str, source: Path, size: int) -> None:
+        """Write a local file of this size and SHA-256, both checked by the caller; durable and compared on return.
+
+        For a store that is not the root's yet: no lock is held. The file may be gone afterwards.
+        """
+
     def size(self, repository: str, oid: str) -> int | None:
         """The size of an object; None where there is none."""
 
