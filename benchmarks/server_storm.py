@@ -70,12 +70,14 @@ class Writer(threading.Thread):
         self.token = token or hub.token("writer")
         self._endpoint = hub.endpoint
         self.problems: list[str] = []
+        self.longest = 0.0
+        """Seconds of the answer that took longest."""
 
     def run(self) -> None:
         headers = {"Authorization": f"Bearer {self.token}"}
         with (
             contextlib.suppress(httpx.TransportError),
-            httpx.Client(base_url=self._endpoint, headers=headers, timeout=30) as client,
+            httpx.Client(base_url=self._endpoint, headers=headers, timeout=120) as client,
         ):
             count = 0
             while True:
@@ -118,6 +120,7 @@ class Writer(threading.Thread):
         return self._ok(sent) and self._ok(client.post(actions["verify"]["href"], json=item))
 
     def _ok(self, answer: httpx.Response) -> bool:
+        self.longest = max(self.longest, answer.elapsed.total_seconds())
         if answer.status_code != 200:
             self.problems.append(f"{answer.request.url.path}: {answer.status_code} {answer.text[:200]}")
         return answer.status_code == 200

@@ -42,20 +42,22 @@ def migrate(
     ] = None,
     forget: Annotated[
         bool,
-        typer.Option("--give-up", help="Forget a move of rows that was begun, in place of running it again."),
+        typer.Option(
+            "--give-up",
+            help="Forget a move of rows or git data that was begun, and do not run it again.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Move accounts, repositories and logs to another database, large files to another store, or git data.
 
-    Rows are moved while servers run and clients write: at the end requests wait for about a second, and servers then go
-    on with the new database, which each of them must be able to reach. Large files are copied while servers run, which
-    are restarted afterwards with the new --objects: until then they load what was there before, and refuse uploads of
-    large files. Git data is moved while no server runs. What was there is left as it is. What was interrupted is run
-    again.
+    Rows and git data are moved while servers run and clients write: at the end requests wait for about a second, and
+    servers then go on with the new place, which each of them must be able to reach. Large files are copied while
+    servers run, which are restarted afterwards with the new --objects: until then they load what was there before, and
+    refuse uploads of large files. What was there is left as it is. What was interrupted is run again.
     """
     if forget:
-        _give_up(root, to, git)
+        _give_up(root, to, git, source)
         return
     if (to is None) == (git is None):
         raise KernelsHubError(
@@ -95,13 +97,23 @@ def _migrate_rows(root: Path, to: str, *, as_json: bool) -> None:
     echo(f"the rows of {root} are in {where} from now on, for its servers, too")
 
 
-def _give_up(root: Path, to: str | None, git: str | None) -> None:
+def _give_up(root: Path, to: str | None, git: str | None, source: str | None) -> None:
     if to is not None or git is not None:
         raise KernelsHubError(
             "--give-up forgets what was begun, to wherever; it takes neither --to nor --git"
         )
     with server_parts():
+        from kernels_hub.server.git.migration import give_up as give_up_git
+        from kernels_hub.server.layout import RootPaths
         from kernels_hub.server.migration import give_up
+        from kernels_hub.server.refusal import Refusal
+    if RootPaths.open(root).git_begun.is_file():
+        try:
+            give_up_git(root, database=given_database.get(), objects=source)
+        except Refusal as refusal:
+            raise KernelsHubError(refusal.message) from refusal
+        echo(f"no git data of {root} is on its way any more; it is where it was")
+        return
     give_up(root, database=given_database.get())
     echo(f"no rows of {root} are on their way any more; they are where they were")
 
@@ -132,12 +144,15 @@ def _migrate_git(root: Path, to: str, source: str | None, *, as_json: bool) -> N
             "repositories": done.repositories,
             "moved before": done.known,
             "packs": f"{done.packs}, {done.bytes} bytes",
+            "changed meanwhile": f"{done.changed} repositories, {done.in_the_last} while requests waited",
+            "requests waited": f"{done.waited:.2f} s",
         }
     )
     if to == "store":
         echo(
-            "from now on servers need no folder in common: give each a --root of its own, and the same --database "
-            "and --objects; repositories/*/git is left as it was, remove it when you are sure"
+            "servers of this root go on from there; others need no folder in common with them: give each a --root of "
+            "its own, and the same --database and --objects. repositories/*/git is left as it was, remove it when you "
+            "are sure"
         )
     else:
         echo(

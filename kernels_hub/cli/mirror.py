@@ -55,7 +55,7 @@ def mirror(
 
         with following(hub, address, moved=moved):
             sweep(hub)
-            hub.follow_moves()
+            hub.follow_moves(git=False)
             source = Origin(address, token, requests_per_minute=max_requests_per_minute)
             while True:
                 done = follow_once(hub, source, only or (), lambda line: echo(line, flush=True))

@@ -20,8 +20,10 @@ from kernels_hub.server.download_counts import SCHEMA as DOWNLOADS
 from kernels_hub.server.download_counts import DownloadCounts
 from kernels_hub.server.durable import share
 from kernels_hub.server.facets import SCHEMA as FACETS
+from kernels_hub.server.git.movable import MovableGit
 from kernels_hub.server.git.opening import join_hub, open_git
 from kernels_hub.server.git.rows import SCHEMA as GIT
+from kernels_hub.server.git.seam import GitStore
 from kernels_hub.server.layout import RootPaths
 from kernels_hub.server.lfs import LargeFiles
 from kernels_hub.server.limits import Budget, Limits
@@ -92,11 +94,11 @@ class Hub:
             raise
 
     def _open(self, database: str | None, objects: str | None, *, create: bool) -> None:
-        opened = open_database(
-            self.layout, database, join=lambda there, owner: join_hub(self.layout, there, owner, objects)
+        self.database = MovableDatabase(
+            open_database(
+                self.layout, database, join=lambda there, owner: join_hub(self.layout, there, owner, objects)
+            )
         )
-        # Rows move only while git data is in the folder.
-        self.database = opened if self.layout.read().git else MovableDatabase(opened)
         self.audit = Audit(self.database)
         self.accounts = Accounts(self.database, self.audit)
         self.repositories = Repositories(self.database, self.audit)
@@ -106,7 +108,8 @@ class Hub:
         self.mirror = MirrorState(self.database)
         self.access = Access(self.accounts, self.repositories, self.mirror)
         store = self._open_store(objects, create)
-        self.git = open_git(self.layout, self.database, store, cache_bytes=self.limits.git_cache_bytes)
+        self._store = store
+        self.git = MovableGit(self._open_git(self.database.inner), self.database.staying)
         self.large_files = LargeFiles(self.layout, self.database, store, self.git)
         self.releases = Releases(self.database, self.large_files, self.audit, self.mirror)
         self.store = Store(self.git, self.repositories, self.large_files, self.releases)
@@ -115,6 +118,11 @@ class Hub:
         self.changes = Changes(self.store, self.limits, self.releases)
         self.commits = Budget(self.limits.max_commits_bytes)
         self.signer = Signer(self.layout.secret(), self.limits.upload_seconds)
+
+    def _open_git(self, rows: Database) -> GitStore:
+        """The git data where it is now. rows: as they were opened now, which `database` may not have yet."""
+        cache_bytes = self.limits.git_cache_bytes
+        return open_git(self.layout, rows, self._store, cache_bytes=cache_bytes, followed=self.database)
 
     def _open_store(self, objects: str | None, create: bool) -> ObjectStore:
         def empty() -> bool:
@@ -141,20 +149,33 @@ class Hub:
                 f"{repository.full_name} may hold {quota} bytes and holds {used}: {size} more do not fit"
             )
 
-    def follow_moves(self) -> None:
-        """From now on, while this process lives, go along when `kernels-hub hub migrate` moves the rows elsewhere."""
-        if isinstance(self.database, MovableDatabase):
-            self._following = Following(self.layout, self.database, self._let_go, self._open_again)
-            self._following.start()
+    def follow_moves(self, *, git: bool = True) -> None:
+        """From now on, while this process lives, go along when `kernels-hub hub migrate` moves rows or git data.
+
+        git: False for who does some work `alone`, under a lock of the place that git data is in: it stays, and such a
+            migration gives up.
+        """
+
+        def check_git() -> None:
+            if not git:
+                raise KernelsHubError("it is `kernels-hub mirror`, which is stopped while git data moves")
+            self._store.confirm()
+
+        self._following = Following(self.layout, self.database, self._let_go, self._open_again, check_git)
+        self._following.start()
 
     def _open_again(self, using: int) -> Database:
-        """The rows where they are now, once the lock is held again."""
+        """The rows where they are now, and the git data, once the lock is held again."""
         try:
             self.layout.read_marker()
             opened = open_database(self.layout)
             try:
                 for schema in SCHEMAS:
                     opened.add(schema)
+                if self.layout.read().git or self.git.has_several_roots:
+                    before = self.git.inner
+                    self.git.exchange(self._open_git(opened))
+                    before.close()
             except BaseException:
                 opened.close()
                 raise

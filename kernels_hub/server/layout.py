@@ -5,6 +5,7 @@ FORMAT                the format, and whether rows, large files or git data are 
 hub.sqlite            accounts, tokens, repositories, large files (rows), unless they are in PostgreSQL:
 database              then its address, without a password, and the root's id, which the database has too
 database.begun        the same of a migration that was begun, and is not done
+git.begun             a migration of git data that was begun: "store" or "folder"; see `git/opening.py`
 using                 a lock that whoever has the rows open shares, and a migration of the rows takes at its end
 moving                of such a migration, while servers let the rows go: where to
 secret                the key that signs upload addresses
@@ -117,6 +118,7 @@ class RootPaths:
         self.marker = self.root / "FORMAT"
         self.address = self.root / "database"
         self.begun = self.root / "database.begun"
+        self.git_begun = self.root / "git.begun"
         self.elsewhere: Elsewhere | None = None
         """Where the rows are, if not in hub.sqlite."""
         self.is_new = False

@@ -29,7 +29,7 @@ from kernels_hub.server.database.transfer import Copied
 from kernels_hub.server.durable import share, try_lock
 from kernels_hub.server.hub import SCHEMAS
 from kernels_hub.server.layout import Elsewhere, RootPaths
-from kernels_hub.server.row_moves import SQLITE, taken_over
+from kernels_hub.server.row_moves import SQLITE, goal_of, taken_over
 
 SECONDS = 20.0
 """How long a migration waits, at its end, for servers and commands to let the root go."""
@@ -98,24 +98,10 @@ def give_up(root: Path, *, database: str | None = None) -> None:
 
 
 @contextmanager
-def alone(layout: RootPaths) -> Iterator[None]:
-    """Have a root that nobody else has open. Raises KernelsHubError where somebody has."""
-    descriptor = try_lock(layout.using)
-    if descriptor is None:
-        raise KernelsHubError(
-            f"{layout.root} is open: stop its servers, and wait for commands that run on it; nothing was changed"
-        )
-    try:
-        layout.read_marker()  # again: until now somebody else may have moved them
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
 def _source(root: Path, database: str | None) -> Iterator[tuple[RootPaths, Database, Callable[[], None]]]:
-    """The only migration of a root, its rows, and what lets go of the lock that says that they are open here."""
+    """What a migration of rows works with: see `only_migration`."""
     layout = RootPaths.open(root)
+    check_git_stays(layout)
     if layout.read().git:
         raise KernelsHubError(
             f"the git data of {root} is in its database and object store, which other roots may serve as well; nothing "
@@ -123,9 +109,27 @@ def _source(root: Path, database: str | None) -> Iterator[tuple[RootPaths, Datab
             "to another, copy the database with pg_dump while no server runs, and correct its address in "
             f"{layout.address}"
         )
+    with only_migration(layout, database) as (source, let_go):
+        yield layout, source, let_go
+
+
+def check_git_stays(layout: RootPaths) -> None:
+    """Raise KernelsHubError where git data is on its way: what it goes to stays where it is meanwhile."""
+    if layout.git_begun.is_file():
+        raise KernelsHubError(
+            f"a move of the git data of {layout.root} was begun and is not done; nothing was changed. Run it again, "
+            "with `kernels-hub hub migrate --git …`, or forget it with --give-up"
+        )
+
+
+@contextmanager
+def only_migration(layout: RootPaths, database: str | None) -> Iterator[tuple[Database, Callable[[], None]]]:
+    """The only migration of a root, its rows, and what lets go of the lock that says that they are open here."""
     only = try_lock(layout.root / "maintenance.lock")
     if only is None:
-        raise KernelsHubError(f"gc, fsck, backup or migrate is at work on {root}; wait until it is done")
+        raise KernelsHubError(
+            f"gc, fsck, backup or migrate is at work on {layout.root}; wait until it is done"
+        )
     using: int | None = None
 
     def let_go() -> None:
@@ -140,7 +144,7 @@ def _source(root: Path, database: str | None) -> Iterator[tuple[RootPaths, Datab
         with closing(open_database(layout, database)) as source:
             for schema in SCHEMAS:
                 source.add(schema)
-            yield layout, source, let_go
+            yield source, let_go
     finally:
         let_go()
         os.close(only)
@@ -173,7 +177,7 @@ def _move(
         compared = _copied(copy, announce)
         let_go()
         began = time.monotonic()
-        with taken_over(layout, seconds, target.elsewhere):
+        with taken_over(layout, seconds, goal_of(target.elsewhere)):
             last = copy.catch_up()
             copy.check_counts()
             copy.end()

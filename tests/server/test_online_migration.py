@@ -27,11 +27,13 @@ from kernels_hub.server.database.schema import CORE
 from kernels_hub.server.database.seam import Database
 from kernels_hub.server.database.sqlite import SqliteDatabase
 from kernels_hub.server.database.transfer import TABLES, digest
+from kernels_hub.server.git.migration import migrate as migrate_git
 from kernels_hub.server.hub import SCHEMAS, Hub
 from kernels_hub.server.maintenance import backup, check
 from kernels_hub.server.migration import SQLITE, give_up, migrate
 from tests import hub_databases
 from tests.hub_databases import needs_postgresql
+from tests.plain_store import PlainStore
 from tests.running_hub import RunningHub, start_hub
 from tests.server.test_commands import COMMAND
 
@@ -57,38 +59,39 @@ def repository(database: Database, identifier: str, name: str, space: str = "ada
     )
 
 
-# What is written after a step -> statements, each of which once broke some order of bringing rows.
-CHANGES = {
+# What is written after a step -> statements, each of which once broke some order of bringing rows. Each has rows of its
+# own, whose names end in its number, `{n}`: so one move has them all, at the steps that each would have alone.
+CHANGES: dict[str, tuple[tuple[object, ...], ...]] = {
     "names that go round": (
-        ("UPDATE repositories SET name = 'x' WHERE id = 'r1'",),
-        ("UPDATE repositories SET name = 'k1' WHERE id = 'r2'",),
-        ("UPDATE repositories SET name = 'k2' WHERE id = 'r1'",),
+        ("UPDATE repositories SET name = 'x{n}' WHERE id = 'r1{n}'",),
+        ("UPDATE repositories SET name = 'k1{n}' WHERE id = 'r2{n}'",),
+        ("UPDATE repositories SET name = 'k2{n}' WHERE id = 'r1{n}'",),
     ),
     "another takes the name of one that is gone": (
-        ("DELETE FROM repositories WHERE id = 'r1'",),
-        ("INSERT INTO repositories VALUES ('a0', 'kernel', 'ada', 'K1', 1, '', 2.5)",),
-        ("INSERT INTO objects VALUES ('a0', 'o', 1, 0.0)",),
+        ("DELETE FROM repositories WHERE id = 'r1{n}'",),
+        ("INSERT INTO repositories VALUES ('a0{n}', 'kernel', 'ada{n}', 'K1{n}', 1, '', 2.5)",),
+        ("INSERT INTO objects VALUES ('a0{n}', 'o', 1, 0.0)",),
     ),
     "from an account that goes to one that comes": (
-        ("INSERT INTO accounts VALUES ('zoe', 'user', 0, 1.0)",),
-        ("UPDATE repositories SET namespace = 'zoe'",),
-        ("DELETE FROM accounts WHERE name = 'ada'",),
+        ("INSERT INTO accounts VALUES ('zoe{n}', 'user', 0, 1.0)",),
+        ("UPDATE repositories SET namespace = 'zoe{n}' WHERE namespace = 'ada{n}'",),
+        ("DELETE FROM accounts WHERE name = 'ada{n}'",),
     ),
     "gone and there again": (
-        ("DELETE FROM accounts WHERE name = 'bob'",),
-        ("INSERT INTO accounts VALUES ('Bob', 'user', 1, 2.0)",),
-        ("INSERT INTO tokens VALUES ('t2', ?, 'bob', 'read', NULL, 1.0, NULL)", b"\x01\\x"),
-        ("INSERT INTO sessions VALUES (?, 't2', 3.0)", b"\xff\x00"),
+        ("DELETE FROM accounts WHERE name = 'bob{n}'",),
+        ("INSERT INTO accounts VALUES ('Bob{n}', 'user', 1, 2.0)",),
+        ("INSERT INTO tokens VALUES ('t2{n}', ?, 'bob{n}', 'read', NULL, 1.0, NULL)", b"\x01\\x"),
+        ("INSERT INTO sessions VALUES (?, 't2{n}', 3.0)", b"\xff\x00"),
     ),
     "text that is no plain text": (
-        ("INSERT INTO downloads VALUES ('r1', 3, '\\x00 \"ü'',', 4)",),
-        ("UPDATE search SET words = 'änders \\ %' WHERE repository = 'r2'",),
-        ("DELETE FROM sessions",),
+        ("INSERT INTO downloads VALUES ('r1{n}', 3, '\\x00 \"ü'',', 4)",),
+        ("UPDATE search SET words = 'änders \\ %' WHERE repository = 'r2{n}'",),
+        ("DELETE FROM sessions WHERE token = 't1{n}'",),
     ),
     "a mirrored one that comes back": (
-        ("UPDATE mirrored SET origin_id = 'gone' WHERE repository = 'r1'",),
-        ("UPDATE mirrored SET origin_id = 'origin1' WHERE repository = 'r2'",),
-        ("INSERT INTO release_log VALUES ('kernel/ada/k1', 2, '{}', 'h', 'o')",),
+        ("UPDATE mirrored SET origin_id = 'gone' WHERE repository = 'r1{n}'",),
+        ("UPDATE mirrored SET origin_id = 'origin1{n}' WHERE repository = 'r2{n}'",),
+        ("INSERT INTO release_log VALUES ('kernel/ada{n}/k1{n}', 2, '{{}}', 'h', 'o')",),
     ),
 }
 
@@ -97,43 +100,63 @@ CHANGES = {
 def databases(
     request: pytest.FixtureRequest, database: str, tmp_path: Path
 ) -> Iterator[tuple[Database, Database]]:
-    """A source with some rows, and an empty target."""
+    """A source, and an empty target."""
     there, here = made(PostgresqlDatabase(database)), made(SqliteDatabase(tmp_path / "hub.sqlite"))
     source, target = (here, there) if request.param == "to postgresql" else (there, here)
-    for name in ("ada", "bob"):
-        source.change("INSERT INTO accounts VALUES (?, 'user', 0, 1.0)", name)
-    source.change("INSERT INTO tokens VALUES ('t1', ?, 'bob', 'write', NULL, 1.0, NULL)", b"\x00\xff")
-    source.change("INSERT INTO sessions VALUES (?, 't1', 2.5)", b"\xfe")
-    for number in (1, 2):
-        repository(source, f"r{number}", f"k{number}")
-        source.change("INSERT INTO objects VALUES (?, 'o', 1, 0.5)", f"r{number}")
-        source.change("INSERT INTO mirrored VALUES (?, ?, '', 0.0, '')", f"r{number}", f"origin{number}")
-    source.change("INSERT INTO release_log VALUES ('kernel/ada/k1', 1, '{}', 'h', 'o')")
     with closing(there), closing(here):
         yield source, target
 
 
-@pytest.mark.parametrize("changes", CHANGES)
+def fill(source: Database, n: object = "") -> None:
+    """Some rows, whose names end in `n`."""
+    for name in ("ada", "bob"):
+        source.change("INSERT INTO accounts VALUES (?, 'user', 0, 1.0)", f"{name}{n}")
+    secret = str(n).encode()
+    source.change(
+        "INSERT INTO tokens VALUES (?, ?, ?, 'write', NULL, 1.0, NULL)",
+        *(f"t1{n}", b"\x00\xff" + secret, f"bob{n}"),
+    )
+    source.change("INSERT INTO sessions VALUES (?, ?, 2.5)", b"\xfe" + secret, f"t1{n}")
+    for number in (1, 2):
+        repository(source, f"r{number}{n}", f"k{number}{n}", f"ada{n}")
+        source.change("INSERT INTO objects VALUES (?, 'o', 1, 0.5)", f"r{number}{n}")
+        source.change(
+            "INSERT INTO mirrored VALUES (?, ?, '', 0.0, '')", f"r{number}{n}", f"origin{number}{n}"
+        )
+    source.change("INSERT INTO release_log VALUES (?, 1, '{}', 'h', 'o')", f"kernel/ada{n}/k1{n}")
+
+
 def test_whatever_changes_at_whatever_step(
-    databases: tuple[Database, Database], changes: str, monkeypatch: pytest.MonkeyPatch
+    databases: tuple[Database, Database], monkeypatch: pytest.MonkeyPatch
 ):
     source, target = databases
-    monkeypatch.setattr("kernels_hub.server.database.online_copy._ROWS", 1)
+    for n in range(len(CHANGES)):
+        fill(source, n)
+    # A step copies one row of each.
+    monkeypatch.setattr("kernels_hub.server.database.online_copy._ROWS", len(CHANGES))
     copy = OnlineCopy(source, target, ChangeLog(source), (CORE, *SCHEMAS))
     ChangeLog(source).begin("move", copy.tables)
     copy.begin("move")
-    # A statement every few steps: rows are changed before, while and after their table is copied.
-    statements = itertools.chain(*(CHANGES[changes],))
+    # A statement of each every few steps: rows are changed before, while and after their table is copied.
+    statements = itertools.zip_longest(*CHANGES.values())
+
+    def write() -> bool:
+        now = next(statements, ())
+        for n, statement in enumerate(now):
+            if statement is not None:
+                text, *values = statement
+                source.change(str(text).format(n=n), *values)
+        return bool(now)
+
     going, number = True, 0
     while going or number % 4:
         number += 1
-        if number % 4 == 0 and (statement := next(statements, None)) is not None:
-            source.change(*statement)
-            going = True
+        if number % 4 == 0:
+            write()
         going = copy.step()
     compared = {item.table: item for item in copy.compare()}
-    for statement in statements:
-        source.change(*statement)
+    while write():
+        pass
     assert compared == digests(source) or copy.catch_up()
     copy.check_counts()
     assert digests(target) == digests(source)
@@ -145,6 +168,7 @@ def test_whatever_changes_at_whatever_step(
 
 def test_a_step_that_died_is_brought_once_more_and_a_wrong_row_is_noticed(databases, monkeypatch):
     source, target = databases
+    fill(source)
     log = ChangeLog(source)
     copy = OnlineCopy(source, target, log, (CORE, *SCHEMAS))
     log.begin("move", copy.tables)
@@ -198,7 +222,9 @@ def _gets(hub: RunningHub, path: str) -> Iterator[list[int]]:
 class _Publishers:
     """Threads that make repositories and commit to them, one request after the other; what was acknowledged."""
 
-    def __init__(self, hub: RunningHub, count: int) -> None:
+    def __init__(self, hub: RunningHub, count: int, *, pause: float = 0.0) -> None:
+        """pause: seconds between two repositories of a thread."""
+        self._pause = pause
         self._endpoint, self._token = hub.endpoint, hub.token("ada")
         self.made: list[str] = []
         self.commits: dict[str, int] = {}
@@ -240,6 +266,7 @@ class _Publishers:
             if made not in (200, 409) or committed != 200:
                 self.wrong.append(f"{name}: {made} {committed}")
             self.made.append(name)
+            time.sleep(self._pause)
 
     def stop(self) -> list[str]:
         self._ended.set()
@@ -299,6 +326,70 @@ def test_both_ways_while_clients_write(tmp_path: Path, database: str):
         assert "this server stays" not in running.output()
 
 
+@pytest.fixture
+def plain_objects() -> Iterator[str]:
+    """The address of a place in a store in a process of its own: here, threads of clients have the interpreter."""
+    with PlainStore() as store:
+        yield store.address("git")
+
+
+@pytest.mark.git_folder
+def test_git_data_both_ways_while_clients_write(tmp_path: Path, database: str, plain_objects: str):
+    root = tmp_path / "root"
+    with start_hub(root, workers=2, database=database, objects=plain_objects) as running:
+        writers = _Publishers(running, 1, pause=0.2)
+        with _gets(running, "/api/kernels/ada/w0-0") as statuses:
+            for to in ("folder", "store"):
+                before = len(writers.made)
+                while len(writers.made) < before + 3:
+                    time.sleep(0.02)
+                done = migrate_git(root, to)
+                assert done.waited < 20 and done.repositories >= before
+                assert (root / "FORMAT").read_text().endswith("git store\n") == (to == "store")
+            before = len(writers.made)
+            while len(writers.made) < before + 3:
+                time.sleep(0.02)
+        written = writers.stop()
+        first = statuses.index(200)
+        assert set(statuses[:first]) <= {401} and set(statuses[first:]) == {200}, "who reads waits"
+        assert {name: content(running, name) for name in written} == {name: name for name in written}
+        with running.administer() as hub:
+            assert hub.git.has_several_roots and len(hub.repositories.all()) == len(written)
+            assert check(hub) == []
+        assert "this server stays" not in running.output()
+
+
+@pytest.mark.git_folder
+@pytest.mark.exhaustive
+def test_git_data_killed_again_and_again_while_clients_write(
+    tmp_path: Path, database: str, plain_objects: str
+):
+    root = tmp_path / "root"
+    with start_hub(root, workers=2, database=database, objects=plain_objects) as running:
+        writers = _Publishers(running, 1, pause=0.2)
+        for to in ("folder", "store"):
+            _killed_again_and_again([*COMMAND, "hub", "migrate", "--json", "--root", str(root), "--git", to])
+            assert (root / "FORMAT").read_text().endswith("git store\n") == (to == "store")
+        written = writers.stop()
+        assert {name: content(running, name) for name in written} == {name: name for name in written}
+        with running.administer() as hub:
+            assert check(hub) == []
+
+
+def _killed_again_and_again(command: list[str]) -> None:
+    """Run a command, kill -9 it after ever longer, until it has come to its end."""
+    for count in itertools.count(1):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            _, said = process.communicate(timeout=0.5 * count)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            continue
+        assert process.returncode == 0 or "already" in said, said
+        return
+
+
 def test_a_server_that_cannot_reach_the_target_stays(tmp_path: Path, database: str):
     root = tmp_path / "root"
     with hub_databases.rows_in(hub_databases.SQLITE):
@@ -308,7 +399,7 @@ def test_a_server_that_cannot_reach_the_target_stays(tmp_path: Path, database: s
             port = database.rpartition(":")[2].partition("/")[0]
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("PGPORT", port)
-                with pytest.raises(KernelsHubError, match="a server that cannot reach the new database"):
+                with pytest.raises(KernelsHubError, match="a server that cannot go along"):
                     migrate(root, database.replace(f":{port}", ""), seconds=1)
             assert "and this server stays: " in running.output("and this server stays: ")
             running.organisation("acme", "ada")
@@ -346,16 +437,7 @@ def test_killed_again_and_again_while_clients_write(tmp_path: Path, database: st
         with hub_databases.rows_in(hub_databases.SQLITE), start_hub(root, workers=2) as running:
             writers = _Publishers(running, 1)
             command = [*COMMAND, "hub", "migrate", "--json", "--root", str(root), "--to", to]
-            for seconds in itertools.count(1):
-                process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-                try:
-                    out, said = process.communicate(timeout=0.5 * seconds)
-                except subprocess.TimeoutExpired:
-                    process.send_signal(signal.SIGKILL)
-                    process.communicate()
-                    continue
-                assert process.returncode == 0 or "already" in said, said
-                break
+            _killed_again_and_again(command)
             written = writers.stop()
             assert {name: content(running, name) for name in written} == {name: name for name in written}
         if to == database:

@@ -15,7 +15,8 @@ import pytest
 from kernels_hub.cli import main
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.commit import AddFile, CommitRequest
-from kernels_hub.server.git.migration import migrate
+from kernels_hub.server.git.migration import Goal, migrate
+from kernels_hub.server.git.rows import GitRows
 from kernels_hub.server.git.stored import StoredGit
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.layout import RootPaths, marker_text
@@ -74,7 +75,7 @@ def packs_of(prefix: str) -> list[str]:
 
 
 def test_a_new_root_joins_the_hub(one: Hub, two: Hub, objects: str):
-    assert isinstance(one.git, StoredGit) and isinstance(two.git, StoredGit)
+    assert one.git.has_several_roots and two.git.has_several_roots
     assert (two.layout.root / "FORMAT").read_text() == marker_text(rows=True, objects=objects, git=True)
     assert two.layout.secret() == one.layout.secret() and two.layout.identity() == one.layout.identity()
     assert list(two.layout.repositories.iterdir()) == []
@@ -146,7 +147,7 @@ def test_a_change_of_what_somebody_changed_meanwhile_is_refused(one: Hub, two: H
     with one.git.locked(repo.id):
         content = one.store.content(repo)
         assert content.refs.all()[BRANCHES + "main"] == Ref(head)
-        two.git.rows.replace(repo.id, two.git.rows.snapshot(repo.id).version)  # type: ignore[attr-defined]
+        two.git.inner.rows.replace(repo.id, two.git.inner.rows.snapshot(repo.id).version)  # type: ignore[attr-defined]
         content.packs.write([late])
         with pytest.raises(Refusal, match="Another server has changed") as found:
             content.refs.change({BRANCHES + "other": Ref(head)})
@@ -181,7 +182,7 @@ def test_many_repositories_are_changed_at_once(one: Hub, monkeypatch: pytest.Mon
 def test_an_answer_of_the_store_that_was_cut_off_is_no_answer(one: Hub, monkeypatch: pytest.MonkeyPatch):
     """boto3 takes an empty body, of a connection that broke after the headers, for an answer that says nothing."""
     repo = new(one)
-    store_of = one.git.bucket.store  # type: ignore[attr-defined]
+    store_of = one.git.inner.bucket.store  # type: ignore[attr-defined]
 
     def cut(*_: object, **__: object) -> dict[str, object]:
         return {}
@@ -190,7 +191,7 @@ def test_an_answer_of_the_store_that_was_cut_off_is_no_answer(one: Hub, monkeypa
     monkeypatch.setattr(store_of.client, "list_objects_v2", cut)
     for ask in (
         lambda: store_of.transfers.begin(repo.id, [(new_upload(), (5,))], 60),
-        lambda: list(one.git.bucket.entries(repo.id)),  # type: ignore[attr-defined]
+        lambda: list(one.git.inner.bucket.entries(repo.id)),  # type: ignore[attr-defined]
         lambda: check(one),
     ):
         with pytest.raises(Refusal) as found:
@@ -220,8 +221,8 @@ def crash_at_transaction(hub: Hub, change: Callable[[], object], monkeypatch: py
         raise DiedError
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(hub.git.rows), "replace", dies)  # type: ignore[attr-defined]
-        patch.setattr(type(hub.git.rows), "insert", dies)  # type: ignore[attr-defined]
+        patch.setattr(GitRows, "replace", dies)
+        patch.setattr(GitRows, "insert", dies)
         with pytest.raises(DiedError):
             change()
 
@@ -300,7 +301,7 @@ def test_what_is_pruned_is_gone_everywhere(one: Hub, two: Hub):
     one.changes.delete_branch(repo, "side")
     collect_garbage(one, prune=True)
     for hub in (one, two):
-        hub.git.places.objects.drop([(repo.id, dropped)])  # type: ignore[attr-defined]
+        hub.git.inner.places.objects.drop([(repo.id, dropped)])  # type: ignore[attr-defined]
         with pytest.raises(Refusal):
             hub.store.resolve(repo, dropped)
 
@@ -382,7 +383,9 @@ def test_a_backup_is_a_root_without_database_and_store(one: Hub, tmp_path: Path)
         assert kinds(copy) == kinds(one)
 
 
-def test_git_data_is_moved_there_and_back(tmp_path: Path, database: str, objects: str, prefix: str):
+def test_git_data_is_moved_there_and_back(
+    tmp_path: Path, database: str, objects: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+):
     root = tmp_path / "one"
     with hub_databases.rows_in(hub_databases.SQLITE), Hub(root, create=True) as hub:
         hub.accounts.add_user("ada")
@@ -401,7 +404,10 @@ def test_git_data_is_moved_there_and_back(tmp_path: Path, database: str, objects
         for hub in (one, two):
             assert files(hub, repo) == before and hub.store.content(repo).refs.all() == refs
             assert check(hub) == [] and kinds(hub) == [("release", "v1.0.0")]
+        monkeypatch.setattr("kernels_hub.server.migration.SECONDS", 0.1)
         refused(root, "--git", "folder", says="is open")
+        refused(root, "--to", "sqlite", says="forget it with --give-up")
+        moved(root, "--give-up")
         refused(
             root, "--to", objects.replace("/g", "/other"), says="Move it to this root first", source=objects
         )
@@ -430,10 +436,9 @@ def test_git_data_is_moved_there_and_back(tmp_path: Path, database: str, objects
         assert files(two, repo) == {**before, "more": b"1"}
 
 
-@pytest.mark.parametrize("at", range(5))
 @pytest.mark.parametrize("to", ["store", "folder"])
-def test_a_migration_that_died_is_run_again(
-    opened: Open, tmp_path: Path, objects: str, at: int, to: str, monkeypatch: pytest.MonkeyPatch
+def test_a_migration_that_died_at_any_step_is_run_again(
+    opened: Open, tmp_path: Path, objects: str, to: Goal, monkeypatch: pytest.MonkeyPatch
 ):
     with closing(opened("one")) as hub:
         hub.accounts.add_user("ada")
@@ -443,35 +448,76 @@ def test_a_migration_that_died_is_run_again(
     root = tmp_path / "one"
     if to == "store":
         migrate(root, "folder")
-    steps = 0
+    died, said = 0, ""
+    while True:
+        with monkeypatch.context() as patch:
+            _die_after(died, patch)
+            try:
+                done = migrate(root, to)
+                break
+            except DiedError:
+                died += 1
+            except KernelsHubError as error:
+                done, said = None, str(error)
+                break
+        with Hub(root, objects=objects) as hub:  # whatever died, servers serve, and clients write
+            commit(hub, repos[1], f"f{died}", str(died))
+            before[1][f"f{died}"] = str(died).encode()
+            assert [files(hub, repo) for repo in repos] == before
+    assert died >= 6, "note, settle, each repository, the end of it, FORMAT, settle"
+    assert done.repositories == 2 if done else "there already" in said, (
+        "where a server has done the last step"
+    )
+    with Hub(root, objects=objects) as hub:
+        assert hub.git.has_several_roots == (to == "store")
+        assert [files(hub, repo) for repo in repos] == before and check(hub) == []
+        assert not hub.layout.git_begun.exists()
+
+
+def _die_after(steps: int, patch: pytest.MonkeyPatch) -> None:
+    """After so many steps, a migration does nothing any more, not even in its `finally`s."""
+    from kernels_hub.server.git.migration import _Migration
+
+    left = steps
 
     def counted(real: Callable[..., object]) -> Callable[..., object]:
         def step(*arguments: object, **options: object) -> object:
-            nonlocal steps
-            steps += 1
-            if steps > at:
+            nonlocal left
+            left -= 1
+            if left < 0:
                 raise DiedError
             return real(*arguments, **options)
 
         return step
 
-    from kernels_hub.server.git.migration import _Migration
+    for name in ("_note", "_settle", "_send", "_bring", "_end", "_drop_deleted"):
+        patch.setattr(_Migration, name, counted(getattr(_Migration, name)))
+    patch.setattr(RootPaths, "mark", counted(RootPaths.mark))
+    patch.setattr(StoredGit, "close", counted(StoredGit.close))
 
-    with monkeypatch.context() as patch:
-        for kind, name in (
-            (_Migration, "_settle"),
-            (_Migration, "_send"),
-            (_Migration, "_bring"),
-            (RootPaths, "mark"),
-        ):
-            patch.setattr(kind, name, counted(getattr(kind, name)))
-        with pytest.raises(DiedError):
-            migrate(root, "store" if to == "store" else "folder")
-    done = migrate(root, "store" if to == "store" else "folder")
-    assert done.repositories == 2
+
+def test_a_move_of_git_data_that_is_given_up_leaves_nothing(
+    opened: Open, tmp_path: Path, objects: str, monkeypatch: pytest.MonkeyPatch
+):
+    root = tmp_path / "one"
+    with closing(opened("one")) as hub:
+        hub.accounts.add_user("ada")
+        repo = new(hub, "k")
+    monkeypatch.setattr("kernels_hub.server.migration.SECONDS", 0.0)
+    for place in ("folder", "store"):
+        with Hub(root, objects=objects) as hub:
+            refused(root, "--git", place, says="is open")
+            assert (root / "git.begun").read_text() == f"{place}\n"
+        moved(root, "--give-up")
+        assert not (root / "git.begun").exists()
+        with Hub(root, objects=objects) as hub:
+            commit(hub, repo, place, "1")
+            assert hub.git.has_several_roots == (place == "folder")
+        if place == "folder":
+            moved(root, "--git", place)
     with Hub(root, objects=objects) as hub:
-        assert isinstance(hub.git, StoredGit) == (to == "store")
-        assert [files(hub, repo) for repo in repos] == before and check(hub) == []
+        assert set(files(hub, repo)) >= {"folder", "store"} and check(hub) == []
+        assert hub.database.rows("SELECT * FROM git_versions") == []
 
 
 def moved(root: Path, *arguments: str) -> None:

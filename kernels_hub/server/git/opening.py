@@ -1,8 +1,14 @@
-"""Opens the git data of a root: the place that it remembers, never another by mistake."""
+"""Opens the git data of a root: the place that it remembers, never another by mistake.
+
+FORMAT of a root says where its git data is; a row of the database, `git_place`, says so to servers with other roots. A
+migration changes FORMAT in one step while nobody has the root open, and the row before and after. Where it died in
+between, the file `git.begun` is there: whoever opens the root next has the row say what FORMAT says.
+"""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.database import Database
@@ -78,21 +84,50 @@ def _moving() -> KernelsHubError:
     )
 
 
-def open_git(layout: RootPaths, database: Database, store: ObjectStore, *, cache_bytes: int) -> GitStore:
+def settle_begun(layout: RootPaths, rows: GitRows) -> Place | None:
+    """Where the git data is, once what a migration that died has left of it is settled. Holding `using`, or alone."""
+    place, is_stored = rows.place(), layout.read().git
+    if place is None or not layout.git_begun.is_file():
+        return place
+    to_store = layout.git_begun.read_text() == "store\n"
+    if place.state == "moving" and is_stored:
+        place = replace(place, state="store")
+    elif place.state == "moving" and not to_store:
+        place = replace(place, state="folder")
+    elif is_stored != to_store or place.state == "moving":
+        return place  # It has not come so far yet.
+    with rows.database.transaction():
+        rows.settle(place)
+        if place.state == "folder":
+            rows.drop_all()
+    if is_stored == to_store:
+        layout.git_begun.unlink(missing_ok=True)
+    return place
+
+
+def open_git(
+    layout: RootPaths,
+    database: Database,
+    store: ObjectStore,
+    *,
+    cache_bytes: int,
+    followed: Database | None = None,
+) -> GitStore:
     """The git data of a root.
 
     cache_bytes: how much local copies of packs may take, where it is in an object store.
+    followed: the database as it goes on where its rows move, which they do only while git data is in the folder.
     Raises KernelsHubError where it is somewhere else than the root remembers.
     """
     rows = GitRows(database)
-    place = rows.place()
+    place = settle_begun(layout, rows)
     if not layout.read().git:
         if place is not None and place.state == "store":
             raise KernelsHubError(
                 f"the git data of this Hub is in {place.objects} and {database.name}, not below {layout.root}, which "
                 "is an older copy of a root; start a server there with a new --root"
             )
-        return FolderGit(layout, database)
+        return FolderGit(layout, followed or database)
     from kernels_hub.server.database.postgresql import PostgresqlDatabase
     from kernels_hub.server.git.stored import StoredGit
     from kernels_hub.server.objects.s3 import S3Objects

@@ -142,6 +142,11 @@ class GitRows:
         row = self.database.row("SELECT version FROM git_versions WHERE repository = ?", repository)
         return None if row is None else str(row["version"])
 
+    def versions(self) -> dict[str, str]:
+        """The version of every repository."""
+        rows = self.database.rows("SELECT repository, version FROM git_versions")
+        return {str(row["repository"]): str(row["version"]) for row in rows}
+
     def snapshot(self, repository: str) -> Snapshot:
         """Refs and packs of a repository, of one moment. Refuses one that is not here."""
         version, refs, packs = "", dict[str, Ref](), list[PackRow]()

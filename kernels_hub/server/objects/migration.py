@@ -22,6 +22,7 @@ from pathlib import Path
 from kernels_hub.errors import IntegrityError, KernelsHubError
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.maintenance import maintaining
+from kernels_hub.server.migration import check_git_stays
 from kernels_hub.server.objects.address import S3Address
 from kernels_hub.server.objects.files import FileObjects
 from kernels_hub.server.objects.opening import FILES
@@ -184,6 +185,7 @@ def migrate(hub: Hub, target: str, *, announce: Callable[[str], None] = lambda _
             "the git data of this Hub is in its object store, with the large files; nothing was changed. Move it to "
             "this root first, with `kernels-hub hub migrate --git folder`"
         )
+    check_git_stays(hub.layout)
     with maintaining(hub, timeout=10):
         store = _target(hub, target)
         source = hub.large_files.objects
