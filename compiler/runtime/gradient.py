@@ -130,7 +130,7 @@ class _Run(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, trained: Trained, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         gradient = trained.gradient
-        outputs = trained.forward.run([tensor.contiguous() for tensor in tensors])
+        outputs = trained.forward.run([tensor.resolve_neg().contiguous() for tensor in tensors])
         of = {"input": tensors, "output": outputs}
         ctx.trained = trained
         ctx.shapes = [tensor.shape for tensor in tensors]
@@ -177,7 +177,7 @@ def _gradients(
     """Of the forward's inputs; None of those that need none."""
     gradient: Gradient = ctx.trained.gradient
     inputs = [
-        (gradients[position] if kind == "gradient" else next(saved)).contiguous()
+        (gradients[position] if kind == "gradient" else next(saved)).resolve_neg().contiguous()
         for kind, position in gradient.sources
     ]
     needed = ctx.needs_input_grad[1:]

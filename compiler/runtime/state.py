@@ -50,7 +50,7 @@ class State:
             facts += found
             placed += (each.value for each in found)
             weight: torch.Tensor = found[0].value
-            if wanted_weight.packed or not weight.is_contiguous():
+            if wanted_weight.packed or not weight.is_contiguous() or weight.is_neg():
                 counted.append(weight)
                 copied.append(weight)
         counted = [tensor for tensor in counted if not tensor.is_inference()]  # the others count no versions
@@ -85,9 +85,9 @@ class State:
         _check_weight(tensor, weight, self.place)
         others = [find_weight(module, other) for other in weight.aliases]
         for path, other in zip(weight.aliases, others, strict=True):
-            if other.value.data_ptr() != tensor.data_ptr():
+            if other.value.data_ptr() != tensor.data_ptr() or other.value.is_neg() is not tensor.is_neg():
                 raise Misfit("tied weights", f"its {path} is no longer the same tensor as its {weight.name}")
-        self.plain[weight.buffer] = tensor.detach().contiguous()
+        self.plain[weight.buffer] = tensor.detach().resolve_neg().contiguous()
         self.tensors.append(tensor)
         return [found, *others]
 

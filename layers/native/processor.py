@@ -22,3 +22,6 @@ def has_half() -> bool:
     if platform.machine() in _ARM:
         return True
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+has_half()  # asked on import: torch.jit.trace refuses the operator, whose result is no tensor

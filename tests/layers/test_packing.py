@@ -528,6 +528,15 @@ def test_assigned_data_makes_a_plain_parameter(freed: nn.Linear) -> None:
     check_weight(freed, torch.ones(N, K))
 
 
+def test_views_that_negate_are_not_packed() -> None:
+    module = make().requires_grad_(False)
+    module.weight = nn.Parameter(torch._neg_view(module.weight.detach()), requires_grad=False)
+    WEIGHTS.prepare(module)
+    WEIGHTS.free_originals(module)
+    assert type(module.weight) is nn.Parameter and WEIGHTS.packed_nbytes(module) == 0
+    check(module)
+
+
 def test_tied_weights_are_freed_once_and_restored_as_one() -> None:
     first, second = make(), make()
     second.weight = first.weight

@@ -155,6 +155,7 @@ def can_pack(weight: Tensor) -> bool:
         and weight.layout is torch.strided
         and weight.dim() == 2
         and weight.is_contiguous()
+        and not weight.is_neg()
         and weight.numel() > 0
         and weight.data_ptr() != 0  # parameters under construction have no storage yet
     )
@@ -200,19 +201,21 @@ def _remover(key: int) -> Any:
     return remove
 
 
-_DTYPES: frozenset[torch.dtype] | None = None
-
-
 def dtypes() -> frozenset[torch.dtype]:
     """The dtypes that oneDNN multiplies natively on this machine."""
-    global _DTYPES
-    if _DTYPES is None:
-        found = set()
-        if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
-            found.add(torch.float32)
-            if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-                found.add(torch.bfloat16)
-            if torch.ops.mkldnn._is_mkldnn_fp16_supported():
-                found.add(torch.float16)
-        _DTYPES = frozenset(found)
     return _DTYPES
+
+
+def _multiplied_dtypes() -> frozenset[torch.dtype]:
+    found = set()
+    if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        found.add(torch.float32)
+        if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            found.add(torch.bfloat16)
+        if torch.ops.mkldnn._is_mkldnn_fp16_supported():
+            found.add(torch.float16)
+    return frozenset(found)
+
+
+_DTYPES = _multiplied_dtypes()
+"""Asked on import: torch.jit.trace refuses these operators, whose results are no tensors."""
