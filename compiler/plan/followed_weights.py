@@ -49,6 +49,8 @@ class _Form:
     ties: frozenset[tuple[str, ...]]
     modules: dict[str, tuple[nn.Module, type[nn.Module], tuple[int, ...]]]
     """By path: the part, its class, and its hooks."""
+    hooks: tuple[int, ...]
+    """Those of all modules."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class Followed:
                 path: (module, type(module), tuple(key for hooks in _hooks(module) for key in hooks))
                 for path, module in self._module.named_modules(remove_duplicate=False)
             },
+            tuple(key for hooks in _HOOKS_OF_ALL for key in hooks),
         )
 
     def _tensors(self) -> dict[str, torch.Tensor]:
@@ -113,7 +116,7 @@ class Followed:
 
     def _made_guard(self) -> ModuleGuard:
         held: list[Held] = []
-        keys: list[HasKeys] = []
+        keys = [HasKeys(hooks, tuple(hooks)) for hooks in _HOOKS_OF_ALL]
         for module in self._module.modules():
             own = module.__dict__
             for table_name in ("_modules", "_parameters", "_buffers"):
@@ -127,6 +130,13 @@ class Followed:
         )
         counted = [tensor for tensor in tensors if not tensor.is_inference()]  # the others count no versions
         return ModuleGuard(self._module.__dict__, held, (), tensors, counted, tensors, _library(), keys)
+
+
+_HOOKS_OF_ALL: tuple[Any, ...] = (
+    torch.nn.modules.module._global_forward_pre_hooks,
+    torch.nn.modules.module._global_forward_hooks,
+)
+"""What `register_module_forward_pre_hook` and `register_module_forward_hook` of torch fill."""
 
 
 def _hooks(module: nn.Module) -> tuple[Any, ...]:

@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, currently_in_test_context, given, reject, se
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrize
 
 import kernels_hub
@@ -443,6 +444,21 @@ def test_parts_that_change_are_followed(change: str) -> None:
         torch.testing.assert_close(run(x), module(x))
         module[0].bias = nn.Parameter(torch.full((16,), 3.0), requires_grad=False)
         torch.testing.assert_close(run(x), module(x))
+
+
+def test_hooks_of_all_modules_are_followed() -> None:
+    module = nn.Sequential(nn.Linear(16, 16), nn.GELU()).eval().requires_grad_(False)
+    x = torch.randn(5, 16)
+    run = compile((module, (x,)), "cpu", engines=["library"], weights="followed")
+    before = module(x)
+
+    def doubled(module: nn.Module, _: object, result: Tensor) -> Tensor | None:
+        return 2 * result if isinstance(module, nn.Linear) else None
+
+    with register_module_forward_hook(doubled):
+        assert Kind.differs(module(x), before) > 1e-2
+        torch.testing.assert_close(run(x), module(x))
+    torch.testing.assert_close(run(x), before)
 
 
 def test_what_could_not_be_made_anew_is_tried_at_every_call() -> None:
