@@ -50,7 +50,7 @@ class LibraryPlan:
         self._graph, self._device = graph, device
         self.signature: Signature = signature_of(graph)
         self._torch = torch.device("cpu") if device.type == "cpu" else torch.device("cuda", device.index)
-        with torch.no_grad():
+        with torch.no_grad(), self._in_own_dtypes():
             self._program = LibraryProgram(graph, self._torch, self._weight, pack=pack)
 
     def _weight(self, name: str) -> Tensor:
@@ -67,7 +67,7 @@ class LibraryPlan:
         stream: int | None = None,
     ) -> list[Tensor]:
         """The outputs, contiguous and in memory of their own; also where only the data tell their sizes."""
-        with torch.no_grad(), self._on(stream):
+        with torch.no_grad(), self._in_own_dtypes(), self._on(stream):
             results = self._program(inputs, self._bound(inputs))
             taken = {tensor.untyped_storage().data_ptr() for tensor in inputs} | self._program.constants
             return [_own(result, taken) for result in results]
@@ -80,7 +80,7 @@ class LibraryPlan:
         stream: int | None = None,
     ) -> None:
         """See `CompiledPlan`. Raises EngineError, which names the node, where PyTorch refuses the data."""
-        with torch.no_grad(), self._on(stream):
+        with torch.no_grad(), self._in_own_dtypes(), self._on(stream):
             copy_out(self._program(inputs, self._bound(inputs)), outputs, self.signature)
 
     def serialize(self) -> bytes:
@@ -89,7 +89,7 @@ class LibraryPlan:
 
     def profile(self, inputs: Sequence[Tensor], repeats: int = 10) -> list[StepProfile]:
         """Median seconds of each op; a recognised part, or a region, is one."""
-        with torch.no_grad():
+        with torch.no_grad(), self._in_own_dtypes():
             sizes = self._bound(inputs)
             runs = [self._program.timed(inputs, dict(sizes)) for _ in range(max(1, repeats) + 1)][1:]
         costs = Costs(sizes)
@@ -109,6 +109,13 @@ class LibraryPlan:
                 f"graph {self._graph.name} takes {len(self.signature.inputs)} inputs, got {len(inputs)}"
             )
         return self._program.bind(inputs)
+
+    def _in_own_dtypes(self) -> Any:
+        """Outside of the caller's torch.autocast: a graph says in which dtype each op computes."""
+        device = self._torch.type
+        if not torch.is_autocast_enabled(device):
+            return contextlib.nullcontext()
+        return torch.autocast(device, enabled=False)
 
     def _on(self, stream: int | None) -> Any:
         if stream is None or self._torch.type == "cpu":

@@ -237,3 +237,19 @@ def test_wrong_inputs():
         plan.compute([torch.ones(2, 4)] * 2)
     with pytest.raises(ValueError, match=r"graph small: input 'x' float32\[n, 4\] got \[2, 5\]"):
         plan.compute([torch.ones(2, 5)])
+
+
+@pytest.mark.parametrize("executes", [False, True])
+def test_a_callers_autocast_changes_nothing(executes):
+    """The products would be of bfloat16, and so would their results be."""
+    graph = Graph("product")
+    x = graph.input("x", (4, 8))
+    graph.output("y", x @ graph.constant(np.ones((8, 8), np.float32)))
+    plan = guard.compiled(ENGINE, graph, CPU)
+    given = torch.full((4, 8), 1.0009765625)  # no number of bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        if executes:
+            plan.execute([given], [found := torch.empty(4, 8)])
+        else:
+            (found,) = plan.compute([given])
+    assert found.dtype is torch.float32 and torch.equal(found, given @ torch.ones(8, 8))
