@@ -114,6 +114,12 @@ def gated_forward(
 
     original: the forward that the class has at the call where it is None.
     """
+    import torch
+
+    def is_open(size: int | torch.SymInt) -> bool:
+        """Whether what is exported may be for other sizes, too: it is refused where one of those was compared."""
+        return type(size) is not int or torch.compiler.is_dynamo_compiling()
+
     signature = inspect.signature(cls.forward)
     _, first, *others = signature.parameters.values()
     rest = ", *args, **kwargs" if others else ""
@@ -121,12 +127,18 @@ def gated_forward(
         f"{int(low)} <= size" if high == math.inf else f"{int(low)} <= size <= {int(high)}"
         for low, high in sizes
     )
-    namespace: dict[str, Any] = {"kernel": kernel, "original": original, "class_of": type}
+    namespace: dict[str, Any] = {
+        "kernel": kernel,
+        "original": original,
+        "class_of": type,
+        "is_exporting": torch.compiler.is_exporting,
+        "is_open": is_open,
+    }
     otherwise = "class_of(self).forward" if original is None else "original"
     exec(  # noqa: S102 - a name from a real signature, which is an identifier, and numbers
         f"def forward(self, {first.name}{rest}):\n"
         f"    size = {first.name}.numel()\n"
-        f"    if {test}:\n"
+        f"    if not (is_exporting() and is_open(size)) and ({test}):\n"
         f"        return kernel(self, {first.name}{rest})\n"
         f"    return {otherwise}(self, {first.name}{rest})\n",
         namespace,

@@ -36,6 +36,8 @@ from kernels_hub.kernelization.outcome import RECORD_ATTRIBUTE, SwapDecision, re
 from kernels_hub.kernelization.settle import settle
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from torch import nn
 
 AT_FIRST_CALL = "compiled at its first call"
@@ -113,6 +115,13 @@ class JitForward:
         self._defaults = _defaults_of(cls.forward)
         self._called = kept_around(cls.forward, self.forward)
         """`forward`, inside of those decorators of the class's that stay around a kernel."""
+
+    @property
+    def __code__(self) -> CodeType:
+        """The code of the class's forward, which torch.export names in what it says; AttributeError without one."""
+        forward: Any = inspect.unwrap(self.cls.forward)
+        code: CodeType = forward.__code__
+        return code
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """The result of a call: of the compiled layer where there is one for its signature."""

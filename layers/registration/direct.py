@@ -53,6 +53,16 @@ def is_transformed() -> bool:
     return not _is_unknown and _transform() is not None and not torch.compiler.is_compiling()
 
 
+def is_for_any_size(tensor: Tensor) -> bool:
+    """Whether a trace is to hold for other sizes than this tensor's, so that no size may decide what runs.
+
+    An export whose sizes are open is refused where one was compared. Where Dynamo makes it, nobody can ask which are.
+    """
+    return torch.compiler.is_exporting() and (
+        torch.compiler.is_dynamo_compiling() or any(type(size) is not int for size in tensor.shape)
+    )
+
+
 @cache
 def _plain_keys(device: str) -> frozenset[int]:
     ordinary = torch.empty(0, device=device)

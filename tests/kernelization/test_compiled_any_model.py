@@ -75,6 +75,28 @@ def test_a_model_of_ones_own_is_compiled_whole(head):
     assert rows(model)[""].swapped and str(rows(model)[""].repository) == "compiled:CompiledModel"
 
 
+def test_weights_that_are_views_which_negate(head):
+    model, reference = head
+    x = torch.randn(4, 16)
+    check(model, reference, x)
+    for each in (model, reference):
+        weight = torch._neg_view(reference.layers[1].weight.detach().clone())
+        each.layers[0].weight = nn.Parameter(weight, requires_grad=False)
+    assert model.layers[0].weight.is_neg()
+    check(model, reference, x)
+    for each in (model, reference):
+        with torch.no_grad():
+            each.layers[0].weight.mul_(2)
+    check(model, reference, x)
+
+
+def test_a_compiled_model_is_exported(head):
+    model, reference = head
+    x = torch.randn(4, 16)
+    check(model, reference, x)
+    check(torch.export.export(model, (x,)).module(), reference, x)
+
+
 def test_what_a_call_depends_on_outside_of_weights_is_followed(head, monkeypatch):
     model, reference = head
     x = torch.randn(4, 16)

@@ -219,6 +219,21 @@ def test_a_gated_model_runs_under_torch_compile(tell: Tell):
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_gated_model_is_exported_for_all_rows(tell: Tell, strict: bool):
+    tell("Linear", 256, 512, _all_rows(LINEAR, 0.8, rows1024=1.3))
+    model = kernelize(nn.Sequential(nn.Linear(256, 512)).eval(), mode=Mode.INFERENCE)
+    assert report(model).swapped
+    rows = torch.export.Dim("rows", max=1 << 20)
+    with torch.no_grad():
+        exported = torch.export.export(
+            model, (torch.randn(8, 256),), dynamic_shapes=({0: rows},), strict=strict
+        )
+        for count in (4, 1024):
+            x = torch.randn(count, 256)
+            torch.testing.assert_close(exported.module()(x), model(x), rtol=1e-5, atol=1e-5)
+
+
 def test_functions_have_their_kernels_where_rows_are_too_few_for_the_block(
     tell: Tell, monkeypatch: pytest.MonkeyPatch
 ):

@@ -63,7 +63,8 @@ def _is_for_pytorch(size: int, small: tuple[int, int], requires_grad: bool) -> b
     """
     if is_transformed():
         return True
-    return size < small[int(requires_grad and torch.is_grad_enabled())] and not torch.compiler.is_compiling()
+    # A size that an export leaves open must not be compared.
+    return not torch.compiler.is_compiling() and size < small[int(requires_grad and torch.is_grad_enabled())]
 
 
 def silu(input: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .blocks import has_written_forward, needs_gradient, runs_own_forward
-from .direct import is_transformed
+from .direct import is_for_any_size, is_transformed
 from .kernels import TRAINS, fuses, pays
 from .operators import conv2d, conv_norm
 
@@ -48,7 +48,7 @@ class Conv2d(nn.Module):
         if not TRAINS and needs_gradient(input, weight, bias):
             return self._conv_forward(input, weight, bias)
         batch = input.unsqueeze(0) if input.dim() == 3 else input
-        if batch.dim() != 4 or not pays(batch, weight, self.stride, self.groups):
+        if batch.dim() != 4 or is_for_any_size(batch) or not pays(batch, weight, self.stride, self.groups):
             return self._conv_forward(input, weight, bias)
         padding = self.padding
         if isinstance(padding, str):  # "same" may need one more row or column at the end than at the start
@@ -209,7 +209,11 @@ def _operands(block: nn.Module, input: Tensor) -> _Operands | None:
     tensors = (weight, bias, scale, shift, mean, variance)
     if weight is None or mean is None or variance is None or not _is_ours(input, *tensors):
         return None
-    if needs_gradient(input, *tensors) or not fuses(input, weight, convolution.stride):
+    if (
+        needs_gradient(input, *tensors)
+        or is_for_any_size(input)
+        or not fuses(input, weight, convolution.stride)
+    ):
         return None
     return tensors, (
         normalization.eps,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 from .blocks import FORMULAS, needs_gradient
@@ -76,6 +77,7 @@ def joined_gated_mlp(
     if (
         gated_mlp_directly is not None
         and not records
+        and not is_compiling()
         and x.numel() <= _FEW_ROWS * gate_up.shape[1]
         and (type(gate_up) is Tensor or type(gate_up) is Parameter)
     ):

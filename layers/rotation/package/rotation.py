@@ -58,7 +58,7 @@ def apply_rotary_pos_emb(
     """
     if 1 < (width := cos.shape[-1]) < q.shape[-1]:
         parts = q[..., :width], k[..., :width]
-        if q.numel() < kernels.SMALL_PART and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and q.numel() < kernels.SMALL_PART:
             angles = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
             turned = reference.rotate_pair(*parts, *angles, False, False)
         else:
