@@ -83,6 +83,16 @@ def define_twice(
     return define(f"{name}{arguments}", implementations, fake), with_grad
 
 
+def savable(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """What `save_for_backward` takes of `tensors`: a copy of each that was made in inference mode.
+
+    PyTorch saves no such tensor, and its own formulas, which save what they computed of it, have no need to.
+    """
+    return tuple(
+        tensor.clone() if tensor is not None and tensor.is_inference() else tensor for tensor in tensors
+    )
+
+
 def differentiate(
     formula: Callable[..., Tensor], grad: Tensor, inputs: Sequence[Tensor | None]
 ) -> list[Tensor | None]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -114,3 +116,35 @@ def test_gradients_of_weights_for_each_example(name: str) -> None:
     assert expected.keys() == found.keys()
     for key, one in expected.items():
         assert_close(found[key], one, factor=64)
+
+
+def test_the_first_call_may_be_traced() -> None:
+    """In a new process, where nothing that is asked once was asked before."""
+    program = """if True:
+        import torch
+        from kernels_hub.repository.bundled import bundled_folder, source_variant
+        from kernels_hub.repository.load import import_kernel
+
+        layers = import_kernel(source_variant(bundled_folder() / "linear", "cpu")).layers
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            linear = torch.nn.Linear(8, 8, dtype=dtype).requires_grad_(False)
+            linear.forward = lambda x, linear=linear: layers.Linear.forward(linear, x)
+            x = torch.ones(2, 8, dtype=dtype)
+            assert torch.jit.trace(linear, (x,))(x).dtype is dtype
+    """
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["Linear", "GatedMLP", "RMSNorm", "TorchRMSNorm", "LayerNorm", "Conv2d"])
+def test_one_weight_of_an_ensemble(name: str) -> None:
+    """torch.vmap over a weight alone: the input, and the other weights, are the same for each."""
+    module, kernel = pair(name)
+    x, _ = inputs(name)
+    for key, weight in module.named_parameters():
+        several = torch.stack((weight, weight * 2, -weight))
+        expected, found = (
+            vmap(lambda one, each=each, key=key: functional_call(each, {key: one}, (x,)))(several)
+            for each in (module, kernel)
+        )
+        assert_close(found, expected, factor=64)

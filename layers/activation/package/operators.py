@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import kernels, reference
-from .registration import define_twice, implementations
+from .registration import define_twice, implementations, savable
 
 Function = Callable[..., Any]
 
@@ -29,7 +29,7 @@ def _define_both(
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         *tensors, ctx.kind = inputs
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*savable(*tensors))
 
     served = implementations(kernels.DISPATCH_KEYS, native, composite)
     return define_twice(name, arguments, served, fake, backward=derivative, setup_context=setup_context)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import kernels, reference
 from .form import Form, result_like
-from .registration import define, differentiate, implementations
+from .registration import define, differentiate, implementations, savable
 
 _INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? mask"
 _FORM = "bool causal, SymInt offset, float scale, float softcap"
@@ -76,7 +76,7 @@ def _make_backward(backend: Any) -> Function:
 def _context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query, key, value, mask, *form = inputs
     ctx.set_materialize_grads(False)  # nobody wants a gradient of the statistics
-    ctx.save_for_backward(query, key, value, mask, *output)
+    ctx.save_for_backward(*savable(query, key, value, mask, *output))
     ctx.form = Form(*form)
 
 

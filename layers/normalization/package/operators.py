@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import kernels, reference
 from .forms import Form, GatedForm
-from .registration import define, differentiate, implementations
+from .registration import define, differentiate, implementations, savable
 
 Function = Callable[..., Any]
 
@@ -127,7 +127,7 @@ def _save(
     form: Form,
 ) -> None:
     ctx.set_materialize_grads(False)  # nobody wants a gradient of mean and rstd
-    ctx.save_for_backward(x, weight, bias, mean, rstd)
+    ctx.save_for_backward(*savable(x, weight, bias, mean, rstd))
     ctx.form = form
 
 
@@ -358,7 +358,7 @@ rms_norm_gated_backward = _define(
 
 
 def _gated_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:3])
+    ctx.save_for_backward(*savable(*inputs[:3]))
     ctx.form = GatedForm(*inputs[3:])
 
 

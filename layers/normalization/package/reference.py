@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from .direct import is_transformed
 from .forms import Form, GatedForm
 
 
@@ -140,5 +141,10 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def _like(values: Tensor, x: Tensor, dtype: torch.dtype, contiguous: bool) -> Tensor:
     """`values` in the dtype and the layout that a result has, in memory of its own."""
+    if (
+        is_transformed()
+    ):  # torch.vmap may batch the weight alone: nothing that is like x holds the result then
+        result = values.to(dtype)
+        return result.contiguous() if contiguous else result
     memory_format = torch.contiguous_format if contiguous else torch.preserve_format
     return torch.empty_like(x, dtype=dtype, memory_format=memory_format).copy_(values)
