@@ -127,6 +127,14 @@ class KernelForward(functools.partial):  # type: ignore[type-arg]
         return "forward"
 
     @property
+    def __globals__(self) -> dict[str, Any]:
+        """What torch.jit.script asks of a forward whose source it reads; a kernel has none: AttributeError."""
+        raise AttributeError(
+            f"the forward of {type(self.__self__).__qualname__} is a kernel, without source text that torch.jit.script "
+            "could compile; call kernels_hub.restore(model) first, or use torch.jit.trace or torch.export"
+        )
+
+    @property
     def __wrapped__(self) -> Forward:
         """What the kernel wraps, as a bound method answers; AttributeError where it wraps nothing."""
         function: Any = self.func

@@ -164,6 +164,14 @@ def test_a_kernelized_forward_answers_like_a_bound_method(
     assert torch.equal(replaced(X), 2 * X)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # a FutureWarning from PyTorch 2.14 on
+def test_scripting_says_what_to_do(mapping: dict[str, dict[str, LocalLayerRepository]]) -> None:
+    model = kernelized(mapping)
+    with pytest.raises(AttributeError, match=r"torch\.jit\.script.*restore\(model\)"):
+        torch.jit.script(model)
+    assert callable(torch.jit.trace(model, X))
+
+
 def test_offloaded_and_brought_back(mapping: dict[str, dict[str, LocalLayerRepository]]) -> None:
     from accelerate import cpu_offload
     from accelerate.hooks import remove_hook_from_submodules
