@@ -110,7 +110,7 @@ class LibraryPlan:
             )
         return self._program.bind(inputs)
 
-    def _in_own_dtypes(self) -> Any:
+    def _in_own_dtypes(self) -> contextlib.AbstractContextManager[object]:
         """Outside of the caller's torch.autocast: a graph says in which dtype each op computes."""
         device = self._torch.type
         if not torch.is_autocast_enabled(device):

@@ -127,7 +127,7 @@ class KernelForward(functools.partial):  # type: ignore[type-arg]
         return "forward"
 
     @property
-    def __globals__(self) -> dict[str, Any]:
+    def __globals__(self) -> dict[str, object]:
         """What torch.jit.script asks of a forward whose source it reads; a kernel has none: AttributeError."""
         raise AttributeError(
             f"the forward of {type(self.__self__).__qualname__} is a kernel, without source text that torch.jit.script "
