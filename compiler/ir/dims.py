@@ -16,6 +16,7 @@ this has nothing to import, and takes 14, 13, 45 and 14 µs.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
@@ -29,13 +30,20 @@ Monomial = tuple[tuple["Atom", int], ...]
 Dim = Any
 """int | Expr. Any, since mypy would want a cast wherever an int meets an operator of Expr."""
 
+Samples = tuple[int | None, ...]
+
+_SAMPLES = 3
+_SPREAD = 997
+"""By how much symbols differ in samples at most; in the first all are as small as they may be."""
+
 
 class Atom:
     """What polynomials are over: a `Symbol` or an `Opaque` term. `key` orders and identifies it."""
 
-    __slots__ = ("_hash", "key")
+    __slots__ = ("_hash", "key", "samples")
 
     key: tuple[Any, ...]
+    samples: Samples
 
     def __init__(self, key: tuple[Any, ...]) -> None:
         self.key = key
@@ -64,6 +72,8 @@ class Symbol(Atom):
         if maximum is not None and maximum < minimum:
             raise DimError(f"symbol {name!r}: its largest value {maximum} is below its smallest {minimum}")
         self.name, self.min, self.max = name, minimum, maximum
+        others = (minimum + zlib.crc32(f"{place} {name}".encode()) % _SPREAD for place in range(1, _SAMPLES))
+        self.samples = (minimum, *(one if maximum is None else min(one, maximum) for one in others))
         super().__init__((0, name, minimum, -1 if maximum is None else maximum))
 
     def __repr__(self) -> str:
@@ -83,7 +93,20 @@ class Opaque(Atom):
 
     def __init__(self, kind: str, args: tuple[Dim, ...]) -> None:
         self.kind, self.args = kind, args
+        self.samples = tuple(_value(kind, values) for values in zip(*map(samples, args), strict=True))
         super().__init__((1, kind, tuple(sort_key(arg) for arg in args)))
+
+
+def _value(kind: str, args: tuple[int | None, ...]) -> int | None:
+    known = [value for value in args if value is not None]
+    if len(known) < len(args):
+        return None
+    if kind in {"min", "max"}:
+        return min(known) if kind == "min" else max(known)
+    a, b = known
+    if b == 0:
+        return None
+    return a // b if kind == "floordiv" else a % b
 
 
 class Expr:
@@ -117,6 +140,20 @@ class Expr:
     def symbols(self) -> frozenset[Symbol]:
         """Every symbol in it."""
         return frozenset(_symbols(self))
+
+    @cached_property
+    def samples(self) -> Samples:
+        """See the function `samples`."""
+        totals: list[int | None] = [0] * _SAMPLES
+        for monomial, coefficient in self.terms:
+            for place, total in enumerate(totals):
+                if total is not None:
+                    term: int | None = coefficient
+                    for one, power in monomial:
+                        value = one.samples[place]
+                        term = None if value is None or term is None else term * value**power
+                    totals[place] = None if term is None else total + term
+        return tuple(totals)
 
     @property
     def only_symbol(self) -> Symbol | None:
@@ -186,6 +223,11 @@ def symbol(name: str, minimum: int = 0, maximum: int | None = None) -> Expr:
     4*n + 2
     """
     return atom(Symbol(name, minimum, maximum))
+
+
+def samples(dim: Dim) -> Samples:
+    """Values of a dim at a few sizes of its symbols, those of all dims at the same ones; None where it divides by 0."""
+    return dim.samples if isinstance(dim, Expr) else (int(dim),) * _SAMPLES
 
 
 def atom(one: Atom) -> Expr:

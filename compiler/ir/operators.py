@@ -472,10 +472,12 @@ def broadcast_shapes(a: Shape, b: Shape) -> Shape:
     rank = max(len(a), len(b))
     dims: list[Dim] = []
     for x, y in zip((1,) * (rank - len(a)) + tuple(a), (1,) * (rank - len(b)) + tuple(b), strict=True):
-        if proves_equal(x, y) or y == 1:
+        if y in (1, x):
             dims.append(x)
         elif x == 1:
             dims.append(y)
+        elif proves_equal(x, y):
+            dims.append(x)
         else:
             raise ShapeError(f"{show(a)} and {show(b)} do not broadcast: {x} against {y}")
     return tuple(dims)

@@ -1,15 +1,20 @@
 """Proofs about dims, from the bounds of their symbols: equality, order, intervals.
 
-Every answer True holds for all sizes that the facts allow; False means only "not proved".
+Every answer True holds for all sizes that the facts allow; False means only "not proved". Most are False, and a size
+for which it does not hold says so sooner than every proof that fails: dims know their values at a few (`dims.samples`).
 """
 
 from __future__ import annotations
 
-from kernels_hub.compiler.ir.dims import Dim, Expr, Opaque, Symbol, atom, replace_atom
+from functools import lru_cache
+
+from kernels_hub.compiler.ir.dims import Dim, Expr, Opaque, Symbol, atom, replace_atom, samples
 from kernels_hub.compiler.ir.one_symbol import is_never_negative
 
 _DEPTH = 6
 """How many opaque terms a proof takes apart, one after the other."""
+_MOST_KNOWN = 1 << 12
+"""Answers that are remembered of each kind: a model asks the same of the same sizes at every node."""
 
 Interval = tuple[int | None, int | None]
 """Smallest and largest value; None for no bound."""
@@ -19,8 +24,13 @@ def proves_equal(a: Dim, b: Dim) -> bool:
     """Whether a == b for every binding."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
-    if a == b:
-        return True
+    return a == b or _proves_equal(a, b)
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _proves_equal(a: Dim, b: Dim) -> bool:
+    if any(x is not None and y is not None and x != y for x, y in zip(samples(a), samples(b), strict=True)):
+        return False
     difference = _without_mod(a - b)
     if isinstance(difference, int):
         return difference == 0
@@ -59,7 +69,10 @@ def interval(dim: Dim) -> Interval:
     return low, high
 
 
+@lru_cache(maxsize=_MOST_KNOWN)
 def _never_negative(dim: Dim, depth: int) -> bool:
+    if any(value is not None and value < 0 for value in samples(dim)):
+        return False
     dim = _without_mod(dim)
     if isinstance(dim, int):
         return dim >= 0

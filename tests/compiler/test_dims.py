@@ -19,6 +19,7 @@ from kernels_hub.compiler.ir.dims import (
     floordiv,
     mod,
     product,
+    samples,
     symbol,
 )
 from kernels_hub.compiler.ir.extrema import dim_max, dim_min, substitute
@@ -86,6 +87,15 @@ def test_a_dim_is_what_its_formula_computes(tree):
         assert substitute(dim, binding) == expected
         assert low is None or low <= expected
         assert high is None or expected <= high
+    for place, found in enumerate(samples(dim)):
+        assert found == compute(tree, {str(one): samples(one)[place] for one in (A, B, N)})
+
+
+def test_samples_are_within_bounds_and_unknown_where_they_divide_by_zero():
+    assert [sample for one in (A, B, N) for sample in samples(one)[:1]] == [0, 1, 1]
+    assert all(1 <= sample <= 5 for sample in samples(B)) and len({*samples(N)}) > 1
+    assert samples(N // A)[0] is None and samples(dim_min(7, N // A) + 1)[0] is None
+    assert None not in samples(N // A)[1:]
 
 
 @given(trees(4), trees(4))
