@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -24,18 +25,11 @@ from kernels_hub.compiler.errors import (
     OnnxImportError,
     Unsupported,
 )
-
-try:
-    from onnx import TensorProto, ValueInfoProto
-except ImportError as error:
-    raise MissingDependencyError(
-        "the ONNX importer needs the package onnx: pip install 'kernels-hub[onnx]'"
-    ) from error
-
 from kernels_hub.compiler.importers.external_data import ExternalData
 from kernels_hub.compiler.importers.onnx_dispatch import import_node
 from kernels_hub.compiler.importers.onnx_file import OnnxFile, OnnxSource, read_onnx
 from kernels_hub.compiler.importers.onnx_inputs import Inputs, Shapes, Size, axis_name, element_of
+from kernels_hub.compiler.importers.onnx_messages import TensorProto, ValueInfoProto
 from kernels_hub.compiler.importers.onnx_node import UnknownValueError
 from kernels_hub.compiler.importers.onnx_ops import enter_domains
 from kernels_hub.compiler.importers.onnx_remedy import remedy
@@ -48,6 +42,9 @@ from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.proofs import proves_different
 from kernels_hub.compiler.ir.types import Array, DType
 from kernels_hub.compiler.ir.uncollected import uncollected
+
+if find_spec("onnx") is None:  # what files that are like others need only where they spell an op out
+    raise MissingDependencyError("the ONNX importer needs the package onnx: pip install 'kernels-hub[onnx]'")
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -248,12 +245,9 @@ class Import:
         for one in model.input:
             if one.name in self.values or one.name not in weights:
                 self._noted("input", one.name, lambda one=one: self.inputs.make(one))
-        for place, tensor in enumerate(model.initializer):
+        for tensor in model.initializer:
             if tensor.name not in self.scope.names:
-                apart = self.file.weights.get(place)
-                self._noted(
-                    "initializer", tensor.name, lambda tensor=tensor, apart=apart: self._weight(tensor, apart)
-                )
+                self._noted("initializer", tensor.name, lambda tensor=tensor: self._weight(tensor))
         for sparse in model.sparse_initializer:
             name = sparse.values.name
             self._noted("initializer", name, lambda sparse=sparse: self._sparse(sparse))
@@ -280,12 +274,12 @@ class Import:
 
     # -- weights
 
-    def _weight(self, tensor: TensorProto, apart: Array | None) -> Value:
+    def _weight(self, tensor: TensorProto) -> Value:
         row, shape = dtype_of(tensor.data_type), tuple(tensor.dims)
         try:
-            if math.prod(shape) > _INLINE and (packed := few_bit_elements(tensor, self.session.data, apart)):
+            if math.prod(shape) > _INLINE and (packed := few_bit_elements(tensor, self.session.data)):
                 return self.result.parameter(tensor.name, shape, row, packed)
-            array = tensor_array(tensor, self.session.data, apart)
+            array = tensor_array(tensor, self.session.data)
         except ImportFailure:
             if self.random is None or tensor.data_location != TensorProto.EXTERNAL:
                 raise

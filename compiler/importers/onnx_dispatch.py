@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from onnx import AttributeProto, FunctionProto, NodeProto
-
 from kernels_hub.compiler.errors import CompilerError, ImportFailure, Unsupported
 from kernels_hub.compiler.importers.onnx_file import canonical, label, opsets_of
 from kernels_hub.compiler.importers.onnx_functions import function_body, has_body, missing_attributes
+from kernels_hub.compiler.importers.onnx_messages import AnyMessage, AttributeProto, FunctionProto, NodeProto
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, UnknownValueError, importer_of
 from kernels_hub.compiler.importers.onnx_scope import BrokenError, InsideError, Scope
 from kernels_hub.compiler.importers.onnx_sequences import Named
@@ -171,10 +170,17 @@ def _without_missing(function: FunctionProto, names: Mapping[str, object]) -> li
     nodes = []
     for node in function.node:
         if missing.intersection(node.input):
-            copy = NodeProto()
-            copy.CopyFrom(node)
-            copy.input[:] = ["" if name in missing else name for name in node.input]
-            nodes.append(copy)
+            nodes.append(_with_inputs(node, ["" if name in missing else name for name in node.input]))
         else:
             nodes.append(node)
     return nodes
+
+
+def _with_inputs(node: AnyMessage, names: list[str]) -> AnyMessage:
+    """A copy of a node that takes others."""
+    if isinstance(node, NodeProto):
+        return NodeProto(**{**node.__dict__, "input": names})
+    copy = type(node)()
+    copy.CopyFrom(node)
+    copy.input[:] = names
+    return copy

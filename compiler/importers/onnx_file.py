@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import onnx
-from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kernels_hub.compiler.errors import ImportFailure
-from kernels_hub.compiler.importers.onnx_weights import read_apart
-from kernels_hub.compiler.ir.types import Array
+from kernels_hub.compiler.importers.onnx_messages import (
+    LONGEST_NAME,
+    AnyMessage,
+    FunctionProto,
+    GraphProto,
+    Message,
+    NodeProto,
+    OperatorSetIdProto,
+    short_name,
+)
+from kernels_hub.compiler.importers.onnx_reader import OddError, read_bytes, read_file
+
+if TYPE_CHECKING:
+    import onnx
 
 FIRST_OPSET = 1
 """Opsets before 7 are not promised: their ops are taken where they are spelled as later, or an importer says so."""
+_KNOWN_OPSET = 22
+"""That of the oldest onnx that is taken: the package is asked of later ones alone."""
 
 
 @dataclass(frozen=True)
 class OnnxFile:
     """A model, and the folder in which its external data lie (None: not a file).
 
-    weights: place among the initializers -> the `raw_data` of one that the model is without (`onnx_weights`).
+    model: as `onnx_messages` has it where it was read, else protobuf's; importers ask both the same.
     """
 
-    model: ModelProto
+    model: AnyMessage
     name: str
     folder: Path | None
     opsets: Mapping[str, int]
     functions: Mapping[tuple[str, str, str], FunctionProto]
-    weights: Mapping[int, Array]
 
     def domains(self) -> set[str]:
         """Those that the model imports, and its functions."""
@@ -41,7 +49,7 @@ class OnnxFile:
         return {*self.opsets, *map(canonical, imports)}
 
 
-OnnxSource = str | os.PathLike[str] | bytes | ModelProto | OnnxFile
+OnnxSource: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | OnnxFile"
 
 
 def read_onnx(source: OnnxSource) -> OnnxFile:
@@ -51,16 +59,27 @@ def read_onnx(source: OnnxSource) -> OnnxFile:
     """
     if isinstance(source, OnnxFile):
         return source
-    if isinstance(source, ModelProto):
-        return _described(source, "model", None, "the model")
     if isinstance(source, bytes):
-        return _described(_parse(source, "the bytes given"), "model", None, "the bytes given")
-    path = Path(source)
-    apart = read_apart(path)
-    return _described(_parse(apart.text, str(path)), path.stem, path.parent, str(path), apart.weights)
+        try:
+            model: Any = read_bytes(source)
+        except OddError:
+            model = _parse(source, "the bytes given")
+        return _described(model, "model", None, "the bytes given")
+    if hasattr(source, "SerializeToString"):
+        return _described(source, "model", None, "the model")
+    given: Any = source
+    path = Path(given)
+    try:
+        model = read_file(path)
+    except OddError:
+        model = _parse(path.read_bytes(), str(path))
+    return _described(model, path.stem, path.parent, str(path))
 
 
-def _parse(data: bytes, what: str) -> ModelProto:
+def _parse(data: bytes, what: str) -> onnx.ModelProto:
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from onnx import ModelProto
+
     model = ModelProto()
     try:
         model.ParseFromString(data)
@@ -71,33 +90,40 @@ def _parse(data: bytes, what: str) -> ModelProto:
     return model
 
 
-def _described(
-    model: ModelProto, name: str, folder: Path | None, what: str, weights: Mapping[int, Array] | None = None
-) -> OnnxFile:
+def _described(model: AnyMessage, name: str, folder: Path | None, what: str) -> OnnxFile:
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise ImportFailure(f"{what} is no ONNX model: it holds no graph")
-    for graph in (model.graph, *model.functions):
-        _check_text(graph, what)
-    if not _are_short(model):
-        copied = ModelProto()
-        copied.CopyFrom(model)
-        _shorten(copied)
-        model = copied
+    if not isinstance(model, Message):  # else it was read, and names are texts and short
+        for graph in (model.graph, *model.functions):
+            _check_text(graph, what)
+        if not _are_short(model):
+            copied = type(model)()
+            copied.CopyFrom(model)
+            _shorten(copied)
+            model = copied
     opsets = opsets_of(model.opset_import, what)
-    newest = onnx.defs.onnx_opset_version()
-    if not FIRST_OPSET <= opsets.get("", newest) <= newest:
-        raise ImportFailure(
-            f"{what} is of opset {opsets['']}; {FIRST_OPSET} to {newest}, the newest that onnx "
-            f"{onnx.__version__} knows, can be imported"
-        )
+    if not FIRST_OPSET <= opsets.get("", FIRST_OPSET) <= _KNOWN_OPSET:
+        _check_opset(opsets[""], what)
     functions = {
         (function.domain, function.name, getattr(function, "overload", "")): function
         for function in model.functions
     }
-    return OnnxFile(model, model.graph.name or name, folder, opsets, functions, weights or {})
+    return OnnxFile(model, model.graph.name or name, folder, opsets, functions)
 
 
-def _check_text(graph: GraphProto | FunctionProto, what: str) -> None:
+def _check_opset(opset: int, what: str) -> None:
+    """Raise ImportFailure for one that the package onnx does not know."""
+    import onnx
+
+    newest = onnx.defs.onnx_opset_version()
+    if not FIRST_OPSET <= opset <= newest:
+        raise ImportFailure(
+            f"{what} is of opset {opset}; {FIRST_OPSET} to {newest}, the newest that onnx {onnx.__version__} knows, "
+            "can be imported"
+        )
+
+
+def _check_text(graph: AnyMessage, what: str) -> None:
     """Raise ImportFailure for names that are no text, which protobuf hands on as bytes."""
     for node in graph.node:
         names = (node.name, node.op_type, node.domain, *node.input, *node.output)
@@ -110,16 +136,16 @@ def _check_text(graph: GraphProto | FunctionProto, what: str) -> None:
                 )
             if attribute.HasField("g"):
                 _check_text(attribute.g, what)
-    if isinstance(graph, GraphProto):
+    if hasattr(graph, "initializer"):
         values = [one.name for one in (*graph.input, *graph.output, *graph.value_info, *graph.initializer)]
         axes = [dim.dim_param for one in graph.input for dim in one.type.tensor_type.shape.dim]
         if not all(isinstance(name, str) for name in (graph.name, *values, *axes)):
             raise ImportFailure(f"{what} is damaged: a name of an input, output or weight is no UTF-8 text")
 
 
-def _are_short(message: Message) -> bool:
+def _are_short(message: AnyMessage) -> bool:
     """Whether all names in a model are short."""
-    if isinstance(message, TensorProto):
+    if message.DESCRIPTOR.name == "TensorProto":
         return len(message.name) <= LONGEST_NAME  # its data are not copied
     for field, value in message.ListFields():
         held = value if field.is_repeated else (value,)
@@ -130,9 +156,9 @@ def _are_short(message: Message) -> bool:
     return True
 
 
-def _shorten(message: Message) -> None:
+def _shorten(message: AnyMessage) -> None:
     """Cut names that are too long; equal ones stay equal, and different ones different."""
-    if isinstance(message, TensorProto):
+    if message.DESCRIPTOR.name == "TensorProto":
         message.name = short_name(message.name)
         return
     for field, value in message.ListFields():
@@ -150,16 +176,6 @@ def _is_name(field: Any) -> bool:
     return field.name in _NAMES and field.type == field.TYPE_STRING
 
 
-def short_name(name: str) -> str:
-    """A name of at most `LONGEST_NAME` characters; of a longer one its beginning, and a digest of it all."""
-    if len(name) <= LONGEST_NAME:
-        return name
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
-    return f"{name[: LONGEST_NAME - 33]}…{digest[:32]}"
-
-
-LONGEST_NAME = 256
-"""Characters of a name of a graph, node, value, weight or axis; of longer ones a part is kept."""
 _NAMES = frozenset({
     "name", "op_type", "domain", "overload", "ref_attr_name", "input", "output", "attribute", "dim_param",
     "tensor_name", "quant_parameter_tensor_names", "key", "denotation", "producer_name",
@@ -167,7 +183,7 @@ _NAMES = frozenset({
 """Fields that hold names."""
 
 
-def opsets_of(imports: Iterable[onnx.OperatorSetIdProto], what: str) -> dict[str, int]:
+def opsets_of(imports: Iterable[OperatorSetIdProto], what: str) -> dict[str, int]:
     """Domain -> version; ai.onnx is ''. Raises ImportFailure for a domain in two versions."""
     opsets: dict[str, int] = {}
     for proto in imports:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import onnx
-from onnx import FunctionProto, NodeProto
-
+from kernels_hub.compiler.importers.onnx_messages import AnyMessage, NodeProto
 from kernels_hub.compiler.importers.onnx_node import OnnxNode
 from kernels_hub.compiler.importers.onnx_sequences import proto_of
 
@@ -15,6 +13,8 @@ from kernels_hub.compiler.importers.onnx_sequences import proto_of
 @functools.cache
 def _schema(domain: str, op: str, opset: int) -> Any:
     """Any: onnx's stubs lack what says that an op is a function."""
+    import onnx  # late: few models have such ops
+
     try:
         return onnx.defs.get_schema(op, opset, domain)
     except onnx.defs.SchemaError:
@@ -38,8 +38,10 @@ def missing_attributes(proto: NodeProto, domain: str, opset: int) -> list[str]:
     )
 
 
-def function_body(node: OnnxNode) -> FunctionProto | None:
+def function_body(node: OnnxNode) -> AnyMessage:
     """The function that an op stands for with these operands and attributes, or None where it is no function."""
+    import onnx
+
     proto = node.proto
     domain = "" if proto.domain == "ai.onnx" else proto.domain
     schema = _schema(domain, proto.op_type, node.opset)
@@ -53,29 +55,29 @@ def function_body(node: OnnxNode) -> FunctionProto | None:
         versions = schema.context_dependent_function_opset_versions
         version = max((version for version in versions if version <= node.opset), default=min(versions))
         types = [proto_of(operand) for operand in node.operands]
-        resolved = onnx.NodeProto()
-        resolved.CopyFrom(proto)
+        resolved = onnx.NodeProto.FromString(proto.SerializeToString())
         del resolved.attribute[:]
         for name, attribute in node.attributes().items():
             one = resolved.attribute.add()
-            one.CopyFrom(attribute)
+            one.ParseFromString(attribute.SerializeToString())
             one.name = name
         data = schema.get_context_dependent_function_with_opset_version(
             version, resolved.SerializeToString(), [one.SerializeToString() for one in types]
         )
-        body = FunctionProto()
-        body.ParseFromString(data)
+        body = onnx.FunctionProto.FromString(data)
         return _with_opset(body, domain, node.opset)
     return None
 
 
 @functools.cache
-def _fixed(domain: str, op: str, opset: int, version: int) -> FunctionProto | None:
+def _fixed(domain: str, op: str, opset: int, version: int) -> AnyMessage:
+    import onnx
+
     schema = _schema(domain, op, opset)
     if schema is None:
         return None
     function_with_opset_version = schema.get_function_with_opset_version(version)
-    body = FunctionProto()
+    body = onnx.FunctionProto()
     if isinstance(function_with_opset_version, bytes):
         body.ParseFromString(function_with_opset_version)
     else:
@@ -83,8 +85,10 @@ def _fixed(domain: str, op: str, opset: int, version: int) -> FunctionProto | No
     return _with_opset(body, domain, opset, defaults=schema)
 
 
-def _with_opset(body: FunctionProto, domain: str, opset: int, defaults: Any = None) -> FunctionProto:
+def _with_opset(body: AnyMessage, domain: str, opset: int, defaults: Any = None) -> AnyMessage:
     """The body with its opset stated, and with the schema's defaults for attributes."""
+    import onnx
+
     if not any(one.domain in {"", "ai.onnx"} for one in body.opset_import):
         one = body.opset_import.add()
         one.domain, one.version = "", opset if not domain else onnx.defs.onnx_opset_version()

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import TensorShapeProto, TypeProto, ValueInfoProto
 
 from kernels_hub.compiler.errors import ImportFailure, ShapeError
+from kernels_hub.compiler.importers.onnx_messages import Dimension, TypeProto, ValueInfoProto
 from kernels_hub.compiler.importers.onnx_scope import Session
 from kernels_hub.compiler.importers.onnx_sequences import Named, Nothing, TensorSequence, part_name
 from kernels_hub.compiler.importers.onnx_types import dtype_of
@@ -170,7 +170,7 @@ def symbol_name(axis: str) -> str:
     return f"_{axis}" if axis.startswith("$") else axis
 
 
-def axis_name(name: str, axis: int, dim: TensorShapeProto.Dimension) -> str | None:
+def axis_name(name: str, axis: int, dim: Dimension) -> str | None:
     """The name of an axis of an input whose size the model leaves open, "x_0" where it gives none; None for a number.
 
     A size of -1 is open, and so is each "?" by itself, which exporters write for sizes that they do not know.

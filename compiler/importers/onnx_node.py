@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, NodeProto
 
 from kernels_hub.compiler.errors import TypeRuleError
+from kernels_hub.compiler.importers.onnx_messages import AttributeProto, GraphProto, NodeProto
 from kernels_hub.compiler.importers.onnx_scope import Scope
 from kernels_hub.compiler.importers.onnx_sequences import Named, TensorSequence
 from kernels_hub.compiler.importers.onnx_types import tensor_array
@@ -194,9 +194,8 @@ class OnnxNode:
             return [text.decode("utf-8", "replace") for text in proto.strings]
         if kind == AttributeProto.TENSOR:
             return tensor_array(proto.t, self.scope.data)
-        raise TypeRuleError(
-            f"the attribute {proto.name!r} is of type {AttributeProto.AttributeType.Name(kind)}, of no use to the IR"
-        )
+        known = next((name for name, number in AttributeProto.AttributeType.items() if number == kind), kind)
+        raise TypeRuleError(f"the attribute {proto.name!r} is of type {known}, of no use to the IR")
 
     # -- what is known
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
-
 from kernels_hub.compiler.errors import CompilerError, ImportFailure, Unsupported
 from kernels_hub.compiler.importers.external_data import ExternalData
 from kernels_hub.compiler.importers.onnx_file import outer_names, sorted_nodes
+from kernels_hub.compiler.importers.onnx_messages import AttributeProto, FunctionProto, GraphProto, NodeProto
 from kernels_hub.compiler.importers.onnx_sequences import Named, flat, parts, regrouped
 from kernels_hub.compiler.importers.onnx_types import tensor_array
 from kernels_hub.compiler.importers.onnx_values import KnownValues

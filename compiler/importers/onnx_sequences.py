@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from onnx import TypeProto
-
 from kernels_hub.compiler.errors import TypeRuleError
+from kernels_hub.compiler.importers.onnx_messages import ElementType, TensorType, TypeProto
 from kernels_hub.compiler.importers.onnx_types import element_type, type_proto
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.types import DType
@@ -90,7 +89,7 @@ def proto_of(named: Named | None) -> TypeProto:
     """Its type as ONNX writes it; an empty one where nothing can be said."""
     if isinstance(named, Value):
         return type_proto(named.type)
-    proto = TypeProto()
     if isinstance(named, TensorSequence):
-        proto.sequence_type.elem_type.tensor_type.elem_type = element_type(named.dtype)
-    return proto
+        element = TypeProto(tensor_type=TensorType(elem_type=element_type(named.dtype)))
+        return TypeProto(sequence_type=ElementType(elem_type=element))
+    return TypeProto()

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
-from onnx import ValueInfoProto
 
 from kernels_hub.compiler.errors import CompilerError, DimError, ShapeError
 from kernels_hub.compiler.importers.onnx import Import, OnnxImportError
 from kernels_hub.compiler.importers.onnx_file import OnnxSource, read_onnx
 from kernels_hub.compiler.importers.onnx_inputs import Shapes, Size, axis_name, element_of, symbol_name
+from kernels_hub.compiler.importers.onnx_messages import ValueInfoProto
 from kernels_hub.compiler.importers.onnx_types import dtype_of
 from kernels_hub.compiler.ir.binding import bind_shapes
 from kernels_hub.compiler.ir.dims import Dim, Expr, Opaque, symbol
@@ -200,6 +200,7 @@ class OnnxVariants:
     def _type(self, info: ValueInfoProto) -> TensorType:
         declared = element_of(info.type).tensor_type
         given = dict(self._given()).get(info.name)
+        named: list[tuple[str | None, Size]]
         if given is None:
             named = [
                 (axis_name(info.name, axis, dim), dim.dim_value)

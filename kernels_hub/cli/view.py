@@ -121,10 +121,14 @@ def _is_named(node: Node, what: str) -> bool:
 
 def _view_nodes(file: Path, target: Path, error: OnnxImportError) -> None:
     """The nodes of a model that cannot be imported as they are, those that stop it marked."""
+    import onnx
+
     from kernels_hub.compiler.importers.onnx_file import read_onnx
     from kernels_hub.compiler.viewing.view import render_onnx
 
-    model = read_onnx(file).model
+    model = read_onnx(
+        onnx.ModelProto.FromString(file.read_bytes())
+    ).model  # pictures are made of protobuf's messages
     reasons = {
         unsupported.path[0] if unsupported.path else unsupported.node: unsupported.reason
         for unsupported in reversed(error.unsupported)

@@ -9,6 +9,7 @@ import textwrap
 import threading
 
 import numpy as np
+import onnx
 import pytest
 
 from kernels_hub.compiler import compile as compile_graph
@@ -121,18 +122,21 @@ def test_a_process_that_ends_meanwhile_ends_well(after_s, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_first_plan_is_made_without_rewriting_and_schedules(tmp_path):
-    code = """
+def test_the_first_plan_is_made_without_rewriting_schedules_and_protobuf(tmp_path):
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Tanh(x) }'
+    )
+    onnx.save(model, tmp_path / "g.onnx")
+    code = f"""
         import sys
-        from kernels_hub.compiler import Graph, compile
-        graph = Graph("g")
-        graph.output("y", graph.input("x", (4,)).tanh())
-        run = compile(graph, "cpu", wait=False)
+        from kernels_hub.compiler import compile
+        run = compile({str(tmp_path / "g.onnx")!r}, "cpu")
         assert run.plan.engines == ("library",)
+        assert not {{"onnx", "google.protobuf"}} & {{*sys.modules}}
         unused = ("rewrite.pipeline", "schedule.schedule", "engines.cpp", "engines.triton", "engines.metal")
-        made = [name for name in unused if f"kernels_hub.compiler.{name}" in sys.modules]
+        made = [name for name in unused if f"kernels_hub.compiler.{{name}}" in sys.modules]
         assert run.wait(120) and "kernels_hub.compiler.schedule.schedule" in sys.modules
-        print(made, [name for name in unused[3:] if f"kernels_hub.compiler.{name}" in sys.modules])
+        print(made, [name for name in unused[3:] if f"kernels_hub.compiler.{{name}}" in sys.modules])
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],

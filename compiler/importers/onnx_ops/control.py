@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from onnx import GraphProto
 
 from kernels_hub.compiler.errors import CompilerError
+from kernels_hub.compiler.importers.onnx_messages import GraphProto
 from kernels_hub.compiler.importers.onnx_node import OnnxNode, onnx_op
 from kernels_hub.compiler.importers.onnx_sequences import Named, flat, regrouped, same_parts
 from kernels_hub.compiler.importers.onnx_values import source_inputs
