@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import struct
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ class OddError(Exception):
 def read_file(path: Path) -> ModelProto:
     """The model in a file. Raises OddError, OSError."""
     with path.open("rb", buffering=0) as file:
-        return _Reader(_File(file.fileno())).model()
+        return _Reader(_File(file)).model()
 
 
 def read_bytes(data: bytes) -> ModelProto:
@@ -74,19 +75,21 @@ def read_bytes(data: bytes) -> ModelProto:
 class _File:
     """Places in a file."""
 
-    def __init__(self, file: int) -> None:
-        self._file, self.size = file, os.fstat(file).st_size
+    def __init__(self, file: FileIO) -> None:
+        self._file, self.size = file, os.fstat(file.fileno()).st_size
 
     def bytes(self, start: int, stop: int) -> bytes:
         """What lies there, or less where the file ends before."""
-        return os.pread(self._file, stop - start, start)
+        self._file.seek(start)
+        return self._file.read(stop - start)
 
     def array(self, start: int, stop: int) -> Array:
         """As `bytes`, in aligned memory of its own. Raises OddError where the file ends before."""
         found = np.empty(stop - start, np.uint8)
         view, done = found.data, 0
+        self._file.seek(start)
         while done < len(view):
-            count = os.preadv(self._file, [view[done:]], start + done)
+            count = self._file.readinto(view[done:])
             if not count:
                 raise OddError
             done += count
