@@ -286,6 +286,7 @@ class _DenseCall:
 def free(weight: Parameter) -> PackedWeight | None:
     """The PackedWeight that stands for a parameter, one for all who ask; None where it cannot be packed.
 
+    None as well where its memory is part of more, as of a flat buffer: that may be written to, and would not be free.
     Its packed values unpack to the very bits of the parameter (this is checked). Memory is freed
     once nobody holds the parameter any more.
     """
@@ -295,6 +296,8 @@ def free(weight: Parameter) -> PackedWeight | None:
     if entry is None or entry.packed is None:  # edited meanwhile by another thread
         return None
     if entry.wrapper is None:
+        if _is_part_of_more(weight):
+            return None
         dense = entry.packed.to_dense()
         bits = torch.int32 if weight.element_size() == 4 else torch.int16
         if not torch.equal(dense.view(bits), weight.detach().view(bits)):
@@ -304,6 +307,11 @@ def free(weight: Parameter) -> PackedWeight | None:
         )
     wrapper: PackedWeight = entry.wrapper
     return wrapper
+
+
+def _is_part_of_more(weight: Parameter) -> bool:
+    """Whether a weight lies in memory of other tensors as well."""
+    return weight.untyped_storage().nbytes() > weight.nbytes
 
 
 def holder_of(ticket: Tensor) -> Holder:
