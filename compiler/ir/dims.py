@@ -72,7 +72,8 @@ class Symbol(Atom):
         if maximum is not None and maximum < minimum:
             raise DimError(f"symbol {name!r}: its largest value {maximum} is below its smallest {minimum}")
         self.name, self.min, self.max = name, minimum, maximum
-        others = (minimum + zlib.crc32(f"{place} {name}".encode()) % _SPREAD for place in range(1, _SAMPLES))
+        text = name.encode(errors="surrogatepass")
+        others = (minimum + zlib.crc32(text, place) % _SPREAD for place in range(1, _SAMPLES))
         self.samples = (minimum, *(one if maximum is None else min(one, maximum) for one in others))
         super().__init__((0, name, minimum, -1 if maximum is None else maximum))
 

@@ -195,12 +195,16 @@ def test_upkeep_while_three_writers_write(tmp_path: Path):
         assert check(copy) == []
 
 
+def _packs(hub: Hub, repo: Repository) -> list[Path]:
+    return sorted((hub.layout.repository(repo.id) / "git").rglob("*.pack"))
+
+
 DAMAGE = {
     "a large file with other content": flip,
     "a large file that is gone": lambda hub, repo, oid: hub.large_files.objects.remove(repo.id, oid),
     "a row that is gone": lambda hub, repo, oid: hub.database.change("DELETE FROM objects"),
-    "a pack that is gone": lambda hub, repo, oid: hub.store.content(repo).packs.names()[0].unlink(),
-    "a pack with other content": lambda hub, repo, oid: _flip(hub.store.content(repo).packs.names()[0]),
+    "a pack that is gone": lambda hub, repo, oid: _packs(hub, repo)[0].unlink(),
+    "a pack with other content": lambda hub, repo, oid: _flip(_packs(hub, repo)[0]),
     "a ref to nowhere": lambda hub, repo, oid: (
         hub.layout.repository(repo.id) / "git" / "packed-refs"
     ).write_text(f"{'0' * 40} refs/heads/main\n"),

@@ -142,7 +142,7 @@ def test_a_target_that_is_not_empty_is_refused(
 def test_who_does_not_follow_keeps_the_rows_where_they_are(root: Path, database: str):
     before = of_root(root)
     with Hub(root) as open_elsewhere:
-        with pytest.raises(KernelsHubError, match="is open: by a server that cannot reach"):
+        with pytest.raises(KernelsHubError, match="is open: by a server that cannot go along"):
             migrate(root, database, seconds=0.2)
         open_elsewhere.accounts.add_user("meanwhile")
         again = digests(open_elsewhere.database)
