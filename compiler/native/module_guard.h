@@ -124,6 +124,7 @@ static KhModuleState kh_parts_hold(KhModuleGuard* all, void* module) {
   for (const KhCell& one : all->cells) __builtin_prefetch(one.cell);
   for (const char* one : all->next) __builtin_prefetch(one);
   if (all->state != nullptr) kh_tensors_ahead(*all->state);
+  if (all->guard != nullptr) kh_samples_ahead(*all->guard);
   if (!kh_held(all, module)) return kKhChanged;
   for (const KhTyped& one : all->typed) {
     void* type = kh_python.type(one.object);

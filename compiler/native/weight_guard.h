@@ -1,5 +1,5 @@
-// Compares the memory of weights with what it held when a copy was made of them: a few places of each at every call, half
-// of them at one and the others at the next, and all of it in turns, within a small share of the time that calls take.
+// Compares the memory of weights with what it held when a copy was made of them: a few places of each at every call, all
+// of them in four, and all of it in turns, within a small share of the time that calls take.
 //
 // Memory is cut into chunks, of which checksums are kept. One word that changes always changes its chunk's checksum:
 // every step of it can be undone.
@@ -64,6 +64,8 @@ struct KhGuard {
 constexpr double kKhLeast = 0.002, kKhMost = 0.006, kKhAll = 0.008, kKhTurn = 1.6e9;
 constexpr double kKhLongest = 1e9;  // a call that seems to take longer was suspended, or pays for a second
 
+constexpr int64_t kKhUses = 4;  // in which all samples are compared
+
 static inline double kh_guard_now() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -99,12 +101,12 @@ static inline uint64_t kh_checksum(const char* start, int64_t bytes) {
 
 static inline bool kh_chunk_holds(const KhChunk& one) { return kh_checksum(one.start, one.bytes) == one.sum; }
 
-// The samples that are compared at one use: those of small weights, and every other one of the rest.
+// The samples that are compared at one use: those of small weights, and every fourth one of the rest.
 template <class Visit>
 static inline bool kh_samples(const KhGuard& guard, Visit visit) {
   for (int64_t i = 0; i < guard.small; ++i)
     if (!visit(guard.samples[i])) return false;
-  for (int64_t i = guard.small + guard.asked % 2; i < guard.sampled; i += 2)
+  for (int64_t i = guard.small + guard.asked % kKhUses; i < guard.sampled; i += kKhUses)
     if (!visit(guard.samples[i])) return false;
   return true;
 }

@@ -3,7 +3,7 @@
     1. where it lies, its shape, strides, dtype  `weight.data = other`, FSDP's unsharding
     2. its version counter                       what PyTorch counts: in-place operations, optimizers, `load_state_dict`
     3. some of its elements, spread over it,     most of what PyTorch does not count: writes through `.data`, NumPy,
-       half of them at one use, half at the next DLPack, the storage; all of a small one at every use
+       all of them in four uses                  DLPack, the storage; all of a small one at every use
     4. all of it, a part after the other         the rest of that
 
 1 to 3 are compared at every use. 4 takes a share of the time of the calls that use the copy, 0.2% for most weights and
