@@ -359,3 +359,18 @@ print(package.weights.cache.number_of_packs(), type(module.weight).__name__, tor
 def test_without_onednn() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_ONEDNN], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0", "Parameter", "True"]
+
+
+def test_a_weight_that_is_part_of_a_larger_buffer_is_not_freed() -> None:
+    """Else what is written to the buffer is lost, and no memory is gained."""
+    dtype = torch.float32 if torch.float32 in CACHE.dtypes() else torch.bfloat16
+    flat = torch.randn(2 * 320 * 192, dtype=dtype)
+    module = nn.Linear(192, 320, bias=False)
+    module.weight = nn.Parameter(flat[: 320 * 192].view(320, 192))
+    PACKAGE.weights.free_originals(module)
+    assert type(module.weight) is nn.Parameter
+    x = torch.randn(64, 192, dtype=dtype)
+    with torch.no_grad():
+        for _ in range(2):
+            assert_close(LINEAR(module, x), F.linear(x.double(), module.weight.double()))
+            flat.mul_(2)

@@ -336,20 +336,6 @@ def test_prepare_packs_before_the_first_call() -> None:
     assert WEIGHTS.packed_nbytes(module) == 0
 
 
-def test_a_weight_whose_memory_is_part_of_more_is_kept() -> None:
-    """Else what is written there is lost, and nothing is gained: the rest keeps the memory."""
-    dtype = torch.float32 if torch.float32 in CACHE.dtypes() else torch.bfloat16
-
-    flat = torch.randn(2 * 320 * 192, dtype=dtype)
-    module = nn.Linear(192, 320, bias=False)
-    module.weight = nn.Parameter(flat[: 320 * 192].view(320, 192))
-    WEIGHTS.free_originals(module)
-    assert type(module.weight) is nn.Parameter
-    x = torch.randn(64, 192, dtype=dtype)
-    flat.mul_(2)
-    torch.testing.assert_close(run(module, x), nn.functional.linear(x, module.weight))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(320, 192), (321, 193), (1000, 999)])
 def test_free_and_restore_keep_the_bits(dtype: torch.dtype, shape: tuple[int, int]) -> None:
