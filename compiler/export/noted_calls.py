@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Generic, TypeVar
 
-from kernels_hub.compiler.importers.outer_data import KNOWN
-
 _T = TypeVar("_T")
 
 
@@ -42,11 +40,6 @@ class Noting(Generic[_T]):
     def here(self) -> Iterator[_T]:
         """Where what this thread calls is noted."""
         return (found for thread, found in tuple(self._open) if thread == threading.get_ident())
-
-
-def is_of_known(frame: FrameType | None) -> bool:
-    """Whether code is PyTorch's, NumPy's or the standard library's."""
-    return frame is None or str(frame.f_globals.get("__name__", "")).partition(".")[0] in KNOWN
 
 
 def outside_of(frame: FrameType | None, modules: frozenset[str]) -> FrameType | None:

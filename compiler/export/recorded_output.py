@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import PurePath
 
-from kernels_hub.compiler.export.noted_calls import Noting, is_of_known, outside_of
+from kernels_hub.compiler.export.noted_calls import Noting, outside_of
+from kernels_hub.compiler.importers.known_code import is_of_known
 
 _SPEAKING = (
     (builtins, "print", "prints"),

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from kernels_hub.compiler.export.noted_calls import Noting, is_of_known, outside_of
+from kernels_hub.compiler.export.noted_calls import Noting, outside_of
+from kernels_hub.compiler.importers.known_code import is_of_known
 from kernels_hub.compiler.importers.outer_data import IDENTITY
 from kernels_hub.compiler.importers.tensor_facts import OF_LAYOUT, OF_ONE_CALL
 from kernels_hub.compiler.runtime.surroundings import ANSWERS

@@ -20,13 +20,14 @@ import torch
 from torch import nn
 
 from kernels_hub.compiler.errors import ImportFailure
-from kernels_hub.compiler.importers.outer_data import IDENTITY, KNOWN, names_of_code
+from kernels_hub.compiler.importers.known_code import is_of_model
+from kernels_hub.compiler.importers.outer_data import IDENTITY, names_of_code
 from kernels_hub.compiler.importers.tensor_facts import OF_ONE_CALL
+from kernels_hub.compiler.importers.torch_autograd import items_of
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-_OWN = KNOWN | {"kernels_hub"}
 _REGISTRIES = frozenset({"_parameters", "_buffers", "_modules"})
 
 
@@ -48,7 +49,7 @@ class Asking:
 
     def note(self, func: object, frame: FrameType) -> None:
         """One of `tensor_facts` was asked from a frame. Raises ImportFailure for what is of one call."""
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] in _OWN:
+        if not is_of_model(frame):
             return
         if func in OF_ONE_CALL:
             raise ImportFailure(
@@ -142,12 +143,8 @@ def _are_same(items: _Items, others: object) -> bool:
     """Whether two containers hold the same objects, in order."""
     if not isinstance(others, (list, dict, set)) or len(items) != len(others):
         return False
-    pairs = zip(_listed(items), _listed(others), strict=True)
+    pairs = zip(items_of(items), items_of(others), strict=True)
     return all(a is b or (type(a) is type(b) and isinstance(a, _SCALARS) and a == b) for a, b in pairs)
-
-
-def _listed(items: _Items) -> list[object]:
-    return [*items, *items.values()] if isinstance(items, dict) else [*items]
 
 
 def settled(

@@ -42,7 +42,7 @@ class ModuleCall:
         """forward: the module's, whose signature says what a name stands for, and which it takes by `**`."""
         self._program, self._name = program, program.graph.name
         leaves, self._spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-        self._named = tuple(kwargs)
+        self._named, self._names = tuple(kwargs), frozenset(kwargs)
         self._taken = (
             None if forward is None else _Taken(inspect.signature(forward), len(args), tuple(kwargs))
         )
@@ -95,9 +95,9 @@ class ModuleCall:
             self._check_asked(args)
             return args
         taken = self._taken
-        if taken is not None and (len(args) != taken.count or kwargs.keys() != set(self._named)):
+        if taken is not None and (len(args) != taken.count or kwargs.keys() != self._names):
             args, kwargs = taken.arranged(args, kwargs)
-        if kwargs.keys() == set(self._named):
+        if kwargs.keys() == self._names:
             if (given := [name for name in kwargs if name in self._in_order]) != self._in_order:
                 raise PlanError(
                     f"graph {self._name} was traced with {', '.join(self._in_order)} in this order, which its forward "

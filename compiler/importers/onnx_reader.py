@@ -69,7 +69,7 @@ def read_file(path: Path) -> ModelProto:
 
 def read_bytes(data: bytes) -> ModelProto:
     """The model in bytes. Raises OddError."""
-    return _Reader(_Memory(data)).model()
+    return _Reader(_InMemory(data)).model()
 
 
 class _File:
@@ -97,7 +97,7 @@ class _File:
         return found
 
 
-class _Memory:
+class _InMemory:
     """Places in bytes."""
 
     def __init__(self, data: bytes) -> None:
@@ -117,7 +117,7 @@ class _Memory:
 class _Reader:
     """Reads messages from a source, front to back."""
 
-    def __init__(self, source: _File | _Memory) -> None:
+    def __init__(self, source: _File | _InMemory) -> None:
         self._source = source
         self._left = MOST_FIELDS
 

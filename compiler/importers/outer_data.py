@@ -27,7 +27,6 @@ import collections
 import dis
 import functools
 import logging
-import sys
 import types
 from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
@@ -38,11 +37,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from kernels_hub.compiler.importers.known_code import is_known
 from kernels_hub.compiler.importers.torch_autograd import ASKED_TO_CHECKPOINT, is_checkpointing
 from kernels_hub.compiler.runtime.facts import attributes, is_filled, looked_into
 
-KNOWN = frozenset({"torch", "builtins", "typing", "numpy", *sys.stdlib_module_names} - {"__main__"})
-"""Packages whose release says all there is to say of their code."""
 _IMPLICIT = ("__call__", "__getitem__", "__iter__", "__len__", "__contains__", "__bool__", "__eq__")
 """Methods that run without being named."""
 _MOST = 200
@@ -117,7 +115,7 @@ class _Walk:
             return
         self._members.add(name)
         for index, base in enumerate(self._kind.__mro__):
-            if _is_known(base.__module__) or name not in vars(base):
+            if is_known(base.__module__) or name not in vars(base):
                 continue
             self._of_class(vars(base)[name], f"{self._prefix}__class__.__mro__.{index}.{name}", ())
             return  # what bases have under this name is not seen
@@ -129,7 +127,7 @@ class _Walk:
         for name in names:
             for index, base in enumerate(kind.__mro__):
                 if name in vars(base):
-                    if not _is_known(base.__module__) and self._is_new(base, name):
+                    if not is_known(base.__module__) and self._is_new(base, name):
                         self._of_class(vars(base)[name], f"{path}.__mro__.{index}.{name}", names)
                     break
 
@@ -155,7 +153,7 @@ class _Walk:
             return
         self._seen.add(id(function))
         self.functions.append(path)
-        if _is_known(function.__module__ or ""):
+        if is_known(function.__module__ or ""):
             wrapped = getattr(function, "__wrapped__", None)  # a decorator of PyTorch's around it
             self._function(wrapped, f"{path}.__wrapped__")
             return
@@ -203,7 +201,7 @@ class _Walk:
         if isinstance(value, types.FunctionType):
             self._function(value, path)
         elif isinstance(value, types.ModuleType):
-            for name in () if _is_known(value.__name__) else names:
+            for name in () if is_known(value.__name__) else names:
                 if name in vars(value) and self._is_new(value, name):
                     self.of_value(vars(value)[name], f"{path}.{name}", names)
                 elif name in self._looked_up and not hasattr(value, name) and self._is_new(value, name):
@@ -225,7 +223,7 @@ class _Walk:
                 isinstance(value, types.BuiltinFunctionType) and looked_into(value)[1] is None
             ):
                 self.found[path] = None
-            if not isinstance(value, (nn.Module, torch.Tensor)) and not _is_known(type(value).__module__):
+            if not isinstance(value, (nn.Module, torch.Tensor)) and not is_known(type(value).__module__):
                 self.of_class(type(value), f"{path}.__class__", (*names, *_IMPLICIT))
 
 
@@ -247,7 +245,7 @@ def is_data(value: object) -> bool:
             waiting += (*dict.keys(one), *dict.values(one))
         elif (
             isinstance(one, (nn.Module, logging.Logger))
-            or _is_known(kind.__module__)
+            or is_known(kind.__module__)
             or looked_into(one)[1] is not None
         ):
             return False
@@ -360,7 +358,3 @@ def _is_no_tensor(steps: Sequence[dis.Instruction], function: types.FunctionType
     for step in steps[len(steps) - count :]:
         value = vars(value).get(step.argval) if isinstance(value, (types.ModuleType, type)) else None
     return isinstance(value, _NO_TENSORS)
-
-
-def _is_known(module: str) -> bool:
-    return module.partition(".")[0] in KNOWN

@@ -29,6 +29,7 @@ from torch.utils import checkpoint
 from torch.utils.hooks import RemovableHandle
 
 from kernels_hub.compiler.errors import ImportFailure
+from kernels_hub.compiler.importers.known_code import is_of_model
 from kernels_hub.compiler.importers.tensor_facts import ANY
 from kernels_hub.compiler.importers.torch_direct import ITSELF, NOTE
 
@@ -149,7 +150,7 @@ class _Listener(TorchFunctionMode):
         if func is torch.Tensor.retain_grad:
             return None
         if func == _REQUIRES:
-            if self._modes.enabled and _asked_by_the_module(sys._getframe(1)):
+            if self._modes.enabled and is_of_model(sys._getframe(1)):
                 _note_operand(
                     args[0], "the module asks whether it requires a gradient, and may do otherwise then"
                 )
@@ -177,10 +178,6 @@ def _contiguous(
     return made
 
 
-def _asked_by_the_module(frame: Any) -> bool:
-    return not str(frame.f_globals.get("__name__", "")).startswith(("torch.", "kernels_hub."))
-
-
 def _note_operand(tensor: Any, reason: str) -> None:
     if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
         with traceback.annotate({_OPERAND: reason}):
@@ -196,14 +193,14 @@ def listening(module: nn.Module, watcher: Watcher) -> Iterator[None]:
 
     @functools.wraps(original)
     def forward(*args: object, **kwargs: object) -> Any:
-        before = [(one, _items(one)) for one in _containers((args, [*kwargs.values()]))]
+        before = [(one, items_of(one)) for one in _containers((args, [*kwargs.values()]))]
         try:
             with watcher.kept_attributes(), _Listener(modes, watcher):
                 found = original(*args, **kwargs)
         finally:
             modes.close()
         for one, items in before:
-            now = _items(one)
+            now = items_of(one)
             if len(now) != len(items) or any(a is not b for a, b in zip(now, items, strict=True)):
                 raise ImportFailure(
                     f"the forward changes a {type(one).__name__} among its arguments, and a program leaves them as "
@@ -228,11 +225,12 @@ def _containers(tree: object) -> Iterator[list[object] | dict[object, object]]:
         return
     if not isinstance(tree, tuple):
         yield tree
-    for one in _items(tree):
+    for one in items_of(tree):
         yield from _containers(one)
 
 
-def _items(container: Iterable[object]) -> list[object]:
+def items_of(container: Iterable[object]) -> list[object]:
+    """What a list, set or dict holds; of a dict, its keys and then its values."""
     return [*container, *container.values()] if isinstance(container, dict) else [*container]
 
 

@@ -22,7 +22,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from kernels_hub.compiler.importers.outer_data import KNOWN, names_in
+from kernels_hub.compiler.importers.known_code import KNOWN
+from kernels_hub.compiler.importers.outer_data import names_in
 from kernels_hub.compiler.jit.signature import is_image, takes_images
 from kernels_hub.compiler.plan.compiler_stamp import compiler_stamp, digest
 from kernels_hub.compiler.runtime.facts import code_text, fact, is_filled, kind_of, looked_into, places

@@ -141,9 +141,8 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def _like(values: Tensor, x: Tensor, dtype: torch.dtype, contiguous: bool) -> Tensor:
     """`values` in the dtype and the layout that a result has, in memory of its own."""
-    if (
-        is_transformed()
-    ):  # torch.vmap may batch the weight alone: nothing that is like x holds the result then
+    # torch.vmap may batch the weight alone: nothing that is like x holds the result then.
+    if is_transformed():
         result = values.to(dtype)
         return result.contiguous() if contiguous else result
     memory_format = torch.contiguous_format if contiguous else torch.preserve_format
