@@ -61,7 +61,7 @@ def migrate(
         return
     if (to is None) == (git is None):
         raise KernelsHubError(
-            "say what to move: rows or large files with --to ADDRESS, or git data with --git PLACE"
+            "say one thing to move: rows or large files with --to ADDRESS, or git data with --git PLACE"
         )
     if to is None:
         _migrate_git(root, str(git), source, as_json=as_json)

@@ -126,8 +126,9 @@ def _begun(
     marker = layout.read()
     if not marker.rows or marker.objects is None:
         raise KernelsHubError(
-            f"the git data of {root} goes where its rows and large files are, which must be in PostgreSQL and an "
-            "object store: move them there with `kernels-hub hub migrate --to postgresql://…` and `--to s3://…` first"
+            f"the git data of {root} is in its folder. Elsewhere it lies with rows and large files, which must be in "
+            "PostgreSQL and an object store: move them there with `kernels-hub hub migrate --to postgresql://…` and "
+            "`--to s3://…` first"
         )
     with migration.only_migration(layout, database) as (rows, let_go):
         work = _Migration(layout, rows, objects or marker.objects, announce)
