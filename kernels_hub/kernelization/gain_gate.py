@@ -131,14 +131,17 @@ def gated_forward(
         "kernel": kernel,
         "original": original,
         "class_of": type,
-        "is_exporting": torch.compiler.is_exporting,
+        "compiler": torch.compiler,
         "is_open": is_open,
     }
+    # Not is_exporting(): before PyTorch 2.13, Dynamo answers it with True under torch.compile, too.
+    if hasattr(torch.compiler, "_is_exporting_flag"):
+        test = f"not (compiler._is_exporting_flag and is_open(size)) and ({test})"
     otherwise = "class_of(self).forward" if original is None else "original"
     exec(  # noqa: S102 - a name from a real signature, which is an identifier, and numbers
         f"def forward(self, {first.name}{rest}):\n"
         f"    size = {first.name}.numel()\n"
-        f"    if not (is_exporting() and is_open(size)) and ({test}):\n"
+        f"    if {test}:\n"
         f"        return kernel(self, {first.name}{rest})\n"
         f"    return {otherwise}(self, {first.name}{rest})\n",
         namespace,

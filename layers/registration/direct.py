@@ -58,7 +58,8 @@ def is_for_any_size(tensor: Tensor) -> bool:
 
     An export whose sizes are open is refused where one was compared. Where Dynamo makes it, nobody can ask which are.
     """
-    return torch.compiler.is_exporting() and (
+    # Not is_exporting(): before PyTorch 2.13, Dynamo answers it with True under torch.compile, too.
+    return getattr(torch.compiler, "_is_exporting_flag", False) and (
         torch.compiler.is_dynamo_compiling() or any(type(size) is not int for size in tensor.shape)
     )
 

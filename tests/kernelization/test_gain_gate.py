@@ -304,6 +304,17 @@ def test_a_gate_passes_all_arguments_on():
     assert forward is gated_forward(kernel, _Takes, ((4, 8.0), (100, math.inf)))
 
 
+def test_a_gate_decides_under_torch_compile():
+    def kernel(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return x + 100
+
+    forward = gated_forward(kernel, _Takes, ((8, math.inf),))
+    module = _Takes()
+    compiled = torch.compile(lambda x: forward(module, x), fullgraph=True, backend="eager")
+    assert compiled(torch.ones(8)).tolist() == [101.0] * 8
+    assert compiled(torch.ones(7)).tolist() == [2.0] * 7
+
+
 # -- kinds -------------------------------------------------------------------------------------------
 
 
