@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from kernels_hub import (
+    BundledLayerRepository,
     LocalLayerRepository,
     Mode,
     kernelize,
@@ -170,6 +171,30 @@ def test_scripting_says_what_to_do(mapping: dict[str, dict[str, LocalLayerReposi
     with pytest.raises(AttributeError, match=r"torch\.jit\.script.*restore\(model\)"):
         torch.jit.script(model)
     assert callable(torch.jit.trace(model, X))
+
+
+@use_kernel_forward_from_hub("Linear")
+class _Linear(nn.Linear):
+    pass
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # FutureWarnings from PyTorch 2.14 on
+def test_saving_a_trace_of_freed_weights_says_what_to_do() -> None:
+    """Its code is C++ that reads a weight's memory: address 0 of one whose values are packed."""
+    model = nn.Sequential(_Linear(1024, 1024)).eval()
+    mapped = {"Linear": {"cpu": BundledLayerRepository("linear", layer_name="Linear")}}
+    with use_kernel_mapping(mapped):
+        kernelize(model, mode=Mode.INFERENCE, free_weights=True)
+    x = torch.randn(256, 1024)
+    with torch.no_grad():
+        traced, expected = torch.jit.trace(model, x), model(x)
+        assert torch.equal(traced(x), expected)
+        with pytest.raises(RuntimeError, match=r"free_weights=True.*restore\(model\)"):
+            torch.jit.save(traced, io.BytesIO())
+        file = io.BytesIO()
+        torch.jit.save(torch.jit.trace(restore(model), x), file)
+        file.seek(0)
+        torch.testing.assert_close(torch.jit.load(file)(x), expected)
 
 
 def test_offloaded_and_brought_back(mapping: dict[str, dict[str, LocalLayerRepository]]) -> None:

@@ -32,6 +32,11 @@ from . import cache
 _NAMESPACE = (__package__ or "kernels_hub_packed").replace(".", "_")
 _LIBRARY = Library(_NAMESPACE, "FRAGMENT")
 
+_NO_BYTES = (
+    "a weight freed by free_weights=True has no bytes to read here; call restore(model) of kernels_hub first"
+)
+_explain_access = getattr(torch._C, "_set_storage_data_ptr_access_error_msg", None)
+
 _HOLDERS: weakref.WeakValueDictionary[int, Holder] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count(1)
 
@@ -144,6 +149,9 @@ class PackedWeight(Tensor):
             cls, ticket.shape, dtype=dtype, device=torch.device("cpu")
         )
         weight.holder, weight.ticket = holder, ticket
+        # Code of PyTorch's in C++ that reads the memory, such as torch.jit.save, would read from address 0.
+        if holder is not None and _explain_access is not None:
+            _explain_access(Tensor.untyped_storage(weight)._cdata, _NO_BYTES)
         return weight
 
     @classmethod
