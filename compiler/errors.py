@@ -43,7 +43,14 @@ class TypeRuleError(CompilerError, TypeError):
 
 
 class ShapeError(TypeRuleError, ValueError):
-    """Shapes that contradict each other; the message names both places."""
+    """Shapes that contradict each other; the message names both places.
+
+    unequal: two dims of which nothing says that they are equal, where that is the fault.
+    """
+
+    def __init__(self, message: str, *, unequal: tuple[object, object] | None = None) -> None:
+        super().__init__(message)
+        self.unequal = unequal
 
 
 class GraphError(CompilerError, ValueError):
@@ -73,12 +80,15 @@ class NonFiniteError(EvaluateError, ArithmeticError):
 class ImportFailure(CompilerError, ImportError):
     """A model that cannot be brought into the IR; the message lists every cause at once.
 
-    of_sizes: whether a cause is that sizes of the example are free to change.
+    of_sizes: whether a cause is that sizes of the example are free to change. unequal: pairs of dims of which nothing
+    says that they are equal, and that have to be.
     """
 
-    def __init__(self, message: str, *, of_sizes: bool = False) -> None:
+    def __init__(
+        self, message: str, *, of_sizes: bool = False, unequal: Sequence[tuple[object, object]] = ()
+    ) -> None:
         super().__init__(message)
-        self.of_sizes = of_sizes
+        self.of_sizes, self.unequal = of_sizes, tuple(unequal)
 
 
 @dataclass(frozen=True)

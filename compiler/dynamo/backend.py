@@ -18,13 +18,14 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kernels_hub.compiler.dynamo.compiled import CompiledGraph
+from kernels_hub.compiler.dynamo.equal_sizes import make_equal
 from kernels_hub.compiler.dynamo.fallback import Argument, Boxed, eager, inductor
 from kernels_hub.compiler.dynamo.options import Options
 from kernels_hub.compiler.dynamo.statistics import GraphRecord, flops_of, statistics
 from kernels_hub.compiler.engines.devices import find_device
-from kernels_hub.compiler.errors import CompilerError
+from kernels_hub.compiler.errors import CompilerError, ImportFailure
 from kernels_hub.compiler.importers.aten_ops import handler_of
-from kernels_hub.compiler.importers.torch_aten import import_aten
+from kernels_hub.compiler.importers.torch_aten import AtenGraph, import_aten
 from kernels_hub.compiler.plan.selection import Filter
 from kernels_hub.compiler.settings import Settings
 
@@ -132,8 +133,19 @@ class _Work:
         only = Filter(options.engines, frozenset(options.exclude_notes), options.workspace_limit)
         settings = Settings(device, only, options.heuristic, options.max_shapes, options.cache)
         weights = self._weights(placeholders) if kind == "inference" and options.weights != "inputs" else {}
-        aten = import_aten(module, weights, self.name, aliases=_sharing(kind))
+        aten = self._imported(module, weights, kind)
         return CompiledGraph(aten, settings, weights, follow=options.weights == "followed")
+
+    def _imported(self, module: GraphModule, weights: Mapping[int, torch.Tensor], kind: str) -> AtenGraph:
+        """The graph; sizes that have to be equal are, once Dynamo checks that at each call."""
+        while True:
+            try:
+                return import_aten(module, weights, self.name, aliases=_sharing(kind))
+            except ImportFailure as error:
+                # A backward is compiled when it first runs, too late for guards.
+                placeholders = module.graph.find_nodes(op="placeholder")
+                if kind == "backward" or not make_equal(error.unequal, placeholders):
+                    raise
 
     def _weights(self, placeholders: Sequence[torch.fx.Node]) -> dict[int, torch.Tensor]:
         """Arguments of a graph that are weights of the model, which it does not write."""

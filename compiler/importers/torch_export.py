@@ -248,8 +248,8 @@ class Importer:
     """Of the program as it was traced; its views are brought into the graph."""
     env: dict[Any, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    of_sizes: bool = False
-    """Whether one of them is that sizes are free to change."""
+    causes: list[Exception] = field(default_factory=list)
+    """The errors that some of them are."""
     sizes: Sizes = field(init=False)
     guards_are_checked: ClassVar[bool] = False
     """Whether the caller sees at every call that what was found of the example's sizes holds."""
@@ -285,12 +285,12 @@ class Importer:
         outputs, mutated = self._outputs()
         sharing = in_graph(self.shared, outputs, self.graph, self._of_node, self.sizes)
         if self.problems:
-            count = len(self.problems)
-            what = "1 thing is" if count == 1 else f"{count} things are"
+            what = "1 thing is" if len(self.problems) == 1 else f"{len(self.problems)} things are"
             raise ImportFailure(
                 f"{self.graph.name} cannot be imported: {what} not supported:\n  "
                 + "\n  ".join(self.problems),
-                of_sizes=self.of_sizes,
+                of_sizes=any(getattr(one, "of_sizes", False) for one in self.causes),
+                unequal=[pair for one in self.causes if (pair := getattr(one, "unequal", None))],
             )
         call_spec = self.program.call_spec
         return TorchProgram(
@@ -405,7 +405,7 @@ class Importer:
                 self.env[node] = _stopped(results, self._note(node))
         except (CompilerError, UnsupportedArgumentsError) as error:
             self.env[node] = _MISSING
-            self.of_sizes |= getattr(error, "of_sizes", False)
+            self.causes.append(error)
             self.problems.append(self._told(node, name, str(error)))
 
     def _branch(self, node: torch.fx.Node, name: str) -> None:

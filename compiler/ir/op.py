@@ -376,7 +376,8 @@ class Op:
             return (TensorType(self.dtype(operands, attrs), self.shape(operands, attrs)),)
         except TypeRuleError as error:
             shown = ", ".join(map(str, operands))
-            raise type(error)(f"{self.name}({shown}): {error}") from error
+            error.args = (f"{self.name}({shown}): {error}",)
+            raise
 
     def spell(self, target: str, kind: str) -> str | None:
         """The row's template for a target and a kind of dtype, or None where it has none."""
@@ -455,7 +456,8 @@ def require_equal(a: Dim, b: Dim, where_a: str, where_b: str) -> None:
     if proves_different(a, b):
         raise ShapeError(f"{where_a} is {a}, but {where_b} is {b}")
     raise ShapeError(
-        f"{where_a} is {a}, and nothing says that it equals {where_b}, {b}: give both the same symbol, or bind them"
+        f"{where_a} is {a}, and nothing says that it equals {where_b}, {b}: give both the same symbol, or bind them",
+        unequal=(a, b),
     )
 
 

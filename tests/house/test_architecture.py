@@ -188,7 +188,7 @@ ROOMS = {
         "compiler/rewrite", "compiler/importers", "compiler/viewing", "compiler/runtime", "compiler/ir",
         "kernels_hub/hub", "kernels_hub/repository",
     ),
-    "compiler/dynamo": ("compiler", "compiler/plan", "compiler/engines", "compiler/importers"),
+    "compiler/dynamo": ("compiler", "compiler/plan", "compiler/engines", "compiler/importers", "compiler/ir"),
     # Of the runtime, the mapping that caches are made of.
     "compiler": (
         "compiler/plan", "compiler/engines", "compiler/rewrite", "compiler/runtime", "compiler/importers", "compiler/ir",

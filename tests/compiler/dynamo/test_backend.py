@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from kernels_hub.compiler import CompilerError
@@ -209,6 +210,37 @@ def test_what_dynamo_compares_at_each_call_is_no_reason_to_fall_back(compute):
     for sizes in ((2, 6), (3, 8), (1, 6), (2, 24), (5, 7), (2, 2)):
         x = torch.randn(*sizes, 6)
         torch.testing.assert_close(run(x), compute(linear(x)), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_sizes_that_have_to_be_equal_are_guards():
+    """Keys and values of a cache that grows: symbols of their own, which PyTorch compares when it attends."""
+
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+
+    run = torch.compile(
+        attend, backend=kernels_hub, options={"engines": ("library", "reference"), "fallback": "error"}
+    )
+    for batch, queries, keys in ((2, 8, 8), (2, 1, 9), (2, 3, 10), (3, 3, 10), (1, 4, 2)):
+        q, k, v = (torch.randn(batch, 3, size, 16) for size in (queries, keys, keys))
+        torch.testing.assert_close(run(q, k, v), attend(q, k, v), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_sizes_that_contradict_each_other_raise_as_without_a_compiler():
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(q.shape[2], k.shape[2]) > 0)
+
+    run = torch.compile(attend, backend=kernels_hub, options={"fallback": "eager"})
+    for keys in (5, 7):
+        run(*(torch.randn(1, 2, size, 8) for size in (4, keys, keys)))
+    wrong = [torch.randn(1, 2, size, 8) for size in (4, 6, 9)]
+    with pytest.raises(RuntimeError) as expected:
+        attend(*wrong)
+    with pytest.raises(RuntimeError) as found:
+        run(*wrong)
+    assert type(found.value) is type(expected.value)
 
 
 @torch.no_grad()
