@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 from operator import add, mul
@@ -299,13 +299,7 @@ class Sizes:
             return False
         tried = [*range(low, _MOST_MULTIPLES * divisor), *(1 + (divisor << bits) for bits in range(4, 20))]
         sizes = [size for size in tried if size % divisor and low <= size <= (size if high is None else high)]
-        others = [
-            {
-                one: sympy.Integer(max(self.ranges.get(str(one), _Range()).low, least))
-                for one in relation.free_symbols
-            }
-            for least in (3, 4)
-        ]
+        others = [self._some_sizes(relation.free_symbols, least) for least in (3, 4)]
         return bool(sizes) and all(
             _is_false(relation, {**rest, symbol: sympy.Integer(size)}) for rest in others for size in sizes
         )
@@ -319,27 +313,32 @@ class Sizes:
         self._is(symbol, divisor * sympy.Symbol(name, integer=True))
 
     def _raise_bound(self, relation: sympy.Basic, *, exactly: bool) -> None:
-        """Have a symbol be larger than the few small sizes for which a relation does not hold.
+        """Have symbols be larger than the few small sizes for which a relation does not hold, whatever the others are.
 
         exactly: only where it holds for none of the smaller ones.
         """
         import sympy
 
         relation = self._in_terms_of_others(relation)
-        symbol = next(iter(relation.free_symbols), None)
-        if len(relation.free_symbols) != 1 or str(symbol) not in self.ranges:
-            return
-        low, high = self.ranges[str(symbol)]
-        fails = [
-            size
-            for size in range(low, _SMALL if high is None else min(high, _SMALL))
-            if _is_false(relation, {symbol: sympy.Integer(size)})
-        ]
-        if not fails or (exactly and len(fails) != fails[-1] + 1 - low):
-            return
-        self.ranges[str(symbol)] = _Range(fails[-1] + 1, high)
+        before = self.ranges
+        for symbol in sorted(relation.free_symbols, key=str):
+            low, high = self.ranges.get(str(symbol), _Range())
+            others = [self._some_sizes(relation.free_symbols - {symbol}, least) for least in (3, 4)]
+            fails = [
+                size
+                for size in range(low, _SMALL if high is None else min(high, _SMALL))
+                if all(_is_false(relation, {**rest, symbol: sympy.Integer(size)}) for rest in others)
+            ]
+            if fails and not (exactly and len(fails) != fails[-1] + 1 - low):
+                self.ranges = {**self.ranges, str(symbol): _Range(fails[-1] + 1, high)}
         if self.holds(relation) is False:
-            self.ranges[str(symbol)] = _Range(low, high)
+            self.ranges = before
+
+    def _some_sizes(self, symbols: Iterable[sympy.Symbol], least: int) -> dict[sympy.Symbol, sympy.Integer]:
+        """A size that each symbol may have, and at least this."""
+        import sympy
+
+        return {one: sympy.Integer(max(self.ranges.get(str(one), _Range()).low, least)) for one in symbols}
 
     def _are_told(self) -> bool:
         """Whether the sizes of inputs tell all symbols, one after the other."""

@@ -6,13 +6,16 @@ import itertools
 from collections.abc import Callable
 
 import pytest
+import sympy
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from kernels_hub.compiler import evaluate
 from kernels_hub.compiler.errors import ImportFailure, ShapeError
 from kernels_hub.compiler.importers.torch_export import import_torch
+from kernels_hub.compiler.importers.torch_sizes import Sizes
 from kernels_hub.compiler.ir.dims import Expr
 from kernels_hub.compiler.ir.graph import Graph
 
@@ -317,3 +320,15 @@ def test_ops_that_look_for_a_size_have_no_other_of_it():
     for sizes in ((5, 3, 3), (3, 5, 3)):
         with pytest.raises(ShapeError):
             evaluate(graph, [torch.randn(*sizes).numpy()])
+
+
+def test_a_product_raises_the_bounds_of_its_sizes_where_that_is_all_it_asks():
+    """As torch 2.13 asks whether a result is empty."""
+    unbounded = ValueRanges(sympy.Integer(0), sympy.Integer(1 << 62))
+    batch, length = sympy.symbols("s0 s1", integer=True)
+    sizes = Sizes(Graph("guards"), {batch: unbounded, length: unbounded})
+    sizes.guard([3 * batch * length >= 1])
+    assert sizes.ranges == {"s0": (1, None), "s1": (1, None)}
+    with pytest.raises(ImportFailure, match="s0\\*s1 >= 4"):
+        sizes.guard([batch * length >= 4])
+    assert sizes.ranges == {"s0": (1, None), "s1": (1, None)}
