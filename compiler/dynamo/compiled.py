@@ -57,6 +57,7 @@ class CompiledGraph:
         elif graph.weights:
             graph = frozen(graph)
         self.run = Executable.of(graph, settings, None, followed, rewrite=True)
+        self._draws, self._sizes = aten.draws, aten.sizes
         self._inputs = _taker(aten.inputs)
         self._results = tuple(aten.results)
         self._single = len(aten.graph.outputs) == 1
@@ -70,11 +71,21 @@ class CompiledGraph:
         for place, name in self._weights:
             if held[name] is not args[place]:
                 held[name] = args[place]
+        if self._draws:
+            sizes = {name: _size(args[place], axis) for name, (place, axis) in self._sizes.items()}
+            args.extend([draw.tensor(sizes) for draw in self._draws])
         found = self.run(*self._inputs(args))
         outputs = (found,) if self._single else found
         results = outputs if self._plain else [_result(result, outputs, args) for result in self._results]
         args.clear()
         return results
+
+
+def _size(argument: Argument, axis: int | None) -> int:
+    """A size that an argument tells: that of an axis, or itself."""
+    if axis is None:
+        return cast("int", argument)
+    return cast("torch.Tensor", argument).shape[axis]
 
 
 def _taker(places: Sequence[int]) -> Callable[[list[Argument]], tuple[Argument, ...]]:

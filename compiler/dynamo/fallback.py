@@ -21,11 +21,13 @@ def inductor(module: GraphModule, examples: Sequence[Argument], *, kind: str) ->
     from torch._guards import detect_fake_mode
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.replace_random import replace_random_passes
     from torch._inductor.virtualized import V
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with V.set_fake_mode(detect_fake_mode(examples)), torch.no_grad():
         lowered = make_fx(torch.fx.Interpreter(module).run, select_decomp_table())(*examples)
+        replace_random_passes(lowered)  # inductor has no other code for random numbers
         made: Boxed = compile_fx_inner(
             lowered, examples, is_backward=kind == "backward", is_inference=kind == "inference"
         )

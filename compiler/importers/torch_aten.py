@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels_hub.compiler.errors import CompilerError
 from kernels_hub.compiler.importers.aten_ops.complex import whole
+from kernels_hub.compiler.importers.random_numbers import Draw, Drawing, draw_of, draws, sizes_of, take_out
 from kernels_hub.compiler.importers.torch_direct import is_size
 from kernels_hub.compiler.importers.torch_export import Importer, Notes
 from kernels_hub.compiler.ir.graph import Graph, Value
@@ -62,12 +63,16 @@ class AtenGraph:
     """A graph, and how arguments and results of the ATen graph map to it.
 
     inputs: the argument that each input of the graph is. weights: name of a parameter -> the argument that it was.
+    draws: what gives further arguments, behind those of the ATen graph: random numbers. sizes: name of a symbol that
+    they need -> the argument that tells it, and which axis; None where it is the argument.
     """
 
     graph: Graph
     inputs: tuple[int, ...]
     weights: Mapping[str, int]
     results: tuple[Result, ...]
+    draws: tuple[Draw, ...] = ()
+    sizes: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,9 +101,11 @@ def import_aten(
 
     Raises ImportFailure with every op that is not supported.
     """
+    given = len(module.graph.find_nodes(op="placeholder"))
+    module, drawing = _without_random_numbers(module)
     source = _with_constants(module)
     placeholders = source.graph.find_nodes(op="placeholder")
-    count = len(module.graph.find_nodes(op="placeholder"))
+    count = given + len(drawing)
     state, constants, specs = {}, {}, []
     for position, node in enumerate(placeholders):
         kind, target = "USER_INPUT", None
@@ -125,7 +132,21 @@ def import_aten(
         tuple(places[one] for one in graph.inputs),
         {one: places[one] for one in state if one in graph.weights},
         tuple(work.results),
+        tuple(draw_of(call, work.sizes.dim) for call in drawing),
+        sizes_of(placeholders[:given]) if drawing else {},
     )
+
+
+def _without_random_numbers(module: GraphModule) -> tuple[GraphModule, list[Drawing]]:
+    """The module with arguments for the numbers that it draws, and the calls that draw them."""
+    import copy
+
+    import torch
+
+    if not any(draws(node) for node in module.graph.nodes):
+        return module, []
+    graph = copy.deepcopy(module.graph)
+    return torch.fx.GraphModule(module, graph), take_out(graph)
 
 
 def _with_constants(module: GraphModule) -> GraphModule:
