@@ -18,9 +18,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kernels_hub.compiler.dynamo.compiled import CompiledGraph
-from kernels_hub.compiler.dynamo.equal_sizes import make_equal
 from kernels_hub.compiler.dynamo.fallback import Argument, Boxed, eager, inductor
 from kernels_hub.compiler.dynamo.options import Options
+from kernels_hub.compiler.dynamo.size_guards import make_equal, make_lengths
 from kernels_hub.compiler.dynamo.statistics import GraphRecord, flops_of, statistics
 from kernels_hub.compiler.engines.devices import find_device
 from kernels_hub.compiler.errors import CompilerError, ImportFailure
@@ -138,13 +138,15 @@ class _Work:
 
     def _imported(self, module: GraphModule, weights: Mapping[int, torch.Tensor], kind: str) -> AtenGraph:
         """The graph; sizes that have to be equal are, once Dynamo checks that at each call."""
+        placeholders = module.graph.find_nodes(op="placeholder")
+        may_guard = kind != "backward"  # which is compiled when it first runs, too late for guards
+        if may_guard:
+            make_lengths(placeholders)
         while True:
             try:
                 return import_aten(module, weights, self.name, aliases=_sharing(kind))
             except ImportFailure as error:
-                # A backward is compiled when it first runs, too late for guards.
-                placeholders = module.graph.find_nodes(op="placeholder")
-                if kind == "backward" or not make_equal(error.unequal, placeholders):
+                if not (may_guard and make_equal(error.unequal, placeholders)):
                     raise
 
     def _weights(self, placeholders: Sequence[torch.fx.Node]) -> dict[int, torch.Tensor]:

@@ -57,7 +57,7 @@ class CompiledGraph:
         elif graph.weights:
             graph = frozen(graph)
         self.run = Executable.of(graph, settings, None, followed, rewrite=True)
-        self._draws, self._sizes = aten.draws, aten.sizes
+        self._further, self._sizes = aten.further, aten.sizes
         self._inputs = _taker(aten.inputs)
         self._results = tuple(aten.results)
         self._single = len(aten.graph.outputs) == 1
@@ -71,9 +71,9 @@ class CompiledGraph:
         for place, name in self._weights:
             if held[name] is not args[place]:
                 held[name] = args[place]
-        if self._draws:
+        if self._further:
             sizes = {name: _size(args[place], axis) for name, (place, axis) in self._sizes.items()}
-            args.extend([draw.tensor(sizes) for draw in self._draws])
+            args.extend([one.tensor(sizes) for one in self._further])
         found = self.run(*self._inputs(args))
         outputs = (found,) if self._single else found
         results = outputs if self._plain else [_result(result, outputs, args) for result in self._results]

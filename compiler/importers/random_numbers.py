@@ -5,16 +5,13 @@ By the operators of the graph and in their order, so that a seed gives what it g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 import torch
-from torch.utils._pytree import tree_map
 
+from kernels_hub.compiler.importers.further_arguments import Making
 from kernels_hub.compiler.importers.torch_direct import name_of
-from kernels_hub.compiler.ir.dims import Dim
-from kernels_hub.compiler.ir.extrema import number
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
@@ -26,83 +23,6 @@ _OF_A_SHAPE = frozenset(
     }
 )
 """Operators that take a tensor for its shape, dtype and device alone."""
-
-
-@dataclass(frozen=True)
-class _Size:
-    """A size that a call tells."""
-
-    dim: Dim
-
-
-@dataclass(frozen=True)
-class _Like:
-    """A tensor of which only this matters."""
-
-    shape: tuple[int | _Size, ...]
-    strides: tuple[int | _Size, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-
-@dataclass(frozen=True)
-class Draw:
-    """One operator that draws, with sizes that may change."""
-
-    operator: Callable[..., torch.Tensor]
-    args: tuple[object, ...]
-    kwargs: Mapping[str, object]
-
-    def tensor(self, sizes: Mapping[str, int]) -> torch.Tensor:
-        """What it draws this time. sizes: of all symbols."""
-
-        def size(one: int | _Size) -> int:
-            return number(one.dim, sizes) if isinstance(one, _Size) else one
-
-        def told(one: object) -> object:
-            if isinstance(one, _Like):
-                shape, strides = ([size(each) for each in of] for of in (one.shape, one.strides))
-                return torch.empty_strided(shape, strides, dtype=one.dtype, device=one.device)
-            return size(one) if isinstance(one, _Size) else one
-
-        args, kwargs = (tree_map(told, of) for of in (self.args, dict(self.kwargs)))
-        return self.operator(*args, **kwargs)
-
-
-class Drawing(NamedTuple):
-    """A call that was taken out of a graph, in its terms."""
-
-    operator: Callable[..., torch.Tensor]
-    args: tuple[object, ...]
-    kwargs: Mapping[str, object]
-
-
-def take_out(graph: Graph) -> list[Drawing]:
-    """Put arguments in the place of the operators of a graph that draw numbers; returns their calls.
-
-    The arguments stand behind all others, in the order of the operators, which are in the graph no longer. Of a
-    dropout, the mask is drawn, and the product stays.
-    """
-    taken = []
-    arguments = graph.find_nodes(op="placeholder")
-    anchor = arguments[-1] if arguments else None
-    for node in [node for node in graph.nodes if draws(node)]:
-        dropout = name_of(node.target) == "native_dropout.default"
-        first = next(iter(graph.nodes))
-        with graph.inserting_before(first) if anchor is None else graph.inserting_after(anchor):
-            anchor = graph.placeholder(f"drawn_{node.name}")
-        if dropout:
-            anchor.meta["val"] = node.meta["val"][1]
-            taken.append(Drawing(_mask, node.args[:2], {}))
-            _multiply(graph, node, anchor)
-        else:
-            anchor.meta["val"] = node.meta["val"]
-            taken.append(
-                Drawing(cast("Callable[..., torch.Tensor]", node.target), node.args, dict(node.kwargs))
-            )
-            node.replace_all_uses_with(anchor)
-        graph.erase_node(node)
-    return taken
 
 
 def draws(node: Node) -> bool:
@@ -120,6 +40,34 @@ def draws(node: Node) -> bool:
     )
 
 
+def take_out(graph: Graph) -> list[Making]:
+    """Put arguments in the place of the operators of a graph that draw numbers; returns their calls.
+
+    The arguments stand behind all others, in the order of the operators, which are in the graph no longer. Of a
+    dropout, the mask is drawn, and the product stays.
+    """
+    taken = []
+    arguments = graph.find_nodes(op="placeholder")
+    anchor = arguments[-1] if arguments else None
+    for node in [node for node in graph.nodes if draws(node)]:
+        dropout = name_of(node.target) == "native_dropout.default"
+        first = next(iter(graph.nodes))
+        with graph.inserting_before(first) if anchor is None else graph.inserting_after(anchor):
+            anchor = graph.placeholder(f"drawn_{node.name}")
+        if dropout:
+            anchor.meta["val"] = node.meta["val"][1]
+            taken.append(Making(_mask, node.args[:2], {}))
+            _multiply(graph, node, anchor)
+        else:
+            anchor.meta["val"] = node.meta["val"]
+            taken.append(
+                Making(cast("Callable[..., torch.Tensor]", node.target), node.args, dict(node.kwargs))
+            )
+            node.replace_all_uses_with(anchor)
+        graph.erase_node(node)
+    return taken
+
+
 def _multiply(graph: Graph, dropout: Node, mask: Node) -> None:
     """Put products in the place of a dropout: of what it drops of with its mask, and with 1 / (1 - p)."""
     source, share = dropout.args[0], dropout.args[1]
@@ -135,38 +83,6 @@ def _multiply(graph: Graph, dropout: Node, mask: Node) -> None:
         graph.erase_node(user)
 
 
-def draw_of(call: Drawing, dim: Callable[[object], Dim]) -> Draw:
-    """The call with the sizes of each run. dim: gives the dim of one of PyTorch's sizes."""
-
-    def size(one: object) -> int | _Size:
-        found = one if isinstance(one, int) else dim(one)
-        return found if isinstance(found, int) else _Size(found)
-
-    def told(one: object) -> object:
-        value = one.meta["val"] if isinstance(one, torch.fx.Node) else one
-        if isinstance(value, torch.Tensor):
-            shape, strides = (tuple(map(size, of)) for of in (value.shape, value.stride()))
-            return _Like(shape, strides, value.dtype, value.device)
-        return size(value) if isinstance(value, torch.SymInt) else value
-
-    args, kwargs = (tree_map(told, of) for of in (tuple(call.args), dict(call.kwargs)))
-    return Draw(call.operator, args, kwargs)
-
-
 def _mask(like: torch.Tensor, share: float) -> torch.Tensor:
     """What a dropout keeps, as aten.native_dropout draws it."""
     return torch.empty_like(like, dtype=torch.bool).bernoulli_(1 - share)
-
-
-def sizes_of(placeholders: Sequence[Node]) -> Mapping[str, tuple[int, int | None]]:
-    """Where symbols are told: the argument, and the axis of it; None where the argument is the size."""
-    found: dict[str, tuple[int, int | None]] = {}
-    for place, node in enumerate(placeholders):
-        example = node.meta.get("val")
-        if isinstance(example, torch.SymInt):
-            found.setdefault(str(example.node.expr), (place, None))
-        elif isinstance(example, torch.Tensor):
-            for axis, size in enumerate(example.shape):
-                if isinstance(size, torch.SymInt):
-                    found.setdefault(str(size.node.expr), (place, axis))
-    return found

@@ -15,10 +15,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels_hub.compiler.errors import CompilerError
 from kernels_hub.compiler.importers.aten_ops.complex import whole
-from kernels_hub.compiler.importers.random_numbers import Draw, Drawing, draw_of, draws, sizes_of, take_out
+from kernels_hub.compiler.importers.further_arguments import (
+    FurtherArgument,
+    Making,
+    lengths,
+    of_length,
+    sizes_of,
+)
+from kernels_hub.compiler.importers.random_numbers import draws, take_out
 from kernels_hub.compiler.importers.torch_direct import is_size
 from kernels_hub.compiler.importers.torch_export import Importer, Notes
 from kernels_hub.compiler.ir.graph import Graph, Value
+from kernels_hub.compiler.ir.types import BOOL
 
 if TYPE_CHECKING:
     import torch
@@ -63,15 +71,15 @@ class AtenGraph:
     """A graph, and how arguments and results of the ATen graph map to it.
 
     inputs: the argument that each input of the graph is. weights: name of a parameter -> the argument that it was.
-    draws: what gives further arguments, behind those of the ATen graph: random numbers. sizes: name of a symbol that
-    they need -> the argument that tells it, and which axis; None where it is the argument.
+    further: arguments behind those of the ATen graph: random numbers, and what tells numbers by its length. sizes: name
+    of a symbol that they need -> the argument that tells it, and which axis; None where it is the argument.
     """
 
     graph: Graph
     inputs: tuple[int, ...]
     weights: Mapping[str, int]
     results: tuple[Result, ...]
-    draws: tuple[Draw, ...] = ()
+    further: tuple[FurtherArgument, ...] = ()
     sizes: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
 
 
@@ -102,10 +110,10 @@ def import_aten(
     Raises ImportFailure with every op that is not supported.
     """
     given = len(module.graph.find_nodes(op="placeholder"))
-    module, drawing = _without_random_numbers(module)
+    module, making = _without_random_numbers(module)
     source = _with_constants(module)
     placeholders = source.graph.find_nodes(op="placeholder")
-    count = given + len(drawing)
+    count = given + len(making)
     state, constants, specs = {}, {}, []
     for position, node in enumerate(placeholders):
         kind, target = "USER_INPUT", None
@@ -124,7 +132,13 @@ def import_aten(
         constants,
     )
     places = {node.name: index for index, node in enumerate(placeholders[:count])}
-    work = _Importer(Graph(name), program, "refuse", Notes({}, ""), aliases=aliases, places=places)
+    telling = lengths(placeholders[:given])
+    making += [Making(of_length, (node,), {}) for node in telling]
+    lengths_of = {node: f"length_of_{node.name}" for node in telling}
+    places |= {length: count + index for index, length in enumerate(lengths_of.values())}
+    work = _Importer(
+        Graph(name), program, "refuse", Notes({}, ""), aliases=aliases, places=places, lengths=lengths_of
+    )
     work.run([node.name for index, node in enumerate(placeholders[:count]) if index not in weights], {})
     graph = work.graph
     return AtenGraph(
@@ -132,12 +146,12 @@ def import_aten(
         tuple(places[one] for one in graph.inputs),
         {one: places[one] for one in state if one in graph.weights},
         tuple(work.results),
-        tuple(draw_of(call, work.sizes.dim) for call in drawing),
-        sizes_of(placeholders[:given]) if drawing else {},
+        tuple(FurtherArgument.of(call, work.sizes.dim) for call in making),
+        sizes_of(placeholders[:given]) if making else {},
     )
 
 
-def _without_random_numbers(module: GraphModule) -> tuple[GraphModule, list[Drawing]]:
+def _without_random_numbers(module: GraphModule) -> tuple[GraphModule, list[Making]]:
     """The module with arguments for the numbers that it draws, and the calls that draw them."""
     import copy
 
@@ -192,6 +206,8 @@ class _Importer(Importer):
 
     aliases: Collection[int] | None = None
     places: Mapping[str, int] = field(default_factory=dict)
+    lengths: Mapping[Any, str] = field(default_factory=dict)
+    """Arguments that are numbers -> the name of an input of that length."""
     results: list[Result] = field(default_factory=list)
     owners: dict[Any, int] = field(default_factory=dict)
     """Ops whose memory results share -> the output."""
@@ -200,7 +216,9 @@ class _Importer(Importer):
     def _input(self, node: Node, path: str) -> None:
         example = node.meta.get("val")
         if is_size(example):
-            self.env[node] = self.sizes.dim(example)
+            self.env[node] = size = self.sizes.dim(example)
+            if node in self.lengths:
+                self.graph.input(self.lengths[node], (size,), BOOL)
             return
         super()._input(node, path)
 

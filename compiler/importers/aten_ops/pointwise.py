@@ -316,7 +316,7 @@ def to_copy(call: AtenCall, x: Value, **_: object) -> Value:
     return x.cast(call.dtype)
 
 
-@aten("to.dtype", "to.dtype_layout", "to.device", "type_as.default")
+@aten("to.dtype", "to.dtype_layout", "to.device", "type_as.default", "prims.convert_element_type.default")
 def to_dtype(call: AtenCall, x: Value, *_: object, **__: object) -> Value:
     return x.cast(call.dtype)
 

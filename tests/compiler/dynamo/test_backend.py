@@ -114,8 +114,11 @@ def test_numbers_that_are_no_sizes():
     run, refusing = (compiled(Times(), fallback=fallback) for fallback in ("eager", "error"))
     for times in (3, 4, 5, 2.5, 0):
         torch.testing.assert_close(run(x, times), Times()(x, times))
+    for times in (3, 4, 7, 0, 1, 1 << 40, 2.5, -3.5, float("inf")):
+        torch.testing.assert_close(refusing(x, times), Times()(x, times))
+    torch.testing.assert_close(run(x, -4), Times()(x, -4))
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="a number that is no size of a tensor"):
-        refusing(x, 3)
+        refusing(x, -3)
 
 
 class Counting(nn.Module):

@@ -1,7 +1,7 @@
-"""Sizes that have to be equal and of which a trace does not say so, as guards that Dynamo checks at each call.
+"""What a graph needs of sizes and its trace does not say, as guards that Dynamo checks at each call.
 
 PyTorch's kernels compare the number of keys with that of values, say, when they run; its trace does not, and sizes that
-change from call to call are a symbol each.
+change from call to call are a symbol each. Numbers are lengths here, which are never below 0.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kernels_hub.compiler.errors import CompilerError
+from kernels_hub.compiler.importers.further_arguments import untold
 from kernels_hub.compiler.ir.dims import Dim, Symbol
 from kernels_hub.compiler.ir.extrema import evaluated
 
@@ -30,6 +32,19 @@ def make_equal(pairs: Iterable[tuple[Dim, Dim]], placeholders: Sequence[Node]) -
         if left is not None and right is not None:
             learned |= bool(left == right)  # the question is the guard
     return learned
+
+
+def make_lengths(placeholders: Sequence[Node]) -> None:
+    """Have Dynamo trace anew for calls where numbers that no shape tells are below 0.
+
+    Raises CompilerError if one is.
+    """
+    for node in untold(placeholders):
+        size = node.meta["val"]
+        if size.node.has_hint() and not size >= 0:  # the question is the guard
+            raise CompilerError(
+                f"it takes {size}, a number that is no size of a tensor among its arguments, and below 0"
+            )
 
 
 def _sizes(placeholders: Sequence[Node]) -> Iterator[torch.SymInt]:

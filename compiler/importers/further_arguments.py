@@ -1,0 +1,121 @@
+"""Arguments of a compiled graph beside those of its ATen graph, made before each run from the sizes of the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._pytree import tree_map
+
+from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.ir.extrema import number
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+
+@dataclass(frozen=True)
+class _Size:
+    """A size that a call tells."""
+
+    dim: Dim
+
+
+@dataclass(frozen=True)
+class _Like:
+    """A tensor of which only this matters."""
+
+    shape: tuple[int | _Size, ...]
+    strides: tuple[int | _Size, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Making(NamedTuple):
+    """A call of an operator in terms of an ATen graph: nodes are tensors of which only the kind matters."""
+
+    operator: Callable[..., torch.Tensor]
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class FurtherArgument:
+    """The call of an operator that makes an argument."""
+
+    operator: Callable[..., torch.Tensor]
+    args: tuple[object, ...]
+    kwargs: Mapping[str, object]
+
+    @classmethod
+    def of(cls, call: Making, dim: Callable[[object], Dim]) -> FurtherArgument:
+        """By a call. dim: gives the dim of one of PyTorch's sizes."""
+
+        def size(one: object) -> int | _Size:
+            found = one if isinstance(one, int) else dim(one)
+            return found if isinstance(found, int) else _Size(found)
+
+        def told(one: object) -> object:
+            value = one.meta["val"] if isinstance(one, torch.fx.Node) else one
+            if isinstance(value, torch.Tensor):
+                shape, strides = (tuple(map(size, of)) for of in (value.shape, value.stride()))
+                return _Like(shape, strides, value.dtype, value.device)
+            return size(value) if isinstance(value, torch.SymInt) else value
+
+        args, kwargs = (tree_map(told, of) for of in (tuple(call.args), dict(call.kwargs)))
+        return cls(call.operator, args, kwargs)
+
+    def tensor(self, sizes: Mapping[str, int]) -> torch.Tensor:
+        """The argument of one run. sizes: of all symbols."""
+
+        def size(one: int | _Size) -> int:
+            return number(one.dim, sizes) if isinstance(one, _Size) else one
+
+        def told(one: object) -> object:
+            if isinstance(one, _Like):
+                shape, strides = ([size(each) for each in of] for of in (one.shape, one.strides))
+                return torch.empty_strided(shape, strides, dtype=one.dtype, device=one.device)
+            return size(one) if isinstance(one, _Size) else one
+
+        args, kwargs = (tree_map(told, of) for of in (self.args, dict(self.kwargs)))
+        return self.operator(*args, **kwargs)
+
+
+def untold(placeholders: Sequence[Node]) -> list[Node]:
+    """Arguments that are numbers which no shape of a tensor among the others tells."""
+    examples = {node: node.meta.get("val") for node in placeholders}
+    tensors = [one for one in examples.values() if isinstance(one, torch.Tensor)]
+    told = {symbol for one in tensors for size in one.shape for symbol in _symbols(size)}
+    numbers = [node for node, one in examples.items() if isinstance(one, torch.SymInt)]
+    return [node for node in numbers if told.isdisjoint(_symbols(examples[node]))]
+
+
+def _symbols(size: int | torch.SymInt | None) -> list[str]:
+    return [str(one) for one in size.node.expr.free_symbols] if isinstance(size, torch.SymInt) else []
+
+
+def lengths(placeholders: Sequence[Node]) -> list[Node]:
+    """Of the numbers that are `untold`, those that are 0 or more: an argument of that length tells them."""
+    return [node for node in untold(placeholders) if statically_known_true(node.meta["val"] >= 0)]
+
+
+def of_length(size: int) -> torch.Tensor:
+    """An argument that is there for its length; it takes the memory of one element."""
+    return torch.empty_strided((size,), (0,), dtype=torch.bool)
+
+
+def sizes_of(placeholders: Sequence[Node]) -> Mapping[str, tuple[int, int | None]]:
+    """Where symbols are told: the argument, and the axis of it; None where the argument is the size."""
+    found: dict[str, tuple[int, int | None]] = {}
+    for place, node in enumerate(placeholders):
+        example = node.meta.get("val")
+        if isinstance(example, torch.SymInt):
+            found.setdefault(str(example.node.expr), (place, None))
+        elif isinstance(example, torch.Tensor):
+            for axis, size in enumerate(example.shape):
+                if isinstance(size, torch.SymInt):
+                    found.setdefault(str(size.node.expr), (place, axis))
+    return found
