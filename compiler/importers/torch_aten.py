@@ -92,6 +92,7 @@ class _ExportedProgram:
     range_constraints: Mapping[Symbol, ValueRanges[Expr]]
     state_dict: Mapping[str, torch.Tensor]
     constants: Mapping[str, torch.Tensor]
+    graph_module: GraphModule
     call_spec: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(in_spec=None, out_spec=None))
 
 
@@ -130,6 +131,7 @@ def import_aten(
         _ranges(placeholders),
         state,
         constants,
+        source,
     )
     places = {node.name: index for index, node in enumerate(placeholders[:count])}
     telling = lengths(placeholders[:given])

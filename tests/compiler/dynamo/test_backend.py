@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
 
 from kernels_hub.compiler import CompilerError
 from kernels_hub.compiler.dynamo.backend import kernels_hub
@@ -244,6 +245,29 @@ def test_sizes_that_contradict_each_other_raise_as_without_a_compiler():
     with pytest.raises(RuntimeError) as found:
         run(*wrong)
     assert type(found.value) is type(expected.value)
+
+
+def test_branches_and_loops_are_compiled():
+    linear = nn.Linear(4, 4)
+
+    def branch(x):
+        return torch.cond(x.sum() > 0, lambda x: linear(x) * 2, lambda x: x - 1, (x,))
+
+    def loop(i, x):
+        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (i, x))
+
+    options = {"engines": ("library", "reference"), "fallback": "error"}
+    run, turn = (torch.compile(one, backend=kernels_hub, options=options) for one in (branch, loop))
+    with torch.no_grad():
+        for rows in (3, 5, 7):
+            x = torch.rand(rows, 4)
+            for sign in (1, -1):
+                torch.testing.assert_close(run(sign * x), branch(sign * x))
+            for start in (0, 2, 5):
+                torch.testing.assert_close(turn(torch.tensor(start), x), loop(torch.tensor(start), x))
+    x = torch.rand(3, 4, requires_grad=True)
+    found, expected = (torch.autograd.grad(one(x).sum(), x) for one in (run, branch))
+    torch.testing.assert_close(found, expected)
 
 
 @torch.no_grad()
