@@ -109,7 +109,7 @@ class Hub:
         self.access = Access(self.accounts, self.repositories, self.mirror)
         store = self._open_store(objects, create)
         self._store = store
-        self.git = MovableGit(self._open_git(self.database.inner), self.database.staying)
+        self.git = MovableGit(self._open_git(self.database.inner), self.database.staying())
         self.large_files = LargeFiles(self.layout, self.database, store, self.git)
         self.releases = Releases(self.database, self.large_files, self.audit, self.mirror)
         self.store = Store(self.git, self.repositories, self.large_files, self.releases)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from kernels_hub.server.database.schema import Key, Schema, TextIndex
@@ -132,11 +132,9 @@ class MovableDatabase(Database):
         with self._gate, self.inner.snapshot():
             yield
 
-    @contextmanager
-    def staying(self) -> Iterator[None]:
-        """Hold while a query is written for this database and asked of it."""
-        with self._gate:
-            yield
+    def staying(self) -> AbstractContextManager[None]:
+        """Hold while a query is written for this database and asked of it. The same one each time, for any thread."""
+        return self._gate
 
     def each(self, query: str) -> Iterator[Row]:
         """What a query finds, without holding all of it."""
