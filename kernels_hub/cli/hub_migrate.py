@@ -151,13 +151,13 @@ def _migrate_git(root: Path, to: str, source: str | None, *, as_json: bool) -> N
     if to == "store":
         echo(
             "servers of this root go on from there; others need no folder in common with them: give each a --root of "
-            "its own, and the same --database and --objects. repositories/*/git is left as it was, remove it when you "
-            "are sure"
+            "its own, and the same --database and --objects. repositories/*/git is left as it was; `kernels-hub hub "
+            "gc` of this root removes it from tomorrow on"
         )
     else:
         echo(
-            f"serve {root} alone from now on; the packs in the store are left as they were, remove them when you are "
-            "sure"
+            f"serve {root} alone from now on; the packs in the store are left as they were, `kernels-hub hub gc` "
+            "removes them from tomorrow on"
         )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.files import move_into_place
 from kernels_hub.server.database.sqlite import SqliteDatabase
+from kernels_hub.server.git.left_behind import LeftBehind
 from kernels_hub.server.git.rows import TABLES as GIT_TABLES
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.layout import FORMAT, marker_text
@@ -78,6 +79,7 @@ def collect_garbage(hub: Hub, *, prune: bool = False, grace: float = GRACE_SECON
         hub.large_files.objects.confirm()
         swept = sweep(hub)
         swept += hub.git.collect(_row_finder(hub), time.time() - grace, prune=prune)
+        swept += _left_behind(hub).collect(_row_finder(hub), time.time() - grace, prune=prune)
         if prune:
             swept += _drop_orphaned_objects(hub)
         before = after = removed = freed = 0
@@ -123,6 +125,10 @@ def _check_refs(hub: Hub, repository: Repository) -> None:
 
 def _row_finder(hub: Hub) -> Callable[[str], bool]:
     return lambda identifier: hub.repositories.by_id(identifier) is not None
+
+
+def _left_behind(hub: Hub) -> LeftBehind:
+    return LeftBehind(hub.layout, hub.database, hub.large_files.objects)
 
 
 def _join_packs(hub: Hub, repository: Repository, count: int, *, prune: bool) -> set[str]:
@@ -237,7 +243,7 @@ def _check_large_files(
 
 
 def strays(hub: Hub) -> list[str]:
-    """What lies in the store and no repository has: left by crashes and deletions, removed by `gc` and `gc --prune`."""
+    """What lies in the store and no repository has: left by crashes, deletions and moves; for `gc`, or `gc --prune`."""
     objects, repositories = hub.large_files.objects, hub.repositories
     found = [
         f"{repository.type} {repository.full_name}: object {entry.oid} has no row"
@@ -250,7 +256,7 @@ def strays(hub: Hub) -> list[str]:
         for identifier in sorted(objects.repositories())
         if repositories.by_id(identifier) is None
     ]
-    return found + hub.git.strays(_row_finder(hub))
+    return found + hub.git.strays(_row_finder(hub)) + _left_behind(hub).found()
 
 
 def backup(hub: Hub, target: Path, *, large_files: bool = True) -> int:

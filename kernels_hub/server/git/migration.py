@@ -4,8 +4,8 @@ Servers serve and clients write meanwhile. Repositories are copied in rounds, ea
 arrived and refs by their values, until few have changed since. Then servers let the root go (`row_moves.py`), for as
 long as it takes to look at every repository and bring those few, and one file, FORMAT, says where the data is from then
 on. Where that takes too long, since clients write fast, they go on and wait again, until all is brought. Before FORMAT
-says so the data is where it was; what was there is left as it was. Servers with other roots, which do not go along,
-refuse changes (503) from the moment on at which the data is moved back to this one's folder.
+says so the data is where it was; what was there is left for `gc` (`left_behind.py`). Servers with other roots, which do
+not go along, refuse changes (503) from the moment on at which the data is moved back to this one's folder.
 
 A migration that died is run again: what is there already, and the same, is not sent again. `git/opening.py` has what
 servers make of one that died.
@@ -94,7 +94,7 @@ def migrate(
 ) -> GitMigrated:
     """Move the git data of a root into its object store and database ("store"), or below the root ("folder").
 
-    database, objects: how these are reached, where it is not as the root remembers.
+    database, objects: how these are reached, where it is not as the root remembers; the same ones, not others.
     seconds: how long to wait, at the end, for servers and commands to let the root go; `migration.SECONDS` by default.
     announce: is told how far it is.
     Raises KernelsHubError where somebody keeps the root open, where rows or large files are not in a database and an
@@ -111,7 +111,7 @@ def migrate(
 def give_up(root: Path, *, database: str | None = None, objects: str | None = None) -> None:
     """Forget a move of git data that was begun and is not to be ended.
 
-    What it copied stays where it is: packs in the store, or folders below the root; nothing reads them.
+    What it copied, packs in the store or folders below the root, is read by nobody and stays until `gc` removes it.
     """
     with _begun(root, database, objects, lambda _: None) as (work, _):
         work.give_up()
@@ -159,6 +159,8 @@ class _Migration:
         self._guard = threading.Lock()
         self._seen: dict[str, object] = {}
         """What each repository was when it was brought last."""
+        self._left_of: set[str] | None = None
+        """The repositories that the store has packs of from before."""
         self._versions: Mapping[str, str] = {}
         self._digests: dict[tuple[str, str], str] = {}
         """SHA-256 of packs in the folder by repository and name: no pack is ever written over."""
@@ -339,7 +341,7 @@ class _Migration:
         copied = there is None or there.refs != refs or there.packs.keys() != paths.keys()
         if not copied:
             return False
-        known = {} if there is None else there.packs
+        known = self._left(repository, paths) if there is None else there.packs
         rows = [known.get(sha256) or self._upload(repository, path, sha256) for sha256, path in paths.items()]
         with self.database.transaction():
             self.rows.drop(repository.id)
@@ -367,6 +369,20 @@ class _Migration:
     def _count(self, row: PackRow) -> None:
         with self._guard:
             self.packs, self.bytes = self.packs + 1, self.bytes + row.size
+
+    def _left(self, repository: Repository, paths: Mapping[str, Path]) -> dict[str, PackRow]:
+        """Packs by SHA-256 that the store has from an earlier move, whole, whose rows went when the data came back."""
+        if self._left_of is None:
+            self._left_of = self.stored.bucket.repositories()
+        left: dict[str, PackRow] = {}
+        for entry in self.stored.bucket.entries(repository.id) if repository.id in self._left_of else ():
+            path = paths.get(sha256 := sha256_in(entry.oid))
+            if path is None or sha256 in left:
+                continue
+            row = PackRow(entry.oid, path.stat().st_size, path.with_suffix(".idx").stat().st_size)
+            if row.size == entry.size and self.stored.bucket.sha256(repository.id, entry.oid) == sha256:
+                left[sha256] = row
+        return left
 
     def _sent(self, repository: Repository) -> _Sent | None:
         """What is in the store and the database of a repository, whole."""
