@@ -10,6 +10,7 @@ import pytest
 
 from kernels_hub.cli import main
 from kernels_hub.errors import KernelsHubError
+from kernels_hub.server.git.migration import give_up, migrate
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.layout import FORMAT, marker_text
 from kernels_hub.server.maintenance import backup, check
@@ -72,6 +73,27 @@ def test_there_and_back(tmp_path: Path, database: str, objects: str, rows_first:
     migrated(root, "files" if rows_first else "sqlite")
     assert_whole(root, None, postgresql=False)
     assert (root / "FORMAT").read_text() == FORMAT
+
+
+@pytest.mark.git_folder
+def test_git_data_goes_to_no_other_store_than_large_files(tmp_path: Path, database: str, objects: str):
+    root, new = tmp_path / "root", objects.replace("?", "-new?")
+    with hub_databases.rows_in(hub_databases.SQLITE), Hub(root, create=True) as hub:
+        fill(hub)
+    migrated(root, database)
+    migrated(root, objects)
+    migrated(root, new)  # the old store goes on to say that it is of this root
+    for forget in (False, True):
+        with pytest.raises(KernelsHubError, match="its git data goes there, not to"):
+            give_up(root, objects=objects) if forget else migrate(root, "store", objects=objects)
+    assert_whole(root, new, postgresql=True)
+    assert migrate(root, "store", objects=new + "&timeout=30").repositories == 1, (
+        "the same place, by other means"
+    )
+    assert_whole(root, new, postgresql=True, git=True)
+    with pytest.raises(KernelsHubError, match="its git data goes there, not to"):
+        migrate(root, "folder", objects=objects)
+    assert_whole(root, new, postgresql=True, git=True)
 
 
 @pytest.mark.parametrize("large_files", [True, False])

@@ -130,6 +130,12 @@ def _begun(
             "PostgreSQL and an object store: move them there with `kernels-hub hub migrate --to postgresql://…` and "
             "`--to s3://…` first"
         )
+    kept = S3Address.parse(marker.objects).place
+    if objects is not None and (given := S3Address.parse(objects).place) != kept:
+        raise KernelsHubError(
+            f"{root} keeps its large files in {kept}, and its git data goes there, not to {given}; nothing was "
+            "changed, leave --from away or correct it"
+        )
     with migration.only_migration(layout, database) as (rows, let_go):
         work = _Migration(layout, rows, objects or marker.objects, announce)
         # What servers with other roots respect.
