@@ -28,7 +28,7 @@ from kernels_hub.server.audit import acting
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.refusal import bad_request, too_large, unauthorized
 from kernels_hub.server.repositories import Repository
-from kernels_hub.server.sessions import COOKIE, Session
+from kernels_hub.server.sessions import Session, cookie_over
 
 REPOSITORY_TYPES = {"models": "model", "kernels": "kernel"}
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
@@ -59,10 +59,15 @@ class HubRequest:
     guessed: bool = False
     """Whether a token was given that is none, other than in the Authorization header; it counts as one there does."""
 
+    @property
+    def cookie(self) -> str:
+        """The name of the cookie that a session has here."""
+        return cookie_over(self.request.scope["scheme"])
+
     @cached_property
     def session(self) -> Session | None:
         """The session of the browser's cookie, for pages and what they show; no other request looks at it. Blocks."""
-        secret = self.request.cookies.get(COOKIE, "")
+        secret = self.request.cookies.get(self.cookie, "")
         session = self.hub.sessions.find(secret) if _COOKIE.fullmatch(secret) else None
         if session is not None:
             self.user = session.token.user

@@ -19,6 +19,7 @@ from kernels_hub.server.database.schema import Index, Schema
 from kernels_hub.server.database.seam import ALL_ROWS
 
 COOKIE = "kernels_hub_session"
+"""The cookie's name; over TLS it begins with `__Host-`, so that no other host of the domain can set it."""
 SCHEMA = Schema(
     """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -80,6 +81,11 @@ class Sessions:
     def end(self, secret: str) -> None:
         """Sign a browser out; its cookie is worth nothing from now on."""
         self._database.change("DELETE FROM sessions WHERE sha256 = ?", _digest(secret))
+
+
+def cookie_over(scheme: str) -> str:
+    """The cookie's name over "http" or "https"."""
+    return f"__Host-{COOKIE}" if scheme == "https" else COOKIE
 
 
 def _digest(secret: str) -> bytes:

@@ -110,6 +110,28 @@ def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(hub, browser):
         assert hub_databases.holds(opened, hashlib.sha256(secret.encode()).hexdigest())
 
 
+def test_over_tls_no_other_host_or_page_without_it_can_give_a_session_or_send_a_form(tmp_path: Path):
+    with (
+        start_hub(tmp_path / "hub", trusted_proxies="127.0.0.1") as hub,
+        httpx.Client(base_url=hub.endpoint, headers={"X-Forwarded-Proto": "https"}) as client,
+    ):
+        host, fields = hub.endpoint.removeprefix("http://"), {"token": hub.token("ada")}
+        assert client.post("/login", data=fields, headers={"Origin": f"http://{host}"}).status_code == 403
+        answer = client.post("/login", data=fields, headers={"Origin": f"https://{host}"})
+        cookie = answer.headers["set-cookie"]
+        name, secret = cookie.split(";")[0].split("=")
+        assert answer.status_code == 303 and name == f"__Host-{COOKIE}"
+        parts = [part.strip() for part in cookie.split(";")]
+        assert {"Secure", "Path=/"} <= set(parts) and "domain" not in cookie.lower()
+
+        def seen(**cookies: str) -> str:
+            text = "; ".join(f"{name}={value}" for name, value in cookies.items())
+            return httpx.get(hub.endpoint, headers={"X-Forwarded-Proto": "https", "Cookie": text}).text
+
+        assert "Sign out" in seen(**{name: secret})
+        assert "Sign in" in seen(**{COOKIE: secret}), "which another host of the domain may have set"
+
+
 def test_a_cookie_is_worth_nothing_after_signing_out_revoking_or_its_time(hub, browser):
     mine = browser()
     secret = mine.client.cookies[COOKIE]
@@ -140,10 +162,15 @@ def test_a_cookie_is_worth_nothing_after_signing_out_revoking_or_its_time(hub, b
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
         {"Origin": "http://127.0.0.1"},
+        {"Origin": "ftp://{host}"},
+        {"Origin": "http://evil.example/{host}"},
+        {"Origin": "{endpoint}/"},
     ],
 )
-def test_a_form_from_another_site_is_refused(browser, headers):
+def test_a_form_from_another_site_is_refused(hub, browser, headers):
     mine = browser()
+    host = hub.endpoint.removeprefix("http://")
+    headers = {name: value.format(host=host, endpoint=hub.endpoint) for name, value in headers.items()}
     key = mine.form_key()
     answer = mine.post("/settings/tokens", 403, headers=headers, form_key=key, action="create", role="read")
     assert "was not sent by a page of" in answer.text

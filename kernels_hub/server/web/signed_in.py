@@ -25,7 +25,7 @@ from kernels_hub.server.accounts import ROLES_OF_TOKENS, Token
 from kernels_hub.server.audit import utc
 from kernels_hub.server.call import HubRequest, Route
 from kernels_hub.server.refusal import Refusal, bad_request, forbidden, too_large
-from kernels_hub.server.sessions import COOKIE, Session
+from kernels_hub.server.sessions import Session
 from kernels_hub.server.web.pages import Pages, quoted, redirect
 
 Handler = Callable[[HubRequest], Response]
@@ -58,7 +58,7 @@ class SigningIn:
             call.guessed = True
             problem = "This Hub knows no such token, or it has expired."
             return self._pages.render("login.html", call, 403, next=following, problem=problem)
-        if (former := call.request.cookies.get(COOKIE)) is not None:
+        if (former := call.request.cookies.get(call.cookie)) is not None:
             call.hub.sessions.end(former)
         response = redirect(following)
         _set_cookie(call, response, call.hub.sessions.begin(token), call.hub.sessions.seconds)
@@ -69,7 +69,7 @@ class SigningIn:
         fields = _fields(call)
         if call.session is not None:
             _checked(call, fields)
-            call.hub.sessions.end(call.request.cookies[COOKIE])
+            call.hub.sessions.end(call.request.cookies[call.cookie])
         response = redirect("/")
         _set_cookie(call, response, "", 0)
         return response
@@ -183,9 +183,11 @@ def _fields(call: HubRequest) -> dict[str, str]:
 def _check_origin(call: HubRequest) -> None:
     """Refuse a form from another site. Browsers send Origin with every form, and say what they know of its site."""
     origin, site = (call.request.headers.get(name) for name in ("origin", "sec-fetch-site"))
-    host = call.base.partition("://")[2].lower()
+    base = call.base.lower()
+    host = base.partition("://")[2]
     told = origin is not None or site is not None
-    own_origin = origin is None or origin.partition("://")[2].lower() == host
+    # A page over TLS, too, where a proxy's word for that does not count; never one without for one that has it.
+    own_origin = origin is None or origin.lower() in (base, f"https://{host}")
     if not (told and own_origin and site in (None, "same-origin", "none")):
         raise forbidden(f"This form was not sent by a page of {host}; open that page and send it from there")
 
@@ -206,7 +208,7 @@ def _next(path: str) -> str:
 
 def _set_cookie(call: HubRequest, response: Response, value: str, seconds: float) -> None:
     response.set_cookie(
-        COOKIE,
+        call.cookie,
         value,
         max_age=int(seconds),
         path="/",
