@@ -22,13 +22,19 @@ from kernels_hub.server.maintenance import check, strays
 from kernels_hub.server.objects.migration import migrate
 from kernels_hub.server.refusal import Refusal
 from kernels_hub.server.repositories import Repository
-from tests.object_store import flip, store, stored
+from tests.object_store import OPTION, flip, store, stored
 from tests.running_hub import start_hub
 from tests.server.lfs_client import Lfs, Trouble, oid_of
 from tests.server.test_objects_upkeep import commit, upload
 
 COMMAND = [sys.executable, "-c", "from kernels_hub.cli import main; main()"]
 LIMITS = {"large_from_bytes": 1024}
+
+
+@pytest.fixture(autouse=True)
+def folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new root has its large files below it, wherever those of other tests have them."""
+    monkeypatch.delenv(OPTION, raising=False)
 
 
 @pytest.fixture
