@@ -265,7 +265,7 @@ def _why_not(node: Node) -> str | None:
         return None
     parts = attention_parts(node.results[0], ANCHORS)
     if parts is not None:
-        widths = (parts.q.shape[3], parts.v.shape[3])
+        widths = [one.shape[3] for one in (parts.q, parts.v) if one is not None]
         if not all(isinstance(width, int) and width <= MOST_WIDTH for width in widths):
             return f"heads {' and '.join(map(str, widths))} wide: at most {MOST_WIDTH} fit the registers"
     return next(iter(unspelled(node.attrs["callee"]).values()), None)

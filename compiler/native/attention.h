@@ -1,6 +1,7 @@
-// softmax(scale q k^T + mask) v in float32, without the matrix of scores in memory. Where the processor has tiles
-// (gemm_amx.h), both products of bfloat16 are on them, added up in float32: weights are rounded to bfloat16, as PyTorch
-// does.
+// softmax(scale q k^T + mask) v in float32, without the matrix of scores in memory; also with the scores themselves as
+// weights, and the logarithm of a row's sum of exponentials alone: see Weights in reach.h. Where the processor has
+// tiles (gemm_amx.h), both products of bfloat16 are on them, added up in float32: weights are rounded to bfloat16, as
+// PyTorch does.
 //
 // A task has some rows (queries of the heads that share one head of keys), goes through the keys in blocks that
 // stay in cache, and keeps for each row the maximum so far, the sum of exponentials and the unnormalised output,
@@ -31,6 +32,7 @@ struct AttentionShape {
   bool blank = false;  // a row that has nothing but -inf gives 0, not NaN
   float* statistics = nullptr;  // (2, batch, heads, lq): each row's maximum, and 1 / its sum; 0, 0 of a blank one
   Reaches reaches{};            // of the mask, where it was looked at
+  Weights weights = Weights::kSoftmax;
 
   int64_t group() const { return heads / kv_heads; }
   // How many of the keys query i sees.
@@ -93,6 +95,15 @@ KH_INLINE float largest(const float* x, int64_t count, float start) {
 
 // What exponents are taken relative to: a row that saw only -inf has no maximum.
 KH_INLINE float finite_or_zero(float maximum) { return maximum == -kInfinity ? 0.0f : maximum; }
+
+// exp(score - base), for a base that no score of the row exceeds. Of rows that are infinite themselves, a sum of powers
+// counts what is as large as the base; in a softmax they give NaN.
+KH_INLINE float total_power(float score, float base) {
+  return score == kInfinity ? 1.0f : exp2_falling((score - base) * kLog2E);
+}
+
+// The logarithm of a row's sum of exponentials, of its maximum and the sum relative to that.
+KH_INLINE float log_of_total(float maximum, float sum) { return finite_or_zero(maximum) + std::log(sum); }
 
 // One task: rows first .. first + rows of head `kv` of batch b; row r is query r % lq of head r / lq of the group.
 // Elements: Floats, or Amx of bf16, of which a float of an operand holds two: of a query, a key, a row's weights.
@@ -227,13 +238,39 @@ class RowsAttention {
       const int64_t width = panel_width(count, i);
       multiplier_.multiply(height, width, depth_, queries_ + r0 * deep_, keys_ + i * depth_, scores_ + i, kKeys, false);
     }
-    softmax(r0, height, j, lead, needed);
+    if (shape_.weights == Weights::kScores) {
+      keep_scores(r0, height, j, lead, needed);
+    } else {
+      softmax(r0, height, j, lead, needed);
+    }
     const bool begun = std::exchange(of.begun, true);
     const int64_t first = lead / kOfOne, deep = ceil_div(needed - lead, kOfOne), all = ceil_div(count, kOfOne);
     for (int64_t i = 0; i < shape_.dv; i += kPanel) {
       const int64_t width = panel_width(shape_.dv, i);
       multiplier_.multiply(height, width, deep, weights_ + first * height, values_ + i * all + first * width,
                            outputs_ + r0 * wide_ + i, wide_, begun);
+    }
+  }
+
+  // The scores of a row of the block, scaled and masked, from `lead` on.
+  float* masked(int64_t r0, int64_t r, int64_t j, int64_t lead, int64_t needed) {
+    const Row& of = rows_[r0 + r];
+    float* const scores = scores_ + r * kKeys;
+    if constexpr (kOfOne > 1) {
+      for (int64_t i = lead; i < needed; i += kLanes) store(scores + i, load(scores + i) * scale_);
+    }
+    if (!of.keys.all) mask_(b_, of.head, of.query, j + lead, needed - lead, scores + lead);
+    return scores;
+  }
+
+  // The scores of a block's rows are their weights.
+  void keep_scores(int64_t r0, int64_t height, int64_t j, int64_t lead, int64_t needed) {
+    const int64_t padded = round_up(needed, kLine * kOfOne);
+    for (int64_t r = 0; r < height; ++r) {
+      float* const scores = masked(r0, r, j, lead, needed);
+      std::fill(scores + needed, scores + padded, 0.0f);
+      for (int64_t i = lead; i < padded; i += kLine)
+        keep(scores + i, weights_ + i / kOfOne / kLine * kLine * height + r * kLine, i % (kLine * kOfOne));
     }
   }
 
@@ -244,11 +281,7 @@ class RowsAttention {
     alignas(64) float tops[kRowLanes * kLanes], before[kRowLanes], bases[kRowLanes], factors[kRowLanes];
     for (int64_t r = 0; r < height; ++r) {
       const Row& of = rows_[r0 + r];
-      float* const scores = scores_ + r * kKeys;
-      if constexpr (kOfOne > 1) {
-        for (int64_t i = lead; i < needed; i += kLanes) store(scores + i, load(scores + i) * scale_);
-      }
-      if (!of.keys.all) mask_(b_, of.head, of.query, j + lead, needed - lead, scores + lead);
+      float* const scores = masked(r0, r, j, lead, needed);
       for (int64_t i = lead; i < std::min(of.keys.first - j, padded); ++i) scores[i] = -kInfinity;
       for (int64_t i = std::clamp(of.keys.last - j, lead, needed); i < padded; ++i) scores[i] = -kInfinity;
       vfloat high = load(scores + lead);
@@ -264,7 +297,8 @@ class RowsAttention {
 #pragma omp simd
     for (int64_t r = 0; r < kRowLanes; ++r) {
       bases[r] = finite_or_zero(maxima[r]);
-      factors[r] = before[r] == -kInfinity ? 1.0f : exp2_falling((before[r] - bases[r]) * kLog2E);
+      const bool infinite = before[r] == -kInfinity || before[r] == kInfinity;
+      factors[r] = infinite ? 1.0f : exp2_falling((before[r] - bases[r]) * kLog2E);
     }
     for (int64_t r = 0; r < height; ++r) {
       const float base = bases[r], factor = factors[r];
@@ -278,8 +312,13 @@ class RowsAttention {
       vfloat sum = load(sums);
       for (int64_t i = lead; i < padded; i += kLine) {
         alignas(64) float weights[kLine];
+        if (shape_.weights == Weights::kTotal) {
 #pragma omp simd
-        for (int64_t x = 0; x < kLine; ++x) weights[x] = exp2_falling((scores[i + x] - base) * kLog2E);
+          for (int64_t x = 0; x < kLine; ++x) weights[x] = total_power(scores[i + x], base);
+        } else {
+#pragma omp simd
+          for (int64_t x = 0; x < kLine; ++x) weights[x] = exp2_falling((scores[i + x] - base) * kLog2E);
+        }
         for (int64_t x = 0; x < kLine; x += kLanes) sum += load(weights + x);
         keep(weights, weights_ + i / kOfOne / kLine * kLine * height + r * kLine, i % (kLine * kOfOne));
       }
@@ -313,7 +352,12 @@ class RowsAttention {
         shape_.note(b_, of.head, of.query, maxima_[place(r0) + r], sum);
         float* const to = out_.at(b_, of.head, of.query);
         const float* const from = outputs_ + (r0 + r) * wide_;
-        if (sum == 0.0f) {  // no key was seen, so there may be no output either
+        if (shape_.weights == Weights::kTotal) {
+          to[0] = log_of_total(maxima_[place(r0) + r], sum);
+        } else if (shape_.weights == Weights::kScores) {
+          const bool begun = blocks_[r0 / kHigh].begun;
+          for (int64_t i = 0; i < shape_.dv; ++i) to[i * out_.stride[3]] = begun ? from[i] : 0.0f;
+        } else if (sum == 0.0f) {  // no key was seen, so there may be no output either
           for (int64_t i = 0; i < shape_.dv; ++i) to[i * out_.stride[3]] = shape_.blank ? 0.0f : kNaN;
         } else if (out_.stride[3] == 1) {
           for (int64_t i = 0; i < shape_.dv; ++i) to[i] = from[i] * share;
@@ -387,7 +431,8 @@ Partial attend_in_place(const AttentionShape& shape, Heads<const T> q, Heads<con
   const int64_t kv = h / shape.group(), dv = shape.dv;
   float* const query = workspace<Use::kRow>().floats(shape.d);
   for (int64_t e = 0; e < shape.d; ++e) query[e] = static_cast<float>(q.at(b, h, i)[e * q.stride[3]]) * scale;
-  Partial result{-kInfinity, 0.0f};
+  const bool softens = shape.weights != Weights::kScores;
+  Partial result{softens ? -kInfinity : 0.0f, 0.0f};
   std::fill_n(output, dv, 0.0f);
   alignas(64) float scores[kKeys];
   for (int64_t j = keys.first; j < keys.last; j += kKeys) {
@@ -399,15 +444,23 @@ Partial attend_in_place(const AttentionShape& shape, Heads<const T> q, Heads<con
     }
     for (int64_t x = 0; x < count && !keys.all; x += kPanel)
       mask(b, h, i, j + x, std::min(kPanel, count - x), scores + x);
-    const float maximum = largest(scores, count, result.maximum), base = finite_or_zero(maximum);
-    const float factor = maximum == result.maximum ? 1.0f : exp_falling(result.maximum - maximum);
-    float sum = 0.0f;
+    float factor = 1.0f;
+    if (softens) {
+      const float maximum = largest(scores, count, result.maximum), base = finite_or_zero(maximum);
+      factor = maximum == result.maximum ? 1.0f : exp_falling(result.maximum - maximum);
+      float sum = 0.0f;
+      if (shape.weights == Weights::kTotal) {
 #pragma omp simd reduction(+ : sum)
-    for (int64_t x = 0; x < count; ++x) {
-      scores[x] = exp_falling(scores[x] - base);
-      sum += scores[x];
+        for (int64_t x = 0; x < count; ++x) sum += total_power(scores[x], base);
+      } else {
+#pragma omp simd reduction(+ : sum)
+        for (int64_t x = 0; x < count; ++x) {
+          scores[x] = exp_falling(scores[x] - base);
+          sum += scores[x];
+        }
+      }
+      result = {maximum, result.sum * factor + sum};
     }
-    result = {maximum, result.sum * factor + sum};
     int64_t e = 0;
     for (; e + 4 * kLanes <= dv; e += 4 * kLanes) {  // four registers go through all keys of the block
       vfloat acc[4];
@@ -459,6 +512,8 @@ void attend_few(const AttentionShape& shape, Heads<const T> q, Heads<const T> k,
       for (int64_t e = 0; e < dv; ++e)
         to[e * out.stride[3]] = (s == 0 ? 0.0f : to[e * out.stride[3]]) + split[2 + e] * factor;
     }
+    if (shape.weights == Weights::kTotal) to[0] = log_of_total(maximum, sum);
+    if (shape.weights != Weights::kSoftmax) return;
     shape.note(b, h, i, maximum, sum);
     if (shape.blank && sum == 0.0f) sum = 1.0f;
     for (int64_t e = 0; e < dv; ++e) to[e * out.stride[3]] /= sum;
@@ -486,13 +541,14 @@ bool attends(const AttentionShape& shape, const int64_t q_strides[4], const int6
 // q (batch, heads, lq, d), k (batch, kv_heads, lk, d), v (batch, kv_heads, lk, dv), out (batch, heads, lq, dv):
 // strides of each in that order, in elements, of operands that attends().
 // mask(b, h, i, j, count, scores) changes the scaled scores of query i with keys j .. j + count, in place; NoMask
-// for none. A row with nothing but -inf gives NaN, as softmax does, or, with `blank`, 0.
+// for none. A row with nothing but -inf gives NaN, as softmax does, or, with `blank`, 0. With kTotal nothing is read of
+// v, dv is 0, and a row of out has one element.
 template <class T, class Mask>
 void attention(const AttentionShape& shape, const T* q, const int64_t q_strides[4], const T* k,
                const int64_t k_strides[4], const T* v, const int64_t v_strides[4], float scale, Mask&& mask, float* out,
                const int64_t out_strides[4]) {
   const int64_t rows = shape.group() * shape.lq, heads = shape.batch * shape.kv_heads;
-  if (rows <= 0 || heads <= 0 || shape.dv <= 0) return;
+  if (rows <= 0 || heads <= 0 || (shape.dv <= 0 && shape.weights != Weights::kTotal)) return;
   const Heads<const T> queries{q, q_strides}, keys{k, k_strides}, values{v, v_strides};
   const Heads<float> outputs{out, out_strides};
   if (rows <= kFewRows && k_strides[3] == 1 && v_strides[3] == 1)

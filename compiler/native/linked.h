@@ -124,6 +124,7 @@ struct Attention {
   int64_t causal_offset;
   bool blank;
   Reaches reaches{};
+  Weights weights = Weights::kSoftmax;
 };
 
 using Mask = void (*)(const void* state, int64_t b, int64_t h, int64_t i, int64_t j, int64_t count, float* scores);

@@ -45,7 +45,7 @@ void attend_masked(const Attention& from, const T* q, const int64_t q_strides[4]
                    const int64_t k_strides[4], const T* v, const int64_t v_strides[4], float scale, Mask mask,
                    const void* mask_state, float* out, const int64_t out_strides[4]) {
   const AttentionShape shape{from.batch, from.heads, from.kv_heads, from.lq, from.lk, from.d, from.dv,
-                             from.causal, from.causal_offset, from.blank, nullptr, from.reaches};
+                             from.causal, from.causal_offset, from.blank, nullptr, from.reaches, from.weights};
   if (attends<T>(shape, q_strides, k_strides, v_strides))
     return attend(shape, q, q_strides, k, k_strides, v, v_strides, scale, mask, mask_state, out, out_strides);
   if constexpr (!std::is_same_v<T, float>) {

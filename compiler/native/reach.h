@@ -9,6 +9,9 @@
 
 KH_NAMESPACE {
 
+// What a row of scores becomes before it is multiplied by v. kTotal: it is not; log(sum(exp(score))) is the result.
+enum class Weights : int32_t { kSoftmax, kScores, kTotal };
+
 // Of one query: no key before `first`, none from `last` on; of those between all, or some.
 struct Reach {
   int32_t first, last;

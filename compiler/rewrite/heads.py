@@ -71,10 +71,11 @@ def _again(top: Value, scores: _Scores, made: Value, other: Callable[[Value], Va
 
 def _is_product(value: Value) -> bool:
     """Whether it is a product of two values that a call gives: products with weights have better kernels."""
-    return value.op_name == "matmul" and not any(_is_weight(operand) for operand in value.operands)
+    return value.op_name == "matmul" and not any(is_weight(operand) for operand in value.operands)
 
 
-def _is_weight(value: Value) -> bool:
+def is_weight(value: Value) -> bool:
+    """Whether a value is a view of what no call gives."""
     while Trait.VIEW in value.op.traits:
         value = value.operands[0]
     return Trait.LEAF in value.op.traits and value.op_name != "input"
@@ -126,13 +127,13 @@ def _move_view(match: Match) -> Value:
     assert isinstance(found, _Scores)
     view = found.end
     x = view.operands[0]
-    scores = _again(top, found, x, lambda other: _undone(view, other))
+    scores = _again(top, found, x, lambda other: undone(view, other))
     if view.op_name == "permute":
         return scores.softmax(view.attrs["order"][axis]).permute(*view.attrs["order"])
     return scores.softmax(x.rank - 1).reshape(view.shape)
 
 
-def _undone(view: Value, other: Value) -> Value:
+def undone(view: Value, other: Value) -> Value:
     """A value of the shape of a view in the shape of what that is a view of."""
     x = view.operands[0]
     if view.op_name == "permute":
@@ -161,7 +162,7 @@ def _merges_rows(match: Match) -> str | None:
     soft, left, v = match["soft"], match.root.operands[0], match["v"]
     if match.fact("axis") != soft.rank - 1:
         return f"the softmax is along {match.fact('axis')}, not along the keys"
-    if _is_weight(v):
+    if is_weight(v):
         return f"{v} is a weight: products with weights have better kernels"
     parts = groups(left.shape, soft.shape)
     if parts is None or list(map(len, parts)) != [*[1] * (left.rank - 2), soft.rank - left.rank + 1, 1]:
@@ -181,7 +182,7 @@ def _rows_apart(match: Match) -> Value:
 # -- four dims
 
 
-def _batch(q: Value) -> tuple[Dim, ...]:
+def batch_of(q: Value) -> tuple[Dim, ...]:
     """The batch and the heads among the dims of queries: those that they were before they were merged, if they were."""
     *outer, rows, depth = q.shape
     if len(outer) < 2:
@@ -201,7 +202,7 @@ def _other_dims(match: Match) -> str | None:
     for value in _between(match.root.operands[0], soft):
         if match.scope.uses(value) > 1 or match.scope.is_output(value):
             return f"{value} is used elsewhere, too"
-    if _is_weight(match["v"]):
+    if is_weight(match["v"]):
         return f"{match['v']} is a weight: products with weights have better kernels"
     found = _scores(soft.operands[0], match.scope, _is_product)
     return found if isinstance(found, str) else None
@@ -221,12 +222,12 @@ def _with_four(match: Match) -> Value:
     found = _scores(top, match.scope, _is_product)
     assert isinstance(found, _Scores)
     q, turned = found.end.operands
-    batch = _batch(q)
+    batch = batch_of(q)
 
     def four(value: Value) -> Value:
-        return _four(value, batch)
+        return with_four_dims(value, batch)
 
-    keys = four(_turned(turned)).transpose()
+    keys = four(turned_keys(turned)).transpose()
     product_of_four = root.graph.apply("matmul", four(q), keys, **found.end.attrs)
     weights = _again(top, found, product_of_four, four).softmax(3)
     for value in reversed(_between(root.operands[0], soft)[:-1]):
@@ -234,7 +235,7 @@ def _with_four(match: Match) -> Value:
     return root.graph.apply("matmul", weights, four(match["v"]), **root.attrs).reshape(root.shape)
 
 
-def _turned(keys: Value) -> Value:
+def turned_keys(keys: Value) -> Value:
     """Keys before their last two dims were exchanged, behind what repeats them as well."""
     rank = keys.rank
     if keys.op_name == "broadcast" and tuple(keys.attrs["axes"][-2:]) == (rank - 2, rank - 1):
@@ -244,7 +245,7 @@ def _turned(keys: Value) -> Value:
     return keys.transpose()
 
 
-def _four(value: Value, batch: tuple[Dim, ...]) -> Value:
+def with_four_dims(value: Value, batch: tuple[Dim, ...]) -> Value:
     """A value with these as its first two dims. Broadcasts are made anew, where they may."""
     shape = (*batch, *value.shape[-2:])
     if value.op_name == "broadcast":

@@ -40,6 +40,15 @@ def outline_between(
     return root.graph.apply("call", *given.values(), callee=region)
 
 
+def composed(
+    graph: Graph, name: str, given: Mapping[str, Value], build: Callable[[Mapping[str, Value]], Value]
+) -> Value:
+    """A call of a graph that `build` makes of its inputs, on these operands by name."""
+    region = Graph(name)
+    region.output("y", build({key: region.input(key, one.shape, one.dtype) for key, one in given.items()}))
+    return graph.apply("call", *given.values(), callee=_shared(region))
+
+
 def closed(match: Match, operands: Sequence[str]) -> str | None:
     """Why the part between the operands and the root is no graph of its own; None if it is one."""
     return closed_between(match.root, {operand: match[operand] for operand in operands if operand in match})
@@ -91,8 +100,11 @@ def _region(root: Value, name: str, values: Mapping[str, Value], spelled: Spelle
         else:
             mapped[value] = region.apply(value.op, *operands, **value.attrs)
     region.output("y", mapped[root])
-    text = print_graph(region, data=True)
-    return _KNOWN.setdefault(text, region)
+    return _shared(region)
+
+
+def _shared(region: Graph) -> Graph:
+    return _KNOWN.setdefault(print_graph(region, data=True), region)
 
 
 def recognised(*names: str) -> Callable[[Value], str | None]:

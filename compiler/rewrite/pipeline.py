@@ -35,6 +35,7 @@ from kernels_hub.compiler.rewrite.parts import PARTS
 from kernels_hub.compiler.rewrite.regroup import REGROUP
 from kernels_hub.compiler.rewrite.rotary import ROTARY
 from kernels_hub.compiler.rewrite.rule import Options, Pass
+from kernels_hub.compiler.rewrite.scores import Scores
 from kernels_hub.compiler.rewrite.softmax import SOFTMAX
 from kernels_hub.compiler.rewrite.views import CANCEL, SINK
 
@@ -55,6 +56,7 @@ _IN_LOOPS: tuple[Pass, ...] = (
     FoldConstants(),
     SIMPLIFY,
     RECOGNISE,
+    Scores(),
     Rules("gate", GATED),
     FoldConstants(),
 )
@@ -71,6 +73,7 @@ PIPELINE: tuple[Pass, ...] = (
     Rules("contract", CONTRACTION),
     SIMPLIFY,
     RECOGNISE,
+    Scores(),
     Rules("gate", GATED),
     Rules("affine", (*CANCEL, *NEIGHBOURING, *AFFINE, *AFFINE_INPUTS)),
     FoldConstants(),

@@ -103,7 +103,7 @@ def _attention(
 ) -> Attention:
     parts = attention_parts(value, ANCHOR_DTYPES | {value.dtype})
     assert parts is not None
-    q, k, v = (view_of(one, buffer_of) for one in (parts.q, parts.k, parts.v))
+    q, k, *v = (view_of(one, buffer_of) for one in parts.strided)
     keys = Loop(f"{loops[2].name}k", parts.scores.shape[3])
     score_loops = (loops[0], loops[1], loops[2], keys)
     index = tuple(loop.index for loop in score_loops)
@@ -113,4 +113,7 @@ def _attention(
     body.define_at(parts.product, index, "score")
     result = body.at(parts.scores, index)
     scores = tuple(body.statements)
-    return Attention(name, q, k, v, 1.0, score_loops, scores, result, value.dtype, parts.blank, origin)
+    return Attention(
+        name, q, k, v[0] if v else None, 1.0, score_loops, scores, result, value.dtype, parts.blank, origin,
+        parts.weights,
+    )  # fmt: skip

@@ -101,7 +101,8 @@ def _flops(nest: Nest, sizes: Mapping[str, int]) -> int:
         total += multiply_adds(outer * _count(list(anchor.w.shape[1:]), sizes))
     elif isinstance(anchor, Attention):
         scores = _count([loop.extent for loop in anchor.score_loops], sizes)
-        total += multiply_adds(scores * number(anchor.q.shape[-1] + anchor.v.shape[-1], sizes))
+        widths = anchor.q.shape[-1] + (0 if anchor.v is None else anchor.v.shape[-1])
+        total += multiply_adds(scores * number(widths, sizes))
     return total
 
 

@@ -309,9 +309,9 @@ class Inlining:
         elif name == "call":
             parts = attention_parts(value, self.dtypes)
             if parts is not None:
-                for operand in (parts.q, parts.k, parts.v):
+                for operand in parts.strided:
                     self.strided(operand)
-                self._once(node.operands[3:], 2)  # but masks of positions
+                self._once(node.operands[len(parts.strided) :], 2)  # but masks of positions
 
     def _once(self, operands: Iterable[Value], cost: int) -> None:
         for operand in operands:

@@ -232,19 +232,28 @@ class Convolution:
         return self.x, self.w
 
 
+class Weights(enum.Enum):
+    """What the rows of scores become; the value is the name that it has in the C++ runtime."""
+
+    SOFTMAX = "kSoftmax"
+    SCORES = "kScores"  # themselves
+    TOTAL = "kTotal"  # log(sum(exp(score))), which is the result: there is no v
+
+
 @dataclass(frozen=True)
 class Attention:
-    """softmax(scale * q @ k^T, masked) @ v. Outer loops: (batch, heads, queries, width of v).
+    """softmax(scale * q @ k^T, masked) @ v, or what `weights` says. Outer loops: (batch, heads, queries, width of v).
 
     q: (batch, heads, queries, width), k and v: (batch, heads of keys, keys, width); `heads` is a multiple of
     the heads of keys. `scores`: statements for one score, variables as in `score_loops` (batch, heads, queries, keys),
     from "score" (scaled) to the value named `score`. blank: a row whose scores are all -inf gives 0, not NaN.
+    v: None of totals, whose results have the width 1.
     """
 
     name: str
     q: View
     k: View
-    v: View
+    v: View | None
     scale: float
     score_loops: tuple[Loop, ...]
     scores: tuple[Statement, ...]
@@ -252,11 +261,12 @@ class Attention:
     dtype: DType
     blank: bool = False
     origin: str = ""
+    weights: Weights = Weights.SOFTMAX
 
     @property
     def views(self) -> tuple[View, ...]:
         """What it reads, but for what the scores load."""
-        return self.q, self.k, self.v
+        return (self.q, self.k) if self.v is None else (self.q, self.k, self.v)
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,9 @@ def _hint(group: FusionGroup) -> str:
     """A word or two for what a group does."""
     words = []
     for value in group.values:
-        word = "attention" if value.op_name == "call" else value.op_name.removeprefix("reduce_")
+        word = (
+            value.attrs["callee"].name if value.op_name == "call" else value.op_name.removeprefix("reduce_")
+        )
         if word not in words:
             words.append(word)
     return "_".join(words[:4])

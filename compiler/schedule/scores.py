@@ -1,9 +1,9 @@
-"""Takes a recognized attention apart into products, scores and softmax."""
+"""Takes a recognized attention apart into products, scores and softmax; also logarithms of sums of scores."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.ir.types import DType
 from kernels_hub.compiler.schedule.index import Ranges
+from kernels_hub.compiler.schedule.kernel import Weights
 from kernels_hub.compiler.schedule.views import loops_of, walk
 
 _BESIDE = {types.BOOL, types.INT32, types.INT64}
@@ -26,15 +27,22 @@ class AttentionParts:
     """q, k, v: values of the graph. `product` (q @ k^T) and `scores` (what the softmax is of): of the callee.
 
     groups: how many heads of q share one of k and v. blank: a row whose scores are all -inf gives 0, not NaN.
+    v: None of totals (see `Weights`).
     """
 
     q: Value
     k: Value
-    v: Value
+    v: Value | None
     product: Value
     scores: Value
     groups: int
     blank: bool
+    weights: Weights = Weights.SOFTMAX
+
+    @property
+    def strided(self) -> tuple[Value, ...]:
+        """Operands that lie in memory, in strides."""
+        return (self.q, self.k) if self.v is None else (self.q, self.k, self.v)
 
 
 def attention_parts(value: Value, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> AttentionParts | None:
@@ -42,36 +50,87 @@ def attention_parts(value: Value, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> A
 
     dtypes: those that anchors take.
     """
-    if value.op_name != "call" or value.attrs["callee"].name != "attention":
+    if value.op_name != "call" or value.attrs["callee"].name not in _READERS:
         return None
     callee = value.attrs["callee"]
     (result,) = callee.outputs.values()
     if value.rank != 4 or result.dtype not in dtypes:
         return None
-    if any(operand.dtype is not result.dtype for operand in value.operands[:3]):
-        return None
     given = dict(zip(callee.inputs.values(), value.operands, strict=True))
+    read = _READERS[callee.name](callee, result, given)
+    if read is None:
+        return None
+    product = _product(read.scores, dtypes | _BESIDE)
+    if product is None or (read.weights is not Weights.SOFTMAX and not _reads_inputs(read.scores, product)):
+        return None
+    q, turned = product.operands
+    heads = value.shape[1]
+    k, groups = _shared_heads(turned, heads, (0, 1, 3, 2))
+    v, v_groups = None, groups
+    if read.v is not None:
+        v, v_groups = _shared_heads(read.v, heads, (0, 1, 2, 3))
+    operands = [one for one in (q, k, v) if one is not None]
+    if groups is None or groups != v_groups or any(one not in given for one in operands):
+        return None
+    if any(given[one].dtype is not result.dtype for one in operands):
+        return None
+    return AttentionParts(
+        given[q], given[k], None if v is None else given[v], product, read.scores, groups, read.blank, read.weights
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What the result of a callee is made of, in it."""
+
+    scores: Value
+    v: Value | None
+    weights: Weights
+    blank: bool = False
+
+
+def _read_attention(callee: Graph, result: Value, given: Mapping[Value, Value]) -> _Read | None:
     if result.op_name != "matmul":
         return None
-    weights, blank = _uncast(result.operands[0]), False
-    if weights.op_name == "select":
+    v = result.operands[1]
+    weights = _uncast(result.operands[0])
+    if _is_softmax(weights):
+        return _Read(weights.operands[0], v, Weights.SOFTMAX)
+    if weights.op_name == "select" and _is_softmax(soft := _uncast(weights.operands[2])):
         blank = _number("blank", callee, given) == 0 and _number("fill", callee, given) == -math.inf
-        if not blank:
-            return None
-        weights = _uncast(weights.operands[2])
-    if weights.op_name != "softmax" or weights.attrs["axis"] != 3:
-        return None
-    scores = weights.operands[0]
-    product = _product(scores, dtypes | _BESIDE)
-    if product is None:
-        return None
-    q, _ = product.operands
-    heads = value.shape[1]
-    k, k_groups = _shared_heads(product.operands[1], heads, (0, 1, 3, 2))
-    v, v_groups = _shared_heads(result.operands[1], heads, (0, 1, 2, 3))
-    if q not in given or k not in given or v not in given or k_groups is None or k_groups != v_groups:
-        return None
-    return AttentionParts(given[q], given[k], given[v], product, scores, k_groups, blank)
+        return _Read(soft.operands[0], v, Weights.SOFTMAX, blank) if blank else None
+    return _Read(weights, v, Weights.SCORES)
+
+
+def _is_softmax(value: Value) -> bool:
+    return value.op_name == "softmax" and value.attrs["axis"] == 3
+
+
+def _read_total(callee: Graph, result: Value, given: Mapping[Value, Value]) -> _Read | None:
+    """Scores that a maximum is subtracted from, or that exponentials are taken of as they are."""
+    del result, given
+    maxima = [node.operands[0] for node in callee.nodes if node.op.name == "reduce_max"]
+    powers = [node.operands[0].operands[0] for node in callee.nodes if node.op.name == "reduce_sum"]
+    return _Read((maxima or powers)[0], None, Weights.TOTAL) if powers else None
+
+
+_READERS: Mapping[str, Callable[[Graph, Value, Mapping[Value, Value]], _Read | None]] = {
+    "attention": _read_attention,
+    "logsumexp_of_scores": _read_total,
+}
+
+
+def _reads_inputs(scores: Value, product: Value) -> bool:
+    """Whether all that scores are made of, but their product, are views of operands, and numbers."""
+    stack = [scores]
+    while stack:
+        value = stack.pop()
+        if value is not product:
+            reads = Trait.POINTWISE in value.op.traits or Trait.VIEW in value.op.traits
+            if value.operands and not reads:
+                return False
+            stack += value.operands
+    return True
 
 
 def _uncast(value: Value) -> Value:

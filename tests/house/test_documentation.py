@@ -34,7 +34,7 @@ COMPARED = {
     "from_hf_kernels.md": 1,
     "from_torch_compile.md": 0,
     "from_onnx_runtime.md": 2,
-    "from_kyanite_and_luminal.md": 6,
+    "from_kyanite_and_luminal.md": 7,
 }
 """Page -> how many outputs it shows."""
 ELSEWHERE = {

@@ -30,6 +30,7 @@ from kernels_hub.compiler.schedule.kernel import (
     Statement,
     Store,
     View,
+    Weights,
     arguments,
     variables,
 )
@@ -40,7 +41,8 @@ def print_attention(name: str, nest: Nest, lines: Lines, names: Names, *, round_
     anchor = nest.anchor
     assert isinstance(anchor, Attention)
     shape = tuple(loop.extent for loop in nest.outer)
-    masked = causal_scores(anchor, anchor.scores, anchor.score)
+    hides = anchor.weights is not Weights.SCORES  # what is -inf
+    masked = causal_scores(anchor, anchor.scores, anchor.score) if hides else None
     parameters = Parameters.of(nest, (*shape, *(masked[:1] if masked else ())))
     if masked:
         mask = {one.buffer for one in anchor.scores if isinstance(one, Load)}
@@ -64,25 +66,27 @@ def print_attention(name: str, nest: Nest, lines: Lines, names: Names, *, round_
             space = f"{names.buffers[direct.buffer]}_space"
             lines.add(f"const kh::Row<float> {space}({index(direct.buffer.size)});")
             lines.add(f"float* const {names.buffers[direct.buffer]} = &{space}[0];")
+        v = anchor.v or anchor.k  # of totals, nothing is read of it
         strides = [
             ("q", anchor.q.strides),
             ("k", anchor.k.strides),
-            ("v", anchor.v.strides),
+            ("v", v.strides),
             ("out", direct.strides),
         ]
-        for word, values in strides:
-            lines.add(f"const int64_t {word}_strides[] = {{{', '.join(map(index, values))}}};")
+        for word, steps in strides:
+            lines.add(f"const int64_t {word}_strides[] = {{{', '.join(map(index, steps))}}};")
         scale, scores, score = _scaled(anchor, *(masked[1:] if masked else (anchor.scores, anchor.score)))
         seen = f"true, {index(masked[0])}" if masked else "false, 0"
-        reaches = _print_reaches(anchor, scores, score, lines, names, round_ops=round_ops)
-        lines.add(f"const kh::Attention shape{{{_shape(anchor, shape, scalars, seen)}{reaches}}};")
-        q, k, v, out = (
+        reaches = _print_reaches(anchor, scores, score, lines, names, round_ops=round_ops) if hides else ""
+        weights = _named_weights(anchor, reaches)
+        lines.add(f"const kh::Attention shape{{{_shape(anchor, shape, scalars, seen)}{weights}}};")
+        q, k, values, out = (
             names.buffers[view.buffer] + (f" + {index(view.offset)}" if view.offset != 0 else "")
-            for view in (anchor.q, anchor.k, anchor.v, direct)
+            for view in (anchor.q, anchor.k, v, direct)
         )
         factor = scalars.literal(scale, FLOAT32)
         function = "attend_masked" if score == "score" else "attend"
-        call = f"kh::{function}(shape, {q}, q_strides, {k}, k_strides, {v}, v_strides, {factor},"
+        call = f"kh::{function}(shape, {q}, q_strides, {k}, k_strides, {values}, v_strides, {factor},"
         if score == "score":
             lines.add(f"{call} nullptr, nullptr, {out}, out_strides);")
         else:
@@ -96,9 +100,17 @@ def print_attention(name: str, nest: Nest, lines: Lines, names: Names, *, round_
 
 def _shape(anchor: Attention, shape: Sequence[Dim], scalars: Cpp, seen: str) -> str:
     batch, heads, queries, wide = shape
+    wide = 0 if anchor.v is None else wide
     dims = [batch, heads, anchor.k.shape[1], queries, anchor.k.shape[2], anchor.q.shape[3], wide]
     text = ", ".join(map(scalars.index, dims))
     return f"{text}, {seen}, {str(anchor.blank).lower()}"
+
+
+def _named_weights(anchor: Attention, reaches: str) -> str:
+    """What the shape says behind the mask; nothing of a softmax."""
+    if anchor.weights is Weights.SOFTMAX:
+        return reaches
+    return f"{reaches or ', {}'}, kh::Weights::{anchor.weights.value}"
 
 
 def _stored_in_place(nest: Nest) -> View | None:

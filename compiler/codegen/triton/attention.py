@@ -3,6 +3,9 @@
     best'  = max(best, max(scores));  total' = total * exp(best - best') + sum(exp(scores - best'))
     out'   = out * exp(best - best') + exp(scores - best') @ v;  the result is out / total
 
+Scores that are weights themselves are added up as they are; of totals, best + log(total) is the result. In these, a
+score of inf counts as 1 relative to a maximum of inf, where a softmax gives NaN.
+
 Scores, their masks included, are the statements of the anchor on a tile [queries, keys]; keys that a causal mask hides
 from all queries of a block are not read. Source: arXiv 2205.14135.
 """
@@ -21,7 +24,7 @@ from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Dim, floordiv
 from kernels_hub.compiler.runtime.tiles import attention_tile
 from kernels_hub.compiler.schedule.index import Loop
-from kernels_hub.compiler.schedule.kernel import Attention, Nest
+from kernels_hub.compiler.schedule.kernel import Attention, Nest, Weights
 from kernels_hub.escaping import CommentText
 
 MOST_WIDTH = 256
@@ -66,13 +69,15 @@ class _Attention:
         with self.kernel.define(["ROWS", "COLUMNS", "WIDTH", "VALUES"]):
             _program(self.kernel, body, (self.batch, self.head, self.query))
             self._queries()
-            lines.add('best = tl.full([ROWS, 1], float("-inf"), tl.float32)')
-            lines.add("total = tl.zeros([ROWS, 1], tl.float32)")
-            lines.add("out = tl.zeros([ROWS, VALUES], tl.float32)")
+            if anchor.weights is not Weights.SCORES:
+                lines.add('best = tl.full([ROWS, 1], float("-inf"), tl.float32)')
+                lines.add("total = tl.zeros([ROWS, 1], tl.float32)")
+            if anchor.v is not None:
+                lines.add("out = tl.zeros([ROWS, VALUES], tl.float32)")
             with lines.block(f"for start in range(0, {self._end()}, COLUMNS)"):
                 self._block_of_keys()
             lines.add(f"{anchor.name} = {_result(anchor, self.key.extent, body)}")
-            body.know(anchor.name, anchor.dtype, ["rows", "values"])
+            body.know(anchor.name, anchor.dtype, ["rows"] if anchor.v is None else ["rows", "values"])
             for statement in self.nest.body:
                 body.emit(statement)
         return _launch(self.kernel, self.nest, anchor, self.options)
@@ -80,6 +85,8 @@ class _Attention:
     def _end(self) -> str:
         """The keys that these queries see: with a causal mask, none behind that of the last query."""
         keys = self.body.index(self.key.extent)
+        if self.anchor.weights is Weights.SCORES:  # -inf hides nothing
+            return keys
         causal = causal_scores(self.anchor, self.anchor.scores, self.anchor.score)
         if causal is None:
             return keys
@@ -116,17 +123,35 @@ class _Attention:
         body.know("score", types.FLOAT32, ["rows", "columns"])
         for statement in anchor.scores:
             body.emit(statement)
+        if anchor.weights is Weights.SCORES:
+            lines.add(f"powers = tl.where(column_live, {anchor.score}, 0.0)")
+            self._add_values(head, "out")
+        else:
+            self._add_powers(head)
+
+    def _add_powers(self, head: Dim) -> None:
+        lines, anchor = self.lines, self.anchor
         lines.add(f'scores = tl.where(column_live, {anchor.score}, float("-inf"))')
         lines.add("better = tl.maximum(best, tl.max(scores, 1, keep_dims=True))")
         lines.add('least = tl.where(better == float("-inf"), 0.0, better)')
-        lines.add("powers = tl.exp(scores - least)")
-        lines.add("fade = tl.exp(best - least)")
+        if anchor.weights is Weights.TOTAL:
+            lines.add('powers = tl.where(scores == float("inf"), 1.0, tl.exp(scores - least))')
+            lines.add('fade = tl.where(best == float("inf"), 1.0, tl.exp(best - least))')
+        else:
+            lines.add("powers = tl.exp(scores - least)")
+            lines.add("fade = tl.exp(best - least)")
         lines.add("total = total * fade + tl.sum(powers, 1, keep_dims=True)")
+        if anchor.v is not None:
+            self._add_values(head, "out * fade")
+        lines.add("best = better")
+
+    def _add_values(self, head: Dim, before: str) -> None:
+        lines, body, anchor = self.lines, self.body, self.anchor
+        assert anchor.v is not None
         place = (self.batch.index, head, self.keys.index, self.value.index)
         lines.add(f"v = {load(body, anchor.v, place, frozenset({'keys', 'values'}))}")
         narrow = f".to({anchor.v.buffer.dtype.triton})" if self.bits < 32 else ""
-        lines.add(f"out = {dot(f'powers{narrow}', 'v', 'out * fade', self.bits, self.options)}")
-        lines.add("best = better")
+        lines.add(f"out = {dot(f'powers{narrow}', 'v', before, self.bits, self.options)}")
 
 
 def _program(kernel: KernelText, body: TritonBody, loops: tuple[Loop, Loop, Loop]) -> None:
@@ -149,6 +174,10 @@ def _shared(head: Dim, anchor: Attention) -> Dim:
 
 
 def _result(anchor: Attention, keys: Dim, body: TritonBody) -> str:
+    if anchor.weights is Weights.TOTAL:
+        return 'tl.where(best == float("-inf"), 0.0, best) + tl.log(total)'
+    if anchor.weights is Weights.SCORES:
+        return "out"
     if anchor.blank:
         return "tl.where(total == 0.0, 0.0, out / total)"
     if isinstance(keys, int) and keys:

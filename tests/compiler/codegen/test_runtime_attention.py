@@ -46,6 +46,21 @@ void attention_seen(const int64_t* s, const float* q, const int64_t* qs, const f
       scores[x] = row(b, i)[j + x] ? scores[x] + more * float((j + x) % 7) : -kh::kInfinity;
   }, out, os);
 }
+// weights: see Weights; where scores are the weights, they are under a sigmoid
+void attention_weighed(const int64_t* s, const float* q, const int64_t* qs, const float* k, const int64_t* ks,
+                       const float* v, const int64_t* vs, float scale, const float* bias, int64_t weights, float* out,
+                       const int64_t* os) {
+  kh::AttentionShape shape{s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7] != 0, s[8]};
+  shape.weights = static_cast<kh::Weights>(weights);
+  kh::attention(shape, q, qs, k, ks, v, vs, scale,
+                [=](int64_t b, int64_t h, int64_t i, int64_t j, int64_t count, float* scores) {
+    const float* const row = bias + ((b * shape.heads + h) * shape.lq + i) * shape.lk + j;
+    for (int64_t x = 0; x < count; ++x) {
+      scores[x] += row[x];
+      if (shape.weights == kh::Weights::kScores) scores[x] = kh::sigmoid(scores[x]);
+    }
+  }, out, os);
+}
 void set_threads(int64_t n) { omp_set_num_threads(static_cast<int>(n)); }
 }
 """
@@ -262,3 +277,45 @@ def test_the_comparison_sees_errors():
         assert_close(np.float32([1.0]), np.array([1.0001]))
     with pytest.raises(AssertionError, match="NaN"):
         assert_close(np.float32([np.nan]), np.array([1.0]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_scores_as_weights_and_totals_of_rows(library, data):
+    """Any lengths, none too; masks of -inf, whole rows of them, infinities and NaN."""
+    draw = data.draw
+    kv_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    b, lk, d, dv = (
+        draw(st.integers(1, 2)),
+        draw(st.integers(0, 300)),
+        draw(st.integers(1, 40)),
+        draw(st.integers(1, 40)),
+    )
+    lq = draw(st.sampled_from([1, 2, 31, 150]))
+    random = np.random.default_rng(draw(st.integers(0, 99)))
+    order, heads = draw(st.sampled_from(["bhld", "blhd"])), kv_heads * group
+    library.set_threads(*arguments(draw(st.integers(1, 2))))
+    q = tensor(random, b, heads, lq, d, order)
+    k, v = tensor(random, b, kv_heads, lk, d, order), tensor(random, b, kv_heads, lk, dv, order)
+    bias = random.standard_normal((b, heads, lq, lk), np.float32)
+    for special in draw(st.sets(st.sampled_from([-np.inf, np.inf, np.nan, -200.0]))):
+        bias[random.random(bias.shape) < draw(st.sampled_from([0.003, 0.3, 0.99]))] = special
+        bias[random.random((b, heads, lq)) < 0.1] = special
+    totals = draw(st.booleans())
+    out = np.full((b, heads, lq, 1 if totals else dv), 7, np.float32)
+    shape = np.array([b, heads, kv_heads, lq, lk, d, 0 if totals else dv, 0, 0], np.int64)
+    library.attention_weighed(
+        *arguments(shape, q, strides(q), k, strides(k), v, strides(v), -0.5, bias, 2 if totals else 1),
+        *arguments(out, strides(out)),
+    )
+    wide = [np.repeat(x.astype(np.float64), group, axis=1) for x in (k, v)]
+    with np.errstate(all="ignore"):
+        scores = q.astype(np.float64) @ wide[0].swapaxes(2, 3) * -0.5 + bias
+        if totals:
+            expected = np.logaddexp.reduce(scores, -1, keepdims=True, initial=-np.inf)
+        else:
+            expected = 1 / (1 + np.exp(-scores)) @ wide[1]
+    finite = np.isfinite(expected)
+    assert np.array_equal(out[~finite], expected[~finite], equal_nan=True)
+    error = np.abs(out[finite] - expected[finite]) / np.maximum(1, np.abs(expected[finite]))
+    assert error.max(initial=0) <= 1e-4

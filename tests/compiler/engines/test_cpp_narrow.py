@@ -101,6 +101,24 @@ def test_attention(dtype, mask):
     assert_agrees(ENGINE, found, given)
 
 
+@pytest.mark.parametrize("weights", ["sigmoid", "total"])
+def test_scores_that_are_no_softmax(dtype, weights):
+    graph = Graph(weights)
+    q, k, v = (
+        graph.input(name, (2, 4, length, 24), dtype) for name, length in (("q", 19), ("k", 33), ("v", 33))
+    )
+    scores = (q @ k.transpose()) * 0.2 + graph.input("mask", (19, 33), dtype).broadcast_to((2, 4, 19, 33))
+    if weights == "sigmoid":
+        graph.output("y", scores.unary("sigmoid") @ v)
+    else:
+        graph.output("y", scores.unary("exp").sum(-1).unary("log") + v.sum((2, 3), keepdims=True).squeeze(-1))
+    given = [random(2, 4, one, 24, dtype=dtype, seed=one) for one in (19, 33, 34)]
+    given[2] = given[2][:, :, :33]
+    found = rewrite(graph).graph
+    assert "kh::attend" in calls(found)
+    assert_agrees(ENGINE, found, [*given, random(19, 33, dtype=dtype, seed=3)])
+
+
 def test_what_follows_in_the_same_nest_is_rounded_where_it_is_stored(dtype):
     graph = linear(dtype, True)
     y = graph.outputs["y"]

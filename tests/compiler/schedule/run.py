@@ -264,9 +264,9 @@ def _anchor(nest: k.Nest, memory, sizes):
 
         graph.output("y", y)
         return np.moveaxis(evaluate(graph, {"x": x, "w": w})["y"], 1, -1)
-    q, key, v = (_window(view, memory, sizes).astype(np.float64) for view in anchor.views)
-    groups = q.shape[1] // max(key.shape[1], 1)
-    key, v = (np.repeat(one, groups, 1) for one in (key, v))
+    q, *others = (_window(view, memory, sizes).astype(np.float64) for view in anchor.views)
+    groups = q.shape[1] // max(others[0].shape[1], 1)
+    key, *v = (np.repeat(one, groups, 1) for one in others)
     score = (np.matmul(q, key.swapaxes(-1, -2)) * anchor.scale).astype(np.float32)
     variables = {
         loop.name: np.arange(size).reshape([-1 if one == axis else 1 for one in range(4)])
@@ -275,10 +275,14 @@ def _anchor(nest: k.Nest, memory, sizes):
     values = {"score": score}
     run_body(anchor.scores, values, variables, score.shape, (), memory, sizes)
     score = np.broadcast_to(values[anchor.score], score.shape).astype(np.float64)
+    if anchor.weights is k.Weights.TOTAL:
+        return np.logaddexp.reduce(score, -1, keepdims=True, initial=-np.inf).astype(np.float32)
+    if anchor.weights is k.Weights.SCORES:
+        return np.matmul(score, *v).astype(np.float32)
     if anchor.blank:
         score = np.where((score == -np.inf).all(-1, keepdims=True), np.nan, score)
     powers = np.exp(score - score.max(-1, keepdims=True)) if score.size else score
     weights = powers / powers.sum(-1, keepdims=True)
     if anchor.blank:
         weights = np.where(np.isnan(score).all(-1, keepdims=True), 0, weights)
-    return np.matmul(weights, v).astype(np.float32)
+    return np.matmul(weights, *v).astype(np.float32)

@@ -127,6 +127,20 @@ def test_running_reductions(dtype, arch, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@every_value(weights=["relu", "total"], width=[64, 256], arch=ARCHITECTURES)
+def test_scores_that_are_no_softmax(weights, width, arch, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path))
+    graph = Graph(weights)
+    q, k, v = (graph.input(name, (2, 8, 512, width)) for name in "qkv")
+    scores = (q @ k.transpose()) * 0.1
+    if weights == "relu":
+        graph.output("y", scores.maximum(0.0) @ v)
+    else:
+        graph.output("y", scores.unary("exp").sum(-1).unary("log"))
+    assert check(rewrite(graph).graph, Options(arch=arch), arch) == 1
+
+
+@pytest.mark.slow
 @every_value(width=[64, 128, 256], dtype=["float32", "bfloat16"], arch=ARCHITECTURES)
 def test_attention_of_every_width(width, dtype, arch, tmp_path, monkeypatch):
     monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path))

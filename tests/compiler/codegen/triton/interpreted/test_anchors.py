@@ -175,3 +175,64 @@ def test_attention_of_symbolic_lengths(device):
         graph = rewrite(graph).graph
         assert kinds(graph) == [Attention.__name__]
         assert_agrees(graph, device, sizes)
+
+
+def scored(dtype, weights, *, queries=9, keys=21, mask="bias", width=10) -> Graph:
+    """Scores that are weights under a function, or of which a total is left; grouped heads, as in `attention`."""
+    graph = Graph(weights)
+    q = graph.input("q", (2, 4, queries, width), dtype)
+    k = graph.input("k", (2, 2, keys, width), dtype)
+    repeated = k.broadcast((2, 2, 2, keys, width), (0, 1, 3, 4)).reshape(2, 4, keys, width)
+    scores = graph.apply("matmul", q, repeated.transpose(), dtype=types.FLOAT32) * 0.3
+    if mask == "bias":
+        scores = scores + graph.input("bias", (4, queries, keys), "float32").broadcast_to(scores.shape)
+    else:
+        kept = graph.constant(np.tri(queries, keys, keys - queries, dtype=bool))
+        scores = kept.broadcast_to(scores.shape).select(scores, scores.like(-np.inf))
+    if weights == "relu":
+        v = graph.input("v", (2, 2, keys, 6), dtype)
+        wide = v.broadcast((2, 2, 2, keys, 6), (0, 1, 3, 4)).reshape(2, 4, keys, 6)
+        graph.output("y", (scores.maximum(0.0).cast(dtype) @ wide) * 0.5)
+    else:
+        top = scores.max(-1, keepdims=True)
+        top = top.unary("isinf").select(0.0, top)
+        total = (scores - top).unary("exp").sum(-1, keepdims=True).unary("log") + top
+        graph.output("y", total.squeeze(-1) * 0.5)
+    return rewrite(graph).graph
+
+
+@pytest.mark.parametrize("mask", ["bias", "causal"])
+@pytest.mark.parametrize(
+    ("weights", "dtype"), [("relu", "float32"), ("relu", "bfloat16"), ("total", "float32")]
+)
+def test_scores_that_are_no_softmax(weights, mask, dtype, device):
+    graph = scored(dtype, weights, mask=mask)
+    assert kinds(graph) == ["Attention"]
+    assert_agrees(graph, device)
+
+
+@pytest.mark.parametrize("weights", ["relu", "total"])
+def test_scores_of_other_lengths_infinities_and_nan(weights, device):
+    for queries, keys in ((1, 40), (35, 1), (40, 70)):
+        graph = scored("float32", weights, queries=queries, keys=keys, width=17)
+        arrays = list(graph.dummy_inputs(0, {}).values())
+        arrays[2][0, 0], arrays[2][1, 0], arrays[2][2, 0, -1] = -np.inf, np.inf, np.nan
+        arrays[2][3, :, 0] = np.inf
+        assert_agrees(graph, device, arrays=arrays)
+
+
+@pytest.mark.parametrize("weights", ["relu", "total"])
+def test_scores_of_symbolic_lengths(weights, device):
+    for sizes in ({"s": 5, "t": 37}, {"s": 4, "t": 0}, {"s": 0, "t": 3}):
+        graph = Graph("symbolic")
+        graph.symbol("s", 0)
+        graph.symbol("t", 0)
+        q, k = graph.input("q", (2, 2, "s", 8), "float32"), graph.input("k", (2, 2, "t", 8), "float32")
+        scores = (q @ k.transpose()) * 0.2
+        if weights == "relu":
+            graph.output("y", scores.maximum(0.0) @ graph.input("v", (2, 2, "t", 8), "float32"))
+        else:
+            graph.output("y", scores.unary("exp").sum(-1).unary("log"))
+        graph = rewrite(graph).graph
+        assert kinds(graph) == [Attention.__name__]
+        assert_agrees(graph, device, sizes)
