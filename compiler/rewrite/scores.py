@@ -373,21 +373,21 @@ RULES = (
          _unshifted, _by_maximum, doc="logsumexp(x - max(x)) + max(x) -> logsumexp(x)"),
 )  # fmt: skip
 _ENDS = ("weighed_scores", "logsumexp_of_scores", "logsumexp_of_powers")
-_GROW = Rules("scores", RULES)
 
 
 @dataclass(frozen=True)
-class Scores:
+class Scores(Rules):
     """The pass: grows kernels of scores; a graph in which none comes about stays as it was."""
 
     name: str = "scores"
+    rules: tuple[Rule, ...] = RULES
 
     def run(self, graph: Graph, options: Options) -> PassResult:
         """The graph, and how often each rule fired."""
         products = (node.results[0] for node in graph.nodes if node.op.name == "matmul")
         if all(_may_be_scores(product) is not None for product in products):
             return PassResult(graph)
-        found = _GROW.run(graph, options)
+        found = super().run(graph, options)
         if not any(found.fired[name] for name in _ENDS):
             return PassResult(graph)
         return PassResult(rebuild(found.graph, _written_out).graph, found.fired)
