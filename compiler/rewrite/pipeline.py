@@ -32,6 +32,7 @@ from kernels_hub.compiler.rewrite.loops import Loops
 from kernels_hub.compiler.rewrite.neighbouring import NEIGHBOURING
 from kernels_hub.compiler.rewrite.norms import NORMS
 from kernels_hub.compiler.rewrite.parts import PARTS
+from kernels_hub.compiler.rewrite.products import PRODUCTS
 from kernels_hub.compiler.rewrite.regroup import REGROUP
 from kernels_hub.compiler.rewrite.rotary import ROTARY
 from kernels_hub.compiler.rewrite.rule import Options, Pass
@@ -75,6 +76,7 @@ PIPELINE: tuple[Pass, ...] = (
     RECOGNISE,
     Scores(),
     Rules("gate", GATED),
+    Rules("products", PRODUCTS),
     Rules("affine", (*CANCEL, *NEIGHBOURING, *AFFINE, *AFFINE_INPUTS)),
     FoldConstants(),
     FoldParameters(),

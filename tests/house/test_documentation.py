@@ -30,7 +30,7 @@ COMPARED = {
     "profiling.md": 2,
     "weights.md": 0,
     "provenance.md": 5,
-    "feature_table.md": 20,
+    "feature_table.md": 21,
     "from_hf_kernels.md": 1,
     "from_torch_compile.md": 0,
     "from_onnx_runtime.md": 2,

@@ -19,6 +19,7 @@ from kernels_hub.compiler.rewrite.explain import rule_passes
 from kernels_hub.compiler.rewrite.gradients import INFERENCE
 from kernels_hub.compiler.rewrite.neighbouring import NEIGHBOURING
 from kernels_hub.compiler.rewrite.parts import PARTS
+from kernels_hub.compiler.rewrite.products import PRODUCTS
 from kernels_hub.compiler.rewrite.rule import Match, Rule
 from kernels_hub.compiler.rewrite.views import VIEWS
 from tests.compiler.rewrite.cases import Case, check_declines, check_fires
@@ -74,6 +75,9 @@ def ends(x, y):
 
 
 FIRES = {
+    "transposed_product": [
+        Case(lambda x, y: (x @ y.transpose()).transpose(), FLOATS), Case(lambda x, y: (x.transpose() @ y).transpose()),
+    ],
     "identity_operand": [
         Case(lambda x, y: x * 1, ALL), Case(lambda x, y: 1 * x, ALL), Case(lambda x, y: x / 1, ALL),
         Case(lambda x, y: x + -0.0, FLOATS), Case(lambda x, y: x - 0.0, FLOATS), Case(lambda x, y: x + 0, INTS),
@@ -227,6 +231,11 @@ FIRES = {
 }  # fmt: skip
 
 DECLINES = {
+    "transposed_product": [
+        Case(lambda x, y: matmul(x).transpose(), FLOATS, "is a weight"),
+        Case(lambda x, y: matmul(x).permute(1, 0, 2), FLOATS, "does not only exchange"),
+        Case(lambda x, y: (z := x.transpose() @ y).transpose() + z, FLOATS, "used 2 times"),
+    ],
     "identity_operand": [
         Case(lambda x, y: x + 0.0, FLOATS, "0.0 is not -0.0"), Case(lambda x, y: x - -0.0, FLOATS, "-0.0 is not 0.0"),
         Case(lambda x, y: 1 - x, INTS, "no known number"), Case(lambda x, y: x * y, ALL, "no known number"),
@@ -383,7 +392,17 @@ DECLINES = {
 
 RULES = {
     rule.name: rule
-    for rule in (*INFERENCE, *ALGEBRA, *CLAMP, *VIEWS, *PARTS, *NEIGHBOURING, *CONTRACTION, *AFFINE)
+    for rule in (
+        *INFERENCE,
+        *ALGEBRA,
+        *CLAMP,
+        *VIEWS,
+        *PARTS,
+        *NEIGHBOURING,
+        *CONTRACTION,
+        *PRODUCTS,
+        *AFFINE,
+    )
 }
 ELSEWHERE = {
     "activations",
@@ -395,6 +414,7 @@ ELSEWHERE = {
     "norms",
     "regroup",
     "rotary",
+    "scores",
     "softmax",
 }
 """Files whose rules have their tables in other tests, which enumerate them."""
