@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
+import shutil
 import sys
 import threading
 
@@ -178,10 +179,46 @@ def test_entry_points(monkeypatch, tmp_path):
     assert "good" not in names()
 
 
-def test_damaged_metadata_of_a_distribution(monkeypatch):
+def test_distributions_that_name_no_engines_are_not_parsed(monkeypatch, tmp_path):
+    """Their files are searched for the group alone, which takes a fifth of the time."""
+    asked = []
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: asked.append(group) or [])
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if not path.endswith(".zip")])
+    assert not registry.has_plugins() and not asked
+    distribution(tmp_path, "some_engine", "ENGINE", "ENGINE = Echo('some')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry.reload()
+    assert not registry.has_plugins() and asked == [registry.GROUP]
+
+
+def test_entry_points_in_an_archive_and_by_finders_of_others(monkeypatch, tmp_path):
+    distribution(tmp_path, "packed_engine", "ENGINE", "ENGINE = Echo('packed')")
+    archive = shutil.make_archive(str(tmp_path.parent / "packed"), "zip", tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, archive])
+    registry.reload()
+    assert registry.has_plugins()
+
+    class Finder(importlib.metadata.DistributionFinder):
+        def find_spec(self, *_):
+            return None
+
+        def find_distributions(self, context=None):
+            yield importlib.metadata.Distribution.at(tmp_path / "packed_engine-1.0.dist-info")
+
+    monkeypatch.setattr(sys, "path", sys.path[:-1])
+    registry.reload()
+    assert not registry.has_plugins()
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
+    registry.reload()
+    assert registry.has_plugins()
+
+
+def test_damaged_metadata_of_a_distribution(monkeypatch, tmp_path):
     def damaged(group):
         raise ValueError("not a valid entry point")
 
+    distribution(tmp_path, "some_engine", "ENGINE", "ENGINE = Echo('some')")
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(importlib.metadata, "entry_points", damaged)
     registry.reload()
     assert "library" in names()
