@@ -25,9 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kernels_hub.compiler.shortening import shortened
 from kernels_hub.errors import KernelsHubError
+
+if TYPE_CHECKING:
+    from kernels_hub.compiler.ir.graph import Graph
 
 
 class CompilerError(KernelsHubError):
@@ -127,6 +131,8 @@ class OnnxImportError(ImportFailure):
         self.unsupported = tuple(unsupported)
         self.wanted = tuple(wanted)
         """Inputs whose values would have to be fixed."""
+        self.partial: Graph | None = None
+        """The graph as far as the import got, where that raised it."""
 
 
 class EngineError(CompilerError, RuntimeError):

@@ -51,13 +51,15 @@ def _stays(error: CompilerError, variants: OnnxVariants) -> bool:
     """Whether part of what is wrong has nothing to do with sizes: it reads the same when these are numbers."""
     if not isinstance(error, OnnxImportError):
         return isinstance(error, ImportFailure)
-    still = {_cause(unsupported) for unsupported in error.unsupported}
+    still = {_cause(unsupported) for unsupported in error.unsupported if not unsupported.waits}
+    if not still or variants.probe_multiples(error):
+        return False
     for size in _PROBES:
         probed = variants.probe(size)
         if probed is None:
             return False
         still &= {_cause(unsupported) for unsupported in probed.unsupported}
-    return any(_cause(unsupported) in still for unsupported in error.unsupported if not unsupported.waits)
+    return bool(still)
 
 
 def _cause(unsupported: Unsupported) -> tuple[str, str]:

@@ -258,9 +258,9 @@ class Import:
         for one in model.output:
             self._check_declared(one, binding=True)
         if self.problems:
-            raise OnnxImportError(
-                self.file.name, self.problems, tuple(self.session.wanted)
-            ) from self.session.cause
+            error = OnnxImportError(self.file.name, self.problems, tuple(self.session.wanted))
+            error.partial = self.result
+            raise error from self.session.cause
         outputs = {one.name: self._output(one.name) for one in model.output}
         return OnnxProgram(with_whole_windows(self.result), outputs)
 

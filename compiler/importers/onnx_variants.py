@@ -10,6 +10,7 @@ right for.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ LARGEST = 10**9
 _MOST_DIVISOR = 1 << 12
 """Remainders by more are as good as the size itself."""
 _ATTEMPTS = 5
+_FAR = 1 << 16
+"""From here on a number tells sizes up to LARGEST, by whatever they are divided, from sizes without a bound."""
+_TO_THE_END = 1 << 31
+"""From here on importers take a number for "to the end", and compare it with no size."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,9 @@ class Variant:
         except CompilerError:
             return False
         return True
+
+
+_Attempt = tuple[Variant | CompilerError, Mapping[str, int]]
 
 
 class OnnxVariants:
@@ -85,6 +93,8 @@ class OnnxVariants:
         self.outputs = tuple(one.name for one in self.file.model.graph.output)
         self.wanted: dict[str, None] = {}
         """Inputs whose values a variant had to know."""
+        self._attempts: dict[frozenset[tuple[str, Size]], _Attempt] = {}
+        """Sizes of axes -> what came of them, without values of inputs. One for calls is used once."""
 
     @property
     def is_open(self) -> bool:
@@ -95,6 +105,30 @@ class OnnxVariants:
         """What cannot be imported with every open axis of one size."""
         made, _ = self._attempt(dict.fromkeys(self._axes.values(), size), None)
         return made if isinstance(made, OnnxImportError) else None
+
+    def probe_multiples(self, failed: OnnxImportError) -> bool:
+        """Whether it can be imported for multiples of what sizes are divided by. failed: of the import for all sizes.
+
+        That is the variant that most calls want, which therefore is kept for them; neither is that for all sizes tried
+        again, where it would fail as it did.
+        """
+        if failed.partial is None or self.shapes:
+            return False
+        divisors = self._divisors(failed.partial)
+        unbounded = {name: _congruent(name, 0, 1) for name in divisors}
+        if max(divisors.values(), default=1) > _MOST_DIVISOR:
+            return False
+        if not _has_far_numbers(failed.partial):
+            self._attempts[frozenset(unbounded.items())] = _alone(failed), divisors
+        multiples: dict[str, Size] = {
+            name: _congruent(name, 0, divisor) for name, divisor in divisors.items()
+        }
+        if multiples == unbounded:
+            return False
+        made, divisors = self._attempt(multiples, None)
+        made = made if isinstance(made, Variant) else _alone(made)
+        self._attempts[frozenset(multiples.items())] = made, divisors
+        return isinstance(made, Variant)
 
     def of(self, shapes: Sequence[tuple[int, ...]], values: Mapping[str, Array]) -> Iterator[Variant]:
         """Variants for a call, the most general first. Raises what stands in the way of the last one.
@@ -133,33 +167,40 @@ class OnnxVariants:
             raise made
         yield made
 
-    def _attempt(
-        self, dims: Mapping[str, Size], values: Mapping[str, Array] | None
-    ) -> tuple[Variant | CompilerError, Mapping[str, int]]:
+    def _attempt(self, dims: Mapping[str, Size], values: Mapping[str, Array] | None) -> _Attempt:
         """A variant with axes of these sizes, or why there is none, and by what the sizes of symbols are divided."""
         while True:
             known = {} if values is None else {name: values[name] for name in self.wanted}
-            own = {
-                name: size for name, size in {**dims, **self.dims}.items() if not self._is_known(name, known)
-            }
-            shapes, axes = self._shapes(own), self._named_axes()
-            own = {name: size for name, size in own.items() if name in axes}
-            one = Import(self.file, own, shapes, {**self.values, **known}, None, {}, by_value=True)
-            try:
-                graph = one.program().graph
-            except CompilerError as error:
-                more = error.wanted if isinstance(error, OnnxImportError) else ()
-                if values is not None and not set(more) <= self.wanted.keys():
-                    self.wanted.update(dict.fromkeys(more))
-                    continue
-                return error, self._divisors(one.result)
-            types = {
-                name: graph.inputs[name].type
-                if name in graph.inputs
-                else TensorType(of.dtype, np.shape(known[name]))
-                for name, of in self.inputs.items()
-            }
-            return Variant(graph, types, known), {}
+            made, divisors = (None if known else self._earlier(dims)) or self._import(dims, known)
+            more = made.wanted if isinstance(made, OnnxImportError) else ()
+            if values is None or set(more) <= self.wanted.keys():
+                return made, divisors
+            self.wanted.update(dict.fromkeys(more))
+
+    def _earlier(self, dims: Mapping[str, Size]) -> _Attempt | None:
+        """What came of these sizes before; a variant is given away, as its graph is of one executable."""
+        key = frozenset(dims.items())
+        attempt = self._attempts.get(key)
+        if attempt is not None and isinstance(attempt[0], Variant):
+            del self._attempts[key]
+        return attempt
+
+    def _import(self, dims: Mapping[str, Size], known: Mapping[str, Array]) -> _Attempt:
+        own = {name: size for name, size in {**dims, **self.dims}.items() if not self._is_known(name, known)}
+        shapes, axes = self._shapes(own), self._named_axes()
+        own = {name: size for name, size in own.items() if name in axes}
+        one = Import(self.file, own, shapes, {**self.values, **known}, None, {}, by_value=True)
+        try:
+            graph = one.program().graph
+        except CompilerError as error:
+            return error, self._divisors(one.result)
+        types = {
+            name: graph.inputs[name].type
+            if name in graph.inputs
+            else TensorType(of.dtype, np.shape(known[name]))
+            for name, of in self.inputs.items()
+        }
+        return Variant(graph, types, known), {}
 
     def _divisors(self, graph: Graph) -> Mapping[str, int]:
         """By what the size of each named axis is divided in a graph, as far as it got."""
@@ -263,6 +304,42 @@ def _congruent(name: str, size: int, modulus: int) -> Expr:
     found = symbol(symbol_name(name), 0 if rest else 1, LARGEST // modulus) * modulus + rest
     assert isinstance(found, Expr)
     return found
+
+
+def _alone(error: CompilerError) -> CompilerError:
+    """An error without what it keeps alive: the graph, and what the frames of its traceback hold."""
+    if isinstance(error, OnnxImportError):
+        return OnnxImportError(error.model, error.unsupported, error.wanted)
+    return type(error)(*error.args)
+
+
+def _has_far_numbers(graph: Graph) -> bool:
+    """Whether sizes in a graph, or its small constants, have numbers that only some sizes below LARGEST reach."""
+    dims = {dim for value in graph.values for dim in value.shape if isinstance(dim, Expr)}
+    constants = (
+        node.attrs["value"].array
+        for node in graph.nodes
+        if node.op.name == "constant" and node.results[0].dtype.is_integer
+    )
+    return any(map(_is_far, itertools.chain.from_iterable(map(_numbers, dims)))) or any(
+        _is_far(number) for array in constants for number in array.ravel().tolist()
+    )
+
+
+def _is_far(number: int) -> bool:
+    return _FAR <= abs(number) < _TO_THE_END
+
+
+def _numbers(dim: Dim) -> Iterator[int]:
+    if isinstance(dim, int):
+        yield dim
+        return
+    for monomial, coefficient in dim.terms:
+        yield coefficient
+        for atom, _ in monomial:
+            if isinstance(atom, Opaque):
+                for arg in atom.args:
+                    yield from _numbers(arg)
 
 
 def divisors_of(dims: Iterable[Dim]) -> dict[str, int]:

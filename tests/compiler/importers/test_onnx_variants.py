@@ -6,7 +6,9 @@ import numpy as np
 import onnx
 import pytest
 
+from kernels_hub.compiler import compile as compile_model
 from kernels_hub.compiler.errors import ImportFailure, ShapeError
+from kernels_hub.compiler.importers.onnx import Import, import_onnx
 from kernels_hub.compiler.importers.onnx_variants import OnnxVariants, divisors_of
 from kernels_hub.compiler.ir.dims import symbol
 from kernels_hub.compiler.ir.evaluate import evaluate
@@ -99,3 +101,57 @@ def test_axes_without_a_name_may_differ():
     variants = OnnxVariants(model)
     assert [str(dim) for dim in variants.inputs["x"].shape] == ["x_0", "x_1"]
     assert first(variants, np.zeros((2, 3), np.float32)).takes([(4, 5)], {})
+
+
+@pytest.fixture
+def imports(monkeypatch) -> list[int]:
+    """Grows by one at each import of a model."""
+    counted: list[int] = []
+    program = Import.program
+
+    def count(one: Import):
+        counted.append(1)
+        return program(one)
+
+    monkeypatch.setattr(Import, "program", count)
+    return counted
+
+
+ENDING = """
+g (float[1, n] x) => (float[1, n] y) {
+    start = Constant<value_ints = [0]>() end = Constant<value_ints = [1000000000]>() axis = Constant<value_ints = [1]>()
+    part = Slice(x, start, end, axis)
+    y = Add(x, part)
+}
+"""
+"""Of all sizes up to a number that only tells the exporter's "to the end"."""
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes", "count", "variants"),
+    [
+        # for all sizes, and for multiples of 2, by which "compile" sees that calls will help
+        (HALVED, [(1, 1, 8), (1, 1, 100)], 2, 1),
+        # the value of an input is all that is wanted: nothing is tried before a call
+        (CHOSEN, [(2,), (5,)], 2, 1),
+        # a number that sizes without a bound may exceed: all sizes are tried again, below one
+        (ENDING, [(1, 7), (1, 8)], 3, 1),
+    ],
+)
+def test_models_are_imported_no_more_often_than_they_change(imports, text, shapes, count, variants):
+    """HALVED was imported four times: again for all sizes, and once for sizes that no call brings."""
+    run = compile_model(parse(text), "cpu", engines=("library",))
+    rate = [np.array(3)] if "rate" in text else []
+    for shape in shapes:
+        run(np.ones(shape, np.float32), *rate)
+    assert (len(imports), len(run.variants)) == (count, variants)
+
+
+def test_a_graph_is_given_away_once():
+    """Executables change what they compile; other sizes of the same kind would get it, once it is dropped."""
+    variants = OnnxVariants(parse(HALVED))
+    with pytest.raises(ImportFailure) as failed:
+        import_onnx(variants.file, by_value=True)
+    assert variants.probe_multiples(failed.value)
+    x = np.zeros((1, 1, 8), np.float32)
+    assert first(variants, x).graph is not first(variants, x).graph
