@@ -372,16 +372,16 @@ class Import:
 
     def _contradiction(self, declared: Any, value: Value) -> str | None:
         dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in declared.shape.dim]
+        own = value.shape
+        if len(dims) == len(own):
+            if self.shaped or any(isinstance(dim, Expr) for dim in own):
+                return None
+            if not any(
+                one is not None and proves_different(one, dim) for one, dim in zip(dims, own, strict=True)
+            ):
+                return None
         shown = ", ".join("?" if dim is None else str(dim) for dim in dims)
-        if len(dims) != value.rank:
-            return f"declared with shape [{shown}], but it is {value.type}"
-        if self.shaped or any(isinstance(dim, Expr) for dim in value.shape):
-            return None
-        if any(
-            dim is not None and proves_different(dim, own) for dim, own in zip(dims, value.shape, strict=True)
-        ):
-            return f"declared with shape [{shown}], but it is {value.type}"
-        return None
+        return f"declared with shape [{shown}], but it is {value.type}"
 
 
 __all__ = [

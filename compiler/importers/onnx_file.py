@@ -219,6 +219,8 @@ def sorted_nodes(nodes: Iterable[NodeProto], given: Iterable[str], what: str) ->
                 raise ImportFailure(f"{what}: node {label(node)} gives {name!r}, which there is already")
             if name:
                 makers[name] = node
+    if _is_sorted(pending, makers):
+        return pending
     done: set[int] = set()
     for first in pending:
         stack: list[tuple[NodeProto, list[str]]] = [(first, _needs(first))]
@@ -245,6 +247,17 @@ def sorted_nodes(nodes: Iterable[NodeProto], given: Iterable[str], what: str) ->
                 path.add(id(maker))
                 stack.append((maker, _needs(maker)))
     return ordered
+
+
+def _is_sorted(nodes: Iterable[NodeProto], makers: Mapping[str, NodeProto]) -> bool:
+    """Whether each node comes after those that make what it takes, as exporters write them."""
+    made: set[str] = set()
+    for node in nodes:
+        for name in _needs(node):
+            if name in makers and name not in made:
+                return False
+        made.update(node.output)
+    return True
 
 
 def _take(names: list[str]) -> Iterable[str]:

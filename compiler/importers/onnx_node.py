@@ -35,6 +35,8 @@ Importer = Callable[["OnnxNode"], Results]
 Entered = TypeVar("Entered", bound=Importer)
 
 _IMPORTERS: dict[tuple[str, str], list[tuple[int, Importer]]] = {}
+_OF_ROWS: dict[str, Importer] = {}
+"""Importers of ops that a row of the op table names, made when they are first asked for."""
 
 
 def onnx_op(name: str, since: int, domain: str = "") -> Callable[[Entered], Entered]:
@@ -58,8 +60,11 @@ def importer_of(domain: str, name: str, opset: int) -> Importer | None:
         if since <= opset:
             found = importer
     if found is None and not domain:
-        row = next((row for row in OPS.values() if name in row.onnx), None)
-        return None if row is None else _importer_of_row(row)
+        found = _OF_ROWS.get(name)
+        if found is None:
+            row = next((row for row in OPS.values() if name in row.onnx), None)
+            if row is not None:
+                found = _OF_ROWS[name] = _importer_of_row(row)
     return found
 
 

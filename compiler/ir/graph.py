@@ -198,7 +198,10 @@ class Graph(Pictures):
 
     def dims(self, shape: Any) -> Shape:
         """A shape with texts ("batch", "2*n + 1") made dims of this graph's symbols."""
-        if all(type(dim) is int for dim in shape):
+        for dim in shape:
+            if type(dim) is not int and type(dim) is not Expr:
+                break
+        else:
             return tuple(shape)
         return tuple(
             parse_dim(dim, self.symbol)
@@ -371,13 +374,21 @@ class Graph(Pictures):
         return tuple(mapped[value] for value in callee.outputs.values())
 
     def copy(
-        self, node: Node, operands: tuple[Value, ...], bindings: Mapping[str, Dim] | None = None
+        self,
+        node: Node,
+        operands: tuple[Value, ...],
+        bindings: Mapping[str, Dim] | None = None,
+        known: dict[Expr, Dim] | None = None,
     ) -> Node:
-        """A node of any graph appended to this one, on operands of this one, symbols replaced by `bindings`."""
+        """A node of any graph appended to this one, on operands of this one, symbols replaced by `bindings`.
+
+        known: dims of which it is remembered what they are then; grows.
+        """
         attrs = node.attrs
         like: Node | None = node
         if bindings and attrs:
-            attrs = node.op.normalise({name: bound(value, bindings) for name, value in attrs.items()})
+            known = {} if known is None else known
+            attrs = node.op.normalise({name: bound(value, bindings, known) for name, value in attrs.items()})
             like = None
         else:
             for new, old in zip(operands, node.operands, strict=True):
@@ -417,8 +428,9 @@ class Graph(Pictures):
         known = {name: value for name, value in bindings.items() if name in self.symbols}
         new = self.successor(without=known)
         mapped: dict[Value, Value] = {}
+        dims: dict[Expr, Dim] = {}
         for node in self.live():
-            copied = new.copy(node, tuple([mapped[operand] for operand in node.operands]), known)
+            copied = new.copy(node, tuple([mapped[operand] for operand in node.operands]), known, dims)
             mapped.update(zip(node.results, copied.results, strict=True))
         for name, value in self.outputs.items():
             new.output(name, mapped[value])
@@ -555,12 +567,17 @@ class Graph(Pictures):
         self.definers[name] = node
 
 
-def bound(value: Any, bindings: Mapping[str, Dim]) -> Any:
-    """An attribute with symbols replaced."""
+def bound(value: Any, bindings: Mapping[str, Dim], known: dict[Expr, Dim] | None = None) -> Any:
+    """An attribute with symbols replaced. known: dims -> what they are then; grows."""
     if isinstance(value, Expr):
-        return substitute(value, bindings)
+        if known is None:
+            return substitute(value, bindings)
+        dim = known.get(value)
+        if dim is None:
+            dim = known[value] = substitute(value, bindings)
+        return dim
     if isinstance(value, tuple):
-        return tuple(bound(item, bindings) for item in value)
+        return tuple([bound(item, bindings, known) for item in value])
     if isinstance(value, Graph):
         return value.bind(bindings)
     return value

@@ -86,11 +86,11 @@ class Literal:
     def of(cls, array: Array) -> Literal:
         """Takes a private, read-only, row-major copy (no copy of what nobody can write to, as a mapped file)."""
         array = np.asarray(array)
-        types.dtype(array.dtype)  # refuses strings and objects
+        row = types.dtype(array.dtype)  # refuses strings and objects
         if _writeable(array) or not array.flags.c_contiguous or not array.dtype.isnative:
             array = np.array(array, array.dtype.newbyteorder("="), order="C", copy=True)
             array.flags.writeable = False
-        header = f"{array.dtype.name}{array.shape}".encode()
+        header = f"{row.name}{array.shape}".encode()
         bits = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         digest = hashlib.blake2b(header, digest_size=16)
         digest.update(bits.data)
@@ -146,8 +146,19 @@ def _exactly(kind: type) -> Callable[[Any], Any]:
     return normalise
 
 
-def _tuple(item: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
-    return lambda values: tuple(item(value) for value in values)
+def _tuple(item: Callable[[Any], Any], *canonical: type) -> Callable[[Any], tuple[Any, ...]]:
+    """canonical: types of items that stay as they are; a tuple of these alone does, too."""
+
+    def normalise(values: Any) -> tuple[Any, ...]:
+        if type(values) is tuple:
+            for value in values:
+                if type(value) not in canonical:
+                    break
+            else:
+                return values
+        return tuple([item(value) for value in values])
+
+    return normalise
 
 
 def _pair(value: Any) -> tuple[Dim, Dim]:
@@ -176,9 +187,9 @@ class Float(float):
 
 
 INT, BOOL = Kind("int", _int), Kind("bool", _exactly(bool))
-DIM, DIMS, PAIRS = Kind("dim", _dim), Kind("dims", _tuple(_dim)), Kind("pairs", _tuple(_pair))
-INTS = Kind("ints", _tuple(_int))
-FLOAT, FLOATS = Kind("float", Float), Kind("floats", _tuple(Float))
+DIM, DIMS, PAIRS = Kind("dim", _dim), Kind("dims", _tuple(_dim, int, Expr)), Kind("pairs", _tuple(_pair))
+INTS = Kind("ints", _tuple(_int, int))
+FLOAT, FLOATS = Kind("float", Float), Kind("floats", _tuple(Float, Float))
 STR = Kind("str", _exactly(str))
 DTYPE = Kind("dtype", types.dtype)
 ARRAY = Kind("array", lambda value: value if isinstance(value, Literal) else Literal.of(value))

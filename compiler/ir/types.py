@@ -141,6 +141,8 @@ REALS = ("int", "uint", "float")
 NUMBERS = (*REALS, "complex")
 ALL_KINDS = ("bool", *NUMBERS)
 
+_OF_NUMPY: dict[np.dtype[Any], DType] = {}
+"""Rows of NumPy's dtypes that were asked for: NumPy makes up their names anew each time."""
 _RANK = {kind: rank for rank, kind in enumerate(("bool", "uint", "int", "float", "complex"))}
 
 
@@ -148,9 +150,14 @@ def dtype(spec: DType | str | np.dtype[Any] | type) -> DType:
     """A dtype by its row, its name, or NumPy's dtype or scalar type. Raises TypeRuleError."""
     if isinstance(spec, DType):
         return spec
+    if isinstance(spec, np.dtype) and (known := _OF_NUMPY.get(spec)) is not None:
+        return known
     name = spec if isinstance(spec, str) else np.dtype(spec).name
     try:
-        return DTYPES[name]
+        row = DTYPES[name]
+        if isinstance(spec, np.dtype):
+            _OF_NUMPY[spec] = row
+        return row
     except KeyError:
         raise TypeRuleError(f"no dtype is called {name!r}; there are {', '.join(DTYPES)}") from None
 
