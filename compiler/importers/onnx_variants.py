@@ -114,11 +114,12 @@ class OnnxVariants:
         """
         if failed.partial is None or self.shapes:
             return False
-        divisors = self._divisors(failed.partial)
+        divisors, is_far = self._divisors(failed.partial), _has_far_numbers(failed.partial)
+        failed.partial = failed.__traceback__ = None  # the graph is large, and frames hold it, too
         unbounded = {name: _congruent(name, 0, 1) for name in divisors}
         if max(divisors.values(), default=1) > _MOST_DIVISOR:
             return False
-        if not _has_far_numbers(failed.partial):
+        if not is_far:
             self._attempts[frozenset(unbounded.items())] = _alone(failed), divisors
         multiples: dict[str, Size] = {
             name: _congruent(name, 0, divisor) for name, divisor in divisors.items()
