@@ -6,6 +6,7 @@ right for, or where something besides a call is asked of it. `keep_plans` has a 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from kernels_hub.compiler.plan.profiling import Profile
     from kernels_hub.compiler.plan.rates import Rates
+    from kernels_hub.compiler.specialised import Compiled
 
 _MOST_CALLS = 256
 """Kinds of calls of which it is remembered what runs them."""
@@ -217,9 +219,8 @@ def keep_plans(opened: OpenedFile, run: Executable) -> Executable:
         takes = tuple(range(len(declared.inputs)))
         store(made, Calls(declared.inputs, {}, takes, declared.outputs))
 
-    from kernels_hub.compiler.specialised import Compiled, SpecialisedExecutable
-
-    if not isinstance(run, SpecialisedExecutable):
+    specialised = sys.modules.get("kernels_hub.compiler.specialised")  # which most models do without
+    if specialised is None or not isinstance(run, specialised.SpecialisedExecutable):
         run.when_compiled(keep_all)
         return run
 

@@ -28,7 +28,6 @@ from kernels_hub.compiler.engines.engine import (
 from kernels_hub.compiler.engines.library_ops.composites import composite_kernel
 from kernels_hub.compiler.engines.library_ops.site import regions
 from kernels_hub.compiler.engines.library_program import LibraryProgram, kernel_of
-from kernels_hub.compiler.engines.payload import pack_graph, unpack_graph
 from kernels_hub.compiler.engines.reference import copy_out, refuse_knobs, signature_of, without_weights
 from kernels_hub.compiler.engines.tensors import snapshot, to_tensor
 from kernels_hub.compiler.errors import EngineError, PlanError
@@ -85,6 +84,8 @@ class LibraryPlan:
 
     def serialize(self) -> bytes:
         """See `payload`."""
+        from kernels_hub.compiler.engines.payload import pack_graph
+
         return pack_graph(self._graph, self.engine, self._device, {})
 
     def profile(self, inputs: Sequence[Tensor], repeats: int = 10) -> list[StepProfile]:
@@ -180,6 +181,8 @@ class LibraryEngine:
 
     def load(self, payload: bytes, device: Device) -> CompiledPlan:
         """What `serialize` wrote."""
+        from kernels_hub.compiler.engines.payload import unpack_graph
+
         return self.compile(unpack_graph(payload, self.name, device).graph, device, {})
 
 

@@ -21,7 +21,6 @@ from kernels_hub.compiler.engines.engine import (
     StepProfile,
     Support,
 )
-from kernels_hub.compiler.engines.payload import pack_graph, unpack_graph
 from kernels_hub.compiler.engines.tensors import to_array, to_tensor
 from kernels_hub.compiler.errors import EngineError, PlanError
 from kernels_hub.compiler.ir.binding import bind_shapes
@@ -67,6 +66,8 @@ class ReferencePlan:
 
     def serialize(self) -> bytes:
         """See `payload`."""
+        from kernels_hub.compiler.engines.payload import pack_graph
+
         return pack_graph(self._graph, self.engine, self._device, {})
 
     def profile(self, inputs: Sequence[torch.Tensor], repeats: int = 10) -> list[StepProfile]:
@@ -118,6 +119,8 @@ class ReferenceEngine:
 
     def load(self, payload: bytes, device: Device) -> CompiledPlan:
         """What `serialize` wrote."""
+        from kernels_hub.compiler.engines.payload import unpack_graph
+
         return ReferencePlan(unpack_graph(payload, self.name, device).graph, device)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,8 +21,10 @@ from kernels_hub.compiler.ir.dims import dim_symbols
 from kernels_hub.compiler.ir.extrema import substitute
 from kernels_hub.compiler.ir.graph import Graph, Node, Value, bound
 from kernels_hub.compiler.ir.op import ReferenceCall, TensorType
-from kernels_hub.compiler.ir.report import OpRow, Report, statistics
 from kernels_hub.compiler.ir.types import Array
+
+if TYPE_CHECKING:
+    from kernels_hub.compiler.ir.report import Report
 
 Observer = Callable[[Node, ReferenceCall | None, Sequence[Array]], object]
 """(node, its step with numbers for sizes, None of inputs and parameters, its results): called after each op."""
@@ -71,10 +73,12 @@ def evaluate(
     >>> evaluate(graph, {"x": np.ones((1, 4), np.float32)})["y"]
     array([[2., 2., 2., 2.]], dtype=float32)
     """
-    run = _Run(
-        graph, dict(bindings or {}), dict(weights or {}), Report(graph.name) if debug else None, watch=watch,
-        observe=observe,
-    )  # fmt: skip
+    report = None
+    if debug:
+        from kernels_hub.compiler.ir.report import Report
+
+        report = Report(graph.name)
+    run = _Run(graph, dict(bindings or {}), dict(weights or {}), report, watch=watch, observe=observe)
     with np.errstate(all="ignore"):
         return Evaluation(run(_by_name(graph, inputs)), run.report)
 
@@ -220,6 +224,8 @@ class _Run:
         return array
 
     def _note(self, node: Node, value: Value, array: Array, operands: list[Array], seconds: float) -> None:
+        from kernels_hub.compiler.ir.report import OpRow, statistics
+
         stats = statistics(array)
         bad = stats.nans + stats.infinities
         if self.report is not None:
@@ -238,6 +244,8 @@ class _Run:
 
 
 def _finite(operands: list[Array]) -> bool:
+    from kernels_hub.compiler.ir.report import statistics
+
     return all(not (stats := statistics(operand)).nans and not stats.infinities for operand in operands)
 
 

@@ -34,6 +34,19 @@ assert evaluate(verify(parse_graph(print_graph(g))), [np.ones((2, 3), np.float32
     assert not modules_after(statement) & {"torch", "triton", "onnx", "sympy", "ml_dtypes"}
 
 
+def test_opening_a_file_loads_nothing_that_it_does_without(tmp_path, monkeypatch):
+    """Modules that only plans in files, reports, and models of some sizes need: 4 ms of processor time together."""
+    onnx = pytest.importorskip("onnx", reason="needs onnx")
+    monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path / "cache"))
+    text = '<ir_version: 10, opset_import: ["": 18]> g (float[n] x) => (float[n] y) { y = Neg(x) }'
+    path = tmp_path / "model.onnx"
+    path.write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    known = modules_after(f"from kernels_hub.compiler import compile\nrun = compile({str(path)!r}, 'cpu')")
+    assert "kernels_hub.compiler.engines.library" in known
+    unused = {"ir.report", "ir.parser", "engines.payload", "specialised", "importers.onnx_variants"}
+    assert not known & {f"kernels_hub.compiler.{name}" for name in unused}
+
+
 NAMES = """
     CompilerError OnnxImportError
     DType Differentiated Evaluation Graph Node Value
