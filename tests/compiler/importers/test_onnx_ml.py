@@ -12,6 +12,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from kernels_hub.compiler.importers.onnx import OnnxImportError, import_onnx
+from kernels_hub.compiler.importers.onnx_ops import trees
 from kernels_hub.compiler.ir.evaluate import evaluate
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.types import DTYPES
@@ -427,3 +428,12 @@ def test_trees_that_are_refused():
     strings = {**grown.by_names("class"), "classlabels_strings": ["a", "b"]}
     labelled = model("TreeEnsembleClassifier", [("float32", ["n", 2])], 2, "ai.onnx.ml", 3, **strings)
     assert refusal(labelled).endswith("convert the model with classes that are integers")
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 50])
+def test_distinct_places_of_a_forest(size: int):
+    """In place of np.unique, which imports numpy.ma."""
+    places = np.random.default_rng(size).integers(0, 20, size)
+    values, firsts = np.unique(places, return_index=True)
+    np.testing.assert_array_equal(trees._distinct(places), values)
+    np.testing.assert_array_equal(trees._firsts(places), firsts)
