@@ -6,7 +6,6 @@ right for, or where something besides a call is asked of it. `keep_plans` has a 
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -219,8 +218,8 @@ def keep_plans(opened: OpenedFile, run: Executable) -> Executable:
         takes = tuple(range(len(declared.inputs)))
         store(made, Calls(declared.inputs, {}, takes, declared.outputs))
 
-    specialised = sys.modules.get("kernels_hub.compiler.specialised")  # which most models do without
-    if specialised is None or not isinstance(run, specialised.SpecialisedExecutable):
+    when_specialised = getattr(run, "when_specialised", None)  # most models do without that module
+    if when_specialised is None:
         run.when_compiled(keep_all)
         return run
 
@@ -229,5 +228,5 @@ def keep_plans(opened: OpenedFile, run: Executable) -> Executable:
         calls = Calls(variant.inputs, variant.values, compiled.takes, compiled.run.signature.outputs)
         compiled.run.when_compiled(lambda made: store(made, calls))
 
-    run.when_specialised(keep_variant)
+    when_specialised(keep_variant)
     return run

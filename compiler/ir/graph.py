@@ -378,17 +378,17 @@ class Graph(Pictures):
         node: Node,
         operands: tuple[Value, ...],
         bindings: Mapping[str, Dim] | None = None,
-        known: dict[Expr, Dim] | None = None,
+        dims: dict[Expr, Dim] | None = None,
     ) -> Node:
         """A node of any graph appended to this one, on operands of this one, symbols replaced by `bindings`.
 
-        known: dims of which it is remembered what they are then; grows.
+        dims: those of which it is remembered what they are then; grows.
         """
         attrs = node.attrs
         like: Node | None = node
         if bindings and attrs:
-            known = {} if known is None else known
-            attrs = node.op.normalise({name: bound(value, bindings, known) for name, value in attrs.items()})
+            dims = {} if dims is None else dims
+            attrs = node.op.normalise({name: bound(value, bindings, dims) for name, value in attrs.items()})
             like = None
         else:
             for new, old in zip(operands, node.operands, strict=True):
