@@ -25,13 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kernels_hub.compiler.shortening import shortened
 from kernels_hub.errors import KernelsHubError
-
-if TYPE_CHECKING:
-    from kernels_hub.compiler.ir.graph import Graph
 
 
 class CompilerError(KernelsHubError):
@@ -131,8 +127,8 @@ class OnnxImportError(ImportFailure):
         self.unsupported = tuple(unsupported)
         self.wanted = tuple(wanted)
         """Inputs whose values would have to be fixed."""
-        self.partial: Graph | None = None
-        """The graph as far as the import got, where that raised it."""
+        self.partial: object = None
+        """The Graph as far as the import got, where that raised it; None otherwise."""
 
 
 class EngineError(CompilerError, RuntimeError):

@@ -112,10 +112,11 @@ class OnnxVariants:
         That is the variant that most calls want, which therefore is kept for them; neither is that for all sizes tried
         again, where it would fail as it did.
         """
-        if failed.partial is None or self.shapes:
+        graph = failed.partial
+        if not isinstance(graph, Graph) or self.shapes:
             return False
-        divisors, is_far = self._divisors(failed.partial), _has_far_numbers(failed.partial)
-        failed.partial = failed.__traceback__ = None  # the graph is large, and frames hold it, too
+        divisors, is_far = self._divisors(graph), _has_far_numbers(graph)
+        graph = failed.partial = failed.__traceback__ = None  # it is large, and frames hold it, too
         unbounded = {name: _congruent(name, 0, 1) for name in divisors}
         if max(divisors.values(), default=1) > _MOST_DIVISOR:
             return False
