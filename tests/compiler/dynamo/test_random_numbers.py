@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -107,12 +109,24 @@ def test_numbers_whose_law_is_computed_fall_back() -> None:
     assert [record.backend for record in statistics.graphs] == ["eager"]
 
 
-@torch.no_grad()
-@pytest.mark.filterwarnings("ignore:`torch.jit")  # of inductor's own
+ON_INDUCTOR = """
+import torch
+from kernels_hub.compiler.dynamo.statistics import statistics
+run = torch.compile(
+    lambda x: torch.copysign(x, -x) + torch.randn_like(x), backend="kernels_hub", options={"fallback": "inductor"}
+)
+x, found = torch.ones(1000), []
+with torch.no_grad():
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        found.append(run(x))
+print([record.backend for record in statistics.graphs], *(torch.equal(found[0], one) for one in found))
+"""
+
+
 def test_a_graph_that_falls_back_to_inductor_draws() -> None:
-    run = compiled(lambda x: torch.copysign(x, -x) + torch.randn_like(x), fallback="inductor")
-    x = torch.ones(1000)
-    one, again, other = seeded(run, x), seeded(run, x), run(x)
-    assert torch.equal(one, again)
-    assert not torch.equal(one, other)
-    assert [record.backend for record in statistics.graphs] == ["inductor"]
+    """In a process of its own: inductor keeps what its modules were when they were first imported."""
+    printed = subprocess.run(
+        [sys.executable, "-c", ON_INDUCTOR], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.splitlines()[-1] == "['inductor'] True True False"
