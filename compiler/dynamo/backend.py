@@ -142,11 +142,14 @@ class _Work:
         may_guard = kind != "backward"  # which is compiled when it first runs, too late for guards
         if may_guard:
             make_lengths(placeholders)
+        asked: set[tuple[object, object]] = set()
         while True:
             try:
                 return import_aten(module, weights, self.name, aliases=_sharing(kind))
             except ImportFailure as error:
-                if not (may_guard and make_equal(error.unequal, placeholders)):
+                pairs = set(error.unequal) - asked  # what is a guard, and still not proven, stays so
+                asked |= pairs
+                if not (may_guard and make_equal(pairs, placeholders)):
                     raise
 
     def _weights(self, placeholders: Sequence[torch.fx.Node]) -> dict[int, torch.Tensor]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.utils._pytree import tree_map
 
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.extrema import number
@@ -23,6 +22,9 @@ class _Size:
 
     dim: Dim
 
+    def of(self, sizes: Mapping[str, int]) -> int:
+        return number(self.dim, sizes)
+
 
 @dataclass(frozen=True)
 class _Like:
@@ -33,28 +35,29 @@ class _Like:
     dtype: torch.dtype
     device: torch.device
 
-
-class Making(NamedTuple):
-    """A call of an operator in terms of an ATen graph: nodes are tensors of which only the kind matters."""
-
-    operator: Callable[..., torch.Tensor]
-    args: tuple[object, ...]
-    kwargs: Mapping[str, object]
+    def of(self, sizes: Mapping[str, int]) -> torch.Tensor:
+        shape, strides = (
+            [one if isinstance(one, int) else one.of(sizes) for one in of]
+            for of in (self.shape, self.strides)
+        )
+        return torch.empty_strided(shape, strides, dtype=self.dtype, device=self.device)
 
 
 @dataclass(frozen=True)
 class FurtherArgument:
-    """The call of an operator that makes an argument."""
+    """The call of an operator that makes an argument: in terms of an ATen graph, or `in_dims` of its sizes.
+
+    Of tensors, only shape, strides, dtype and device matter.
+    """
 
     operator: Callable[..., torch.Tensor]
     args: tuple[object, ...]
-    kwargs: Mapping[str, object]
+    kwargs: Mapping[str, object] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, call: Making, dim: Callable[[object], Dim]) -> FurtherArgument:
-        """By a call. dim: gives the dim of one of PyTorch's sizes."""
+    def in_dims(self, dim: Callable[[object], Dim]) -> FurtherArgument:
+        """With sizes that a call tells for nodes and their sizes. dim: gives the dim of one of PyTorch's sizes."""
 
-        def size(one: object) -> int | _Size:
+        def size(one: int | torch.SymInt) -> int | _Size:
             found = one if isinstance(one, int) else dim(one)
             return found if isinstance(found, int) else _Size(found)
 
@@ -65,23 +68,21 @@ class FurtherArgument:
                 return _Like(shape, strides, value.dtype, value.device)
             return size(value) if isinstance(value, torch.SymInt) else value
 
-        args, kwargs = (tree_map(told, of) for of in (tuple(call.args), dict(call.kwargs)))
-        return cls(call.operator, args, kwargs)
+        return self._with(told)
 
     def tensor(self, sizes: Mapping[str, int]) -> torch.Tensor:
         """The argument of one run. sizes: of all symbols."""
+        made = self._with(lambda one: one.of(sizes) if isinstance(one, (_Size, _Like)) else one)
+        return made.operator(*made.args, **made.kwargs)
 
-        def size(one: int | _Size) -> int:
-            return number(one.dim, sizes) if isinstance(one, _Size) else one
+    def _with(self, told: Callable[[object], object]) -> FurtherArgument:
+        """With other arguments, also in the place of those in lists."""
 
-        def told(one: object) -> object:
-            if isinstance(one, _Like):
-                shape, strides = ([size(each) for each in of] for of in (one.shape, one.strides))
-                return torch.empty_strided(shape, strides, dtype=one.dtype, device=one.device)
-            return size(one) if isinstance(one, _Size) else one
+        def each(one: object) -> object:
+            return [each(item) for item in one] if isinstance(one, (list, tuple)) else told(one)
 
-        args, kwargs = (tree_map(told, of) for of in (self.args, dict(self.kwargs)))
-        return self.operator(*args, **kwargs)
+        kwargs = {name: each(one) for name, one in self.kwargs.items()}
+        return FurtherArgument(self.operator, tuple(map(each, self.args)), kwargs)
 
 
 def untold(placeholders: Sequence[Node]) -> list[Node]:

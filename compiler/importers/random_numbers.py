@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from kernels_hub.compiler.importers.further_arguments import Making
+from kernels_hub.compiler.importers.further_arguments import FurtherArgument
 from kernels_hub.compiler.importers.torch_direct import name_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def draws(node: Node) -> bool:
     )
 
 
-def take_out(graph: Graph) -> list[Making]:
+def take_out(graph: Graph) -> list[FurtherArgument]:
     """Put arguments in the place of the operators of a graph that draw numbers; returns their calls.
 
     The arguments stand behind all others, in the order of the operators, which are in the graph no longer. Of a
@@ -56,12 +56,14 @@ def take_out(graph: Graph) -> list[Making]:
             anchor = graph.placeholder(f"drawn_{node.name}")
         if dropout:
             anchor.meta["val"] = node.meta["val"][1]
-            taken.append(Making(_mask, node.args[:2], {}))
+            taken.append(FurtherArgument(_mask, node.args[:2]))
             _multiply(graph, node, anchor)
         else:
             anchor.meta["val"] = node.meta["val"]
             taken.append(
-                Making(cast("Callable[..., torch.Tensor]", node.target), node.args, dict(node.kwargs))
+                FurtherArgument(
+                    cast("Callable[..., torch.Tensor]", node.target), node.args, dict(node.kwargs)
+                )
             )
             node.replace_all_uses_with(anchor)
         graph.erase_node(node)

@@ -17,7 +17,6 @@ from kernels_hub.compiler.errors import CompilerError
 from kernels_hub.compiler.importers.aten_ops.complex import whole
 from kernels_hub.compiler.importers.further_arguments import (
     FurtherArgument,
-    Making,
     lengths,
     of_length,
     sizes_of,
@@ -135,7 +134,7 @@ def import_aten(
     )
     places = {node.name: index for index, node in enumerate(placeholders[:count])}
     telling = lengths(placeholders[:given])
-    making += [Making(of_length, (node,), {}) for node in telling]
+    making += [FurtherArgument(of_length, (node,)) for node in telling]
     lengths_of = {node: f"length_of_{node.name}" for node in telling}
     places |= {length: count + index for index, length in enumerate(lengths_of.values())}
     work = _Importer(
@@ -148,12 +147,12 @@ def import_aten(
         tuple(places[one] for one in graph.inputs),
         {one: places[one] for one in state if one in graph.weights},
         tuple(work.results),
-        tuple(FurtherArgument.of(call, work.sizes.dim) for call in making),
+        tuple(one.in_dims(work.sizes.dim) for one in making),
         sizes_of(placeholders[:given]) if making else {},
     )
 
 
-def _without_random_numbers(module: GraphModule) -> tuple[GraphModule, list[Making]]:
+def _without_random_numbers(module: GraphModule) -> tuple[GraphModule, list[FurtherArgument]]:
     """The module with arguments for the numbers that it draws, and the calls that draw them."""
     import copy
 

@@ -17,8 +17,10 @@ from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
 
 from kernels_hub.compiler import CompilerError
+from kernels_hub.compiler.dynamo import backend
 from kernels_hub.compiler.dynamo.backend import kernels_hub
 from kernels_hub.compiler.dynamo.statistics import statistics
+from kernels_hub.compiler.errors import ImportFailure
 
 
 @pytest.fixture(autouse=True)
@@ -229,6 +231,24 @@ def test_sizes_that_have_to_be_equal_are_guards():
     for batch, queries, keys in ((2, 8, 8), (2, 1, 9), (2, 3, 10), (3, 3, 10), (1, 4, 2)):
         q, k, v = (torch.randn(batch, 3, size, 16) for size in (queries, keys, keys))
         torch.testing.assert_close(run(q, k, v), attend(q, k, v), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_sizes_that_a_guard_does_not_prove_equal_are_asked_once(monkeypatch):
+    asked = []
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ImportFailure("a product of sizes", unequal=[(1, 2)])
+
+    def make_equal(pairs, _):
+        asked.append(set(pairs))
+        return bool(asked[-1])
+
+    monkeypatch.setattr(backend, "import_aten", refuse)
+    monkeypatch.setattr(backend, "make_equal", make_equal)
+    assert torch.equal(compiled(lambda x: x + 1, fallback="eager")(torch.ones(3)), torch.full((3,), 2.0))
+    assert asked == [{(1, 2)}, set()]
+    assert [record.reason for record in statistics.graphs] == ["a product of sizes"]
 
 
 @torch.no_grad()
