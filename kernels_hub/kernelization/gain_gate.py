@@ -140,7 +140,10 @@ def gated_forward(
     otherwise = "class_of(self).forward" if original is None else "original"
     exec(  # noqa: S102 - a name from a real signature, which is an identifier, and numbers
         f"def forward(self, {first.name}{rest}):\n"
-        f"    size = {first.name}.numel()\n"
+        f"    try:\n"
+        f"        size = {first.name}.numel()\n"
+        f"    except AttributeError:\n"
+        f"        size = -1  # no tensor: the original says so\n"
         f"    if {test}:\n"
         f"        return kernel(self, {first.name}{rest})\n"
         f"    return {otherwise}(self, {first.name}{rest})\n",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -302,6 +303,21 @@ def test_a_gate_passes_all_arguments_on():
     assert forward(module, torch.ones(3), 3.0, shift=1.0).tolist() == [4.0] * 3
     assert forward(module, torch.ones(9)).tolist() == [2.0] * 9
     assert forward is gated_forward(kernel, _Takes, ((4, 8.0), (100, math.inf)))
+
+
+@pytest.mark.parametrize("wrong", [None, "text", 3, [1.0]], ids=repr)
+@pytest.mark.parametrize("made", [lambda: nn.RMSNorm(64), nn.GELU, lambda: nn.LayerNorm(64)])
+def test_the_original_says_that_an_input_is_no_tensor(made: Callable[[], nn.Module], wrong: object):
+    original = made().eval()
+
+    def kernel(self: nn.Module, input: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("the kernel was called")
+
+    forward = gated_forward(kernel, type(original), ((1, math.inf),))
+    with pytest.raises(TypeError) as expected:
+        original(wrong)
+    with pytest.raises(TypeError, match=re.escape(str(expected.value))):
+        forward(original, wrong)
 
 
 def test_a_gate_decides_under_torch_compile():
