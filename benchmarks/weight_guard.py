@@ -4,7 +4,8 @@ Calls of a BERT-like encoder (6 layers, 384 wide, 128 tokens) and of one token o
 wide, 64 tokens before), on the default mapping and on `compiled`, in pairs, in turn:
 
     content    everything on against no comparison of what weights hold
-    all        everything on against no guard at all: not even what PyTorch counts is asked
+    weights    everything on against no question about weights: neither what they hold nor what PyTorch counts of them
+    all        everything on against no guard at all: nor are parts of modules, hooks and functions asked about
     control    everything on against everything on: what the difference of two equal things comes to
 
 Each is the median of the differences of pairs, as a share of the median call, with the interval that holds the median
@@ -30,7 +31,7 @@ from benchmarks.harness import arguments, cache_argument, table, write
 
 MODELS = ("bert", "llama token")
 MAPPINGS = ("default", "compiled")
-WAYS = ("content", "all", "control")
+WAYS = ("content", "weights", "all", "control")
 _BLOCK = 8
 """Calls that are timed together: what turns up at one of eight calls is in every block, and what other work does to the
 machine meets both of a pair."""
@@ -102,9 +103,10 @@ class Guards:
     """
 
     def __init__(self) -> None:
-        self._are_asked = True
+        self._not_asked: tuple[type[Any], ...] = ()
         named = [one for one in gc.get_objects() if type(one).__name__ in {"WeightGuard", "ModuleGuard"}]
         self.contents = [(one, one.content) for one in named if one.content is not None]
+        self.modules = [one for one in named if type(one).__name__ == "ModuleGuard"]
         self.kinds = list({type(one) for one in named})
 
     @staticmethod
@@ -124,11 +126,25 @@ class Guards:
             self._record(one).guard = content.address
 
     @contextmanager
+    def without_weights(self) -> Iterator[None]:
+        """Ask about modules alone, not about their weights."""
+        records = [self._record(one) for one in self.modules]
+        states = [record.state for record in records]
+        self._not_asked = tuple(kind for kind in self.kinds if kind.__name__ == "WeightGuard")
+        with self.without_content():
+            for record in records:
+                record.state = None
+            yield
+            for record, state in zip(records, states, strict=True):
+                record.state = state
+        self._not_asked = ()
+
+    @contextmanager
     def without(self) -> Iterator[None]:
         """Do not ask anything."""
-        self._are_asked = False
+        self._not_asked = tuple(self.kinds)
         yield
-        self._are_asked = True
+        self._not_asked = ()
 
     @contextmanager
     def can_be_taken_out(self) -> Iterator[None]:
@@ -136,8 +152,8 @@ class Guards:
         with ExitStack() as stack:
             for kind in self.kinds:
 
-                def holds(*args: Any, original: Any = kind.holds, **kwargs: Any) -> bool:
-                    return not self._are_asked or bool(original(*args, **kwargs))
+                def holds(*args: Any, kind: Any = kind, original: Any = kind.holds, **kwargs: Any) -> bool:
+                    return kind in self._not_asked or bool(original(*args, **kwargs))
 
                 stack.enter_context(mock.patch.object(kind, "holds", holds))
             yield
@@ -203,7 +219,12 @@ def measure(model: str, mapping: str, pairs: int) -> dict[str, Any]:
     """Shares of a call, in percent."""
     run = _call(model, mapping)
     guards = Guards()
-    ways = {"content": guards.without_content, "all": guards.without, "control": guards.as_is}
+    ways = {
+        "content": guards.without_content,
+        "weights": guards.without_weights,
+        "all": guards.without,
+        "control": guards.as_is,
+    }
     differences: dict[str, list[float]] = {name: [] for name in ways}
     calls: list[float] = []
     block_seconds = _BLOCK * min(_seconds(run, _BLOCK) for _ in range(5))
