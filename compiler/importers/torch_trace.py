@@ -61,6 +61,7 @@ def trace(
         torch.inference_mode(of_inference),
         torch.no_grad(),
         _held_alike(module),
+        _hooks_of_all_see(module),
     ):
         args, kwargs = distinct((args, kwargs))
         if strict:  # Dynamo reads the code of the forward instead of running it: see `import_torch`
@@ -107,6 +108,52 @@ def _held_alike(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for table, name, value in held:
             table[name] = value
+
+
+_TRACERS = (
+    "torch.export.",
+    "torch._export.",
+    "torch._functorch.",
+    "torch.fx.",
+    "kernels_hub.compiler.importers.",
+)
+"""Packages whose modules a trace runs beside those of the model."""
+
+
+@contextmanager
+def _hooks_of_all_see(module: torch.nn.Module | None) -> Iterator[None]:
+    """With hooks of all modules (`register_module_forward_hook`) that are called for the model's modules alone.
+
+    torch.export runs it inside of modules of its own, and then graphs: what a hook does to their results, too, the
+    original never computes. module: the model; None where none of it runs.
+    """
+    import torch
+
+    tables: tuple[Any, ...] = (
+        torch.nn.modules.module._global_forward_pre_hooks,
+        torch.nn.modules.module._global_forward_hooks,
+    )
+    if not any(tables):
+        yield
+        return
+    own = set() if module is None else set(module.modules())
+
+    def narrowed(hook: Any) -> Any:
+        def of_the_model(called: torch.nn.Module, *rest: object) -> object:
+            is_seen = called in own or not f"{type(called).__module__}.".startswith(_TRACERS)
+            return hook(called, *rest) if is_seen else None
+
+        return of_the_model
+
+    replaced = [(table, key, hook, narrowed(hook)) for table in tables for key, hook in list(table.items())]
+    for table, key, _, other in replaced:
+        table[key] = other
+    try:
+        yield
+    finally:
+        for table, key, hook, other in replaced:
+            if table.get(key) is other:  # it may have been removed meanwhile
+                table[key] = hook
 
 
 def _exported(
@@ -194,7 +241,7 @@ def decomposed(program: ExportedProgram, name: str) -> Any:
     import torch
 
     of_inference = any(tensor.is_inference() for tensor in program.state_dict.values())
-    with _told(name), torch.inference_mode(of_inference), torch.no_grad():
+    with _told(name), torch.inference_mode(of_inference), torch.no_grad(), _hooks_of_all_see(None):
         table = torch.export.default_decompositions()
         for kept in KEPT:
             packet, overload = kept.split(".")

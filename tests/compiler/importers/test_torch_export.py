@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import sympy
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from kernels_hub.compiler import evaluate
 from kernels_hub.compiler.errors import ImportFailure, ShapeError
@@ -200,6 +202,29 @@ def test_what_is_no_module_is_refused():
 def test_train_mode_dropout_is_refused():
     with pytest.raises(ImportFailure, match=r"bernoulli|dropout|rand"):
         import_torch(nn.Dropout(0.5).train(), (torch.randn(3),))
+
+
+def test_hooks_of_all_modules_see_modules_of_the_model_alone():
+    """Not those that torch.export runs it in, whose results are tuples, nor graphs."""
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.GELU()).eval(), torch.randn(5, 16)
+
+    def more(module: nn.Module, _: object, result: Any) -> Any:
+        seen.add(type(module))
+        return result + 1 if isinstance(result, torch.Tensor) else tuple(one + 1 for one in result)
+
+    seen: set[type[nn.Module]] = set()
+    with register_module_forward_hook(more), torch.no_grad():
+        graph = import_torch(model, (x,))
+        expected = model(x)
+    assert_matches(evaluate(graph, [x.numpy()])["output"], expected)
+    assert seen == {nn.Sequential, nn.Linear, nn.GELU}
+    with (
+        register_module_forward_pre_hook(lambda _, arguments: tuple(2 * one for one in arguments)),
+        torch.no_grad(),
+    ):
+        graph = import_torch(model, (x,))
+        expected = model(x)
+    assert_matches(evaluate(graph, [x.numpy()])["output"], expected)
 
 
 def test_a_wrong_result_is_noticed():
