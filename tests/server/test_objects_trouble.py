@@ -199,6 +199,7 @@ def test_a_server_starts_without_its_store(tmp_path: Path):
                 assert check(opened) == []
 
 
+@pytest.mark.git_folder
 def test_a_bucket_that_is_missing_or_refused(tmp_path: Path):
     with pytest.raises(Exception, match="refuses this server"):
         Hub(tmp_path / "one", create=True, objects=store().address("p", bucket="no-such-bucket"))
@@ -227,6 +228,7 @@ def test_only_the_configured_endpoint_is_spoken_to(tmp_path: Path):
         assert elsewhere.seen == []
 
 
+@pytest.mark.git_folder
 def test_a_root_says_where_its_files_are(tmp_path: Path):
     mine, root = store().address("mine"), tmp_path / "root"
     with Hub(root, create=True, objects=mine) as hub:
@@ -251,6 +253,7 @@ def test_a_root_says_where_its_files_are(tmp_path: Path):
             Hub(tmp_path / "files", create=create, objects=store().address("third"))
 
 
+@pytest.mark.git_folder
 def test_a_version_that_knows_no_stores_refuses_the_root(tmp_path: Path):
     """Earlier versions compare FORMAT with one text."""
     with Hub(tmp_path / "root", create=True, objects=store().address("format")) as hub:

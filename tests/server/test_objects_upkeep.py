@@ -144,6 +144,7 @@ def test_uploads_that_nobody_finished_are_swept(
     assert objects.size(repo.id, oid_of(KEPT)) == len(KEPT)
 
 
+@pytest.mark.git_folder
 def test_a_backup_holds_large_files_or_says_that_it_does_not(hub: Hub, repo: Repository, tmp_path: Path):
     unnamed = upload(hub, repo, b"no commit yet")
     assert backup(hub, tmp_path / "whole") == 2
@@ -165,6 +166,7 @@ def run(*arguments: str) -> int:
     return int(done.value.code or 0)
 
 
+@pytest.mark.git_folder
 def test_commands_name_the_store(
     hub: Hub, repo: Repository, address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

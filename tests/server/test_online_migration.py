@@ -412,6 +412,7 @@ def test_a_server_that_cannot_reach_the_target_stays(tmp_path: Path, database: s
         assert all(hub.accounts.find(name) for name in ("acme", "zeta", "ada"))
 
 
+@pytest.mark.git_folder
 def test_workers_that_are_started_later_find_the_rows(tmp_path: Path, database: str):
     root = tmp_path / "root"
     with start_hub(root, workers=2, database=database) as running:

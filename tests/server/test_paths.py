@@ -118,6 +118,7 @@ def test_trees_are_those_of_git(tmp_path_factory: pytest.TempPathFactory, files:
     assert written.stdout.strip() == tree
 
 
+@pytest.mark.git_folder
 def test_a_repository_is_found_by_its_id_alone(tmp_path: Path):
     with Hub(tmp_path / "root", create=True) as hub:
         hub.accounts.add_user("ada")

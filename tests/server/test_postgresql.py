@@ -109,6 +109,7 @@ def test_a_root_remembers_its_database_and_no_password(tmp_path: Path, database:
 
 
 @needs_postgresql
+@pytest.mark.git_folder
 def test_rows_are_those_of_one_root(tmp_path: Path, postgresql: PostgresqlServer, hub: Hub, database: str):
     with pytest.raises(KernelsHubError, match="has the rows of another root"):
         Hub(tmp_path / "other", create=True, database=database)
@@ -125,6 +126,7 @@ def test_rows_are_those_of_one_root(tmp_path: Path, postgresql: PostgresqlServer
 
 
 @needs_postgresql
+@pytest.mark.git_folder
 def test_a_database_that_comes_back_empty_or_not_at_all(
     tmp_path: Path, postgresql: PostgresqlServer, hub: Hub
 ):
@@ -434,6 +436,7 @@ def test_fsck_finds(hub: Hub, postgresql: PostgresqlServer, database: str, damag
 
 
 @needs_postgresql
+@pytest.mark.git_folder
 def test_a_database_that_comes_back_older_than_its_repositories(
     tmp_path: Path, postgresql: PostgresqlServer, hub: Hub, database: str
 ):
@@ -464,6 +467,7 @@ def test_a_database_that_comes_back_older_than_its_repositories(
 
 
 @needs_postgresql
+@pytest.mark.git_folder
 def test_the_commands_take_an_address_and_show_no_password(
     tmp_path: Path, database: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
