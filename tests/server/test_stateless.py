@@ -16,6 +16,7 @@ from kernels_hub.cli import main
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.commit import AddFile, CommitRequest
 from kernels_hub.server.git.migration import Goal, migrate
+from kernels_hub.server.git.pack_bucket import PackBucket
 from kernels_hub.server.git.rows import GitRows
 from kernels_hub.server.git.stored import StoredGit
 from kernels_hub.server.hub import Hub
@@ -333,6 +334,22 @@ def test_fsck_finds_damage_in_the_store(one: Hub, opened: Open, prefix: str, dam
     assert any(words in problem for problem in check(fresh))
     with pytest.raises((Refusal, KeyError)):
         files(fresh, repo)
+
+
+def test_fsck_loses_no_pack_that_is_written_meanwhile(one: Hub, two: Hub, monkeypatch: pytest.MonkeyPatch):
+    """Of packs and rows, those that another root adds after the store was listed are not missing there."""
+    repo, listed = new(one), PackBucket.entries
+    commit(one, repo, "README.md", "1")
+    written: list[str] = []
+
+    def entries(self: PackBucket, repository: str) -> object:
+        found = list(listed(self, repository))
+        commit(two, repo, "README.md", f"{len(written)} more")
+        written.append(repository)
+        return found
+
+    monkeypatch.setattr(PackBucket, "entries", entries)
+    assert check(one) == [] and written
 
 
 def test_a_damaged_local_copy_is_fetched_again(one: Hub, opened: Open, tmp_path: Path):

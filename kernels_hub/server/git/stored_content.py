@@ -275,8 +275,9 @@ class StoredPacks(Packs):
     def problems(self, *, content: bool) -> Iterator[str]:
         """Packs that the store has lost, or has with another size or content."""
         bucket, repository = self._places.bucket, self._repository
+        rows = self._state.now().packs  # before what is stored: a pack gets there first
         stored = {entry.oid: entry.size for entry in bucket.entries(repository)}
-        for row in self._state.now().packs:
+        for row in rows:
             problem = None
             if row.name not in stored:
                 problem = "is missing in the object store"
