@@ -60,6 +60,7 @@ test-all: lint types
 	$(MAKE) unit ARGS="--exhaustive --hub-database postgresql tests/server tests/hub $(ARGS)"
 	$(MAKE) unit ARGS="--hub-objects s3 tests/server tests/hub"
 	$(MAKE) unit ARGS="--hub-database postgresql --hub-objects s3 tests/server tests/hub"
+	$(MAKE) unit ARGS="--hub-database postgresql --hub-objects s3 --hub-servers 3 tests/server tests/hub"
 	$(MAKE) unit ARGS="--hub-objects s3-inside tests/server/test_bad_input.py tests/server/test_signing.py tests/server/test_protocol.py"
 	@failed=; for release in $(RELEASES); do \
 		echo "== torch $$release"; \

@@ -60,10 +60,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("s3", "s3-inside"),
         help="keep the large files of every Hub in an S3 store; s3-inside: clients reach it through the Hub alone",
     )
+    parser.addoption(
+        "--hub-servers",
+        choices=("3",),
+        help="serve every Hub with three servers behind nginx; with --hub-database postgresql --hub-objects s3",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tell fuzzers, which read it when they are collected, how long they may take; and Hubs where objects go."""
+    if option := config.getoption("--hub-servers"):
+        from tests import nginx, several_servers
+
+        if nginx.LACKING is not None:
+            raise pytest.UsageError(f"--hub-servers {option} {nginx.LACKING}")
+        if (config.getoption("--hub-database"), config.getoption("--hub-objects")) != ("postgresql", "s3"):
+            raise pytest.UsageError("--hub-servers goes with --hub-database postgresql --hub-objects s3")
+        os.environ[several_servers.OPTION] = option
     if option := config.getoption("--hub-objects"):
         from tests import object_store
 

@@ -18,7 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,7 +28,7 @@ from tests.object_store import objects_for
 
 _ANNOUNCED = re.compile(r"kernels-hub serve: (https?://\S+) root ")
 _ACCESS = re.compile(
-    r"\S+ \S+ access (?P<client>\S+) (?P<user>\S+) (?P<method>\S+) (?P<path>\S+) (?P<status>\d+) (?P<sent>\d+) "
+    r"(?P<time>\S+ \S+) access (?P<client>\S+) (?P<user>\S+) (?P<method>\S+) (?P<path>\S+) (?P<status>\d+) (?P<sent>\d+) "
 )
 
 
@@ -41,6 +41,7 @@ class Request:
     status: int
     user: str | None
     sent: int
+    time: str = field(compare=False, repr=False, default="")
 
 
 class RunningHub:
@@ -56,6 +57,7 @@ class RunningHub:
         self._ended = False
         if options.get("database") is None:
             options["database"] = hub_databases.new_address(root)
+        self.database: str | None = options["database"]
         self.objects = options.setdefault("objects", objects_for(root))
         settings = json.dumps({"workers": workers, **options})
         with self.log.open("ab") as log:
@@ -122,13 +124,17 @@ class RunningHub:
 
     # -- what it did
 
+    def logged(self) -> str:
+        """The log of this process so far."""
+        with self.log.open("rb") as file:
+            file.seek(self._start_of_log)
+            return file.read().decode("utf-8", "replace")
+
     def output(self, until: str = "", seconds: float = 20.0) -> str:
         """The log of this process so far, once it holds `until`: a line is written just after its answer was sent."""
         end = time.monotonic() + seconds
         while True:
-            with self.log.open("rb") as file:
-                file.seek(self._start_of_log)
-                found = file.read().decode("utf-8", "replace")
+            found = self.logged()
             if until in found or time.monotonic() > end:
                 return found
             time.sleep(0.02)
@@ -144,9 +150,8 @@ class RunningHub:
         for line in seen.splitlines():
             if (match := _ACCESS.match(line)) and match["path"] != "/health":
                 user = None if match["user"] == "-" else match["user"]
-                found.append(
-                    Request(match["method"], match["path"], int(match["status"]), user, int(match["sent"]))
-                )
+                status, sent = int(match["status"]), int(match["sent"])
+                found.append(Request(match["method"], match["path"], status, user, sent, match["time"]))
         return found
 
     # -- its end
@@ -190,4 +195,8 @@ def start_hub(
     env: more environment variables of the server.
     options: other fields of `kernels_hub.server.process.Serve`; `limits` is a dictionary.
     """
+    from tests import several_servers
+
+    if workers == 1 and env is None and several_servers.are_wanted(root, options):
+        return several_servers.SeveralServers(root, **options)
     return RunningHub(root, workers=workers, env=env, **options)
