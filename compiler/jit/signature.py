@@ -56,7 +56,7 @@ def is_image(tensor: torch.Tensor, images: bool) -> bool:
 
 
 def call_signature(dims: Any, args: Arguments, kwargs: Keywords, *, images: bool = False) -> Hashable | None:
-    """The signature; None of a call with a cache that holds one token, or less than it was given.
+    """The signature; None of a call with nested tensors, or a cache that holds one token, or less than it was given.
 
     dims: `CompiledLayer.dynamic`. images: whether tensors of rank 4 are images.
     """
@@ -77,14 +77,7 @@ def _of(value: Any, dims: Any) -> Hashable:
         return None
     kind = type(value)
     if isinstance(value, torch.Tensor):
-        shape = value.shape
-        if dims is False:
-            return (value.dtype, tuple(shape))
-        if (dims is True or dims is _WITH_IMAGES) and is_image(value, dims is _WITH_IMAGES):
-            return (value.dtype, shape[0] == 1, tuple(shape[1:]))
-        if dims not in (True, _WITH_IMAGES) or 1 not in shape:
-            return (value.dtype, len(shape))
-        return (value.dtype, len(shape), sum([1 << axis for axis, size in enumerate(shape) if size == 1]))
+        return _of_tensor(value, dims)
     if kind in _LITERALS:  # 1, 1.0 and True are equal, as 0.0 and -0.0 are
         return value if kind is int or kind is str else (kind, repr(value))
     if kind is tuple or kind is list:
@@ -105,3 +98,16 @@ def _of(value: Any, dims: Any) -> Hashable:
     if is_dataclass(value):  # the output of another model
         return (kind, *[(field.name, _of(getattr(value, field.name, None), dims)) for field in fields(value)])
     return (kind,)
+
+
+def _of_tensor(value: torch.Tensor, dims: Any) -> Hashable:
+    if value.is_nested:  # has no shape
+        raise _Untaken
+    shape = value.shape
+    if dims is False:
+        return (value.dtype, tuple(shape))
+    if (dims is True or dims is _WITH_IMAGES) and is_image(value, dims is _WITH_IMAGES):
+        return (value.dtype, shape[0] == 1, tuple(shape[1:]))
+    if dims not in (True, _WITH_IMAGES) or 1 not in shape:
+        return (value.dtype, len(shape))
+    return (value.dtype, len(shape), sum([1 << axis for axis, size in enumerate(shape) if size == 1]))

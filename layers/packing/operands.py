@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .direct import is_transformed
+from .direct import is_strided, is_transformed
 from .few_or_many import pays
 from .packing import held
 
@@ -16,10 +16,12 @@ PackedWeight = held.PackedWeight
 def applies(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None, ...]) -> bool:
     """Whether the operators are for these operands.
 
-    Not for tensor subclasses (DTensor, quantised weights) and symbolic values, which only PyTorch's
-    own functions know, nor for other devices, under autocast, or for products so small that PyTorch
-    is faster.
+    Not for tensor subclasses (DTensor, quantised weights), symbolic values and tensors without strides
+    (nested ones), which only PyTorch's own functions know, nor for other devices, under autocast, or for
+    products so small that PyTorch is faster.
     """
+    if not is_strided(x):
+        return False
     first = weights[0]
     compiling = torch.compiler.is_compiling()
     # What is too small for a kernel is too small for many questions: this one is asked first.

@@ -42,15 +42,25 @@ def is_observed(device: str = "cpu") -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether PyTorch's formulas have to run: under torch.func's transforms, and in forward-mode differentiation.
+    """Whether PyTorch's formulas have to run: in torch.func's transforms, forward-mode differentiation and TorchScript.
 
     Operators of torch.library drop tangents without a word, have no gradients under torch.func.grad, and are called
-    once for each example under torch.vmap.
+    once for each example under torch.vmap. A trace of torch.jit must hold with gradients and without, in processes that
+    have no such operators, and for its exporter to ONNX.
     """
     if forward_ad._current_level >= 0:
         return True
-    # The cheapest question first: this is asked at every call.
-    return not _is_unknown and _transform() is not None and not torch.compiler.is_compiling()
+    # The cheapest questions first: this is asked at every call.
+    return (
+        not _is_unknown
+        and (_transform() is not None or _trace() is not None)
+        and not torch.compiler.is_compiling()
+    )
+
+
+def is_strided(tensor: Tensor) -> bool:
+    """Whether a tensor has strides: it is not nested, sparse, or laid out by oneDNN, for which PyTorch has kernels."""
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def is_for_any_size(tensor: Tensor) -> bool:

@@ -97,6 +97,16 @@ def test_a_compiled_model_is_exported(head):
     check(torch.export.export(model, (x,)).module(), reference, x)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_run_the_original():
+    model = nn.Sequential(nn.Linear(16, 16)).eval()
+    nested = torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(5, 16)])
+    expected = model(nested)
+    found = kernelize(model, mode=Mode.INFERENCE)(nested)
+    for one, other in zip(found.unbind(), expected.unbind(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_what_a_call_depends_on_outside_of_weights_is_followed(head, monkeypatch):
     model, reference = head
     x = torch.randn(4, 16)

@@ -1,4 +1,4 @@
-"""Layers under transforms of torch.func: the numbers of PyTorch's own layers, and no errors that these do not raise."""
+"""Layers in transforms of torch.func, traces of torch.jit, and of nested tensors: PyTorch's numbers, without errors."""
 
 from __future__ import annotations
 
@@ -148,3 +148,35 @@ def test_one_weight_of_an_ensemble(name: str) -> None:
             for each in (module, kernel)
         )
         assert_close(found, expected, factor=64)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", MAKE)
+def test_traces_of_torch_jit_hold_pytorch_operators(name: str) -> None:
+    """torch.jit.trace checks a trace without gradients; another process that loads it has no other operators."""
+    module, kernel = pair(name)
+    kernel.requires_grad_(True)
+    x, other = inputs(name)
+    traced = torch.jit.trace(kernel, (x,))
+    kinds = {node.kind().partition("::")[0] for node in traced.inlined_graph.nodes()}
+    assert kinds <= {"aten", "prim"}
+    assert_close(traced(other), module(other), factor=64)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", ["Linear", "SiLU", "GELU"])
+def test_nested_tensors(name: str) -> None:
+    """Such as nn.TransformerEncoder makes of its input where that is padded."""
+    module, kernel = pair(name)
+    nested = torch.nested.nested_tensor([torch.randn(rows, WIDTH) for rows in (64, 100)])
+    found, expected = kernel(nested), module(nested)
+    assert found.is_nested
+    for one, other in zip(found.unbind(), expected.unbind(), strict=True):
+        assert_close(one, other, factor=64)
+
+
+@pytest.mark.parametrize("name", ["Linear", "GELU"])
+def test_tensors_in_a_layout_of_onednn(name: str) -> None:
+    module, kernel = pair(name)
+    x = inputs(name)[0].to_mkldnn()
+    assert_close(kernel(x).to_dense(), module(x).to_dense(), factor=64)

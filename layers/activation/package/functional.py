@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from . import kernels, operators, reference
-from .direct import is_transformed
+from .direct import is_strided, is_transformed
 from .kinds import GELU, GELU_TANH, QUICK_GELU, SILU, number
 
 
@@ -18,9 +18,10 @@ def activation(input: Tensor, kind: int | str) -> Tensor:
     """
     kind = number(kind)
     small = kernels.SMALL[kind]
-    if kind == GELU and not input.is_contiguous():
+    strided = is_strided(input)
+    if kind == GELU and strided and not input.is_contiguous():
         small = kernels.SMALL_STRIDED_GELU
-    if _is_for_pytorch(input.numel(), small, input.requires_grad):
+    if not strided or _is_for_pytorch(input.numel(), small, input.requires_grad):
         return reference.value(input, kind)
     return operators.activation(input, kind)
 
