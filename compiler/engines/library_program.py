@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels_hub.compiler.engines import library_ops
+from kernels_hub.compiler.engines.library_bytes import find_byte_products
 from kernels_hub.compiler.engines.library_conv import find_convs
 from kernels_hub.compiler.engines.library_linear import Linear, find_linears, linear_kernel, needed
 from kernels_hub.compiler.engines.library_ops.composites import composite_kernel
@@ -76,7 +77,8 @@ class LibraryProgram:
         self._made: Newest[tuple[Any, ...], list[Run | None]] = Newest(_MOST_SIZES)
         self._lock = threading.Lock()
         self._linears, self._convs = find_linears(graph), find_convs(graph)
-        for node in needed(graph, {**self._linears, **self._convs}):
+        self._byte_products = find_byte_products(graph, device)
+        for node in needed(graph, {**self._linears, **self._convs, **self._byte_products}):
             self._add(node)
         self._outputs = tuple(self._slots[value] for value in graph.outputs.values())
         self._set_drops()
@@ -146,7 +148,8 @@ class LibraryProgram:
             self._add_linear(self._linears[node])
             return
         biased = self._convs.get(node)
-        operands = node.operands if biased is None else biased.operands
+        joined = biased or self._byte_products.get(node)
+        operands = node.operands if joined is None else joined.operands
         step = LibraryStep(node, tuple(self._slots[operand] for operand in operands), ())
         if biased is not None:
             step.nodes = biased.nodes
@@ -205,6 +208,8 @@ class LibraryProgram:
             return self._make_region(node, site, sizes)
         if (biased := self._convs.get(node)) is not None:
             return make_biased_conv(Site(biased.conv, self.device, sizes))
+        if (product := self._byte_products.get(node)) is not None:
+            return product.make(site)
         kernel = kernel_of(node)
         assert kernel is not None, node
         try:

@@ -113,12 +113,12 @@ def _make_grouped(site: Site) -> Run:
 
 
 def _make_conv(site: Site) -> Run:
-    return _typed(site, _conv_of(site))
+    return _typed(site, conv_of(site))
 
 
 def make_biased_conv(site: Site) -> Run:
     """The kernel of a convolution and the bias (O,) that is added to it."""
-    compute = _conv_of(site)
+    compute = conv_of(site)
     plain = _typed(site, compute)
     if plain is compute:
         return compute
@@ -126,13 +126,13 @@ def make_biased_conv(site: Site) -> Run:
     return lambda a, b, bias: plain(a, b) + bias.reshape(along)
 
 
-def _conv_of(site: Site) -> Run:
-    """A function of x, w and perhaps a bias, all of the dtype that is computed in."""
+def conv_of(site: Site, computed: torch.dtype | None = None) -> Run:
+    """A function of x, w and perhaps a bias, all of the dtype that is computed in; by default the site's."""
     x, w = site.operand_shape(0), site.operand_shape(1)
     rank, shape = len(x) - 2, site.shape
     padding = site["padding"]
     strides, dilations, groups = site["strides"], site["dilations"], site["groups"]
-    dtype = _compute_dtype(site)
+    dtype = _compute_dtype(site) if computed is None else computed
     if rank > 3 or 0 in shape or 0 in x or 0 in w or dtype is torch.int64:
         along = (-1, *[1] * rank)
 
