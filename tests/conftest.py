@@ -70,13 +70,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Tell fuzzers, which read it when they are collected, how long they may take; and Hubs where objects go."""
     if option := config.getoption("--hub-servers"):
-        from tests import nginx, several_servers
+        from tests import nginx, running_hub, several_servers
 
         if nginx.LACKING is not None:
             raise pytest.UsageError(f"--hub-servers {option} {nginx.LACKING}")
         if (config.getoption("--hub-database"), config.getoption("--hub-objects")) != ("postgresql", "s3"):
             raise pytest.UsageError("--hub-servers goes with --hub-database postgresql --hub-objects s3")
-        os.environ[several_servers.OPTION] = option
+        running_hub.several_servers = several_servers.start
     if option := config.getoption("--hub-objects"):
         from tests import object_store
 

@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -187,6 +187,10 @@ class RunningHub:
         self.stop()
 
 
+several_servers: Callable[[Path, dict[str, Any]], RunningHub | None] | None = None
+"""With `--hub-servers`, starts several servers where a test says nothing of its own about them."""
+
+
 def start_hub(
     root: Path, *, workers: int = 1, env: Mapping[str, str] | None = None, **options: Any
 ) -> RunningHub:
@@ -195,8 +199,7 @@ def start_hub(
     env: more environment variables of the server.
     options: other fields of `kernels_hub.server.process.Serve`; `limits` is a dictionary.
     """
-    from tests import several_servers
-
-    if workers == 1 and env is None and several_servers.are_wanted(root, options):
-        return several_servers.SeveralServers(root, **options)
-    return RunningHub(root, workers=workers, env=env, **options)
+    several = None
+    if several_servers is not None and workers == 1 and env is None:
+        several = several_servers(root, options)
+    return several or RunningHub(root, workers=workers, env=env, **options)

@@ -7,7 +7,6 @@ the one that it asks for.
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,14 @@ from typing import Any
 from tests.nginx import SERVERS, nginx
 from tests.running_hub import Request, RunningHub
 
-OPTION = "KERNELS_HUB_TEST_SERVERS"
 _SHARED = frozenset(("limits", "require_token"))
 """Options that all servers of a Hub can have."""
 
 
-def are_wanted(root: Path, options: dict[str, Any]) -> bool:
-    """Whether several servers serve a root: a new one, or one that they served before."""
+def start(root: Path, options: dict[str, Any]) -> RunningHub | None:
+    """Several servers of a root that is new, or that they served before; None where a test wants others."""
     is_theirs = not (root / "FORMAT").exists() or _other(root, 1).exists()
-    return os.environ.get(OPTION) == str(SERVERS) and is_theirs and options.keys() <= _SHARED
+    return SeveralServers(root, **options) if is_theirs and options.keys() <= _SHARED else None
 
 
 class SeveralServers(RunningHub):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +138,7 @@ def _hooks_of_all_see(module: torch.nn.Module | None) -> Iterator[None]:
         return
     own = set() if module is None else set(module.modules())
 
-    def narrowed(hook: Any) -> Any:
+    def narrowed(hook: Callable[..., object]) -> Callable[..., object]:
         def of_the_model(called: torch.nn.Module, *rest: object) -> object:
             is_seen = called in own or not f"{type(called).__module__}.".startswith(_TRACERS)
             return hook(called, *rest) if is_seen else None

@@ -27,7 +27,12 @@ def applies(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor | None,
     # What is too small for a kernel is too small for many questions: this one is asked first.
     if not compiling and type(first) is not PackedWeight and not pays(x, first):
         return False
-    if not (_is_plain(x) and is_strided(x)) or x.dim() == 0 or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+    if (
+        not (_is_plain(x) and is_strided(x))
+        or x.dim() == 0
+        or x.device.type != "cpu"
+        or torch.is_autocast_enabled("cpu")
+    ):
         return False
     if is_transformed():
         return False
