@@ -10,8 +10,8 @@ the other names of that tensor: not what it is a view of, and no other view.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from kernels_hub.compiler.importers.aten_ops import handler_of
 
@@ -77,6 +77,17 @@ def is_size(example: object) -> bool:
 def is_float_of_sizes(example: object) -> TypeGuard[SymFloat]:
     """Whether a node's value is a float that was computed from sizes."""
     return type(example).__name__ == "SymFloat"
+
+
+def layout_of(node: Node, *, checked: bool) -> tuple[Sequence[Any], Any] | None:
+    """Strides and offset of the first operand of `as_strided`; None of other ops.
+
+    checked: whether arguments have the strides of the examples at each call. None where they may have others.
+    """
+    if not checked or name_of(node.target) != "as_strided.default":
+        return None
+    example = cast("Node", node.args[0]).meta["val"]
+    return example.stride(), example.storage_offset()
 
 
 def is_condition(name: str, example: object) -> bool:

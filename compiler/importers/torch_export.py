@@ -44,6 +44,7 @@ from kernels_hub.compiler.importers.torch_direct import (
     is_condition,
     is_float_of_sizes,
     is_size,
+    layout_of,
     name_of,
     needed,
     writes,
@@ -434,10 +435,10 @@ class Importer:
         if any(_has_missing(operand) for operand in (*args, *kwargs.values())):
             return _MISSING
         args = [self._number(operand, name) for operand in args]
-        several = isinstance(example, (tuple, list))
-        examples = tuple(example) if several else (example,)
+        examples = tuple(example) if (several := isinstance(example, (tuple, list))) else (example,)
         sizes = tuple(self.sizes.dim(example) for example in examples if is_size(example))
-        call = AtenCall(self.graph, name, tuple(self._type(example) for example in examples), sizes)
+        layout = layout_of(node, checked=self.guards_are_checked)
+        call = AtenCall(self.graph, name, tuple(map(self._type, examples)), sizes, layout)
         with self.graph.origin(place_of(node)):
             result = handler(call, *args, **kwargs)
         for value, of in zip(result if several else (result,), call.results, strict=False):
@@ -485,8 +486,7 @@ class Importer:
 
         if not isinstance(example, torch.Tensor):
             return None
-        shape = tuple(self.sizes.dim(dim) for dim in example.shape)
-        return TensorType(dtype_of(example.dtype), shape)
+        return TensorType(dtype_of(example.dtype), tuple(self.sizes.dim(dim) for dim in example.shape))
 
     def _told(self, node: Any, name: str, reason: str) -> str:
         example = node.meta.get("val")

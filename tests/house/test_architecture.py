@@ -210,7 +210,8 @@ ROOMS = {
     "compiler/autodiff": ("compiler/ir",),
     "compiler/rewrite": ("compiler/ir",),
     # What code of a module names is told as the runtime looks at it when it is called.
-    "compiler/importers": ("compiler/ir", "compiler/runtime"),
+    # Backward ops of ATen are imported by the rules of derivatives.
+    "compiler/importers": ("compiler/autodiff", "compiler/ir", "compiler/runtime"),
     "compiler/viewing": ("compiler/ir",),
     "compiler/ir": ("compiler/runtime",),
 }  # fmt: skip

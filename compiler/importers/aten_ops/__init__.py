@@ -6,6 +6,7 @@
     normalize.py  layer, group, batch, RMS norm      indexing.py    gather, scatter, indices, pad by reflection
     pool.py       pooling, resizing, sampling         complex.py     complex numbers as pairs, Fourier transforms
     call.py       what a handler gets               embedding_bag.py  sums, means, maxima of bags
+    gradients.py  backward ops
 
 Nothing here imports torch.
 """
@@ -17,6 +18,7 @@ from kernels_hub.compiler.importers.aten_ops import (
     complex,  # noqa: A004  (the family's name)
     create,
     embedding_bag,
+    gradients,
     indexing,
     linear,
     normalize,
@@ -37,6 +39,7 @@ FAMILIES = (
     complex,
     create,
     embedding_bag,
+    gradients,
     indexing,
     linear,
     normalize,

@@ -106,6 +106,8 @@ class AtenCall:
     results: tuple[TensorType | None, ...]
     sizes: tuple[Any, ...] = ()
     """The dims that its results are, where they are sizes and no tensors (`item`)."""
+    layout: tuple[Sequence[Any], Any] | None = None
+    """Strides and offset of the first operand of `as_strided`; None where another call may have others."""
 
     @property
     def dtype(self) -> DType:

@@ -145,8 +145,8 @@ def attention(
     """
     call.refuse_unless(dropout == 0, "attention with dropout: call module.eval() first")
     if enable_gqa:
-        key, value = _every_head(key, query), _every_head(value, query)
-    weights, mask = _scores(call, query, key, mask, scale, causal=causal)
+        key, value = every_head(key, query), every_head(value, query)
+    weights, mask = scores(call, query, key, mask, scale, causal=causal)
     soft = weights.softmax(-1)
     if mask is not None and not causal:
         hidden = (
@@ -169,14 +169,14 @@ def flash_attention_for_cpu(
     )  # fmt: skip
     sums = call.results[1]
     assert sums is not None
-    weights, _ = _scores(call, query, _every_head(key, query), attn_mask, scale, causal=causal)
+    weights, _ = scores(call, query, every_head(key, query), attn_mask, scale, causal=causal)
     greatest = weights.max(-1, keepdims=True)
     greatest = greatest.binary("eq", -math.inf).select(0.0, greatest)
     logarithm = (weights - greatest).unary("exp").reduce("sum", -1, keepdims=True).unary("log") + greatest
     return result, logarithm.squeeze(-1).cast(sums.dtype)
 
 
-def _scores(
+def scores(
     call: AtenCall, query: Value, key: Value, mask: Value | None, scale: float | None, *, causal: bool
 ) -> tuple[Value, Value | None]:
     """q @ k^T * scale + mask, in float32 at least, and the mask, which may be the causal one."""
@@ -195,7 +195,7 @@ def _scores(
     return scores + mask.cast(wide), mask
 
 
-def _every_head(x: Value, query: Value) -> Value:
+def every_head(x: Value, query: Value) -> Value:
     """Heads of keys or values repeated for the group of queries that shares each."""
     heads, wanted = x.shape[-3], query.shape[-3]
     if proves_equal(heads, wanted):

@@ -32,7 +32,9 @@ def _attrs(
     }
 
 
-def _max_pool(count: int, *, places: bool) -> Handler:
+def max_pool(count: int, *, places: bool) -> Handler:
+    """The handler of so many spatial dims. places: whether it gives those of the greatest elements as well."""
+
     def handler(
         _: AtenCall, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
         dilation: Sequence[int], ceil: bool,
@@ -49,7 +51,9 @@ def _max_pool(count: int, *, places: bool) -> Handler:
     return handler
 
 
-def _avg_pool(count: int) -> Handler:
+def average_pool(count: int) -> Handler:
+    """The handler of so many spatial dims."""
+
     def handler(
         _: AtenCall, x: Value, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil: bool,
         padded: bool, divisor: int | None = None,
@@ -66,9 +70,9 @@ def _avg_pool(count: int) -> Handler:
 
 
 for _count in (1, 2, 3):
-    aten(f"max_pool{_count}d.default")(_max_pool(_count, places=False))
-    aten(f"max_pool{_count}d_with_indices.default")(_max_pool(_count, places=True))
-    aten(f"avg_pool{_count}d.default")(_avg_pool(_count))
+    aten(f"max_pool{_count}d.default")(max_pool(_count, places=False))
+    aten(f"max_pool{_count}d_with_indices.default")(max_pool(_count, places=True))
+    aten(f"avg_pool{_count}d.default")(average_pool(_count))
 
 
 @aten(

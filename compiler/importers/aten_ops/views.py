@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,48 @@ def identity(_: AtenCall, x: Value, **__: object) -> Value:
 @aten("detach.default", "detach_.default")
 def detach(_: AtenCall, x: Value, **__: object) -> Value:
     return x.unary("stop_gradient") if x.dtype.is_float or x.dtype.is_complex else x
+
+
+@aten("as_strided.default")
+def as_strided(
+    call: AtenCall, x: Value, sizes: Sequence[Dim], strides: Sequence[Dim], offset: Dim | None
+) -> Value:
+    """Elements of x by where they lie in its memory, which x has to fill without gaps."""
+    if call.layout is None:
+        raise UnsupportedArgumentsError("memory is read by strides, and arguments may have others at a call")
+    own, start = call.layout
+    first = start if offset is None else offset
+    numbers: list[Any] = [*x.shape, *sizes, *strides, *own, start, first]
+    if not all(isinstance(one, int) for one in numbers):
+        raise UnsupportedArgumentsError("memory is read by strides that are no numbers", of_sizes=True)
+    order = _dense(x.shape, own)
+    begin = first - start
+    end = begin + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))
+    call.refuse_unless(
+        order is not None and begin >= 0 and (0 in sizes or end < math.prod(x.shape)),
+        "memory is read by strides beyond its operand's elements",
+    )
+    flat = x.permute(*order).reshape(math.prod(x.shape))
+    wanted = _dense(sizes, strides)
+    if wanted is not None and math.prod(sizes) == flat.shape[0]:
+        sorted_ = flat.reshape([sizes[axis] for axis in wanted])
+        return sorted_.permute(*(wanted.index(axis) for axis in range(len(wanted))))
+    places = call.graph.constant(begin, types.INT64).broadcast_to(sizes)
+    for axis, (size, step) in enumerate(zip(sizes, strides, strict=True)):
+        along = [size if one == axis else 1 for one in range(len(sizes))]
+        places = places + (call.graph.iota(size) * step).reshape(along)
+    return flat.gather(places)
+
+
+def _dense(sizes: Sequence[Any], strides: Sequence[Any]) -> list[int] | None:
+    """Axes from the slowest to the fastest; None where there are gaps between elements, or several at a place."""
+    order = sorted(range(len(sizes)), key=lambda axis: (-strides[axis], axis))
+    expected = 1
+    for axis in reversed(order):
+        if sizes[axis] != 1 and strides[axis] != expected:
+            return None
+        expected *= sizes[axis]
+    return order
 
 
 @aten("copy.default")

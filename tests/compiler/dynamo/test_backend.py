@@ -21,6 +21,7 @@ from kernels_hub.compiler.dynamo import backend
 from kernels_hub.compiler.dynamo.backend import kernels_hub
 from kernels_hub.compiler.dynamo.statistics import statistics
 from kernels_hub.compiler.errors import ImportFailure
+from kernels_hub.compiler.importers.aten_ops import HANDLERS
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +56,14 @@ def give_views_of_the_argument(x):
     return x.t(), x[1:, 2], x.view(-1), x
 
 
+def read_by_strides(x):
+    y = (x + 1).t()
+    return (
+        y.as_strided((2, 2, 6), (12, 6, 1)) * 2, y.as_strided((4, 3), (1, 6), 2) + 1, y.as_strided((3, 4), (2, 1)) * 3,
+        y.as_strided((6, 4), (1, 6)) - 1, y.as_strided((5, 2), (0, 7), 1) * 4,
+    )  # fmt: skip
+
+
 def give_strides(x):
     return (x * 2).t(), (x.sum(1, keepdim=True) + 1).expand(4, 6), torch.relu(x)[None].permute(2, 0, 1)
 
@@ -78,8 +87,8 @@ def return_a_view_and_write_its_base(x):
 @pytest.mark.parametrize(
     "function",
     [
-        write_argument, write_a_view, give_views, give_views_of_the_argument, give_strides, give_the_same_twice,
-        make_tensors, return_a_view_and_write_its_base,
+        write_argument, write_a_view, give_views, give_views_of_the_argument, read_by_strides, give_strides,
+        give_the_same_twice, make_tensors, return_a_view_and_write_its_base,
     ],
 )  # fmt: skip
 @torch.no_grad()
@@ -390,8 +399,11 @@ def test_it_is_registered():
 
 
 @pytest.mark.parametrize("mask", [None, "causal", "padding"])
-def test_a_forward_gives_another_backward_what_it_needs(mask):
-    """The forward of attention is compiled, its backward falls back: it reads log(sum(exp(scores)))."""
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_forward_of_attention_gives_any_backward_what_it_needs(mask, trained, monkeypatch):
+    """A backward reads log(sum(exp(scores))), be it compiled or PyTorch's own kernel."""
+    if not trained:
+        monkeypatch.delitem(HANDLERS, "_scaled_dot_product_flash_attention_for_cpu_backward.default")
     query, key, value = (torch.randn(2, 3, 5, 8, requires_grad=True) for _ in range(3))
     hidden = torch.ones(5, 5, dtype=torch.bool)
     hidden[:, 3:] = False
@@ -410,4 +422,4 @@ def test_a_forward_gives_another_backward_what_it_needs(mask):
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs)
-    assert any(one.kind == "forward" for one in statistics.compiled)
+    assert [one.kind for one in statistics.compiled] == ["forward", *["backward"][:trained]]
