@@ -35,27 +35,23 @@ def detach(_: AtenCall, x: Value, **__: object) -> Value:
 
 
 @aten("as_strided.default")
-def as_strided(
-    call: AtenCall, x: Value, sizes: Sequence[Dim], strides: Sequence[Dim], offset: Dim | None
-) -> Value:
+def as_strided(call: AtenCall, x: Value, sizes: Sequence[Any], strides: Sequence[Any], offset: Any) -> Value:
     """Elements of x by where they lie in its memory, which x has to fill without gaps."""
     if call.layout is None:
         raise UnsupportedArgumentsError("memory is read by strides, and arguments may have others at a call")
     own, start = call.layout
     first = start if offset is None else offset
-    numbers: list[Any] = [*x.shape, *sizes, *strides, *own, start, first]
-    if not all(isinstance(one, int) for one in numbers):
+    shape: list[Any] = list(x.shape)
+    if not all(isinstance(one, int) for one in (*shape, *sizes, *strides, *own, start, first)):
         raise UnsupportedArgumentsError("memory is read by strides that are no numbers", of_sizes=True)
-    order = _dense(x.shape, own)
+    order, count = _dense(shape, own), math.prod(shape)
     begin = first - start
     end = begin + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))
-    call.refuse_unless(
-        order is not None and begin >= 0 and (0 in sizes or end < math.prod(x.shape)),
-        "memory is read by strides beyond its operand's elements",
-    )
-    flat = x.permute(*order).reshape(math.prod(x.shape))
+    if order is None or begin < 0 or (0 not in sizes and end >= count):
+        raise UnsupportedArgumentsError("memory is read by strides beyond its operand's elements")
+    flat = x.permute(*order).reshape(count)
     wanted = _dense(sizes, strides)
-    if wanted is not None and math.prod(sizes) == flat.shape[0]:
+    if wanted is not None and math.prod(sizes) == count:
         sorted_ = flat.reshape([sizes[axis] for axis in wanted])
         return sorted_.permute(*(wanted.index(axis) for axis in range(len(wanted))))
     places = call.graph.constant(begin, types.INT64).broadcast_to(sizes)
