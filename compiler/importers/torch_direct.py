@@ -10,7 +10,7 @@ the other names of that tensor: not what it is a view of, and no other view.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from kernels_hub.compiler.importers.aten_ops import handler_of
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from torch import SymFloat
     from torch.export import ExportedProgram
     from torch.fx import GraphModule, Node
+
+    from kernels_hub.compiler.importers.aten_ops.call import Layout
 
 IN_PLACE = frozenset({
     "add_.Tensor", "add_.Scalar", "sub_.Tensor", "sub_.Scalar", "mul_.Tensor", "mul_.Scalar", "div_.Tensor",
@@ -79,7 +81,7 @@ def is_float_of_sizes(example: object) -> TypeGuard[SymFloat]:
     return type(example).__name__ == "SymFloat"
 
 
-def layout_of(node: Node, *, checked: bool) -> tuple[Sequence[Any], Any] | None:
+def layout_of(node: Node, *, checked: bool) -> Layout | None:
     """Strides and offset of the first operand of `as_strided`; None of other ops.
 
     checked: whether arguments have the strides of the examples at each call. None where they may have others.

@@ -28,6 +28,8 @@ Handler = Callable[..., Any]
 _H = TypeVar("_H", bound=Handler)
 Scalar = Any
 """A Python number or a dim, where ATen takes a Scalar or SymInt."""
+Layout = tuple[Sequence[Scalar], Scalar]
+"""Strides and offset of a tensor in its memory."""
 Axes = int | Sequence[int] | None
 """Axes of a reduction, as ATen takes them: None and an empty list are all of them."""
 
@@ -106,7 +108,7 @@ class AtenCall:
     results: tuple[TensorType | None, ...]
     sizes: tuple[Any, ...] = ()
     """The dims that its results are, where they are sizes and no tensors (`item`)."""
-    layout: tuple[Sequence[Any], Any] | None = None
+    layout: Layout | None = None
     """Strides and offset of the first operand of `as_strided`; None where another call may have others."""
 
     @property

@@ -35,7 +35,9 @@ def detach(_: AtenCall, x: Value, **__: object) -> Value:
 
 
 @aten("as_strided.default")
-def as_strided(call: AtenCall, x: Value, sizes: Sequence[Any], strides: Sequence[Any], offset: Any) -> Value:
+def as_strided(
+    call: AtenCall, x: Value, sizes: Sequence[Scalar], strides: Sequence[Scalar], offset: Scalar
+) -> Value:
     """Elements of x by where they lie in its memory, which x has to fill without gaps."""
     if call.layout is None:
         raise UnsupportedArgumentsError("memory is read by strides, and arguments may have others at a call")
@@ -61,7 +63,7 @@ def as_strided(call: AtenCall, x: Value, sizes: Sequence[Any], strides: Sequence
     return flat.gather(places)
 
 
-def _dense(sizes: Sequence[Any], strides: Sequence[Any]) -> list[int] | None:
+def _dense(sizes: Sequence[Scalar], strides: Sequence[Scalar]) -> list[int] | None:
     """Axes from the slowest to the fastest; None where there are gaps between elements, or several at a place."""
     order = sorted(range(len(sizes)), key=lambda axis: (-strides[axis], axis))
     expected = 1
