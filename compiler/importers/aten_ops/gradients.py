@@ -1,7 +1,9 @@
 # ruff: noqa: D103
-"""Backward ops of ATen, which graphs of training have: of convolutions, pooling and attention.
+"""Backward ops of ATen, which graphs of training have: of pooling and attention.
 
-Where nothing else is said, a gradient is the derivative of what the forward op is imported as.
+Where nothing else is said, a gradient is the derivative of what the forward op is imported as. None of convolutions is
+here: the gradient of a weight would be a convolution with a kernel as large as the image, and a step of a ResNet took
+1.2 times as long as with PyTorch's own.
 """
 
 from __future__ import annotations
@@ -12,36 +14,33 @@ from collections.abc import Sequence
 from kernels_hub.compiler.autodiff.reverse import Reverse, varying_from
 from kernels_hub.compiler.autodiff.rule import NotDifferentiable, zeros
 from kernels_hub.compiler.importers.aten_ops.call import AtenCall, Handler, aten
-from kernels_hub.compiler.importers.aten_ops.linear import convolution, every_head, scores
+from kernels_hub.compiler.importers.aten_ops.linear import every_head, scores
 from kernels_hub.compiler.importers.aten_ops.pool import adaptive_avg_pool, average_pool, max_pool
 from kernels_hub.compiler.ir.graph import Node, Value
 
+_MOST_SCORES = 1 << 24
+"""Scores of attention that a backward holds at once: 64 MiB in float32. PyTorch's own holds a block of them."""
 
-def _gradients(
-    result: Value, gradient: Value, given: Sequence[Value], wanted: Sequence[bool] = (True,)
-) -> list[Value | None]:
-    """Of those of `given` that are wanted, where a result that was made of them has this gradient.
+
+def _gradient_of(x: Value, result: Value, gradient: Value) -> Value:
+    """The gradient of x, where a result that was made of it has this one.
 
     Raises NotDifferentiable with the reason of a rule.
     """
-    nodes = _between(given, result)
-    asked = [value for value, is_wanted in zip(given, wanted, strict=True) if is_wanted]
-    reverse = Reverse(result.graph, varying_from(nodes, asked), {})
+    nodes = _between(x, result)
+    reverse = Reverse(result.graph, varying_from(nodes, [x]), {})
     reverse.add(result, gradient)
     reverse.run(nodes)
     if reverse.refused:
         raise NotDifferentiable("; ".join(reverse.refused.values()))
-    found: list[Value | None] = []
-    for value, is_wanted in zip(given, wanted, strict=True):
-        one = reverse.of(value) if is_wanted else None
-        found.append(zeros(result.graph, value) if is_wanted and one is None else one)
-    return found
+    found = reverse.of(x)
+    return zeros(result.graph, x) if found is None else found
 
 
-def _between(given: Sequence[Value], result: Value) -> list[Node]:
-    """The nodes that make a result of given values, operands before users."""
+def _between(x: Value, result: Value) -> list[Node]:
+    """The nodes that make a result of x, operands before users."""
     found: dict[Node, None] = {}
-    known = {value.node for value in given}
+    known = {x.node}
 
     def visit(node: Node) -> None:
         if node in known:
@@ -55,28 +54,14 @@ def _between(given: Sequence[Value], result: Value) -> list[Node]:
     return list(found)
 
 
-@aten("convolution_backward.default")
-def convolution_backward(
-    call: AtenCall, gradient: Value, x: Value, weight: Value, _: Sequence[int] | None, stride: Sequence[int],
-    padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
-    wanted: Sequence[bool],
-) -> tuple[Value | None, ...]:  # fmt: skip
-    """Of the input, the weight and the bias; None where it is not wanted."""
-    result = convolution(call, x, weight, None, stride, padding, dilation, transposed, output_padding, groups)
-    found = _gradients(result, gradient, (x, weight), wanted[:2])
-    axes = [axis for axis in range(gradient.rank) if axis != 1]
-    return (*found, gradient.sum(axes) if wanted[2] else None)
-
-
 def _max_pool(count: int) -> Handler:
     forward = max_pool(count, places=False)
 
     def handler(
         call: AtenCall, gradient: Value, x: Value, kernel: Sequence[int], stride: Sequence[int],
         padding: Sequence[int], dilation: Sequence[int], ceil: bool, _: Value,
-    ) -> Value | None:  # fmt: skip
-        result = forward(call, x, kernel, stride, padding, dilation, ceil)
-        return _gradients(result, gradient, (x,))[0]
+    ) -> Value:  # fmt: skip
+        return _gradient_of(x, forward(call, x, kernel, stride, padding, dilation, ceil), gradient)
 
     return handler
 
@@ -84,8 +69,8 @@ def _max_pool(count: int) -> Handler:
 def _avg_pool(count: int) -> Handler:
     forward = average_pool(count)
 
-    def handler(call: AtenCall, gradient: Value, x: Value, *how: object) -> Value | None:
-        return _gradients(forward(call, x, *how), gradient, (x,))[0]
+    def handler(call: AtenCall, gradient: Value, x: Value, *how: object) -> Value:
+        return _gradient_of(x, forward(call, x, *how), gradient)
 
     return handler
 
@@ -96,9 +81,9 @@ for _count in (2, 3):
 
 
 @aten("_adaptive_avg_pool2d_backward.default", "_adaptive_avg_pool3d_backward.default")
-def adaptive_avg_pool_backward(call: AtenCall, gradient: Value, x: Value) -> Value | None:
+def adaptive_avg_pool_backward(call: AtenCall, gradient: Value, x: Value) -> Value:
     count = 3 if "3d" in call.name else 2
-    return _gradients(adaptive_avg_pool(call, x, gradient.shape[-count:]), gradient, (x,))[0]
+    return _gradient_of(x, adaptive_avg_pool(call, x, gradient.shape[-count:]), gradient)
 
 
 @aten("_scaled_dot_product_flash_attention_for_cpu_backward.default")
@@ -112,6 +97,11 @@ def flash_attention_backward(
     Source: arXiv 2205.14135, algorithm 4.
     """
     call.refuse_unless(dropout == 0, "the gradient of attention with dropout")
+    sizes = (*query.shape[:-1], key.shape[-2])
+    call.refuse_unless(
+        all(isinstance(size, int) for size in sizes) and math.prod(sizes) <= _MOST_SCORES,
+        f"the gradient of attention with more than {_MOST_SCORES} scores, or with sizes that may change",
+    )
     wide = query.dtype.compute
     keys, values = every_head(key, query), every_head(value, query)
     all_scores, _ = scores(call, query, keys, attn_mask, scale, causal=causal)
