@@ -512,26 +512,36 @@ def loose(pairs: Sequence[Pair], step: ReferenceCall, array: Array) -> Pair:
     magnitude = magnitude_of(array)
     top = float(np.max(magnitude[np.isfinite(magnitude)], initial=0.0))
     relative = 0.0
-    for (error, size), given in zip(pairs, step.operands, strict=True):
-        whole = float(np.max(np.where(np.isfinite(size), size, 0.0), initial=0.0))
+    for (error, _), given in zip(pairs, step.operands, strict=True):
+        # Of what is there, not of what it would be without cancelling: a result is no larger than that makes it.
+        sizes = magnitude_of(given)
+        whole = float(np.max(np.where(np.isfinite(sizes), sizes, 0.0), initial=0.0))
         worst = float(np.max(error, initial=0.0))
         if worst and types.dtype(given.dtype).is_float:
             relative += worst / whole if whole else math.inf
         elif worst:
             relative = math.inf
     share = program_tolerance(row.name)
-    error = np.full(array.shape, share * top + relative * top * 4 + least(row))
+    passed_on = math.inf if math.isinf(relative) else relative * top * 4
+    error = np.full(array.shape, share * top + passed_on + least(row))
     return np.where(np.isfinite(magnitude), error, np.inf if relative else 0.0), magnitude
 
 
+_MOST_OF_TAPS = 4.0
+"""The weights of a cubic's taps add up, without their signs, to 1.375 for each dim at most, and to this for three."""
+
+
 def _resized(at: At) -> Pair:
-    """resize: a share of the largest magnitude, but where a sum of taps may overflow."""
-    (x,) = at.values
-    error, size = loose(list(zip(at.errors, at.sizes, strict=True)), at.step, at.computed)
-    overflows = np.isfinite(x) & (np.abs(x) > largest(at.row.compute) / 8)
-    if at.step.attrs["mode"] != "nearest" and overflows.any():
-        error = np.where(at.run(overflows.astype(np.float64)) != 0, np.inf, error)
-    return error, size
+    """resize: a share of the largest magnitude and the taps' own errors, but where a sum of taps may overflow."""
+    (x,), (error,), (size,) = at.values, at.errors, at.sizes
+    own, sizes = loose([(np.zeros_like(error), size)], at.step, at.computed)
+    unknown = np.isinf(error)
+    total = own + _MOST_OF_TAPS * float(np.max(error[~unknown], initial=0.0))
+    if at.step.attrs["mode"] != "nearest":
+        unknown = unknown | (np.isfinite(x) & (np.abs(x) > largest(at.row.compute) / 8))
+    if unknown.any():
+        total = np.where(at.run(unknown.astype(np.float64)) != 0, np.inf, total)
+    return total, sizes
 
 
 OF_FLOATS: frozenset[Rule] = frozenset({

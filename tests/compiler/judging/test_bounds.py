@@ -207,6 +207,28 @@ def test_what_pytorch_computes_of_numbers_that_are_none_is_right(case):
     assert "wrong" in Judge(graph)(lambda inputs: {"y": run(inputs)["y"] * np.float32(1.001)})
 
 
+@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
+def test_an_error_of_what_cancels_is_resized(mode):
+    """Of a constant less its mean nothing is left but rounding, which the division by its deviation makes large."""
+    graph = Graph("instance_norm")
+    x = graph.input("x", (1, 4, 7, 11))
+    centred = x - x.mean((2, 3), keepdims=True)
+    normal = centred * ((centred * centred).mean((2, 3), keepdims=True) + 1e-5).unary("rsqrt")
+    graph.output("y", _resized(mode)(normal))
+
+    def run(inputs):
+        wide = F.instance_norm(torch.from_numpy(inputs["x"]).double())
+        off = torch.from_numpy(inputs["x"]).double().abs() * 2**-24 / (1e-5**0.5)
+        modes = {"linear": "bilinear", "cubic": "bicubic", "nearest": "nearest-exact"}
+        return {"y": F.interpolate(wide + off, (14, 22), mode=modes[mode]).float().numpy()}
+
+    constant = np.linspace(0.1, 0.4, 4, dtype=np.float32).reshape(1, 4, 1, 1) * np.ones((7, 11), np.float32)
+    found = bounded(graph, {"x": constant})
+    error = np.abs(run({"x": constant})["y"] - found.values["y"])
+    assert error.max() > 0 and (error <= found.bounds["y"]).all()
+    assert found.bounds["y"].max() < 1e-2
+
+
 def test_what_a_narrower_float_rounds_a_wider_one_does_not_mend():
     """Norms are judged by the coarsest float that an output is computed in; inputs are exact, whatever they are."""
     graph = Graph("cast")
