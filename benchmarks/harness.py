@@ -87,6 +87,8 @@ class Worker:
         if self.process is not None and self.process.stdin is not None:
             self.process.stdin.close()
             self.process.wait(timeout=30)
+        if self.process is not None and self.process.stdout is not None:
+            self.process.stdout.close()
 
     def _answer(self) -> dict[str, Any]:
         assert self.process is not None and self.process.stdout is not None
