@@ -105,7 +105,9 @@ def are_like(
 def runs_directly(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
     """Whether a call of these is for this kernel alone, past the operators that hold it and others: see `direct`."""
     first = weights[0]
-    if type(first) not in _KINDS or is_observed() or not is_plain(x) or not pays(x, first):
+    if type(first) not in _KINDS or is_observed() or x.is_nested:  # which has no sizes
+        return False
+    if not pays(x, first) or not is_plain(x):
         return False
     for tensor in (*weights, *biases):
         if tensor is not None and not is_plain(tensor):
