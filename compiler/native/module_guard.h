@@ -21,8 +21,6 @@ struct KhVersion {
 
 // A dict of which rows of `held` speak, from `begin` to `end`.
 struct KhTable {
-  void* table;
-  KhVersion version;
   int64_t begin, end;
 };
 
@@ -31,21 +29,21 @@ struct KhTyped {
 };
 
 struct KhCell {
-  void *cell, *value;  // of a closure, the very object in it
+  void* const* content;  // of a closure's cell: a place that was looked for
+  void* value;           // the very object in it
 };
 
-// A field of an object that C made, at a place that was looked for: what of a function can be replaced.
-struct KhField {
+// A function, and what of it can be replaced.
+constexpr int kKhParts = 3;
+struct KhFunction {
   const char* object;
-  int64_t offset;
-  void* value;
+  void* parts[kKhParts];
 };
 
 struct KhOrdered {
   void* dict;
   void* const* keys;  // the very objects, in the order in which it holds them
   int64_t count;
-  KhVersion version;
 };
 
 template <class T>
@@ -58,27 +56,30 @@ struct KhSpan {
 
 struct KhModuleGuard {
   KhSpan<const KhHeld> own;  // of the module's own dict, which every call brings: these have no table
-  KhSpan<KhTable> tables;
+  KhSpan<const KhTable> tables;
   KhSpan<const KhHeld> held;  // a table's rows are next to each other
   KhSpan<const KhTyped> typed;
   KhSpan<const KhCell> cells;
-  KhSpan<KhOrdered> ordered;
-  KhSpan<const KhField> fields;
+  KhSpan<const KhOrdered> ordered;
+  KhSpan<KhVersion> versions;  // of the tables, then of what is ordered: most calls look at nothing else of either
+  KhSpan<const KhFunction> functions;
   KhSpan<const char* const> next;  // where the caller looks itself, afterwards
   const KhTensorState* state;      // of weights; nullptr where the caller looks
   KhGuard* guard;                  // of weights that were copied; nullptr where none is compared
   const void* module;              // the module's own dict when this was made, which may have died
   KhVersion own_version;           // of that
+  int64_t offsets[kKhParts];       // in bytes, of a function's parts: places that were looked for
 };
 
 // Whether rows about dicts hold, each of which is asked where its dict was changed since it last did.
 template <class Rows, class Holds>
-static bool kh_unchanged(const Rows& rows, Holds holds) {
-  for (auto& row : rows) {
-    const uint64_t now = row.version.now();
-    if (now != 0 && now == row.version.known) continue;
-    if (!holds(row)) return false;
-    row.version.known = now;
+static bool kh_unchanged(const Rows& rows, KhVersion* versions, Holds holds) {
+  for (int64_t i = 0; i < rows.count; ++i) {
+    KhVersion& version = versions[i];
+    const uint64_t now = version.now();
+    if (now != 0 && now == version.known) continue;
+    if (!holds(rows.first[i])) return false;
+    version.known = now;
   }
   return true;
 }
@@ -91,7 +92,7 @@ static bool kh_held(KhModuleGuard* all, void* module) {
       if (kh_python.get(module, one.name) != one.value) return false;
     if (is_known) all->own_version.known = own;
   }
-  return kh_unchanged(all->tables, [all](const KhTable& table) {
+  return kh_unchanged(all->tables, all->versions.first, [all](const KhTable& table) {
     for (int64_t row = table.begin; row < table.end; ++row) {
       const KhHeld& one = all->held.first[row];
       if (kh_python.get(one.table, one.name) != one.value) return false;
@@ -101,7 +102,7 @@ static bool kh_held(KhModuleGuard* all, void* module) {
 }
 
 static bool kh_in_order(KhModuleGuard* all) {
-  return kh_unchanged(all->ordered, [](const KhOrdered& one) {
+  return kh_unchanged(all->ordered, all->versions.first + all->tables.count, [](const KhOrdered& one) {
     if (kh_python.size(one.dict) != one.count) return false;
     intptr_t place = 0;
     void* key = nullptr;
@@ -114,17 +115,17 @@ static bool kh_in_order(KhModuleGuard* all) {
 enum KhModuleState { kKhChanged = 0, kKhSame = 1, kKhContentChanged = 2, kKhTensorChanged = 3 };
 
 static KhModuleState kh_parts_hold(KhModuleGuard* all, void* module) {
+  if (all->guard != nullptr) kh_samples_ahead(*all->guard);  // which are farthest
   for (const KhTyped& one : all->typed) {
-    __builtin_prefetch(one.object);
-    __builtin_prefetch(static_cast<const char*>(one.object) - 24);  // where CPython has its dict
+    kh_ahead(one.object);
+    kh_ahead(static_cast<const char*>(one.object) - 24);  // where CPython has its dict
   }
-  for (const KhTable& one : all->tables) __builtin_prefetch(one.version.place);
-  for (const KhOrdered& one : all->ordered) __builtin_prefetch(one.version.place);
-  for (const KhField& one : all->fields) __builtin_prefetch(one.object + one.offset);
-  for (const KhCell& one : all->cells) __builtin_prefetch(one.cell);
-  for (const char* one : all->next) __builtin_prefetch(one);
+  for (const KhVersion& one : all->versions) kh_ahead(one.place);
+  for (const KhFunction& one : all->functions)
+    for (const int64_t offset : all->offsets) kh_ahead(one.object + offset);
+  for (const KhCell& one : all->cells) kh_ahead(one.content);
+  for (const char* one : all->next) kh_ahead(one);
   if (all->state != nullptr) kh_tensors_ahead(*all->state);
-  if (all->guard != nullptr) kh_samples_ahead(*all->guard);
   if (!kh_held(all, module)) return kKhChanged;
   for (const KhTyped& one : all->typed) {
     void* type = kh_python.type(one.object);
@@ -134,18 +135,17 @@ static KhModuleState kh_parts_hold(KhModuleGuard* all, void* module) {
     if (attributes == nullptr || *attributes != one.attributes) return kKhChanged;
   }
   if (!kh_in_order(all)) return kKhChanged;
-  for (const KhField& one : all->fields) {
-    void* value = nullptr;
-    std::memcpy(&value, one.object + one.offset, sizeof value);
-    if (value != one.value) return kKhChanged;
+  for (const KhFunction& one : all->functions) {
+    for (int part = 0; part < kKhParts; ++part) {
+      void* value = nullptr;
+      std::memcpy(&value, one.object + all->offsets[part], sizeof value);
+      if (value != one.parts[part]) return kKhChanged;
+    }
   }
-  for (const KhCell& one : all->cells) {
-    void* value = kh_python.content(one.cell);
-    if (value != nullptr) kh_python.release(value);
-    if (value != one.value) return kKhChanged;
-  }
+  for (const KhCell& one : all->cells)
+    if (*one.content != one.value) return kKhChanged;
   for (int64_t i = 0; all->state != nullptr && i < all->state->count; ++i)
-    if (!kh_tensor_same(*all->state, all->state->tensors[i], all->state->tensors[i].object)) return kKhTensorChanged;
+    if (!kh_tensor_same(*all->state, i, all->state->tensors[i].object)) return kKhTensorChanged;
   return kKhSame;
 }
 

@@ -56,7 +56,6 @@ class _Tensor(ctypes.Structure):
         ("memory", ctypes.c_void_p),
         ("counter", ctypes.c_void_p),
         ("version", ctypes.c_uint32),
-        ("kept", ctypes.c_uint64 * _WORDS),
     )
 
 
@@ -72,11 +71,19 @@ class TensorState(ctypes.Structure):
         ("count", ctypes.c_int64),
         ("implementation", ctypes.c_int64),
         ("words", ctypes.c_uint64),
+        ("kept", ctypes.c_void_p),
     )
 
     def __init__(self, count: int, found: Layout) -> None:
         self._rows = (_Tensor * count)()
-        super().__init__(ctypes.addressof(self._rows), count, found.implementation, found.words)
+        self._kept = (ctypes.c_uint64 * (count * found.words.bit_count()))()
+        super().__init__(
+            ctypes.addressof(self._rows),
+            count,
+            found.implementation,
+            found.words,
+            ctypes.addressof(self._kept),
+        )
         self._layout = found
 
     def take(self, tensors: Sequence[Tensor], *, versions: Sequence[bool]) -> None:
@@ -85,7 +92,8 @@ class TensorState(ctypes.Structure):
         versions: of which the version matters.
         """
         found = self._layout
-        for row, tensor, counts in zip(self._rows, tensors, versions, strict=True):
+        words = list(_bits(found.words))
+        for place, (row, tensor, counts) in enumerate(zip(self._rows, tensors, versions, strict=True)):
             implementation, storage = tensor._cdata, tensor.untyped_storage()
             row.object, row.implementation = id(tensor), implementation
             row.data = storage._cdata + found.data
@@ -94,8 +102,9 @@ class TensorState(ctypes.Structure):
             if counts and not tensor.is_inference():
                 row.counter = _word_at(implementation + found.counter) + found.version
                 row.version = tensor._version
-            for which in _bits(found.words):
-                row.kept[which] = _word_at(implementation + which * _WORD)
+            self._kept[place * len(words) : (place + 1) * len(words)] = [
+                _word_at(implementation + which * _WORD) for which in words
+            ]
 
 
 def state_of(tensors: Sequence[Tensor], versions: Sequence[bool] | None = None) -> TensorState | None:

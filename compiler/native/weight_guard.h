@@ -21,7 +21,6 @@ struct KhPython {
   intptr_t (*length)(void* tuple);             // PyTuple_Size
   void* (*item)(void* tuple, intptr_t place);  // PyTuple_GetItem
   void** (*attributes)(void* object);          // _PyObject_GetDictPtr
-  void* (*content)(void* cell);                // PyCell_Get
   int (*next)(void* dict, intptr_t* place, void** key, void** value);  // PyDict_Next
 };
 
@@ -46,7 +45,7 @@ struct KhGuard {
   int64_t count;
   KhSample* samples;
   int64_t sampled;
-  int64_t small;  // of these, the first ones, which are whole weights
+  int64_t small;  // of these, the first ones, which are whole weights; after them those of one use next to each other
   int64_t asked;  // how often samples were compared
   int64_t bytes;  // of all chunks
   int64_t next;   // the chunk to be compared next
@@ -63,6 +62,13 @@ struct KhGuard {
 // where that alone leaves the least share: in small calls it is half of it.
 constexpr double kKhLeast = 0.002, kKhMost = 0.006, kKhAll = 0.008, kKhTurn = 1.6e9;
 constexpr double kKhLongest = 1e9;  // a call that seems to take longer was suspended, or pays for a second
+
+// Ask for the cache line at an address, which may be of nothing. A function that does no more than prefetch looks to GCC
+// like one without effects, and its calls are left out: the empty assembly is an effect.
+static inline void kh_ahead(const void* address) {
+  __builtin_prefetch(address);
+  __asm__ volatile("" : : "r"(address));
+}
 
 constexpr int64_t kKhUses = 4;  // in which all samples are compared
 
@@ -101,18 +107,19 @@ static inline uint64_t kh_checksum(const char* start, int64_t bytes) {
 
 static inline bool kh_chunk_holds(const KhChunk& one) { return kh_checksum(one.start, one.bytes) == one.sum; }
 
-// The samples that are compared at one use: those of small weights, and every fourth one of the rest.
+// The samples that are compared at one use: those of small weights, and a fourth of the rest.
 template <class Visit>
 static inline bool kh_samples(const KhGuard& guard, Visit visit) {
   for (int64_t i = 0; i < guard.small; ++i)
     if (!visit(guard.samples[i])) return false;
-  for (int64_t i = guard.small + guard.asked % kKhUses; i < guard.sampled; i += kKhUses)
-    if (!visit(guard.samples[i])) return false;
+  const int64_t rest = guard.sampled - guard.small, turn = guard.asked % kKhUses;
+  for (int64_t i = rest * turn / kKhUses; i < rest * (turn + 1) / kKhUses; ++i)
+    if (!visit(guard.samples[guard.small + i])) return false;
   return true;
 }
 
 static inline void kh_samples_ahead(const KhGuard& guard) {
-  kh_samples(guard, [](const KhSample& one) { return __builtin_prefetch(one.start), true; });
+  kh_samples(guard, [](const KhSample& one) { return kh_ahead(one.start), true; });
 }
 
 static inline bool kh_samples_hold(KhGuard* guard) {
@@ -202,17 +209,19 @@ struct KhTensor {
   const char* memory;
   const uint32_t* counter;  // of versions; nullptr where they do not matter
   uint32_t version;
-  uint64_t kept[40];  // the words of the implementation
 };
 
 struct KhTensorState {
   KhTensor* tensors;
   int64_t count;
   int64_t implementation;  // bytes from the start of a Python tensor to that pointer
-  uint64_t words;          // a bit for each word that is compared
+  uint64_t words;          // a bit for each word of the implementation that is compared
+  const uint64_t* kept;    // these words of each tensor, and no others: a call finds none of it in a cache
 };
 
-static inline bool kh_tensor_same(const KhTensorState& all, const KhTensor& one, const char* object) {
+static inline bool kh_tensor_same(const KhTensorState& all, int64_t tensor, const char* object) {
+  const KhTensor& one = all.tensors[tensor];
+  const uint64_t* kept = all.kept + tensor * __builtin_popcountll(all.words);
   const char* implementation;
   if (object != one.object) return false;
   std::memcpy(&implementation, object + all.implementation, sizeof implementation);
@@ -222,7 +231,7 @@ static inline bool kh_tensor_same(const KhTensorState& all, const KhTensor& one,
     const int which = __builtin_ctzll(rest);
     uint64_t word;
     std::memcpy(&word, implementation + 8 * which, sizeof word);
-    differs |= word ^ one.kept[which];
+    differs |= word ^ *kept++;
   }
   return differs == 0 && *one.data == one.memory &&
          (one.counter == nullptr || __atomic_load_n(one.counter, __ATOMIC_RELAXED) == one.version);
@@ -231,12 +240,15 @@ static inline bool kh_tensor_same(const KhTensorState& all, const KhTensor& one,
 // Ask for all that `kh_tensor_same` looks at, together.
 static inline void kh_tensors_ahead(const KhTensorState& all) {
   constexpr int kLine = 64;
+  if (all.words == 0) return;
+  const int first = 8 * __builtin_ctzll(all.words), last = 8 * (63 - __builtin_clzll(all.words));
   for (int64_t i = 0; i < all.count; ++i) {
     const KhTensor& one = all.tensors[i];
-    __builtin_prefetch(one.object);
-    for (int line = 0; line < 4; ++line) __builtin_prefetch(one.implementation + kLine * line);
-    __builtin_prefetch(one.data);
-    if (one.counter != nullptr) __builtin_prefetch(one.counter);
+    kh_ahead(one.object + all.implementation);
+    for (int place = first; place < last; place += kLine) kh_ahead(one.implementation + place);
+    kh_ahead(one.implementation + last);
+    kh_ahead(one.data);
+    if (one.counter != nullptr) kh_ahead(one.counter);
   }
 }
 
@@ -257,7 +269,7 @@ static inline KhUseState kh_use_holds(KhUse* use, void* tensors) {
   kh_tensors_ahead(state);
   if (use->guard != nullptr) kh_samples_ahead(*use->guard);
   for (int64_t i = 0; i < state.count; ++i)
-    if (!kh_tensor_same(state, state.tensors[i], static_cast<const char*>(kh_python.item(tensors, i)))) return kKhUnknown;
+    if (!kh_tensor_same(state, i, static_cast<const char*>(kh_python.item(tensors, i)))) return kKhUnknown;
   if (use->guard == nullptr) return kKhHolds;
   if (kh_guard_holds(use->guard, asked) == 0) return kKhWrittenTo;
   return use->uses++ % use->timed == 0 ? kKhTime : kKhHolds;

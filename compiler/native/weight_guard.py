@@ -46,6 +46,7 @@ _IS_ON = os.environ.get("KERNELS_HUB_PACKED_GUARD", "1") != "0"
 CHUNK = 1 << 16
 """Bytes of which one checksum is kept."""
 _PLACES, _WIDTH, _SMALL = 8, 32, 1 << 13
+_USES = 4  # kKhUses of weight_guard.h
 """Of larger weights, so many places of so many bytes are compared at every use; smaller ones whole."""
 _LEAST, _MOST, _ALL, _TURN = 0.002, 0.006, 0.008, 1.6e9
 """Shares of the time of calls: the least and the most to compare in turns, the most for all that a guard does. Then the
@@ -57,7 +58,7 @@ _HOLDS, _WRITTEN, _TIME = 1, 2, 3
 """What kh_use_asked says; with the last, the call is to be timed."""
 _PYTHON = (
     "PyDict_GetItemWithError", "PyDict_Size", "PyObject_Type", "Py_DecRef", "PyLong_AsVoidPtr", "PyLong_FromLong",
-    "PyTuple_Size", "PyTuple_GetItem", "_PyObject_GetDictPtr", "PyCell_Get", "PyDict_Next",
+    "PyTuple_Size", "PyTuple_GetItem", "_PyObject_GetDictPtr", "PyDict_Next",
 )  # fmt: skip
 """The functions of KhPython."""
 NO_ARGUMENTS, ONE_ARGUMENT = 0x0004, 0x0008
@@ -428,7 +429,8 @@ def _tables(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, int, Tensor]:
             small.append(_rows(start, size, size, size))
         else:
             samples.append(_rows(start, size - _WIDTH + 1, _step(size), _WIDTH))
-    table = torch.cat((*small, *samples))
+    places = torch.cat(samples)
+    table = torch.cat((*small, *(places[use::_USES] for use in range(_USES))))
     kept = torch.empty(int(table[:, 1].sum()), dtype=torch.uint8)
     table[:, 2] = kept.data_ptr() + table[:, 1].cumsum(0) - table[:, 1]
     return torch.cat(chunks), table, sum(map(len, small)), kept

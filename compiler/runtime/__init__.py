@@ -28,7 +28,7 @@ weights.py             what kernelize asks of kernels that pack weights
 parts.py               the records of a layer's table.py
 arguments.py, caches.py    Python arguments to tensors and back
 modules.py             whether a module is what the program was made for
-function_fields.py     where functions have their code and defaults
+function_fields.py     where functions have their code and defaults, and cells what they hold
 facts.py               what the values are that its forwards read, and what may change inside of them
 arrays.py, indexed_paths.py, prebuilt.py, binaries.py, driver.py, knobs.py    files that came along
 

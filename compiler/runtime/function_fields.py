@@ -1,7 +1,7 @@
-"""Where CPython has the code and the defaults of a function, for native code that asks whether they are the same.
+"""Where CPython has the code and the defaults of a function, and what a cell holds, for native code that asks.
 
-Nothing is taken for granted: the places are looked for in functions whose parts are known, once a process, and have to
-follow when a part is replaced.
+Nothing is taken for granted: the places are looked for in functions and cells whose parts are known, once a process,
+and have to follow when a part is replaced.
 """
 
 from __future__ import annotations
@@ -41,5 +41,18 @@ def offsets_of_functions() -> tuple[int, ...]:
     return offsets if [_at(first, offset) for offset in offsets] == follows else ()
 
 
-def _at(function: object, offset: int) -> int | None:
-    return ctypes.c_void_p.from_address(id(function) + offset).value
+@cache
+def offset_of_content() -> int | None:
+    """Bytes from the start of a closure's cell to what it holds; None where unknown."""
+    if sys.implementation.name != "cpython":
+        return None
+    held, other = object(), object()
+    cell = types.CellType(held)
+    size = types.CellType.__basicsize__
+    found = [offset for offset in range(0, size, _WORD) if _at(cell, offset) == id(held)]
+    cell.cell_contents = other
+    return found[0] if len(found) == 1 and _at(cell, found[0]) == id(other) else None
+
+
+def _at(one: object, offset: int) -> int | None:
+    return ctypes.c_void_p.from_address(id(one) + offset).value

@@ -28,8 +28,8 @@ from torch import nn
 from ..native.dict_version import place_of_versions
 from ..native.tensor_state import KnownTensors
 from ..native.weight_guard import ONE_ARGUMENT, Content, Native, NativeContent, content_of, tell
-from .facts import CellHolds, FunctionHolds, HasKeys, Held
-from .function_fields import offsets_of_functions
+from .facts import OF_FUNCTIONS, CellHolds, FunctionHolds, HasKeys, Held
+from .function_fields import offset_of_content, offsets_of_functions
 
 _SAME, _WRITTEN, _TENSOR = 1, 2, 3
 """What kh_module_guard_asked says."""
@@ -47,12 +47,7 @@ class _Version(ctypes.Structure):
 
 
 class _Table(ctypes.Structure):
-    _fields_ = (
-        ("table", ctypes.c_void_p),
-        ("version", _Version),
-        ("begin", ctypes.c_int64),
-        ("end", ctypes.c_int64),
-    )
+    _fields_ = (("begin", ctypes.c_int64), ("end", ctypes.c_int64))
 
 
 class _Typed(ctypes.Structure):
@@ -60,20 +55,18 @@ class _Typed(ctypes.Structure):
 
 
 class _Cell(ctypes.Structure):
-    _fields_ = (("cell", ctypes.c_void_p), ("value", ctypes.c_void_p))
+    _fields_ = (("content", ctypes.c_void_p), ("value", ctypes.c_void_p))
 
 
 class _Ordered(ctypes.Structure):
-    _fields_ = (
-        ("dict", ctypes.c_void_p),
-        ("keys", ctypes.c_void_p),
-        ("count", ctypes.c_int64),
-        ("version", _Version),
-    )
+    _fields_ = (("dict", ctypes.c_void_p), ("keys", ctypes.c_void_p), ("count", ctypes.c_int64))
 
 
-class _Field(ctypes.Structure):
-    _fields_ = (("object", ctypes.c_void_p), ("offset", ctypes.c_int64), ("value", ctypes.c_void_p))
+_PARTS = len(OF_FUNCTIONS)
+
+
+class _Function(ctypes.Structure):
+    _fields_ = (("object", ctypes.c_void_p), ("parts", ctypes.c_void_p * _PARTS))
 
 
 class _Span(ctypes.Structure):
@@ -84,11 +77,13 @@ class _ModuleGuardStruct(ctypes.Structure):
     """KhModuleGuard of module_guard.h."""
 
     _fields_ = (
-        *((name, _Span) for name in ("own", "tables", "held", "typed", "cells", "ordered", "fields", "next")),
+        *((name, _Span) for name in ("own", "tables", "held", "typed", "cells", "ordered")),
+        *((name, _Span) for name in ("versions", "functions", "next")),
         ("state", ctypes.c_void_p),
         ("guard", ctypes.c_void_p),
         ("module", ctypes.c_void_p),
         ("own_version", _Version),
+        ("offsets", ctypes.c_int64 * _PARTS),
     )
 
 
@@ -113,12 +108,14 @@ class ModuleGuard:
         library: ctypes.CDLL | None = None,
         same: Sequence[Callable[[], bool]] = (),
     ) -> None:
-        cells = {id(one.cell): one for one in same if isinstance(one, CellHolds)}
-        self.cells = list(cells.values())
-        offsets = () if Native.of(library) is None else offsets_of_functions()
-        self.functions = [one for one in same if isinstance(one, FunctionHolds) and offsets]
-        seen = (CellHolds, HasKeys, FunctionHolds) if offsets else (CellHolds, HasKeys)
-        self._same = [one for one in same if not isinstance(one, seen)]
+        is_native = Native.of(library) is not None
+        cells = list({id(one.cell): one for one in same if isinstance(one, CellHolds)}.values())
+        functions = [one for one in same if isinstance(one, FunctionHolds)]
+        self._cells = cells if is_native and offset_of_content() is not None else []
+        self._functions = functions if is_native and offsets_of_functions() else []
+        self._same = [one for one in same if not isinstance(one, (HasKeys, CellHolds, FunctionHolds))]
+        self._same += () if self._cells else cells
+        self._same += () if self._functions else functions
         hooks = [
             Held(module.__dict__, name, module.__dict__[name])
             for module in modules
@@ -148,7 +145,6 @@ class ModuleGuard:
         self._copied = [tensor.detach() for tensor in copied]
         """Their memory stays while it may be compared, also that of one that lies elsewhere now."""
         self.content: Content | None = content_of(self._copied, native) if copied else None
-        self._is_written = False
         self._asked: Callable[[dict[str, object]], int] | None = None
         if native is not None:
             self._asked = self._natively(native, own)
@@ -160,12 +156,23 @@ class ModuleGuard:
 
     def holds(self, own: dict[str, Any]) -> bool:
         """Whether all is as it was, as far as is compared now. own: the module's `__dict__`."""
-        same = self.looks_the_same(own)
+        if self._same and not all(question() for question in self._same):
+            return False
+        if self._asked is None:
+            is_same, is_written = self._asked_of_python(own)
+        else:
+            outcome = self._asked(own)
+            if outcome == _TENSOR and self._known.same_after_all(self.placed):
+                self._record.state = _state_address(self._known)
+                outcome = self._asked(own)
+            is_same, is_written = outcome == _SAME, outcome == _WRITTEN
+            if is_same and self.content is not None and self.content.strict:
+                is_written = not self.content.holds()
         if self._known.state is None and not self._known.same(self.placed):
             return False
-        if self._is_written:
+        if is_written:
             tell(self.weights)
-        return same
+        return is_same and not is_written
 
     def holds_all(self, own: dict[str, Any]) -> bool:
         """Whether all is as it was; all that weights hold is compared."""
@@ -192,16 +199,12 @@ class ModuleGuard:
         self.held.sort(key=lambda row: id(row.holder))
         holders = [id(row.holder) for row in self.held]
         tables = {id(row.holder): row.holder for row in self.held}
+        begins = [(holders.index(key), holders.count(key)) for key in tables]
         self._keys = [_array(ctypes.c_void_p, [*map(id, one.keys)]) for one in self.ordered]
+        dicts = [*tables.values(), *(one.table for one in self.ordered)]
         self._arrays = [
             _array(_Held, [_Held(None, id(one.name), _value(one)) for one in self.own]),
-            _array(
-                _Table,
-                [
-                    _Table(key, version(table), holders.index(key), holders.index(key) + holders.count(key))
-                    for key, table in tables.items()
-                ],
-            ),
+            _array(_Table, [_Table(begin, begin + count) for begin, count in begins]),
             _array(_Held, [_Held(id(one.holder), id(one.name), _value(one)) for one in self.held]),
             _array(
                 _Typed,
@@ -210,22 +213,19 @@ class ModuleGuard:
                     for module, kind, table in zip(self.modules, self.kinds, self.tables, strict=True)
                 ],
             ),
-            _array(_Cell, [_Cell(id(one.cell), id(one.value)) for one in self.cells]),
+            _array(
+                _Cell,
+                [_Cell(id(one.cell) + (offset_of_content() or 0), id(one.value)) for one in self._cells],
+            ),
             _array(
                 _Ordered,
                 [
-                    _Ordered(id(one.table), ctypes.addressof(keys), len(keys), version(one.table))
+                    _Ordered(id(one.table), ctypes.addressof(keys), len(keys))
                     for one, keys in zip(self.ordered, self._keys, strict=True)
                 ],
             ),
-            _array(
-                _Field,
-                [
-                    _Field(id(one.function), offset, None if part is None else id(part))
-                    for one in self.functions
-                    for offset, part in zip(offsets_of_functions(), one.parts, strict=True)
-                ],
-            ),
+            _array(_Version, [version(one) for one in dicts]),
+            _array(_Function, [_function(one) for one in self._functions]),
             _array(ctypes.c_void_p, [ctypes.c_void_p(line) for one in asked for line in _lines(one)]),
         ]
         self._record = _ModuleGuardStruct(
@@ -234,28 +234,15 @@ class ModuleGuard:
             self.content.address if isinstance(self.content, NativeContent) else None,
             id(own),
             version(own),
+            (ctypes.c_int64 * _PARTS)(*offsets_of_functions()),
         )
         self._native = native
         return native.bound("kh_module_guard_asked", self._record, ONE_ARGUMENT)
 
-    def looks_the_same(self, own: dict[str, Any]) -> bool:
-        """Whether tables, classes, hooks and what weights hold are as they were."""
-        content = self.content
-        if self._same and not all(question() for question in self._same):
-            return False
-        if self._asked is None:
-            if not self._parts_look_the_same(own):
-                return False
-            self._is_written = content is not None and not content.holds()
-            return not self._is_written
-        outcome = self._asked(own)
-        if outcome == _TENSOR and self._known.same_after_all(self.placed):
-            self._record.state = _state_address(self._known)
-            outcome = self._asked(own)
-        self._is_written = outcome == _WRITTEN
-        if outcome == _SAME and content is not None and content.strict:
-            self._is_written = not content.holds()
-        return outcome == _SAME and not self._is_written
+    def _asked_of_python(self, own: dict[str, Any]) -> tuple[bool, bool]:
+        """Whether tables, classes and hooks are as they were; whether what weights hold is found to be another."""
+        is_same = self._parts_look_the_same(own)
+        return is_same, is_same and self.content is not None and not self.content.holds()
 
     def _parts_look_the_same(self, own: dict[str, Any]) -> bool:
         return (
@@ -264,8 +251,12 @@ class ModuleGuard:
             and all(map(is_, map(type, self.modules), self.kinds))
             and all(map(is_, map(vars, self.modules), self.tables))
             and all(one() for one in self.ordered)
-            and all(one() for one in self.cells)
         )
+
+
+def _function(one: FunctionHolds) -> _Function:
+    parts = (None if part is None else id(part) for part in one.parts)
+    return _Function(id(one.function), (ctypes.c_void_p * _PARTS)(*parts))
 
 
 def _state_address(known: KnownTensors) -> int | None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import re
 import shutil
+import subprocess
+import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +19,10 @@ import pytest
 import torch
 from torch import nn
 
+from kernels_hub.compiler.native import weight_guard
 from kernels_hub.compiler.runtime import module_guard
-from kernels_hub.compiler.runtime.facts import FunctionHolds, HasKeys, Held
-from kernels_hub.compiler.runtime.function_fields import offsets_of_functions
+from kernels_hub.compiler.runtime.facts import CellHolds, FunctionHolds, HasKeys, Held
+from kernels_hub.compiler.runtime.function_fields import offset_of_content, offsets_of_functions
 from kernels_hub.compiler.runtime.module_guard import ModuleGuard
 from kernels_hub.compiler.runtime.toolchain import build, load
 
@@ -228,11 +233,37 @@ def test_weights_of_every_size(watch: Watch):
             assert one.holds({})
 
 
+def test_what_a_closure_holds_is_seen(watch: Watch) -> None:
+    first, second = object(), object()
+    cell = types.CellType(first)
+    guard = watch({}, [], [], [], [], [], same=[CellHolds(cell, first), CellHolds(cell, first)])
+    assert guard.holds({}) and guard.holds({})
+    cell.cell_contents = second
+    assert not guard.holds({})
+    cell.cell_contents = first
+    assert guard.holds({})
+    del cell.cell_contents
+    assert not guard.holds({})
+
+
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump")
+def test_lines_are_asked_for_ahead() -> None:
+    """GCC leaves out calls of functions that do nothing but prefetch."""
+    native = Path(weight_guard.__file__).parent
+    sources = [(native / name).read_text() for name in ("module_guard.h", "weight_guard.h")]
+    wanted = sum(source.count("kh_ahead(") for source in sources) - 1
+    library = build('#include "module_guard.h"\n', "module_guard")
+    code = subprocess.run(["objdump", "-d", str(library)], capture_output=True, text=True, check=True).stdout
+    asked = code.partition("<kh_module_guard_asked>:")[2].partition("\n\n")[0]
+    assert len(re.findall(r"\bprefetch|\bprfm\b", asked)) >= wanted > 10
+
+
 def test_functions_and_the_order_of_keys_are_seen(watch: Watch) -> None:
     def function(x: int = 300, *, y: int = 400) -> int:
         return x + y
 
     assert len(offsets_of_functions()) == 3
+    assert offset_of_content() is not None
     table: dict[str, object] = {"a": 1, "b": 2}
     same = [FunctionHolds(function), HasKeys(table, tuple(table))]
     guard = watch({}, [], [], [], [], [], same=same)
