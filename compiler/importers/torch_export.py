@@ -516,7 +516,7 @@ class Importer:
                 kind = spec.kind.name.removeprefix("USER_").split("_")[0].lower()
                 self.problems.append(
                     f"{spec.target}: a call changes this {kind}; "
-                    "call module.eval() if it is a statistic, or pass mutations='outputs' to get it as an output"
+                    "call module.eval() if it is a statistic; import_torch(…, mutations='outputs') makes it an output"
                 )
             else:
                 mutated[spec.target] = self._result(f"mutated.{spec.target}", value)[1]

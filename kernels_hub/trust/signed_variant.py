@@ -132,7 +132,10 @@ def _signed_by(folder: Path, metadata: bytes, signers: Sequence[Signer] | None) 
             found.append((verify_bundle(metadata, bundle, workflows, folder / BUNDLE_FILE), None))
     if not found:
         wanted = "" if signers is None else f" by {' or '.join(map(str, signers))}"
-        raise UnsignedError(f"{folder} {' and '.join(missing)}: it lacks a signature{wanted}")
+        raise UnsignedError(
+            f"{folder} {' and '.join(missing)}: it lacks a signature{wanted}; "
+            "its publisher makes one with kernels-hub publish --sign"
+        )
     return found
 
 

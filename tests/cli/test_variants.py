@@ -35,7 +35,10 @@ def test_text(run: Run, built_repository: Path):
         ["notes", "rejected"],
         ["torch-cpu", "rejected"],
         ["torch-cuda", "rejected"],
+        ["none", "runs"],
     ]
+    assert "--device NAME" in lines[3]
+    assert "none runs" not in run("variants", built_repository, "--device", "cpu").out
     assert "'notes' does not name a variant" in lines[0]
 
 
