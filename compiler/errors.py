@@ -11,6 +11,7 @@
         ├── DerivativeError ValueError       a graph without a derivative: all ops that have none, with their origins
         ├── EvaluateError   ValueError       inputs that do not fit a graph, or a value that an op refuses
         │   └── NonFiniteError ArithmeticError   the first op that made a NaN or an infinity
+        ├── OriginalRaisesError              sizes that a layer may be called with, and its original does not take
         ├── ImportFailure   ImportError      a file or module that does not become a graph, all causes listed
         │   └── OnnxImportError              an ONNX model with nodes that cannot be imported: all of them
         ├── EngineError     RuntimeError     an engine that failed at what it accepted, or none that takes a graph
@@ -75,6 +76,17 @@ class EvaluateError(CompilerError, ValueError):
 
 class NonFiniteError(EvaluateError, ArithmeticError):
     """An op whose operands were finite and whose result is not."""
+
+
+class OriginalRaisesError(CompilerError):
+    """A layer whose original raises for sizes that calls may have.
+
+    of_sizes: whether they may have them because nobody said which sizes there are.
+    """
+
+    def __init__(self, message: str, *, of_sizes: bool) -> None:
+        super().__init__(message)
+        self.of_sizes = of_sizes
 
 
 class ImportFailure(CompilerError, ImportError):

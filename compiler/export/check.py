@@ -26,7 +26,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from kernels_hub.compiler.engines.engine import Device
-from kernels_hub.compiler.errors import BuildError, CompilerError, EngineError
+from kernels_hub.compiler.errors import BuildError, EngineError, OriginalRaisesError
 from kernels_hub.compiler.export.caches import LENGTH_AXIS
 from kernels_hub.compiler.export.native_binaries import Prebuilt, copy_alone
 from kernels_hub.compiler.export.outputs_of_call import outputs_of_call
@@ -151,9 +151,10 @@ def _checked(kernel: Any, layer: str, source: Source, *, benchmark: bool, severa
                 with torch.no_grad():
                     expected = module(*args, **kwargs), args, kwargs
             except Exception as error:
-                raise CompilerError(
+                raise OriginalRaisesError(
                     f"{layer}: the original raised {type(error).__name__} for {_shown(sizes)}, which the declared "
-                    f"dims allow: {error}; give the dims the range that it takes"
+                    f"dims allow: {error}; give the dims the range that it takes",
+                    of_sizes=_is_free(source.example),
                 ) from error
             original = _compared(
                 found, expected, layer, sizes, "the original module", exact.call, rounding=rounding

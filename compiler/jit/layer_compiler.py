@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernels_hub.compiler.errors import BuildError, CompilerError, ImportFailure
+from kernels_hub.compiler.errors import BuildError, CompilerError, ImportFailure, OriginalRaisesError
 from kernels_hub.compiler.export.caches import LENGTH_AXIS, caches_as_trees, dims_of
 from kernels_hub.compiler.jit import store as layer_store
 from kernels_hub.compiler.jit.key import call_keys
@@ -75,7 +75,7 @@ class CpuCompiler:
         except BuildError:
             raise
         except CompilerError as error:
-            if isinstance(error, ImportFailure) and _has_cache(request):
+            if isinstance(error, (ImportFailure, OriginalRaisesError)) and _has_cache(request):
                 error.of_sizes = False  # its lengths are others at every call
             self.refuse(key, Refusal.of(error))
             raise

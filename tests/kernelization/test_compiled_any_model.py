@@ -98,6 +98,25 @@ def test_a_compiled_model_is_exported(head):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_sizes_that_the_original_does_not_take_are_not_asked_of_it():
+    """An InstanceNorm raises for one place, which is what a strided convolution makes of the shortest input."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv1d(4, 8, 3, stride=2, padding=1), nn.InstanceNorm1d(8), nn.ReLU(), nn.Conv1d(8, 4, 1)
+        ).eval()
+
+    model = make()
+    reference = make()
+    reference.load_state_dict(model.state_dict())
+    kernelize(model, mode=Mode.INFERENCE, wait=True)
+    lengths = [torch.randn(2, 4, 32), torch.randn(2, 4, 20), torch.randn(2, 4, 32)]
+    check(model, reference, *lengths)
+    assert rows(model)[""].swapped, rows(model)[""].reason
+    with torch.inference_mode(), pytest.raises(ValueError, match="more than 1 spatial element"):
+        model(torch.randn(2, 4, 2))
+
+
 def test_nested_tensors_run_the_original():
     model = nn.Sequential(nn.Linear(16, 16)).eval()
     nested = torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(5, 16)])
