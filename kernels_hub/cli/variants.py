@@ -61,6 +61,8 @@ def variants(
             (name, "accepted" if reason is None else "rejected", reason or "") for name, reason in decisions
         )
         if all(reason is not None for _, reason in decisions):
-            echo("none runs here: --device NAME tells of another backend; its publisher can build for this one")
+            echo(
+                "none runs here: --device NAME tells of another backend; its publisher can build for this one"
+            )
     else:
         echo(f"{path} is one package without a variant's name: it is taken as it is, whatever the system")
