@@ -32,7 +32,7 @@ from kernels_hub.compiler.export.native_binaries import Prebuilt, copy_alone
 from kernels_hub.compiler.export.outputs_of_call import outputs_of_call
 from kernels_hub.compiler.export.programs import dtype_name
 from kernels_hub.compiler.export.source import Example, Source, evaluating, resized
-from kernels_hub.compiler.importers.torch_export import array_of
+from kernels_hub.compiler.importers.torch_program import array_of
 from kernels_hub.compiler.importers.torch_trace import paths_of
 from kernels_hub.compiler.ir.binding import bind_shapes
 from kernels_hub.compiler.ir.dims import Dim, Symbol, dim_symbols

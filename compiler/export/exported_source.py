@@ -15,7 +15,8 @@ from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.export.peer import Peer
 from kernels_hub.compiler.export.results import result_tree
 from kernels_hub.compiler.export.source import Source, identifiers
-from kernels_hub.compiler.importers.torch_export import TorchProgram, import_exported
+from kernels_hub.compiler.importers.torch_export import import_exported
+from kernels_hub.compiler.importers.torch_program import TorchProgram
 from kernels_hub.compiler.runtime.parts import Tensor
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from kernels_hub.compiler.errors import CompilerError, ImportFailure
 from kernels_hub.compiler.export.caches import fresh
 from kernels_hub.compiler.export.results import result_tree
 from kernels_hub.compiler.importers.torch_aliases import View as FoundView
-from kernels_hub.compiler.importers.torch_export import TorchProgram
+from kernels_hub.compiler.importers.torch_program import TorchProgram
 from kernels_hub.compiler.importers.torch_trace import arguments_of, name_children, path_text
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.runtime.caches import Kind, is_cache, kinds_of, numbered, own_states, window_class

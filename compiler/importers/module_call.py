@@ -16,7 +16,7 @@ from kernels_hub.compiler.runtime.surroundings import are_apart, is_plain
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-    from kernels_hub.compiler.importers.torch_export import TorchProgram
+    from kernels_hub.compiler.importers.torch_program import TorchProgram
 
 _LAYOUT = (
     "its forward asks tensors for strides or gradients, or whether they are parameters, and is compiled for those that "

@@ -23,7 +23,7 @@ from kernels_hub.compiler.importers.further_arguments import (
 )
 from kernels_hub.compiler.importers.random_numbers import draws, take_out
 from kernels_hub.compiler.importers.torch_direct import is_size
-from kernels_hub.compiler.importers.torch_export import Importer, Notes
+from kernels_hub.compiler.importers.torch_importer import Importer, Notes
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.types import BOOL
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.torch_archive import TorchArchive, if_trusted
-from kernels_hub.compiler.importers.torch_export import TorchProgram, import_exported
+from kernels_hub.compiler.importers.torch_export import import_exported
+from kernels_hub.compiler.importers.torch_program import TorchProgram
 
 if TYPE_CHECKING:
     import torch

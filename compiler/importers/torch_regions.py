@@ -33,7 +33,7 @@ class Subgraph:
 
 
 class RegionImporter(Protocol):
-    """What control flow asks of the importer: see `torch_export.Importer`."""
+    """What control flow asks of the importer: see `torch_importer.Importer`."""
 
     graph: Graph
     problems: list[str]

@@ -144,7 +144,7 @@ def _hooks(module: nn.Module) -> tuple[Any, ...]:
 
 
 def _array_of(graph: Graph, name: str, tensor: torch.Tensor | None) -> Array:
-    from kernels_hub.compiler.importers.torch_export import array_of
+    from kernels_hub.compiler.importers.torch_program import array_of
 
     return graph.weight(name) if tensor is None else array_of(tensor)
 

@@ -12,7 +12,7 @@ from torch import nn
 from kernels_hub.compiler import evaluate, import_torch, rebuild, rewrite
 from kernels_hub.compiler.autodiff import differentiate
 from kernels_hub.compiler.errors import CompilerError, DerivativeError
-from kernels_hub.compiler.importers.torch_export import array_of
+from kernels_hub.compiler.importers.torch_program import array_of
 from kernels_hub.compiler.ir.graph import Graph
 from tests.compiler.autodiff.tricky_modules import TRICKY, Tricky
 

@@ -16,7 +16,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from kernels_hub.compiler import evaluate
 from kernels_hub.compiler.errors import ImportFailure, ShapeError
-from kernels_hub.compiler.importers.torch_export import array_of, import_torch, import_torch_program
+from kernels_hub.compiler.importers.torch_export import import_torch, import_torch_program
+from kernels_hub.compiler.importers.torch_program import array_of
 from kernels_hub.compiler.importers.torch_sizes import Sizes
 from kernels_hub.compiler.ir.graph import Graph
 from tests.compiler.importers.torch_programs import (
