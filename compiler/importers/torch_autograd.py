@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.fx import traceback
+from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
@@ -244,7 +245,9 @@ _UNDO: list[Callable[[], None]] = []
 
 @contextmanager
 def _patched(modes: _Modes) -> Iterator[None]:
-    """Functions of autograd and inference_mode tell of themselves, in this thread; for others they are as they were."""
+    """Functions of autograd and inference_mode tell of themselves, and masks are not read, in this thread; for others
+    they are as they were.
+    """
     thread = threading.get_ident()
     with _LOCK:
         if not _TRACING:
@@ -295,7 +298,18 @@ def _patch() -> list[Callable[[], None]]:
         else:
             function.apply = own
 
-    return [undo_inference, undo_function]
+    detect = transformer._detect_is_causal_mask
+
+    def detected(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+        """Whether nn.Transformer may take a mask for causal, a hint: it looks at what masks hold, which no trace has."""
+        return is_causal is True if threading.get_ident() in _TRACING else detect(mask, is_causal, size)
+
+    transformer._detect_is_causal_mask = detected
+
+    def undo_masks() -> None:
+        transformer._detect_is_causal_mask = detect
+
+    return [undo_inference, undo_function, undo_masks]
 
 
 def _applied(own: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:

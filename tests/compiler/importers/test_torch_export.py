@@ -51,6 +51,34 @@ def test_arrays_share_memory(dtype):
     assert array.__array_interface__["data"][0] == tensor.data_ptr()
 
 
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "both"])
+def test_masks_of_transformers_are_not_looked_into(kind):
+    """Whether a mask is causal is a hint, which PyTorch looks for in what the mask holds where nobody gives it."""
+    torch.manual_seed(0)
+    layers = {"batch_first": True, "dropout": 0.0}
+    x, memory, length = torch.randn(2, 5, 8), torch.randn(2, 3, 8), 5
+    causal, other = nn.Transformer.generate_square_subsequent_mask(length), torch.randn(length, length)
+    model: nn.Module
+    if kind == "encoder":
+        layer = nn.TransformerEncoderLayer(8, 2, 16, **layers)
+        model, args = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval(), (x,)
+    elif kind == "decoder":
+        decoder = nn.TransformerDecoderLayer(8, 2, 16, **layers)
+        model, args = nn.TransformerDecoder(decoder, 2).eval(), (x, memory)
+    else:
+        model, args = nn.Transformer(8, 2, 1, 1, 16, **layers).eval(), (memory, x)
+    name = "mask" if kind == "encoder" else "tgt_mask"
+    detect = nn.modules.transformer._detect_is_causal_mask
+    program = import_torch_program(model, args, {name: causal})
+    assert nn.modules.transformer._detect_is_causal_mask is detect
+    for mask in (causal, other):
+        found = evaluate(program.graph, program.flatten(args, {name: mask}))
+        wanted = (
+            model(*args, **{name: mask}).detach().numpy()
+        )  # with gradients: its fast path takes no such mask
+        np.testing.assert_allclose(program.unflatten(found), wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_tied_weights_are_one_parameter():
     class Tied(nn.Module):
         def __init__(self):
