@@ -99,10 +99,10 @@ class Sizes:
         """See that what export decided by sizes holds for all calls. Raises ImportFailure for what may be otherwise.
 
         Sums that were found equal become one: a + b == c + d makes d a + b - c, which the runtime compares with the
-        shapes of a call. So does which of two sizes is less: a < b makes b a sum of a and a symbol of its own, at least
-        1; calls where it is the other way round do not fit. A size with a name of the caller's that has to be a
-        multiple of 7 becomes 7 times another. What fails for a few small sizes alone raises the bound of the symbol.
-        Symbols with a name of the caller's keep it where they can.
+        shapes of a call, and n * a == n * b makes b a. So does which of two sizes is less: a < b makes b a sum of a
+        and a symbol of its own, at least 1; calls where it is the other way round do not fit. A size with a name of
+        the caller's that has to be a multiple of 7 becomes 7 times another. What fails for a few small sizes alone
+        raises the bound of the symbol. Symbols with a name of the caller's keep it where they can.
 
         are_checked: nothing is refused, as the caller sees at each call that guards hold; nothing more than they say is
         made of them.
@@ -110,7 +110,7 @@ class Sizes:
         guards = list(dict.fromkeys(guards))
         for one in guards:
             if type(one).__name__ == "Equality" and self.holds(one) is False:
-                self._solve(one)
+                self._solve(one, are_checked=are_checked)
         for one in guards:
             if type(one).__name__ in _LEAST and self.holds(one) is False:
                 self._order(one)
@@ -208,8 +208,9 @@ class Sizes:
         above, below = (sympy.factor_terms(left) / sympy.factor_terms(right)).as_numer_denom()
         return 1 in (above, below)
 
-    def _solve(self, equation: sympy.Basic) -> None:
+    def _solve(self, equation: sympy.Basic, *, are_checked: bool) -> None:
         rest = self._in_terms_of_others(equation.lhs - equation.rhs).expand()
+        rest = self._without_factors(rest, may_be_zero=not are_checked)
         factors = rest.as_coefficients_dict()
         if any(not one.is_Symbol and one != 1 for one in factors):
             return
@@ -221,6 +222,23 @@ class Sizes:
                 found = one - rest * factors[one]
                 self._is(one, found)
                 return
+
+    def _without_factors(self, difference: sympy.Expr, *, may_be_zero: bool) -> sympy.Expr:
+        """A difference without the sizes and numbers that all of its terms have as factors: of 2 * k * (a - b), a - b.
+
+        may_be_zero: also without those that are not known to be 1 at least.
+        """
+        import sympy
+
+        if not difference.is_polynomial(*difference.free_symbols):
+            return difference
+        rest = difference
+        for one in sympy.Mul.make_args(sympy.factor_terms(difference)):
+            size = one.as_base_exp()[0]
+            is_size = size.is_Symbol and (may_be_zero or self.ranges.get(str(size), _Range()).low > 0)
+            if is_size or (one.is_Integer and one != 0):
+                rest = sympy.cancel(rest / one)
+        return rest.expand()
 
     def _order(self, relation: sympy.Basic) -> None:
         """Make the larger size the smaller one and a symbol: the difference, without the number in it."""

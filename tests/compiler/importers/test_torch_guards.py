@@ -103,6 +103,34 @@ def test_sums_that_are_equal_are_one():
         torch.testing.assert_close(torch.from_numpy(found["output"]), Joined()(*args))
 
 
+def test_sizes_that_are_equal_times_others_are_one():
+    """As nn.MultiheadAttention views its keys by the batch of its queries: n * a == n * b."""
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    auto = {0: Dim.AUTO, 1: Dim.AUTO}
+    query, key = torch.randn(2, 5, 8), torch.randn(2, 3, 8)
+    graph = import_torch(module, (query, key, key), dynamic_shapes=(auto, auto, auto))
+    assert len({dim for value in graph.inputs.values() for dim in value.shape if isinstance(dim, Expr)}) == 3
+    query, key = torch.randn(4, 2, 8), torch.randn(4, 7, 8)
+    wanted = module(query, key, key)
+    found = evaluate(graph, {"query": query.numpy(), "key": key.numpy(), "value": key.numpy()})
+    for one, other in zip(found.values(), wanted, strict=True):
+        torch.testing.assert_close(torch.from_numpy(one), other)
+    with pytest.raises(ShapeError):
+        evaluate(graph, {"query": query[:3].numpy(), "key": key.numpy(), "value": key.numpy()})
+
+
+@pytest.mark.parametrize("low", [0, 2])
+def test_a_factor_that_may_be_none_is_no_reason_where_calls_are_checked(low):
+    n, a, b = sympy.symbols("n a b", integer=True)
+    for are_checked in (False, True):
+        ranges = {symbol: ValueRanges(low, 100) for symbol in (n, a, b)}
+        sizes = Sizes(Graph("sizes"), ranges)
+        sizes.order = dict.fromkeys("nab")
+        sizes.guard([sympy.Eq(6 * n * a, 6 * n * b)], are_checked=are_checked)
+        assert bool(sizes.solved) is (low > 0 or not are_checked)
+
+
 @pytest.mark.parametrize(
     ("condition", "lengths", "others"),
     [
