@@ -300,7 +300,7 @@ def _patch() -> list[Callable[[], None]]:
 
     detect = transformer._detect_is_causal_mask
 
-    def detected(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+    def detected(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
         """Whether nn.Transformer may take a mask for causal, a hint: it looks at what it holds, which no trace has."""
         return is_causal is True if threading.get_ident() in _TRACING else detect(mask, is_causal, size)
 

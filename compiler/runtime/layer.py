@@ -21,7 +21,7 @@ from torch import nn
 from .arguments import Inputs, Place, dtype_of, returned, values_by_name
 from .arrays import read_tensors
 from .binding import Binding, ShapeCache
-from .errors import Misfit, NoOriginalError
+from .errors import Misfit, NoOriginalError, ShapeMisfit
 from .intervals import arena_layouts
 from .parts import Input, Shape, Table
 from .sizes import Declared, ShapeBinder
@@ -64,6 +64,13 @@ def _declared(given: Input) -> Declared:
     return Declared(given.name, f"{given.name}, compiled for [{shape}],", given.shape)
 
 
+class Watcher(Protocol):
+    """Who is told of calls that a layer does not take."""
+
+    def shapes_misfit(self, module: nn.Module) -> None:
+        """A call of a module had shapes that the program does not take."""
+
+
 class WithGradient(Protocol):
     """What a layer needs of the programs that it runs where a gradient is asked for."""
 
@@ -104,6 +111,8 @@ class Layer(ABC, Generic[S]):
         """What runs where a gradient is asked for; None where the original does."""
         self.fallbacks: dict[str, str] = {}
         """Kind -> the first reason of that kind for which the program did not run."""
+        self.watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
+        """Who is told of calls whose shapes do not fit."""
 
     @abstractmethod
     def make_state(self, module: nn.Module) -> S:
@@ -160,6 +169,9 @@ class Layer(ABC, Generic[S]):
     def instead(self, module: nn.Module, values: tuple[Any, ...], reason: Misfit) -> Any:
         """The original's result. Raises NoOriginalError where the module has none."""
         self.say(reason)
+        if isinstance(reason, ShapeMisfit):
+            for watcher in self.watchers:
+                watcher.shapes_misfit(module)
         if (original := self._without_original(module)) is not None:
             raise NoOriginalError(f"{self.table.layer}: {reason}; {original}") from reason
         return self._original(module, values)

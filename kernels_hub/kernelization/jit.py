@@ -28,6 +28,7 @@ from kernels_hub.kernelization.background import BACKGROUND, Job, wait_for
 from kernels_hub.kernelization.bind import Forward, KernelForward, object_name, weights_protocol
 from kernels_hub.kernelization.compiled_layer import Arguments, CompiledLayer, Keywords, Refusal, one_line
 from kernels_hub.kernelization.decoration import kept_around
+from kernels_hub.kernelization.fixed_sizes import FixedSizes, fixed_sizes
 from kernels_hub.kernelization.generation import is_within_generation, others_generate
 from kernels_hub.kernelization.jit_compilations import Compilations, Compiled, Request, Sized, copies
 from kernels_hub.kernelization.jit_settings import JitMode, is_timed, jit_mode, signatures_per_module
@@ -69,8 +70,10 @@ class _ModuleCalls:
     """Not adopted yet."""
     doubts: dict[Hashable, _Doubt] = field(default_factory=dict)
     """By signature: what is to be timed again."""
-    of_sizes: set[Hashable] = field(default_factory=set)
-    """Signatures whose calls need a program for each of their sizes."""
+    of_sizes: dict[Hashable, FixedSizes | None] = field(default_factory=dict)
+    """Signatures whose calls need a program for each of their sizes, or for each of those that a trace has fixed."""
+    misfits: bool = False
+    """Whether the call that just ended had shapes that its compiled layer does not take."""
     strict: bool = False
     waits: bool = False
     running: int = 0
@@ -106,7 +109,7 @@ class JitForward:
         self.layer, self.backend, self.cls = layer, backend, cls
         self.kernel_weights = _CompiledWeights(self)
         """See `weights_protocol`."""
-        self._compilations = Compilations(layer, backend, cls)
+        self._compilations = Compilations(layer, backend, cls, self)
         self._modules: weakref.WeakKeyDictionary[nn.Module, _ModuleCalls] = weakref.WeakKeyDictionary()
         self.strict_weights: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """Modules whose copies of weights are compared at every call."""
@@ -140,21 +143,27 @@ class JitForward:
         state = self._modules.get(module) or self._state(module)
         signature = self._signature(module, args, kwargs)
         if state.of_sizes and signature in state.of_sizes:
-            signature = self._sized(module, args, kwargs)
+            signature = self._sized(module, state.of_sizes[signature], signature, args, kwargs)
         compiled = state.chosen.get(signature)
         if signature is None or (compiled is not None and not (state.requests or state.doubts)):
             chosen = None if compiled is None else compiled.forward
-            return (chosen or forward)(module, *args, **kwargs)
+            found = (chosen or forward)(module, *args, **kwargs)
+            if state.misfits:
+                self._tell_sizes_apart(module, state, signature, args, kwargs)
+            return found
         compiled = self._look(module, state, signature, args, kwargs)
         chosen = None if compiled is None else compiled.forward
         outer = _CALLS.waits
         _CALLS.waits = outer or (compiled is None and signature in state.requests)
         state.running += 1
         try:
-            return (chosen or forward)(module, *args, **kwargs)
+            found = (chosen or forward)(module, *args, **kwargs)
         finally:
             state.running -= 1
             _CALLS.waits = outer
+        if state.misfits:
+            self._tell_sizes_apart(module, state, signature, args, kwargs)
+        return found
 
     def begin(self, module: nn.Module, *, strict: bool, waits: bool = False) -> None:
         """Decide anew from the module's next call on.
@@ -209,8 +218,39 @@ class JitForward:
         found = compiler.signature(self.layer, module, args, kwargs)
         return None if found is None else (module.training, found)
 
-    def _sized(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> Sized | None:
+    def shapes_misfit(self, module: nn.Module) -> None:
+        """See `jit_compilations.Watcher`."""
+        if (state := self._modules.get(module)) is not None:
+            state.misfits = True
+
+    def _tell_sizes_apart(
+        self, module: nn.Module, state: _ModuleCalls, signature: Hashable, args: Arguments, kwargs: Keywords
+    ) -> None:
+        """After a call that its layer did not take: have others of its sizes compiled where a trace fixed them."""
+        state.misfits = False
+        compiled = state.chosen.get(signature)
+        if compiled is None or compiled.forward is None or isinstance(signature, Sized):
+            return
+        fixed = fixed_sizes(compiled.forward, self.cls.forward, args, kwargs)
+        if fixed is None or self.layer.dynamic is not True:
+            return
+        state.chosen[Sized(module.training, signature, fixed.sizes)] = compiled
+        state.of_sizes[signature] = fixed
+        state.chosen.pop(signature, None)
+        state.doubts.pop(signature, None)
+
+    def _sized(
+        self,
+        module: nn.Module,
+        fixed: FixedSizes | None,
+        signature: Hashable,
+        args: Arguments,
+        kwargs: Keywords,
+    ) -> Sized | None:
         compiler = self._compilations.compiler
+        if fixed is not None:
+            sizes = fixed.of(args, kwargs)
+            return None if sizes is None else Sized(module.training, signature, sizes)
         assert compiler is not None, "it has compiled calls of the module"
         found = compiler.signature(self._compilations.fixed, module, args, kwargs)
         return None if found is None else Sized(module.training, found)
@@ -357,7 +397,7 @@ class JitForward:
         first = not self.forwards(module)
         signature = request.signature
         if compiled.sized is not None:
-            state.of_sizes.add(signature)
+            state.of_sizes[signature] = None
             signature = compiled.sized
         with _LOCKS.requests:
             before = state.chosen.get(signature)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kernels_hub.hub.references import LocalLayerRepository
 from kernels_hub.kernelization.background import BACKGROUND, Job
@@ -57,10 +57,12 @@ _QUIET_S = 0.5
 
 @dataclass(frozen=True)
 class Sized:
-    """The signature of a call that has a program for its very sizes."""
+    """The signature of a call that has a program for its very sizes, or for some of them."""
 
     training: bool
     of_call: Hashable
+    fixed: tuple[int, ...] | None = None
+    """The sizes that a trace fixes, where the others are free."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,18 @@ class Request:
     compiled: Compiled | None = None
 
 
+class Watcher(Protocol):
+    """Who is told of calls that a compiled layer does not take, and is not kept alive."""
+
+    def shapes_misfit(self, module: nn.Module) -> None:
+        """A call of a module had shapes that its compiled layer does not take."""
+
+
 class Compilations:
     """What is known of the calls of a class's modules."""
 
-    def __init__(self, layer: CompiledLayer, backend: str, cls: type[nn.Module]) -> None:
-        self.layer, self.backend, self.cls = layer, backend, cls
+    def __init__(self, layer: CompiledLayer, backend: str, cls: type[nn.Module], watcher: Watcher) -> None:
+        self.layer, self.backend, self.cls, self._watcher = layer, backend, cls, watcher
         self.fixed = CompiledLayer(layer.layer_name, dynamic=False)
         """The same for calls of fixed sizes."""
         self._known: dict[str, Compiled] = {}
@@ -146,7 +155,8 @@ class Compilations:
         if compiler is None:
             return self._failed(request, None, Refusal(f"no layer compiler is installed for {self.backend}"))
         if isinstance(request.signature, Sized):
-            return self._compiled_as(self.fixed, compiler, module, request)
+            layer = self.fixed if request.signature.fixed is None else self.layer
+            return self._compiled_as(layer, compiler, module, request)
         found = self._compiled_as(self.layer, compiler, module, request)
         if found.refusal is None or not found.refusal.of_sizes:
             return found
@@ -194,12 +204,17 @@ class Compilations:
         ):
             found = self._compile(layer, compiler, key, module, request)
         if isinstance(found, Refusal):
-            if found.of_sizes and layer.dynamic is True:  # asked for again, with those of the call
+            is_first = not isinstance(request.signature, Sized)
+            if (
+                found.of_sizes and layer.dynamic is True and is_first
+            ):  # asked for again, with those of the call
                 known = self._known[key] = Compiled(None, refusal=found)
                 return known
             return self._failed(request, key, found)
         loaded = load_layer(LocalLayerRepository(found, layer_name=self.layer.layer_name), self.backend)
         forward = bind_class_forward(loaded, self.cls, False, str(self.layer), guards=False)
+        if (watchers := getattr(program_of(forward), "watchers", None)) is not None:
+            watchers.add(self._watcher)
         assert loaded.resolved is not None
         logger.info("%s: %s has a compiled layer, %s", self.layer, object_name(self.cls), found)
         compiled = self._known[key] = Compiled(forward, found.name[:12], loaded.resolved.files.variant)

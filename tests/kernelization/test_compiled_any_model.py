@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from kernels_hub import Mode, explain, kernelize, report
+from kernels_hub.kernelization import jit_compilations
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
@@ -115,6 +116,41 @@ def test_sizes_that_the_original_does_not_take_are_not_asked_of_it():
     assert rows(model)[""].swapped, rows(model)[""].reason
     with torch.inference_mode(), pytest.raises(ValueError, match="more than 1 spatial element"):
         model(torch.randn(2, 4, 2))
+
+
+class Recurrence(nn.Module):
+    """A loop over time, which a trace unrolls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(8, 8)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        state = x.new_zeros(x.shape[0], 8)
+        for step in range(x.shape[1]):
+            state = self.cell(x[:, step] * scale, state)
+        return state
+
+
+def test_a_loop_over_time_has_a_program_for_each_length():
+    model, reference = Recurrence().eval(), Recurrence().eval()
+    reference.load_state_dict(model.state_dict())
+    kernelize(model, mode=Mode.INFERENCE, wait=True)
+    check(model, reference, torch.randn(3, 2, 8), torch.randn(5, 2, 8))
+    programs = model.__dict__["forward"].func.forwards
+    assert len(programs(model)) == 1
+    check(model, reference, *(torch.randn(batch, 3, 8) for batch in (3, 3, 5)))
+    assert len(programs(model)) == 2
+    running = [jit_compilations.program_of(one) for one in programs(model)]
+    before = [dict(one.fallbacks) for one in running]
+    assert len(before[0]) == 1 and not before[1]  # the first call of three steps, before it had a program
+    for one in running:
+        one.fallbacks.clear()
+    check(model, reference, torch.randn(4, 2, 8), torch.randn(2, 3, 8))
+    assert not any(one.fallbacks for one in running)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(x=torch.ones(2, 3, 8)), reference(torch.ones(2, 3, 8)))
+    assert not any(one.fallbacks for one in running)
 
 
 def test_nested_tensors_run_the_original():
