@@ -1,7 +1,7 @@
 """Error bounds: how far each element of a right result may be from the oracle's, by running error analysis.
 
 Beside the value v of each element goes a bound e of its error, and a magnitude m: what v would be if no term of a sum
-cancelled another. With u the unit roundoff of a dtype and S the factor `error_rules.SAFETY`,
+cancelled another. With u the unit roundoff of a dtype and S the factor `computed.SAFETY`,
 
     a + b            e² = ea² + eb² + (S u m)²                       m = ma + mb
     a b              e² = (ea b)² + (a eb)² + (S u m)²               m = ma mb
@@ -31,15 +31,8 @@ from kernels_hub.compiler.ir.evaluate import evaluate
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import ReferenceCall
 from kernels_hub.compiler.ir.types import Array, DType
-from kernels_hub.compiler.judging.error_rules import (
-    OF_FLOATS,
-    At,
-    Pair,
-    loose,
-    magnitude_of,
-    rule_of,
-    whole,
-)
+from kernels_hub.compiler.judging.computed import At, Pair, loose, magnitude_of
+from kernels_hub.compiler.judging.error_rules import OF_FLOATS, rule_of, whole
 from kernels_hub.compiler.judging.roundoff import largest
 
 _TRAPS = frozenset({"div", "floordiv", "mod", "fmod"})

@@ -3,77 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from kernels_hub.compiler.ir import types
-from kernels_hub.compiler.ir.graph import Node
-from kernels_hub.compiler.ir.op import Formulas, Op, ReferenceCall, TensorType, Trait
+from kernels_hub.compiler.ir.op import Formulas, Op, ReferenceCall, Trait
 from kernels_hub.compiler.ir.ops.few_bits import weight_of
-from kernels_hub.compiler.ir.types import FLOAT64, Array, DType
+from kernels_hub.compiler.ir.types import Array, DType
+from kernels_hub.compiler.judging.computed import SAFETY, At, Pair, loose, root_of_squares
+from kernels_hub.compiler.judging.recurrent_errors import recurrence_errors
 from kernels_hub.compiler.judging.roundoff import depth as sum_depth
-from kernels_hub.compiler.judging.roundoff import largest, least, program_tolerance, unit
+from kernels_hub.compiler.judging.roundoff import largest, least, unit
 
-SAFETY = 8.0
-"""Units of roundoff that an op may be off, in place of one half."""
 _WINOGRAD = 5
 """Places around an element of a convolution whose magnitudes its error may be of: tiles of Winograd's algorithm."""
 
 
-Pair = tuple[Array, Array]
-"""Bounds and magnitudes, float64."""
-
-
-@dataclass(frozen=True)
-class At:
-    """A node that was computed, the pairs of its operands, and its result. Values are made float64 when asked for."""
-
-    node: Node
-    step: ReferenceCall
-    errors: list[Array]
-    sizes: list[Array]
-    computed: Array
-
-    @cached_property
-    def values(self) -> list[Array]:
-        """Of the operands."""
-        return [_real(operand) for operand in self.step.operands]
-
-    @cached_property
-    def result(self) -> Array:
-        """The result."""
-        return _real(self.computed)
-
-    @property
-    def row(self) -> DType:
-        """Of the result."""
-        return self.node.results[0].dtype
-
-    def run(self, *operands: Array) -> Array:
-        """The op, of other operands, in float64."""
-        of = tuple(TensorType(FLOAT64, result.shape) for result in self.step.results)
-        step = ReferenceCall(list(operands), _wide_attrs(self.step.attrs), of, self.step.run)
-        return np.asarray(self.node.op.numpy(step), np.float64)
-
-
-def _real(array: Array) -> Array:
-    return array if array.dtype.kind == "c" else array.astype(np.float64)
-
-
-def _wide_attrs(attrs: Mapping[str, object]) -> dict[str, Any]:
-    return {name: FLOAT64 if isinstance(one, DType) else one for name, one in attrs.items()}
-
-
 Rule = Callable[[At], Pair]
-
-
-def magnitude_of(array: Array) -> Array:
-    """Of each element, complex ones included."""
-    return np.abs(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64))
 
 
 # -- rules ------------------------------------------------------------------------------------------
@@ -82,10 +30,6 @@ def magnitude_of(array: Array) -> Array:
 def _times(error: Array, factor: Array) -> Array:
     """error * |factor|; nothing stays nothing, whatever it is multiplied by."""
     return np.where(error == 0, 0.0, error * np.abs(factor))
-
-
-def _square(*parts: Array) -> Array:
-    return np.sqrt(sum((part * part for part in parts), start=np.zeros(())))
 
 
 def _propagated(at: At, error: Array) -> Array:
@@ -106,12 +50,12 @@ def _sum_of_two(at: At) -> Pair:
     (a, b), u = at.errors, unit(at.row)
     size = at.sizes[0] + at.sizes[1]
     same = at.node.operands[0] is at.node.operands[1]
-    brought = a + b if same else _square(a, b)
+    brought = a + b if same else root_of_squares(a, b)
     # -0.0 + 0.0 is 0.0, and rewrites may leave out what adds 0.0: of that zero either sign is right.
     tiny = np.where(
         (size < 2 * least(at.row)) & ((size > 0) | (at.node.op.name == "add")), least(at.row), 0.0
     )
-    return _propagated(at, _square(brought, SAFETY * u * size) + tiny), size
+    return _propagated(at, root_of_squares(brought, SAFETY * u * size) + tiny), size
 
 
 def _product(at: At) -> Pair:
@@ -120,8 +64,8 @@ def _product(at: At) -> Pair:
     one = (np.abs(x) == 1) & (a == 0) | (np.abs(y) == 1) & (b == 0)
     own = np.where(one, 0.0, SAFETY * u * size + least(at.row))
     first, second = _times(a, y), _times(b, x)
-    brought = first + second if at.node.operands[0] is at.node.operands[1] else _square(first, second)
-    return _propagated(at, _square(brought, own) + _times(a, b)), size
+    brought = first + second if at.node.operands[0] is at.node.operands[1] else root_of_squares(first, second)
+    return _propagated(at, root_of_squares(brought, own) + _times(a, b)), size
 
 
 def _quotient(at: At) -> Pair:
@@ -131,7 +75,7 @@ def _quotient(at: At) -> Pair:
     size = np.where(y == 0, np.abs(at.result), at.sizes[0] / np.where(y == 0, 1.0, np.abs(y)))
     own = np.where((np.abs(y) == 1) & (b == 0), 0.0, SAFETY * u * size + least(at.row))
     safe = np.where(away > 0, away, 1.0)
-    error = _square(a / safe, _times(b, at.result) / safe, own)
+    error = root_of_squares(a / safe, _times(b, at.result) / safe, own)
     error = np.where(y == 0, np.where(a > 0, np.inf, 0.0), error)
     by_zero = (y == 0) & (b == 0) & (a == 0)
     return np.where(by_zero, 0.0, np.where(lost, np.inf, _propagated(at, error))), size
@@ -203,7 +147,7 @@ def _change(at: At, moves: Sequence[Array]) -> Array:
 def _function(at: At) -> Pair:
     u = unit(at.row)
     moves = [
-        _square(error, SAFETY * u * np.where(np.isfinite(value), np.abs(value), 0.0))
+        root_of_squares(error, SAFETY * u * np.where(np.isfinite(value), np.abs(value), 0.0))
         for error, value in zip(at.errors, at.values, strict=True)
     ]
     size = np.abs(at.result)
@@ -318,7 +262,7 @@ def _summed(at: At) -> Pair:
     spread = np.max(x, axes) - np.min(x, axes) if terms else np.zeros(at.result.shape)
     depth = np.where(spread * terms <= 1e-3 * size / share, 1 + terms / 4, sum_depth(terms))
     own = SAFETY * (unit(at.row.compute) * depth * size + (u if terms > 1 else 0.0) * np.abs(at.result))
-    error = _square(np.sqrt(np.sum(e * e, axes)) * share, own) + least(at.row)
+    error = root_of_squares(np.sqrt(np.sum(e * e, axes)) * share, own) + least(at.row)
     nan = np.isnan(x).any(axes)
     within = _sum_is_within(at, size / share)
     error = np.where(nan & ~np.isinf(e).any(axes), 0.0, np.where(within, error, np.inf))
@@ -346,7 +290,7 @@ def _multiplied(at: At) -> Pair:
     axes, terms = _over(at)
     (x,), (e,) = at.values, at.errors
     relative = np.where(e == 0, 0.0, e / np.abs(x))
-    share = _square(np.sqrt(np.sum(relative**2, axes)), np.asarray(SAFETY * unit(at.row) * terms))
+    share = root_of_squares(np.sqrt(np.sum(relative**2, axes)), np.asarray(SAFETY * unit(at.row) * terms))
     lost = (np.abs(at.result) < least(at.row)) & (at.result != 0) | ~np.isfinite(at.result)
     return np.where(lost, np.inf, np.abs(at.result) * share + least(at.row)), np.abs(at.result)
 
@@ -372,8 +316,10 @@ def _soft(at: At) -> Pair:
     finite = np.where(np.isfinite(shifted), np.abs(shifted), 0.0)
     if at.node.op.name == "log_softmax":
         size = size + np.where(np.isfinite(x), np.abs(x), 0.0) + np.where(np.isfinite(top), np.abs(top), 0.0)
-        return np.where(np.isfinite(at.result), _square(e, around) + SAFETY * u * size + depth, 0.0), size
-    relative = _square(e, around) + SAFETY * unit(at.row.compute) * finite + depth + SAFETY * u
+        return np.where(
+            np.isfinite(at.result), root_of_squares(e, around) + SAFETY * u * size + depth, 0.0
+        ), size
+    relative = root_of_squares(e, around) + SAFETY * unit(at.row.compute) * finite + depth + SAFETY * u
     error = np.where(share == 0, least(at.row), share * np.expm1(np.minimum(relative, 700.0))) + least(at.row)
     lost = np.isinf(e).any(axis, keepdims=True)
     return np.where(lost, np.inf, np.where(np.isnan(at.result), 0.0, error)), size
@@ -413,7 +359,7 @@ def _contracted(at: At) -> Pair:
     if at.node.op.name == "conv" and y.ndim > 2 and max(y.shape[2:], default=1) in {3, 5}:
         around, depth = _around(size), max(depth, 8.0)
     own = SAFETY * (u * depth * around + unit(at.row) * np.abs(at.result)) + (least(at.row) if terms else 0.0)
-    error = _square(np.sqrt(brought), own)
+    error = root_of_squares(np.sqrt(brought), own)
     if finite and np.isfinite(at.result).all():
         return error, size
     flags = [np.isnan(one).astype(np.float64) for one in (x, y)]
@@ -503,30 +449,6 @@ def _places(at: At) -> Pair:
     return np.where(unsure, np.inf, 0.0), np.abs(at.result)
 
 
-def loose(pairs: Sequence[Pair], step: ReferenceCall, array: Array) -> Pair:
-    """An op without a rule: a share of the largest magnitude, and the operands' relative errors."""
-    row = types.dtype(array.dtype)
-    if not (row.is_float or row.is_complex):
-        exact = not any(error.any() for error, _ in pairs)
-        return np.full(array.shape, 0.0 if exact else np.inf), magnitude_of(array)
-    magnitude = magnitude_of(array)
-    top = float(np.max(magnitude[np.isfinite(magnitude)], initial=0.0))
-    relative = 0.0
-    for (error, _), given in zip(pairs, step.operands, strict=True):
-        # Of what is there, not of what it would be without cancelling: a result is no larger than that makes it.
-        sizes = magnitude_of(given)
-        whole = float(np.max(np.where(np.isfinite(sizes), sizes, 0.0), initial=0.0))
-        worst = float(np.max(error, initial=0.0))
-        if worst and types.dtype(given.dtype).is_float:
-            relative += worst / whole if whole else math.inf
-        elif worst:
-            relative = math.inf
-    share = program_tolerance(row.name)
-    passed_on = math.inf if math.isinf(relative) else relative * top * 4
-    error = np.full(array.shape, share * top + passed_on + least(row))
-    return np.where(np.isfinite(magnitude), error, np.inf if relative else 0.0), magnitude
-
-
 _MOST_OF_TAPS = 4.0
 """The weights of a cubic's taps add up, without their signs, to 1.375 for each dim at most, and to this for three."""
 
@@ -544,9 +466,21 @@ def _resized(at: At) -> Pair:
     return total, sizes
 
 
+def _recurrent(at: At) -> Pair:
+    """recurrent: a step after the other; for sequences of several lengths and weights of bytes, a share."""
+    attrs = at.step.attrs
+    if attrs["lengths"] or attrs["quantized"]:
+        return loose(list(zip(at.errors, at.sizes, strict=True)), at.step, at.computed)
+    rounding = SAFETY * unit(at.row.compute)
+    error = recurrence_errors(attrs["cell"], at.values, at.errors, rounding, reverse=attrs["reverse"])
+    size = np.abs(at.result)
+    error = error + SAFETY * unit(at.row) * size + least(at.row)
+    return np.where(np.isfinite(at.result) & np.isfinite(error), error, np.inf), size
+
+
 OF_FLOATS: frozenset[Rule] = frozenset({
     _sum_of_two, _product, _quotient, _function, _remainder, _stepped, _summed, _multiplied, _soft, _contracted,
-    _linear, _resized,
+    _linear, _resized, _recurrent,
 })  # fmt: skip
 """Rules of floats: the same ops of integers are exact."""
 
@@ -573,6 +507,7 @@ RULES: dict[str, Rule] = {
     ),
     "dequantize": _dequantized,
     "resize": _resized,
+    "recurrent": _recurrent,
     **dict.fromkeys(("sum_pool", "avg_pool", "cumsum"), _linear),
     **dict.fromkeys(("max_pool", "cummax", "cummin"), _windows),
     **dict.fromkeys(("argmax", "argmin", "argsort", "argtopk"), _places),
