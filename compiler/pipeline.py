@@ -142,12 +142,12 @@ def compile(  # noqa: A001  (the verb that everybody looks for)
         raise CompilerError(
             f"{option} are of an ONNX file's inputs; {type(source).__name__} takes dims alone"
         )
-    graph, module = _imported(source, dims)
+    graph, module = _imported(source, dims, settings.device)
     followed = None
     if weights == "followed":
         if module is None or not isinstance(source, tuple):
             raise CompilerError(_FOLLOWED.format(type(source).__name__))
-        followed = Followed(source[0], graph, lambda: _imported(source, dims)[0])
+        followed = Followed(source[0], graph, lambda: _imported(source, dims, settings.device)[0])
         graph = followed.graph()
     else:
         graph = frozen(graph)
@@ -244,7 +244,7 @@ def _begin(source: Any, settings: Settings) -> None:
         begin_for(source[0])
 
 
-def _imported(source: Any, dims: Any) -> tuple[Graph, ModuleCall | None]:
+def _imported(source: Any, dims: Any, device: Device) -> tuple[Graph, ModuleCall | None]:
     if isinstance(source, Graph):
         unknown = [name for name in dims or () if name not in source.symbols]
         if unknown:
@@ -252,12 +252,14 @@ def _imported(source: Any, dims: Any) -> tuple[Graph, ModuleCall | None]:
             raise DimError(f"graph {source.name} has no symbols {', '.join(unknown)}; it has {known}")
         return (bind(source, dims) if dims else source), None
     if isinstance(source, tuple) and source and isinstance(source[0], torch.nn.Module):
+        from kernels_hub.compiler.importers.recurrent_calls import recurrent_layers_whole
         from kernels_hub.compiler.importers.torch_export import import_torch_program
 
         module, *rest = source
         args = rest[0] if rest else ()
         kwargs = rest[1] if len(rest) > 1 else {}
-        program = import_torch_program(module, args, kwargs, dynamic_shapes=dims)
+        with recurrent_layers_whole(device.type == "cpu"):
+            program = import_torch_program(module, args, kwargs, dynamic_shapes=dims)
         return program.graph, ModuleCall(program, args, kwargs, module.forward)
     if isinstance(source, torch.export.ExportedProgram):
         from kernels_hub.compiler.importers.torch_export import import_exported

@@ -31,6 +31,7 @@ from torch.utils.hooks import RemovableHandle
 
 from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.known_code import is_of_model
+from kernels_hub.compiler.importers.recurrent_calls import instead
 from kernels_hub.compiler.importers.tensor_facts import ANY
 from kernels_hub.compiler.importers.torch_direct import ITSELF, NOTE
 
@@ -158,7 +159,7 @@ class _Listener(TorchFunctionMode):
             return func(*args, **kwargs)
         reason = _REFUSED.get(func)
         if reason is None:
-            return func(*args, **kwargs)
+            return (instead(func, args, kwargs) or functools.partial(func, *args, **kwargs))()
         if self._modes.enabled:
             _note_operand(args[0], reason)
         if func is torch.Tensor.requires_grad_:
@@ -179,7 +180,7 @@ def _contiguous(
     return made
 
 
-def _note_operand(tensor: Any, reason: str) -> None:
+def _note_operand(tensor: object, reason: str) -> None:
     if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
         with traceback.annotate({_OPERAND: reason}):
             torch.ops.aten.alias.default(tensor)

@@ -6,7 +6,7 @@
     normalize.py  layer, group, batch, RMS norm      indexing.py    gather, scatter, indices, pad by reflection
     pool.py       pooling, resizing, sampling         complex.py     complex numbers as pairs, Fourier transforms
     call.py       what a handler gets               embedding_bag.py  sums, means, maxima of bags
-    gradients.py  backward ops
+    gradients.py  backward ops                      recurrent.py    nn.LSTM, nn.GRU, nn.RNN
 
 Nothing here imports torch.
 """
@@ -24,6 +24,7 @@ from kernels_hub.compiler.importers.aten_ops import (
     normalize,
     pointwise,
     pool,
+    recurrent,
     reduce,
     views,
 )
@@ -45,6 +46,7 @@ FAMILIES = (
     normalize,
     pointwise,
     pool,
+    recurrent,
     reduce,
     views,
 )
