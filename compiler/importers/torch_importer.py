@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from kernels_hub.compiler.errors import CompilerError, ImportFailure
+from kernels_hub.compiler.errors import CompilerError, ImportFailure, ShapeError
 from kernels_hub.compiler.importers.aten_ops import AtenCall, UnsupportedArgumentsError, handler_of
 from kernels_hub.compiler.importers.aten_ops.complex import (
     Complex,
@@ -128,7 +128,9 @@ class Importer:
             raise ImportFailure(
                 f"{self.graph.name} cannot be imported: {what} not supported:\n  "
                 + "\n  ".join(self.problems),
-                of_sizes=any(getattr(one, "of_sizes", False) for one in self.causes),
+                of_sizes=any(
+                    getattr(one, "of_sizes", False) or isinstance(one, ShapeError) for one in self.causes
+                ),
                 unequal=[pair for one in self.causes if (pair := getattr(one, "unequal", None))],
             )
         call_spec = self.program.call_spec
@@ -292,7 +294,8 @@ class Importer:
         if not is_float_of_sizes(operand):
             return operand
         if name.partition(".")[0] not in _TAKE_FLOATS:
-            raise UnsupportedArgumentsError(f"a float that is computed from sizes: {operand}")
+            what = f"a float that is computed from sizes: {operand}"
+            raise UnsupportedArgumentsError(what, of_sizes=True)
         return self.sizes.float_value(operand)
 
     def _note(self, node: torch.fx.Node) -> str | None:

@@ -82,17 +82,13 @@ class Sizes:
 
     def raise_bounds(self, decided: Sequence[sympy.Basic]) -> None:
         """Have sizes of 0 and 1 not fit for which a relation does not hold that torch.export took to hold always."""
-        import sympy
-
         for relation in decided:
             symbols = sorted(relation.free_symbols, key=str)
             if not all(str(one) in self.order for one in symbols) or self._fails(relation, TRACED_FROM):
                 continue  # sizes that data tell; what torch.export has a guard of
             for one in symbols:
                 low, high = self.ranges.get(str(one), _Range())
-                fails = [
-                    self._fails(relation.xreplace({one: sympy.Integer(size)})) for size in range(TRACED_FROM)
-                ]
+                fails = [self._fails_at(relation, one, size) for size in range(TRACED_FROM)]
                 self.ranges[str(one)] = _Range(max(low, TRACED_FROM if fails[1] else int(fails[0])), high)
 
     def guard(self, guards: Sequence[sympy.Basic], *, are_checked: bool = False) -> None:
@@ -144,6 +140,15 @@ class Sizes:
             if kind in {"Equality", "Unequality"}:
                 return known
         return known or (False if self._fails(relation) else None)
+
+    def _fails_at(self, relation: sympy.Basic, symbol: sympy.Symbol, size: int) -> bool:
+        """Whether it does where a symbol has that size; so it is where the module would divide by zero."""
+        import sympy
+
+        try:
+            return self._fails(relation.xreplace({symbol: sympy.Integer(size)}))
+        except ZeroDivisionError:
+            return True
 
     def _is_quotient(self, quotient: sympy.Expr, number: sympy.Expr) -> bool:
         """Whether a // b is known to be a number, as is the count of chunks: number * b <= a < (number + 1) * b."""

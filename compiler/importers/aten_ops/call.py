@@ -189,10 +189,10 @@ class AtenCall:
         is_held = isinstance(operand, Value) and operand.dtype is self.dtype
         return self._is_number(operand) and not is_held
 
-    def refuse_unless(self, holds: bool, what: str) -> None:
-        """Raise UnsupportedArgumentsError with the reason unless it holds."""
+    def refuse_unless(self, holds: bool, what: str, *, of_sizes: bool = False) -> None:
+        """Raise UnsupportedArgumentsError with the reason unless it holds. of_sizes: whether it would of numbers."""
         if not holds:
-            raise UnsupportedArgumentsError(what)
+            raise UnsupportedArgumentsError(what, of_sizes=of_sizes)
 
 
 def _of_scalar(number: Scalar) -> DType:

@@ -425,7 +425,8 @@ def fft_real_to_complex(
     sizes = [x.shape[axis] for axis in axes]
     last = axes[-1]
     columns = call.shape[last] if onesided else None
-    call.refuse_unless(columns is None or isinstance(columns, int), "a length that is no number")
+    is_known = columns is None or isinstance(columns, int)
+    call.refuse_unless(is_known, "a length that is no number", of_sizes=True)
     parts = transform(x, None, last, inverse=False, columns=columns)
     for axis in axes[:-1]:
         parts = transform(*parts, axis, inverse=False)
@@ -448,7 +449,8 @@ def fft_complex_to_real(
     axes = [x.real.axis(axis) for axis in dims]
     last = axes[-1]
     given = x.real.shape[last]
-    call.refuse_unless(isinstance(length, int) and isinstance(given, int), "a length that is no number")
+    is_known = isinstance(length, int) and isinstance(given, int)
+    call.refuse_unless(is_known, "a length that is no number", of_sizes=True)
     call.refuse_unless(given >= length // 2 + 1, f"{given} frequencies for {length} samples")
     parts = x.real, x.imaginary
     for axis in axes[:-1]:

@@ -164,9 +164,8 @@ def grid_sampler(
     call: AtenCall, x: Value, grid: Value, mode: int, padding: int, align_corners: bool
 ) -> Value:
     """Places in float32 at least: in 16 bits an image has no more than 256 of them."""
-    call.refuse_unless(
-        all(isinstance(size, int) for size in x.shape[2:]), "an image of sizes that are no numbers"
-    )
+    is_known = all(isinstance(size, int) for size in x.shape[2:])
+    call.refuse_unless(is_known, "an image of sizes that are no numbers", of_sizes=True)
     how, beyond = _MODES[mode], _PADDINGS[padding]
     finer = grid.cast(grid.dtype.compute)
     result = sampled(x, finer, how, beyond, aligned=align_corners)

@@ -120,6 +120,39 @@ def test_sizes_that_are_equal_times_others_are_one():
         evaluate(graph, {"query": query[:3].numpy(), "key": key.numpy(), "value": key.numpy()})
 
 
+class PaddedWindows(nn.Module):
+    """As models cut what is no multiple of a window's length."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        missing = -x.shape[0] % 4
+        padded = nn.functional.pad(x, (0, 0, 0, missing))
+        return padded.view((x.shape[0] + missing) // 4, 4, -1).mean(1)
+
+
+class Spectrum(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x, dim=0) * 2, n=x.shape[0], dim=0)
+
+
+class Quantile(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.quantile(x, 0.25, dim=0)
+
+
+@pytest.mark.parametrize(
+    "module", [PaddedWindows(), Spectrum(), Quantile()], ids=lambda one: type(one).__name__
+)
+def test_what_fixed_sizes_would_do_says_so(module):
+    """Under the mapping `compiled` it is compiled for the sizes of a call then."""
+    x = torch.randn(13, 3)
+    with pytest.raises(ImportFailure) as refused:
+        free(module, 13)
+    assert refused.value.of_sizes
+    graph = import_torch(module, (x,))
+    (found,) = evaluate(graph, {"x": x.numpy()}).values()
+    torch.testing.assert_close(torch.from_numpy(found), module(x))
+
+
 @pytest.mark.parametrize("low", [0, 2])
 def test_a_factor_that_may_be_none_is_no_reason_where_calls_are_checked(low):
     n, a, b = sympy.symbols("n a b", integer=True)
