@@ -27,7 +27,7 @@ def _lstm(
     x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor],
     has_bias: bool, layers: int, both_ways: bool, batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    y, h, c = torch.lstm(x, (h, c), weights, has_bias, layers, 0.0, False, both_ways, batch_first)
+    y, h, c = torch.lstm(x, (h, c), [*weights], has_bias, layers, 0.0, False, both_ways, batch_first)
     return y, h, c
 
 
@@ -49,7 +49,7 @@ def _rnn(
     cell: str, x: Tensor, h: Tensor, weights: Sequence[Tensor],
     has_bias: bool, layers: int, both_ways: bool, batch_first: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    y, h = getattr(torch, cell)(x, h, weights, has_bias, layers, 0.0, False, both_ways, batch_first)
+    y, h = getattr(torch, cell)(x, h, [*weights], has_bias, layers, 0.0, False, both_ways, batch_first)
     return y, h
 
 
