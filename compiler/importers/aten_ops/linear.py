@@ -64,6 +64,19 @@ def addmm(call: AtenCall, x: Value, a: Value, b: Value, *, beta: Scalar, alpha: 
     return product + (x if beta == 1 else call.rounded_once(operator.mul, x, beta))
 
 
+@aten("_trilinear.default")
+def trilinear(
+    call: AtenCall, a: Value, weight: Value, b: Value, expand_a: Sequence[int], expand: Sequence[int],
+    expand_b: Sequence[int], summed: Sequence[int], _: int,
+) -> Value:  # fmt: skip
+    """What nn.Bilinear calls: a (rows, m), weight (n, m, k), b (rows, k); two products."""
+    axes = [*map(list, (expand_a, expand, expand_b, summed))]
+    call.refuse_unless(axes == [[1, 3], [0], [1, 2], [2, 3]], "other sums than those of F.bilinear")
+    n, m, k = weight.shape
+    with_a = (a @ weight.permute(1, 0, 2).reshape((m, n * k))).reshape((a.shape[0], n, k))
+    return (with_a @ b.unsqueeze(2)).squeeze(2)
+
+
 @aten("convolution.default")
 def convolution(
     _: AtenCall, x: Value, weight: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int],

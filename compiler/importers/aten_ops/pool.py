@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from kernels_hub.compiler.importers.aten_ops.call import (
     AtenCall,
@@ -85,15 +88,42 @@ def adaptive_avg_pool(_: AtenCall, x: Value, sizes: Sequence[Any]) -> Value:
     if all(isinstance(size, int) and size == 1 for size in sizes):
         return x.mean(list(range(first, x.rank)), keepdims=True)
     for axis, count in enumerate(sizes, first):
-        size = x.shape[axis]
-        if not isinstance(size, int):
-            raise UnsupportedArgumentsError(f"adaptive pooling of the symbolic dim {size}", of_sizes=True)
         parts = [
-            x.slice(axis, i * size // count, -(-(i + 1) * size // count)).mean(axis, keepdims=True)
-            for i in range(count)
+            x.slice(axis, begin, end).mean(axis, keepdims=True) for begin, end in _adaptive(x, axis, count)
         ]
         x = parts[0] if count == 1 else x.graph.apply("concat", *parts, axis=axis)
     return x
+
+
+def _adaptive(x: Value, axis: int, count: int) -> list[tuple[int, int]]:
+    """Where the windows of adaptive pooling begin and end."""
+    size = x.shape[axis]
+    if not isinstance(size, int):
+        raise UnsupportedArgumentsError(f"adaptive pooling of the symbolic dim {size}", of_sizes=True)
+    return [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
+
+
+@aten("adaptive_max_pool1d.default", "adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
+def adaptive_max_pool(_: AtenCall, x: Value, sizes: Sequence[Any]) -> tuple[Value, Value]:
+    """Maxima over the windows of adaptive pooling, and where they are in the image, counted through it."""
+    first = x.rank - len(sizes)
+    windows = [_adaptive(x, axis, count) for axis, count in enumerate(sizes, first)]
+    values = x
+    for axis, places in enumerate(windows, first):
+        parts = [values.slice(axis, begin, end).max(axis, keepdims=True) for begin, end in places]
+        values = parts[0] if len(parts) == 1 else x.graph.apply("concat", *parts, axis=axis)
+    shape = [int(size) for size in x.shape[first:]]
+    image = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
+    found = []
+    for cell in itertools.product(*windows):
+        window, numbers = x, image[tuple(slice(begin, end) for begin, end in cell)].reshape(-1)
+        for axis, (begin, end) in enumerate(cell, first):
+            window = window.slice(axis, begin, end)
+        flat = window.reshape((*x.shape[:first], numbers.size))
+        at = flat.apply("argmax", flat, axis=flat.rank - 1)
+        found.append(x.graph.constant(numbers).gather(at).unsqueeze(at.rank))
+    joined = found[0] if len(found) == 1 else x.graph.apply("concat", *found, axis=found[0].rank - 1)
+    return values, joined.reshape(values.shape)
 
 
 def _spatial(call: AtenCall, scales: Sequence[float | None]) -> dict[str, Any]:

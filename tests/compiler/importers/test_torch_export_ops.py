@@ -120,6 +120,12 @@ CASES = {
                               F.avg_pool1d(r, 2), F.adaptive_avg_pool2d(x, 1), F.adaptive_avg_pool2d(x, (3, 4)),
                               F.avg_pool2d(x, 2, divisor_override=3), F.max_pool2d(x, 3, 2, 1, 2, ceil_mode=True),
                               F.adaptive_avg_pool1d(r, 4)], IMAGE, ROW),
+    "sums of three": (lambda a, w, b, x: [
+        F.bilinear(a, b, w, x), F.bilinear(a.repeat(2, 1, 1), b.repeat(2, 1, 1), w)], rand(4, 3), rand(5, 3, 2), rand(4, 2, seed=2), rand(5)),
+    "adaptive maxima": (lambda x, r, v: [
+        F.adaptive_max_pool2d(x, (3, 4)), *F.adaptive_max_pool2d(x, (2, 9), return_indices=True),
+        *F.adaptive_max_pool1d(r, 4, return_indices=True), F.adaptive_max_pool2d(x, 1),
+        *F.adaptive_max_pool3d(v, (2, 1, 3), return_indices=True)], IMAGE, ROW, VOLUME),
     "pooling of more than there is": (lambda x, r: [
         F.avg_pool2d(x, 1280, ceil_mode=True), F.avg_pool2d(x, 20, 19, 3, ceil_mode=True),
         F.avg_pool2d(x, 20, 19, 3, ceil_mode=True, count_include_pad=False), F.avg_pool2d(x, (7, 9)),
