@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,7 +83,7 @@ _CELLS = {torch.gru: "gru", torch.rnn_tanh: "rnn_tanh", torch.rnn_relu: "rnn_rel
 _ARGUMENTS = 9
 
 
-def instead(func: object, args: Sequence[Any], kwargs: object) -> Callable[[], object] | None:
+def instead(func: object, args: Sequence[object], kwargs: object) -> Callable[[], object] | None:
     """The one op in the place of a call; None of any other, of packed sequences, of projections, and of training.
 
     In training PyTorch's steps are traced, of which the gradient is derived.
@@ -93,10 +92,11 @@ def instead(func: object, args: Sequence[Any], kwargs: object) -> Callable[[], o
     if cell is None or not _ASKED.get() or kwargs or len(args) != _ARGUMENTS or not isinstance(args[3], bool):
         return None
     x, h, weights, has_bias, layers, _, training, both_ways, batch_first = args
-    if training or len(weights) != layers * (1 + both_ways) * (4 if has_bias else 2):
+    assert isinstance(weights, (list, tuple)) and isinstance(layers, int)
+    if training or len(weights) != layers * (2 if both_ways else 1) * (4 if has_bias else 2):
         return None
     rest = [*weights], has_bias, layers, both_ways, batch_first
     ops = torch.ops.kernels_hub_import
-    if cell == "lstm":
+    if isinstance(h, (list, tuple)):
         return lambda: ops.lstm(x, h[0], h[1], *rest)
     return lambda: ops.rnn(cell, x, h, *rest)
