@@ -98,7 +98,6 @@ def test_a_compiled_model_is_exported(head):
     check(torch.export.export(model, (x,)).module(), reference, x)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_sizes_that_the_original_does_not_take_are_not_asked_of_it():
     """An InstanceNorm raises for one place, which is what a strided convolution makes of the shortest input."""
 
@@ -153,6 +152,7 @@ def test_a_loop_over_time_has_a_program_for_each_length():
     assert not any(one.fallbacks for one in running)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_run_the_original():
     model = nn.Sequential(nn.Linear(16, 16)).eval()
     nested = torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(5, 16)])
