@@ -159,7 +159,8 @@ class _Listener(TorchFunctionMode):
             return func(*args, **kwargs)
         reason = _REFUSED.get(func)
         if reason is None:
-            return (instead(func, args, kwargs) or functools.partial(func, *args, **kwargs))()
+            whole = instead(func, args, kwargs)
+            return func(*args, **kwargs) if whole is None else whole()
         if self._modes.enabled:
             _note_operand(args[0], reason)
         if func is torch.Tensor.requires_grad_:

@@ -104,16 +104,24 @@ def _adaptive(x: Value, axis: int, count: int) -> list[tuple[int, int]]:
 
 
 @aten("adaptive_max_pool1d.default", "adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
-def adaptive_max_pool(_: AtenCall, x: Value, sizes: Sequence[Any]) -> tuple[Value, Value]:
+def adaptive_max_pool(call: AtenCall, x: Value, sizes: Sequence[Any]) -> tuple[Value, Value]:
     """Maxima over the windows of adaptive pooling, and where they are in the image, counted through it."""
     first = x.rank - len(sizes)
+    shape = x.shape[first:]
+    if all(
+        isinstance(size, int) and count and size % count == 0
+        for size, count in zip(shape, sizes, strict=True)
+    ):
+        equal = [int(size) // count for size, count in zip(shape, sizes, strict=True)]
+        nothing, one = [0] * len(sizes), [1] * len(sizes)
+        values, places = max_pool(len(sizes), places=True)(call, x, equal, equal, nothing, one, False)
+        return values, places
     windows = [_adaptive(x, axis, count) for axis, count in enumerate(sizes, first)]
     values = x
-    for axis, places in enumerate(windows, first):
-        parts = [values.slice(axis, begin, end).max(axis, keepdims=True) for begin, end in places]
+    for axis, ends in enumerate(windows, first):
+        parts = [values.slice(axis, begin, end).max(axis, keepdims=True) for begin, end in ends]
         values = parts[0] if len(parts) == 1 else x.graph.apply("concat", *parts, axis=axis)
-    shape = [int(size) for size in x.shape[first:]]
-    image = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
+    image = np.arange(math.prod(map(int, shape)), dtype=np.int64).reshape([*map(int, shape)])
     found = []
     for cell in itertools.product(*windows):
         window, numbers = x, image[tuple(slice(begin, end) for begin, end in cell)].reshape(-1)

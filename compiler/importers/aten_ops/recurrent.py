@@ -14,26 +14,12 @@ _ORDERS = {"lstm": (0, 3, 1, 2), "gru_after": (1, 0, 2)}
 """Cell -> which of PyTorch's gates the op "recurrent" has first, and so on: i f g o there, r z n of a GRU."""
 
 
-@aten("kernels_hub_import.lstm.default")
-def lstm(
-    call: AtenCall, x: Value, h: Value, c: Value, weights: Sequence[Value], has_bias: bool, layers: int,
-    both_ways: bool, batch_first: bool,
-) -> tuple[Value, ...]:  # fmt: skip
-    return _layers(call, "lstm", x, [h, c], weights, has_bias, layers, both_ways, batch_first)
-
-
-@aten("kernels_hub_import.rnn.default")
-def rnn(
-    call: AtenCall, cell: str, x: Value, h: Value, weights: Sequence[Value], has_bias: bool, layers: int,
-    both_ways: bool, batch_first: bool,
-) -> tuple[Value, ...]:  # fmt: skip
-    return _layers(call, _CELLS[cell], x, [h], weights, has_bias, layers, both_ways, batch_first)
-
-
-def _layers(
-    call: AtenCall, cell: str, x: Value, states: Sequence[Value], weights: Sequence[Value], has_bias: bool,
+@aten("kernels_hub_import.recurrent.default")
+def recurrent(
+    call: AtenCall, kind: str, x: Value, states: Sequence[Value], weights: Sequence[Value], has_bias: bool,
     layers: int, both_ways: bool, batch_first: bool,
 ) -> tuple[Value, ...]:  # fmt: skip
+    cell = _CELLS[kind]
     ways, each = 1 + both_ways, 4 if has_bias else 2
     if batch_first:
         x = x.transpose(0, 1)

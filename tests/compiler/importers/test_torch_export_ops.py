@@ -125,6 +125,7 @@ CASES = {
     "adaptive maxima": (lambda x, r, v: [
         F.adaptive_max_pool2d(x, (3, 4)), *F.adaptive_max_pool2d(x, (2, 9), return_indices=True),
         *F.adaptive_max_pool1d(r, 4, return_indices=True), F.adaptive_max_pool2d(x, 1),
+        *F.adaptive_max_pool2d(x, (7, 3), return_indices=True), F.adaptive_max_pool2d(x[0], (1, 3)),
         *F.adaptive_max_pool3d(v, (2, 1, 3), return_indices=True)], IMAGE, ROW, VOLUME),
     "pooling of more than there is": (lambda x, r: [
         F.avg_pool2d(x, 1280, ceil_mode=True), F.avg_pool2d(x, 20, 19, 3, ceil_mode=True),
