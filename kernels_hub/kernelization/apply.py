@@ -14,6 +14,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,6 @@ from types import FunctionType, MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kernels_hub.calibration.background import measure_beside
-from kernels_hub.errors import NoKernelError
 from kernels_hub.kernelization.bind import (
     Forward,
     KernelForward,
@@ -43,7 +43,8 @@ from kernels_hub.kernelization.outcome import RECORD_ATTRIBUTE, ModuleRecord, Sw
 from kernels_hub.kernelization.report import Report, Row, row_of
 from kernels_hub.kernelization.resolve import ClassPlan, ClassResolver, FunctionPlan, overlay_forward
 from kernels_hub.kernelization.settle import CHANGING
-from kernels_hub.kernelization.steps import Group, Plan, Step
+from kernels_hub.kernelization.steps import NOTHING, Group, Plan, Step
+from kernels_hub.kernelization.strict_weights import as_strict
 from kernels_hub.kernelization.tag_rule import on_levels
 from kernels_hub.kernelization.verify import verify_steps
 
@@ -121,7 +122,7 @@ def kernelize(
         verified = verify_steps(model, plan.all_steps(), verify, mode, fallback)
         plan = Plan({}, [_as_compiled(step, waits=wait) for step in verified], bound=plan.bound)
     if strict_weights:
-        plan = _as_strict(plan, fallback)
+        plan = as_strict(plan, fallback)
     with CHANGING:
         _apply(plan, prepare=Mode.INFERENCE in mode, free=free_weights)
     _log(plan)
@@ -238,7 +239,9 @@ def _plan(model: nn.Module, resolver: ClassResolver, kept: Mapping[int, str] = M
     )
     plans: dict[type, ClassPlan] = {}
     covered: dict[int, SwapDecision] = {}
-    parameter, bare = nn.Parameter, len(nn.Module().__dict__)
+    parameter = nn.Parameter
+    bare = frozenset(nn.Module().__dict__)
+    usual = bare.union(HOOKS, (RECORD_ATTRIBUTE,))
     placed = on_levels(model, resolver.levels)
     grouped: ClassPlan | None = None
     group: Group | None = None
@@ -251,7 +254,9 @@ def _plan(model: nn.Module, resolver: ClassResolver, kept: Mapping[int, str] = M
             plan = resolver.plan_by_place(cls)
         if RECORD_ATTRIBUTE in state:
             model_plan.bound.append(module)
-        attributes = _attribute_plans(state, resolver, plan.functions) if len(state) > bare else ()
+        attributes: tuple[FunctionPlan, ...] = ()
+        if len(state) > len(bare) and (own := _own_attributes(state, usual)):
+            attributes = _attribute_plans(own, resolver, plan.functions)
         if plan.idle and not attributes:
             if RECORD_ATTRIBUTE in state:
                 steps.append(Step(module, NOTHING, None))
@@ -298,10 +303,6 @@ def _group_of(plan: ClassPlan, forward: Forward, groups: dict[int, Group]) -> Gr
     if group is None:
         group = groups[id(plan)] = Group(ModuleRecord(plan.own, _outcomes(plan.functions)), forward)
     return group
-
-
-NOTHING = ModuleRecord(None)
-"""Record of a module that had one and needs none any more."""
 
 
 def _covered(module: nn.Module, plan: ClassPlan) -> Iterator[tuple[int, SwapDecision]]:
@@ -381,68 +382,34 @@ def _outcomes(plans: tuple[FunctionPlan, ...]) -> tuple[tuple[str, SwapDecision]
     return tuple((plan.name, plan.outcome) for plan in plans)
 
 
+def _own_attributes(state: dict[str, object], usual: AbstractSet[str]) -> list[tuple[str, object]]:
+    """What not every module has: the rest is of nn.Module, or what `kernelize` has put there."""
+    return [item for item in state.items() if item[0] not in usual and type(item[1]) is not KernelForward]
+
+
 def _attribute_plans(
-    state: dict[str, Any], resolver: ClassResolver, called: tuple[FunctionPlan, ...]
+    own: Sequence[tuple[str, object]], resolver: ClassResolver, called: tuple[FunctionPlan, ...]
 ) -> tuple[FunctionPlan, ...]:
-    """Tagged functions that the instance holds: as attributes, or elsewhere, where no kernel replaces them."""
+    """Tagged functions that an instance holds: as attributes, or elsewhere, where no kernel replaces them.
+
+    own: the attributes that not every module has, by name.
+    """
     attribute_plans: list[FunctionPlan] = []
-    for name, value in state.items():
-        kind = value.__class__
+    for name, value in own:
+        kind = type(value)
         if kind is FunctionType or kind is partial or kind is MethodType:
             plan = resolver.function(name, value)
-        elif kind is KernelFunction:
+        elif isinstance(value, KernelFunction):
             plan = resolver.function(name, value.original)
         else:
             continue
         if plan is not None:
             attribute_plans.append(plan)
     unreachable = held_out_of_reach(
-        state, [called_plan.original for called_plan in (*called, *attribute_plans)]
+        own, [called_plan.original for called_plan in (*called, *attribute_plans)]
     )
     attribute_plans += [resolver.kept(*attribute) for attribute in unreachable]
     return tuple(attribute_plans)
-
-
-# -- weights that are compared at every call -------------------------------------------------------
-
-
-def _as_strict(plan: Plan, fallback: KernelizeFallback) -> Plan:
-    """The plan with strict records, and without kernels that keep copies and cannot compare them at every call.
-
-    Raises NoKernelError for one of those, where no original may be kept.
-    """
-    for group in plan.groups.values():
-        group.record = replace(group.record, strict=True)
-    groups = {key: group for key, group in plan.groups.items() if _can_be_strict(group.forward)}
-    late = [step for key, group in plan.groups.items() if key not in groups for step in group.steps()]
-    steps = []
-    for step in (*plan.steps, *late):
-        own = step.record.own
-        if step.forward is None or own is None or not own.swapped or _can_be_strict(step.forward):
-            record = step.record if step.record is NOTHING else replace(step.record, strict=True)
-            steps.append(replace(step, record=record))
-            continue
-        reason = "it keeps copies of weights and was built before kernels could compare them at every call"
-        if fallback is KernelizeFallback.NONE:
-            raise NoKernelError(f"{own.layer_name}: {reason}; build it again, or leave strict_weights out")
-        own = replace(own, swapped=False, reason=reason)
-        functions = tuple(
-            (name, replace(outcome, swapped=False, reason=reason) if outcome.swapped else outcome)
-            for name, outcome in step.record.functions
-        )
-        steps.append(replace(step, forward=None, record=replace(step.record, own=own, functions=functions)))
-    gone = {id(step.module) for step in late}
-    kept = [
-        (module, group)
-        for module, group in zip(plan.order, plan.group_of, strict=True)
-        if id(module) not in gone
-    ]
-    return Plan(groups, steps, [module for module, _ in kept], [group for _, group in kept], plan.bound)
-
-
-def _can_be_strict(forward: Forward) -> bool:
-    weights = weights_protocol(forward)
-    return weights is None or hasattr(weights, "strict")
 
 
 # -- layers that are compiled ----------------------------------------------------------------------

@@ -146,11 +146,13 @@ def out_of_reach(cls: type) -> Iterator[tuple[str, Any, str]]:
                 )
 
 
-def held_out_of_reach(state: Mapping[str, Any], reached: Sequence[Any]) -> Iterator[tuple[str, Any, str]]:
-    """The same of what a module's attributes hold. reached: functions whose places are known."""
-    for name, value in state.items():
-        if type(value) in _CONTAINERS and value and name not in _OF_EVERY_MODULE:
-            if name != FUNCTIONS_ATTRIBUTE:
+def held_out_of_reach(
+    attributes: Sequence[tuple[str, object]], reached: Sequence[object]
+) -> Iterator[tuple[str, Any, str]]:
+    """The same of what a module's attributes hold, by name. reached: functions whose places are known."""
+    for name, value in attributes:
+        if type(value) in _CONTAINERS and value:
+            if name != FUNCTIONS_ATTRIBUTE or not isinstance(value, dict):
                 yield from _held(name, value, "the module")
                 continue
             for declared, function in value.items():
@@ -163,12 +165,6 @@ def held_out_of_reach(state: Mapping[str, Any], reached: Sequence[Any]) -> Itera
 
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)
-_OF_EVERY_MODULE = frozenset({
-    "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_backward_pre_hooks", "_backward_hooks",
-    "_is_full_backward_hook", "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
-    "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_state_dict_hooks", "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
-})  # fmt: skip
 
 
 def _held(name: str, value: Any, by: str) -> Iterator[tuple[str, Any, str]]:

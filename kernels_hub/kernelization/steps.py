@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+NOTHING = ModuleRecord(None)
+"""Record of a module that had one and needs none any more."""
+
+
 @dataclass(slots=True)
 class Step:
     """What will be done to one module. `forward` None: it runs its class's own."""
