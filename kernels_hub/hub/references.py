@@ -166,10 +166,13 @@ class LocalLayerRepository(Reference):
 
     def resolve(self, backend: str | None = None) -> ResolvedKernel:
         """Find the variant for this machine; raises RepositoryNotFoundError or NoVariantError."""
+        files = local_variant(Path(self.repo_path), System.detect(backend), self.package_name)
+        kernel = ResolvedKernel(str(self.repo_path), None, files)
+        if files.metadata is None or not files.metadata.kernel_depends:
+            return kernel  # the client of a Hub, a fifth of what a first use imports, is not needed
         from kernels_hub.hub.fetching import with_dependencies
 
-        files = local_variant(Path(self.repo_path), System.detect(backend), self.package_name)
-        return with_dependencies(ResolvedKernel(str(self.repo_path), None, files), backend)
+        return with_dependencies(kernel, backend)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,25 @@ def test_nothing_heavy_is_imported(code: str):
     assert _imported_by(code) & HEAVY == set()
 
 
+def test_a_layer_of_a_folder_needs_no_client_of_a_hub(tmp_path: Path):
+    folder = tmp_path / "build" / "torch-universal"
+    (folder / "layers").mkdir(parents=True)
+    (folder / "__init__.py").write_text("from . import layers\n", encoding="utf-8")
+    (folder / "layers" / "__init__.py").write_text(
+        "from torch import nn\nclass Own(nn.Module):\n    def forward(self, x): return x\n", encoding="utf-8"
+    )
+    (folder / "metadata.json").write_text('{"name": "own", "version": 1}', encoding="utf-8")
+    script = (
+        "import sys\nfrom kernels_hub import LocalLayerRepository\n"
+        f"print(LocalLayerRepository({str(tmp_path)!r}, layer_name='Own').load().__name__)\n"
+        "print(sorted(name for name in sys.modules if name in ('kernels_hub.hub.client', 'kernels_hub.trust')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["Own", "[]"]
+
+
 def test_the_check_sees_what_is_imported():
     assert "numpy" in _imported_by("import numpy")
 

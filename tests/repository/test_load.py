@@ -188,6 +188,30 @@ def test_planted_bytecode_is_not_run(kernel) -> None:
     assert import_kernel(files).VALUE == "source"
 
 
+def test_a_copy_of_the_library_runs_as_the_library_was_compiled(kernel) -> None:
+    library = Path(importlib.import_module("kernels_hub.compiler.runtime.newest").__file__)
+    text = library.read_text(encoding="utf-8")
+    files = {
+        "__init__.py": "from .compiler.runtime import changed, newest, sizes\n",
+        "compiler/runtime/newest.py": text,
+        "compiler/runtime/changed.py": text,
+        "compiler/runtime/sizes.py": f"{text}\nOWN = True\n",
+    }
+    module = import_kernel(kernel(files))
+    copied, changed = module.newest, module.changed
+    assert _code_file(copied) == str(library)
+    assert copied.__file__ != str(library)
+    assert copied.__name__.endswith(".compiler.runtime.newest")
+    assert _code_file(changed) == changed.__file__, "the library has no module of that name"
+    assert module.sizes.OWN, "the library's module of that name has another text"
+    assert _code_file(module.sizes) == module.sizes.__file__
+
+
+def _code_file(module: ModuleType) -> str:
+    """The file whose code ran: newest.py has one class."""
+    return module.Newest.__init__.__code__.co_filename
+
+
 def test_submodules_import_lazily(kernel) -> None:
     files = kernel(
         {
