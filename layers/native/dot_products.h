@@ -63,11 +63,8 @@ struct Wide {
 };
 template <class W> struct Lane;
 template <> struct Lane<float> : Wide {
-  static __m512 weight(const float* p) {
-    __m512 loaded = _mm512_loadu_ps(p);
-    __asm__("" : "+v"(loaded));  // else compilers load it anew for each operand
-    return loaded;
-  }
+  static __m512 weight(const float* p) { return _mm512_loadu_ps(p); }
+  static void keep(__m512& loaded) { __asm__("" : "+v"(loaded)); }
 };
 template <> struct Lane<f16> : Wide {
   static __m512 weight(const f16* p) {
@@ -185,7 +182,9 @@ __attribute__((noinline)) void tile(const OperandOf<W>* const* x, const W* const
   const int64_t whole = n - n % L::step;
   for (int64_t k = 0; k < whole; k += L::step) {
     for (int r = 0; r < N; ++r) {
-      const auto weight = L::weight(w[r] + k);
+      auto weight = L::weight(w[r] + k);
+      // Else compilers load it anew for each operand; of a single one it stays an operand of the instruction in memory.
+      if constexpr (M > 1 && requires { L::keep(weight); }) L::keep(weight);
       for (int t = 0; t < M; ++t) sums[t][r] = L::add(sums[t][r], L::operand(x[t] + k), weight);
     }
   }
