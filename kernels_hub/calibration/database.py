@@ -25,7 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kernels_hub.calibration.gain_table import Gain, GainTable, Shape, ranges
-from kernels_hub.calibration.kinds import class_of, rows_of
+from kernels_hub.calibration.kinds import class_of, from_memory, rows_of
 from kernels_hub.calibration.processor import this_processor
 from kernels_hub.errors import CalibrationError
 from kernels_hub.files import cache_folder, write_atomically
@@ -84,15 +84,16 @@ class KnownGains:
         self.is_empty_by_determinism = deterministic
         """Nothing is asked, for PyTorch is told to be deterministic and no file is pinned."""
 
-    def gain(self, shape: Shape) -> Gain | None:
+    def gain(self, shape: Shape, *, reads_memory: bool = False) -> Gain | None:
         """What is known of a shape: of each class of rows, what the first source says that knows it; or None.
 
         It is complete where this processor was measured in all classes of rows.
+        reads_memory: in a model of which no cache holds the weights; where that is known, it counts.
         """
         cell = class_of(shape)
-        known: dict[int, tuple[float, str]] = {}
-        for source, table in reversed(self.tables):
-            known.update({rows: (ratio, source) for rows, ratio in table.cells.get(cell, {}).items()})
+        known = self._known(cell)
+        if reads_memory and known:
+            known |= self._known(from_memory(cell))
         if not known:
             return None
         ratios = {rows: ratio for rows, (ratio, _) in known.items()}
@@ -101,6 +102,18 @@ class KnownGains:
         best, source = max(known.values(), key=lambda each: each[0])
         rows = ranges(ratios, complete=ratios.keys() >= wanted)
         return Gain(best, source, rows, measured_here >= wanted)
+
+    def is_measured(self, cell: Shape) -> bool:
+        """Whether this processor was measured in all classes of rows of a class of shape."""
+        here = {rows for rows, (_, source) in self._known(cell).items() if source != OTHERS}
+        return here >= set(rows_of(cell))
+
+    def _known(self, cell: Shape) -> dict[int, tuple[float, str]]:
+        """Rows -> a ratio, and the first source that has it."""
+        known: dict[int, tuple[float, str]] = {}
+        for source, table in reversed(self.tables):
+            known.update({rows: (ratio, source) for rows, ratio in table.cells.get(cell, {}).items()})
+        return known
 
 
 def known_gains(machine: Machine) -> KnownGains:

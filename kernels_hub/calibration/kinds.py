@@ -8,7 +8,7 @@ pixel, or (of an activation) one element; so many elements of the first argument
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -71,16 +71,37 @@ def rows_of(shape: Shape) -> list[int]:
     kind = KINDS.get(layer)
     if kind is None:
         return []
+    measured = kind.rows
+    if is_from_memory(shape):
+        is_wide = kind.rows is ROWS and shape.depth >= _LEAST_DEPTH_FROM_MEMORY
+        measured = [rows for rows in ROWS if is_wide and rows <= _MOST_ROWS_FROM_MEMORY]
     try:
-        return [rows for rows in kind.rows if kind.work(form, shape.depth, shape.columns, rows) <= MOST_WORK]
+        return [rows for rows in measured if kind.work(form, shape.depth, shape.columns, rows) <= MOST_WORK]
     except (ImportError, ValueError):  # a form that is not measured
         return []
 
 
 def split_kind(name: str) -> tuple[str, str]:
     """The layer and the form of a shape's kind."""
-    layer, _, form = name.partition(" ")
+    layer, _, form = name.removesuffix(_FROM_MEMORY).partition(" ")
     return layer, form
+
+
+_FROM_MEMORY = " from memory"
+_MOST_ROWS_FROM_MEMORY = 16
+"""Of more, the products take longer than reading the weights does."""
+_LEAST_DEPTH_FROM_MEMORY = 256
+"""Of less, calling takes longer than reading the weights does."""
+
+
+def from_memory(shape: Shape) -> Shape:
+    """The same shape in a model of which no cache holds the weights: each call reads the module's from memory."""
+    return replace(shape, kind=shape.kind + _FROM_MEMORY)
+
+
+def is_from_memory(shape: Shape) -> bool:
+    """Whether `from_memory` made it."""
+    return shape.kind.endswith(_FROM_MEMORY)
 
 
 def _dtype(module: Layer) -> str:
@@ -540,6 +561,8 @@ def class_of(shape: Shape) -> Shape:
     layer, form = split_kind(cell.kind)
     if layer not in KINDS:
         return cell
+    if is_from_memory(cell):
+        return from_memory(class_of(replace(cell, kind=cell.kind.removesuffix(_FROM_MEMORY))))
     measured = {each for each in shapes(layer, cell.dtype) if split_kind(each.kind)[1] == form}
     depth = min(cell.depth, max((each.depth for each in measured), default=cell.depth))
     of_depth = [each.columns for each in measured if each.depth == depth]
@@ -548,7 +571,7 @@ def class_of(shape: Shape) -> Shape:
 
 
 def shapes(layer: str, dtype: str) -> list[Shape]:
-    """The classes of shape of a kind that `kernels-hub calibrate` measures."""
+    """The classes of shape of a kind that `kernels-hub calibrate` measures, but for those of `from_memory`."""
     return [
         Shape(f"{layer} {form}" if form else layer, dtype, depth, columns).cell
         for form, depth, columns in KINDS[layer].sizes

@@ -2,22 +2,26 @@
 
 Between two calls runs what a model does between them: operators of PyTorch, with weights that fill the second-level
 cache. So a module finds its weights and its code as far away as in a model; called over and over, an operator that is
-written in Python seems to take a third of what it takes there. Of each side the shortest time counts: what else runs on
-the machine can only lengthen one. A time in which a thread of this process waited for a core does not count at all, see
-`waiting`.
+written in Python seems to take a third of what it takes there. Of classes that are read from memory there are so many
+modules, called in turn, that no cache holds the weights of all: as in a model of normal size, where reading them takes
+the time of a call of few rows. Of each side the shortest time counts: what else runs on the machine can only
+lengthen one. A time in which a thread of this process waited for a core does not count at all, see `waiting`.
 """
 
 from __future__ import annotations
 
 import bisect
 import copy
+import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kernels_hub.calibration.gain_table import Shape
-from kernels_hub.calibration.kinds import KINDS, Arguments, split_kind
+from kernels_hub.calibration.kinds import KINDS, Arguments, is_from_memory, split_kind
+from kernels_hub.calibration.processor import LARGER_THAN_CACHES, last_level_cache
 from kernels_hub.calibration.waiting import is_undisturbed, waiting
 
 if TYPE_CHECKING:
@@ -61,7 +65,7 @@ def measure(
         if measuring >= seconds:
             return
         try:
-            original, kernel = _modules(shape, swap)
+            originals, kernels = _modules(shape, swap)
         except (ImportError, ValueError, RuntimeError, AttributeError, TypeError) as error:
             on_skip(shape, f"{type(error).__name__}: {error}"[:120])
             continue
@@ -70,7 +74,7 @@ def measure(
                 return
             try:
                 with torch.inference_mode():
-                    pairs = _pairs(shape, rows, original, kernel)
+                    pairs = _pairs(shape, rows, originals, kernels)
                     start = time.monotonic()
                     ratio = _least_ratio(pairs)
             except (RuntimeError, ValueError, IndexError) as error:
@@ -83,7 +87,8 @@ def measure(
                 yield shape, rows, ratio
 
 
-def _modules(shape: Shape, swap: Swap) -> tuple[nn.Module, nn.Module]:
+def _modules(shape: Shape, swap: Swap) -> tuple[list[nn.Module], list[nn.Module]]:
+    """Modules as PyTorch has them, and as many on kernels: one, or so many that no cache holds the weights of all."""
     import torch
 
     layer, form = split_kind(shape.kind)
@@ -91,14 +96,26 @@ def _modules(shape: Shape, swap: Swap) -> tuple[nn.Module, nn.Module]:
         raise ValueError(f"no kind {layer!r} is measured")
     original = KINDS[layer].build(form, shape.depth, shape.columns)
     original = original.to(getattr(torch, shape.dtype)).eval()
-    kernel = copy.deepcopy(original)
-    swap(kernel)
-    if "forward" not in kernel.__dict__:
-        raise ValueError("no kernel of the mapping fits it")
-    return original, kernel
+    count = 1
+    if is_from_memory(shape):
+        weights = sum(tensor.numel() * tensor.element_size() for tensor in original.parameters())
+        count = math.ceil(LARGER_THAN_CACHES * last_level_cache() / (2 * max(weights, _LEAST_WEIGHTS)))
+    originals = [original, *(copy.deepcopy(original) for _ in range(count - 1))]
+    kernels = copy.deepcopy(originals)
+    for kernel in kernels:
+        swap(kernel)
+        if "forward" not in kernel.__dict__:
+            raise ValueError("no kernel of the mapping fits it")
+    return originals, kernels
 
 
-def _pairs(shape: Shape, rows: int, original: nn.Module, kernel: nn.Module) -> list[tuple[Run, Run]]:
+_LEAST_WEIGHTS = 1 << 17
+"""Bytes of weights below which there are no more copies of a module."""
+
+
+def _pairs(
+    shape: Shape, rows: int, originals: list[nn.Module], kernels: list[nn.Module]
+) -> list[tuple[Run, Run]]:
     """Calls of both sides, one pair for each of a class's examples; what is built at a first call is built."""
     import torch
 
@@ -107,9 +124,10 @@ def _pairs(shape: Shape, rows: int, original: nn.Module, kernel: nn.Module) -> l
     pairs = []
     for example, named in KINDS[layer].example(form, shape.depth, shape.columns, rows):
         arguments = _cast(example, dtype), {name: _cast(each, dtype) for name, each in named.items()}
-        pair = _run(original, arguments), _run(kernel, arguments)
+        pair = _run(originals, arguments), _run(kernels, arguments)
         for run in pair:
-            run()
+            for _ in originals:
+                run()
         pairs.append(pair)
     return pairs
 
@@ -157,9 +175,11 @@ def shortest_ratio(original: Run, kernel: Run) -> float | None:
                 return before[0] / after[0] if agree else None
 
 
-def _run(module: nn.Module, arguments: Arguments) -> Run:
+def _run(modules: list[nn.Module], arguments: Arguments) -> Run:
+    """Calls the modules in turn."""
     args, kwargs = arguments
-    return lambda: module(*args, **kwargs)
+    turns = itertools.cycle(modules)
+    return lambda: next(turns)(*args, **kwargs)
 
 
 def _seconds(run: Run) -> float:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _VENDORS = {"AuthenticAMD": "amd", "GenuineIntel": "intel"}
 _INSTRUCTION_SETS = (
     ("amx", {"amx_tile", "amx_bf16"}),
@@ -62,6 +63,23 @@ def this_processor() -> Processor:
     except OSError:
         text = ""
     return read_processor(text)
+
+
+LARGER_THAN_CACHES = 1.5
+"""Weights of so many times the last cache: below it, some of them are still there when they are read again."""
+
+
+@lru_cache(maxsize=1)
+def last_level_cache() -> int:
+    """The bytes of the largest cache of the first processor; 32 MiB where the system does not tell."""
+    sizes = []
+    for path in _CACHES.glob("index*/size"):
+        try:
+            text = path.read_text(encoding="ascii").strip()
+            sizes.append(int(text.rstrip("KMG")) << {"K": 10, "M": 20, "G": 30}.get(text[-1:], 0))
+        except (OSError, ValueError):
+            continue
+    return max(sizes, default=32 << 20)
 
 
 def processor_name() -> str:

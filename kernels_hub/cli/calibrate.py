@@ -99,7 +99,7 @@ def _refuse_more_than_there_are(threads: int) -> None:
 
 
 def _all(kinds: list[str] | None, dtypes: list[str]) -> list[Shape]:
-    from kernels_hub.calibration.kinds import KINDS, shapes
+    from kernels_hub.calibration.kinds import KINDS, from_memory, shapes
 
     for name in kinds or ():
         if name not in KINDS:
@@ -109,7 +109,8 @@ def _all(kinds: list[str] | None, dtypes: list[str]) -> list[Shape]:
             raise typer.BadParameter(
                 f"expected float32, bfloat16 or float16, got {name!r}", param_hint="--dtype"
             )
-    return [shape for name in dtypes for kind in kinds or KINDS for shape in shapes(kind, name)]
+    wanted = [shape for name in dtypes for kind in kinds or KINDS for shape in shapes(kind, name)]
+    return wanted + [from_memory(shape) for shape in wanted]
 
 
 def _from_text(text: str) -> list[Shape]:

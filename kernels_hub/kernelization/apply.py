@@ -112,7 +112,7 @@ def kernelize(
         return restore(model)
     originals = not (wait or free_weights or verify is not None)
     resolver = ClassResolver(
-        active_mapping(), as_target(device, model), mode, fallback, keeps_originals=originals
+        active_mapping(), as_target(device, model), mode, fallback, keeps_originals=originals, model=model
     )
     plan = _plan_within(budget_in_bytes(copy_budget, model), model, resolver, fallback)
     if wait:
@@ -190,7 +190,13 @@ def explain(model: nn.Module, *, mode: Mode, device: str | torch.device | Device
     mode = check_kernelize_mode(mode)
     target = as_target(device, model)
     resolver = ClassResolver(
-        active_mapping(), target, mode, KernelizeFallback.ALL, dry=True, importable=is_here(target)
+        active_mapping(),
+        target,
+        mode,
+        KernelizeFallback.ALL,
+        dry=True,
+        importable=is_here(target),
+        model=model,
     )
     steps = {id(step.module): step for step in _plan(model, resolver).all_steps()}
     rows: list[Row] = []

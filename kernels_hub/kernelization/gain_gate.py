@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from kernels_hub.calibration.database import (
@@ -23,7 +24,8 @@ from kernels_hub.calibration.database import (
     this_machine,
 )
 from kernels_hub.calibration.gain_table import Gain, Shape
-from kernels_hub.calibration.kinds import class_of, read_shape, rows_of
+from kernels_hub.calibration.kinds import class_of, from_memory, read_shape, rows_of
+from kernels_hub.calibration.processor import LARGER_THAN_CACHES, last_level_cache
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,12 +46,21 @@ class Verdict:
 
 @dataclass
 class GainGate:
-    """Decides for the modules of one `kernelize` call; `unknown` are the classes of shape that nothing is known of."""
+    """Decides for the modules of one `kernelize` call; `unknown` are the classes of shape that nothing is known of.
 
+    model: whose weights lie in a cache from call to call, or do not.
+    """
+
+    model: nn.Module | None = None
     unknown: dict[Shape, None] = field(default_factory=dict)
     _machine: Machine | None = None
     _known: KnownGains | None = None
     _verdicts: dict[tuple[Shape, int], Verdict] = field(default_factory=dict)
+
+    @cached_property
+    def reads_memory(self) -> bool:
+        """Whether no cache holds the weights of the model: a call of a few rows waits for memory."""
+        return self.model is not None and _holds_more(self.model, LARGER_THAN_CACHES * last_level_cache())
 
     @property
     def machine(self) -> Machine:
@@ -71,10 +82,11 @@ class GainGate:
     def _decide(self, shape: Shape, width: int) -> Verdict:
         if self._known is None:
             self._known = known_gains(self.machine)
-        gain = self._known.gain(shape)
+        gain = self._known.gain(shape, reads_memory=self.reads_memory)
         cell = class_of(shape)
-        if (gain is None or not gain.complete) and rows_of(cell):
-            self.unknown[cell] = None
+        for each in (cell, from_memory(cell)) if self.reads_memory else (cell,):
+            if rows_of(each) and not self._known.is_measured(each):
+                self.unknown[each] = None
         if gain is None and self._known.is_empty_by_determinism:
             return _CHOSEN_BY_TIME
         if gain is None:
@@ -83,6 +95,27 @@ class GainGate:
             where = "of PyTorch expected" if gain.source == OTHERS else "of PyTorch here"
             return Verdict(f"kept: {gain.ratio:.2f} {where} ({gain.source})", gain)
         return Verdict(None, gain, tuple((first * width, last * width) for first, last in gain.rows))
+
+
+def _holds_more(model: nn.Module, size: float) -> bool:
+    """Whether a model's weights take more than so many bytes. No more of them are looked at than that needs."""
+    seen: set[int] = set()
+    waiting = [model]
+    held = 0
+    while waiting:
+        module = waiting.pop()
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append(child)
+        for tensors in (module._parameters, module._buffers):
+            for tensor in tensors.values():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    held += tensor.nbytes
+        if held > size:
+            return True
+    return False
 
 
 _CHOSEN_BY_TIME = Verdict(

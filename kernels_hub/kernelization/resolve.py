@@ -132,6 +132,7 @@ class ClassResolver:
         dry: bool = False,
         importable: bool = True,
         keeps_originals: bool = False,
+        model: nn.Module | None = None,
     ) -> None:
         self._mapping = mapping
         self._rules = mapping.rules()
@@ -141,7 +142,7 @@ class ClassResolver:
         self._dry = dry
         self._importable = importable
         self._keeps_originals = keeps_originals
-        self.gains = GainGate()
+        self.gains = GainGate(model)
         """What is known of kernels that run only where they are faster, and what was missed."""
         self._plans: dict[type, ClassPlan] = {}
         self._placed: dict[type, ClassPlan] = {}

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from kernels_hub.calibration import background, database
 from kernels_hub.calibration import measure as measuring
 from kernels_hub.calibration.gain_table import Shape
+from kernels_hub.calibration.kinds import from_memory
 from kernels_hub.calibration.measure import measure, shortest_ratio
 from kernels_hub.cli.app import app
 
@@ -151,6 +152,32 @@ def test_what_is_built_for_a_measurement_does_not_count(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(measuring, "_LEAST_PAIRS", 5)
     assert [rows for _, rows, _ in measure([(SMALL, [1, 2])], swap, _no_skip, seconds=1.0)] == [1, 2]
+
+
+def test_of_a_class_that_is_read_from_memory_so_many_modules_are_called_that_no_cache_holds_them(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    called: list[int] = []
+
+    def swap(module: Any) -> None:
+        def forward(x: Any) -> Any:
+            called.append(id(module))
+            return type(module).forward(module, x)
+
+        module.__dict__["forward"] = forward
+
+    def ratio(original: Callable[[], Any], kernel: Callable[[], Any]) -> float:
+        for _ in range(7):
+            original(), kernel()
+        return 2.0
+
+    monkeypatch.setattr(measuring, "shortest_ratio", ratio)
+    monkeypatch.setattr(measuring, "last_level_cache", lambda: 1 << 20)
+    shape = from_memory(Shape("Linear", "float32", 256, 256))  # 256 KiB
+    assert list(measure([(shape, [1])], swap, _no_skip)) == [(shape, 1, 2.0)]
+    modules = list(dict.fromkeys(called))
+    assert len(modules) == 3  # with as many of PyTorch's, 1.5 times the cache
+    assert called == [modules[call % 3] for call in range(3 + 7)]
 
 
 def test_nothing_is_begun_after_the_budget():

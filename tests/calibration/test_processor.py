@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from kernels_hub.calibration.processor import Processor, read_processor, this_processor
+from kernels_hub.calibration import processor
+from kernels_hub.calibration.processor import Processor, last_level_cache, read_processor, this_processor
 
 ZEN4 = """processor\t: 0
 vendor_id\t: AuthenticAMD
@@ -51,3 +54,13 @@ def test_any_text_gives_a_name_that_a_file_can_have(text: str):
 
 def test_this_machine_has_one():
     assert this_processor() is this_processor()
+
+
+def test_the_last_cache_is_the_largest_that_the_system_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for index, text in enumerate(("48K\n", "2048K\n", "36M\n", "many\n", "")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(text, encoding="ascii")
+    monkeypatch.setattr(processor, "_CACHES", tmp_path)
+    assert last_level_cache.__wrapped__() == 36 << 20
+    monkeypatch.setattr(processor, "_CACHES", tmp_path / "none")
+    assert last_level_cache.__wrapped__() == 32 << 20

@@ -26,8 +26,9 @@ from kernels_hub import (
 )
 from kernels_hub.calibration import database
 from kernels_hub.calibration.gain_table import GainTable, Shape
-from kernels_hub.calibration.kinds import KINDS, rows_of, shapes
+from kernels_hub.calibration.kinds import KINDS, class_of, from_memory, rows_of, shapes
 from kernels_hub.errors import MappingError
+from kernels_hub.kernelization import gain_gate
 from kernels_hub.kernelization.gain_gate import gated_forward
 
 Tell = Callable[[str, int, int, dict[int, float]], None]
@@ -109,6 +110,33 @@ def test_what_gains_everywhere_runs_without_a_test_at_the_call(tell: Tell):
     row = report(model).rows[1]
     assert row.swapped and row.gain == 1.5 and row.gain_rows == ()
     assert "1.50 (pinned file)" in str(report(model))
+
+
+def test_in_a_model_that_no_cache_holds_what_is_read_from_memory_counts(
+    tell: Tell, monkeypatch: pytest.MonkeyPatch
+):
+    tell("Linear", 256, 512, _all_rows(LINEAR, 0.8, rows1024=1.3))
+    tell("Linear from memory", 256, 512, {1: 1.5, 2: 1.4, 4: 1.2, 16: 0.9})
+    monkeypatch.setattr(gain_gate, "last_level_cache", lambda: 1 << 20)
+    small = report(kernelize(_linear(), mode=Mode.INFERENCE)).rows[1]
+    assert small.swapped and small.gain_rows[0][0] > 256
+    large = nn.Sequential(_linear(), nn.Embedding(1024, 512)).eval()
+    row = report(kernelize(large, mode=Mode.INFERENCE)).rows[2]
+    assert row.path == "0.0" and row.gain == 1.5
+    assert [first for first, _ in row.gain_rows] == [1, small.gain_rows[0][0]]
+    assert 4 <= row.gain_rows[0][1] < 16
+    assert explain(large, mode=Mode.INFERENCE).rows[2].gain_rows == row.gain_rows
+    with torch.inference_mode():
+        x = torch.randn(1, 256)
+        torch.testing.assert_close(large[0][0](x), nn.Linear.forward(large[0][0], x))
+
+
+def test_classes_that_are_read_from_memory_are_of_few_rows_of_wide_products():
+    assert rows_of(from_memory(LINEAR)) == [1, 2, 4, 16]
+    assert rows_of(from_memory(Shape("Linear", "float32", 128, 512))) == []
+    assert rows_of(from_memory(Shape("GELU", "float32", 1, 1))) == []
+    odd = Shape("Linear", "float32", 300, 70_000)
+    assert class_of(from_memory(odd)) == from_memory(class_of(odd))
 
 
 def _watched(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[int]:
