@@ -168,24 +168,30 @@ def shipped(machine: Machine) -> GainTable:
 
 @lru_cache(maxsize=4)
 def of_other_processors(machine: Machine) -> GainTable:
-    """What a machine may expect whose processor was not measured: nine tenths of the least gain on all that were.
+    """What a machine may expect that was not measured: nine tenths of the least gain on all that were.
 
-    These are the processors of the shipped tables with its vectors and thread count; where there are not two, the
-    table is empty.
+    These are the shipped tables of its processor, or else of its vectors and thread count, or else of its vectors; two
+    at least, and where there are not two, the table is empty.
     """
-    of_vectors: dict[Path, GainTable] = {}
-    for path in sorted(_shipped_folder().glob(f"*-{machine.threads}.json")):
-        if _vectors(path.stem.rpartition("-")[0]) == _vectors(machine.processor):
-            of_vectors[path] = read(path, None)
+    paths = sorted(_shipped_folder().glob("*.json"))
+    of_vectors = [path for path in paths if _vectors(_processor_of(path)) == _vectors(machine.processor)]
+    of_processor = [path for path in of_vectors if _processor_of(path) == machine.processor]
+    of_threads = [path for path in of_vectors if path.stem.endswith(f"-{machine.threads}")]
     least = GainTable()
-    if len(of_vectors) < 2:
+    nearest = next((each for each in (of_processor, of_threads, of_vectors) if len(each) > 1), [])
+    if not nearest:
         return least
-    first, *others = of_vectors.values()
+    first, *others = (read(path, None) for path in nearest)
     for shape, rows, ratio in first.rows():
         ratios = [ratio, *(other.cells.get(shape, {}).get(rows, 0.0) for other in others)]
         if min(ratios) > 0:
             least.put(shape, rows, _CAUTION * min(ratios))
     return least
+
+
+def _processor_of(path: Path) -> str:
+    """The processor of a shipped table, whose name ends with its thread count."""
+    return path.stem.rpartition("-")[0]
 
 
 def _vectors(processor: str) -> str:

@@ -238,9 +238,24 @@ def test_a_processor_without_a_table_expects_a_little_less_than_the_least_of_the
     assert found is not None and (found.ratio, found.source) == (1.35, database.OTHERS)
     assert found.rows[0][0] == 1 and found.rows[-1][1] < 4, "0.99 at 4 rows, nothing at 16"
     assert not found.complete, "it is measured beside all the same"
-    for other in (("intel-7-7-avx512", 4), ("intel-7-7-avx2", 2), ("unheard-of", 2)):
+    for other in (("intel-7-7-avx2", 2), ("intel-7-7-avx2", 4), ("unheard-of", 2)):
         machine = database.Machine(*other, MACHINE.versions)
         assert not database.of_other_processors(machine).cells, "fewer than two tables"
+
+
+def test_another_number_of_threads_expects_what_its_processor_gains_with_others(cache: Path, tables: Path):
+    shape, more = Shape("Linear", "float32", 64, 64), GainTable()
+    machine = database.Machine("amd-1-1-avx512bf16", 8, MACHINE.versions)
+    assert database.of_other_processors(machine).cells[shape] == {1: 1.35, 4: 0.99}, (
+        "of both with its vectors"
+    )
+    more.put(shape, 1, 1.8)
+    database.write(tables / "amd-1-1-avx512bf16-1.json", database.Machine(machine.processor, 1, ()), more)
+    database.of_other_processors.cache_clear()
+    assert database.of_other_processors(machine).cells[shape] == {1: 1.62}
+    found = database.known_gains(machine).gain(shape)
+    assert found is not None and (found.ratio, found.source) == (1.62, database.OTHERS)
+    assert not found.complete, "it is measured beside all the same"
 
 
 def test_what_was_measured_here_comes_before_other_processors(cache: Path, tables: Path):
