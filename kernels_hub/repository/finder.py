@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, SourceFileLoader
 from importlib.util import decode_source, find_spec, spec_from_file_location
 from pathlib import Path
@@ -176,10 +176,10 @@ def _code_of_library(inside: str, source: bytes) -> CodeType | None:
     thirty modules again took longer than all else that the first use of such a layer does.
     """
     first, _, rest = inside.partition("/")
-    spec = find_spec(f"kernels_hub.{first.removesuffix('.py')}")
-    if spec is None or spec.origin is None:
+    origin = _origin(first.removesuffix(".py"))
+    if origin is None:
         return None
-    place = Path(spec.origin).parent / rest if rest else Path(spec.origin)
+    place = origin.parent / rest if rest else origin
     try:
         if not place.is_file() or place.stat().st_size != len(source) or place.read_bytes() != source:
             return None
@@ -187,6 +187,13 @@ def _code_of_library(inside: str, source: bytes) -> CodeType | None:
         return None
     name = f"kernels_hub.{inside.removesuffix('.py').replace('/', '.')}"
     return SourceFileLoader(name, str(place)).get_code(name)
+
+
+@lru_cache(maxsize=256)
+def _origin(name: str) -> Path | None:
+    """The file of a module right inside this library."""
+    spec = find_spec(f"kernels_hub.{name}")
+    return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
 def _remember(path: str, source: bytes) -> None:
