@@ -7,6 +7,7 @@
     pool.py       pooling, resizing, sampling         complex.py     complex numbers as pairs, Fourier transforms
     call.py       what a handler gets               embedding_bag.py  sums, means, maxima of bags
     gradients.py  backward ops                      recurrent.py    nn.LSTM, nn.GRU, nn.RNN
+    masks.py      writes where a mask holds
 
 Nothing here imports torch.
 """
@@ -21,6 +22,7 @@ from kernels_hub.compiler.importers.aten_ops import (
     gradients,
     indexing,
     linear,
+    masks,
     normalize,
     pointwise,
     pool,
@@ -43,6 +45,7 @@ FAMILIES = (
     gradients,
     indexing,
     linear,
+    masks,
     normalize,
     pointwise,
     pool,

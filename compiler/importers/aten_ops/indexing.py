@@ -13,12 +13,13 @@ from kernels_hub.compiler.importers.aten_ops.call import (
     aten,
     unfollowed,
 )
+from kernels_hub.compiler.importers.aten_ops.masks import put_at_mask
 from kernels_hub.compiler.importers.aten_ops.views import constant_pad_nd, pad_pairs
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Dim, Expr
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.op import Shape
-from kernels_hub.compiler.ir.operators import broadcast_shapes
+from kernels_hub.compiler.ir.operators import broadcast_shapes, same_shapes
 from kernels_hub.compiler.ir.proofs import proves_le
 
 Indices = Sequence[Value | None]
@@ -173,13 +174,9 @@ _BEYOND: Mapping[str, Callable[[Value, Value], Value]] = {
 def index_put(call: AtenCall, x: Value, indices: Indices, values: Value, accumulate: bool) -> Value:
     masks = [index for index in indices if index is not None and index.dtype is types.BOOL]
     if masks:
-        call.refuse_unless(
-            len(masks) == len(indices) == 1 and not accumulate and _is_single(values),
-            "index_put with a mask and more than one value",
-        )
-        (mask,) = masks
-        wide = mask.reshape((*mask.shape, *[1] * (x.rank - mask.rank)))
-        return wide.broadcast_to(x.shape).select(values.reshape(()), x)
+        given = [index for index in indices if index is not None]
+        call.refuse_unless(len(given) == 1, "index_put with a mask beside other indices")
+        return put_at_mask(x, masks[0], indices.index(masks[0]), values, accumulate=accumulate)
     axes, places, shape = _front(x, indices)
     others = [axis for axis in range(x.rank) if axis not in axes]
     order = [*axes, *others]
@@ -200,8 +197,21 @@ def index_put(call: AtenCall, x: Value, indices: Indices, values: Value, accumul
     return written.permute(*(order.index(axis) for axis in range(x.rank)))
 
 
-def _is_single(value: Value) -> bool:
-    return all(dim == 1 for dim in value.shape)
+@aten("put.default")
+def put(call: AtenCall, x: Value, indices: Value, values: Value, accumulate: bool) -> Value:
+    flat = index_put(call, x.reshape((-1,)), [indices.reshape((-1,))], values.reshape((-1,)), accumulate)
+    return flat.reshape(x.shape)
+
+
+@aten("masked_select.default")
+def masked_select(call: AtenCall, x: Value, mask: Value) -> Value:
+    shape = broadcast_shapes(x.shape, mask.shape)
+    call.refuse_unless(
+        same_shapes(shape, x.shape), "a mask of more elements: PyTorch's bound of them is too low"
+    )
+    if not shape:
+        return index(call, x.reshape(1), [mask.reshape(1)])
+    return index(call, x.broadcast_to(shape), [mask.broadcast_to(shape)])
 
 
 _REDUCTIONS = {
@@ -350,6 +360,17 @@ def slice_scatter(
         if one.shape[axis] != 0
     ]
     return parts[0] if len(parts) == 1 else call.graph.apply("concat", *parts, axis=axis)
+
+
+@aten("diagonal_scatter.default")
+def diagonal_scatter(call: AtenCall, x: Value, source: Value, offset: int, row: int, column: int) -> Value:
+    row, column = x.axis(row), x.axis(column)
+    order = [row, column, *(axis for axis in range(x.rank) if axis not in {row, column})]
+    along = call.graph.iota(source.shape[-1])
+    indices = [along + max(-offset, 0), along + max(offset, 0)]
+    source = source.permute(source.rank - 1, *range(source.rank - 1))
+    written = index_put(call, x.permute(*order), indices, source, False)
+    return written.permute(*(order.index(axis) for axis in range(x.rank)))
 
 
 @aten("nonzero.default")
