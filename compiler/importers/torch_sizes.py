@@ -134,7 +134,7 @@ class Sizes:
         apart = Sizes(Graph("guards"), {})
         apart.ranges, apart.names, apart.solved = self.ranges, self.names, self.solved
         known = False
-        with suppress(CompilerError):
+        with suppress(CompilerError, UnsupportedArgumentsError):
             known = kind in _PROOFS and _PROOFS[kind](*(apart._dim(side) for side in relation.args))
             known = known or (kind == "Equality" and apart._is_quotient(*relation.args))
             if kind in {"Equality", "Unequality"}:

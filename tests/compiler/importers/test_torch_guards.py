@@ -393,3 +393,10 @@ def test_a_product_raises_the_bounds_of_its_sizes_where_that_is_all_it_asks():
     with pytest.raises(ImportFailure, match="s0\\*s1 >= 4"):
         sizes.guard([batch * length >= 4])
     assert sizes.ranges == {"s0": (1, None), "s1": (1, None)}
+
+
+def test_a_condition_on_a_power_of_a_size_is_told():
+    module = Chosen(lambda a, b: b < 10.0 * a**0.145)
+    shapes = ({0: Dim("rows")}, {0: Dim("others")})
+    with pytest.raises(ImportFailure, match="depends on whether"):
+        import_torch(module, (torch.randn(4, 3), torch.randn(6, 3)), dynamic_shapes=shapes)
