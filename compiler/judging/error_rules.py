@@ -449,6 +449,12 @@ def _places(at: At) -> Pair:
     return np.where(unsure, np.inf, 0.0), np.abs(at.result)
 
 
+def _decided(at: At) -> Pair:
+    """What all elements of a row decide together: unknown where one has an error."""
+    unknown = any(error.any() for error in at.errors)
+    return np.full(at.result.shape, np.inf if unknown else 0.0), np.abs(at.result)
+
+
 _MOST_OF_TAPS = 4.0
 """The weights of a cubic's taps add up, without their signs, to 1.375 for each dim at most, and to this for three."""
 
@@ -511,6 +517,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("sum_pool", "avg_pool", "cumsum"), _linear),
     **dict.fromkeys(("max_pool", "cummax", "cummin"), _windows),
     **dict.fromkeys(("argmax", "argmin", "argsort", "argtopk"), _places),
+    **dict.fromkeys(("argkth", "argmedian", "argmode", "searchsorted"), _decided),
 }  # fmt: skip
 """Of ops that `rule_of` cannot judge by their rows alone."""
 

@@ -11,6 +11,7 @@ from kernels_hub.compiler.engines.library_ops import (
     ensembles,
     few_bits,
     indexing,
+    order,
     pointwise,
     pool,
     recurrent,
@@ -35,6 +36,7 @@ KERNELS: dict[str, LibraryKernel] = {
     **ensembles.KERNELS,
     **few_bits.KERNELS,
     **indexing.KERNELS,
+    **order.KERNELS,
 }
 """By op, but for those whose rows name a function of PyTorch."""
 

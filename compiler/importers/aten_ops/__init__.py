@@ -7,7 +7,7 @@
     pool.py       pooling, resizing, sampling         complex.py     complex numbers as pairs, Fourier transforms
     call.py       what a handler gets               embedding_bag.py  sums, means, maxima of bags
     gradients.py  backward ops                      recurrent.py    nn.LSTM, nn.GRU, nn.RNN
-    masks.py      writes where a mask holds
+    masks.py      writes where a mask holds         order.py        medians, modes, binary search, sets
 
 Nothing here imports torch.
 """
@@ -24,6 +24,7 @@ from kernels_hub.compiler.importers.aten_ops import (
     linear,
     masks,
     normalize,
+    order,
     pointwise,
     pool,
     recurrent,
@@ -47,6 +48,7 @@ FAMILIES = (
     linear,
     masks,
     normalize,
+    order,
     pointwise,
     pool,
     recurrent,
