@@ -53,7 +53,7 @@ Mutations = Literal["refuse", "outputs"]
 _CONSTANT_LIMIT = 4096
 """Elements up to which a tensor that tracing lifted out of the code is a constant, not a parameter."""
 _MISSING = object()
-_TAKE_FLOATS = frozenset({"add", "sub", "rsub", "mul", "div", "true_divide", "pow"})
+_TAKE_FLOATS = frozenset({"add", "sub", "rsub", "mul", "div", "true_divide", "pow", "scalar_tensor"})
 """Ops whose operands may be floats that are computed from sizes."""
 
 

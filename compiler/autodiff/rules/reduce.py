@@ -6,10 +6,12 @@ the factors are no matter.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from kernels_hub.compiler.autodiff.rule import Derivative, Gradients, Site, along, as_number, zeros
 from kernels_hub.compiler.ir.dims import product
+from kernels_hub.compiler.ir.graph import Value
 
 
 def _sum(site: Site) -> Gradients:
@@ -60,6 +62,17 @@ def _log_softmax(site: Site) -> Gradients:
     return [(g - y.exp() * along(g.sum(axis), y, (axis,))).cast(site.x.dtype)]
 
 
+def _logcumsumexp(site: Site) -> Gradients:
+    """In logarithms, of positive and negative g each, so that nothing overflows."""
+    axis = site.attrs["axis"]
+
+    def of(gradient: Value) -> Value:
+        log = (gradient > 0).select(gradient.log(), -math.inf) - site.result
+        return (log.flip(axis).along("logcumsumexp", axis).flip(axis) + site.x).exp()
+
+    return [of(site.gradient) - of(-site.gradient)]
+
+
 def _cumsum(site: Site) -> Gradients:
     return [site.gradient.cumulate("sum", site.attrs["axis"], reverse=True)]
 
@@ -108,6 +121,7 @@ ROWS: Sequence[Derivative] = (
     _extreme("reduce_min"),
     Derivative("softmax", _softmax, "y * (g - sum(g * y))"),
     Derivative("log_softmax", _log_softmax, "g - exp(y) * sum(g)"),
+    Derivative("logcumsumexp", _logcumsumexp, "the sum of g * exp(x - y) from here on"),
     Derivative("cumsum", _cumsum, "the sum of g from here on"),
     Derivative(
         "cumprod", _cumprod, "the sum of g from here on, each times the product of all factors but this"

@@ -47,7 +47,11 @@ def _make_search(site: Site) -> Run:
 
 def _make_bincount(site: Site) -> Run:
     least = site["least"]
-    return lambda x, *weights: torch.bincount(x, *weights, minlength=least)
+
+    def run(x: Tensor, weights: Tensor | None = None) -> Tensor:
+        return torch.bincount(x, weights, least)
+
+    return run
 
 
 def _make_unique(_: Site) -> Run:

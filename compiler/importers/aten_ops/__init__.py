@@ -8,6 +8,8 @@
     call.py       what a handler gets               embedding_bag.py  sums, means, maxima of bags
     gradients.py  backward ops                      recurrent.py    nn.LSTM, nn.GRU, nn.RNN
     masks.py      writes where a mask holds         order.py        medians, modes, binary search, sets
+    distances.py  cdist                             lists.py        ops on lists of tensors
+    special.py    rare pointwise functions
 
 Nothing here imports torch.
 """
@@ -18,10 +20,12 @@ from kernels_hub.compiler.importers.aten_ops import (
     activation,
     complex,  # noqa: A004  (the family's name)
     create,
+    distances,
     embedding_bag,
     gradients,
     indexing,
     linear,
+    lists,
     masks,
     normalize,
     order,
@@ -29,6 +33,7 @@ from kernels_hub.compiler.importers.aten_ops import (
     pool,
     recurrent,
     reduce,
+    special,
     views,
 )
 from kernels_hub.compiler.importers.aten_ops.call import (
@@ -42,10 +47,12 @@ FAMILIES = (
     activation,
     complex,
     create,
+    distances,
     embedding_bag,
     gradients,
     indexing,
     linear,
+    lists,
     masks,
     normalize,
     order,
@@ -53,6 +60,7 @@ FAMILIES = (
     pool,
     recurrent,
     reduce,
+    special,
     views,
 )
 

@@ -39,7 +39,7 @@ def fill(call: AtenCall, _: Value, number: Value | Scalar) -> Value:
     return call.tensor(number).broadcast_to(call.shape)
 
 
-@aten("scalar_tensor.default")
+@aten("scalar_tensor.default", "prims.scalar_tensor.default")
 def scalar_tensor(call: AtenCall, number: Scalar, **_: object) -> Value:
     return call.tensor(number)
 

@@ -13,7 +13,7 @@ from kernels_hub.compiler.importers.aten_ops.call import (
     aten,
     unfollowed,
 )
-from kernels_hub.compiler.importers.aten_ops.masks import put_at_mask
+from kernels_hub.compiler.importers.aten_ops.masks import packed, put_at_mask
 from kernels_hub.compiler.importers.aten_ops.views import constant_pad_nd, pad_pairs
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Dim, Expr
@@ -378,6 +378,19 @@ def nonzero(call: AtenCall, x: Value) -> Value:
     count = call.shape[0]
     call.refuse_unless(not isinstance(count, int), "the places of nonzero, whose number was made a constant")
     return call.graph.apply("nonzero", x, count=count).transpose()
+
+
+@aten("nonzero_static.default")
+def nonzero_static(call: AtenCall, x: Value, *, size: Dim, fill_value: int) -> Value:
+    """The first places that are not zero, by their numbers among all; the number that fills, where there are less."""
+    found = packed(x.cast(types.BOOL), call.graph.iota(x.type.size), size, -1)
+    columns, rest = [], found
+    for dim in reversed(x.shape):
+        extent = call.tensor(dim, types.INT64)
+        columns.append(rest.binary("mod", extent))
+        rest = rest.binary("floordiv", extent)
+    parts = [found.eq(-1).select(fill_value, one).unsqueeze(1) for one in reversed(columns)]
+    return call.graph.apply("concat", *parts, axis=1) if parts else call.graph.full((size, 0), 0, types.INT64)
 
 
 @aten("one_hot.default")

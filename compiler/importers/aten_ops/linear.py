@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Sequence
 
+from kernels_hub.compiler.importers.aten_ops.activation import gelu
 from kernels_hub.compiler.importers.aten_ops.call import (
     AtenCall,
     Scalar,
@@ -54,7 +55,7 @@ def linear(_: AtenCall, x: Value, weight: Value, bias: Value | None) -> Value:
     return product if bias is None else product + bias
 
 
-@aten("addmm.default", "baddbmm.default")
+@aten("addmm.default", "baddbmm.default", "addmv.default")
 def addmm(call: AtenCall, x: Value, a: Value, b: Value, *, beta: Scalar, alpha: Scalar) -> Value:
     product = a @ b
     if alpha != 1:
@@ -62,6 +63,27 @@ def addmm(call: AtenCall, x: Value, a: Value, b: Value, *, beta: Scalar, alpha: 
     if beta == 0:
         return product
     return product + (x if beta == 1 else call.rounded_once(operator.mul, x, beta))
+
+
+@aten("addbmm.default")
+def addbmm(call: AtenCall, x: Value, a: Value, b: Value, *, beta: Scalar, alpha: Scalar) -> Value:
+    """Products of a batch, added up: one product of all."""
+    count, rows, depth = a.shape
+    wide, long = a.permute(1, 0, 2).reshape((rows, count * depth)), b.reshape((count * depth, b.shape[2]))
+    return addmm(call, x, wide, long, beta=beta, alpha=alpha)
+
+
+@aten("_addmm_activation.default")
+def addmm_activation(
+    call: AtenCall, x: Value, a: Value, b: Value, *, beta: Scalar, alpha: Scalar, use_gelu: bool
+) -> Value:
+    total = addmm(call, x, a, b, beta=beta, alpha=alpha)
+    return gelu(call, total, approximate="none") if use_gelu else total.relu()
+
+
+@aten("_int_mm.default")
+def int_mm(_: AtenCall, a: Value, b: Value) -> Value:
+    return a.apply("int_mm", a, b)
 
 
 @aten("_trilinear.default")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kernels_hub.compiler.importers.aten_ops.call import AtenCall, aten
 from kernels_hub.compiler.ir import types
-from kernels_hub.compiler.ir.dims import divide_exactly, product
+from kernels_hub.compiler.ir.dims import Dim, Expr, divide_exactly, product
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.proofs import proves_le
 
@@ -24,6 +24,18 @@ def masked_scatter(_: AtenCall, x: Value, mask: Value, source: Value) -> Value:
     if not inner or divide_exactly(source.type.size, product(inner)) is None:
         rows, inner = mask, ()
     return mask.select(numbered(rows, source.reshape((-1, *inner))), x)
+
+
+@aten("masked_scatter_backward.default")
+def masked_scatter_backward(call: AtenCall, gradient: Value, mask: Value, _: object) -> Value:
+    """The gradient of the source: that of the places that hold, in their order; 0 of what no place has taken."""
+    mask = mask.broadcast_to(gradient.shape)
+    rows, size = _without_repeats(mask), product(call.shape)
+    inner = gradient.shape[rows.rank :]
+    count = divide_exactly(size, product(inner)) if inner else None
+    if count is None:
+        rows, inner, count = mask, (), size
+    return packed(rows, gradient.reshape((-1, *inner)), count).reshape(call.shape)
 
 
 def _without_repeats(mask: Value) -> Value:
@@ -48,6 +60,18 @@ def numbered(mask: Value, values: Value) -> Value:
         values = values.pad(before, False if values.dtype is types.BOOL else 0)
     places = mask.reshape((-1,)).select(counts, 0).reshape(mask.shape)
     return values.gather(places, 0)
+
+
+def packed(mask: Value, values: Value, size: Dim, fill: int = 0) -> Value:
+    """values (n, …) of the n places of a mask as (size, …): of the first ones that hold, then what fills."""
+    graph = values.graph
+    behind = graph.size(size) if isinstance(size, Expr) else graph.constant(size, types.INT64)
+    holds = mask.reshape((-1,))
+    order = holds.cast(types.INT64).along("cumsum", 0) - 1
+    places = (holds & (order < behind)).select(order, behind)
+    nothing = graph.full((size + 1, *values.shape[1:]), fill, values.dtype)  # the last for what is not wanted
+    written = nothing.apply("scatter_nd", nothing, places.unsqueeze(1), values, reduction="none")
+    return written.slice(0, 0, size)
 
 
 def put_at_mask(x: Value, mask: Value, first: int, values: Value, *, accumulate: bool) -> Value:

@@ -143,17 +143,10 @@ def isin(call: AtenCall, x: Value, of: Value, *, invert: bool, **_: object) -> V
     row = call.promoted(x, of)
     x, of = x.cast(row), of.cast(row).reshape((-1,))
     size = of.shape[0]
-    if size == 0:
-        found = call.graph.full(x.shape, False, types.BOOL)
-    elif isinstance(size, int) and size <= _FEW:
+    if isinstance(size, int) and size <= _FEW:
         found = x.unsqueeze(x.rank).eq(of).reduce("any", x.rank)
     else:
-        call.refuse_unless(proves_le(1, size), "a set that may be empty", of_sizes=True)
-        flat = x.reshape((-1,))
-        ordered, _places = of.sort(0)
-        place = flat.apply("searchsorted", ordered, flat)
-        at = ordered.gather(place.binary("minimum", call.graph.size(size) - 1), 0)
-        found = at.eq(flat).reshape(x.shape)
+        found = x.apply("isin", x, of)
     return found.unary("bitnot") if invert else found
 
 

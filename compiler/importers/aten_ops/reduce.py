@@ -17,6 +17,7 @@ from kernels_hub.compiler.importers.aten_ops.call import (
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.dims import Dim, product
 from kernels_hub.compiler.ir.graph import Value
+from kernels_hub.compiler.ir.proofs import proves_le
 
 
 def _reduction(kind: str) -> Handler:
@@ -155,8 +156,9 @@ def vector_norm(call: AtenCall, x: Value, order: Scalar, dims: Axes, keepdim: bo
         result = size.sum(axes, keepdims=keepdim)
     elif order in {float("inf"), float("-inf")}:
         result = size.reduce("max" if order > 0 else "min", axes, keepdims=keepdim)
+    elif order == 0:
+        result = wide.ne(0).cast(wide.dtype).sum(axes, keepdims=keepdim)
     else:
-        call.refuse_unless(order != 0, "the norm of order 0")
         total = (size ** float(order)).sum(axes, keepdims=keepdim)
         result = unfollowed(total, total.eq(0)) ** (1 / float(order))
     return result.cast(call.dtype)
@@ -214,12 +216,33 @@ def topk(_: AtenCall, x: Value, k: Dim, axis: int, largest: bool, __: bool) -> S
     return x.topk(k, axis, largest=largest)
 
 
+def _spread(call: AtenCall, rows: Value) -> tuple[Value | float, Value | float]:
+    """The least and the greatest element, or one less and one more where they are equal."""
+    if rows.type.size == 0:
+        return 0.0, 1.0
+    call.refuse_unless(proves_le(1, rows.type.size), "a histogram of what may be nothing", of_sizes=True)
+    least, most = rows.min(), rows.max()
+    alike = least.eq(most)
+    return alike.select(least - 1, least), alike.select(most + 1, most)
+
+
 @aten("histc.default")
 def histc(call: AtenCall, x: Value, bins: int, low: Scalar, high: Scalar) -> Value:
-    call.refuse_unless(high > low, "a histogram between the least and the largest element")
-    rows = x.reshape(x.type.size, 1).cast(types.FLOAT64)
-    places = (
-        ((rows - float(low)) / float(high - low) * float(bins)).cast(types.INT64).binary("minimum", bins - 1)
+    rows = x.reshape((-1,)).cast(types.FLOAT64)
+    if low == high:
+        least, most = _spread(call, rows)
+    else:
+        call.refuse_unless(high > low, "a histogram from a number to a lesser one")
+        least, most = float(low), float(high)
+    inside = (rows >= least) & (rows <= most)
+    places = ((rows - least) / (most - least) * float(bins)).cast(types.INT64).binary("minimum", bins - 1)
+    counts = call.graph.full((bins,), 0, types.INT64)
+    found = counts.apply(
+        "scatter_elements",
+        counts,
+        inside.select(places, 0),
+        inside.cast(types.INT64),
+        axis=0,
+        reduction="add",
     )
-    seen = ((rows >= float(low)) & (rows <= float(high))) & places.eq(call.graph.iota(bins).reshape(1, bins))
-    return seen.cast(call.dtype).sum(0)
+    return found.cast(call.dtype)

@@ -144,7 +144,7 @@ def _place(x: Value, axis: int, place: Dim | None) -> Dim:
     )
 
 
-@aten("narrow.default")
+@aten("narrow.default", "narrow_copy.default")
 def narrow(_: AtenCall, x: Value, axis: int, start: Dim, length: Dim) -> Value:
     place = x.axis(axis)
     low = _place(x, place, start)

@@ -23,12 +23,14 @@ from kernels_hub.compiler.ir.ops import (
     resize,
     selection,
     sources,
+    special,
     views,
 )
 
 FAMILIES = (
     sources,
     pointwise,
+    special,
     conversion,
     views,
     reduce,

@@ -36,7 +36,7 @@ from kernels_hub.compiler.ir.op import (
     show,
 )  # fmt: skip
 from kernels_hub.compiler.ir.ops.conversion import accumulator, convert
-from kernels_hub.compiler.ir.types import Array, DType
+from kernels_hub.compiler.ir.types import INT8, INT32, Array, DType
 
 
 def product_dtype(operands: Operands, attrs: Attrs) -> DType:
@@ -248,6 +248,19 @@ def _run_conv_transpose(step: ReferenceCall) -> Array:
     return _finish(step, np.ascontiguousarray(total).reshape(step.shape))
 
 
+def _of_bytes(operands: Operands, _: Attrs) -> DType:
+    for operand in operands:
+        if operand.dtype is not INT8:
+            raise TypeRuleError(f"takes int8, not {operand.dtype}")
+    return INT32
+
+
+def _matrices(operands: Operands, attrs: Attrs) -> Shape:
+    for index, operand in enumerate(operands):
+        require_rank(operand, 2, f"operand {index}")
+    return _matmul(operands, attrs)
+
+
 _DTYPES = (
     Attr("dtype", DTYPE, None, "of the result; that of the operands by default"),
     Attr("accumulate", DTYPE, None, "what sums are kept in; the result's dtype, widened, by default"),
@@ -263,6 +276,9 @@ ROWS = (
     Op("matmul", "(…, M, K) by (…, K, N): the sum over K. Batch dims are equal.", 2, _run_matmul, product_dtype,
        _matmul, attrs=_DTYPES, traits=Trait.CONTRACTION, flops=matmul_flops,
        source="numpy.matmul; ONNX MatMul, MatMulInteger"),
+    Op("int_mm", "(M, K) by (K, N) of int8, in int32: a matmul that PyTorch's own kernel runs.", 2,
+       lambda step: np.matmul(*(one.astype(np.int32) for one in step.operands)), _of_bytes, _matrices,
+       flops=matmul_flops, torch=("_int_mm.default",), source="torch._int_mm"),
     Op("grouped_matmul", "Rows (S, K), sorted by group, by matrices (G, K, N): group g has the rows from the "
        "end of the one before it up to ends[g], which never fall. Rows behind the last end are 0.", 3, _run_grouped,
        product_dtype, _grouped, attrs=_DTYPES, flops=matmul_flops,

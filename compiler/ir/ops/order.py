@@ -6,9 +6,6 @@ NaN is the greatest of all. Which of equal elements a place says is not told, as
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
 
 from kernels_hub.compiler.errors import EvaluateError, ShapeError, TypeRuleError
@@ -22,7 +19,6 @@ from kernels_hub.compiler.ir.op import (
     Attrs,
     Op,
     Operands,
-    Pull,
     ReferenceCall,
     Shape,
     Trait,
@@ -37,6 +33,7 @@ from kernels_hub.compiler.ir.op import (
 )  # fmt: skip
 from kernels_hub.compiler.ir.ops.conversion import accumulator, widened
 from kernels_hub.compiler.ir.proofs import proves_le
+from kernels_hub.compiler.ir.types import BOOL as BOOLEAN
 from kernels_hub.compiler.ir.types import FLOAT32, FLOAT64, INT64, REALS, Array, DType
 
 
@@ -129,9 +126,8 @@ def _run_bincount(step: ReferenceCall) -> Array:
     x, *weights = step.operands
     if x.size and x.min() < 0:
         raise EvaluateError(f"bincount of {x.min()}, which is below 0")
-    total = np.bincount(
-        x.astype(np.int64), *(one.astype(np.float64) for one in weights), minlength=step.attrs["least"]
-    )
+    given = weights[0].astype(np.float64) if weights else None
+    total = np.bincount(x.astype(np.int64), given, step.attrs["least"])
     return total.astype(step.results[0].dtype.numpy)
 
 
@@ -151,17 +147,6 @@ def _run_repeats(step: ReferenceCall) -> Array:
 # -- running sums of exponentials
 
 
-def _logcumsumexp_gradient(site: Any) -> list[Any]:
-    """g * exp(x - y), added up from each place to the end: in logarithms, of positive and negative g each."""
-    axis = site.attrs["axis"]
-
-    def of(gradient: Any) -> Any:
-        log = (gradient > 0).select(gradient.log(), -math.inf) - site.result
-        return (log.flip(axis).along("logcumsumexp", axis).flip(axis) + site.x).exp()
-
-    return [of(site.gradient) - of(-site.gradient)]
-
-
 def _run_logcumsumexp(step: ReferenceCall) -> Array:
     return np.logaddexp.accumulate(accumulator(step.operands[0]), axis=step.attrs["axis"]).astype(step.dtype)
 
@@ -179,6 +164,9 @@ ROWS = (
     Op("searchsorted", "Where values (…, m) belong in rows (…, n), or one row (n), in rising order: before what is "
        "equal, or behind it (right). NaN belongs at the end.", 2, _run_search, gives(INT64, *REALS), _search_shape,
        attrs=(Attr("right", BOOL, False),), source="torch.searchsorted; numpy.searchsorted"),
+    Op("isin", "Whether each element is one of a vector's; NaN is none.", 2,
+       lambda step: np.isin(widened(step.operands[0]), widened(step.operands[1])), gives(BOOLEAN, *REALS),
+       lambda operands, _: operands[0].shape, torch=("isin.Tensor_Tensor",), source="torch.isin; numpy.isin"),
     Op("bincount", "How often each number from 0 on occurs in a vector, or the sums of their weights; at least `least` "
        "counts. Defines the symbol `count`.", (1, 2), _run_bincount, _counted, lambda _, attrs: (attrs["count"],),
        attrs=(_COUNT, Attr("least", INT, 0)), traits=Trait.INDEXING, defines="count", source="numpy.bincount"),
@@ -187,6 +175,5 @@ ROWS = (
        defines="count", source="torch.repeat_interleave"),
     Op("logcumsumexp", "log(cumsum(exp(x))) along an axis, where exp(x) overflows, too.", 1, _run_logcumsumexp,
        same("float"), shape_along_axis, attrs=(_AXIS,), flops=per_operand_element(4),
-       derivative=Pull("sum of g * exp(x - y) from here on", _logcumsumexp_gradient),
        torch=("logcumsumexp.default",), source="torch.logcumsumexp"),
 )  # fmt: skip

@@ -82,6 +82,12 @@ for _name in ("log", "log2", "log1p", "sqrt", "rsqrt"):
     case(_name, _unary(_name), floats(2, 3, low=0.3, high=3))
 for _name in ("asin", "acos", "atanh"):
     case(_name, _unary(_name), floats(2, 3, low=-0.9, high=0.9))
+for _name in ("lgamma", "erfinv", "erfcx"):
+    case(_name, _unary(_name), floats(2, 3, low=0.1, high=0.9))
+case("ndtri", _unary("ndtri"), floats(2, 3, low=0.1, high=0.9))
+for _name in ("hypot", "copysign"):
+    case(_name, _binary(_name), floats(2, 3) + 0.05, floats(2, 3, seed=1))
+case("logcumsumexp", _op("logcumsumexp", axis=1), floats(2, 4))
 case("acosh", _unary("acosh"), floats(2, 3, low=1.2, high=3))
 for _name in ("add", "sub", "mul", "div", "maximum", "minimum", "atan2"):
     case(_name, _binary(_name), floats(2, 3), floats(2, 3, seed=1))

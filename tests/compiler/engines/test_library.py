@@ -29,7 +29,7 @@ WHOLE = [row.name for row in types.DTYPES.values() if row.bits >= 8 and row.name
 REALS = [name for name in WHOLE if types.dtype(name).kind in {"int", "uint", "float"} and name != "uint64"]
 FLOATS = [name for name in REALS if types.dtype(name).is_float]
 EVERY = list(types.DTYPES)
-LEFT_TO_THE_ORACLE = {"roi_align", "suppress_boxes", "unique"}
+LEFT_TO_THE_ORACLE = {"roi_align", "suppress_boxes"}
 
 
 def test_every_op_of_the_table_has_a_kernel():

@@ -49,6 +49,9 @@ CASES = {
         x.put(i, v[:4].reshape(2, 2)), x.put(i, v[:4].reshape(2, 2), accumulate=True), x.put(i[:0], v[:0])],
         X, torch.tensor([[0, 7], [-1, 3]]), V),
     "put where it was put": (lambda x, i, v: x.put(i, v[:4], accumulate=True), X, torch.tensor([2, 2, -18, 3]), V),
+    "nonzero_static": (lambda x, c: [
+        torch.nonzero_static(x > 0, size=6), torch.nonzero_static(c > 0, size=40, fill_value=-7),
+        torch.nonzero_static(x[0], size=3), torch.combinations(x[0])], X, CUBE),
     "diagonal_scatter": (lambda x, v, c: [
         x.diagonal_scatter(v[:4]), x.diagonal_scatter(v[:4], 1), x.diagonal_scatter(v[:2], -2),
         c.diagonal_scatter(c[0, :2, :3], 1, 1, -1), c.diagonal_scatter(v[:4].reshape(2, 2), 1, -1, 1)], X, V, CUBE),

@@ -51,7 +51,8 @@ CASES = {
     "isin": (lambda i, t, x: [
         torch.isin(i, t), torch.isin(i, t, invert=True), torch.isin(i, 3), torch.isin(i, t[:0]), torch.isin(x, x[0]),
         torch.isin(i, torch.arange(0, 90, 3)), torch.isin(i, torch.arange(0, 90, 3), invert=True),
-        torch.isin(x, torch.arange(40.0)), torch.isin(x, torch.tensor([NAN] * 20))], IDS, torch.tensor([1, 4]), HOLES),
+        torch.isin(x, torch.arange(40.0)), torch.isin(x, torch.tensor([NAN] * 20)),
+        torch.isin(i, torch.arange(90).reshape(9, 10)[3:])], IDS, torch.tensor([1, 4]), HOLES),
     "repeats": (lambda r, x: [r.repeat_interleave(r), x.repeat_interleave(r, 0), x.repeat_interleave(r, 0, output_size=6)],
                 REPEATS, rand(4, 3)),
     "counts": (lambda i, w, d: [i.bincount(), i.bincount(minlength=9), i.bincount(w), i.bincount(d, 2), i[:0].bincount()],
