@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from kernels_hub.compiler.errors import ImportFailure
+from kernels_hub.compiler.ir.ops import OPS
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 TRACED_FROM = 2
 """The least size that torch.export takes a dynamic one for while it traces."""
 
-# Composite ops that are imported as they are: one op of the source, one spelling in the graph.
+# Composite ops with importers of their own: one op of the source, one spelling in the graph. Those of rows: see `core`.
 KEPT = (
     "linear.default", "matmul.default", "scaled_dot_product_attention.default", "layer_norm.default",
     "native_layer_norm.default", "group_norm.default", "native_group_norm.default", "rms_norm.default",
@@ -237,15 +238,19 @@ def distinct(arguments: object) -> Any:
 
 
 def decomposed(program: ExportedProgram, name: str) -> Any:
-    """The program of a module of that name in core ATen and `KEPT`, without writes. Raises ImportFailure."""
+    """The program in core ATen, `KEPT`, and what rows of the op table import; no writes. Raises ImportFailure.
+
+    name: of the module, for messages.
+    """
     import torch
 
     of_inference = any(tensor.is_inference() for tensor in program.state_dict.values())
     with _told(name), torch.inference_mode(of_inference), torch.no_grad(), _hooks_of_all_see(None):
         table = torch.export.default_decompositions()
-        for kept in KEPT:
-            packet, overload = kept.split(".")
-            op = getattr(getattr(torch.ops.aten, packet), overload)
+        for kept in (*KEPT, *(imported for row in OPS.values() for imported in row.torch)):
+            packet, _, overload = kept.partition(".")
+            # A row may name an overload that this release of PyTorch does not have.
+            op = getattr(getattr(torch.ops.aten, packet, None), overload, None)
             if op in table:
                 table.pop(op)
         with warnings.catch_warnings():  # torch.export, of its own copies

@@ -60,6 +60,23 @@ def test_importers_know_it():
     assert importer_of("", "Hypot", 18) is not None
 
 
+def test_torch_does_not_decompose_it(monkeypatch):
+    """Nor where it would, and another op of the program has to be decomposed."""
+    row = pointwise(
+        "logaddexp", "log(exp(a) + exp(b))", np.logaddexp, ("float",), arity=2, torch=("logaddexp.default",)
+    )
+    later = pointwise("later", "of another PyTorch", np.negative, ("float",), torch=("no_such_op.default",))
+    monkeypatch.setitem(OPS, row.name, row)
+    monkeypatch.setitem(OPS, later.name, later)
+
+    class Entropies(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.logaddexp(x, y) + torch.special.entr(x)
+
+    graph = import_torch(Entropies(), (torch.ones(3), torch.ones(3)))
+    assert [node.op.name for node in graph.live()].count("logaddexp") == 1
+
+
 @pytest.mark.parametrize(
     "engine",
     [
