@@ -22,7 +22,7 @@ class Spellings:
     """How a target spells pointwise ops: by its own table, else by the op's row, else as what it is a dialect of.
 
     own: by name of the op; what is not the same for all kinds of dtypes, by kind. dialect_of: another target, of whose
-    spellings those are taken that name nothing of its library (`library` is a part of such names).
+    spellings those are taken that name nothing of its library (`library` is a part of such names; "": all are taken).
     """
 
     target: str
@@ -36,7 +36,7 @@ class Spellings:
         if found is not None or not self.dialect_of:
             return found
         found = op.spell(self.dialect_of, kind)
-        return None if found is None or self.library in found else found
+        return None if found is None or (self.library and self.library in found) else found
 
 
 class GeneratedCode(Protocol):

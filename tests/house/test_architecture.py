@@ -49,7 +49,7 @@ class Rule:
 SHIPPED = ("kernels_hub", "bundled")
 EVERYWHERE = (*SHIPPED, "tests", "benchmarks", "examples", "tools")
 
-TARGETS = ("cpp", "triton", "metal")
+TARGETS = tuple(sorted(path.parent.name for path in (ROOT / "compiler" / "codegen").glob("*/target.py")))
 
 SHIPPED_RULES = (
     "kernels_hub.compiler.runtime.errors", "kernels_hub.compiler.runtime.intervals", "kernels_hub.compiler.runtime.newest",
@@ -294,15 +294,14 @@ PLANTED = {
         ("compiler/runtime/tiles.py", "import torch"),
         ("compiler/runtime/intervals.py", "def f():\n    from kernels_hub.compiler.ir import dims"),
     ],
-    "the target cpp knows no other target": [
-        ("compiler/codegen/cpp/x.py", "from kernels_hub.compiler.codegen.triton import text")
-    ],
-    "the target triton knows no other target": [
-        ("compiler/codegen/triton/x.py", "from kernels_hub.compiler.codegen.cpp.text import Lines")
-    ],
-    "the target metal knows no other target": [
-        ("compiler/codegen/metal/x.py", "from kernels_hub.compiler.codegen.cpp.scalar import Cpp")
-    ],
+    **{
+        f"the target {one} knows no other target": [
+            (f"compiler/codegen/{one}/x.py", f"from kernels_hub.compiler.codegen.{other}.text import Lines")
+            for other in TARGETS
+            if other != one
+        ]
+        for one in TARGETS
+    },
     "only hub/ and server/ touch the network": [
         ("kernels_hub/repository/x.py", "def f():\n    from huggingface_hub import snapshot_download"),
         ("kernels_hub/kernelization/x.py", "from urllib import request"),

@@ -67,6 +67,8 @@ def test_a_table_of_its_own_goes_before_the_row_and_the_dialect_after_it():
         None,
         "{0} + {1}",
     )
+    whole = Spellings("whole", {}, dialect_of="cpp")
+    assert (whole.of(row, "float"), whole.of(plain, "float")) == ("std::f({0})", "{0} + {1}")
     toy.own["f"] = {"float": "own_f({0})"}
     assert (toy.of(row, "int"), toy.of(row, "float")) == ("toy_f({0})", "own_f({0})")
 
