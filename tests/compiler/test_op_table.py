@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 
 from kernels_hub.compiler import Graph, bind, evaluate, parse_graph, print_graph, rebuild, verify
 from kernels_hub.compiler.errors import TypeRuleError
-from kernels_hub.compiler.ir.op import Formulas, Pull, Trait, spelled
+from kernels_hub.compiler.importers import onnx_node
+from kernels_hub.compiler.importers.aten_ops import HANDLERS
+from kernels_hub.compiler.importers.onnx_ops import DOMAINS, enter_domains
+from kernels_hub.compiler.ir.op import Formulas, Op, Pull, Trait, spelled
 from kernels_hub.compiler.ir.ops import FAMILIES, OPS, add_op
 from kernels_hub.compiler.ir.ops.pointwise import elementwise, pointwise
 from kernels_hub.compiler.ir.types import FLOAT32, FLOAT64, INT8
@@ -35,6 +39,21 @@ def test_a_row_is_complete(row):
         assert isinstance(row.derivative, Pull) or len(row.derivative.operands) == row.arity
     if row.defines:
         assert row.attr(row.defines).kind.name == "symbol"
+
+
+def overruled(rows: Iterable[Op]) -> list[str]:
+    """What rows say they import, and an importer does first."""
+    enter_domains(DOMAINS)
+    entered = {name for domain, name in onnx_node._IMPORTERS if not domain}
+    return [name for row in rows for name in (*row.torch, *row.onnx) if name in HANDLERS or name in entered]
+
+
+def test_what_a_row_imports_has_no_other_importer():
+    assert overruled(OPS.values()) == []
+    sinc = pointwise(
+        "sinc", "sin(pi x) / (pi x)", np.sinc, ("float",), torch=("sinc.default",), onnx=("Softsign",)
+    )
+    assert overruled([sinc]) == ["sinc.default", "Softsign"]
 
 
 def test_families_make_up_the_table():
