@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, SourceFileLoader
 from importlib.util import decode_source, find_spec, spec_from_file_location
 from pathlib import Path
@@ -175,25 +175,24 @@ def _code_of_library(inside: str, source: bytes) -> CodeType | None:
     Published layers bring the runtime of compiled graphs. Python has the bytecode of what is installed, and compiling
     thirty modules again took longer than all else that the first use of such a layer does.
     """
-    first, _, rest = inside.partition("/")
-    origin = _origin(first.removesuffix(".py"))
-    if origin is None:
+    if "/" in inside and not inside.startswith(_SHIPPED):
         return None
-    place = origin.parent / rest if rest else origin
+    name = f"kernels_hub.{inside.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
     try:
-        if not place.is_file() or place.stat().st_size != len(source) or place.read_bytes() != source:
-            return None
+        spec = find_spec(name)
+    except (ImportError, ValueError):  # no package of that name
+        return None
+    loader = None if spec is None else spec.loader
+    if not isinstance(loader, SourceFileLoader):
+        return None
+    try:
+        return loader.get_code(name) if loader.get_data(loader.path) == source else None
     except OSError:
         return None
-    name = f"kernels_hub.{inside.removesuffix('.py').replace('/', '.')}"
-    return SourceFileLoader(name, str(place)).get_code(name)
 
 
-@lru_cache(maxsize=256)
-def _origin(name: str) -> Path | None:
-    """The file of a module right inside this library."""
-    spec = find_spec(f"kernels_hub.{name}")
-    return None if spec is None or spec.origin is None else Path(spec.origin)
+_SHIPPED = "compiler/"
+"""Of the library's packages, the one that layers ship modules of: to look into another would import it."""
 
 
 def _remember(path: str, source: bytes) -> None:
