@@ -20,9 +20,9 @@ _PUBLIC = {
     "Benchmark": "repository.benchmark",
     "BenchmarkError": "errors",
     "BuildError": "errors",
-    "CalibrationError": "errors",
     "BundledLayerRepository": "hub.references",
     "CUDAProperties": "kernelization.device",
+    "CalibrationError": "errors",
     "CompiledLayer": "kernelization.compiled_layer",
     "CopyBudgetError": "errors",
     "Device": "kernelization.device",
@@ -91,7 +91,7 @@ _PUBLIC = {
     "wait_until_compiled": "kernelization.jit",
 }
 
-__all__ = ["__version__", *sorted(_PUBLIC)]
+__all__ = ["__version__", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
