@@ -252,13 +252,14 @@ def _imported(source: Any, dims: Any, device: Device) -> tuple[Graph, ModuleCall
             raise DimError(f"graph {source.name} has no symbols {', '.join(unknown)}; it has {known}")
         return (bind(source, dims) if dims else source), None
     if isinstance(source, tuple) and source and isinstance(source[0], torch.nn.Module):
+        from kernels_hub.compiler.importers.padded_encoders import encoders_without_gradients
         from kernels_hub.compiler.importers.recurrent_calls import recurrent_layers_whole
         from kernels_hub.compiler.importers.torch_export import import_torch_program
 
         module, *rest = source
         args = rest[0] if rest else ()
         kwargs = rest[1] if len(rest) > 1 else {}
-        with recurrent_layers_whole(device.type == "cpu"):
+        with recurrent_layers_whole(device.type == "cpu"), encoders_without_gradients():
             program = import_torch_program(module, args, kwargs, dynamic_shapes=dims)
         return program.graph, ModuleCall(program, args, kwargs, module.forward)
     if isinstance(source, torch.export.ExportedProgram):

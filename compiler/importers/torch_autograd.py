@@ -31,6 +31,7 @@ from torch.utils.hooks import RemovableHandle
 
 from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.known_code import is_of_model
+from kernels_hub.compiler.importers.padded_encoders import encoded
 from kernels_hub.compiler.importers.recurrent_calls import instead
 from kernels_hub.compiler.importers.tensor_facts import ANY
 from kernels_hub.compiler.importers.torch_direct import ITSELF, NOTE
@@ -191,6 +192,12 @@ def _note_operand(tensor: object, reason: str) -> None:
 def listening(module: nn.Module, watcher: Watcher) -> Iterator[None]:
     """While it is open, what the module's forward says to autograd in this thread is noted in programs traced of it."""
     modes = _Modes()
+    with _patched(modes), traceback.preserve_node_meta(), _forward_noted(module, watcher, modes):
+        yield
+
+
+@contextmanager
+def _forward_noted(module: nn.Module, watcher: Watcher, modes: _Modes) -> Iterator[None]:
     replaced = vars(module).get("forward")
     original = module.forward
 
@@ -213,8 +220,7 @@ def listening(module: nn.Module, watcher: Watcher) -> Iterator[None]:
 
     object.__setattr__(module, "forward", forward)
     try:
-        with _patched(modes), traceback.preserve_node_meta():
-            yield
+        yield
     finally:
         if replaced is None:
             object.__delattr__(module, "forward")
@@ -308,10 +314,21 @@ def _patch() -> list[Callable[[], None]]:
 
     transformer._detect_is_causal_mask = detected
 
-    def undo_masks() -> None:
-        transformer._detect_is_causal_mask = detect
+    encode = nn.TransformerEncoder.forward
 
-    return [undo_inference, undo_function, undo_masks]
+    @functools.wraps(encode)
+    def encoding(self: nn.TransformerEncoder, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if threading.get_ident() in _TRACING:
+            return encoded(encode, self, *args, **kwargs)
+        return encode(self, *args, **kwargs)
+
+    nn.TransformerEncoder.forward = encoding  # type: ignore[method-assign]
+
+    def undo_transformers() -> None:
+        transformer._detect_is_causal_mask = detect
+        nn.TransformerEncoder.forward = encode  # type: ignore[method-assign]
+
+    return [undo_inference, undo_function, undo_transformers]
 
 
 def _applied(own: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:

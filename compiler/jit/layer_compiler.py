@@ -99,12 +99,13 @@ COMPILER = CpuCompiler()
 def _traced(request: CompileRequest) -> Source:
     """The graph of the call, and how calls map to it."""
     from kernels_hub.compiler.export.source import evaluating, from_module
+    from kernels_hub.compiler.importers.padded_encoders import encoders_without_gradients
     from kernels_hub.compiler.importers.recurrent_calls import recurrent_layers_whole
     from kernels_hub.compiler.importers.torch_precheck import refuse_early
 
     refuse_early(request.module, request.args, request.kwargs, request.layer.layer_name)
     example = _example(request)
-    with evaluating(example.module), recurrent_layers_whole():
+    with evaluating(example.module), recurrent_layers_whole(), encoders_without_gradients():
         return from_module(example, request.layer.layer_name)
 
 
