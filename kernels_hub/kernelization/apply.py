@@ -40,7 +40,7 @@ from kernels_hub.kernelization.mapping import active_mapping
 from kernels_hub.kernelization.mode import Mode, check_kernelize_mode
 from kernels_hub.kernelization.native_builds import build_at_once
 from kernels_hub.kernelization.outcome import RECORD_ATTRIBUTE, ModuleRecord, SwapDecision, record_of
-from kernels_hub.kernelization.report import Report, Row, row_of
+from kernels_hub.kernelization.report import Report, Row, row_of, told_of_parts, untagged_row
 from kernels_hub.kernelization.resolve import ClassPlan, ClassResolver, FunctionPlan, overlay_forward
 from kernels_hub.kernelization.settle import CHANGING
 from kernels_hub.kernelization.steps import NOTHING, Group, Plan, Step
@@ -204,13 +204,13 @@ def explain(model: nn.Module, *, mode: Mode, device: str | torch.device | Device
         step = steps.get(id(module))
         name = type(module).__qualname__
         own = step.record.own if step else None
-        rows.append(row_of(path, name, own or SwapDecision(None, reason="no tag: nothing maps this class")))
+        rows.append(untagged_row(path, name) if own is None else row_of(path, name, own))
         if step:
             rows.extend(
                 row_of(f"{path}:{function}", function, outcome)
                 for function, outcome in (*step.record.functions, *step.record.attributes)
             )
-    return Report(tuple(rows))
+    return Report(told_of_parts(rows))
 
 
 # -- plan ----------------------------------------------------------------------------------------

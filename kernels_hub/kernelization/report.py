@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kernels_hub.calibration.gain_table import Gain
@@ -208,14 +209,14 @@ def report(model: nn.Module) -> Report:
     rows: list[Row] = []
     for path, module in model.named_modules():
         rows.extend(_rows_of(path, module))
-    return Report(tuple(rows), sum(parameter.nbytes for parameter in model.parameters()))
+    return Report(told_of_parts(rows), sum(parameter.nbytes for parameter in model.parameters()))
 
 
 def _rows_of(path: str, module: nn.Module) -> Iterator[Row]:
     record = record_of(module)
     class_name = type(module).__qualname__
     if record is None or record.own is None:
-        yield Row(path, class_name, None, False, reason="no tag: nothing maps this class")
+        yield untagged_row(path, class_name)
     else:
         yield _own_row(path, class_name, module, record.own)
     for name, outcome in (*(record.functions if record else ()), *(record.attributes if record else ())):
@@ -238,6 +239,31 @@ def _own_row(path: str, class_name: str, module: nn.Module, own: SwapDecision) -
     weights = weights_protocol(forward.func)
     packed = weights.packed_nbytes(module) if weights is not None else 0
     return row_of(path, class_name, own, packed_nbytes=packed)
+
+
+def untagged_row(path: str, class_name: str) -> Row:
+    """The row of a module whose class has no tag."""
+    return Row(path, class_name, None, False, reason=_NO_TAG)
+
+
+_NO_TAG = "no tag: nothing maps this class"
+
+
+def told_of_parts(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """All rows of a model; those of classes without a tag say how many modules and functions within are swapped."""
+    rows = tuple(rows)
+    swapped: Counter[str] = Counter()
+    for row in rows:
+        module, _, function = row.path.partition(":")
+        names = module.split(".") if module else []
+        if row.swapped:
+            swapped.update(".".join(names[:depth]) for depth in range(len(names) + bool(function)))
+    return tuple(
+        replace(row, reason=f"{_NO_TAG}; within it {count} {'is' if count == 1 else 'are'} swapped")
+        if row.reason == _NO_TAG and (count := swapped[row.path])
+        else row
+        for row in rows
+    )
 
 
 def _bounded(gain: Gain) -> tuple[tuple[int, float], ...]:

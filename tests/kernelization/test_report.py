@@ -53,6 +53,24 @@ def test_a_row_for_every_module(double: LocalLayerRepository) -> None:
     )
 
 
+def test_what_is_swapped_within_a_module_without_a_tag_is_told(double: LocalLayerRepository) -> None:
+    model = model_of_blocks()
+    with use_kernel_mapping({"Double": {"cpu": double}}):
+        foretold = explain(model, mode=Mode.INFERENCE, device="cpu")
+        kernelize(model, mode=Mode.INFERENCE, device="cpu")
+    for rows in (foretold, report(model)):
+        reasons = {row.path: row.reason for row in rows}
+        assert reasons[""] == "no tag: nothing maps this class; within it 3 are swapped"
+        assert reasons["blocks"] == reasons[""]
+    alone = nn.Sequential(nn.Sequential(model["blocks"][0]), nn.ReLU())
+    assert [row.reason for row in report(alone)] == [
+        "no tag: nothing maps this class; within it 1 is swapped",
+        "no tag: nothing maps this class; within it 1 is swapped",
+        None,
+        "no tag: nothing maps this class",
+    ]
+
+
 def test_text_groups_the_blocks_and_keeps_every_reason(double: LocalLayerRepository) -> None:
     model = model_of_blocks()
     with use_kernel_mapping({"Double": {"cpu": double}}):
