@@ -317,10 +317,15 @@ def _patch() -> list[Callable[[], None]]:
     encode = nn.TransformerEncoder.forward
 
     @functools.wraps(encode)
-    def encoding(self: nn.TransformerEncoder, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if threading.get_ident() in _TRACING:
-            return encoded(encode, self, *args, **kwargs)
-        return encode(self, *args, **kwargs)
+    def encoding(
+        self: nn.TransformerEncoder,
+        src: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        src_key_padding_mask: torch.Tensor | None = None,
+        is_causal: bool | None = None,
+    ) -> torch.Tensor:
+        given = src, mask, src_key_padding_mask, is_causal
+        return encoded(encode, self, *given) if threading.get_ident() in _TRACING else encode(self, *given)
 
     nn.TransformerEncoder.forward = encoding  # type: ignore[method-assign]
 

@@ -111,6 +111,8 @@ class Importer:
         undecided = [one for one in self._guards(users) if self.sizes.holds(one) is False]
         guards = [one for one in undecided if not asked.decides_no_value(one)]
         self.sizes.guard(guards, are_checked=self.guards_are_checked)
+        if not self.guards_are_checked:
+            self.sizes.bound(asked.by_models)
         shared: dict[Any, Value] = {}
         for node in placeholders:
             if node in of_users:

@@ -14,7 +14,7 @@ from kernels_hub.compiler.errors import CompilerError, ImportFailure
 from kernels_hub.compiler.importers.aten_ops import UnsupportedArgumentsError
 from kernels_hub.compiler.importers.float_sizes import WHOLE, float_value, whole_size
 from kernels_hub.compiler.importers.torch_trace import TRACED_FROM, arguments_of
-from kernels_hub.compiler.ir.dims import Dim, floordiv, mod
+from kernels_hub.compiler.ir.dims import Dim, divide_exactly, floordiv, mod, without_mod
 from kernels_hub.compiler.ir.extrema import dim_max, dim_min
 from kernels_hub.compiler.ir.graph import Graph, Value
 from kernels_hub.compiler.ir.proofs import proves_different, proves_equal, proves_le
@@ -43,6 +43,9 @@ _MOST_MULTIPLES = 8
 """How far sizes that are no multiples are tried, in divisors."""
 _SMALL = 8
 """Sizes below are few: a relation that fails for them alone raises the bound."""
+_FAR = 4
+"""How far sizes are tried for which a relation may hold that is not proven, in the largest number that is in it."""
+_FARTHEST = 1 << 14
 
 
 class _Range(NamedTuple):
@@ -67,6 +70,8 @@ class Sizes:
         self.names: dict[str, str] = {}
         self.order: dict[str, None] = {}
         """Symbols as the inputs bring them."""
+        self.example: dict[str, int] = {}
+        """Sizes that symbols have in the example."""
         self.solved: dict[str, Any] = {}
         """Symbols that are sums of others: what export found equal, and has left as a guard."""
         self.ranges = {str(symbol): _Range.of(known) for symbol, known in ranges.items()}
@@ -79,6 +84,8 @@ class Sizes:
             self.order.update(dict.fromkeys(sorted(map(str, symbols))))
             if name and len(symbols) == 1:
                 self.names.setdefault(str(symbols[0]), name)
+            if expression in symbols and isinstance(size := dim.node.hint, int):
+                self.example.setdefault(str(expression), size)
 
     def raise_bounds(self, decided: Sequence[sympy.Basic]) -> None:
         """Have sizes of 0 and 1 not fit for which a relation does not hold that torch.export took to hold always."""
@@ -98,7 +105,8 @@ class Sizes:
         shapes of a call, and n * a == n * b makes b a. So does which of two sizes is less: a < b makes b a sum of a
         and a symbol of its own, at least 1; calls where it is the other way round do not fit. A size with a name of
         the caller's that has to be a multiple of 7 becomes 7 times another. What fails for a few small sizes alone
-        raises the bound of the symbol. Symbols with a name of the caller's keep it where they can.
+        raises the bound of the symbol, and what holds on one side of a size alone bounds a symbol to the example's
+        side, where nobody gave it a name. Symbols with a name of the caller's keep it where they can.
 
         are_checked: nothing is refused, as the caller sees at each call that guards hold; nothing more than they say is
         made of them.
@@ -116,6 +124,9 @@ class Sizes:
         for one in guards:
             if self.holds(one) is False:
                 self._raise_bound(one, exactly=are_checked)
+        for one in [] if are_checked else guards:
+            if self.holds(one) is False:
+                self._bound_around_example(one)
         for one in [] if are_checked else [*guards, *self._bounds()]:
             if self.holds(one) is False:
                 raise ImportFailure(
@@ -123,6 +134,14 @@ class Sizes:
                     "give dims of which it is known, or compile its layers",
                     of_sizes=True,
                 )
+
+    def bound(self, decided: Sequence[sympy.Basic]) -> None:
+        """Bound symbols to the example's side of what forwards were answered. Of n <= 1, and of n != 1, export has a
+        guard that is told from one of strides by nothing, where n is computed from a size.
+        """
+        for one in decided:
+            if self._fails(one, TRACED_FROM):
+                self._bound_around_example(one)
 
     def holds(self, relation: sympy.Basic) -> bool | None:
         """Whether a relation of sizes is known to hold; None of what is not, and cannot be shown to be otherwise."""
@@ -135,6 +154,8 @@ class Sizes:
         apart.ranges, apart.names, apart.solved = self.ranges, self.names, self.solved
         known = False
         with suppress(CompilerError, UnsupportedArgumentsError):
+            if kind == "Unequality" and apart._asks_for_multiple(*relation.args):
+                return None
             known = kind in _PROOFS and _PROOFS[kind](*(apart._dim(side) for side in relation.args))
             known = known or (kind == "Equality" and apart._is_quotient(*relation.args))
             if kind in {"Equality", "Unequality"}:
@@ -212,6 +233,13 @@ class Sizes:
             return any(abs(number) == 1 and rest.free_symbols for number, rest in factors)
         above, below = (sympy.factor_terms(left) / sympy.factor_terms(right)).as_numer_denom()
         return 1 in (above, below)
+
+    def _asks_for_multiple(self, left: sympy.Expr, right: sympy.Expr) -> bool:
+        """Whether it asks that n % m is not 0, of a multiple m of n: strides depend on that, and no results."""
+        if right != 0 or type(left).__name__ not in {"Mod", "PythonMod"}:
+            return False
+        n, m = (without_mod(self._dim(part)) for part in left.args)
+        return divide_exactly(m, n) is not None
 
     def _solve(self, equation: sympy.Basic, *, are_checked: bool) -> None:
         rest = self._in_terms_of_others(equation.lhs - equation.rhs).expand()
@@ -354,6 +382,35 @@ class Sizes:
             ]
             if fails and not (exactly and len(fails) != fails[-1] + 1 - low):
                 self.ranges = {**self.ranges, str(symbol): _Range(fails[-1] + 1, high)}
+        if self.holds(relation) is False:
+            self.ranges = before
+
+    def _bound_around_example(self, relation: sympy.Basic) -> None:
+        """Have the one symbol of a relation take the sizes around the example's for which it holds: more than one chunk
+        of 256, or one alone, of s + (-s) % 256.
+        """
+        import sympy
+
+        relation = self._in_terms_of_others(relation)
+        symbols = sorted(map(str, relation.free_symbols))
+        if len(symbols) != 1 or symbols[0] in self.names or symbols[0] not in self.example:
+            return
+        (name,), (symbol,), before = symbols, relation.free_symbols, self.ranges
+        low, high = before.get(name, _Range())
+        first = last = self.example[name]
+        numbers = [abs(int(one)) for one in relation.atoms(sympy.Integer)]
+        farthest = min(_FAR * max(first, *numbers), first + _FARTHEST)
+        farthest = farthest if high is None else min(farthest, high)
+
+        def holds(size: int) -> bool:
+            return not _is_false(relation, {symbol: sympy.Integer(size)})
+
+        while first > low and holds(first - 1):
+            first -= 1
+        while last < farthest and holds(last + 1):
+            last += 1
+        if first < last and holds(first) and (first == low or last == farthest):
+            self.ranges = {**before, name: _Range(first, high if last == farthest else last)}
         if self.holds(relation) is False:
             self.ranges = before
 

@@ -241,8 +241,9 @@ def floordiv(a: Dim, b: Dim) -> Dim:
     if isinstance(a, int) and isinstance(b, int):
         _not_zero(a, b, "//")
         return a // b
-    if (exact := divide_exactly(a, b)) is not None:
-        return exact
+    for dividend in _written(a):
+        if (exact := divide_exactly(dividend, b)) is not None:
+            return exact
     if not isinstance(b, int):
         whole = _by_symbol(a, b)
         return atom(Opaque("floordiv", (a, b))) if whole is None else whole
@@ -290,13 +291,43 @@ def mod(a: Dim, b: Dim) -> Dim:
     if isinstance(a, int) and isinstance(b, int):
         _not_zero(a, b, "%")
         return a % b
-    if divide_exactly(a, b) is not None:
+    if any(divide_exactly(dividend, b) is not None for dividend in _written(a)):
         return 0
     if isinstance(b, int) and b > 0:
-        a = _polynomial(_split(a, b)[1])
+        a = _polynomial(_split(_without_inner_mod(a, b), b)[1])
         if isinstance(a, int):
             return a % b
     return atom(Opaque("mod", (a, b)))
+
+
+def _written(a: Dim) -> Iterator[Dim]:
+    """A dim, and what it is without remainders."""
+    yield a
+    if (other := without_mod(a)) is not a:
+        yield other
+
+
+def without_mod(dim: Dim) -> Dim:
+    """The dim with x % b as x - b * (x // b), and (-x) % b as b * ceildiv(x, b) - x: s + (-s) % 8 is a product then."""
+    for one in [one for monomial, _ in _terms(dim) for one, _ in monomial]:
+        if not isinstance(one, Opaque) or one.kind != "mod":
+            continue
+        x, b = one.args
+        value = x - b * floordiv(x, b)
+        if isinstance(b, int):
+            negative = _polynomial({monomial: number - b for monomial, number in _terms(x)})
+            if all(2 * number > b for _, number in _terms(x)):
+                value = negative + b * ceildiv(-negative, b)
+        dim = replace_atom(dim, one, value)
+    return dim
+
+
+def _without_inner_mod(a: Dim, b: int) -> Dim:
+    """A dim that is equal modulo b: (b - x % b) % b, how padding to whole windows is written, is (b - x) % b."""
+    for one in [one for monomial, _ in _terms(a) for one, _ in monomial]:
+        if isinstance(one, Opaque) and one.kind == "mod" and isinstance(m := one.args[1], int) and m % b == 0:
+            a = replace_atom(a, one, one.args[0])
+    return a
 
 
 def divide_exactly(a: Dim, b: Dim) -> Dim | None:

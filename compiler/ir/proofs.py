@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from kernels_hub.compiler.ir.dims import Dim, Expr, Opaque, Symbol, atom, replace_atom, samples
+from kernels_hub.compiler.ir.dims import Dim, Expr, Opaque, Symbol, atom, replace_atom, samples, without_mod
 from kernels_hub.compiler.ir.one_symbol import is_never_negative
 
 _DEPTH = 6
@@ -133,23 +133,10 @@ def _without_mod(dim: Dim) -> Dim:
     """a % b written as a - b * (a // b), where the terms may cancel."""
     if isinstance(dim, int):
         return dim
-    mods = {
-        one
-        for monomial, _ in dim.terms
-        for one, _ in monomial
-        if isinstance(one, Opaque) and one.kind == "mod"
-    }
     divided = any(
         isinstance(one, Opaque) and one.kind == "floordiv" for monomial, _ in dim.terms for one, _ in monomial
     )
-    if not divided:
-        return dim
-    for mod in mods:
-        a, b = mod.args
-        dim = replace_atom(dim, mod, a - b * (a // b))
-        if isinstance(dim, int):
-            break
-    return dim
+    return without_mod(dim) if divided else dim
 
 
 def _atom_interval(one: object) -> Interval:

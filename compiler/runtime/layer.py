@@ -21,7 +21,7 @@ from torch import nn
 from .arguments import Inputs, Place, dtype_of, returned, values_by_name
 from .arrays import read_tensors
 from .binding import Binding, ShapeCache
-from .errors import Misfit, NoOriginalError, ShapeMisfit
+from .errors import Misfit, NoOriginalError, ShapeMisfit, SizeMisfit
 from .intervals import arena_layouts
 from .parts import Input, Shape, Table
 from .sizes import Declared, ShapeBinder
@@ -169,7 +169,7 @@ class Layer(ABC, Generic[S]):
     def instead(self, module: nn.Module, values: tuple[Any, ...], reason: Misfit) -> Any:
         """The original's result. Raises NoOriginalError where the module has none."""
         self.say(reason)
-        if isinstance(reason, ShapeMisfit):
+        if isinstance(reason, (ShapeMisfit, SizeMisfit)):
             for watcher in self.watchers:
                 watcher.shapes_misfit(module)
         if (original := self._without_original(module)) is not None:

@@ -1,10 +1,13 @@
-"""Sizes that a trace has fixed though calls may have others: of a loop over time, the length that the example had."""
+"""Sizes that a trace has fixed, or bounded, though calls may have others: of a loop over time, the length that the
+example had; of windows, the lengths that make one of them, or those that make several.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from kernels_hub.kernelization.bind import Forward
 from kernels_hub.kernelization.compiled_layer import Arguments, Keywords
@@ -14,43 +17,84 @@ _LEAST = 2
 """Sizes of 0 and 1 are special to a trace, and part of every call's signature."""
 
 
+class _Dim(Protocol):
+    """`kernels_hub.compiler.runtime.sizes.SymbolicDim`."""
+
+    @property
+    def symbols(self) -> tuple[str, ...]: ...
+    @property
+    def value(self) -> Callable[[int], object]: ...
+
+
+class _Bound(Protocol):
+    """`kernels_hub.compiler.runtime.sizes.Bound`."""
+
+    @property
+    def smallest(self) -> int: ...
+    @property
+    def largest(self) -> int | None: ...
+
+
 @dataclass(frozen=True)
 class FixedSizes:
-    """places: (position, name, axis) of arguments that are tensors. sizes: what a program has there."""
+    """places: (position, name, axis) of arguments that are tensors. bounds: the least and the largest size that a
+    program takes there, None for no largest; equal where a trace has fixed it.
+    """
 
     places: tuple[tuple[int, str, int], ...]
-    sizes: tuple[int, ...]
+    bounds: tuple[tuple[int, int | None], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """What `of` gives for calls that the program takes."""
+        return tuple(low if low == high else 0 for low, high in self.bounds)
 
     def of(self, args: Arguments, kwargs: Keywords) -> tuple[int, ...] | None:
-        """Those of a call; None of one that has no such tensors."""
+        """Those of a call that were fixed; of bounds, -1 below and 1 above. None of a call without such tensors."""
         shapes = [
             (_shape(_given(position, name, args, kwargs)), axis) for position, name, axis in self.places
         ]
         if any(axis >= len(shape) for shape, axis in shapes):
             return None
-        return tuple(shape[axis] for shape, axis in shapes)
+        return tuple(
+            shape[axis] if low == high else _side(shape[axis], low, high)
+            for (shape, axis), (low, high) in zip(shapes, self.bounds, strict=True)
+        )
 
 
 def fixed_sizes(
     compiled: Forward, forward: Callable[..., object], args: Arguments, kwargs: Keywords
 ) -> FixedSizes | None:
-    """The sizes of a call that are others than a compiled layer has; None where there are none.
+    """The sizes of a call that a compiled layer does not take; None where there are none.
 
     compiled, forward: of the layer, and of the module's class.
     """
     program = program_of(compiled)
     names = [*inspect.signature(forward).parameters][1:]
-    found: dict[tuple[int, str, int], int] = {}
+    found: dict[tuple[int, str, int], tuple[int, int | None]] = {}
     for one in () if program is None else program.table.inputs:
         if one.name in names:
             position = names.index(one.name)
             shape = _shape(_given(position, one.name, args, kwargs))
-            found |= {
-                (position, one.name, axis): dim
-                for axis, (dim, size) in enumerate(zip(one.shape, shape, strict=False))
-                if isinstance(dim, int) and dim != size and min(dim, size) >= _LEAST
-            }
+            for axis, (dim, size) in enumerate(zip(one.shape, shape, strict=False)):
+                bounds = _bounds(dim, program.table.bounds)
+                if bounds is not None and size >= _LEAST and _side(size, *bounds):
+                    found[position, one.name, axis] = bounds
     return FixedSizes(tuple(found), tuple(found.values())) if found else None
+
+
+def _bounds(dim: int | _Dim, of_symbols: Mapping[str, _Bound]) -> tuple[int, int | None] | None:
+    """The sizes that a dim of an input may have; None of a sum of several symbols."""
+    if isinstance(dim, int):
+        return None if dim < _LEAST else (dim, dim)
+    (name, *more), value = dim.symbols, dim.value
+    if more or value(_LEAST) != _LEAST:
+        return None
+    return of_symbols[name].smallest, of_symbols[name].largest
+
+
+def _side(size: int, low: int, high: int | None) -> int:
+    return -1 if size < low else int(high is not None and size > high)
 
 
 def _given(position: int, name: str, args: Arguments, kwargs: Keywords) -> object:

@@ -152,6 +152,37 @@ def test_a_loop_over_time_has_a_program_for_each_length():
     assert not any(one.fallbacks for one in running)
 
 
+class Windows(nn.Module):
+    """Padded to whole windows; one alone takes another path, as the scan of Mamba2 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pad = (4 - x.shape[1] % 4) % 4
+        windows = nn.functional.pad(self.proj(x), (0, 0, 0, pad)).unflatten(1, (-1, 4))
+        means = windows.softmax(2).mean(2)
+        return means.flip(1).cumsum(1) if windows.shape[1] > 1 else means * 2
+
+
+def test_padded_windows_have_a_program_for_one_and_one_for_several():
+    model, reference = Windows().eval(), Windows().eval()
+    reference.load_state_dict(model.state_dict())
+    kernelize(model, mode=Mode.INFERENCE, wait=True)
+    check(model, reference, *(torch.randn(2 + length % 2, length, 8) for length in (9, 8, 5, 12, 17, 30)))
+    programs = model.__dict__["forward"].func.forwards
+    assert rows(model)[""].swapped and len(programs(model)) == 1, rows(model)[""].reason
+    assert not jit_compilations.program_of(programs(model)[0]).fallbacks
+    check(model, reference, *(torch.randn(2, length, 8) for length in (3, 3, 2, 4)))
+    assert len(programs(model)) == 2
+    running = [jit_compilations.program_of(one) for one in programs(model)]
+    for one in running:
+        one.fallbacks.clear()
+    check(model, reference, *(torch.randn(3, length, 8) for length in (2, 3, 4, 5, 6, 19)))
+    assert not any(one.fallbacks for one in running)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_run_the_original():
     model = nn.Sequential(nn.Linear(16, 16)).eval()

@@ -13,7 +13,7 @@ from torch.export import Dim
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from kernels_hub.compiler import evaluate
-from kernels_hub.compiler.errors import ImportFailure, ShapeError
+from kernels_hub.compiler.errors import DimError, ImportFailure, ShapeError
 from kernels_hub.compiler.importers.torch_export import import_torch
 from kernels_hub.compiler.importers.torch_sizes import Sizes
 from kernels_hub.compiler.ir.dims import Expr
@@ -139,9 +139,49 @@ class Quantile(nn.Module):
         return torch.quantile(x, 0.25, dim=0)
 
 
-@pytest.mark.parametrize(
-    "module", [PaddedWindows(), Spectrum(), Quantile()], ids=lambda one: type(one).__name__
-)
+@pytest.mark.parametrize("length", [13, 12, 3])
+def test_padded_windows_are_of_every_length(length):
+    graph = free(PaddedWindows(), length)
+    for size in (2, 3, 4, 5, 8, 13, 40):
+        x = torch.randn(size, 3)
+        (found,) = evaluate(graph, {"x": x.numpy()}).values()
+        torch.testing.assert_close(torch.from_numpy(found), PaddedWindows()(x))
+
+
+class CountedWindows(nn.Module):
+    """One thing for some numbers of windows, another for the rest."""
+
+    def __init__(self, condition: Callable[[int], bool]) -> None:
+        super().__init__()
+        self.condition = condition
+
+    def forward(self, x: Tensor) -> Tensor:
+        windows = PaddedWindows()(x)
+        return windows.cumsum(0) * 3 if self.condition(windows.shape[0]) else windows * 2
+
+
+@pytest.mark.parametrize("condition", [lambda n: n > 1, lambda n: n >= 3, lambda n: n == 1, lambda n: n < 20])
+@pytest.mark.parametrize("length", [3, 4, 13])
+def test_lengths_on_the_other_side_of_a_condition_do_not_fit(length, condition):
+    module, sizes = CountedWindows(condition), (2, 3, 4, 5, 8, 9, 12, 13, 40, 76, 77, 90)
+    graph = free(module, length)
+    fit = []
+    for size in sizes:
+        x = torch.randn(size, 3)
+        try:
+            (found,) = evaluate(graph, {"x": x.numpy()}).values()
+        except (DimError, ShapeError):
+            continue
+        fit.append(size)
+        torch.testing.assert_close(torch.from_numpy(found), module(x))
+    side = condition(-(-length // 4))
+    assert all(condition(-(-size // 4)) is side for size in fit)
+    assert {size for size in sizes if condition(-(-size // 4)) is side and (size > 4) is (length > 4)} <= {
+        *fit
+    }
+
+
+@pytest.mark.parametrize("module", [Spectrum(), Quantile()], ids=lambda one: type(one).__name__)
 def test_what_fixed_sizes_would_do_says_so(module):
     """Under the mapping `compiled` it is compiled for the sizes of a call then."""
     x = torch.randn(13, 3)
