@@ -34,8 +34,7 @@ def _of_two(op: str) -> Handler:
     return handler
 
 
-aten("hypot.default")(_of_two("hypot"))
-aten("copysign.Tensor", "copysign.Scalar")(_of_two("copysign"))
+aten("copysign.Scalar")(_of_two("copysign"))
 
 
 @aten("signbit.default")

@@ -113,7 +113,7 @@ ON_INDUCTOR = """
 import torch
 from kernels_hub.compiler.dynamo.statistics import statistics
 run = torch.compile(
-    lambda x: torch.copysign(x, -x) + torch.randn_like(x), backend="kernels_hub", options={"fallback": "inductor"}
+    lambda x: torch.nextafter(x, -x) + torch.randn_like(x), backend="kernels_hub", options={"fallback": "inductor"}
 )
 x, found = torch.ones(1000), []
 with torch.no_grad():
