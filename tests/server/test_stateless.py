@@ -23,7 +23,7 @@ from kernels_hub.server.hub import Hub
 from kernels_hub.server.layout import RootPaths, marker_text
 from kernels_hub.server.limits import Limits
 from kernels_hub.server.maintenance import backup, check, collect_garbage, strays
-from kernels_hub.server.objects.store import new_upload
+from kernels_hub.server.objects.store import Sent, new_upload
 from kernels_hub.server.packs import BLOB, git_object
 from kernels_hub.server.refs import BRANCHES, Ref
 from kernels_hub.server.refusal import Refusal
@@ -190,7 +190,10 @@ def test_an_answer_of_the_store_that_was_cut_off_is_no_answer(one: Hub, monkeypa
 
     monkeypatch.setattr(store_of.client, "create_multipart_upload", cut)
     monkeypatch.setattr(store_of.client, "list_objects_v2", cut)
+    monkeypatch.setattr(store_of.client, "list_parts", cut)
+    sent = Sent(repo.id, "0" * 64, new_upload(), "upload", (5,), None)
     for ask in (
+        lambda: store_of.transfers._join(sent, "incoming"),
         lambda: store_of.transfers.begin(repo.id, [(new_upload(), (5,))], 60),
         lambda: list(one.git.inner.bucket.entries(repo.id)),  # type: ignore[attr-defined]
         lambda: check(one),

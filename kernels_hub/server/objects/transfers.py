@@ -142,6 +142,8 @@ class S3Transfers:
             try:
                 received: dict[int, tuple[str, int]] = {}
                 for page in client.get_paginator("list_parts").paginate(**named):
+                    if "Bucket" not in page:  # which every listing says: its parts may be there all the same
+                        raise unavailable("listing the parts of an upload: the answer was cut off")
                     for part in page.get("Parts", ()):
                         received[part["PartNumber"]] = part["ETag"], part["Size"]
                 parts = _checked_parts(sent, received)
