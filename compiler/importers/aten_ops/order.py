@@ -125,7 +125,11 @@ def bincount(call: AtenCall, x: Value, weights: Value | None, least: int) -> Val
         return call.graph.full(call.shape, 0, call.dtype)
     call.refuse_unless(not isinstance(count, int), "counts, whose number was made a constant")
     given = [x] if weights is None else [x, weights]
-    return x.apply("bincount", *given, count=count, least=least)
+    counted = x.apply("bincount", *given, count=count, least=least)
+    call.refuse_unless(
+        counted.dtype is call.dtype, "sums of weights, which this release of PyTorch traces as whole numbers"
+    )
+    return counted
 
 
 @aten("repeat_interleave.Tensor")
@@ -156,9 +160,18 @@ def unique(call: AtenCall, x: Value, _: bool, inverse: bool, counts: bool) -> tu
     flat = x.cast(types.UINT8) if x.dtype is types.BOOL else x
     flat = flat.reshape((-1,))
     first, which, times = call.graph.add("unique", [flat], {"count": call.shape[0], "axis": 0}).results
-    nothing = call.graph.full((0,), 0, types.INT64)
     found = flat.gather(first, 0).cast(x.dtype)
-    return found, which.reshape(x.shape) if inverse else nothing, times if counts else nothing
+    return (
+        found,
+        which.reshape(x.shape) if inverse else _nothing(call, 1),
+        times if counts else _nothing(call, 2),
+    )
+
+
+def _nothing(call: AtenCall, index: int) -> Value:
+    """A result that was not asked for, of the dtype that the release of PyTorch gives it."""
+    declared = call.results[index]
+    return call.graph.full((0,), 0, types.INT64 if declared is None else declared.dtype)
 
 
 @aten("unique_consecutive.default")
@@ -168,13 +181,12 @@ def unique_consecutive(
     call.refuse_unless(axis is None or x.rank == 1, "slices along an axis that differ from those before")
     flat = x.reshape((-1,))
     size = flat.shape[0]
-    nothing = call.graph.full((0,), 0, types.INT64)
+    which, times = _nothing(call, 1), _nothing(call, 2)
     if size == 0:
-        return flat, nothing, nothing
+        return flat, which, times
     before = flat.pad([(1, 0)], False if flat.dtype is types.BOOL else 0).slice(0, 0, size)
     starts = flat.ne(before) | call.graph.iota(size).eq(0)
     places = call.graph.apply("nonzero", starts, count=call.shape[0]).reshape((call.shape[0],))
-    which, times = nothing, nothing
     if inverse:
         which = (starts.cast(types.INT64).along("cumsum", 0) - 1).reshape(x.shape)
     if counts:

@@ -10,7 +10,7 @@ from kernels_hub.compiler import compile, evaluate
 from kernels_hub.compiler.errors import EvaluateError, ImportFailure
 from kernels_hub.compiler.importers.torch_export import import_torch
 from tests.compiler.importers.test_torch_export_ops import rand
-from tests.compiler.importers.torch_programs import Function, check, check_function
+from tests.compiler.importers.torch_programs import Function, as_far_as_pytorch_traces, check, check_function
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.export's own
 
@@ -60,6 +60,7 @@ CASES = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
 @pytest.mark.parametrize("name", CASES)
+@as_far_as_pytorch_traces()
 def test_ops(name, dtype):
     function, *args = CASES[name]
     check_function(function, *(one.to(dtype) if one.dtype is torch.float32 else one for one in args))

@@ -12,7 +12,13 @@ from torch.export import Dim
 from kernels_hub.compiler import Graph, compile, differentiate, evaluate, import_torch
 from kernels_hub.compiler.errors import EvaluateError, ImportFailure
 from tests.compiler.importers.test_torch_export_ops import rand
-from tests.compiler.importers.torch_programs import Function, assert_matches, check, check_function
+from tests.compiler.importers.torch_programs import (
+    Function,
+    as_far_as_pytorch_traces,
+    assert_matches,
+    check,
+    check_function,
+)
 from tests.compiler.oracle import assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.export's own
@@ -65,6 +71,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@as_far_as_pytorch_traces()
 def test_ops(name):
     function, *args = CASES[name]
     check_function(function, *args)
@@ -89,6 +96,7 @@ def test_other_dtypes(name, dtype):
 
 
 @pytest.mark.parametrize("name", CASES)
+@as_far_as_pytorch_traces()
 def test_the_library_runs_them(name):
     function, *args = CASES[name]
     if name == "median of holes":  # any place of a NaN is right

@@ -13,7 +13,13 @@ from torch.export import Dim
 from kernels_hub.compiler import Graph, compile, evaluate, import_torch
 from kernels_hub.compiler.errors import ImportFailure, TypeRuleError
 from tests.compiler.importers.test_torch_export_ops import rand
-from tests.compiler.importers.torch_programs import Function, assert_matches, check, check_function
+from tests.compiler.importers.torch_programs import (
+    Function,
+    as_far_as_pytorch_traces,
+    assert_matches,
+    check,
+    check_function,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.export's own
 
@@ -100,6 +106,7 @@ def test_products_of_bytes():
         (wide := Graph("wide").constant([[1, 2]])).apply("int_mm", wide, wide)
 
 
+@as_far_as_pytorch_traces()
 def test_free_sizes():
     def forward(x, y):
         quantiles = torch.quantile(x, torch.tensor([0.25, 0.6]), 1)
