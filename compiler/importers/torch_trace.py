@@ -41,7 +41,7 @@ KEPT = (
     "repeat_interleave.self_int", "select_scatter.default", "slice_scatter.default", "index_add.default",
     "index_copy.default", "unfold.default", "tril.default", "triu.default", "logsumexp.default", "max_pool1d.default",
     "lerp.Tensor", "lerp.Scalar", "diagonal.default", "unbind.int", "sinc.default", "linalg_vector_norm.default",
-    "std.correction", "cosine_similarity.default", "isin.Tensor_Tensor",
+    "std.correction", "cosine_similarity.default",
 )  # fmt: skip
 
 

@@ -55,7 +55,8 @@ def measure(
     """(class of shape, rows, time of PyTorch over time of the kernel) for each shape and each class of rows.
 
     wanted: classes of shape, each with the classes of rows.
-    seconds: of measuring, after which nothing more is begun; what is imported and built for it does not count.
+    seconds: of measuring, after which nothing more is begun; making copies of modules counts, what is imported and
+        built for the first of them does not.
     on_skip: told of shapes that cannot be measured here, and why.
     """
     import torch
@@ -65,10 +66,13 @@ def measure(
         if measuring >= seconds:
             return
         try:
-            originals, kernels = _modules(shape, swap)
+            original, kernel = _modules(shape, swap)
+            begun = time.monotonic()
+            originals, kernels = _copied(shape, original, kernel, swap)
         except (ImportError, ValueError, RuntimeError, AttributeError, TypeError) as error:
             on_skip(shape, f"{type(error).__name__}: {error}"[:120])
             continue
+        measuring += time.monotonic() - begun
         for rows in rows_of_shape:
             if measuring >= seconds:
                 return
@@ -87,8 +91,7 @@ def measure(
                 yield shape, rows, ratio
 
 
-def _modules(shape: Shape, swap: Swap) -> tuple[list[nn.Module], list[nn.Module]]:
-    """Modules as PyTorch has them, and as many on kernels: one, or so many that no cache holds the weights of all."""
+def _modules(shape: Shape, swap: Swap) -> tuple[nn.Module, nn.Module]:
     import torch
 
     layer, form = split_kind(shape.kind)
@@ -96,16 +99,27 @@ def _modules(shape: Shape, swap: Swap) -> tuple[list[nn.Module], list[nn.Module]
         raise ValueError(f"no kind {layer!r} is measured")
     original = KINDS[layer].build(form, shape.depth, shape.columns)
     original = original.to(getattr(torch, shape.dtype)).eval()
-    count = 1
+    kernel = copy.deepcopy(original)
+    swap(kernel)
+    if "forward" not in kernel.__dict__:
+        raise ValueError("no kernel of the mapping fits it")
+    return original, kernel
+
+
+def _copied(
+    shape: Shape, original: nn.Module, kernel: nn.Module, swap: Swap
+) -> tuple[list[nn.Module], list[nn.Module]]:
+    """A module as PyTorch has it and one on kernels, with so many copies of each that no cache holds the weights of
+    all, where they are to be read from memory.
+    """
+    originals, kernels = [original], [kernel]
     if is_from_memory(shape):
-        weights = sum(tensor.numel() * tensor.element_size() for tensor in original.parameters())
+        weights = sum(tensor.nbytes for tensor in original.parameters())
         count = math.ceil(LARGER_THAN_CACHES * last_level_cache() / (2 * max(weights, _LEAST_WEIGHTS)))
-    originals = [original, *(copy.deepcopy(original) for _ in range(count - 1))]
-    kernels = copy.deepcopy(originals)
-    for kernel in kernels:
-        swap(kernel)
-        if "forward" not in kernel.__dict__:
-            raise ValueError("no kernel of the mapping fits it")
+        for _ in range(count - 1):
+            originals.append(copy.deepcopy(original))
+            kernels.append(copy.deepcopy(original))
+            swap(kernels[-1])
     return originals, kernels
 
 
