@@ -12,6 +12,8 @@ What counts as an import, wherever it stands (in a function and under TYPE_CHECK
                                                          import_module with what is no literal, and is no
                                                          `__init__.py`: there such a table is the public interface
     import_module(f"kernels_hub.a.{name}")               with every string of that file in place of `name`
+
+and what a module's stub (`.pyi`) imports.
 """
 
 from __future__ import annotations
@@ -67,13 +69,15 @@ def read_modules(root: Path) -> list[SourceModule]:
 
 
 def read_module(path: Path, root: Path) -> SourceModule:
-    """One module. Relative imports are resolved against the file's folder."""
+    """One module, with what its stub imports. Relative imports are resolved against the file's folder."""
     folder, *rest = path.relative_to(root).with_suffix("").parts
     home = "bundled" if folder == "layers" and len(rest) > 1 else INSTALLED.get(folder, folder)
     parts = [*home.split("."), *rest]
     package = parts[:-1]
     name = ".".join(package if parts[-1] == "__init__" else parts)
-    nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    stub = path.with_suffix(".pyi")
+    texts = [one.read_bytes() for one in (path, stub) if one.exists()]
+    nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
     imports = list(_imports(nodes, package))
     if parts[-1] != "__init__":
         imports += _named_imports(nodes)

@@ -413,6 +413,13 @@ def test_a_planted_ring_is_found(back: str, tmp_path: Path):
     assert ring == [f"kernels_hub.a.{name}" for name in ("one", "three", "two")]
 
 
+def test_what_a_stub_imports_counts_for_its_module(tmp_path: Path):
+    _plant(tmp_path, "kernels_hub/a/one.py", "from kernels_hub.a import two")
+    (tmp_path / "kernels_hub/a/two.py").write_text("")
+    (tmp_path / "kernels_hub/a/two.pyi").write_text("from kernels_hub.a.one import f as f")
+    assert rings(read_modules(tmp_path)) == [["kernels_hub.a.one", "kernels_hub.a.two"]]
+
+
 def test_what_is_no_import_makes_no_ring(tmp_path: Path):
     _plant(tmp_path, "kernels_hub/a/one.py", "from kernels_hub.a.two import f")
     (tmp_path / "kernels_hub/a/two.py").write_text(

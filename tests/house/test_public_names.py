@@ -71,13 +71,11 @@ def test_star_import_gives_them_all_and_nothing_else():
 
 
 def test_type_checkers_see_the_same_names():
-    """The names are loaded lazily, so a type checker reads them from a block of their own."""
-    tree = ast.parse((ROOT / "kernels_hub" / "__init__.py").read_text(encoding="utf-8"))
+    """The names are loaded lazily, so a type checker reads them from a stub."""
+    tree = ast.parse((ROOT / "kernels_hub" / "__init__.pyi").read_text(encoding="utf-8"))
     seen = {
         alias.asname: node.module
-        for block in tree.body
-        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
-        for node in block.body
+        for node in tree.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
         if alias.asname == alias.name
