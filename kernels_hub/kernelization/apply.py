@@ -16,21 +16,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FunctionType, MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kernels_hub.calibration.background import measure_beside
 from kernels_hub.kernelization.bind import (
+    COPIED,
     Forward,
     KernelForward,
     KernelFunction,
+    bind_forward,
     kernel_function,
+    unbind_forward,
     weights_protocol,
 )
 from kernels_hub.kernelization.copy_budget import budget_in_bytes, over_budget
-from kernels_hub.kernelization.copying import HOOKS, bind_forward, unbind_forward
 from kernels_hub.kernelization.device import Device, as_target, is_here
 from kernels_hub.kernelization.fallback import KernelizeFallback, as_fallback
 from kernels_hub.kernelization.function_places import held_out_of_reach
@@ -237,25 +239,20 @@ def _plan(model: nn.Module, resolver: ClassResolver, kept: Mapping[int, str] = M
     from torch import nn
 
     model_plan = Plan({}, [])
-    groups, steps, order, group_of = (
-        model_plan.groups,
-        model_plan.steps,
-        model_plan.order,
-        model_plan.group_of,
-    )
     plans: dict[type, ClassPlan] = {}
     covered: dict[int, SwapDecision] = {}
     parameter = nn.Parameter
     bare = frozenset(nn.Module().__dict__)
-    usual = bare.union(HOOKS, (RECORD_ATTRIBUTE,))
+    usual = bare.union(COPIED, (RECORD_ATTRIBUTE,))
     placed = on_levels(model, resolver.levels)
-    grouped: ClassPlan | None = None
-    group: Group | None = None
-    for module in _parents_first(model):
+    alike = _Alike(len(bare), parameter, covered)
+    group: tuple[ClassPlan, Group] | None = None
+    for module in _not_alike(model, alike, model_plan):
         number, cls, state = id(module), type(module), module.__dict__
         plan = plans.get(cls)
         if plan is None:
             plan = plans[cls] = resolver.plan(cls)
+        for_all = not (placed or kept or plan.checks or plan.covers)
         if placed and number in placed:
             plan = resolver.plan_by_place(cls)
         if RECORD_ATTRIBUTE in state:
@@ -265,43 +262,66 @@ def _plan(model: nn.Module, resolver: ClassResolver, kept: Mapping[int, str] = M
             attributes = _attribute_plans(own, resolver, plan.functions)
         if plan.idle and not attributes:
             if RECORD_ATTRIBUTE in state:
-                steps.append(Step(module, NOTHING, None))
+                model_plan.steps.append(Step(module, NOTHING, None))
+            if for_all:
+                alike.groups[cls] = None
             continue
         asks = plan.checks or plan.covers or state.get("_parameters", True) or "forward" in state
-        reason = _obstacle(module, state, plan, parameter) if asks else None
-        if kept and reason is None:
-            reason = kept.get(number)
+        reason = (_obstacle(module, state, plan, parameter) if asks else None) or kept.get(number)
         is_plain = reason is None and not (covered and number in covered)
         if is_plain and plan.decided is not None:
-            plan = plan.decided(module)
+            plan, for_all = plan.decided(module), False
         if is_plain and not attributes and plan.forward is not None:
-            if group is None or plan is not grouped:  # nearly always that of the module before
-                grouped, group = plan, _group_of(plan, plan.forward, groups)
-            group.modules.append(module)
-            order.append(module)
-            group_of.append(group)
-            if plan.covers:
-                covered.update(_covered(module, plan))
+            if group is None or plan is not group[0]:  # nearly always that of the module before
+                group = plan, _group_of(plan, plan.forward, model_plan.groups)
+            model_plan.add(module, group[1])
+            if for_all:
+                alike.groups[cls] = group[1]
+            swaps = True
         else:
-            step = _special_step(module, plan, attributes, covered.get(id(module)), reason)
-            steps.append(step)
-            if plan.covers and step.record.own is not None and step.record.own.swapped:
-                covered.update(_covered(module, plan))
+            step = _special_step(module, plan, attributes, covered.get(number), reason)
+            model_plan.steps.append(step)
+            swaps = step.record.own is not None and step.record.own.swapped
+        if plan.covers and swaps:
+            covered.update(_covered(module, plan))
     return model_plan
 
 
-def _parents_first(model: nn.Module) -> Iterator[nn.Module]:
-    """Every module once, before those inside of it."""
+@dataclass(slots=True)
+class _Alike:
+    """The classes whose every instance gets the same, as long as nothing was done to it."""
+
+    as_new: int
+    """How many attributes a module has that nothing was done to."""
+    parameter: type
+    covered: Mapping[int, SwapDecision]
+    groups: dict[type, Group | None] = field(default_factory=dict)
+    """By class; None: nothing."""
+
+
+def _not_alike(model: nn.Module, alike: _Alike, model_plan: Plan) -> Iterator[nn.Module]:
+    """The modules that must be asked one by one, parents first; the others are added to their groups. Each once."""
+    as_new, parameter, covered, groups = alike.as_new, alike.parameter, alike.covered, alike.groups
     seen: set[int] = set()
-    stack = [model]
-    while stack:
-        module = stack.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        if children := module._modules:
-            stack.extend(child for child in reversed(children.values()) if child is not None)
-        yield module
+    within: list[Iterator[nn.Module | None]] = [iter((model,))]
+    while within:
+        for module in within[-1]:
+            if module is None or (number := id(module)) in seen:
+                continue
+            seen.add(number)
+            state = module.__dict__
+            if (cls := type(module)) not in groups or len(state) != as_new or "forward" in state:
+                yield module
+            elif (group := groups[cls]) is not None:
+                if _unusual_parameter(state["_parameters"], parameter) or (covered and number in covered):
+                    yield module
+                else:
+                    model_plan.add(module, group)
+            if children := module._modules:
+                within.append(iter(children.values()))
+                break
+        else:
+            within.pop()
 
 
 def _group_of(plan: ClassPlan, forward: Forward, groups: dict[int, Group]) -> Group:
@@ -328,7 +348,7 @@ def _obstacle(module: nn.Module, state: dict[str, Any], plan: ClassPlan, paramet
     if forward is not None and not ours:
         return "its forward was already replaced on this instance, for example by hooks of another library"
     if not ours:  # a kernel of ours may have freed its weights: those are no obstacle
-        if (reason := _unusual_parameter(module, parameter)) is not None:
+        if (reason := _unusual_parameter(module._parameters, parameter)) is not None:
             return f"its {reason}"
         for name in plan.covers:
             child = module._modules.get(name)
@@ -340,8 +360,8 @@ def _obstacle(module: nn.Module, state: dict[str, Any], plan: ClassPlan, paramet
     return None
 
 
-def _unusual_parameter(module: nn.Module, parameter: type) -> str | None:
-    for name, value in module._parameters.items():
+def _unusual_parameter(parameters: Mapping[str, nn.Parameter | None], parameter: type) -> str | None:
+    for name, value in parameters.items():
         if value is not None and type(value) is not parameter:
             return f"parameter {name!r} is a {type(value).__name__}, not a plain torch.nn.Parameter"
     return None
@@ -353,7 +373,7 @@ def _must_run_itself(child: nn.Module, parameter: type) -> str | None:
         return "it has hooks"
     if type(child.__dict__.get("forward")) not in (KernelForward, type(None)):
         return "its forward was already replaced on this instance"
-    reason = _unusual_parameter(child, parameter)
+    reason = _unusual_parameter(child._parameters, parameter)
     return f"its {reason}" if reason else None
 
 
@@ -450,7 +470,7 @@ def _as_compiled(step: Step, *, waits: bool) -> Step:
 def _apply(plan: Plan, *, prepare: bool, free: bool) -> None:
     """Bind every kernel; on any error unbind what was bound and put back what was there before."""
     before = [
-        (module, {name: module.__dict__.get(name) for name in ("forward", RECORD_ATTRIBUTE, *HOOKS)})
+        (module, {name: module.__dict__.get(name) for name in ("forward", RECORD_ATTRIBUTE, *COPIED)})
         for module in plan.bound
     ]
     try:
@@ -485,15 +505,14 @@ def _collector_paused() -> Iterator[None]:
 
 def _bind_groups(plan: Plan) -> None:
     for module, group in zip(plan.order, plan.group_of, strict=True):
-        forward, record = group.forward, group.record
         state = module.__dict__
         current = state.get("forward")
-        if current is not None and current.func is not forward:  # another kernel of ours
-            _unbind(module)
-            current = None
         if current is None:
-            bind_forward(module, forward)
-        state[RECORD_ATTRIBUTE] = record
+            bind_forward(module, group.forward)
+        elif current.func is not group.forward:  # another kernel of ours
+            _unbind(module)
+            bind_forward(module, group.forward)
+        state[RECORD_ATTRIBUTE] = group.record
 
 
 def _prepare_weights(plan: Plan, *, prepare: bool, free: bool) -> None:

@@ -1,12 +1,13 @@
 """Bind a kernel to one module: the forward that `kernelize` puts there, and nothing else.
 
-Only the instance changes: its `__dict__["forward"]`, and how it is copied (`copying`). The class, other instances and
+Only the instance changes: its `__dict__["forward"]`, and how it is copied. The class, other instances and
 other models never do, functions included: a module whose forward calls a replaced function gets a copy of that
 forward, which calls the kernel by a name of its own.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import itertools
@@ -74,7 +75,7 @@ class LoadedLayer:
     @property
     def pending(self) -> Pending | None:
         """What stands for the layer until a module is called; None where the layer is there."""
-        return self.layer if isinstance(self.layer, Pending) and not self.is_class else None
+        return self.layer if not self.is_class and isinstance(self.layer, Pending) else None
 
     @property
     def is_class(self) -> bool:
@@ -102,7 +103,9 @@ def load_layer(source: LayerSource, backend: str) -> LoadedLayer:
 class KernelForward(functools.partial):  # type: ignore[type-arg]
     """A forward bound to its module: as cheap to call as a bound method, and it pickles.
 
-    It pickles as its module and the record of the decision; unpickling loads the kernel again, see `rebind`.
+    It pickles as its module and the record of the decision; unpickling loads the kernel again, see `rebind`. deepcopy
+    does as well. `copy.copy` and torch.nn.parallel.replicate copy the module's `__dict__`, where it lies, so these ask
+    it (`copied`) how its module is copied.
     """
 
     lost: str | None = None
@@ -140,6 +143,66 @@ class KernelForward(functools.partial):  # type: ignore[type-arg]
         function: Any = self.func
         wrapped: Forward = function.__wrapped__
         return wrapped
+
+    def copied(self, protocol: int | None = None) -> object:
+        """What the module's `__reduce_ex__(protocol)` or `_replicate_for_data_parallel()` returns.
+
+        It lies beside the forward under these names (`COPIED`): such copies run the kernel on themselves.
+        """
+        module = self.__self__
+        kind: Any = type(module)
+        if protocol is None:
+            return _bound_again(kind._replicate_for_data_parallel(module), module)
+        if sys._getframe(1).f_code is copy.copy.__code__:
+            return _shallow, (module,)
+        return kind.__reduce_ex__(module, protocol)
+
+
+COPIED = ("__reduce_ex__", "_replicate_for_data_parallel")
+"""What `copy.copy` and `replicate` ask a module for."""
+
+
+def bind_forward(module: nn.Module, forward: Forward) -> KernelForward:
+    """Have a module run on a kernel, and its copies likewise."""
+    state = module.__dict__
+    bound = state["forward"] = KernelForward(forward, module)
+    copied = bound.copied
+    state.setdefault("__reduce_ex__", copied)
+    state.setdefault("_replicate_for_data_parallel", copied)
+    return bound
+
+
+def unbind_forward(module: nn.Module) -> None:
+    """Have a module run its class's forward."""
+    del module.__dict__["forward"]
+    _forget_copied(module)
+
+
+def _forget_copied(module: nn.Module) -> None:
+    state = module.__dict__
+    for name in COPIED:
+        if type(getattr(state.get(name), "__self__", None)) is KernelForward:
+            del state[name]
+
+
+def _shallow(module: nn.Module) -> nn.Module:
+    """What `copy.copy` makes of a module of this class."""
+    reduced: Any = type(module).__reduce_ex__(module, 4)
+    if isinstance(reduced, str):  # there is one of it
+        return module
+    make, arguments, *rest = reduced
+    made: nn.Module = make(*arguments)
+    if rest and rest[0] is not None:
+        made.__setstate__(rest[0])
+    return _bound_again(made, module)
+
+
+def _bound_again(made: nn.Module, module: nn.Module) -> nn.Module:
+    _forget_copied(made)
+    bound = made.__dict__.get("forward")
+    if type(bound) is KernelForward and bound.__self__ is module:
+        bind_forward(made, bound.func).lost = bound.lost
+    return made
 
 
 class KernelFunction(functools.partial):  # type: ignore[type-arg]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kernels_hub.hub.references import LocalLayerRepository
 from kernels_hub.kernelization.background import BACKGROUND, Job
 from kernels_hub.kernelization.bind import (
+    COPIED,
     Forward,
     KernelForward,
     bind_class_forward,
@@ -38,7 +39,6 @@ from kernels_hub.kernelization.compiled_layer import (
     layer_compiler,
     one_line,
 )
-from kernels_hub.kernelization.copying import HOOKS
 from kernels_hub.kernelization.forked import DeadlineError, ForkedError, run_forked
 from kernels_hub.kernelization.jit_settings import is_timed, seconds_per_signature
 from kernels_hub.kernelization.outcome import RECORD_ATTRIBUTE
@@ -364,7 +364,7 @@ def _without_kernels(module: nn.Module) -> nn.Module:
     for one in twin.modules():
         if one.__dict__.get("forward") is _NO_KERNEL:
             del one.__dict__["forward"]
-        for name in (RECORD_ATTRIBUTE, *HOOKS):
+        for name in (RECORD_ATTRIBUTE, *COPIED):
             one.__dict__.pop(name, None)
     return twin
 

@@ -57,6 +57,12 @@ class Plan:
     bound: list[nn.Module] = field(default_factory=list)
     """Modules with a record of before."""
 
+    def add(self, module: nn.Module, group: Group) -> None:
+        """Have a module get what its group gets."""
+        group.modules.append(module)
+        self.order.append(module)
+        self.group_of.append(group)
+
     def all_steps(self) -> list[Step]:
         """Groups and steps alike, one step a module."""
         return [*(step for group in self.groups.values() for step in group.steps()), *self.steps]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels_hub import report, restore
-from kernels_hub.kernelization.copying import HOOKS
+from kernels_hub.kernelization.bind import COPIED
 from tests.kernelization.test_changes_around_calls import both, images, is_compiled, of
 from tests.kernelization.test_travel import Scaled, X, kernelized, mapping
 
@@ -64,7 +64,7 @@ def test_other_copies_and_restored_modules_are_as_before(mapping: Any) -> None:
         assert torch.equal(shallow(X), 20 * X) and torch.equal(model[0](X), 2 * X)
     twin = copy.copy(model[0])
     restore(model)
-    assert not set(HOOKS) & vars(model[0]).keys()
+    assert not set(COPIED) & vars(model[0]).keys()
     assert torch.equal(model[0](X), X) and torch.equal(twin(X), 2 * X)
     assert copy.copy(model[0]).forward.__func__ is Scaled.forward
 
