@@ -3,8 +3,8 @@
 // Each states its largest error in units in the last place, over all floats (as the tests measure it, with FMA;
 // a unit more without), and gives what IEEE 754 and C give for NaN, infinities, -0.0 and subnormals. Nothing here
 // relies on -ffast-math, nor survives it.
-// Sources: Cephes (Moshier) for the polynomials of exp, log, sin and cos; N. Juffa's erff and his version of
-// Payne and Hanek's reduction; Muller et al., Handbook of Floating-Point Arithmetic.
+// Sources: Cephes (Moshier) for the polynomials of exp, log, sin and cos; N. Juffa's erff; Payne and Hanek's reduction of
+// angles (1983), in floating point; Muller et al., Handbook of Floating-Point Arithmetic.
 #pragma once
 
 #include <bit>
@@ -264,37 +264,29 @@ struct Angle {
   float rest;
 };
 
-// 1 / (2 pi), its first 192 bits after a word of zeros.
-inline constexpr uint32_t kTurns[] = {0,           0x28be60dbu, 0x9391054au, 0x7f09d5f4u,
-                                      0x7d4d3770u, 0x36d8a566u, 0x4f10e410u, 0x7f9458eau};
+// What a number of turns is beyond whole ones, at most a half: exact. NaN of infinitely many.
+KH_INLINE double beyond_whole(double turns) {
+#if defined(__SSE4_1__) || defined(__aarch64__)
+  return turns - std::rint(turns);
+#else  // std::rint is a call
+  const double large = turns < 0.0 ? -0x1p52 : 0x1p52;
+  return std::fabs(turns) < 0x1p52 ? turns - ((turns + large) - large) : turns - turns;
+#endif
+}
 
+// x / (2 pi) in seven parts: 1 / (2 pi) is cut into pieces of 29 bits, whose products with the 24 of x are exact, and so
+// is what each of them is beyond whole turns. No table, no branch and no integers: those kept loops from vectorising.
 KH_INLINE Angle reduce_angle(float x) {
-  // Up to 2^20: the quotient is exact, and three parts of pi/2 leave an error of 2^-70.
-  const float a = magnitude(x);
-  const double near = static_cast<double>(a < 0x1p20f ? a : 0.0f);
-  const double shifted = near * 0.63661977236758134 + 0x1.8p52;
-  const double n = shifted - 0x1.8p52;
-  const double near_rest = (near - n * 0x1.921fb54400000p+0) - n * 0x1.0b4611a626331p-34;
-  const int32_t near_quarters = static_cast<int32_t>(n);
-  // Beyond: the bits of 1 / (2 pi) that matter to this exponent, times the mantissa, in 64-bit fixed point.
-  const uint32_t bits = std::bit_cast<uint32_t>(a < 0x1p20f ? 0x1p20f : a == a && a < kInfinity ? a : 0x1p20f);
-  const uint32_t mantissa = (bits << 8) | 0x80000000u;
-  const uint32_t exponent = (bits >> 23) - 126u;
-  const uint32_t word = exponent >> 5, shift = exponent & 31u;
-  const uint64_t w0 = kTurns[word], w1 = kTurns[word + 1], w2 = kTurns[word + 2], w3 = kTurns[word + 3];
-  const uint64_t high = (((w0 << 32 | w1) << shift) >> 32), middle = (((w1 << 32 | w2) << shift) >> 32);
-  const uint64_t low = (((w2 << 32 | w3) << shift) >> 32);
-  uint64_t turns = (mantissa * low) >> 32;
-  turns += mantissa * middle;
-  turns += (mantissa * high) << 32;
-  const uint64_t rounded = turns + (uint64_t{1} << 61);
-  const int32_t far_quarters = static_cast<int32_t>(rounded >> 62);
-  const int64_t fixed = static_cast<int64_t>(turns - ((rounded >> 62) << 62));
-  const double upper = static_cast<double>(static_cast<int32_t>(fixed >> 32));
-  const double lower = static_cast<double>(static_cast<int32_t>((fixed & 0xffffffff) >> 1));
-  const double far_rest = (upper * 0x1p32 + lower * 2.0) * 0x1.921fb54442d18p-62;
-  const float rest = static_cast<float>(a < 0x1p20f ? near_rest : far_rest);
-  return {a < 0x1p20f ? near_quarters : far_quarters, a < kInfinity ? rest : kNaN};
+  const double a = static_cast<double>(x);
+  const double t0 = beyond_whole(a * 0x1.45f306dp-3), t1 = beyond_whole(a * 0x1.9391054p-32);
+  const double t2 = beyond_whole(a * 0x1.4fe13abp-61), t3 = beyond_whole(a * 0x1.d1f534dp-90);
+  const double t4 = beyond_whole(a * 0x1.b81b6c5p-119), t5 = beyond_whole(a * 0x1.5993c4p-150);
+  const double t6 = beyond_whole(a * 0x1.c820ff3p-177);
+  const double sum = t0 + (t1 + (t2 + (t3 + (t4 + (t5 + t6)))));
+  const double quarters = (4.0 * sum + 0x1.8p52) - 0x1.8p52;  // the nearest whole number
+  // From the largest on: where two cancel, their sum is exact.
+  const double rest = (((((t0 - 0.25 * quarters) + t1) + t2) + t3) + t4) + t5 + t6;
+  return {static_cast<int32_t>(quarters), static_cast<float>(rest * 0x1.921fb54442d18p+2)};
 }
 
 // sin (quarter even) or cos (odd) of the rest, negated in the second half turn.
@@ -311,8 +303,7 @@ KH_INLINE float sine_of(int32_t quarters, float r) {
 // 1.6 ulp
 KH_INLINE float sin(float x) {
   const Angle angle = reduce_angle(x);
-  const float value = sine_of(angle.quarters, angle.rest);
-  return x < 0.0f ? -value : x == 0.0f ? x : value;
+  return x == 0.0f ? x : sine_of(angle.quarters, angle.rest);
 }
 
 // 1.6 ulp

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
-from tests.compiler.codegen.runtime_harness import arguments, build, needs_compiler, targets
+from tests.compiler.codegen.runtime_harness import (
+    FLAGS,
+    RUNTIME,
+    arguments,
+    build,
+    needs_compiler,
+    targets,
+)
 
 pytestmark = needs_compiler
 
@@ -164,6 +174,30 @@ def test_conversions_are_those_of_numpy(library, name, dtype):
     number = ~np.isnan(widened)
     assert np.array_equal(wide[number].view(np.uint32), widened[number].view(np.uint32))
     assert np.isnan(wide[~number]).all()
+
+
+EPILOGUE = """extern "C" void behind_NAME(const float* w, const float* x, float* y, const float* packed) {
+  kh::multiply(0, 64, 256, 8, x, 8, 1, packed, [=](int64_t, int64_t row, int64_t j, int64_t count, const float* acc) {
+    _Pragma("omp simd") for (int64_t l = 0; l < count; ++l) y[row * 256 + j + l] = kh::NAME(acc[l] + w[j + l]);
+  });
+}
+"""
+
+
+@pytest.mark.skipif(targets() in (("native",), ("x86-64",)), reason="vectors of x86-64 with FMA")
+def test_functions_behind_a_product_vectorise(tmp_path):
+    """In a loop of their own they may, and not here, where what is loaded depends on what was computed."""
+    names = [*FUNCTIONS, "exp_falling", "exp2_falling"]
+    blocks = [EPILOGUE.replace("NAME", name) for name in names]
+    (tmp_path / "epilogues.cpp").write_text('#include "scalar.h"\n#include "linked.h"\n' + "".join(blocks))
+    command = ["g++", *FLAGS, f"-march={targets()[0]}", f"-I{RUNTIME}", "-c", "-fopt-info-vec-optimized"]
+    command += [str(tmp_path / "epilogues.cpp"), "-o", str(tmp_path / "epilogues.o")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = {
+        int(line) for line in re.findall(r"epilogues\.cpp:(\d+):\d+: optimized: loop vectorized", done.stderr)
+    }
+    each = EPILOGUE.count("\n")
+    assert [name for place, name in enumerate(names) if 2 + each * place + 3 not in lines] == []
 
 
 def test_the_measure_sees_errors():
