@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -15,18 +15,22 @@ from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.runtime.caches import (
     KIND,
     KIND_OF_TWO,
+    Held,
     KeyValueCache,
+    Kind,
+    attention_of,
+    held_by,
     is_cache,
     is_of_two,
     kinds_of,
     new_cache,
     own_states,
-    pairs_of,
     parts_of,
 )
 
 LENGTH_AXIS = 2
 """Of keys and values."""
+_T = TypeVar("_T")
 
 
 class _Registration:
@@ -62,8 +66,8 @@ _REGISTRATION = _Registration()
 
 @contextmanager
 def caches_as_trees() -> Iterator[None]:
-    """While it is open, a cache is a tree for torch's pytree: [[keys, values], ...] of its layers; two of them is one
-    of two.
+    """While it is open, a cache is a tree for torch's pytree: [[keys, values], ...] of its layers, states behind them.
+    A cache of two is a list of two such trees.
 
     What others registered for the classes is set aside, and comes back.
     """
@@ -82,15 +86,19 @@ def dims_of(cache: KeyValueCache, free: Callable[[torch.Tensor, Any], Any]) -> l
     The hints are torch.export's AUTO. It does not see that lengths are equal: their names say so.
     """
     found = []
-    states = kinds_of(cache, states_alone=True)
-    for one, name in zip(parts_of(cache), ("cache_length", "cross_length"), strict=False):
+    for part, name in zip(parts_of(cache), ("cache_length", "cross_length"), strict=False):
         hint = torch.export.Dim.AUTO()
         hint.__name__ = name
-        rows = []
-        for index, pair in enumerate(pairs_of(one) or ()):
-            fixed = bool(states) and states[index] is not None
-            rows.append([_batch_of(free(one, hint)) if fixed else free(one, hint) for one in pair])
-        found.append(rows)
+        found.append(
+            [
+                [
+                    free(one, hint) if is_long and place < 2 else _batch_of(free(one, hint))
+                    for place, one in enumerate(held)
+                    if one is not None
+                ]
+                for held, is_long in zip(held_by(part) or (), attention_of(part), strict=False)
+            ]
+        )
     return found if is_of_two(cache) else found[0]
 
 
@@ -107,34 +115,57 @@ def fresh(tree: object) -> Any:
     return found
 
 
-_Context = tuple[bool, tuple[Any, ...]]
-"""Of a cache as a tree: whether it is one of two, and which layers have states."""
+Gaps = tuple[bool, ...]
+"""Of what a layer of a cache holds: whether there is a tensor in each place."""
+Context = tuple[bool, tuple[Kind, ...], tuple[tuple[Gaps, ...], ...]]
+"""Of a cache as a tree: whether it is one of two, the kinds of its layers, and the gaps of each layer of its parts."""
 
 
-def _flatten(cache: KeyValueCache) -> tuple[list[Any], _Context]:
-    if pairs_of(cache) is None:
+def gaps_of(held: Held) -> Gaps:
+    """Where a layer holds tensors."""
+    return tuple(one is not None for one in held)
+
+
+def tensors_of(held: Held) -> list[torch.Tensor]:
+    """The tensors that a layer holds."""
+    return [one for one in held if one is not None]
+
+
+def spread(tensors: Iterable[_T], gaps: Gaps) -> tuple[_T | None, ...]:
+    """These in the places of tensors, and None in the gaps."""
+    rest = iter(tensors)
+    return tuple(next(rest) if is_tensor else None for is_tensor in gaps)
+
+
+def context_of(cache: KeyValueCache, *, states_alone: bool = True) -> Context:
+    """What the tree of a cache does not tell. states_alone: as `kinds_of`."""
+    gaps = tuple(tuple(map(gaps_of, held_by(part) or ())) for part in parts_of(cache))
+    return is_of_two(cache), kinds_of(cache, states_alone=states_alone), gaps
+
+
+def _flatten(cache: KeyValueCache) -> tuple[list[Any], Context]:
+    if held_by(cache) is None:
         layers = [layer for one in parts_of(cache) for layer in getattr(one, "layers", ())]
         kinds = ", ".join(sorted({type(layer).__name__ for layer in layers}))
         raise ImportFailure(
-            f"a cache of {kinds} is among the arguments; only one whose layers have just grown, or hold one state of "
-            "each kind, is taken"
+            f"a cache of {kinds} is among the arguments; only one whose layers have just grown, or hold states of "
+            "linear attention, is taken"
         )
-    context = (is_of_two(cache), kinds_of(cache, states_alone=True))
-    trees = [[list(pair) for pair in pairs_of(one) or ()] for one in parts_of(cache)]
-    return (trees if is_of_two(cache) else trees[0]), context
+    trees = [list(map(tensors_of, held_by(one) or ())) for one in parts_of(cache)]
+    return (trees if is_of_two(cache) else trees[0]), context_of(cache)
 
 
-def _flatten_with_keys(cache: KeyValueCache) -> tuple[list[tuple[Any, Any]], _Context]:
+def _flatten_with_keys(cache: KeyValueCache) -> tuple[list[tuple[Any, Any]], Context]:
     children, context = _flatten(cache)
     return [(pytree.SequenceKey(index), child) for index, child in enumerate(children)], context
 
 
-def _unflatten(children: Iterable[Any], context: _Context) -> object:
+def _unflatten(children: Iterable[Any], context: Context) -> object:
     """A cache of tensors; lists of anything else that has taken their places."""
-    of_two, kinds = context
+    of_two, kinds, gaps = context
     own, cross = [*children] if of_two else ([*children], [])
-    if all(isinstance(one, torch.Tensor) for pair in (*own, *cross) for one in pair):
-        pairs = {index: (keys, values) for index, (keys, values) in enumerate(own)}
-        pairs |= {~index: (keys, values) for index, (keys, values) in enumerate(cross)}
-        return new_cache(pairs, of_two=of_two, kinds=kinds)
+    if all(isinstance(one, torch.Tensor) for tensors in (*own, *cross) for one in tensors):
+        held = {layer: spread(tensors, gaps[0][layer]) for layer, tensors in enumerate(own) if tensors}
+        held |= {~layer: spread(tensors, gaps[1][layer]) for layer, tensors in enumerate(cross) if tensors}
+        return new_cache(held, of_two=of_two, kinds=kinds)
     return [own, cross] if of_two else own

@@ -43,7 +43,7 @@ from kernels_hub.compiler.ir.types import Array
 from kernels_hub.compiler.judging import Judge
 from kernels_hub.compiler.judging.timing import gain
 from kernels_hub.compiler.runtime.caches import Kind, kinds_of
-from kernels_hub.compiler.runtime.parts import Cache, Record, Tensor
+from kernels_hub.compiler.runtime.parts import Cache, Held, Record
 from kernels_hub.compiler.runtime.toolchain import machine_isas
 from kernels_hub.numerics import largest_error, tolerance
 
@@ -339,10 +339,10 @@ def _windows(source: Source) -> list[tuple[Dim, int]]:
     ]
     found: list[tuple[Dim, int]] = []
 
-    def collect(pairs: Mapping[int, tuple[Tensor, Tensor]], kinds: Sequence[Kind]) -> None:
-        for layer, (keys, _) in pairs.items():
+    def collect(held: Mapping[int, Held], kinds: Sequence[Kind]) -> None:
+        for layer, (keys, *_) in held.items():
             kind = kinds[layer] if 0 <= layer < len(kinds) else None
-            if isinstance(kind, int):
+            if isinstance(kind, int) and keys is not None:
                 found.append((lengths[keys.place], kind))
 
     for cache in _caches_in(source.result):

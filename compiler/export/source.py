@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from kernels_hub.compiler.errors import CompilerError, ImportFailure
-from kernels_hub.compiler.export.caches import fresh
+from kernels_hub.compiler.export.caches import context_of, fresh, spread
 from kernels_hub.compiler.export.peer import Peer, find_peer
 from kernels_hub.compiler.export.results import fields_of
 from kernels_hub.compiler.export.traced_forward import traced_forward
@@ -31,8 +31,8 @@ from kernels_hub.compiler.importers.torch_export import import_torch_program
 from kernels_hub.compiler.importers.torch_sizes import input_symbols
 from kernels_hub.compiler.importers.torch_trace import arguments_of, paths_of
 from kernels_hub.compiler.ir.graph import Graph
-from kernels_hub.compiler.runtime.caches import is_cache, is_of_two, kinds_of, pairs_of, parts_of
-from kernels_hub.compiler.runtime.parts import Cache, Module, Record, Tensor, View
+from kernels_hub.compiler.runtime.caches import is_cache
+from kernels_hub.compiler.runtime.parts import Cache, Held, Module, Record, Tensor, View
 from kernels_hub.escaping import Identifier
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Source:
     signature: inspect.Signature
     arguments: Mapping[str, Any]
     result: Any
-    changed: Mapping[str, Mapping[int, tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    changed: Mapping[str, Mapping[int, Held]] = field(default_factory=dict)
     views: tuple[View, ...] = ()
     """Tensors of the result by the numbers that follow those of the outputs; sizes are dims of the graph."""
     example: Example | None = None
@@ -412,15 +412,15 @@ def _tree(value: Any, path: str, places: Mapping[str, Tensor]) -> Any:
 
 
 def _cache(value: object, path: str, places: Mapping[str, Tensor]) -> Cache:
-    found = []
-    for number, part in enumerate(parts_of(value)):
-        inner = f"{path}.{number}" if is_of_two(value) else path
-        count = len(pairs_of(part) or ())
-        found.append(
-            tuple((places[f"{inner}.{pair}.0"], places[f"{inner}.{pair}.1"]) for pair in range(count))
+    of_two, kinds, gaps = context_of(value)
+    own, *cross = (
+        tuple(
+            spread([places[f"{inner}.{layer}.{place}"] for place in range(sum(where))], where)
+            for layer, where in enumerate(of)
         )
-    own, cross = found[0], found[1] if is_of_two(value) else None
-    return Cache(own, cross, kinds_of(value, states_alone=True))
+        for inner, of in zip([f"{path}.0", f"{path}.1"] if of_two else [path], gaps, strict=True)
+    )
+    return Cache(own, cross[0] if of_two else None, kinds)
 
 
 def _filled(tree: object, tensors: Sequence[torch.Tensor]) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -12,16 +12,16 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from kernels_hub.compiler.errors import CompilerError, ImportFailure
-from kernels_hub.compiler.export.caches import fresh
+from kernels_hub.compiler.export.caches import Context, Gaps, context_of, fresh, gaps_of, spread, tensors_of
 from kernels_hub.compiler.export.results import result_tree
 from kernels_hub.compiler.importers.torch_aliases import View as FoundView
 from kernels_hub.compiler.importers.torch_program import TorchProgram
 from kernels_hub.compiler.importers.torch_trace import arguments_of, name_children, path_text
 from kernels_hub.compiler.ir.graph import Value
-from kernels_hub.compiler.runtime.caches import Kind, is_cache, kinds_of, numbered, own_states, window_class
-from kernels_hub.compiler.runtime.parts import Argument, Cache, Kept, Tensor, View
+from kernels_hub.compiler.runtime.caches import is_cache, numbered, own_states, window_class
+from kernels_hub.compiler.runtime.parts import Argument, Cache, Held, Kept, Tensor, View
 
-Changed = dict[str, dict[int, tuple[Tensor, Tensor]]]
+Changed = dict[str, dict[int, Held]]
 
 
 class TracedCall:
@@ -34,11 +34,11 @@ class TracedCall:
     def __init__(self) -> None:
         self._leaves: list[Any] = []
         """Of the result: a name in the dict, or an Argument."""
-        self._kinds: dict[str, tuple[Kind, ...]] = {}
-        """Of the caches among them that the call made."""
+        self._kinds: dict[str, Context] = {}
+        """Of the caches among them that the call made: as `caches.context_of` gives it."""
         self._spec: Any = None
-        self._changed: dict[str, dict[int, str]] = {}
-        """Argument -> layer -> the name of what it holds afterwards."""
+        self._changed: dict[str, dict[int, tuple[str, Gaps]]] = {}
+        """Argument -> layer -> the name of what it holds afterwards, and where that has tensors."""
 
     def noted(self, result: Any, caches: Mapping[str, Any], before: Mapping[str, Mapping[int, Any]]) -> Any:
         """The results of the program. caches: of the arguments; before: what they held."""
@@ -56,18 +56,17 @@ class TracedCall:
                 continue
             name = path_text(path) or "result"
             if is_cache(leaf):
-                self._kinds[name] = kinds_of(leaf)
+                self._kinds[name] = context_of(leaf, states_alone=False)
             self._leaves.append(name)
             results[name] = leaf
         for argument, cache in caches.items():
             of = self._changed[argument] = {}
             was = before[argument]
-            for place, pair in numbered(cache).items():
-                if any(
-                    one is not other for one, other in zip(pair, was.get(place, (None, None)), strict=True)
-                ):
-                    of[place] = f"{argument}.{place}"
-                    results[of[place]] = list(pair)
+            for place, held in numbered(cache).items():
+                earlier = was.get(place, (None,) * len(held))
+                if any(one is not other for one, other in zip(held, earlier, strict=True)):
+                    of[place] = (name := f"{argument}.{place}"), gaps_of(held)
+                    results[name] = tensors_of(held)
         return results
 
     def of(self, program: TorchProgram) -> tuple[Any, Changed, tuple[View, ...]]:
@@ -117,13 +116,15 @@ class TracedCall:
             for leaf in self._leaves
         ]
         changed = {
-            argument: {place: _pair(found[name]) for place, name in of.items()}
+            argument: {place: spread(found[name], gaps) for place, (name, gaps) in of.items()}
             for argument, of in self._changed.items()
         }
         result = result_tree(pytree.tree_unflatten(listed, self._spec))
-        held = [pair for one in listed if isinstance(one, Cache) for pair in one.numbered().values()]
-        held += [pair for of in changed.values() for pair in of.values()]
-        if any(one.place >= len(program.graph.outputs) for pair in held for one in pair):
+        held = [of for one in listed if isinstance(one, Cache) for of in one.numbered().values()]
+        held += [of for layers in changed.values() for of in layers.values()]
+        if any(
+            one is not None and one.place >= len(program.graph.outputs) for tensors in held for one in tensors
+        ):
             raise _refusal("what a cache holds shares memory with another result")
         return result, changed, views
 
@@ -163,18 +164,16 @@ def _view(view: FoundView, output: Tensor | None) -> View:
     return View(Kept(name, dtype, shape), view.steps)
 
 
-def _stated(leaf: Any, kinds: tuple[Kind, ...] | None) -> Any:
-    """A leaf of a result; a cache is a list of pairs by now, one of two a list of two of them."""
-    if kinds is None:
+def _stated(leaf: Any, context: Context | None) -> Any:
+    """A leaf of a result; a cache is a list of lists of tensors by now, one of two a list of two of them."""
+    if context is None:
         return leaf
-    of_two = len(leaf) == 2 and not any(isinstance(one, Tensor) for part in leaf for one in part)
-    own, cross = leaf if of_two else (leaf, ())
-    return Cache(tuple(map(_pair, own)), tuple(map(_pair, cross)) if of_two else None, kinds)
-
-
-def _pair(pair: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    keys, values = pair
-    return keys, values
+    of_two, kinds, gaps = context
+    own, *cross = (
+        tuple(spread(tensors, where) for tensors, where in zip(part, of, strict=True))
+        for part, of in zip(leaf if of_two else (leaf,), gaps, strict=True)
+    )
+    return Cache(own, cross[0] if of_two else None, kinds)
 
 
 @contextmanager

@@ -16,8 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from kernels_hub.compiler.export.caches import LENGTH_AXIS
-from kernels_hub.compiler.runtime.caches import has_forgotten, is_cache, kinds_of, pairs_of, parts_of
+from kernels_hub.compiler.runtime.caches import (
+    has_forgotten,
+    held_by,
+    is_cache,
+    kinds_of,
+    lengths_of,
+    parts_of,
+)
 from kernels_hub.kernelization.compiled_layer import Arguments, Keywords
 
 LEAST = 2
@@ -85,15 +91,17 @@ def _of(value: Any, dims: Any) -> Hashable:
     if kind is dict:
         return (kind, *[(str(name), _of(one, dims)) for name, one in value.items()])
     if is_cache(value):
-        if pairs_of(value) is None:
+        if held_by(value) is None:
             if has_forgotten(value):
                 raise _Untaken
             return (kind, None)
-        held = [pairs_of(one) or () for one in parts_of(value)]
-        states = kinds_of(value, states_alone=True)
-        lengths = [pair[0].shape[LENGTH_AXIS] for one in held for pair in (one if states else one[:1])]
-        if lengths and min(lengths) < LEAST:
+        if any(length < LEAST for length in lengths_of(value)):
             raise _Untaken
+        held = [held_by(one) or () for one in parts_of(value)]
+        states = kinds_of(value, states_alone=True)
+        layers = [layer for of in held for layer in of]
+        if states or () in layers:
+            return (kind, states, *map(len, held), str([[one is None for one in layer] for layer in layers]))
         return (kind, states, *map(len, held))
     if is_dataclass(value):  # the output of another model
         return (kind, *[(field.name, _of(getattr(value, field.name, None), dims)) for field in fields(value)])

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
-from .caches import is_cache, is_of_two, kinds_of, leave, new_cache, pairs_of, parts_of
+from .caches import held_by, is_cache, is_of_two, kinds_of, leave, new_cache, parts_of
 from .errors import Misfit
 from .facts import same_fact
-from .parts import Argument, Cache, Input, Record, Table, Tensor
+from .parts import Argument, Cache, Held, Input, Record, Table, Tensor
 
 _PLAIN = frozenset({torch.Tensor, Parameter})
 _DTYPE, _LAYOUT = attrgetter("dtype"), attrgetter("layout")
@@ -126,10 +126,11 @@ def argument_at(values: Mapping[str, object], path: str) -> object:
 
 
 def _filled(
-    pairs: Mapping[int, tuple[Tensor, Tensor]], outputs: list[torch.Tensor]
-) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    held: Mapping[int, Held], outputs: list[torch.Tensor]
+) -> dict[int, tuple[torch.Tensor | None, ...]]:
     return {
-        position: (outputs[keys.place], outputs[values.place]) for position, (keys, values) in pairs.items()
+        position: tuple([None if one is None else outputs[one.place] for one in of])
+        for position, of in held.items()
     }
 
 
@@ -163,23 +164,24 @@ def _match(path: str, expected: Any, given: Any, found: list[Any]) -> None:
 
 def _match_cache(path: str, expected: Cache, given: Any, found: list[Any]) -> None:
     of_two = expected.cross is not None
-    pairs = pairs_of(given) if is_cache(given) and is_of_two(given) is of_two else None
-    if pairs is not None and expected.kinds and kinds_of(given, states_alone=True) != expected.kinds:
-        pairs = None
-    pair_shapes = expected.pairs if expected.cross is None else expected.pairs + expected.cross
-    own = pairs if not of_two or pairs is None else pairs_of(parts_of(given)[0])
-    if (
-        pairs is None
-        or own is None
-        or len(pairs) != len(pair_shapes)
-        or (of_two and len(own) != len(expected.pairs))
-    ):
-        shown = "another kind of cache" if pairs is None else f"a cache of {len(pairs)} layers"
+    held = held_by(given) if is_cache(given) and is_of_two(given) is of_two else None
+    if held is not None and expected.kinds and kinds_of(given, states_alone=True) != expected.kinds:
+        held = None
+    places = expected.held if expected.cross is None else expected.held + expected.cross
+    own = held if not of_two or held is None else held_by(parts_of(given)[0])
+    if held is None or own is None or len(held) != len(places) or (of_two and len(own) != len(expected.held)):
+        shown = "another kind of cache" if held is None else f"a cache of {len(held)} layers"
         shown = shown if is_cache(given) else _shown(given)
-        compiled = f"a cache of {len(pair_shapes)} layers" if pair_shapes else "an empty cache"
+        compiled = f"a cache of {len(places)} layers" if places else "an empty cache"
         raise Misfit(f"argument {path}", f"{path} is {shown}, it was compiled with {compiled}")
-    for (keys, values), ours in zip(pair_shapes, pairs, strict=True):
-        found[keys.place], found[values.place] = ours
+    for layer, (ours, theirs) in enumerate(zip(places, held, strict=True)):
+        if [one is None for one in ours] != [one is None for one in theirs]:
+            raise Misfit(
+                f"argument {path}", f"layer {layer} of {path} holds other things than it was compiled with"
+            )
+        for one, tensor in zip(ours, theirs, strict=True):
+            if one is not None:
+                found[one.place] = tensor
 
 
 def _check(one: Input, given: Any, place: Place) -> None:

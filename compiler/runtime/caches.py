@@ -7,8 +7,8 @@ the window is but a mask. It forgets when a call leaves more in it.
 An encoder-decoder model has a cache of two: of its own tokens, and of the encoder's, for cross attention, which holds
 nothing or what all calls after the first one only read. Layers of the second are numbered ~0, ~1, … here.
 
-A layer of a model with linear attention holds two states, of its convolution and of its recurrence, whose sizes stay:
-they stand for keys and values here.
+A layer of a model with linear attention holds states of convolutions and of recurrences, whose sizes stay; one that has
+attention, too, holds keys and values before them. A layer without attention, or that reads another's, holds nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _MODULE = "transformers.cache_utils"
 _NAME, _NAME_OF_TWO = "DynamicCache", "EncoderDecoderCache"
 KIND, KIND_OF_TWO = f"{_MODULE}:{_NAME}", f"{_MODULE}:{_NAME_OF_TWO}"
 _PLAIN, _WINDOW = (_MODULE, "DynamicLayer"), (_MODULE, "DynamicSlidingWindowLayer")
-_STATE = (_MODULE, "LinearAttentionLayer")
+_STATES = ((_MODULE, "LinearAttentionLayer"), (_MODULE, "LinearAttentionAndFullAttentionLayer"))
+_NOTHING = (_MODULE, "DummyLayer")
 """Layers of caches, by `_kind`."""
 _LENGTH_AXIS = 2
 """Of keys and values."""
@@ -33,11 +34,12 @@ KeyValueCache: TypeAlias = Any
 """A DynamicCache or an EncoderDecoderCache of transformers, which need not be here."""
 CacheLayer: TypeAlias = Any
 """A layer of one."""
-Pair = tuple[torch.Tensor, torch.Tensor]
-"""Keys and values of a layer."""
-STATE = "state"
-Kind = int | str | None
-"""Of a layer of a cache: None, it grows; how many tokens it holds at most; STATE."""
+Held = tuple[torch.Tensor | None, ...]
+"""What a layer holds: keys and values, where it is one of attention; then states of its convolutions, and of its
+recurrences; each None where there is none yet. (): nothing."""
+Kind = int | tuple[str, int] | None
+"""Of a layer of a cache: None, it grows; how many tokens it holds at most; the class of one that has states, or never
+holds anything, and how many convolutions it has."""
 
 
 def is_cache(value: Any) -> bool:
@@ -56,52 +58,68 @@ def parts_of(cache: KeyValueCache) -> tuple[KeyValueCache, ...]:
     return (cache.self_attention_cache, cache.cross_attention_cache) if is_of_two(cache) else (cache,)
 
 
-def pairs_of(cache: KeyValueCache) -> list[Pair] | None:
-    """What each layer holds, but those that hold nothing yet; None of a cache that has done more than grow.
+def held_by(cache: KeyValueCache) -> list[Held] | None:
+    """What each layer holds, up to the last one that holds something; None of a cache that has done more than grow.
 
     Of a cache of two: what the layers of both hold.
     """
     if is_of_two(cache):
-        own, cross = (pairs_of(part) if is_cache(part) else None for part in parts_of(cache))
-        if own is None or cross is None or not _agrees(cache.is_updated, len(cross)):
+        own, cross = (held_by(part) if is_cache(part) else None for part in parts_of(cache))
+        if own is None or cross is None or not _agrees(cache.is_updated, cross):
             return None
         return own + cross
     layers = getattr(cache, "layers", None)
     if layers is None or getattr(cache, "offloading", False):
         return None
+    held: list[Held]
     if all(_kind(kind) == _PLAIN for kind in set(map(type, layers))):
-        filled = [layer for layer in layers if layer.keys is not None]
-        if any(layer_filled is not each for layer_filled, each in zip(filled, layers, strict=False)):
-            return None
-        return [(each_layer.keys, each_layer.values) for each_layer in filled]
-    if not all(is_plain(layer) or _has_only_grown(layer) or _is_whole(layer) for layer in layers):
+        held = [() if layer.keys is None else (layer.keys, layer.values) for layer in layers]
+    elif all(is_plain(layer) or _has_only_grown(layer) or _is_whole(layer) for layer in layers):
+        held = list(map(_held, layers))
+    else:
         return None
-    layer_pairs = list(map(_held, layers))
-    pairs = [pair for pair in layer_pairs if pair is not None]
-    return pairs if all(pair is not None for pair in layer_pairs[: len(pairs)]) else None
+    while held and not held[-1]:
+        held.pop()
+    return held
 
 
-def _held(layer: CacheLayer) -> Pair | None:
-    if _has_state(layer):
-        return (layer.conv_states[0], layer.recurrent_states[0]) if layer.has_previous_state[0] else None
-    return None if layer.keys is None else (layer.keys, layer.values)
+def _held(layer: CacheLayer) -> Held:
+    if not _has_state(layer):
+        return () if layer.keys is None else (layer.keys, layer.values)
+    states = (*layer.conv_states.values(), *layer.recurrent_states.values())
+    found = (layer.keys, layer.values, *states) if _has_attention(layer) else states
+    return () if all(tensor is None for tensor in found) else found
 
 
-def _agrees(updated: Mapping[int, bool], filled: int) -> bool:
+def _agrees(updated: Mapping[int, bool], cross: Sequence[Held]) -> bool:
     """Whether the layers of cross attention that are said to hold the encoder's tokens are those that do."""
-    return {layer for layer, is_filled in updated.items() if is_filled} == set(range(filled))
+    filled = {layer for layer, held in enumerate(cross) if held}
+    return {layer for layer, is_filled in updated.items() if is_filled} == filled
 
 
-def numbered(cache: KeyValueCache) -> dict[int, Pair]:
-    """`pairs_of` by the numbers of layers; nothing of a cache that it does not take."""
-    if pairs_of(cache) is None:
+def numbered(cache: KeyValueCache) -> dict[int, Held]:
+    """`held_by` by the numbers of layers that hold something; nothing of a cache that it does not take."""
+    if held_by(cache) is None:
         return {}
-    own, *cross = (dict(enumerate(pairs_of(part) or ())) for part in parts_of(cache))
-    return own | {~layer: pair for layer, pair in cross[0].items()} if cross else own
+    own, *cross = (
+        {layer: held for layer, held in enumerate(held_by(part) or ()) if held} for part in parts_of(cache)
+    )
+    return own | {~layer: held for layer, held in cross[0].items()} if cross else own
+
+
+def attention_of(cache: KeyValueCache) -> list[bool]:
+    """Of each layer: whether it holds keys and values, or will."""
+    return list(map(_has_attention, cache.layers))
+
+
+def lengths_of(cache: KeyValueCache) -> list[int]:
+    """Of each layer that holds keys: how many."""
+    layers = [layer for part in parts_of(cache) for layer in part.layers if _has_attention(layer)]
+    return [layer.keys.shape[_LENGTH_AXIS] for layer in layers if layer.keys is not None]
 
 
 def has_forgotten(cache: KeyValueCache) -> bool:
-    """Whether a cache was one that `pairs_of` takes, until it had more tokens than its windows hold."""
+    """Whether a cache was one that `held_by` takes, until it had more tokens than its windows hold."""
     if is_of_two(cache):
         return any(map(has_forgotten, parts_of(cache)))
     layers = getattr(cache, "layers", None) or ()
@@ -131,20 +149,22 @@ def _has_only_grown(layer: CacheLayer) -> bool:
     return layer.keys is None or layer.cumulative_length == layer.keys.shape[_LENGTH_AXIS]
 
 
-def leave(cache: KeyValueCache, pairs: Mapping[int, Pair]) -> None:
+def leave(cache: KeyValueCache, held: Mapping[int, Held]) -> None:
     """Have layers of a cache, by their numbers, hold these."""
     if is_of_two(cache):
         own, cross = parts_of(cache)
-        leave(own, {position: pair for position, pair in pairs.items() if position >= 0})
-        leave(cross, {~position: pair for position, pair in pairs.items() if position < 0})
-        cache.is_updated.update((~pair, True) for pair in pairs if pair < 0)
+        leave(own, {position: tensors for position, tensors in held.items() if position >= 0})
+        leave(cross, {~position: tensors for position, tensors in held.items() if position < 0})
+        cache.is_updated.update((~position, True) for position in held if position < 0)
         return
-    for position, (keys, values) in sorted(pairs.items()):
+    for position, tensors in sorted(held.items()):
         while len(cache.layers) <= position:
             cache.layers.append(cache.layer_class_to_replicate())
         layer = cache.layers[position]
+        keys, values = tensors[:2] if _has_attention(layer) else (None, None)
         if _has_state(layer):
-            _leave_states(layer, keys, values)
+            _leave_states(layer, tensors[2:] if _has_attention(layer) else tensors)
+        if keys is None or values is None:
             continue
         if layer.keys is None:
             layer.lazy_initialization(keys, values)
@@ -154,36 +174,56 @@ def leave(cache: KeyValueCache, pairs: Mapping[int, Pair]) -> None:
             layer.keys, layer.values = (tensor[:, :, 1 - layer.sliding_window :] for tensor in (keys, values))
 
 
-def _leave_states(layer: CacheLayer, convolution: torch.Tensor, recurrence: torch.Tensor) -> None:
-    layer.dtype, layer.device = convolution.dtype, convolution.device
-    layer.conv_kernel_size[0] = convolution.shape[-1]
-    layer.conv_states[0], layer.recurrent_states[0] = convolution, recurrence
-    for flags in (
-        layer.is_conv_states_initialized,
-        layer.is_recurrent_states_initialized,
-        layer.has_previous_state,
-    ):
-        flags[0] = True
+def _leave_states(layer: CacheLayer, states: Held) -> None:
+    for number, state in enumerate(states[: layer.number_of_states]):
+        if state is not None:
+            layer.dtype, layer.device = state.dtype, state.device
+            layer.conv_kernel_size[number] = state.shape[-1]
+            layer.conv_states[number] = state
+            layer.is_conv_states_initialized[number] = layer.has_previous_state[number] = True
+    for number, state in enumerate(states[layer.number_of_states :]):
+        if state is not None:
+            layer.recurrent_states[number] = state
+            layer.is_recurrent_states_initialized[number] = True
 
 
 def _has_state(layer: CacheLayer) -> bool:
-    return _kind(type(layer)) == _STATE
+    return _kind(type(layer)) in _STATES
+
+
+def _has_attention(layer: CacheLayer) -> bool:
+    """Whether a layer holds keys and values, or will."""
+    return _kind(type(layer)) not in (_STATES[0], _NOTHING)
 
 
 def _is_whole(layer: CacheLayer) -> bool:
-    """Of a layer with states: whether it has one of each, or nothing yet."""
-    if not _has_state(layer) or layer.number_of_states != 1 or layer.record_past:
+    """Of a layer with states: whether all that a call reads of it is what `leave` leaves. True of one without any."""
+    if not _has_state(layer):
+        return _kind(type(layer)) == _NOTHING
+    numbers = list(range(layer.number_of_states))
+    convolutions, recurrences = layer.conv_states, layer.recurrent_states
+    if layer.record_past or list(convolutions) != numbers or list(recurrences) != numbers:
         return False
-    filled = layer.has_previous_state[0]
-    return bool(layer.is_conv_states_initialized[0] == layer.is_recurrent_states_initialized[0] == filled)
+    if any(
+        (recurrences[number] is not None) != layer.is_recurrent_states_initialized[number]
+        for number in numbers
+    ):
+        return False
+    return all(
+        (state is not None) == layer.is_conv_states_initialized[number] == layer.has_previous_state[number]
+        and (state is None or state.shape[-1] == layer.conv_kernel_size[number])
+        for number, state in convolutions.items()
+    )
 
 
 def kinds_of(cache: KeyValueCache, *, states_alone: bool = False) -> tuple[Kind, ...]:
     """The kind of each layer; () where all do nothing but grow. states_alone: windows do not count."""
     kinds: list[Kind] = []
     for layer in parts_of(cache)[0].layers:
-        window = None if states_alone or not _has_window(layer) else layer.sliding_window
-        kinds.append(STATE if _has_state(layer) else window)
+        if _has_state(layer) or _kind(type(layer)) == _NOTHING:
+            kinds.append((type(layer).__name__, getattr(layer, "number_of_states", 0)))
+        else:
+            kinds.append(None if states_alone or not _has_window(layer) else layer.sliding_window)
     return tuple(kinds) if any(kinds) else ()
 
 
@@ -202,20 +242,22 @@ def window_class() -> type | None:
     return window
 
 
-def new_cache(
-    pairs: Mapping[int, Pair], *, of_two: bool = False, kinds: Sequence[Kind] = ()
-) -> KeyValueCache:
+def new_cache(held: Mapping[int, Held], *, of_two: bool = False, kinds: Sequence[Kind] = ()) -> KeyValueCache:
     """A cache that holds these. kinds: as `kinds_of` gives them. Raises ImportError without transformers."""
     module = importlib.import_module(_MODULE)
     cache = module.DynamicCache()
     if kinds:
-        layer_classes = {None: module.DynamicLayer, STATE: getattr(module, _STATE[1], None)}
-        cache.layers = [
-            layer_classes[kind]() if kind in layer_classes else module.DynamicSlidingWindowLayer(kind)
-            for kind in kinds
-        ]
+        cache.layers = [_new_layer(module, kind) for kind in kinds]
         cache.layer_class_to_replicate = None
     if of_two:
         cache = module.EncoderDecoderCache(cache, module.DynamicCache())
-    leave(cache, pairs)
+    leave(cache, held)
     return cache
+
+
+def _new_layer(module: Any, kind: Kind) -> CacheLayer:
+    if kind is None:
+        return module.DynamicLayer()
+    if isinstance(kind, int):
+        return module.DynamicSlidingWindowLayer(kind)
+    return getattr(module, kind[0])(number_of_states=kind[1])

@@ -19,6 +19,10 @@ class Tensor:
     place: int
 
 
+Held = tuple[Tensor | None, ...]
+"""What a layer of a cache holds: see `caches.Held`."""
+
+
 @dataclass(frozen=True)
 class Record:
     """In a tree of results: an instance of a class that is made of named fields. kind: "module:class"."""
@@ -29,21 +33,21 @@ class Record:
 
 @dataclass(frozen=True)
 class Cache:
-    """A key-value cache. pairs: of each layer that holds something, its keys and values.
+    """A key-value cache. held: by each layer, as `caches.held_by` gives it; keys and values, mostly.
 
     cross: the same of cross attention, in a cache of two; None: it is another cache. kinds: as `caches.kinds_of` gives
     them; of an argument, states alone.
     """
 
-    pairs: tuple[tuple[Tensor, Tensor], ...]
-    cross: tuple[tuple[Tensor, Tensor], ...] | None = None
-    kinds: tuple[int | str | None, ...] = ()
+    held: tuple[Held, ...]
+    cross: tuple[Held, ...] | None = None
+    kinds: tuple[int | tuple[str, int] | None, ...] = ()
 
-    def numbered(self) -> dict[int, tuple[Tensor, Tensor]]:
-        """All pairs by the numbers of layers, as `caches.numbered` has them."""
+    def numbered(self) -> dict[int, Held]:
+        """What layers hold by their numbers, as `caches.numbered` has it."""
         return {
-            **dict(enumerate(self.pairs)),
-            **{~layer: pair for layer, pair in enumerate(self.cross or ())},
+            **{layer: held for layer, held in enumerate(self.held) if held},
+            **{~layer: held for layer, held in enumerate(self.cross or ()) if held},
         }
 
 
@@ -153,8 +157,8 @@ class Table:
     """The name of **kwargs."""
     result: Any
     """A tree with a Tensor for each output, or part of it."""
-    changed: Mapping[str, Mapping[int, tuple[Tensor, Tensor]]]
-    """Argument -> layer of the cache that it is -> outputs that it holds after a call: keys and values."""
+    changed: Mapping[str, Mapping[int, Held]]
+    """Argument -> layer of the cache that it is -> outputs that it holds after a call."""
     inputs: tuple[Input, ...]
     weights: tuple[Weight, ...]
     constants: Mapping[int, str]

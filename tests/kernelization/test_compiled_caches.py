@@ -294,6 +294,77 @@ def test_states_of_linear_attention(kind: str, more: dict[str, Any]):
     assert len(layers) == 2 and all(one.fallbacks == {} for one in layers)
 
 
+MAMBA = {
+    "mamba_n_heads": 2,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 8,
+}
+HYBRIDS = [
+    ("FalconH1ForCausalLM", {**MAMBA, "mamba_d_ssm": 64, "head_dim": 16}),  # both in each layer
+    ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16}),
+    (
+        "NemotronHForCausalLM",
+        {"layers_block_type": ["mamba", "mlp", "attention"], "mamba_num_heads": 2, "mamba_head_dim": 32,
+         "ssm_state_size": 8, "n_groups": 1, "chunk_size": 8, "head_dim": 16},
+    ),
+]  # fmt: skip
+
+
+def states(cache: Any) -> list[Tensor]:
+    held = [
+        (getattr(layer, "conv_states", {}), getattr(layer, "recurrent_states", {})) for layer in cache.layers
+    ]
+    found = [state for both in held for of in both for state in of.values()]
+    found += [
+        one
+        for layer in cache.layers
+        for one in (getattr(layer, "keys", None), getattr(layer, "values", None))
+    ]
+    return [one for one in found if one is not None]
+
+
+@pytest.mark.parametrize(("kind", "more"), first(1, HYBRIDS))
+def test_layers_of_several_kinds_in_a_cache(kind: str, more: dict[str, Any]):
+    """Layers that hold states, keys and values, both, some of the states alone, or nothing."""
+    torch.manual_seed(0)
+    cls = getattr(transformers, kind)
+    sizes = {
+        name: size
+        for name, size in SIZES.items()
+        if name != "num_hidden_layers" or "mamba_num_heads" not in more
+    }
+    original = cls(cls.config_class(**sizes, num_key_value_heads=1, **more)).eval()
+    model = copy.deepcopy(original)
+    kernelize(model, mode=Mode.INFERENCE)
+    mask = torch.ones(4, 9, dtype=torch.int64)
+    mask[1:, :2] = 0
+    for tokens, options in (
+        (ids(1, 9), {}),
+        (ids(4, 9), {"attention_mask": mask}),
+        (ids(2, 9), {"num_beams": 2}),
+    ):
+        assert generated(model, tokens, **options).equal(generated(original, tokens, **options))
+    assert len(programs(model)) >= 2 and all(one.fallbacks == {} for one in programs(model))
+    ours, theirs = (transformers.DynamicCache(config=model.config) for _ in range(2))
+    for length in (6, 1, 1):
+        found, expected = (
+            one(ids(2, length), **{CACHE: cache}) for one, cache in ((model, ours), (original, theirs))
+        )
+        torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=2e-5)
+        for one, other in zip(ours.layers, theirs.layers, strict=True):
+            assert type(one) is type(other)
+            for name in ("has_previous_state", "is_conv_states_initialized", "is_recurrent_states_initialized",
+                         "conv_kernel_size", "is_initialized"):  # fmt: skip
+                assert getattr(one, name, None) == getattr(other, name, None), name
+        for one, other in zip(states(ours), states(theirs), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
+    made = [cache_of(one(ids(2, 6), use_cache=True)) for one in (model, original)]
+    assert [type(one) for one in made[0].layers] == [type(one) for one in made[1].layers]
+    assert len(states(made[0])) == len(states(made[1]))
+
+
 TRANSLATORS = [
     (
         "BartForConditionalGeneration",
