@@ -88,6 +88,14 @@ class Emitted:
     interpreted: tuple[Interpreted, ...] = ()
 
 
+def _untrained(programs: Sequence[Programs]) -> str:
+    """Why no gradients are computed of programs, whatever is in them; "" where nothing keeps it from that."""
+    if any(program.found.takes_caches for program in programs):
+        return "a cache is among the arguments"
+    asserts = any(program.found.assertions is not None for program in programs)
+    return "its forward asserts something of data" if asserts else ""
+
+
 @caches_as_trees()
 def emit_layer(
     source: object,
@@ -171,8 +179,7 @@ def emit_layer(
         )
     trained: Any = "it was not asked for"
     if training:
-        cached = any(program.found.takes_caches for program in programs)
-        trained = "a cache is among the arguments" if cached else with_training(programs, asked)
+        trained = _untrained(programs) or with_training(programs, asked)
     if not isinstance(trained, str):
         programs = trained.programs
     first = programs[0]

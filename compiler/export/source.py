@@ -27,6 +27,7 @@ from kernels_hub.compiler.export.caches import context_of, fresh, spread
 from kernels_hub.compiler.export.peer import Peer, find_peer
 from kernels_hub.compiler.export.results import fields_of
 from kernels_hub.compiler.export.traced_forward import traced_forward
+from kernels_hub.compiler.importers.data_assertions import ASSERTIONS
 from kernels_hub.compiler.importers.torch_export import import_torch_program
 from kernels_hub.compiler.importers.torch_sizes import input_symbols
 from kernels_hub.compiler.importers.torch_trace import arguments_of, paths_of
@@ -87,6 +88,8 @@ class Source:
     """Of what has no example: what else runs it."""
     modules: tuple[Module, ...] | None = None
     """See `recorded_attributes.recorded`; None: not recorded yet."""
+    assertions: int | None = None
+    """The output that tells whether what it asserts of data holds."""
     by_layout: bool = False
     """See `importers.torch_aliases.Shared`."""
 
@@ -121,7 +124,9 @@ def from_module(example: Example, name: str) -> Source:
     ):
         # torch.export, of its own copies.
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
-        program = import_torch_program(module, (), example_inputs, dynamic_shapes=shapes, name=name)
+        program = import_torch_program(
+            module, (), example_inputs, dynamic_shapes=shapes, name=name, assertions=True
+        )
     graph = program.graph
     names, constants = _aliases(module, graph), _constants(module, graph)
     arguments = _arguments(
@@ -134,7 +139,7 @@ def from_module(example: Example, name: str) -> Source:
     graph.weights.clear()
     return Source(
         graph, signature, arguments, result, changed, views, example, names, arrays, constants,
-        by_layout=program.shared.by_layout,
+        by_layout=program.shared.by_layout, assertions=_place_of(ASSERTIONS, graph),
     )  # fmt: skip
 
 
@@ -435,6 +440,10 @@ def _filled(tree: object, tensors: Sequence[torch.Tensor]) -> object:
         case dict():
             return {key: _filled(one, tensors) for key, one in tree.items()}
     return tree
+
+
+def _place_of(output: str, graph: Graph) -> int | None:
+    return list(graph.outputs).index(output) if output in graph.outputs else None
 
 
 def _state(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -106,6 +106,7 @@ def write_table(parts: Parts) -> str:
         "named": _literal(named),
         "result": _literal(source.result),
         "changed": _literal(source.changed),
+        "assertions": _literal(source.assertions),
         "inputs": _lines("()", (
             f"Input({_literal(name)}, {_literal(one.dtype.name)}, {dims.shape(one.shape)}, {places[one]})"
             for name, one in inputs

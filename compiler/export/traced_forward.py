@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from kernels_hub.compiler.errors import CompilerError, ImportFailure
 from kernels_hub.compiler.export.caches import Context, Gaps, context_of, fresh, gaps_of, spread, tensors_of
 from kernels_hub.compiler.export.results import result_tree
+from kernels_hub.compiler.importers.data_assertions import ASSERTIONS
 from kernels_hub.compiler.importers.torch_aliases import View as FoundView
 from kernels_hub.compiler.importers.torch_program import TorchProgram
 from kernels_hub.compiler.importers.torch_trace import arguments_of, name_children, path_text
@@ -90,7 +91,10 @@ class TracedCall:
             kind == "output" and not isinstance(one, (Argument, FoundView))
             for (kind, _), one in zip(program.outputs, taken, strict=True)
         ]
-        used = {one for one, is_one in zip(taken, is_tensor, strict=True) if is_one} | set(memory.values())
+        used = {one for one, is_one in zip(taken, is_tensor, strict=True) if is_one} | {
+            *memory.values(),
+            ASSERTIONS,
+        }
         for name in [name for name in program.graph.outputs if name not in used]:
             del program.graph.outputs[name]
         places: dict[Any, Tensor] = {

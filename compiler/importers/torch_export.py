@@ -76,8 +76,13 @@ def import_torch_program(
     strict: bool = False,
     mutations: Mutations = "refuse",
     name: str | None = None,
+    assertions: bool = False,
 ) -> TorchProgram:
-    """As `import_torch`, with how arguments and results map to the graph's inputs and outputs."""
+    """As `import_torch`, with how arguments and results map to the graph's inputs and outputs.
+
+    assertions: the caller looks at the output of that name, see `data_assertions`; where not, a program with any is
+    refused.
+    """
     title = name or type(module).__name__
     with decided() as asked:
         program, asks = trace(module, tuple(args), dict(kwargs or {}), dynamic_shapes, strict=strict)
@@ -88,10 +93,12 @@ def import_torch_program(
     written = writes(program)
     if written is not None:
         with suppress(ImportFailure):  # what is refused is told of the decomposed program
-            direct = Importer(Graph(title), program, mutations, notes, written, shared)
+            direct = Importer(
+                Graph(title), program, mutations, notes, written, shared, tells_assertions=assertions
+            )
             return replace(direct.run(paths, names, asked), asks=asks)
     simple = decomposed(program, type(module).__name__)
-    importer = Importer(Graph(title), simple, mutations, notes, shared=shared)
+    importer = Importer(Graph(title), simple, mutations, notes, shared=shared, tells_assertions=assertions)
     return replace(importer.run(paths, names, asked), asks=asks)
 
 

@@ -19,6 +19,7 @@ from kernels_hub.compiler.importers.aten_ops.complex import (
     replace_dtype,
     whole,
 )
+from kernels_hub.compiler.importers.data_assertions import ASSERTIONS, condition, only_asserted
 from kernels_hub.compiler.importers.decided_sizes import Asked, cut, squeezed
 from kernels_hub.compiler.importers.torch_aliases import Shared
 from kernels_hub.compiler.importers.torch_direct import (
@@ -90,6 +91,10 @@ class Importer:
     causes: list[Exception] = field(default_factory=list)
     """The errors that some of them are."""
     sizes: Sizes = field(init=False)
+    holds: Value | None = None
+    """Whether all that the program asserts of data holds, where it asserts anything."""
+    tells_assertions: bool = False
+    """Whether the caller looks at the output `ASSERTIONS`."""
     guards_are_checked: ClassVar[bool] = False
     """Whether the caller sees at every call that what was found of the example's sizes holds."""
 
@@ -124,6 +129,8 @@ class Importer:
                 self.env[node] = _stopped(self.env[node], self.notes.placeholders.get(node.name))
         self.ops(needed(self.program))
         outputs, mutated = self._outputs()
+        if self.holds is not None and self.tells_assertions:
+            self.graph.output(ASSERTIONS, self.holds)
         sharing = in_graph(self.shared, outputs, self.graph, self._of_node, self.sizes)
         if self.problems:
             what = "1 thing is" if len(self.problems) == 1 else f"{len(self.problems)} things are"
@@ -145,7 +152,8 @@ class Importer:
         if (shape_env := _shape_env(users)) is None:
             return []
         asserts = (one for one in self.program.graph.nodes if name_of(one.target) == "_assert_scalar.default")
-        conditions = (one.args[0] for one in asserts)
+        of_data = only_asserted(self.program.graph)
+        conditions = (one.args[0] for one in asserts if one not in of_data)
         sizes = (one.meta.get("val") for one in conditions if hasattr(one, "meta"))
         asserted = [one.node.expr for one in sizes if hasattr(one, "node")]
         return [shape_env.simplify(one) for one in [*(guard.expr for guard in shape_env.guards), *asserted]]
@@ -166,8 +174,12 @@ class Importer:
 
     def ops(self, live: Collection[torch.fx.Node]) -> None:
         """Import those of the program's ops that something comes of."""
+        asserted = only_asserted(self.program.graph)
         for node in self.program.graph.nodes:
-            if node.op == "call_function":
+            if node in asserted:
+                if name_of(node.target).startswith("_assert"):
+                    self._assert(node)
+            elif node.op == "call_function":
                 if node in live:
                     self._call(node)
                 if name_of(node.target) in IN_PLACE:
@@ -250,6 +262,21 @@ class Importer:
             self.env[node] = _MISSING
             self.causes.append(error)
             self.problems.append(self._told(node, name, str(error)))
+
+    def _assert(self, node: torch.fx.Node) -> None:
+        """An assertion on data."""
+        if any(self.env.get(one) is _MISSING for one in node.all_input_nodes):
+            return
+        name = name_of(node.target)
+        if not self.tells_assertions:
+            self.problems.append(self._told(node, name, "an assertion on data, which nothing here looks at"))
+            return
+        try:
+            value = condition(node, lambda one: self.env[one])
+        except KeyError as error:
+            self.problems.append(self._told(node, name, f"an assertion on data by {error}"))
+            return
+        self.holds = value if self.holds is None else self.holds & value
 
     def _branch(self, node: torch.fx.Node, name: str) -> None:
         """`torch.cond` and its kin."""

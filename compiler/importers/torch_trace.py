@@ -244,6 +244,8 @@ def decomposed(program: ExportedProgram, name: str) -> Any:
     """
     import torch
 
+    from kernels_hub.compiler.importers.data_assertions import assertions_kept
+
     of_inference = any(tensor.is_inference() for tensor in program.state_dict.values())
     with _told(name), torch.inference_mode(of_inference), torch.no_grad(), _hooks_of_all_see(None):
         table = torch.export.default_decompositions()
@@ -255,7 +257,8 @@ def decomposed(program: ExportedProgram, name: str) -> Any:
                 table.pop(op)
         with warnings.catch_warnings():  # torch.export, of its own copies
             warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
-            return program.run_decompositions(table)
+            with assertions_kept(program):
+                return program.run_decompositions(table)
 
 
 @contextmanager

@@ -216,7 +216,8 @@ def _graph_key(layer: CompiledLayer, source: Source) -> str:
 
     return digest(
         layer.layer_name, layer.ranges, print_graph(source.graph, data=True), source.modules, str(source.signature),
-        source.arguments, source.result, source.changed, source.views, sorted(source.aliases.items()),
+        source.arguments, source.result, source.changed, source.views, source.assertions,
+        sorted(source.aliases.items()),
         sorted(source.constants),
         sorted((name, str(source.arrays[name])) for name in source.constants),
         __version__, compiler_digest(), torch.__version__,

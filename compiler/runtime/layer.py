@@ -130,6 +130,8 @@ class Layer(ABC, Generic[S]):
             self._surroundings.check(values)
             inputs = self._inputs.of(values)
             outputs = self._outputs(module, inputs)
+            if self.table.assertions is not None and not outputs[self.table.assertions]:
+                raise Misfit("assertion", "what its forward asserts of data does not hold")
             if self._views is not None:
                 outputs += self._views.of(module, values_by_name(self.table, values), inputs, outputs)
             return returned(self.table, values, outputs)

@@ -159,6 +159,8 @@ class Table:
     """A tree with a Tensor for each output, or part of it."""
     changed: Mapping[str, Mapping[int, Held]]
     """Argument -> layer of the cache that it is -> outputs that it holds after a call."""
+    assertions: int | None
+    """The output, a 0-d bool, that tells whether what the forward asserts of data holds."""
     inputs: tuple[Input, ...]
     weights: tuple[Weight, ...]
     constants: Mapping[int, str]

@@ -93,7 +93,7 @@ def triangle_indices(call: AtenCall, rows: int, columns: int, offset: int = 0, *
 
 
 @aten(
-    "_assert_tensor_metadata.default", "_assert_scalar.default", "_assert_async.msg",
+    "_assert_tensor_metadata.default", "_assert_scalar.default",
     "sym_constrain_range_for_size.default", "sym_constrain_range.default",
 )  # fmt: skip
 def assertion(_: AtenCall, *__: object, **___: object) -> None:

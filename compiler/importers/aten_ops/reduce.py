@@ -41,6 +41,8 @@ def _logic(kind: str) -> Handler:
 
 for _kind in ("any", "all"):
     aten(f"{_kind}.default", f"{_kind}.dim", f"{_kind}.dims")(_logic(_kind))
+aten("_is_all_true.default")(_logic("all"))
+aten("_is_any_true.default")(_logic("any"))
 
 
 def _extremum(kind: str) -> Handler:
