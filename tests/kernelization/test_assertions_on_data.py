@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from packaging.version import Version
 from torch import Tensor, nn
 
 from kernels_hub import Mode, kernelize, report
@@ -53,6 +54,8 @@ CASES = [
 
 @pytest.mark.parametrize(("how", "broken"), first(3, CASES))
 def test_a_broken_assertion_raises_what_pytorch_raises(how: str, broken: Tensor):
+    if how in {"item", "all"} and Version(torch.__version__) < Version("2.12"):
+        pytest.skip("torch.export of PyTorch 2.11 does not trace numbers read from bools; the original runs")
     model = Asserting(how).eval()
     original = copy.deepcopy(model)
     kernelize(model, mode=Mode.INFERENCE)
