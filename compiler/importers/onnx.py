@@ -225,7 +225,9 @@ class Import:
         self.shaped = bool(shapes)
         """Whether declared shapes of the model are overruled."""
         self.random = None if seed is None else np.random.default_rng(seed)
-        self.session = Session(ExternalData(file.folder), file.functions, import_node, by_value=by_value)
+        self.session = Session(
+            ExternalData(file.folder), file.functions, import_node, file.outer, by_value=by_value
+        )
         self.result = Graph(file.name)
         self.inputs = Inputs(self.result, self.session, dims, shapes, values, bounds)
         self.scope = Scope(self.session, self.result, file.opsets)

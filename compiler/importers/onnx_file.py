@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,37 @@ _KNOWN_OPSET = 22
 """That of the oldest onnx that is taken: the package is asked of later ones alone."""
 
 
+class OuterNames:
+    """Names that subgraphs of a model take from outside, each subgraph read once, however deep in others it lies."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[GraphProto, tuple[str, ...]]] = {}
+        """By identity; the graphs are held, so that none takes the place of another."""
+
+    def of(self, graph: GraphProto) -> tuple[str, ...]:
+        """Names that a subgraph takes from outside, each once, in order."""
+        known = self._known.get(id(graph))
+        if known is not None:
+            return known[1]
+        inside = {one.name for one in graph.input} | {one.name for one in graph.initializer}
+        inside |= {one.values.name for one in graph.sparse_initializer}
+        inside |= {name for node in graph.node for name in node.output}
+        wanted = [name for node in graph.node for name in self.needs(node)] + [
+            one.name for one in graph.output
+        ]
+        names = tuple(dict.fromkeys(name for name in wanted if name not in inside))
+        self._known[id(graph)] = graph, names
+        return names
+
+    def needs(self, node: NodeProto) -> list[str]:
+        """Names that a node takes, those its subgraphs take from outside included."""
+        needs = [name for name in node.input if name]
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+                needs += self.of(graph)
+        return needs
+
+
 @dataclass(frozen=True)
 class OnnxFile:
     """A model, and the folder in which its external data lie (None: not a file).
@@ -42,6 +74,8 @@ class OnnxFile:
     folder: Path | None
     opsets: Mapping[str, int]
     functions: Mapping[tuple[str, str, str], FunctionProto]
+    outer: OuterNames = dataclasses.field(default_factory=OuterNames, repr=False, compare=False)
+    """What its subgraphs take, for all imports of it."""
 
     def domains(self) -> set[str]:
         """Those that the model imports, and its functions."""
@@ -205,7 +239,9 @@ def label(node: NodeProto) -> str:
     return node.name or next((f"-> {name}" for name in node.output if name), "(no name)")
 
 
-def sorted_nodes(nodes: Iterable[NodeProto], given: Iterable[str], what: str) -> list[NodeProto]:
+def sorted_nodes(
+    nodes: Iterable[NodeProto], given: Iterable[str], what: str, outer: OuterNames
+) -> list[NodeProto]:
     """Nodes in an order in which each comes after what it takes; as they are where that holds already.
 
     Raises ImportFailure for a name that two nodes give, and for a cycle. Linear in the nodes and their operands.
@@ -219,11 +255,11 @@ def sorted_nodes(nodes: Iterable[NodeProto], given: Iterable[str], what: str) ->
                 raise ImportFailure(f"{what}: node {label(node)} gives {name!r}, which there is already")
             if name:
                 makers[name] = node
-    if _is_sorted(pending, makers):
+    if _is_sorted(pending, makers, outer):
         return pending
     done: set[int] = set()
     for first in pending:
-        stack: list[tuple[NodeProto, list[str]]] = [(first, _needs(first))]
+        stack: list[tuple[NodeProto, list[str]]] = [(first, outer.needs(first))]
         path = {id(first)}
         while stack:
             node, needs = stack[-1]
@@ -245,15 +281,15 @@ def sorted_nodes(nodes: Iterable[NodeProto], given: Iterable[str], what: str) ->
                 raise ImportFailure(f"{what}: a cycle of nodes: {names}")
             else:
                 path.add(id(maker))
-                stack.append((maker, _needs(maker)))
+                stack.append((maker, outer.needs(maker)))
     return ordered
 
 
-def _is_sorted(nodes: Iterable[NodeProto], makers: Mapping[str, NodeProto]) -> bool:
+def _is_sorted(nodes: Iterable[NodeProto], makers: Mapping[str, NodeProto], outer: OuterNames) -> bool:
     """Whether each node comes after those that make what it takes, as exporters write them."""
     made: set[str] = set()
     for node in nodes:
-        for name in _needs(node):
+        for name in outer.needs(node):
             if name in makers and name not in made:
                 return False
         made.update(node.output)
@@ -263,21 +299,3 @@ def _is_sorted(nodes: Iterable[NodeProto], makers: Mapping[str, NodeProto]) -> b
 def _take(names: list[str]) -> Iterable[str]:
     while names:
         yield names.pop()
-
-
-def _needs(node: NodeProto) -> list[str]:
-    """Names that a node takes, those its subgraphs take from outside included."""
-    needs = [name for name in node.input if name]
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
-            needs += outer_names(graph)
-    return needs
-
-
-def outer_names(graph: GraphProto) -> list[str]:
-    """Names that a subgraph takes from outside, each once, in order."""
-    inside = {one.name for one in graph.input} | {one.name for one in graph.initializer}
-    inside |= {one.values.name for one in graph.sparse_initializer}
-    inside |= {name for node in graph.node for name in node.output}
-    wanted = [name for node in graph.node for name in _needs(node)] + [one.name for one in graph.output]
-    return list(dict.fromkeys(name for name in wanted if name not in inside))

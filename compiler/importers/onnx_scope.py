@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from kernels_hub.compiler.errors import CompilerError, ImportFailure, Unsupported
 from kernels_hub.compiler.importers.external_data import ExternalData
-from kernels_hub.compiler.importers.onnx_file import outer_names, sorted_nodes
+from kernels_hub.compiler.importers.onnx_file import OuterNames, sorted_nodes
 from kernels_hub.compiler.importers.onnx_messages import AttributeProto, FunctionProto, GraphProto, NodeProto
 from kernels_hub.compiler.importers.onnx_sequences import Named, flat, parts, regrouped
 from kernels_hub.compiler.importers.onnx_types import tensor_array
@@ -30,6 +30,8 @@ class Session:
     functions: Mapping[tuple[str, str, str], FunctionProto]
     import_node: ImportNode
     """What imports a node: `onnx_dispatch.import_node`."""
+    outer: OuterNames
+    """What subgraphs take from outside."""
     by_value: bool = False
     """Whether an If that only scalar inputs decide asks for their values."""
     known: KnownValues = field(default_factory=KnownValues)
@@ -116,7 +118,7 @@ class Scope:
 
     def run(self, nodes: Iterable[NodeProto], what: str) -> None:
         """Import nodes; what is wrong with them is noted in the session."""
-        for node in sorted_nodes(nodes, self.names, what):
+        for node in sorted_nodes(nodes, self.names, what, self.session.outer):
             for name, value in zip(node.output, self.session.import_node(self, node), strict=True):
                 if name:
                     self.names[name] = value
@@ -144,7 +146,7 @@ class Scope:
 
     def captures(self, *bodies: GraphProto) -> list[tuple[str, Named]]:
         """Names that subgraphs take from here, and what they stand for."""
-        names = dict.fromkeys(name for body in bodies for name in outer_names(body))
+        names = dict.fromkeys(name for body in bodies for name in self.session.outer.of(body))
         return [(name, self.named(name)) for name in names]
 
     def region(

@@ -8,6 +8,7 @@ from onnx.reference import ReferenceEvaluator
 
 from kernels_hub.compiler.errors import CompilerError
 from kernels_hub.compiler.importers.onnx import OnnxImportError, import_onnx
+from kernels_hub.compiler.importers.onnx_file import OuterNames
 from kernels_hub.compiler.ir.evaluate import evaluate
 from kernels_hub.compiler.ir.verify import verify
 from tests.compiler.importers.test_onnx import agrees, ops, parse, random, without_shapes
@@ -100,3 +101,29 @@ def test_a_loop_whose_trips_only_data_tell():
         OnnxImportError, match="the number of trips, which is how long the stacked results are"
     ):
         import_onnx(parse(LOOP))
+
+
+def test_a_subgraph_is_read_once_however_deep_it_lies():
+    """Each level of a model of nested Ifs was read again for each level above it, and at each import."""
+    deep, levels = "z = Identity(x0)", 8
+    for level in range(1, levels):
+        deep = f"""z = If (c) <
+            then_branch = g{level} () => (float[3] z{level}) {{ {deep.replace("z =", f"z{level} =", 1)} }},
+            else_branch = h{level} () => (float[3] w{level}) {{ w{level} = Neg(x{level}) }}
+        >"""
+    outer = f"g (bool c, {', '.join(f'float[3] x{level}' for level in range(levels))}) => (float[3] z) {{ {deep} }}"
+    (node,) = parse(outer).graph.node
+    read = []
+
+    class Counting(OuterNames):
+        def needs(self, node):
+            read.append(node)
+            return super().needs(node)
+
+    names = Counting()
+    assert sorted(set(names.needs(node))) == ["c", *(f"x{level}" for level in range(levels))]
+    assert len(read) == 2 * levels - 1
+    read.clear()
+    then = next(one.g for one in node.attribute if one.name == "then_branch")
+    assert "x0" in names.of(then)
+    assert not read
