@@ -26,6 +26,7 @@ from kernels_hub.compiler.engines.library_steps import is_small, one_thread
 from kernels_hub.compiler.engines.tensors import to_tensor
 from kernels_hub.compiler.errors import DimError, EngineError
 from kernels_hub.compiler.ir.binding import bind_shapes
+from kernels_hub.compiler.ir.dims import Dim, Expr
 from kernels_hub.compiler.ir.extrema import substitute
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Trait
@@ -201,13 +202,16 @@ class LibraryProgram:
             return False
         return Trait.VIEW in node.op.traits or node.op.name in {"iota", "size"}
 
-    def _make(self, node: Node, sizes: Sizes | None) -> Run:
-        """The kernel of a node. Raises SizesNeeded where sizes are missing; EngineError where it cannot be."""
-        site = Site(node, self.device, sizes, lambda graph: self._part(graph, sizes).on_its_own)
+    def _make(self, node: Node, sizes: Sizes | None, known: dict[Expr, Dim] | None = None) -> Run:
+        """The kernel of a node. Raises SizesNeeded where sizes are missing; EngineError where it cannot be.
+
+        known: dims -> what they are with these sizes; grows.
+        """
+        site = Site(node, self.device, sizes, lambda graph: self._part(graph, sizes).on_its_own, known)
         if node.op.name in _REGIONS:
             return self._make_region(node, site, sizes)
         if (biased := self._convs.get(node)) is not None:
-            return make_biased_conv(Site(biased.conv, self.device, sizes))
+            return make_biased_conv(Site(biased.conv, self.device, sizes, known=known))
         if (product := self._byte_products.get(node)) is not None:
             return product.make(site)
         kernel = kernel_of(node)
@@ -273,10 +277,10 @@ class LibraryProgram:
             if runs is not None:
                 self._made.move_to_end(key)
                 return runs
-        runs = []
+        runs, known = [], dict[Expr, Dim]()
         for step in self.steps:
             try:
-                runs.append(None if step.run is not None else self._make(step.node, sizes))
+                runs.append(None if step.run is not None else self._make(step.node, sizes, known))
             except SizesNeeded:
                 runs.append(None)
         with self._lock:

@@ -14,7 +14,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -79,7 +78,7 @@ def _by_kind(name: str) -> Callable[[Site], Run]:
         if site.operand_row(0).kind in {"float", "complex"}:
             return widened(site, floating)
         known = _divisor(site.node.operands[1])
-        if known is not None and not ({0, -1} & set(np.unique(known).tolist())):
+        if known is not None and not ((known == 0) | (known == -1)).any():
             return widened(site, integers.plain)
         return widened(site, integers)
 

@@ -28,7 +28,7 @@ class SizesNeeded(Exception):
 class Site:
     """A node about to get its kernel: attributes and shapes in numbers."""
 
-    __slots__ = ("_program", "device", "node", "sizes")
+    __slots__ = ("_known", "_program", "device", "node", "sizes")
 
     def __init__(
         self,
@@ -36,9 +36,11 @@ class Site:
         device: torch.device,
         sizes: Mapping[str, int] | None,
         program: Callable[[Graph], Callable[[tuple[torch.Tensor, ...]], list[torch.Tensor]]] | None = None,
+        known: dict[Expr, Dim] | None = None,
     ) -> None:
+        """known: dims -> what they are with these sizes; grows, and is shared by the sites of a graph."""
         self.node, self.device, self.sizes = node, device, sizes
-        self._program = program
+        self._program, self._known = program, known
 
     def part(self, graph: Graph) -> Callable[[tuple[torch.Tensor, ...]], torch.Tensor]:
         """A graph of one output as a function of tensors."""
@@ -83,7 +85,7 @@ class Site:
             return value
         if self.sizes is None:
             raise SizesNeeded
-        value = bound(value, self.sizes)
+        value = bound(value, self.sizes, self._known)
         if _open(value):
             raise SizesNeeded
         return value
@@ -91,7 +93,7 @@ class Site:
 
 def _open(value: Any) -> bool:
     if isinstance(value, tuple):
-        return any(map(_open, value))
+        return any(_open(item) for item in value if not isinstance(item, int))
     return isinstance(value, Expr)
 
 

@@ -15,6 +15,8 @@ from kernels_hub.compiler.engines.engine import Device
 from kernels_hub.compiler.engines.library import ENGINE
 from kernels_hub.compiler.engines.tensors import to_array, to_tensor
 from kernels_hub.compiler.errors import EngineError, PlanError
+from kernels_hub.compiler.ir import graph as graphs_of_ir
+from kernels_hub.compiler.ir.extrema import substitute
 from tests.compiler.engines.executed import CPU, assert_agrees
 from tests.compiler.strategies import OTHER_SIZES, SIZES, assert_same_outputs, graphs
 
@@ -209,6 +211,23 @@ def test_profile_has_a_row_a_step():
     rows = guard.compiled(ENGINE, small(), CPU).profile([torch.ones(2, 4)], 2)
     assert [row.name for row in rows] == ["%2 matmul"]
     assert rows[0].seconds > 0 and rows[0].flops == 2 * 2 * 4 * 3 and rows[0].engine == "library"
+
+
+def test_a_dim_is_computed_once_for_all_steps(monkeypatch):
+    graph = Graph("case")
+    n = graph.symbol("n")
+    value = graph.input("x", (n, 6), "float32")
+    for _ in range(5):
+        value = value.reshape((n * 2, 3)).tanh().reshape((n, 6))
+    graph.output("y", value)
+    plan = guard.compiled(ENGINE, graph, CPU)
+    asked = []
+    monkeypatch.setattr(
+        graphs_of_ir, "substitute", lambda *given: asked.append(given[0]) or substitute(*given)
+    )
+    (y,) = plan.compute([torch.zeros(4, 6)])
+    assert y.shape == (4, 6)
+    assert sorted(map(str, asked)) == ["2*n", "n"]
 
 
 def test_declines_say_what_and_where():
