@@ -11,7 +11,7 @@ A graph's signature is its inputs, parameters (weights, by name, whose arrays li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from kernels_hub.compiler.errors import EvaluateError, GraphError, ShapeError
 from kernels_hub.compiler.ir import ops, types
 from kernels_hub.compiler.ir.binding import Unified, unify, unify_all
-from kernels_hub.compiler.ir.dims import Dim, Expr, Symbol, atom, dim_symbols, symbol
+from kernels_hub.compiler.ir.dims import Dim, Expr, Symbol, atom, symbol
 from kernels_hub.compiler.ir.extrema import substitute
 from kernels_hub.compiler.ir.op import Literal, Op, Shape, TensorType, Trait
 from kernels_hub.compiler.ir.operators import Number, Operators, scalar_array
@@ -150,8 +150,7 @@ class Node:
     def symbols(self) -> frozenset[Symbol]:
         """Symbols in its attributes and in the types of its results."""
         if self._symbols is None:
-            shapes = (result.type.shape for result in self.results)
-            self._symbols = dim_symbols(_dims_in((*self.attrs.values(), *shapes)))
+            self._symbols = _symbols_in((*self.attrs.values(), *[one.type.shape for one in self.results]))
         return self._symbols
 
 
@@ -583,9 +582,12 @@ def bound(value: Any, bindings: Mapping[str, Dim], known: dict[Expr, Dim] | None
     return value
 
 
-def _dims_in(values: Any) -> Iterator[Expr]:
+def _symbols_in(values: Iterable[Any]) -> frozenset[Symbol]:
+    """Symbols of dims among attributes and shapes, in tuples too."""
+    found: frozenset[Symbol] = frozenset()
     for value in values:
-        if type(value) is tuple:
-            yield from _dims_in(value)
-        elif type(value) is Expr:
-            yield value
+        kind = type(value)
+        more = value.symbols if kind is Expr else _symbols_in(value) if kind is tuple else None
+        if more:
+            found = found | more if found else more
+    return found

@@ -122,6 +122,8 @@ class Kind:
 
 
 def _int(value: Any) -> int:
+    if type(value) is int:
+        return value
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{value!r} is no int")
     return int(value)
@@ -457,7 +459,8 @@ def require_equal_shapes(a: Shape, b: Shape, where_a: str, where_b: str) -> None
     if len(a) != len(b):
         raise ShapeError(f"{where_a} has rank {len(a)} {show(a)}, {where_b} has rank {len(b)} {show(b)}")
     for axis, (x, y) in enumerate(zip(a, b, strict=True)):
-        require_equal(x, y, f"dim {axis} of {where_a} {show(a)}", f"dim {axis} of {where_b} {show(b)}")
+        if x != y:  # else the words for it, which are most of the time, are for nothing
+            require_equal(x, y, f"dim {axis} of {where_a} {show(a)}", f"dim {axis} of {where_b} {show(b)}")
 
 
 def require_equal(a: Dim, b: Dim, where_a: str, where_b: str) -> None:

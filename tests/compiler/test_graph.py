@@ -7,6 +7,7 @@ import pytest
 
 from kernels_hub.compiler import Graph, bind, evaluate, extract, rebuild, verify
 from kernels_hub.compiler.errors import DimError, EvaluateError, GraphError, ShapeError, TypeRuleError
+from kernels_hub.compiler.ir import op as op_module
 from kernels_hub.compiler.ir import types
 from kernels_hub.compiler.ir.extrema import substitute
 from kernels_hub.compiler.ir.op import Float
@@ -297,3 +298,19 @@ def test_an_index_is_limited_by_the_dims_that_it_indexes_alone():
     graph.output("z", x.apply("gather_nd", x, pairs))
     assert (at.index_limit({"n": 50}), pairs.index_limit({"n": 50})) == (50, 9)
     assert (at.index_limit({"n": 4}), pairs.index_limit({"n": 4})) == (4, 4)
+
+
+def test_shapes_that_are_equal_are_not_put_into_words(monkeypatch):
+    """The words of a refusal were most of the time that a rule of an op took where nothing was refused."""
+
+    def show(shape: object) -> str:
+        raise AssertionError(shape)
+
+    graph = Graph("case")
+    x, y = (graph.input(name, ("n", 3), "float32") for name in "xy")
+    with monkeypatch.context() as patched:
+        patched.setattr(op_module, "show", show)
+        assert (x + y).shape == x.shape
+        op_module.require_equal_shapes(x.shape, y.shape, "x", "y")
+    with pytest.raises(ShapeError, match=r"dim 1 of x \[n, 3\] is 3, but dim 1 of y \[n, 4\] is 4"):
+        op_module.require_equal_shapes(x.shape, (x.shape[0], 4), "x", "y")
