@@ -28,6 +28,7 @@ from benchmarks.server import peak_mib
 from benchmarks.server_attack import Client
 from kernels_hub.server.commit import AddFile, CommitRequest
 from kernels_hub.server.database import Database
+from kernels_hub.server.facets import tokens_of
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.packs import BLOB, git_object
 from tests.postgresql_server import PostgresqlServer, missing  # type: ignore[import-not-found]
@@ -51,7 +52,21 @@ LISTS = {
     "two letters": "/?q=la",
     "two words": "/?q=tenth+layer47",
     "device": "/?device=cuda",
+    "device, by downloads": "/?device=cuda&sort=downloads",
+    "device, by date": "/?device=cuda&sort=updated",
+    "device, page 50": "/?device=cuda&page=50",
+    "device by downloads, page 50": "/?device=cuda&sort=downloads&page=50",
+    "licence": "/?licence=mit",
+    "platform": "/?platform=any",
+    "layer": "/?layer=Layer1",
+    "layer, by downloads": "/?layer=Layer1&sort=downloads",
     "rare layer": "/?layer=Rare7",
+    "device and licence": "/?device=cuda&licence=mit",
+    "device and licence, page 50": "/?device=cuda&licence=mit&page=50",
+    "device and layer": "/?device=cuda&layer=Layer1",
+    "two that exclude each other": "/?device=cuda&platform=any",
+    "device and publisher": "/?device=cuda&publisher=org17",
+    "word and device": "/?q=tenth&device=cuda",
     "publisher": "/?publisher=org17",
     "word and publisher": "/?q=silu&publisher=org17",
     "API, all": "/api/kernels?limit=30",
@@ -109,6 +124,16 @@ def _real(hub: Hub, number: int) -> str:
     return f"{repository.namespace}/{repository.name}"
 
 
+def facets_of(number: int) -> dict[str, list[str]]:
+    """Kind -> values of a generated repository."""
+    return {
+        "device": [("cpu", "cuda", "rocm", "metal")[number % 4]],
+        "layer": [f"Layer{number % 50}", f"Rare{number % 5000}"],
+        "platform": [("any", "linux x86_64")[number % 2]],
+        "licence": [("mit", "apache-2.0", "bsd-3-clause")[number % 3]],
+    }
+
+
 def _generate(database: Database, count: int) -> None:
     """Rows of repositories without content, and their releases."""
     chance = random.Random(1)
@@ -132,7 +157,16 @@ def _generate(database: Database, count: int) -> None:
             words += ["tenth"] * (number % 10 == 3) + ["hundredth"] * (number % 100 == 7)
             space = f"org{number % PUBLISHERS}"
             names = space, f"{space}/repo-{number}", int(number % 10 == 0), ""
-            yield identifier, "kernel", *names, created[number], 0, " ".join(words), document
+            yield (
+                identifier,
+                "kernel",
+                *names,
+                created[number],
+                0,
+                " ".join(words),
+                document,
+                tokens_of(facets_of(number)),
+            )
 
     def ranks() -> Iterator[tuple[object, ...]]:
         for number, identifier in enumerate(identifiers):
@@ -140,14 +174,9 @@ def _generate(database: Database, count: int) -> None:
 
     def facets() -> Iterator[tuple[object, ...]]:
         for number, identifier in enumerate(identifiers):
-            for kind, value in (
-                ("device", ("cpu", "cuda", "rocm", "metal")[number % 4]),
-                ("layer", f"Layer{number % 50}"),
-                ("layer", f"Rare{number % 5000}"),
-                ("platform", ("any", "linux x86_64")[number % 2]),
-                ("licence", ("mit", "apache-2.0", "bsd-3-clause")[number % 3]),
-            ):
-                yield identifier, kind, value
+            yield from (
+                (identifier, kind, value) for kind, found in facets_of(number).items() for value in found
+            )
 
     def releases() -> Iterator[tuple[object, ...]]:
         for number, identifier in enumerate(identifiers):
@@ -174,7 +203,7 @@ def _generate(database: Database, count: int) -> None:
                 f"DELETE FROM {table} WHERE repository IN "  # noqa: S608 -- one of the two above
                 "(SELECT id FROM repositories WHERE created < 2e8)"
             )
-        texts = ("stale", "words", "document")
+        texts = ("stale", "words", "document", "tokens")
         database.insert("search", ("repository", *columns[1:], *texts), described_rows())
         database.insert("ranks", ("repository", "created", "updated", "downloads"), ranks())
 

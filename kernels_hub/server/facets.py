@@ -7,7 +7,7 @@ the list's own row and stands in no facet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from kernels_hub.errors import MetadataError
 from kernels_hub.repository.backends import BACKENDS, UNIVERSAL
@@ -31,7 +31,28 @@ CREATE TABLE IF NOT EXISTS facets (
 ) WITHOUT ROWID;
 """,
     indexes=(Index("facets_value", "facets", "kind, lower(value), repository"),),
+    # For rows that are older than `tokens_of`, which is the same.
+    fill="""
+UPDATE search SET tokens = (
+    SELECT ' ' || group_concat(lower(hex(CAST(kind || '=' || lower(value) AS BLOB))), ' ') || ' '
+    FROM facets WHERE facets.repository = search.repository
+) WHERE NOT EXISTS (SELECT 1 FROM upgrades WHERE name = 'tokens')
+    AND EXISTS (SELECT 1 FROM facets WHERE facets.repository = search.repository);
+INSERT INTO upgrades VALUES ('tokens') ON CONFLICT DO NOTHING;
+""",
 )
+
+
+def token_of(kind: str, value: str) -> str:
+    """A facet as one word of letters and digits, the same for every case of a value's ASCII letters."""
+    lower = "".join(c.lower() if c.isascii() else c for c in value)
+    return f"{kind}={lower}".encode().hex()
+
+
+def tokens_of(facets: Mapping[str, Sequence[str]]) -> str:
+    """The words of all facets of a repository, each with a space on both sides."""
+    tokens = [token_of(kind, value) for kind, values in facets.items() for value in values]
+    return f" {' '.join(tokens)} " if tokens else ""
 
 
 def facets_of(facts: Facts) -> dict[str, list[str]]:

@@ -36,7 +36,8 @@ from kernels_hub.server.refusal import Refusal, forbidden
 from kernels_hub.server.releases import Releases
 from kernels_hub.server.repositories import Repositories, Repository
 from kernels_hub.server.row_moves import Following
-from kernels_hub.server.search import SCHEMA, Search
+from kernels_hub.server.search import Search
+from kernels_hub.server.search_tables import SCHEMA
 from kernels_hub.server.sessions import SCHEMA as SESSIONS
 from kernels_hub.server.sessions import Sessions
 from kernels_hub.server.signing import Signer

@@ -5,11 +5,12 @@ summary, layers, newest release) is described by a document; a change marks it s
 repository's lock, and whoever searches next describes it again, holding the same lock. So a search finds what was
 acknowledged before it, whichever process did it, and a crash leaves at most a stale row too many.
 
-A list is read in its order, from an index of it, until a page is full. Where a word, a facet or a publisher leaves few
+A list is read in its order, from an index of it, until a page is full. Where a word, facets or a publisher leave few
 repositories, counted up to `_few`, those are read from the index of that, and sorted; how many have a word, the planner
-of PostgreSQL knows. Words of one or two letters alone, which no index finds, are looked for among the first
-`MOST_LOOKED_AT` of the order. So a list takes as long with a million repositories, but for several filters that each
-leave many and together few.
+of PostgreSQL knows. All facets that are asked for are found by one index, which each repository is in with all of its
+facets (`facets.token_of`), so that several count as one filter. Words of one or two letters alone, which no index
+finds, are looked for among the first `MOST_LOOKED_AT` of the order. So a list takes as long with a million
+repositories, but for a publisher or a word beside facets, of which each leaves many and both together few.
 """
 
 from __future__ import annotations
@@ -26,89 +27,17 @@ import msgspec
 from kernels_hub.parsing import Struct
 from kernels_hub.server.access import Caller
 from kernels_hub.server.accounts import Accounts
-from kernels_hub.server.database import Database, Query, UnavailableError
-from kernels_hub.server.database.schema import SHORTEST_TEXT, Index, Schema, TextIndex, Trigger
-from kernels_hub.server.facets import facets_of
+from kernels_hub.server.database import Containing, Database, Query, Row, UnavailableError
+from kernels_hub.server.database.schema import SHORTEST_TEXT
+from kernels_hub.server.facets import facets_of, token_of, tokens_of
 from kernels_hub.server.listed_order import ORDERS, Order
 from kernels_hub.server.refs import DEFAULT_BRANCH
 from kernels_hub.server.refusal import Refusal
 from kernels_hub.server.repositories import Repositories, Repository
+from kernels_hub.server.search_tables import TEXT, TOKENS
 from kernels_hub.server.store import Store
 from kernels_hub.server.web.contents import Contents, Facts, is_release
 
-_ADDED = """
-INSERT INTO search (repository, type, namespace, name, private, gated, created)
-    SELECT id, type, namespace, lower(namespace || '/' || name), private, gated, created FROM repositories
-    WHERE id NOT IN (SELECT repository FROM search) ON CONFLICT DO NOTHING;
-INSERT INTO ranks (repository, created)
-    SELECT id, created FROM repositories WHERE id NOT IN (SELECT repository FROM ranks) ON CONFLICT DO NOTHING;
-UPDATE search SET stale = 1 WHERE NOT EXISTS (SELECT 1 FROM upgrades WHERE name = 'facets');
-INSERT INTO upgrades VALUES ('facets') ON CONFLICT DO NOTHING;
-"""
-TEXT = TextIndex("search_text", "search", "repository", ("name", "words"))
-"""What words are looked for in."""
-SCHEMA = Schema(
-    tables="""
-CREATE TABLE IF NOT EXISTS search (
-    repository TEXT PRIMARY KEY REFERENCES repositories ON DELETE CASCADE,
-    type TEXT NOT NULL,
-    namespace TEXT NOT NULL COLLATE NOCASE,
-    name TEXT NOT NULL,
-    private INTEGER NOT NULL,
-    gated TEXT NOT NULL,
-    created REAL NOT NULL,
-    stale INTEGER NOT NULL DEFAULT 1,
-    words TEXT NOT NULL DEFAULT '',
-    document TEXT NOT NULL DEFAULT ''
-);
-CREATE TABLE IF NOT EXISTS ranks (
-    repository TEXT PRIMARY KEY REFERENCES repositories ON DELETE CASCADE,
-    created REAL NOT NULL,
-    updated TEXT NOT NULL DEFAULT '',
-    downloads INTEGER NOT NULL DEFAULT 0
-) WITHOUT ROWID;
-""",
-    indexes=(
-        Index(
-            "search_newest",
-            "search",
-            "created DESC, repository",
-            covered="type, namespace, private, gated, name, words",
-        ),
-        Index("search_name", "search", "name, repository", covered="type, namespace, private, gated"),
-        Index("search_namespace", "search", "namespace, created DESC", covered="type, private, gated, name"),
-        Index("search_stale", "search", "created DESC", where="stale = 1"),
-        Index("ranks_updated", "ranks", "updated DESC, created DESC, repository"),
-        Index("ranks_downloads", "ranks", "downloads DESC, created DESC, repository"),
-    ),
-    triggers=(
-        Trigger(
-            "search_insert",
-            "INSERT",
-            "repositories",
-            "INSERT INTO search (repository, type, namespace, name, private, gated, created) VALUES "
-            "(new.id, new.type, new.namespace, lower(new.namespace || '/' || new.name), new.private, new.gated, "
-            "new.created)",
-        ),
-        Trigger(
-            "search_update",
-            "UPDATE",
-            "repositories",
-            "UPDATE search SET namespace = new.namespace, name = lower(new.namespace || '/' || new.name), "
-            "private = new.private, gated = new.gated WHERE repository = new.id",
-        ),
-        Trigger(
-            "ranks_insert",
-            "INSERT",
-            "repositories",
-            "INSERT INTO ranks (repository, created) VALUES (new.id, new.created)",
-        ),
-    ),
-    texts=(TEXT,),
-    fill=_ADDED,
-)
-"""The tables, their triggers, and the rows of repositories that are older than they are; roots that are older than
-facets describe every repository again."""
 FACETS = ("device", "layer", "platform", "licence", "publisher")
 """What a list is filtered by, in the order in which a page shows it."""
 SORTS = tuple(ORDERS)
@@ -117,6 +46,9 @@ MOST_COUNTED = 500
 """Repositories, the newest that match, that are counted, and their facets: a page takes as long with a million."""
 MOST_LOOKED_AT = 10_000
 """Repositories, the first of the order, that words of fewer letters than an index finds are looked for in."""
+_COSTS = {(True, False): (1, 1), (True, True): (4, 2), (False, False): (1, 6), (False, True): (8, 9)}
+"""(Whether the database plans, whether the order is that of `ranks`) -> what a row takes that is read in order, and one
+that is sorted: as measured with 100,000 repositories, in microseconds or half of them."""
 _SIZE_SECONDS = 60.0
 """How long a number of rows is believed, where it only says which way is quick."""
 _COUNTS_KEPT = 1000
@@ -196,16 +128,18 @@ class Overview:
 class _Condition:
     """Which repositories are meant.
 
-    few: queries for their ids, each of which finds all of them and maybe others.
+    few: indexes, each of which finds all of them and maybe others.
+    facets: whether only the index of the newest with their facets has all that is asked of a row.
     found: whether a text in it is found by an index; False where all that there are are too short, None without any.
     """
 
     text: str
     values: tuple[object, ...] = ()
-    few: tuple[Query, ...] = ()
+    few: tuple[Containing, ...] = ()
+    facets: bool = False
     found: bool | None = None
 
-    def also(self, text: str, *values: object, few: Query | None = None) -> _Condition:
+    def also(self, text: str, *values: object, few: Containing | None = None) -> _Condition:
         more = (few,) if few else ()
         return replace(
             self, text=f"{self.text} AND {text}", values=(*self.values, *values), few=(*self.few, *more)
@@ -223,7 +157,7 @@ class Search:
         self._repositories = repositories
         self._store = store
         self._size = 0, -math.inf
-        self._counts: dict[Query, tuple[int, float]] = {}
+        self._counts: dict[Query, tuple[int, int, float]] = {}
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -241,10 +175,22 @@ class Search:
             return self._overview(caller, wanted)
 
     def _overview(self, caller: Caller, wanted: Wanted) -> Overview:
-        condition = self._shown(caller, wanted)
-        source, values = self._source(condition, ORDERS["newest"])
+        condition, newest = self._shown(caller, wanted), ORDERS["newest"]
+        for source, among in self._sources(condition, newest, MOST_COUNTED, whole=False):
+            rows = self._counted(source, among)
+            total = next(int(row["n"]) for row in rows if row["kind"] == "total")
+            if total == MOST_COUNTED:
+                break
+        found: dict[str, list[Counted]] = {kind: [] for kind in FACETS if kind not in wanted.facets}
+        for row in sorted(rows, key=lambda row: (-int(row["n"]), str(row["value"]).lower())):
+            if row["kind"] in found:
+                found[row["kind"]].append(Counted(str(row["value"]), int(row["n"])))
+        return Overview(total, found)
+
+    def _counted(self, source: str, condition: _Condition) -> Sequence[Row]:
+        """Rows of kind, value and n: the facets of the newest that are meant, and their total."""
         newest = ORDERS["newest"].by
-        rows = self._database.rows(
+        return self._database.rows(
             # Conditions are made here, values are bound. SQLite looks for what is named once only, from 3.35 on.
             f"WITH newest AS (SELECT search.repository, namespace {source} WHERE {condition.text} "  # noqa: S608
             f"ORDER BY {newest} LIMIT {MOST_COUNTED}), "
@@ -256,14 +202,8 @@ class Search:
             "SELECT * FROM (SELECT 'publisher', namespace, COUNT(*) AS n FROM newest GROUP BY namespace "
             f"ORDER BY n DESC, namespace LIMIT {_FACET_VALUES}) AS publishers UNION ALL "
             "SELECT 'total', '', COUNT(*) FROM newest",
-            *(*values, *condition.values),
+            *condition.values,
         )
-        total = next(int(row["n"]) for row in rows if row["kind"] == "total")
-        found: dict[str, list[Counted]] = {kind: [] for kind in FACETS if kind not in wanted.facets}
-        for row in sorted(rows, key=lambda row: (-int(row["n"]), str(row["value"]).lower())):
-            if row["kind"] in found:
-                found[row["kind"]].append(Counted(str(row["value"]), int(row["n"])))
-        return Overview(total, found)
 
     def _shown(self, caller: Caller, wanted: Wanted) -> _Condition:
         condition = _Condition("private = 0 AND gated = ''")
@@ -273,24 +213,24 @@ class Search:
         for word in wanted.words:
             condition = self._containing(condition, word)
             condition = condition.also("(instr(name, ?) > 0 OR instr(words, ?) > 0)", word, word)
-        for kind, value in wanted.facets.items():
-            if kind == "publisher":
-                condition = condition.also("namespace = ?", value, few=_of_publisher(value))
-                continue
-            lower = "".join(c.lower() if c.isascii() else c for c in value)
-            few = "SELECT repository FROM facets WHERE kind = ? AND lower(value) = ?", (kind, lower)
-            condition = condition.also(self._has_facet(few), kind, lower, few=few)
-        return condition
+        if publisher := wanted.facets.get("publisher"):
+            condition = condition.also("namespace = ?", publisher, few=_of_publisher(publisher))
+        tokens = [token_of(kind, value) for kind, value in wanted.facets.items() if kind != "publisher"]
+        return self._with_facets(condition, tokens) if tokens else condition
 
-    def _has_facet(self, few: Query) -> str:
-        """That a row is of those that have a facet, whose kind and value are bound."""
-        # Written so that neither is a join, of which PostgreSQL would read all.
-        if self._database.plans and self._count(few) <= self._hashed():
-            return f"(search.repository IN ({few[0]})) IS TRUE"  # put into a table of hashes, once a query
-        return (
-            "EXISTS (SELECT 1 FROM facets WHERE facets.repository = search.repository "
-            "AND facets.kind = ? AND lower(facets.value) = ? LIMIT 1 OFFSET 0)"  # asked of each row, until it is enough
-        )
+    def _with_facets(self, condition: _Condition, tokens: Sequence[str]) -> _Condition:
+        """Those that have every one of some facets."""
+        condition = replace(condition, facets=condition.found is None)
+        found = self._database.containing(TOKENS, " ".join(tokens))
+        for token in tokens:
+            condition = condition.also("instr(tokens, ?) > 0", f" {token} ")
+        if found is None:
+            return condition
+        if self._database.plans and condition.found:
+            # Beside the index of texts: the planner chooses among them, or takes what both find.
+            text, values = found.condition
+            return condition.also(text, *values, few=found)
+        return replace(condition, few=(*condition.few, found))
 
     def visible(
         self,
@@ -347,18 +287,15 @@ class Search:
             return replace(condition, found=False) if is_short else replace(condition, found=True)
         condition = replace(condition, found=True)
         if not self._database.plans:
-            return replace(condition, few=(*condition.few, found.keys))
+            return replace(condition, few=(*condition.few, found))
         indexed, values = found.condition
         return condition.also(indexed, *values)
 
-    def _few(self) -> int:
-        """Rows that are sorted in less time than as many as are counted are looked for, in order, among all."""
-        # MOST_COUNTED of n among all N are found in MOST_COUNTED * N / n rows; to sort one takes as long as two.
-        return max(MOST_COUNTED, math.isqrt(MOST_COUNTED * self._all() // 2))
-
-    def _hashed(self) -> int:
-        """Rows of a facet that are hashed in less time than rows in order are asked for it: ten are, while one is."""
-        return max(MOST_COUNTED, math.isqrt(10 * MOST_COUNTED * self._all()))
+    def _few(self, wanted: int, order: Order) -> int:
+        """Rows that are sorted in less time than as many as are wanted of them are looked for, in order, among all."""
+        # Of n among all N, so many are found in wanted * N / n rows.
+        read, sort = _COSTS[self._database.plans, order.ranked]
+        return max(MOST_COUNTED, math.isqrt(wanted * self._all() * read // sort))
 
     def _all(self) -> int:
         """About how many repositories there are."""
@@ -369,11 +306,10 @@ class Search:
             self._size = known, time.monotonic()
         return known
 
-    def _count(self, few: Query) -> int:
-        """How many rows a query has, up to more than is quick; believed for a while, since it only says what is."""
-        most = self._hashed() if self._database.plans else self._few()
-        known, since = self._counts.get(few, (0, -math.inf))
-        if time.monotonic() - since > _SIZE_SECONDS:
+    def _count(self, few: Query, most: int) -> int:
+        """How many rows a query has, up to more than `most`; believed for a while, since it only says what is quick."""
+        known, limit, since = self._counts.get(few, (0, -1, -math.inf))
+        if (known > limit and limit < most) or time.monotonic() - since > _SIZE_SECONDS:
             query, values = few
             (row,) = self._database.rows(
                 f"SELECT COUNT(*) AS n FROM (SELECT 1 FROM ({query}) AS given LIMIT {most + 1}) AS few",  # noqa: S608
@@ -382,45 +318,86 @@ class Search:
             known = int(row["n"])
             if len(self._counts) >= _COUNTS_KEPT:
                 self._counts.clear()
-            self._counts[few] = known, time.monotonic()
+            self._counts[few] = known, most, time.monotonic()
         return known
 
-    def _source(self, condition: _Condition, order: Order) -> Query:
-        """The tables that a list is read from: in its order, or those rows that a filter leaves, if they are few."""
-        best: tuple[int, Query] | None = None
-        few = self._few() if condition.few else 0
-        for candidate in condition.few:
-            count = self._count(candidate)
-            if best is None or count < best[0]:
-                best = count, candidate
+    def _sources(
+        self, condition: _Condition, order: Order, wanted: int, *, whole: bool
+    ) -> Iterator[tuple[str, _Condition]]:
+        """The tables that a list is read from, and its condition, until `wanted` rows are found.
+
+        These are all rows in order, or those that a filter leaves, to be sorted. Where it leaves many, enough of them
+        are among the first of the order, as a rule: where they are not, all that it leaves are sorted after all, which
+        the last of these does. whole: no order is read in part.
+        """
+        if not condition.few:
+            yield self._in_order(condition, order), condition
+            return
+        most = self._few(wanted, order)
+        counted = [(self._count(few.keys, most), number) for number, few in enumerate(condition.few)]
+        count, number = min(counted)
+        if count > most:
+            first = 4 * wanted * self._all() // max(count, 1) + MOST_COUNTED
+            # How many rows have a word, the planner knows.
+            bound = not (whole or (self._database.plans and condition.found)) and self._bound(order, first)
+            if not bound:
+                yield self._in_order(condition, order), condition
+                return
+            text, values = bound
+            yield self._in_order(condition, order), condition.also(text, *values)
+        source, values = self._of_few(condition.few[number], order)
+        yield source, replace(condition, values=(*values, *condition.values))
+
+    def _bound(self, order: Order, first: int) -> Query | None:
+        """That a row is among the first of an order, or is equal to the last of those; None where all are."""
+        key = order.keys[0]
+        table = "ranks" if order.ranked else f"search{self._database.in_order(order.index)}"
+        last = self._database.row(
+            f"SELECT {key.column} AS k FROM {table} ORDER BY {order.by} LIMIT 1 OFFSET ?",  # noqa: S608
+            first,
+        )
+        return None if last is None else (f"{key.column} {'>=' if key.falling else '<='} ?", (last["k"],))
+
+    def _of_few(self, few: Containing, order: Order) -> Query:
+        """Rows that an index finds, to be sorted."""
         join = self._database.forced_join
-        if best is not None and best[0] <= few:
-            query, values = best[1]
-            ranks = f" {join} ranks ON ranks.repository = search.repository" if order.ranked else ""
-            return f"FROM ({query}) AS few {join} search ON search.repository = few.repository{ranks}", values
+        ranks = f" {join} ranks ON ranks.repository = search.repository" if order.ranked else ""
+        if self._database.plans:
+            text, values = few.condition
+            # OFFSET 0 keeps the planner from reading all rows in order instead, as it does where it guesses wrong.
+            return f"FROM (SELECT * FROM search WHERE {text} OFFSET 0) AS search{ranks}", values  # noqa: S608
+        query, values = few.keys
+        return f"FROM ({query}) AS few {join} search ON search.repository = few.repository{ranks}", values
+
+    def _in_order(self, condition: _Condition, order: Order) -> str:
+        """All rows in their order; for short words alone, the first of them."""
+        join = self._database.forced_join
         table = "ranks" if order.ranked else "search"
-        read = f"{table}{'' if order.ranked else self._database.in_order(order.index)}"
-        if condition.found is False:
+        index = "search_facets" if condition.facets and order is ORDERS["newest"] else order.index
+        read = f"{table}{'' if order.ranked else self._database.in_order(index)}"
+        if condition.found is False and not condition.few:
             # Of what an index covers, where it does: these are up to MOST_LOOKED_AT rows.
             columns = (
                 "*" if order.ranked else "repository, type, namespace, private, gated, created, name, words"
             )
             read = f"(SELECT {columns} FROM {read} ORDER BY {order.by} LIMIT {MOST_LOOKED_AT}) AS {table}"  # noqa: S608
         ranked = f" {join} search ON search.repository = ranks.repository" if order.ranked else ""
-        return f"FROM {read}{ranked}", ()
+        return f"FROM {read}{ranked}"
 
     def _page(self, condition: _Condition, count: int, sort: str, *, start: int = 0, after: str = "") -> Page:
         # Over indexes, by the database alone; conditions are made here, values are bound.
         order = ORDERS[sort]
-        source, values = self._source(condition, order)
         if after:
             place, bound = order.after(after)
             condition = condition.also(f"({place})", *bound)
-        found = self._database.rows(
-            f"SELECT search.repository, {order.columns} {source} WHERE {condition.text} "
-            f"ORDER BY {order.by} LIMIT ? OFFSET ?",
-            *(*values, *condition.values, count + 1, start),
-        )
+        for source, among in self._sources(condition, order, start + count + 1, whole=bool(after)):
+            found = self._database.rows(
+                f"SELECT search.repository, {order.columns} {source} WHERE {among.text} "
+                f"ORDER BY {order.by} LIMIT ? OFFSET ?",
+                *(*among.values, count + 1, start),
+            )
+            if len(found) > count:
+                break
         following = order.place(found[count - 1]) if len(found) > count else None
         wanted = [row["repository"] for row in found[:count]]
         return Page(tuple(self._listed(wanted)), following) if wanted else Page(())
@@ -469,11 +446,12 @@ class Search:
             # Without the lock another search describes it, or it is being changed: what was acknowledged before is
             # found, and the row stays stale.
             written = self._database.change(
-                "UPDATE search SET stale = ?, words = ?, document = ? WHERE repository = ? AND stale = 1",
+                "UPDATE search SET stale = ?, words = ?, document = ?, tokens = ? WHERE repository = ? AND stale = 1",
                 *(
                     int(not held),
                     words[:_MOST_WORDS].replace("\0", " "),  # which ends a text for FTS5
                     msgspec.json.encode(described).decode(),
+                    tokens_of(facets),
                     repository.id,
                 ),
             )
@@ -517,8 +495,9 @@ class Search:
             self._thread.join()
 
 
-def _of_publisher(namespace: str) -> Query:
-    return "SELECT repository FROM search WHERE namespace = ?", (namespace,)
+def _of_publisher(namespace: str) -> Containing:
+    condition: Query = "namespace = ?", (namespace,)
+    return Containing(("SELECT repository FROM search WHERE namespace = ?", (namespace,)), condition)
 
 
 def describe(store: Store, repository: Repository) -> tuple[Described, str, dict[str, list[str]]]:

@@ -6,6 +6,7 @@ import base64
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from unittest import mock
@@ -207,7 +208,10 @@ def test_what_few_have_is_found_without_reading_the_others(hub: Hub):
             took[label, count], steps = steps, 0
     for label in asked:
         assert took[label, 400] - took[label, 50] <= 5, took
-    with mock.patch.object(search_module.Search, "_few", return_value=-1):
+    with (
+        mock.patch.object(search_module.Search, "_few", return_value=-1),
+        mock.patch.object(search_module.Search, "_count", return_value=400),
+    ):
         hub.database.inner._connection().set_progress_handler(step, 20)
         hub.search.overview(Caller(), asked["device"])
         hub.database.inner._connection().set_progress_handler(None, 0)
@@ -234,23 +238,82 @@ def test_short_words_are_looked_for_among_the_first(hub: Hub, sort: str, monkeyp
 
 
 @each_database
-def test_a_facet_of_some_or_of_many_finds_the_same(hub: Hub, monkeypatch: pytest.MonkeyPatch):
-    for number in range(6):
+@pytest.mark.parametrize("sort", SORTS)
+def test_facets_of_few_and_of_many_find_the_same(hub: Hub, sort: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(search_module, "MOST_COUNTED", 2)
+    for number in range(9):
         repository = make(hub, f"acme/k{number}")
         kind = "cpu" if number % 2 else "cuda"
         commit(hub, repository, f"build/torch-{kind}/metadata.json", f'{{"backend": {{"type": "{kind}"}}}}')
+        commit(hub, repository, "kernel.toml", f'[kernel]\nlayers = ["L{number % 3}"]\n')
     hub.search.refresh()
-    wanted = Wanted(facets={"device": "CPU"})
-    monkeypatch.setattr(search_module.Search, "_few", lambda _: -1)
-    for most in (-1, 500):  # asked of each row, or put into a table of hashes
-        monkeypatch.setattr(search_module.Search, "_hashed", lambda _, most=most: most)
-        hub.search._counts.clear()
-        rows = hub.search.shown(Caller(), wanted, 0, 10).rows
-        assert [row.repository.name for row in rows] == ["k5", "k3", "k1"]
-        assert hub.search.overview(Caller(), wanted).total == 3
-    with hub.database.staying():
-        said = hub.search._shown(Caller(), wanted).text
-        assert ("IS TRUE" in said) == hub.database.plans
+    for number in range(9):  # those of cpu are the last of every order
+        rank(hub, f"k{number}", f"2026-{number % 2 * 12:02}", number % 2)
+    every = listed(hub, sort, 100)
+    asked = [
+        ({"device": "CPU"}, lambda number: number % 2 == 1),
+        ({"device": "cuda", "layer": "l1"}, lambda number: number % 2 == 0 and number % 3 == 1),
+        ({"device": "cuda", "publisher": "Acme"}, lambda number: number % 2 == 0),
+        ({"device": "rocm", "layer": "L1"}, lambda _: False),
+    ]
+    for facets, is_meant in asked:
+        # Read in order, as far as enough of them should be, and then sorted; or sorted at once.
+        for few in (-1, 500):
+            monkeypatch.setattr(search_module.Search, "_few", lambda *_, few=few: few)
+            hub.search._counts.clear()
+            wanted = Wanted(facets=facets, sort=sort)
+            meant = [name for name in every if is_meant(int(name[1:]))]
+            for start in (0, 1, 3):
+                page = hub.search.shown(Caller(), wanted, start, 2)
+                assert [row.repository.name for row in page.rows] == meant[start : start + 2], (facets, few)
+            assert hub.search.overview(Caller(), wanted).total == min(2, len(meant))
+
+
+@each_database
+def test_what_the_first_of_an_order_lack_is_found_all_the_same(hub: Hub, monkeypatch: pytest.MonkeyPatch):
+    for number in range(30):
+        repository = make(hub, f"acme/k{number}")
+        if number < 3:
+            commit(hub, repository, "build/torch-cpu/metadata.json", '{"backend": {"type": "cpu"}}')
+    while hub.search.refresh():
+        pass
+    monkeypatch.setattr(search_module, "MOST_COUNTED", 1)
+    monkeypatch.setattr(search_module.Search, "_few", lambda *_: 1)
+    monkeypatch.setattr(search_module.Search, "_count", lambda *_: 30)  # as of most repositories
+    rows = hub.search.shown(Caller(), Wanted(facets={"device": "cpu"}), 0, 2).rows
+    assert [row.repository.name for row in rows] == ["k2", "k1"]
+    assert hub.search.overview(Caller(), Wanted(facets={"device": "cpu"})).facets["publisher"][0].count == 1
+
+
+@each_database
+def test_a_database_that_is_older_than_the_index_of_facets(hub: Hub, tmp_path: Path):
+    repository = make(hub, "acme/kernels")
+    commit(hub, repository, "build/torch-cpu/metadata.json", '{"backend": {"type": "cpu"}}')
+    commit(hub, repository, "kernel.toml", '[kernel]\nlayers = ["Größe \\u00c4%s?"]\nlicense = "MIT"\n')
+    hub.search.refresh()
+    made = hub.database.row("SELECT tokens FROM search")["tokens"]
+    with hub.database.transaction():
+        if hub.database.plans:
+            hub.database.change("DELETE FROM hub_schemas")
+        else:
+            for event in ("insert", "update", "delete"):
+                hub.database.change(f"DROP TRIGGER search_tokens_{event}")
+            for name in ("TABLE search_tokens", "TABLE search_tokens_rows", "INDEX search_facets"):
+                hub.database.change(f"DROP {name}")
+        hub.database.change("DELETE FROM upgrades WHERE name = 'tokens'")
+        hub.database.change("ALTER TABLE search DROP COLUMN tokens")
+    with ThreadPoolExecutor(3) as threads:  # as servers that start together
+        opened = list(threads.map(lambda _: Hub(tmp_path / "root"), range(3)))
+    try:
+        assert sorted(made.split()) == sorted(
+            opened[0].database.row("SELECT tokens FROM search")["tokens"].split()
+        )
+        for facets in ({"device": "CPU"}, {"layer": "gRöße Ä%S?", "licence": "mit"}):
+            assert opened[1].search.shown(Caller(), Wanted(facets=facets), 0, 5).rows, facets
+        assert opened[2].database.check() == []
+    finally:
+        for other in opened:
+            other.close()
 
 
 def test_without_trigrams_every_row_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

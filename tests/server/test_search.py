@@ -235,7 +235,8 @@ def test_a_root_that_is_older_than_the_index(hub: Hub, tmp_path: Path):
     with closing(sqlite3.connect(tmp_path / "root" / "hub.sqlite")) as rows, rows:
         rows.executescript(
             "DROP TRIGGER search_insert; DROP TRIGGER search_update; DROP TABLE search; "
-            "DROP TABLE search_text; DROP TABLE search_text_rows;"
+            "DROP TABLE search_text; DROP TABLE search_text_rows; "
+            "DROP TABLE search_tokens; DROP TABLE search_tokens_rows;"
         )
     with Hub(tmp_path / "root") as again:
         assert names(again, "kernels") == ["acme/kernels"] == names(again, "gelu")

@@ -15,6 +15,7 @@ The rest of the server asks `seam.Database`, whichever it is.
 """
 
 from kernels_hub.server.database.seam import (
+    Containing,
     Database,
     DatabaseError,
     DatabaseFullError,
@@ -25,6 +26,7 @@ from kernels_hub.server.database.seam import (
 )
 
 __all__ = [
+    "Containing",
     "Database",
     "DatabaseError",
     "DatabaseFullError",

@@ -36,6 +36,10 @@ _TYPES = {
     r"\bTEXT( NOT NULL| PRIMARY KEY) COLLATE NOCASE": r"TEXT COLLATE nocase\1",
     r"\bTEXT COLLATE NOCASE": "TEXT COLLATE nocase",
 }
+_FUNCTIONS = {
+    r"\bgroup_concat\(": "string_agg(",
+    r"\bhex\(CAST\((.+?) AS BLOB\)\)": r"encode(convert_to(\1, 'UTF8'), 'hex')",
+}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -56,16 +60,23 @@ def text(given: str) -> str:
 
 def script(schema: Schema) -> str:
     """The statements that make a schema's tables, indexes and triggers."""
-    tables = schema.tables
+    added = (
+        f"ALTER TABLE {column.table} ADD COLUMN IF NOT EXISTS {column.name} {column.kind};"
+        for column in schema.added
+    )
+    tables = "\n".join((schema.tables, *added))
     for pattern, replacement in _TYPES.items():
         tables = re.sub(pattern, replacement, tables)
+    fill = schema.fill
+    for pattern, replacement in _FUNCTIONS.items():
+        fill = re.sub(pattern, replacement, fill)
     return "\n".join(
         [
             tables,
-            *map(_index, schema.indexes),
+            *(_index(index) for index in schema.indexes if not index.covering),
             *map(_trigger, schema.triggers),
             *map(_guard, schema.append_only),
-            schema.fill,
+            fill,
         ]
     )
 
@@ -78,21 +89,34 @@ def _index(index: Index) -> str:
 
 def text_index(index: TextIndex) -> tuple[str, ...]:
     """The statements that make an index of text: entries are added at once, so that no search looks through a list."""
-    made = (
-        f"CREATE INDEX IF NOT EXISTS {index.name} ON {index.table} "
-        f"USING gin (({index.text()}) gin_trgm_ops) WITH (fastupdate = off)"
-    )
-    return "CREATE EXTENSION IF NOT EXISTS pg_trgm", made
+    if index.words:
+        return (_gin(index, _words(index)),)
+    return "CREATE EXTENSION IF NOT EXISTS pg_trgm", _gin(index, f"({index.text()}) gin_trgm_ops")
+
+
+def _gin(index: TextIndex, key: str) -> str:
+    made = f"CREATE INDEX IF NOT EXISTS {index.name} ON {index.table}"
+    return f"{made} USING gin ({key}) WITH (fastupdate = off)"
 
 
 def containing(index: TextIndex, text: str) -> Containing:
     """How the index finds a text."""
+    if index.words:
+        condition = f"{_words(index)} @> string_to_array(?, ' ')"
+        return Containing(
+            (f"SELECT {index.key} FROM {index.table} WHERE {condition}", (text,)),  # noqa: S608 -- names of ours
+            (condition, (text,)),
+        )
     condition = f"({index.text(index.table + '.')}) LIKE ?"
     pattern = "%" + re.sub(r"([\\%_])", r"\\\1", text) + "%"
     return Containing(
         (f"SELECT {index.key} FROM {index.table} WHERE {condition}", (pattern,)),  # noqa: S608 -- names of ours
         (condition, (pattern,)),
     )
+
+
+def _words(index: TextIndex) -> str:
+    return f"string_to_array({index.text(index.table + '.')}, ' ')"
 
 
 def _trigger(trigger: Trigger) -> str:

@@ -241,8 +241,8 @@ class PostgresqlDatabase(Database):
             self._connections.give(connection)
 
     def containing(self, index: TextIndex, text: str) -> Containing | None:
-        """How pg_trgm finds a text; None below three characters, and without it."""
-        if len(text) < SHORTEST_TEXT or index.name not in self._texts:
+        """How pg_trgm finds a text; None below three characters, and without it. Words are found by arrays."""
+        if (not index.words and len(text) < SHORTEST_TEXT) or index.name not in self._texts:
             return None
         return dialect.containing(index, text)
 
@@ -331,6 +331,8 @@ class PostgresqlDatabase(Database):
         if self.row(made, digest) is None:
             with self.transaction(), self._lent() as connection:
                 if self.row(made, digest) is None:  # nor by another process, meanwhile
+                    for setting in _WITHOUT_END:  # of an upgrade that fills a column of very many rows
+                        connection.execute(setting.encode())
                     connection.execute(script.encode())
                     self.change("INSERT INTO hub_schemas VALUES (?)", digest)
         for index in schema.texts:

@@ -28,7 +28,8 @@ class Key:
 class Index:
     """An index over columns, in the order of `key`.
 
-    `covered` is read with it by databases that hold rows of any size in an index. `where` makes it partial.
+    `covered` is read with it by databases that hold rows of any size in an index, for which alone it is made where
+    `covering` says so. `where` makes it partial.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Index:
     key: str
     covered: str = ""
     where: str = ""
+    covering: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class TextIndex:
     """An index of all substrings of `SHORTEST_TEXT` characters or more, over texts of a row.
 
     key: the table's primary key.
+    words: index whole words instead, of ASCII letters and digits and with a space on both sides; a text that is looked
+        for is one or more of them, and all must be there.
 
     FTS5's trigram tokenizer in SQLite, pg_trgm in PostgreSQL; where neither is there, `Database.containing` says so.
     """
@@ -51,6 +55,7 @@ class TextIndex:
     table: str
     key: str
     columns: tuple[str, ...]
+    words: bool = False
 
     def text(self, row: str = "") -> str:
         """The text that is indexed. row: "old." or "new.", in a trigger."""
@@ -68,10 +73,21 @@ class Trigger:
 
 
 @dataclass(frozen=True)
+class Column:
+    """A column that tables of older versions lack. kind: its type and what follows, with a default."""
+
+    table: str
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True)
 class Schema:
-    """Tables of one part, made in this order: tables, indexes, triggers, guards, and the rows of `fill`."""
+    """Tables of one part, made in this order: tables, columns, indexes, triggers, guards, and the rows of `fill`."""
 
     tables: str
+    added: tuple[Column, ...] = ()
+    """Columns that `tables` has too, for tables that are there already."""
     indexes: tuple[Index, ...] = ()
     triggers: tuple[Trigger, ...] = ()
     append_only: tuple[str, ...] = ()

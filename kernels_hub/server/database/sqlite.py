@@ -17,6 +17,7 @@ from kernels_hub.server.database.schema import (
     CORE,
     MOVE_TABLES,
     SHORTEST_TEXT,
+    Column,
     Index,
     Key,
     Schema,
@@ -107,14 +108,34 @@ class SqliteDatabase(Database):
 
     def add(self, schema: Schema) -> None:
         """Make tables, indexes and triggers where they are missing, as one change."""
+        connection = self._connection()
         with _translated():
-            self._connection().executescript(f"BEGIN IMMEDIATE; {_script(schema)} COMMIT;")
+            while True:
+                columns = self._lacking(schema)
+                try:
+                    connection.executescript(f"BEGIN IMMEDIATE; {_script(schema, columns)} COMMIT;")
+                    return
+                except sqlite3.Error:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+                    if self._lacking(schema) == columns:  # else another process added them meanwhile
+                        raise
+
+    def _lacking(self, schema: Schema) -> tuple[Column, ...]:
+        """Columns that tables which are there lack."""
+        found = []
+        for column in schema.added:
+            names = {str(row["name"]) for row in self.rows(f"PRAGMA table_info({column.table})")}
+            if names and column.name not in names:
+                found.append(column)
+        return tuple(found)
 
     def containing(self, index: TextIndex, text: str) -> Containing | None:
         """How FTS5 finds a text; None below three characters, and without trigrams."""
-        if len(text) < SHORTEST_TEXT or "\0" in text or not _has_trigrams():
+        if not _has_trigrams() or (not index.words and (len(text) < SHORTEST_TEXT or "\0" in text)):
             return None
-        phrase = '"' + text.replace('"', '""') + '"'
+        phrases = text.split() if index.words else [text]
+        phrase = " AND ".join('"' + text.replace('"', '""') + '"' for text in phrases)
         keys = (
             f"SELECT {index.key} FROM {index.name} CROSS JOIN {index.name}_rows ON number = {index.name}.rowid "  # noqa: S608
             f"WHERE {index.name} MATCH ?"
@@ -283,7 +304,7 @@ def _translated() -> Iterator[None]:
         raise DatabaseError(str(error)) from error
 
 
-def _script(schema: Schema) -> str:
+def _script(schema: Schema, lacking: Iterable[Column]) -> str:
     guards = [
         f"CREATE TRIGGER IF NOT EXISTS {table}_{action} BEFORE {action} ON {table} "
         f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END;"
@@ -294,6 +315,7 @@ def _script(schema: Schema) -> str:
     return "\n".join(
         [
             schema.tables,
+            *(f"ALTER TABLE {column.table} ADD COLUMN {column.name} {column.kind};" for column in lacking),
             *map(_index, schema.indexes),
             *texts,
             *map(_trigger, schema.triggers),
@@ -331,10 +353,12 @@ def _text_index(index: TextIndex) -> str:
     number_of = f"FROM {rows} WHERE {key} ="  # as all of these: names of our own tables
     add = f"INSERT INTO {name} (rowid, text) SELECT number, {new} {number_of} new.{key};"
     remove = f"INSERT INTO {name} ({name}, rowid, text) SELECT 'delete', number, {old} {number_of} old.{key};"
+    # Where in a text a word stands is never asked.
+    tokenizer = "'ascii', detail = none" if index.words else "'trigram case_sensitive 1'"
     changed = " OR ".join(f"old.{column} <> new.{column}" for column in index.columns)
     return f"""
 CREATE TABLE IF NOT EXISTS {rows} (number INTEGER PRIMARY KEY, {key} TEXT NOT NULL UNIQUE);
-CREATE VIRTUAL TABLE IF NOT EXISTS {name} USING fts5(text, content = '', tokenize = 'trigram case_sensitive 1');
+CREATE VIRTUAL TABLE IF NOT EXISTS {name} USING fts5(text, content = '', tokenize = {tokenizer});
 INSERT OR IGNORE INTO {rows} ({key}) SELECT {key} FROM {index.table} WHERE NOT EXISTS (SELECT 1 FROM {name});
 INSERT INTO {name} (rowid, text) SELECT number, {index.text()} FROM {index.table} JOIN {rows} USING ({key})
     WHERE NOT EXISTS (SELECT 1 FROM {name});
