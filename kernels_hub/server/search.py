@@ -15,6 +15,7 @@ repositories, but for a publisher or a word beside facets, of which each leaves 
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -27,7 +28,7 @@ import msgspec
 from kernels_hub.parsing import Struct
 from kernels_hub.server.access import Caller
 from kernels_hub.server.accounts import Accounts
-from kernels_hub.server.database import Containing, Database, Query, Row, UnavailableError
+from kernels_hub.server.database import Containing, Database, DatabaseFullError, Query, Row, UnavailableError
 from kernels_hub.server.database.schema import SHORTEST_TEXT
 from kernels_hub.server.facets import facets_of, token_of, tokens_of
 from kernels_hub.server.listed_order import ORDERS, Order
@@ -38,6 +39,7 @@ from kernels_hub.server.search_tables import TEXT, TOKENS
 from kernels_hub.server.store import Store
 from kernels_hub.server.web.contents import Contents, Facts, is_release
 
+_log = logging.getLogger("kernels_hub.server")
 FACETS = ("device", "layer", "platform", "licence", "publisher")
 """What a list is filtered by, in the order in which a page shows it."""
 SORTS = tuple(ORDERS)
@@ -165,7 +167,7 @@ class Search:
 
     def shown(self, caller: Caller, wanted: Wanted, start: int, count: int) -> Page:
         """What everybody may download and what is the caller's, of what is wanted."""
-        self.refresh()
+        self._refresh_if_possible()
         with self._database.staying():
             return self._page(self._shown(caller, wanted), count, wanted.sort, start=start)
 
@@ -244,7 +246,7 @@ class Search:
         sort: str = "newest",
     ) -> Page:
         """What a caller may see, by type, account and text in the name; "" for any. after: `Page.following`."""
-        self.refresh()
+        self._refresh_if_possible()
         condition = self._seen_by(caller).also("type = ?", kind)
         if author:
             condition = condition.also("namespace = ?", author, few=_of_publisher(author))
@@ -420,6 +422,13 @@ class Search:
 
     # -- describing
 
+    def _refresh_if_possible(self) -> None:
+        """Describe what changed; where the database takes no writes, lists say what was described before."""
+        try:
+            self.refresh()
+        except (DatabaseFullError, UnavailableError) as error:
+            _log.warning("repositories that changed are described later: %s", error)
+
     def refresh(self, most: int = _AT_ONCE) -> int:
         """Describe up to `most` repositories that changed, newest first; how many there were."""
         with self._database.staying():
@@ -484,7 +493,7 @@ class Search:
                     return
                 before = left
                 self.refresh(most=8)
-            except UnavailableError:
+            except (DatabaseFullError, UnavailableError):
                 before = None
                 self._ending.wait(_OUTAGE_SECONDS)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from kernels_hub.server import search as search_module
 from kernels_hub.server.access import Caller
 from kernels_hub.server.commit import AddFile, CommitRequest, DeleteFile
+from kernels_hub.server.database import DatabaseFullError, UnavailableError
 from kernels_hub.server.durable import locked
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.packs import BLOB, git_object
@@ -202,6 +204,49 @@ def test_a_search_goes_through_the_covering_index(hub: Hub):
             )
             for one in found
         ), found
+
+
+@contextmanager
+def without_room(hub: Hub) -> Iterator[None]:
+    """A database whose disk is full: SQLite's own limit on pages, or PostgreSQL's error."""
+    database = hub.database.inner
+    if database.plans:
+        full = "$$BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END$$"
+        hub.database.change(f"CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS {full}")
+        for table in ("search", "repositories"):
+            hub.database.change(
+                f"CREATE TRIGGER no_room BEFORE INSERT OR UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION no_room()"
+            )
+        yield
+        hub.database.change("DROP FUNCTION no_room CASCADE")
+        return
+    connection = database._connection()
+    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    assert free == 0
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    yield
+    connection.execute("PRAGMA max_page_count = 1073741823")
+
+
+@pytest.mark.each_database
+def test_lists_are_shown_while_the_database_is_full(hub: Hub):
+    old, new = make(hub, "acme/old"), make(hub, "acme/new")
+    commit(hub, old, "kernel.toml", toml("Fast GELU", "Gelu"))
+    commit(hub, new, "kernel.toml", toml("Slow", "Slow"))
+    assert names(hub, "gelu") == ["acme/old"]
+    commit(hub, new, "kernel.toml", toml("GELU " * 3000, *(f"Layer{number}" for number in range(400))))
+    with without_room(hub):
+        with pytest.raises((DatabaseFullError, UnavailableError)):
+            hub.search.refresh()
+        assert names(hub) == ["acme/new", "acme/old"] and names(hub, "gelu") == ["acme/old"]
+        assert seen(hub, text="NEW") == {"acme/new"}
+        with pytest.raises((DatabaseFullError, UnavailableError)):
+            list(map(functools.partial(make, hub), (f"acme/more{number}" for number in range(200))))
+    while hub.search.refresh():
+        pass
+    assert sorted(names(hub, "gelu")) == ["acme/new", "acme/old"]
+    assert hub.database.check() == []
 
 
 @pytest.mark.each_database
