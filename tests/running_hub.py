@@ -124,6 +124,11 @@ class RunningHub:
 
     # -- what it did
 
+    @property
+    def roots(self) -> list[Path]:
+        """The roots of all its servers."""
+        return [self.root]
+
     def logged(self) -> str:
         """The log of this process so far."""
         with self.log.open("rb") as file:

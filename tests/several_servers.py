@@ -48,6 +48,11 @@ class SeveralServers(RunningHub):
             self.kill()
             raise
 
+    @property
+    def roots(self) -> list[Path]:
+        """The roots of all its servers."""
+        return [self.root, *(other.root for other in self._others)]
+
     def logged(self) -> str:
         """What all of them logged, one after the other."""
         return super().logged() + "".join(other.logged() for other in self._others)

@@ -205,9 +205,9 @@ def session(hub, request):
 
 
 def left_over(hub: RunningHub) -> list[str]:
-    incoming = hub.root / "incoming"
-    parts = list((hub.root / "xet").rglob("*.part"))
-    files = [path for path in incoming.rglob("*") if path.is_file() and path.name != "lock"]
+    parts = [path for root in hub.roots for path in (root / "xet").rglob("*.part")]
+    incoming = [path for root in hub.roots for path in (root / "incoming").rglob("*")]
+    files = [path for path in incoming if path.is_file() and path.name != "lock"]
     return [str(path) for path in parts + files]
 
 
