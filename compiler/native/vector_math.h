@@ -179,14 +179,17 @@ KH_INLINE float log_edges(float x, float inside) {
   return x > 0.0f ? (x == kInfinity ? x : inside) : low;
 }
 
-// 0.8 ulp
-KH_INLINE float log(float x) {
+// The logarithm of a positive finite number.
+KH_INLINE float log_inside(float x) {
   const Parts part = parts(x);
   const float f = part.fraction;
   float tail = log_tail(f) + part.exponent * -2.12194440e-4f;
   tail = tail + -0.5f * (f * f);
-  return log_edges(x, (f + tail) + part.exponent * 0.693359375f);
+  return (f + tail) + part.exponent * 0.693359375f;
 }
+
+// 0.8 ulp
+KH_INLINE float log(float x) { return log_edges(x, log_inside(x)); }
 
 // 1.3 ulp
 KH_INLINE float log2(float x) {
@@ -200,8 +203,9 @@ KH_INLINE float log2(float x) {
 KH_INLINE float log1p(float x) {
   const float u = 1.0f + x;
   const float lost = x > 1.0f ? 1.0f - (u - x) : x - (u - 1.0f);  // u + lost is 1 + x
-  const float result = log(u) + lost / u;
-  return x == 0.0f || x == kInfinity ? x : u == 0.0f ? -kInfinity : result;
+  const float inside = with_sign(log_inside(u) + lost / u, x);
+  const float low = x == -1.0f ? -kInfinity : kNaN;
+  return x > -1.0f ? (x == kInfinity ? x : inside) : low;
 }
 
 // -- powers -----------------------------------------------------------------------------------------------
