@@ -258,3 +258,22 @@ def test_group_norm_sums_along_the_channels(affine):
     assert not any(
         "//" in str(one.place) for one in planned.kernels[-1].nests[0].body if isinstance(one, Load)
     )
+
+
+def test_heads_side_by_side_are_loops_of_their_own():
+    graph = Graph("heads")
+    x = graph.input("x", (2, 4, 6, 16))
+    graph.output("y", graph.apply("reshape", x.apply("permute", x, order=(0, 2, 1, 3)), shape=(2, 6, 64)))
+    (nest,) = check(graph, 1).kernels[0].nests
+    assert [loop.extent for loop in nest.outer] == [2, 6, 4, 16]
+
+
+@pytest.mark.parametrize(("width", "extents"), [(4, [2, 6, 16]), (12, [2, 6, 4, 12])])
+def test_short_runs_are_no_loops(width: int, extents: list[int]):
+    graph = Graph("heads")
+    x = graph.input("x", (2, 4, 6, width))
+    graph.output(
+        "y", graph.apply("reshape", x.apply("permute", x, order=(0, 2, 1, 3)), shape=(2, 6, 4 * width))
+    )
+    (nest,) = check(graph, 1).kernels[0].nests
+    assert [loop.extent for loop in nest.outer] == extents
