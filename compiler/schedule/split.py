@@ -13,7 +13,8 @@ from kernels_hub.compiler.ir.dims import Dim, Expr, Opaque
 from kernels_hub.compiler.schedule.fuse import FusionGroup, position
 from kernels_hub.compiler.schedule.index import Loop, Ranges, renamed
 from kernels_hub.compiler.schedule.kernel import Guard, Load, Test
-from kernels_hub.compiler.schedule.lower import Body, Index
+from kernels_hub.compiler.schedule.lower import Body
+from kernels_hub.compiler.schedule.views import Index
 
 MOST_PARTS = 64
 """Loops that would be cut into more ranges than this stay whole: each is a loop of its own in the text."""
