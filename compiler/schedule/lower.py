@@ -16,6 +16,7 @@ from kernels_hub.compiler.ir.dims import Dim, ceildiv, divide_exactly, symbol
 from kernels_hub.compiler.ir.extrema import dim_max, dim_min
 from kernels_hub.compiler.ir.graph import Value
 from kernels_hub.compiler.ir.op import Trait
+from kernels_hub.compiler.ir.proofs import proves_le
 from kernels_hub.compiler.ir.types import BOOL, INT64, DType
 from kernels_hub.compiler.schedule.index import Ranges
 from kernels_hub.compiler.schedule.kernel import (
@@ -56,12 +57,14 @@ class Body:
     aliases: Mapping[Value, Value] = field(default_factory=dict)
     guards: tuple[Guard, ...] = ()
     prefix: str = "v"
+    folds: tuple[Guard, ...] = ()
+    """Ranges in each of which padding reads along a line of its own: in a loop that is cut there, without questions."""
 
     def copy(self) -> Body:
         """Another that starts as this one is."""
         return Body(
             self.ranges, self.buffer_of, dict(self.own), dict(self.names), list(self.statements), self.aliases,
-            self.guards, self.prefix,
+            self.guards, self.prefix, self.folds,
         )  # fmt: skip
 
     def fresh(self) -> str:
@@ -193,14 +196,8 @@ def _pad(body: Body, value: Value, index: Index) -> str:
         elif mode == "constant":
             guards.append(Guard(one - low, 0, dim))
             source.append(one - low)
-        elif mode == "edge":
-            source.append(dim_min(dim_max(one - low, 0), dim - 1))
-        elif mode == "wrap":
-            source.append(body.ranges.remainder(one - low + dim * ceildiv(low, dim), dim))
         else:
-            period = dim_max(2 * (dim - 1), 1)
-            folded = body.ranges.remainder(one - low + period * ceildiv(low, period), period)
-            source.append(dim_min(folded, period - folded))
+            source.append(_folded(body, one, dim, (low, high), mode))
     known = body.holds(tuple(guards))
     if known:
         return body.at(operand, tuple(source))
@@ -210,6 +207,31 @@ def _pad(body: Body, value: Value, index: Index) -> str:
     inside = body.emit(Test, BOOL, tuple(guards))
     held = body.within(tuple(guards), operand, tuple(source))
     return body.compute("select", value.dtype, inside, held, outside, origin=value.node.origin)
+
+
+def _folded(body: Body, place: Dim, dim: Dim, padding: tuple[Dim, Dim], mode: str) -> Dim:
+    """Where in a dim the element lies that stands at a place of the padded one."""
+    low, high = padding
+    inside = place - low
+    before, behind = {
+        "edge": (0, dim - 1),
+        "wrap": (inside + dim, inside - dim),
+        "reflect": (-inside, 2 * (dim - 1) - inside),
+    }[mode]
+    reach = dim - 1 if mode == "reflect" else dim
+    if mode == "edge" or (proves_le(low, reach) and proves_le(high, reach)):
+        ranges = Guard(place, 0, low), Guard(place, low, low + dim), Guard(place, low + dim, low + dim + high)
+        for guard, line in zip(ranges, (before, inside, behind), strict=True):
+            if body.holds((guard,)):
+                return line
+        body.folds = (*body.folds, *ranges)
+    if mode == "edge":
+        return dim_min(dim_max(inside, 0), dim - 1)
+    if mode == "wrap":
+        return body.ranges.remainder(inside + dim * ceildiv(low, dim), dim)
+    period = dim_max(2 * (dim - 1), 1)
+    folded = body.ranges.remainder(inside + period * ceildiv(low, period), period)
+    return dim_min(folded, period - folded)
 
 
 def _concat(body: Body, value: Value, index: Index) -> str:

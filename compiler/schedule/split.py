@@ -12,7 +12,7 @@ import itertools
 from kernels_hub.compiler.ir.dims import Dim, Expr, Opaque
 from kernels_hub.compiler.schedule.fuse import FusionGroup, position
 from kernels_hub.compiler.schedule.index import Loop, Ranges, renamed
-from kernels_hub.compiler.schedule.kernel import Guard, Load, Test
+from kernels_hub.compiler.schedule.kernel import Load, Test
 from kernels_hub.compiler.schedule.lower import Body
 from kernels_hub.compiler.schedule.views import Index
 
@@ -32,22 +32,28 @@ def parts(group: FusionGroup, most: int = MOST_PARTS) -> list[tuple[tuple[Loop, 
     whole = (group.loops, group.index, group.body)
     if group.anchor is not None or group.inner or group.extra:
         return [(group.loops, group.body)]
-    pieces = [whole]
-    if (cuts := _cuts(group, most)) is not None:
-        axis, borders = cuts
-        pieces = [_piece(group, axis, low, high) for low, high in itertools.pairwise(borders)]
+    pieces = _cut(group, whole, most)
     if most > MOST_LAUNCHES:  # loops of text: a launch counts its elements whatever its loops are
         pieces = [_divided(group, *piece) for piece in pieces]
     return [(loops, body) for loops, _, body in pieces]
 
 
-def _piece(group: FusionGroup, axis: int, low: int, high: int) -> Piece:
-    loops = tuple(
-        Loop(f"{loop.name}p{low}", high - low) if one == axis else loop
-        for one, loop in enumerate(group.loops)
-    )
-    index = tuple(loop.index + low if one == axis else loop.index for one, loop in enumerate(loops))
-    return loops, index, _lowered(group, loops, index)
+def _cut(group: FusionGroup, whole: Piece, most: int) -> list[Piece]:
+    """The pieces of a nest. Loops of text are cut along every axis: a corner of what is padded asks nothing, too."""
+    loops, index, body = whole
+    cuts = _cuts(loops, body, most)
+    if cuts is None:
+        return [whole]
+    axis, borders = cuts
+    pieces = []
+    for low, high in itertools.pairwise(borders):
+        part = Loop(f"{loops[axis].name}p{low}", high - low)
+        own = (*loops[:axis], part, *loops[axis + 1 :])
+        there = tuple(renamed(place, {loops[axis].name: part.index + low}) for place in index)
+        pieces.append((own, there, _lowered(group, own, there)))
+    if most <= MOST_LAUNCHES:
+        return pieces
+    return [part for piece in pieces for part in _cut(group, piece, most // len(pieces))]
 
 
 def _divided(group: FusionGroup, loops: tuple[Loop, ...], index: Index, body: Body) -> Piece:
@@ -88,13 +94,13 @@ def _lowered(group: FusionGroup, loops: tuple[Loop, ...], index: Index) -> Body:
     return body
 
 
-def _cuts(group: FusionGroup, most: int) -> tuple[int, list[int]] | None:
+def _cuts(loops: tuple[Loop, ...], body: Body, most: int) -> tuple[int, list[int]] | None:
     """The loop that guards cut, and the borders of its ranges."""
-    guards: list[Guard] = []
-    for statement in group.body.statements:
+    guards = list(body.folds)
+    for statement in body.statements:
         if isinstance(statement, (Load, Test)):
             guards += statement.guards
-    for axis, loop in enumerate(group.loops):
+    for axis, loop in enumerate(loops):
         if not isinstance(loop.extent, int) or loop.extent < 2:
             continue
         borders = {0, loop.extent}

@@ -142,6 +142,13 @@ def pad(call: AtenCall, x: Value, padding: Sequence[Dim], mode: str, number: Sca
         return constant_pad_nd(call, x, padding, 0 if number is None else number)
     call.refuse_unless(mode in _BEYOND, f"padding by {mode}")
     pairs = pad_pairs(x, padding)[x.rank - len(padding) // 2 :]
+    reach = {"reflect": 1, "replicate": None, "circular": 0}[mode]
+    if all(
+        proves_le(0, one) and (reach is None or proves_le(one, size - reach))
+        for size, pair in zip(x.shape[x.rank - len(pairs) :], pairs, strict=True)
+        for one in pair
+    ):  # else PyTorch refuses some sizes: an index out of range tells which
+        return x.pad(pad_pairs(x, padding), mode=_MODES[mode])
     indices: list[Value | None] = [None] * (x.rank - len(pairs))
     for axis, (low, high) in enumerate(pairs):
         circle = mode != "circular" or (proves_le(0, low) and proves_le(0, high))
@@ -168,6 +175,8 @@ _BEYOND: Mapping[str, Callable[[Value, Value], Value]] = {
     "circular": lambda places, size: places.binary("mod", size),
 }
 """Mode of padding -> where the elements are that stand at places beyond the ends."""
+_MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+"""Mode of padding -> that of the IR's `pad`."""
 
 
 @aten("index_put.default", "_unsafe_index_put.default")

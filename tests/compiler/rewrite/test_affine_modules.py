@@ -57,8 +57,8 @@ def test_each_is_one_kernel(model, anchors):
 
 @pytest.mark.parametrize(
     ("channels", "pixels", "kernels"),
-    [(32, 64, 1), (8, 8, 1), (8, 64, 4)],
-    ids=["deep", "small", "shallow and large"],
+    [(32, 60, 1), (32, 64, 4), (8, 8, 1), (8, 64, 4)],
+    ids=["deep", "deep, and crowds the cache", "small", "shallow and large"],
 )
 def test_a_convolution_between_inputs_and_outputs_is_copied_only_where_that_is_faster(
     channels, pixels, kernels

@@ -277,3 +277,19 @@ def test_short_runs_are_no_loops(width: int, extents: list[int]):
     )
     (nest,) = check(graph, 1).kernels[0].nests
     assert [loop.extent for loop in nest.outer] == extents
+
+
+@pytest.mark.parametrize(("mode", "parts"), [("reflect", 9), ("edge", 9), ("wrap", 9), ("constant", 5)])
+def test_padding_is_cut_along_every_axis(mode: str, parts: int):
+    graph = Graph("padded")
+    graph.output("y", graph.input("x", (2, 6, 8)).pad([(0, 0), (1, 2), (3, 1)], mode=mode))
+    (kernel,) = check(graph, 1).kernels
+    assert len(kernel.nests) == parts
+    assert not any(one.guards for nest in kernel.nests for one in nest.body if isinstance(one, Load))
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+def test_padding_by_more_than_there_is_is_counted_round(mode: str):
+    graph = Graph("padded")
+    graph.output("y", graph.input("x", (2, 3)).pad([(0, 0), (7, 5)], mode=mode))
+    check(graph, 1)
