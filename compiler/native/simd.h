@@ -111,6 +111,22 @@ KH_INLINE void transpose(const float* from, int64_t from_stride, float* to, int6
   for (int64_t i = 0; i < kLanes; ++i) store(to + i * to_stride, rows[i]);
 }
 
+// The same for any number of them: whole vectors of both, then what is left.
+inline void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t rows,
+                      int64_t columns) {
+  const int64_t whole_rows = rows / kLanes * kLanes, whole_columns = columns / kLanes * kLanes;
+  const auto one_by_one = [=](int64_t first_row, int64_t last_row, int64_t first_column) {
+    for (int64_t column = first_column; column < columns; ++column)
+      for (int64_t row = first_row; row < last_row; ++row)
+        to[column * to_stride + row] = from[row * from_stride + column];
+  };
+  for (int64_t row = 0; row < whole_rows; row += kLanes)
+    for (int64_t column = 0; column < whole_columns; column += kLanes)
+      transpose(from + row * from_stride + column, from_stride, to + column * to_stride + row, to_stride);
+  one_by_one(0, whole_rows, whole_columns);
+  one_by_one(whole_rows, rows, 0);
+}
+
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 

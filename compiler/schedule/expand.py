@@ -118,7 +118,7 @@ def has_pixels(value: Value) -> bool:
 
 
 def _laid_out(graph: Graph, x: Value) -> Value:
-    return graph.apply("reshape", x, shape=x.shape) if x.rank > 3 and x.dtype.is_float else x
+    return graph.apply("reshape", x, shape=x.shape) if x.rank > 2 and x.dtype.is_float else x
 
 
 def is_laid_out(value: Value) -> bool:

@@ -7,6 +7,7 @@ For nests with inner loops see `cpp_reduce` and `cpp_scan`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kernels_hub.compiler.codegen.c_text import Lines
 from kernels_hub.compiler.codegen.cpp.function import Function
@@ -18,7 +19,8 @@ from kernels_hub.compiler.codegen.loops import estimate, is_empty, levels, simpl
 from kernels_hub.compiler.codegen.names import Names
 from kernels_hub.compiler.codegen.scalar import variable_name
 from kernels_hub.compiler.ir.dims import Dim, ceildiv
-from kernels_hub.compiler.schedule.index import Loop
+from kernels_hub.compiler.ir.types import FLOAT32
+from kernels_hub.compiler.schedule.index import Loop, linear
 from kernels_hub.compiler.schedule.kernel import Load, Nest, Store
 
 MANY_ROWS = 256
@@ -152,17 +154,28 @@ def _print_tiles(function: Function, turned: Loop) -> None:
     others = tuple(loop for loop in nest.outer if loop not in {turned, last})
     rows = (*others, *(tiles for _, tiles, _ in sides))
     at = levels(nest.body, (*others, turned, last))
-    heads = []
+    copied = _transposition(nest, turned)
+    heads, firsts, sizes = [], [], []
     for loop, tiles, size in sides:
         name, first = variable_name(loop.name), f"{variable_name(tiles.name)} * {size}"
         end = f"std::min<int64_t>({first} + {size}, {body.index(loop.extent)})"
         if isinstance(loop.extent, int) and loop.extent % size == 0:
             end = f"{first} + {size}"
         heads.append(f"for (int64_t {name} = {first}; {name} < {end}; ++{name})")
+        firsts.append(f"{name} = {first}")
+        sizes.append(str(size) if end == f"{first} + {size}" else f"{end} - {name}")
 
     def inside() -> None:
         with lines.block(function.row_loop(rows)):
             function.row_variables(rows)
+            if copied is not None:
+                lines.add(f"const int64_t {', '.join(firsts)};")
+                places = [
+                    f"&{function.names.buffers[one.buffer]}[{body.index(one.place)}], {body.index(apart)}"
+                    for one, apart in ((copied.load, copied.load_apart), (copied.store, copied.store_apart))
+                ]
+                lines.add(f"kh::transpose({', '.join((*places, sizes[1], sizes[0]))});")
+                return
             for level in range(len(others) + 1):
                 body.emit_at(nest.body, at, level)
             with lines.block(heads[0]):
@@ -172,6 +185,30 @@ def _print_tiles(function: Function, turned: Loop) -> None:
                     body.emit_at(nest.body, at, len(others) + 2)
 
     function.rows(turns(rows), tile * tile * function.work, inside)
+
+
+@dataclass(frozen=True)
+class _Transposition:
+    """A nest that does nothing but turn floats round; `apart` are the steps of the loop that is not beside."""
+
+    load: Load
+    load_apart: Dim
+    store: Store
+    store_apart: Dim
+
+
+def _transposition(nest: Nest, turned: Loop) -> _Transposition | None:
+    if len(nest.body) != 2:
+        return None
+    load, store = nest.body
+    if not isinstance(load, Load) or type(store) is not Store or load.guards or store.arg != load.name:
+        return None
+    names = (nest.outer[-1].name, turned.name)
+    read, written = linear(load.place, names), linear(store.place, names)
+    if read is None or written is None or not load.dtype is FLOAT32 is store.buffer.dtype:
+        return None
+    (load_apart, beside), (store_beside, store_apart) = read[0].values(), written[0].values()
+    return _Transposition(load, load_apart, store, store_apart) if beside == store_beside == 1 else None
 
 
 def _print_row(function: Function, shared: int, *, first: int) -> None:

@@ -287,3 +287,19 @@ def test_memory_that_nobody_can_write_to_is_not_copied(tmp_path):
         assert snapshot(array) is array
     for array in (np.arange(8.0)[2:], torch.zeros(3).numpy()):
         assert not np.shares_memory(snapshot(array), array)
+
+
+@pytest.mark.parametrize("fixed", [32, 37, 48, 100])
+def test_what_only_turns_is_right_at_every_size(fixed: int):
+    graph = Graph("turned")
+    graph.symbol("n", 0)
+    x = graph.input("x", (2, "n", fixed))
+    graph.output("rows", x.permute(0, 2, 1))
+    graph.output("last", x.permute(2, 1, 0))
+    graph.output("padded", x.permute(0, 2, 1).pad([(0, 0), (1, 0), (0, 0)], 7))
+    plan = ENGINE.compile(graph, CPU, {})
+    assert "kh::transpose(" in plan.program.source
+    for n in (0, 1, 16, 33, 64, 95):
+        inputs = graph.dummy_inputs(0, {"n": n})
+        found = plan.compute([to_tensor(array) for array in inputs.values()])
+        assert_same_outputs(arrays(graph, found), dict(evaluate(graph, inputs, bindings={"n": n})), 0)
