@@ -108,8 +108,8 @@ class SqliteDatabase(Database):
 
     def add(self, schema: Schema) -> None:
         """Make tables, indexes and triggers where they are missing, as one change."""
-        connection = self._connection()
         with _translated():
+            connection = self._connection()
             while True:
                 columns = self._lacking(schema)
                 try:
