@@ -1,4 +1,4 @@
-"""A nest with inner loops as C++: the contexts of `cpp_contexts`, one after the other, for every outer turn.
+"""A nest with inner loops as C++: the contexts of `codegen.contexts`, one after the other, for every outer turn.
 
 Either the innermost inner loop is vectorised ("along"), or, where memory runs that way, a tile of the last outer loop
 ("across").
@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from kernels_hub.compiler.codegen.contexts import Contexts, How
 from kernels_hub.compiler.codegen.cpp.accumulate import (
     BLOCK,
     clauses,
@@ -22,7 +23,6 @@ from kernels_hub.compiler.codegen.cpp.accumulate import (
     start_along,
     total_of,
 )
-from kernels_hub.compiler.codegen.cpp.contexts import Contexts, How
 from kernels_hub.compiler.codegen.cpp.function import Function
 from kernels_hub.compiler.codegen.cpp.scalar import value_type
 from kernels_hub.compiler.codegen.lanes import lane_of, tile_of
