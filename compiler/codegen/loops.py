@@ -31,6 +31,9 @@ from kernels_hub.compiler.schedule.kernel import (
 PLACES = {"argmax": "max", "argmin": "min"}
 """Reductions to a place, and to the value there. Their inner loops run in order."""
 
+LEAST_TILED = 32
+"""Turns, and elements apart, from which on tiles of a transposition pay."""
+
 GUESS = 64
 """What a size is taken for where nothing is known of it."""
 
@@ -94,6 +97,19 @@ def simplified(nest: Nest) -> Nest:
     outer, body = merged(nest.outer, nest.body)
     inner, body = merged(nest.inner, body)
     return replace(nest, outer=outer, inner=inner, body=body)
+
+
+def turned_loop(nest: Nest) -> Loop | None:
+    """The loop along which a large load is contiguous while it is far apart along the last: a transposition."""
+    *others, last = nest.outer or (None,)
+    if last is None or estimate(last.extent) < LEAST_TILED:
+        return None
+    for statement in nest.body:
+        if isinstance(statement, Load) and abs(stride(statement.place, last) or 0) >= LEAST_TILED:
+            for loop in others:
+                if stride(statement.place, loop) == 1 and estimate(loop.extent) >= LEAST_TILED:
+                    return loop
+    return None
 
 
 def is_empty(loops: Iterable[Loop]) -> bool:

@@ -64,14 +64,14 @@ def _print(
         return print_trees(name, nest, lines, names, packed, round_ops=round_ops)
     if isinstance(anchor, Coupling):
         return print_coupling(name, nest, lines, names, round_ops=round_ops)
-    if not _is_known(anchor, round_ops=round_ops) or nest.inner or is_empty(nest.outer):
+    if not is_known(anchor, round_ops=round_ops) or nest.inner or is_empty(nest.outer):
         return print_nest(name, as_loops(nest), lines, names, round_ops=round_ops)
     if isinstance(anchor, Product):
         return print_product(name, nest, lines, names, packed, round_ops=round_ops)
     return print_convolution(name, nest, lines, names, packed, round_ops=round_ops)
 
 
-def _is_known(anchor: Product | Convolution, *, round_ops: bool) -> bool:
+def is_known(anchor: Product | Convolution, *, round_ops: bool) -> bool:
     """Whether the runtime has a kernel: it takes narrow floats, and sums in float32 what is rounded at the end."""
     first = anchor.views[0].buffer.dtype
     if first not in ANCHOR_DTYPES or any(view.buffer.dtype is not first for view in anchor.views):

@@ -50,7 +50,7 @@ def print_attention(name: str, nest: Nest, lines: Lines, names: Names, *, round_
         for buffer in mask - {view.buffer for view in anchor.views}:
             del parameters.reads[buffer]
     rest: Parameters | None = None
-    direct = _stored_in_place(nest)
+    direct = stored_in_place(nest)
     if direct is None:
         result = Buffer(f"{name}_result", Role.SCRATCH, FLOAT32, shape, row_major(shape))
         names.add(result)
@@ -75,7 +75,7 @@ def print_attention(name: str, nest: Nest, lines: Lines, names: Names, *, round_
         ]
         for word, steps in strides:
             lines.add(f"const int64_t {word}_strides[] = {{{', '.join(map(index, steps))}}};")
-        scale, scores, score = _scaled(anchor, *(masked[1:] if masked else (anchor.scores, anchor.score)))
+        scale, scores, score = scaled(anchor, *(masked[1:] if masked else (anchor.scores, anchor.score)))
         seen = f"true, {index(masked[0])}" if masked else "false, 0"
         reaches = _print_reaches(anchor, scores, score, lines, names, round_ops=round_ops) if hides else ""
         weights = _named_weights(anchor, reaches)
@@ -113,7 +113,7 @@ def _named_weights(anchor: Attention, reaches: str) -> str:
     return f"{reaches or ', {}'}, kh::Weights::{anchor.weights.value}"
 
 
-def _stored_in_place(nest: Nest) -> View | None:
+def stored_in_place(nest: Nest) -> View | None:
     """Where the result is stored, if that is all that happens to it."""
     anchor = nest.anchor
     assert anchor is not None
@@ -129,7 +129,7 @@ def _stored_in_place(nest: Nest) -> View | None:
     return View(store.buffer, found[1], shape, tuple(found[0][loop.name] for loop in nest.outer))
 
 
-def _scaled(
+def scaled(
     anchor: Attention, scores: tuple[Statement, ...], score: str
 ) -> tuple[float, tuple[Statement, ...], str]:
     """The scale, the statements after it, and the name of their result: a first product with a number is the scale."""

@@ -15,7 +15,7 @@ from kernels_hub.compiler.codegen.cpp.reduce import print_reduction
 from kernels_hub.compiler.codegen.cpp.scan import print_scan
 from kernels_hub.compiler.codegen.cpp.scatter import print_scatter, simplified_scatter
 from kernels_hub.compiler.codegen.cpp.text import Parameters, print_nothing
-from kernels_hub.compiler.codegen.loops import estimate, is_empty, levels, simplified, stride, turns
+from kernels_hub.compiler.codegen.loops import estimate, is_empty, levels, simplified, turned_loop, turns
 from kernels_hub.compiler.codegen.names import Names
 from kernels_hub.compiler.codegen.scalar import variable_name
 from kernels_hub.compiler.ir.dims import Dim, ceildiv
@@ -25,9 +25,6 @@ from kernels_hub.compiler.schedule.kernel import Load, Nest, Store
 
 MANY_ROWS = 256
 """Turns that threads share; loops beyond that stay loops."""
-
-LEAST_TILED = 32
-"""Turns, and elements apart, from which on tiles pay."""
 
 
 def print_nest(name: str, nest: Nest, lines: Lines, names: Names, *, round_ops: bool = False) -> Parameters:
@@ -108,7 +105,7 @@ def _common(nests: Sequence[Nest]) -> tuple[Loop, ...]:
 
 def _print_pointwise(function: Function) -> None:
     nest, lines = function.nest, function.lines
-    if (turned := _turned(nest)) is not None:
+    if (turned := turned_loop(nest)) is not None:
         _print_tiles(function, turned)
         return
     loops = nest.outer
@@ -129,19 +126,6 @@ def _print_pointwise(function: Function) -> None:
             _print_row(function, shared, first=1)
 
     function.rows(turns(loops[:shared]), own * function.work, inside)
-
-
-def _turned(nest: Nest) -> Loop | None:
-    """The loop along which a large load is contiguous while it is far apart along the last: a transposition."""
-    *others, last = nest.outer or (None,)
-    if last is None or estimate(last.extent) < LEAST_TILED:
-        return None
-    for statement in nest.body:
-        if isinstance(statement, Load) and abs(stride(statement.place, last) or 0) >= LEAST_TILED:
-            for loop in others:
-                if stride(statement.place, loop) == 1 and estimate(loop.extent) >= LEAST_TILED:
-                    return loop
-    return None
 
 
 def _print_tiles(function: Function, turned: Loop) -> None:

@@ -33,11 +33,8 @@ class PackedOperands:
         return iter(self._known.values())
 
     def takes(self, view: View) -> bool:
-        """Whether an operand is packed once: the same in every call, of a size that is known."""
-        roles = {Role.PARAMETER, Role.CONSTANT, Role.PREPARED}
-        own = [dim for dim, stride in zip(view.shape, view.strides, strict=True) if stride != 0]
-        dims: tuple[Dim, ...] = (view.offset, *own, *view.shape[-2:], *view.strides)
-        return not self._closed and view.buffer.role in roles and all(isinstance(dim, int) for dim in dims)
+        """Whether an operand is packed once."""
+        return not self._closed and takes(view)
 
     def add(self, view: View, size: str, fill: str) -> str:
         """The name of an operand's memory."""
@@ -45,3 +42,11 @@ class PackedOperands:
         if key not in self._known:
             self._known[key] = Packed(f"packed{len(self._known)}", view.buffer, size, fill)
         return self._known[key].name
+
+
+def takes(view: View) -> bool:
+    """Whether an operand can be packed once: the same in every call, of a size that is known."""
+    roles = {Role.PARAMETER, Role.CONSTANT, Role.PREPARED}
+    own = [dim for dim, stride in zip(view.shape, view.strides, strict=True) if stride != 0]
+    dims: tuple[Dim, ...] = (view.offset, *own, *view.shape[-2:], *view.strides)
+    return view.buffer.role in roles and all(isinstance(dim, int) for dim in dims)

@@ -38,7 +38,7 @@ def print_product(
     index = scalars.index
     parameters = Parameters.of(nest)
     right = packed_weight(nest, anchor, parameters, packed, names)
-    flat = _is_flat(anchor, batch)
+    flat = is_flat(anchor, batch)
     k = index(anchor.a.shape[-1])
     strides = f"{index(anchor.a.strides[-2])}, {index(anchor.a.strides[-1])}"
     left = _at(names.buffers[anchor.a.buffer], scalars, anchor.a.offset)
@@ -50,7 +50,7 @@ def print_product(
             lines.add(f"kh::multiply(0, {index(rows)}, {index(n.extent)}, {k}, {left}, {stride}, {right},")
             lines.add(f"             [=](int64_t, int64_t row, {_PIECE}")
             print_epilogue(lines, names, nest, [("row", len(batch) + 1)], round_ops=round_ops, tail="});")
-        elif right and (place := _shared_by(anchor, batch)) is not None:
+        elif right and (place := shared_by(anchor, batch)) is not None:
             lines.add(f"const auto rest = [=](int64_t batch, int64_t row, {_PIECE}")
             counted = [("batch", len(batch)), ("row", 1)]
             print_epilogue(lines, names, nest, counted, round_ops=round_ops, tail="};")
@@ -157,7 +157,7 @@ def _digits(name: str, extents: Sequence[Dim], weights: Sequence[Dim]) -> list[s
     return digits
 
 
-def _is_flat(anchor: Product, batch: Sequence[Loop]) -> bool:
+def is_flat(anchor: Product, batch: Sequence[Loop]) -> bool:
     """Case 1 of the module."""
     *b_batch, _, _ = anchor.b.strides
     many = [
@@ -172,7 +172,7 @@ def _is_flat(anchor: Product, batch: Sequence[Loop]) -> bool:
     return all(anchor.a.strides[x] == anchor.a.strides[y] * anchor.a.shape[y] for x, y in pairwise(rows))
 
 
-def _shared_by(anchor: Product, batch: Sequence[Loop]) -> int | None:
+def shared_by(anchor: Product, batch: Sequence[Loop]) -> int | None:
     """The one dim of the batch that is more than 1, where the second operand is the same for all of it."""
     many = [place for place, loop in enumerate(batch) if loop.extent != 1]
     if len(many) != 1 or anchor.a.shape[-2] == 1 or anchor.b.strides[many[0]] != 0:
@@ -182,9 +182,13 @@ def _shared_by(anchor: Product, batch: Sequence[Loop]) -> int | None:
 
 def _row_stride(anchor: Product, batch: Sequence[Loop], scalars: Cpp) -> str:
     """Strides of rows that run on through the batch, and of k."""
+    return f"{scalars.index(row_stride(anchor, batch))}, {scalars.index(anchor.a.strides[-1])}"
+
+
+def row_stride(anchor: Product, batch: Sequence[Loop]) -> Dim:
+    """How far apart the rows of the first operand are that run on through the batch."""
     rows = [index for index in range(len(batch) + 1) if anchor.a.shape[index] != 1]
-    stride = anchor.a.strides[rows[-1]] if rows else anchor.a.shape[-1]
-    return f"{scalars.index(stride)}, {scalars.index(anchor.a.strides[-1])}"
+    return anchor.a.strides[rows[-1]] if rows else anchor.a.shape[-1]
 
 
 def _offsets(anchor: Product, batch: Sequence[Loop], scalars: Cpp, *, packed: bool) -> tuple[str, str]:
