@@ -67,3 +67,5 @@ METAL = BundledEngine("metal", "kernels_hub.compiler.engines.metal", no_metal)
 CPP = BundledEngine(
     "cpp", "kernels_hub.compiler.engines.cpp", no_cpp, always=frozenset({Note.NEEDS_COMPILER})
 )
+BYTECODE = BundledEngine("bytecode", "kernels_hub.compiler.engines.bytecode", no_cpp)
+"""Where there is a C++ compiler, the default heuristic leaves it out."""

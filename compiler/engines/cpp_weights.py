@@ -52,7 +52,7 @@ def place_weights(graph: Graph, schedule: Schedule, program: CppCode, native: Na
 
 
 def _pack(graph: Graph, program: CppCode, native: Native, found: PlacedWeights) -> None:
-    lengths = native.packed_bytes(len(program.packed))
+    lengths = native.packed_bytes(len(program.packed), len(program.sizes))
     first = len(program.buffers)
     place_of = {buffer: where for where, buffer in enumerate(program.buffers)}
     sources = [place_of[one.source] for one in program.packed]

@@ -45,6 +45,7 @@ __all__ = [
 BUNDLED: tuple[tuple[str, str | Engine], ...] = (
     ("triton", bundled.TRITON),
     ("cpp", bundled.CPP),
+    ("bytecode", bundled.BYTECODE),
     ("metal", bundled.METAL),
     ("library", "kernels_hub.compiler.engines.library"),
     ("reference", "kernels_hub.compiler.engines.reference"),

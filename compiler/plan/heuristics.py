@@ -16,6 +16,7 @@ from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.cost import Costs
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.plan.partition import Partition
+from kernels_hub.cxx_compiler import find_compiler
 
 GROUP = "kernels_hub.heuristics"
 
@@ -41,6 +42,7 @@ class Rate:
 
 _RATES: Mapping[str, Rate] = {
     "cpp": Rate(0.2e-6, 4e-6, 20e9, 100e9),
+    "bytecode": Rate(0.3e-6, 4e-6, 15e9, 100e9),
     "triton": Rate(1e-6, 10e-6, 1000e9, 20e12),
     "library": Rate(4e-6, 4e-6, 8e9, 80e9),
     "reference": Rate(40e-6, 10e-6, 1e9, 1e9),
@@ -55,8 +57,11 @@ _SIZE = 32
 
 
 def default(graph: Graph, device: Device, answers: Answers) -> Sequence[str]:  # noqa: ARG001  (the protocol's)
-    """Generated code first (C++ on a CPU, Triton on a GPU), then plugins, then libraries; what is slow comes last."""
-    first = ("cpp",) if device.type == "cpu" else ("triton",)
+    """Generated code first (C++ on a CPU, Triton on a GPU), then plugins, then libraries; what is slow comes last.
+
+    Bytecode is left out where C++ can be compiled, unless the caller named it and not C++.
+    """
+    first = ("cpp", "bytecode") if device.type == "cpu" else ("triton",)
     order = {name: index for index, name in enumerate(first)}
     order |= {"library": 50, "reference": 100}
 
@@ -65,7 +70,8 @@ def default(graph: Graph, device: Device, answers: Answers) -> Sequence[str]:  #
         slow = isinstance(answer, Support) and Note.SLOW in answer.notes
         return slow, order.get(name, 20)
 
-    return sorted(answers, key=rank)
+    left_out = {"bytecode"} if "cpp" in answers and find_compiler() is not None else set()
+    return sorted(answers.keys() - left_out, key=lambda name: (*rank(name), list(answers).index(name)))
 
 
 def heuristic(name: str) -> Heuristic:

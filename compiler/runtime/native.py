@@ -52,7 +52,7 @@ class Native:
         """
         self.library.kh_configure(use_pool, flush_denormals)
 
-    def packed_bytes(self, count: int) -> list[int]:
+    def packed_bytes(self, count: int, sizes: int = 0) -> list[int]:  # noqa: ARG002  (of programs of bytecode)
         """The sizes of the packed operands, which depend on the instruction set."""
         return [self.library.kh_packed_bytes(index) for index in range(count)]
 

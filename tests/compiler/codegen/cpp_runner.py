@@ -1,4 +1,4 @@
-"""Run a schedule's C++ on NumPy arrays, with memory poisoned, and with room around every buffer that must stay."""
+"""Run a schedule's C++, or its bytecode, on NumPy arrays, with memory poisoned, and with room around every buffer that must stay."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from kernels_hub.compiler.codegen.bytecode.program import generate as generate_bytecode
 from kernels_hub.compiler.codegen.cpp.translation_unit import generate
+from kernels_hub.compiler.engines.bytecode_library import BytecodeProgram, interpreter
 from kernels_hub.compiler.engines.cpp import loaded
 from kernels_hub.compiler.errors import EvaluateError
 from kernels_hub.compiler.ir.extrema import substitute
@@ -64,11 +66,17 @@ def run_schedule(
     sizes: Mapping[str, int] | None = None,
     level: Isa | None = None,
     round_ops: bool = False,
+    interpreted: bool = False,
 ) -> dict[str, np.ndarray]:
     """Outputs by name. weights: arrays of buffers that are neither inputs nor values with an array."""
     sizes = sizes or {}
-    program = generate(schedule, round_ops=round_ops)
-    native = loaded(program, schedule.name, level)
+    if interpreted:
+        assert not round_ops
+        program = generate_bytecode(schedule)
+        native = BytecodeProgram(interpreter(), program.words)
+    else:
+        program = generate(schedule, round_ops=round_ops)
+        native = loaded(program, schedule.name, level)
     given = {buffer: inputs[name] for name, buffer in schedule.inputs.items()}
     given.update(weights or {})
     memory = {}
@@ -79,7 +87,7 @@ def run_schedule(
             array = buffer.value.array
         if array is not None:
             memory[buffer].write(_laid_out(array, buffer, sizes))
-    packed = [Memory(count) for count in native.packed_bytes(len(program.packed))]
+    packed = [Memory(count) for count in native.packed_bytes(len(program.packed), len(program.sizes))]
     addresses = [memory[one].address for one in program.buffers] + [one.address for one in packed]
     given_sizes = [sizes[name] for name in program.sizes]
     assert not native.prepare(addresses, len(given_sizes))

@@ -1,0 +1,135 @@
+"""The C++ engine's plans without a C++ compiler: the schedule as bytecode, for an interpreter that came along.
+
+The same kernels as generated C++ has, on the same buffers and arena, with the same products, convolutions and
+attention; what is fused into loops there is interpreted here, a tile at a time. It takes what it can express, and runs
+where no compiler is found.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from kernels_hub.compiler.codegen.bytecode.instruction import ELEMENTS
+from kernels_hub.compiler.codegen.bytecode.operations import NOT_COMPUTED, codes
+from kernels_hub.compiler.codegen.bytecode.program import Bytecode, generate
+from kernels_hub.compiler.engines.bytecode_library import BytecodeProgram, interpreter, no_interpreter
+from kernels_hub.compiler.engines.cpp_weights import place_weights
+from kernels_hub.compiler.engines.devices import no_cpp
+from kernels_hub.compiler.engines.engine import (
+    CompiledPlan,
+    Decline,
+    Device,
+    KnobValue,
+    StepProfile,
+    Support,
+)
+from kernels_hub.compiler.engines.native_plan import NativePlan
+from kernels_hub.compiler.engines.payload import pack_graph, unpack_graph
+from kernels_hub.compiler.engines.reference import signature_of, without_weights
+from kernels_hub.compiler.engines.scheduled import call_layout, declined, untold, values_refused
+from kernels_hub.compiler.errors import EngineError
+from kernels_hub.compiler.ir.graph import Graph, Node, Value
+from kernels_hub.compiler.ir.op import Trait
+from kernels_hub.compiler.schedule.choices import Choices
+from kernels_hub.compiler.schedule.cost import kernel_cost
+from kernels_hub.compiler.schedule.inlining import NATIVE_ONLY, refused
+from kernels_hub.compiler.schedule.kernel import Schedule
+from kernels_hub.compiler.schedule.lower import SCANS
+from kernels_hub.compiler.schedule.schedule import schedule
+
+
+class BytecodePlan(NativePlan):
+    """A loaded program with its weights, and the graph that it was made from."""
+
+    engine = "bytecode"
+
+    def __init__(
+        self, graph: Graph, device: Device, scheduled: Schedule, program: Bytecode, native: BytecodeProgram
+    ) -> None:
+        self.graph, self.device, self.schedule, self.program = graph, device, scheduled, program
+        signature = signature_of(graph)
+        layout = call_layout(scheduled, signature, program.buffers, program.sizes)
+        weights = place_weights(graph, scheduled, program, native)
+        super().__init__(signature, layout, program.messages, native, weights)
+
+    def serialize(self) -> bytes:
+        """The graph with its weights: the program is made from it again."""
+        return pack_graph(self.graph, self.engine, self.device, self.schedule.choices.given())
+
+    def profile(self, inputs: Sequence[torch.Tensor], repeats: int = 10) -> list[StepProfile]:
+        """Median seconds of each kernel."""
+        binding = self._calls.of(inputs)
+        outputs = binding.new_outputs()
+        held = [tensor.contiguous() for tensor in inputs]
+        frame = self._program.frame(binding, held, outputs)
+        known = self._calls.sizes([tensor.shape for tensor in inputs])
+        times: list[list[float]] = [[] for _ in self.schedule.kernels]
+        for _ in range(max(1, repeats)):
+            for step in range(len(self.schedule.kernels)):
+                started = time.perf_counter()
+                self._check(self.native.step(step, frame.place, binding.sizes_at))
+                times[step].append(time.perf_counter() - started)
+        rows: list[StepProfile] = []
+        for kernel, seconds in zip(self.schedule.kernels, times, strict=True):
+            cost = kernel_cost(kernel, known)
+            rows.append(
+                StepProfile(kernel.name, self.engine, statistics.median(seconds), cost.bytes, cost.flops)
+            )
+        return rows
+
+
+class BytecodeEngine:
+    """See the module."""
+
+    name = "bytecode"
+
+    def check(self, graph: Graph, device: Device) -> Support | Decline:
+        """Graphs of ops with a loop form that bytecode can express, whose sizes the inputs tell."""
+        if (reason := no_cpp(device) or no_interpreter()) is not None:
+            return Decline(reason)
+        if (lacking := without_weights(graph)) is not None:
+            return lacking
+        if found := refused(graph) | values_refused(graph, _why_not) | untold(graph):
+            return declined(found)
+        return Support()
+
+    def compile(self, graph: Graph, device: Device, knobs: Mapping[str, KnobValue]) -> CompiledPlan:
+        """Schedule, generate, load, pack the weights. knobs: `schedule.choices`."""
+        choices = Choices.of(knobs)
+        if isinstance(answer := self.check(graph, device), Decline):
+            raise EngineError(f"engine {self.name} does not take graph {graph.name}: {answer.reason}")
+        scheduled = schedule(graph, choices=choices)
+        program = generate(scheduled)
+        return BytecodePlan(graph, device, scheduled, program, BytecodeProgram(interpreter(), program.words))
+
+    def load(self, payload: bytes, device: Device) -> CompiledPlan:
+        """What `serialize` wrote."""
+        found = unpack_graph(payload, self.name, device)
+        return self.compile(found.graph, device, found.knobs)
+
+
+ENGINE = BytecodeEngine()
+
+
+def _why_not(node: Node) -> str | None:
+    for value in (*node.operands, *node.results):
+        if value.dtype.name not in ELEMENTS:
+            return f"bytecode has no {value.dtype}"
+    if node.op.name == "call":
+        return next(iter(values_refused(node.attrs["callee"], _why_not).values()), None)
+    if node.op.name in NATIVE_ONLY or node.op.name in SCANS:
+        return f"{node.op.name} has no form in bytecode"
+    if Trait.POINTWISE not in node.op.traits or node.op.name in NOT_COMPUTED - {
+        "bitcast",
+        "complex",
+        "real",
+        "imag",
+    }:
+        return None
+    first: Value = node.operands[0]
+    kind = "bool" if first.dtype.name == "bool" else "int" if first.dtype.is_integer else "float"
+    return None if (node.op.name, kind) in codes() else f"bytecode has no {node.op.name} of {first.dtype}"

@@ -1,0 +1,165 @@
+"""The engine of bytecode: what it takes, what its plans keep, and what runs where there is no compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels_hub.compiler import Graph
+from kernels_hub.compiler.engines import bytecode_library
+from kernels_hub.compiler.engines.bytecode import ENGINE
+from kernels_hub.compiler.engines.engine import Decline, Device, Engine, Support
+from kernels_hub.compiler.engines.registry import engine
+from kernels_hub.compiler.plan.heuristics import default
+from kernels_hub.compiler.runtime.toolchain import RUNTIME, build
+from kernels_hub.layers.native import prebuilt
+from tests.compiler.engines.executed import CPU, array, assert_agrees, graph_of
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+@pytest.fixture(autouse=True)
+def builds(monkeypatch):
+    """The interpreter is built here, as no wheel brings it along."""
+    monkeypatch.setenv("KERNELS_HUB_BYTECODE", "build")
+
+
+def _perceptron() -> Graph:
+    graph = Graph("perceptron")
+    x = graph.input("x", ("n", 24))
+    w = graph.parameter("w", (24, 40), data=array((24, 40), "float32"))
+    y = x.apply("matmul", x, w)
+    graph.output("y", y.apply("maximum", y, y * 0.1))
+    return graph
+
+
+def test_it_is_bundled():
+    assert engine("bytecode").loaded() is ENGINE
+    assert isinstance(ENGINE, Engine)
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "attrs"),
+    [("add", "float32", {}), ("add", "int8", {}), ("mul", "float16", {}), ("lt", "bfloat16", {})],
+)
+def test_it_agrees_with_the_oracle(op, dtype, attrs):
+    given = [array((5, 70), dtype), array((5, 70), dtype, seed=1)]
+    assert_agrees(ENGINE, graph_of(op, given, **attrs), given)
+
+
+def test_a_plan_is_made_again_of_what_it_wrote():
+    plan = ENGINE.compile(_perceptron(), CPU, {})
+    again = ENGINE.load(plan.serialize(), CPU)
+    x = torch.randn(3, 24)
+    assert torch.equal(plan.compute([x])[0], again.compute([x])[0])
+
+
+def test_a_profile_names_its_kernels():
+    plan = ENGINE.compile(_perceptron(), CPU, {})
+    (row,) = plan.profile([torch.randn(3, 24)], repeats=2)
+    assert row.engine == "bytecode" and "matmul" in row.name
+    assert row.flops is not None and row.flops >= 2 * 3 * 24 * 40
+
+
+@pytest.mark.parametrize(
+    ("graph", "reason"),
+    [
+        (
+            graph_of("argsort", [array((4,), "float32")], axis=0, descending=False),
+            "argsort has no form in bytecode",
+        ),
+        (graph_of("cumsum", [array((4,), "float32")], axis=0), "cumsum has no form in bytecode"),
+        (graph_of("neg", [array((4,), "complex64")]), "complex64"),
+        (graph_of("add", [array((4,), "uint64")] * 2), "bytecode has no uint64"),
+    ],
+    ids=["order", "running", "complex", "uint64"],
+)
+def test_it_says_what_it_does_not_take(graph, reason):
+    answer = ENGINE.check(graph, CPU)
+    assert isinstance(answer, Decline) and reason in answer.reason
+    assert answer.values, "others take these, and it the rest"
+
+
+def test_it_declines_without_an_interpreter(monkeypatch):
+    monkeypatch.setenv("KERNELS_HUB_BYTECODE", "")
+    monkeypatch.setattr(bytecode_library, "_prebuilt", lambda: None)
+    answer = ENGINE.check(_perceptron(), CPU)
+    assert isinstance(answer, Decline) and "in the wheels for Linux" in answer.reason
+
+
+def test_it_is_left_out_where_a_compiler_is(monkeypatch):
+    graph = _perceptron()
+    answers = {name: Support() for name in ("cpp", "bytecode", "library")}
+    assert list(default(graph, Device("cpu"), answers)) == ["cpp", "library"]
+    monkeypatch.setenv("KERNELS_HUB_CXX", "none")
+    assert list(default(graph, Device("cpu"), answers)) == ["cpp", "bytecode", "library"]
+
+
+def _wheel(folder: Path) -> Path:
+    """A folder as the wheel has it, with the interpreter for this machine."""
+    source = f'#include "{bytecode_library.SOURCE}"\nextern "C" int kh_runs_here() {{ return 1; }}\n'
+    built = build(source, "prebuilt", runtime=bytecode_library.LINKED)
+    shutil.copy(built, folder / "kernels-here.so")
+    headers = {path.name: path.read_bytes() for path in RUNTIME.glob("*.h")}
+    units = {
+        name: prebuilt.digest_of((RUNTIME / name).read_bytes(), headers) for name in bytecode_library.SOURCES
+    }
+    index = {
+        "machine": f"{platform.machine()}-{sys.platform}",
+        "levels": [
+            {"name": "here", "file": "kernels-here.so", "sha256": _digest(folder / "kernels-here.so")}
+        ],
+        "units": units,
+    }
+    (folder / prebuilt.INDEX).write_text(json.dumps(index))
+    return folder
+
+
+def _digest(path: Path) -> str:
+    import hashlib
+
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+_WITHOUT_A_COMPILER = """
+import torch
+from torch import nn
+import kernels_hub.compiler as kc
+
+torch.manual_seed(0)
+model = nn.Sequential(
+    nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.Hardswish(), nn.MaxPool2d(2), nn.Flatten(1),
+    nn.Linear(256, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 5), nn.Softmax(-1),
+).eval()
+x = torch.randn(2, 3, 8, 8)
+run = kc.compile((model, (x,)), "cpu")
+with torch.inference_mode():
+    torch.testing.assert_close(run(x), model(x))
+print(sorted(set(run.plan.engines)))
+order = kc.compile((nn.Sequential(nn.Linear(8, 8), nn.ReLU(), _Sort()), (torch.randn(2, 8),)), "cpu")
+print(sorted(set(order.plan.engines)))
+""".replace("_Sort()", "type('Sort', (nn.Module,), {'forward': lambda self, x: torch.sort(x)[1]})()")
+
+
+def test_it_runs_where_there_is_no_compiler(tmp_path):
+    """What bytecode has no form for runs on PyTorch's kernels."""
+    environment = {
+        **os.environ, "KERNELS_HUB_CXX": "none", "KERNELS_HUB_BYTECODE": "",
+        "KERNELS_HUB_PREBUILT": str(_wheel(tmp_path)), "KERNELS_HUB_CACHE": str(tmp_path / "cache"),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _WITHOUT_A_COMPILER],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["['bytecode']", "['bytecode', 'library']"]
