@@ -1,4 +1,5 @@
-"""Builds the native code that wheels carry: C++ of layers, by the `ziglang` of a package registry.
+"""Builds the native code that wheels carry: C++ of layers, and the interpreter of the compiler's bytecode, by the
+`ziglang` of a package registry.
 
 Zig brings Clang, its C++ library (which is linked in) and the C library of an old Linux, so that what it builds needs
 nothing but glibc 2.28, on whatever machine it was built: code for ARM comes from x86-64, too. Of OpenMP it brings
@@ -32,9 +33,14 @@ INDEX: str = _PREBUILT.INDEX
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = Path(__file__).with_name("runtime")
+INTERPRETER: tuple[str, ...] = importlib.import_module(
+    "kernels_hub.compiler.engines.bytecode_library"
+).SOURCES
+"""Source files of the interpreter."""
 GLIBC = "2.28"
 FLAGS = (
-    "-std=c++20", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-w",
+    "-std=c++20", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fwrapv",
+    "-fPIC", "-w",
 )  # fmt: skip
 
 
@@ -108,10 +114,14 @@ class Unit:
 
 
 def units_of(root: Path) -> tuple[Unit, ...]:
-    """The C++ of all bundled layers."""
+    """The C++ of all bundled layers, and the compiler's interpreter with what it calls."""
     shared = (root / "layers" / "native", root / "compiler" / "native")
     sources = sorted((root / "layers").glob("**/*.cpp"))
-    return tuple(Unit(one, (one.parent, *shared)) for one in sources)
+    compiler = root / "compiler" / "native"
+    return (
+        *(Unit(one, (one.parent, *shared)) for one in sources),
+        *(Unit(compiler / name, (compiler,)) for name in INTERPRETER),
+    )
 
 
 def llvm_version() -> str:
