@@ -111,19 +111,20 @@ def run(model: str, peer: str) -> tuple[Callable[[], Any], dict[str, Any]]:
     if peer not in _BACKENDS:
         return lambda: call(module), {}
     expected = call(copy.deepcopy(module).double()) if model.endswith(_TRAINING) else own
-    own_error = _error(own, expected)
+    own_error = difference_of(own, expected)
     began = time.perf_counter()
     compiled = torch.compile(module, backend=_BACKENDS[peer])
     found = call(compiled)
     info: dict[str, Any] = {
-        "cold_start_s": round(time.perf_counter() - began, 3), "error": _error(found, expected), "own_error": own_error,
+        "cold_start_s": round(time.perf_counter() - began, 3), "error": difference_of(found, expected),
+        "own_error": own_error,
     }  # fmt: skip
     if peer == "kernels_hub":
         info.update(_counted())
     return lambda: call(compiled), info
 
 
-def _error(found: Result, expected: Result) -> float:
+def difference_of(found: Result, expected: Result) -> float:
     """The largest difference, over the largest number of its tensor; infinite where shapes differ."""
     from benchmarks.zoo_breadth import difference
 
