@@ -145,6 +145,7 @@ def _triton(required: Requirement) -> Finding:
 
 def check_compiler() -> Iterator[Finding]:
     """The C++ compiler, tried on a file that uses what kernels use."""
+    from kernels_hub.compiler.engines.bytecode_library import no_interpreter
     from kernels_hub.compiler.runtime.toolchain import FLAGS
     from kernels_hub.cxx_compiler import find_compiler
 
@@ -154,9 +155,10 @@ def check_compiler() -> Iterator[Finding]:
         if _prebuilt_level() is not None
         else "Layers for the CPU"
     )
-    lost = (
-        f"{layers} run PyTorch's code, the mapping `compiled` compiles nothing, and compile() takes engines that need "
-        "no compiler."
+    lost = f"{layers} run PyTorch's code, the mapping `compiled` compiles nothing, and compile() " + (
+        "runs bytecode, at some nine tenths of the speed."
+        if no_interpreter() is None
+        else "takes engines that need no compiler."
     )
     install = (
         "install g++ (apt-get install g++, dnf install gcc-c++), or name a compiler: KERNELS_HUB_CXX=/path"
