@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import os
 import weakref
 from collections.abc import Sequence
@@ -51,11 +52,10 @@ def interpreter() -> ctypes.CDLL:
 @functools.cache
 def _prebuilt() -> ctypes.CDLL | None:
     """From the wheel, where it was built from just these sources."""
-    from kernels_hub.layers.native.prebuilt import find
-
+    find = importlib.import_module("kernels_hub.layers.native.prebuilt").find
     headers = {path.name: read_shipped(path) for path in sorted(RUNTIME.glob("*.h"))}
     found = [find(name, read_shipped(RUNTIME / name), headers) for name in SOURCES]
-    return None if any(one is None for one in found) else _declared(found[0])
+    return _declared(found[0]) if all(one is not None for one in found) else None
 
 
 @functools.cache
@@ -64,9 +64,7 @@ def _built() -> ctypes.CDLL:
     return _declared(load(path))
 
 
-def _declared(library: ctypes.CDLL | None) -> ctypes.CDLL | None:
-    if library is None:
-        return None
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     place, number = ctypes.c_void_p, ctypes.c_int64
     for name, result, arguments in (
         ("load", place, (place, number)),
@@ -95,17 +93,14 @@ class BytecodeProgram:
         weakref.finalize(self, library.kh_bytecode_free, handle)
         self.run = functools.partial(library.kh_bytecode_run, handle)
         """All kernels of a call, of the addresses of arrays of addresses and of sizes."""
-        self.step = self._step
+        self.step = functools.partial(library.kh_bytecode_step, handle)
         """The same of one kernel, by its number."""
-
-    def _step(self, step: int, buffers: int, sizes: int) -> int:
-        return int(self._library.kh_bytecode_step(self._handle, step, buffers, sizes))
 
     def configure(self, *, use_pool: bool, flush_denormals: bool) -> None:
         """See `Native.configure`; of this program alone."""
         self._library.kh_bytecode_configure(self._handle, use_pool, flush_denormals)
 
-    def packed_bytes(self, count: int, sizes: int) -> list[int]:
+    def packed_bytes(self, count: int, sizes: int = 0) -> list[int]:
         """The sizes of the packed operands."""
         ones = numbers([1] * sizes)
         return [self._library.kh_bytecode_packed_bytes(self._handle, which, ones) for which in range(count)]

@@ -5,24 +5,48 @@ Of weights that are only packed, one at a time is in memory. What is equal is he
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from kernels_hub.compiler.codegen.cpp.translation_unit import CppCode
 from kernels_hub.compiler.engines.native_plan import PlacedWeights, address
 from kernels_hub.compiler.engines.shared import shared
 from kernels_hub.compiler.engines.tensors import may_change
 from kernels_hub.compiler.errors import EvaluateError
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.types import Array
-from kernels_hub.compiler.runtime.native import Native
+from kernels_hub.compiler.runtime.native import Loaded
 from kernels_hub.compiler.schedule.kernel import Buffer, Role, Schedule
 from kernels_hub.compiler.schedule.memory import ALIGNMENT, number
 
 
-def place_weights(graph: Graph, schedule: Schedule, program: CppCode, native: Native) -> PlacedWeights:
+class PackedOperand(Protocol):
+    """An operand that is laid out once, and the buffer that it is made of."""
+
+    @property
+    def source(self) -> Buffer: ...  # noqa: D102
+
+
+class ScheduledProgram(Protocol):
+    """What a program of a schedule is called with: see `CppCode`, whose fields these are."""
+
+    @property
+    def buffers(self) -> Sequence[Buffer]: ...  # noqa: D102
+    @property
+    def packed(self) -> Sequence[PackedOperand]: ...  # noqa: D102
+    @property
+    def sizes(self) -> Sequence[str]: ...  # noqa: D102
+    @property
+    def messages(self) -> Sequence[str]: ...  # noqa: D102
+    @property
+    def reads(self) -> frozenset[Buffer]: ...  # noqa: D102
+
+
+def place_weights(
+    graph: Graph, schedule: Schedule, program: ScheduledProgram, native: Loaded
+) -> PlacedWeights:
     """Copy and pack the weights of a graph."""
     found = PlacedWeights([0] * (len(program.buffers) + len(program.packed)))
     before = {buffer for kernel in schedule.prepare for buffer in kernel.reads()}
@@ -51,7 +75,7 @@ def place_weights(graph: Graph, schedule: Schedule, program: CppCode, native: Na
     return found
 
 
-def _pack(graph: Graph, program: CppCode, native: Native, found: PlacedWeights) -> None:
+def _pack(graph: Graph, program: ScheduledProgram, native: Loaded, found: PlacedWeights) -> None:
     lengths = native.packed_bytes(len(program.packed), len(program.sizes))
     first = len(program.buffers)
     place_of = {buffer: where for where, buffer in enumerate(program.buffers)}
@@ -69,7 +93,7 @@ def _pack(graph: Graph, program: CppCode, native: Native, found: PlacedWeights) 
         found.hold(first + which, shared(block))
 
 
-def _check(code: int, program: CppCode) -> None:
+def _check(code: int, program: ScheduledProgram) -> None:
     if code:
         raise EvaluateError(program.messages[code - 1])
 

@@ -17,7 +17,7 @@ from kernels_hub.compiler.errors import EvaluateError
 from kernels_hub.compiler.ir.types import Array
 from kernels_hub.compiler.runtime.arena import Arenas
 from kernels_hub.compiler.runtime.binding import Binding
-from kernels_hub.compiler.runtime.native import Native
+from kernels_hub.compiler.runtime.native import Loaded
 from kernels_hub.compiler.runtime.native_program import NativeProgram
 
 FLUSH_DENORMALS = os.environ.get("KERNELS_HUB_DENORMALS", "flush") != "keep"
@@ -56,7 +56,7 @@ class NativePlan:
         signature: Signature,
         layout: CallLayout,
         messages: Sequence[str],
-        native: Native,
+        native: Loaded,
         weights: PlacedWeights,
     ) -> None:
         self.signature, self.messages, self.weights = signature, tuple(messages), weights
@@ -66,7 +66,7 @@ class NativePlan:
         native.configure(use_pool=False, flush_denormals=FLUSH_DENORMALS)
 
     @property
-    def native(self) -> Native:
+    def native(self) -> Loaded:
         """The library."""
         return self._program.native
 

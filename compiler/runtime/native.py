@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from ...files import read_shipped
 from .errors import BuildError, Misfit
@@ -19,6 +20,34 @@ from .toolchain import Isa, build, load, machine_isas
 _LOGGER = logging.getLogger("kernels_hub.runtime.native")
 _POINTERS = ctypes.POINTER(ctypes.c_void_p)
 _SIZES = ctypes.POINTER(ctypes.c_int64)
+
+
+class Loaded(Protocol):
+    """A program that is loaded: native code, or bytecode with its interpreter. Its members are those of `Native`."""
+
+    @property
+    def path(self) -> Path:  # noqa: D102
+        ...
+
+    @property
+    def run(self) -> Callable[[int, int], int]:  # noqa: D102
+        ...
+
+    @property
+    def step(self) -> Callable[[int, int, int], int]:  # noqa: D102
+        ...
+
+    def configure(self, *, use_pool: bool, flush_denormals: bool) -> None:  # noqa: D102
+        ...
+
+    def packed_bytes(self, count: int, sizes: int = 0) -> list[int]:  # noqa: D102
+        ...
+
+    def pack(self, which: int, addresses: Sequence[int], sizes: int) -> int:  # noqa: D102
+        ...
+
+    def prepare(self, addresses: Sequence[int], sizes: int) -> int:  # noqa: D102
+        ...
 
 
 class Native:

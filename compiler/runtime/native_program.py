@@ -14,7 +14,7 @@ import torch
 from .arena import Arenas
 from .binding import Binding
 from .intervals import ALIGNMENT, ArenaLayout
-from .native import Native, pointers
+from .native import Loaded, pointers
 
 _MOST_FRAMES = 128
 """Kinds of calls (a layout, a thread) for which a program keeps a frame."""
@@ -48,7 +48,7 @@ class NativeProgram:
 
     __slots__ = ("_arenas", "_fixed", "_frames", "_tensors", "native")
 
-    def __init__(self, native: Native, fixed: Sequence[int], tensors: Sequence[int], arenas: Arenas) -> None:
+    def __init__(self, native: Loaded, fixed: Sequence[int], tensors: Sequence[int], arenas: Arenas) -> None:
         self.native = native
         self._fixed, self._tensors, self._arenas = tuple(fixed), tuple(tensors), arenas
         self._frames: dict[tuple[int, int], _Frame] = {}

@@ -278,7 +278,7 @@ class Code:
             low, high = self._ranges.bounds(guard.place)
             loaded = any(name.startswith("$v") for name in variables_in(guard.place))
             holds = low is not None and high is not None and not loaded
-            if not holds or not (proves_le(guard.low, low) and proves_le(high, guard.high - 1)):  # type: ignore[arg-type,operator]
+            if not holds or not (proves_le(guard.low, low) and proves_le(high, guard.high - 1)):
                 found.append(guard)
         return found
 

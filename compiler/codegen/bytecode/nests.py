@@ -203,7 +203,8 @@ class _Reducing:
         """What a pass computes, in order; lean: without what an earlier one has computed."""
         stores = self.contexts.stored_at(context, inner=True)
         fed = self.contexts.fed_at(context)
-        waiting = [arg for one in (*stores, *fed) for arg in arguments(one)]
+        roots: list[Statement] = [*stores, *fed]
+        waiting = [arg for one in roots for arg in arguments(one)]
         waiting += [name for name in self.inner if self.contexts.home[name] == context]
         wanted: set[str] = set()
         while waiting:

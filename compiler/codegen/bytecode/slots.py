@@ -35,31 +35,31 @@ def allocate(registers: Sequence[Register], lists: Lists) -> list[tuple[int, int
             moment += 1
     starts.append(moment)
     for begin, end in lists.passes:
-        for register, moment in last.items():
-            if first[register] < starts[begin] <= moment < starts[end]:
-                last[register] = starts[end] - 1
+        for number, final in last.items():
+            if first[number] < starts[begin] <= final < starts[end]:
+                last[number] = starts[end] - 1
     sizes: list[tuple[int, int]] = []
     free: dict[tuple[int, int], list[int]] = {}
     ends: dict[int, list[int]] = {}
-    for one in registers:
-        if one.constant is not None or one.is_kept:
-            one.slot = len(sizes)
-            sizes.append(one.size)
+    for register in registers:
+        if register.constant is not None or register.is_kept:
+            register.slot = len(sizes)
+            sizes.append(register.size)
     order = sorted((first[number], number) for number in first)
     released = 0
     for begin, number in order:
-        one = registers[number]
-        if one.is_view or one.slot is not None:
+        register = registers[number]
+        if register.is_view or register.slot is not None:
             continue
         for moment in range(released, begin):
             for slot in ends.pop(moment, ()):
                 free.setdefault(sizes[slot], []).append(slot)
         released = max(released, begin)
-        known = free.get(one.size)
+        known = free.get(register.size)
         if known:
-            one.slot = known.pop()
+            register.slot = known.pop()
         else:
-            one.slot = len(sizes)
-            sizes.append(one.size)
-        ends.setdefault(last[number], []).append(one.slot)
+            register.slot = len(sizes)
+            sizes.append(register.size)
+        ends.setdefault(last[number], []).append(register.slot)
     return sizes
