@@ -4,7 +4,8 @@
 // a unit more without), and gives what IEEE 754 and C give for NaN, infinities, -0.0 and subnormals. Nothing here
 // relies on -ffast-math, nor survives it.
 // Sources: Cephes (Moshier) for the polynomials of exp, log, sin and cos; N. Juffa's erff; Payne and Hanek's reduction of
-// angles (1983), in floating point; Muller et al., Handbook of Floating-Point Arithmetic.
+// angles (1983), in floating point; Lawson's algorithm for the polynomials of tan, asin, atan and sinh; fdlibm for how
+// asin and acos reduce what they are given; Muller et al., Handbook of Floating-Point Arithmetic.
 #pragma once
 
 #include <bit>
@@ -45,16 +46,20 @@ KH_INLINE Whole nearest(float x) {
   return {shifted - 0x1.8p23f, std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(0x1.8p23f)};
 }
 
-// x = n ln 2 + r; gives e^r - 1 for |r| <= ln 2 / 2.
-KH_INLINE float reduced_expm1(float x, float n) {
-  const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+// (e^r - 1 - r) / r^2 for |r| <= ln 2 / 2
+KH_INLINE float reduced_exp_tail(float r) {
   float p = 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  return p * (r * r) + r;
+  return p * r + 5.0000001201e-1f;
+}
+
+// x = n ln 2 + r; gives e^r - 1 for |r| <= ln 2 / 2.
+KH_INLINE float reduced_expm1(float x, float n) {
+  const float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  return reduced_exp_tail(r) * (r * r) + r;
 }
 
 // -- exponentials -----------------------------------------------------------------------------------------
@@ -111,9 +116,36 @@ KH_INLINE float exp2_falling(float x) {
   return reduced_exp2(inside - (shifted - kExponent)) * std::bit_cast<float>(std::bit_cast<uint32_t>(shifted) << 23);
 }
 
+// e^x / 2 for x >= 0, where e^x is infinite, too.
+KH_INLINE float half_exp(float x) {
+  const float inside = at_most(x, 91.0f);
+  const Whole n = nearest(inside * 1.44269504f);
+  return scale(reduced_expm1(inside, n.value) + 1.0f, n.integer - 1);
+}
+
+// 1.7 ulp
+KH_INLINE float sinh(float x) {
+  const float a = magnitude(x), z = a * a, half = half_exp(a);
+  float p = 2.7822132e-6f;
+  p = p * z + 1.9842896e-4f;
+  p = p * z + 8.3333105e-3f;
+  p = p * z + 1.6666667e-1f;
+  return with_sign(a < 1.0f ? p * z * a + a : half - 0.25f / half, x);
+}
+
+// 1.5 ulp
+KH_INLINE float cosh(float x) {
+  const float half = half_exp(magnitude(x));
+  return half + 0.25f / half;
+}
+
 // 2.5 ulp
 KH_INLINE float sigmoid(float x) {
-  const float small = exp(-magnitude(x));
+  constexpr float bias = kExponent + 64.0f;
+  const float a = -magnitude(x), shifted = a * 1.44269504f + bias;
+  const float power = std::bit_cast<float>(std::bit_cast<uint32_t>(shifted) << 23);
+  const float inside = (reduced_expm1(a, shifted - bias) + 1.0f) * power * 0x1p-64f;
+  const float small = a < -104.0f ? 0.0f : inside;  // e^a
   return (x < 0.0f ? small : 1.0f) / (1.0f + small);
 }
 
@@ -128,14 +160,17 @@ KH_INLINE float tanh(float x) {
 
 // 1.05 ulp
 KH_INLINE float erf(float x) {
-  const float t = at_most(magnitude(x), 4.0f), s = t * t;
-  float tail = -1.72853470e-5f * t + 3.83197126e-4f;
+  const float t = magnitude(x), s = t * t;
+  float tail = -1.72853470e-5f * t + 3.83197126e-4f;  // log(1 - erf(t))
   tail = tail * s + (-3.88396438e-3f * t + 2.42546219e-2f);
   tail = tail * t + -1.06777877e-1f;
   tail = tail * t + -6.34846687e-1f;
   tail = tail * t + -1.28717512e-1f;
   tail = tail * t + -t;
-  tail = 1.0f - exp_falling(tail);
+  // As exp_falling, but ln 2 is one float: what that loses is small next to 1.
+  const float shifted = tail * 1.44269504f + kExponent, r = tail - (shifted - kExponent) * 0.693147182f;
+  const float power = std::bit_cast<float>(std::bit_cast<uint32_t>(shifted) << 23);
+  tail = (1.0f - power) - (reduced_exp_tail(r) * r + 1.0f) * (r * power);
   float middle = -5.96761703e-4f;
   middle = middle * s + 4.99119423e-3f;
   middle = middle * s + -2.67681349e-2f;
@@ -143,6 +178,7 @@ KH_INLINE float erf(float x) {
   middle = middle * s + -3.76125336e-1f;
   middle = middle * s + 1.28379166e-1f;
   middle = middle * t + t;
+  tail = t > 4.0f ? 1.0f : tail;
   return with_sign(t > 0.921875f ? tail : middle, x);
 }
 
@@ -180,13 +216,14 @@ KH_INLINE float log_edges(float x, float inside) {
 }
 
 // The logarithm of a positive finite number.
-KH_INLINE float log_inside(float x) {
-  const Parts part = parts(x);
+KH_INLINE float log_of(const Parts& part) {
   const float f = part.fraction;
   float tail = log_tail(f) + part.exponent * -2.12194440e-4f;
   tail = tail + -0.5f * (f * f);
   return (f + tail) + part.exponent * 0.693359375f;
 }
+
+KH_INLINE float log_inside(float x) { return log_of(parts(x)); }
 
 // 0.8 ulp
 KH_INLINE float log(float x) { return log_edges(x, log_inside(x)); }
@@ -206,6 +243,39 @@ KH_INLINE float log1p(float x) {
   const float inside = with_sign(log_inside(u) + lost / u, x);
   const float low = x == -1.0f ? -kInfinity : kNaN;
   return x > -1.0f ? (x == kInfinity ? x : inside) : low;
+}
+
+// The logarithm of a number >= 1, of which two floats hold the half.
+KH_INLINE float log_of_wide(double x) {
+  const double half = 0.5 * x;
+  const float high = static_cast<float>(half);
+  const Parts part = parts(high);
+  return log_of({part.exponent + 1.0f, part.fraction}) + static_cast<float>(half - static_cast<double>(high)) / high;
+}
+
+// 1.3 ulp
+KH_INLINE float asinh(float x) {
+  const float a = magnitude(x);
+  const double wide = static_cast<double>(a);
+  const float inside = log_of_wide(wide + std::sqrt(wide * wide + 1.0));
+  const float finite = a < 0x1p-12f ? a : inside;
+  return with_sign(a == kInfinity ? a : finite, x);
+}
+
+// 1.3 ulp
+KH_INLINE float acosh(float x) {
+  const double wide = static_cast<double>(at_least(x, 1.0f));
+  const float inside = log_of_wide(wide + std::sqrt(wide * wide - 1.0));
+  return x < 1.0f ? kNaN : x < kInfinity ? inside : x;
+}
+
+// 1.3 ulp
+KH_INLINE float atanh(float x) {
+  const float a = magnitude(x);
+  const double wide = static_cast<double>(at_most(a, 0x1.fffffep-1f));
+  const float inside = 0.5f * log_of_wide((1.0 + wide) / (1.0 - wide));
+  const float edge = a == 1.0f ? kInfinity : kNaN;
+  return with_sign(a < 0x1p-12f ? a : a < 1.0f ? inside : edge, x);
 }
 
 // -- powers -----------------------------------------------------------------------------------------------
@@ -265,7 +335,7 @@ KH_INLINE float pow(float x, float y) {
 // x = quarters pi/2 + rest, |rest| <= pi/4, quarters modulo 4.
 struct Angle {
   int32_t quarters;
-  float rest;
+  double rest;
 };
 
 // What a number of turns is beyond whole ones, at most a half: exact. NaN of infinitely many.
@@ -290,7 +360,7 @@ KH_INLINE Angle reduce_angle(float x) {
   const double quarters = (4.0 * sum + 0x1.8p52) - 0x1.8p52;  // the nearest whole number
   // From the largest on: where two cancel, their sum is exact.
   const double rest = (((((t0 - 0.25 * quarters) + t1) + t2) + t3) + t4) + t5 + t6;
-  return {static_cast<int32_t>(quarters), static_cast<float>(rest * 0x1.921fb54442d18p+2)};
+  return {static_cast<int32_t>(quarters), rest * 0x1.921fb54442d18p+2};
 }
 
 // sin (quarter even) or cos (odd) of the rest, negated in the second half turn.
@@ -307,13 +377,155 @@ KH_INLINE float sine_of(int32_t quarters, float r) {
 // 1.6 ulp
 KH_INLINE float sin(float x) {
   const Angle angle = reduce_angle(x);
-  return x == 0.0f ? x : sine_of(angle.quarters, angle.rest);
+  return x == 0.0f ? x : sine_of(angle.quarters, static_cast<float>(angle.rest));
 }
 
 // 1.6 ulp
 KH_INLINE float cos(float x) {
   const Angle angle = reduce_angle(x);
-  return sine_of(angle.quarters + 1, angle.rest);
+  return sine_of(angle.quarters + 1, static_cast<float>(angle.rest));
+}
+
+// 1.7 ulp
+KH_INLINE float tan(float x) {
+  const Angle angle = reduce_angle(x);
+  const float r = static_cast<float>(angle.rest), z = r * r;
+  float p = 4.372544e-3f;
+  p = p * z + 9.8504956e-5f;
+  p = p * z + 1.0827285e-2f;
+  p = p * z + 2.128625e-2f;
+  p = p * z + 5.405891e-2f;
+  p = p * z + 1.3332675e-1f;
+  p = p * z + 3.333335e-1f;
+  p = p * z;
+  const float lost = static_cast<float>(angle.rest - static_cast<double>(r));
+  const float tangent = r + (p * r + (lost + lost * z));
+  return x == 0.0f ? x : (angle.quarters & 1) != 0 ? -1.0f / tangent : tangent;
+}
+
+inline constexpr float kQuarterTurn = 1.57079637f, kQuarterTurnRest = -4.37113883e-8f;  // pi/2 in two parts
+
+// atan(q) for 0 <= q <= 1
+KH_INLINE float reduced_atan(float q) {
+  const float z = q * q;
+  float p = -1.7821442e-3f;
+  p = p * z + 1.0866271e-2f;
+  p = p * z + -3.1093534e-2f;
+  p = p * z + 5.787887e-2f;
+  p = p * z + -8.399208e-2f;
+  p = p * z + 1.0950861e-1f;
+  p = p * z + -1.4264014e-1f;
+  p = p * z + 1.999853e-1f;
+  p = p * z + -3.33333e-1f;
+  return p * z * q + q;
+}
+
+// 1.4 ulp
+KH_INLINE float atan(float x) {
+  const float a = magnitude(x);
+  const float r = reduced_atan(a > 1.0f ? 1.0f / a : a);
+  return with_sign(a > 1.0f ? kQuarterTurn + (kQuarterTurnRest - r) : r, x);
+}
+
+// 1.5 ulp
+KH_INLINE float atan2(float y, float x) {
+  const float a = magnitude(y), b = magnitude(x);
+  const float low = a > b ? b : a, high = a > b ? a : b;  // NaN stays in one of them
+  const float r = reduced_atan(low == high ? (high > 0.0f ? 1.0f : 0.0f) : low / high);
+  const uint32_t left = std::bit_cast<uint32_t>(x) & 0x80000000u, flip = a > b ? left ^ 0x80000000u : left;
+  const float turned = std::bit_cast<float>(std::bit_cast<uint32_t>(r) ^ flip);
+  const float flat = left != 0u ? 2.0f : 0.0f, quarters = a > b ? 1.0f : flat;
+  return with_sign(quarters * kQuarterTurn + (quarters * kQuarterTurnRest + turned), y);
+}
+
+// asin(s) - s for a root s of z, 0 <= z <= 1/4
+KH_INLINE float asin_tail(float s, float z) {
+  float p = 4.2158306e-2f;
+  p = p * z + 2.4184778e-2f;
+  p = p * z + 4.546915e-2f;
+  p = p * z + 7.4953094e-2f;
+  p = p * z + 1.6666752e-1f;
+  return p * z * s;
+}
+
+// The root of z in two parts, of which the first has 12 bits.
+struct Root {
+  float high, low;
+};
+KH_INLINE Root root_of(float z) {
+  const float s = std::sqrt(z);
+  const float high = std::bit_cast<float>(std::bit_cast<uint32_t>(s) & 0xfffff000u);
+  return {high, (z - high * high) / (s + high + 0x1p-126f)};
+}
+
+// 0.8 ulp
+KH_INLINE float asin(float x) {
+  const float a = magnitude(x), far = 0.5f - 0.5f * a;
+  const Root root = root_of(far);
+  const float z = a > 0.5f ? far : a * a, s = a > 0.5f ? root.high + root.low : a;
+  const float tail = asin_tail(s, z);
+  const float turned = (kQuarterTurn - 2.0f * root.high) + (kQuarterTurnRest - 2.0f * (root.low + tail));
+  return with_sign(a > 0.5f ? turned : s + tail, x);
+}
+
+// 1.1 ulp
+KH_INLINE float acos(float x) {
+  const float a = magnitude(x), far = 0.5f - 0.5f * a;
+  const Root root = root_of(far);
+  const float z = a > 0.5f ? far : a * a, s = a > 0.5f ? root.high + root.low : x;
+  const float tail = asin_tail(s, z), half = root.high + (root.low + tail);
+  const float near = kQuarterTurn - (x + (tail - kQuarterTurnRest));
+  const float left = 2.0f * (kQuarterTurn - (half - kQuarterTurnRest));
+  const float outside = x < 0.0f ? left : 2.0f * half;
+  return a > 0.5f ? outside : near;
+}
+
+// -- remainders -------------------------------------------------------------------------------------------
+
+// a - trunc(a / b) * b, exactly, of the sign of a: the quotient, of up to 277 bits, in pieces of which each times b is
+// exact, or so in a fused operation. Each takes off the nearest multiple of b times a power of 2.
+KH_INLINE float fmod(float a, float b) {
+#if defined(__FMA__) || defined(__aarch64__)
+  constexpr int kSteps = 6, kBits = 47;
+  constexpr double kStep = 0x1p47;
+#else
+  constexpr int kSteps = 10, kBits = 28;
+  constexpr double kStep = 0x1p28;
+#endif
+  static_assert(kSteps * kBits >= 277);
+  const double wide = static_cast<double>(magnitude(b));
+  const double divisor = wide > 0x1p130 ? 0x1p130 : wide;  // beyond every float in place of infinity
+  double unit = 1.0;
+  for (int step = 1; step < kSteps; ++step) unit *= kStep;
+  double rest = static_cast<double>(magnitude(a)), multiple = divisor * unit, inverse = 1.0 / divisor / unit;
+  for (int step = 0; step < kSteps; ++step) {
+    const double count = (rest * inverse + 0x1.8p52) - 0x1.8p52;
+#if defined(__FMA__) || defined(__aarch64__)
+    rest = std::fma(-count, multiple, rest);
+#else
+    rest = rest - count * multiple;
+#endif
+    multiple *= 1.0 / kStep;
+    inverse *= kStep;
+  }
+  return with_sign(static_cast<float>(rest < 0.0 ? rest + divisor : rest), a);
+}
+
+// a - floor(a / b) * b of the exact quotient, of the sign of b.
+KH_INLINE float remainder(float a, float b) {
+  const float rest = fmod(a, b), moved = rest + b;
+  const int32_t differ = std::bit_cast<int32_t>(rest) ^ std::bit_cast<int32_t>(b);
+  return rest == 0.0f ? with_sign(0.0f, b) : differ < 0 ? moved : rest;
+}
+
+// floor(a / b) of the exact quotient, as NumPy has it.
+KH_INLINE float floor_divide(float a, float b) {
+  const float rest = fmod(a, b), ratio = a / b, whole = (a - rest) / b;
+  const int32_t differ = std::bit_cast<int32_t>(rest) ^ std::bit_cast<int32_t>(b);
+  const float less = differ < 0 ? whole - 1.0f : whole, quotient = rest == 0.0f ? whole : less;
+  const float floor = std::floor(quotient), nearer = quotient - floor > 0.5f ? floor + 1.0f : floor;
+  const float result = quotient == 0.0f ? with_sign(0.0f, ratio) : nearer;
+  return b == 0.0f ? ratio : result;
 }
 
 // -- double: the C library's --------------------------------------------------------------------------------
@@ -332,6 +544,17 @@ inline double sigmoid(double x) {
 }
 inline double sin(double x) { return std::sin(x); }
 inline double cos(double x) { return std::cos(x); }
+inline double tan(double x) { return std::tan(x); }
+inline double asin(double x) { return std::asin(x); }
+inline double acos(double x) { return std::acos(x); }
+inline double atan(double x) { return std::atan(x); }
+inline double atan2(double y, double x) { return std::atan2(y, x); }
+inline double sinh(double x) { return std::sinh(x); }
+inline double cosh(double x) { return std::cosh(x); }
+inline double asinh(double x) { return std::asinh(x); }
+inline double acosh(double x) { return std::acosh(x); }
+inline double atanh(double x) { return std::atanh(x); }
+inline double fmod(double a, double b) { return std::fmod(a, b); }
 inline double pow(double x, double y) { return std::pow(x, y); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 

@@ -36,7 +36,17 @@ FUNCTIONS = {
     "sin": (torch.sin, 1.6),
     "cos": (torch.cos, 1.6),
     "rsqrt": (torch.rsqrt, 1.5),
+    "tan": (torch.tan, 1.7),
+    "asin": (torch.asin, 0.8),
+    "acos": (torch.acos, 1.1),
+    "atan": (torch.atan, 1.4),
+    "sinh": (torch.sinh, 1.7),
+    "cosh": (torch.cosh, 1.5),
+    "asinh": (torch.asinh, 1.3),
+    "acosh": (torch.acosh, 1.3),
+    "atanh": (torch.atanh, 1.3),
 }
+REMAINDERS = {"fmod": np.fmod, "remainder": np.remainder, "floor_divide": np.floor_divide}
 WITHOUT_FMA = 1.0  # more, where products are rounded on their own
 SPECIAL = [
     0.0,
@@ -56,7 +66,7 @@ SPECIAL = [
 SPECIAL = np.array([*SPECIAL, *(-x for x in SPECIAL)], np.float32)
 
 SOURCE = """
-#include "vector_math.h"
+#include "scalar.h"
 #include "types.h"
 #define UNARY(name) extern "C" void t_##name(int64_t n, const float* x, float* y) { \\
   _Pragma("omp simd") for (int64_t i = 0; i < n; ++i) y[i] = kh::name(x[i]); }
@@ -66,9 +76,12 @@ SOURCE = """
   for (int64_t i = 0; i < n; ++i) y[i] = x[i]; }
 FUNCTIONS
 CONVERT(f16) CONVERT(bf16)
-extern "C" void t_pow(int64_t n, const float* x, const float* y, float* z) {
-  _Pragma("omp simd") for (int64_t i = 0; i < n; ++i) z[i] = kh::pow(x[i], y[i]); }
-""".replace("FUNCTIONS", " ".join(f"UNARY({name})" for name in (*FUNCTIONS, "exp2_falling")))
+#define BINARY(name) extern "C" void t_##name(int64_t n, const float* x, const float* y, float* z) { \\
+  _Pragma("omp simd") for (int64_t i = 0; i < n; ++i) z[i] = kh::name(x[i], y[i]); }
+BINARY(pow) BINARY(atan2) REMAINDERS
+"""
+SOURCE = SOURCE.replace("REMAINDERS", " ".join(f"BINARY({name})" for name in REMAINDERS))
+SOURCE = SOURCE.replace("FUNCTIONS", " ".join(f"UNARY({name})" for name in (*FUNCTIONS, "exp2_falling")))
 
 
 @pytest.fixture(scope="module", params=targets())
@@ -153,6 +166,43 @@ def test_error_of_powers(library):
     assert error_in_ulp(call(functions.t_pow, x, y), expected) <= 0.6
 
 
+def pairs_of_floats(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random pairs, of any size and of alike size, and every pair of special values and whole numbers."""
+    random = np.random.default_rng(0)
+    any_size = random.integers(0, 2**32, (2, count), np.uint64).astype(np.uint32).view(np.float32)
+    alike = random.normal(size=(2, count)).astype(np.float32)
+    whole = random.integers(-99, 99, (2, count)).astype(np.float32)
+    edges = np.concatenate([SPECIAL, np.float32([7, -7, 0.1, -0.1, 2.0**24, 1e-45, -3e38])])
+    x, y = np.concatenate(
+        [any_size, alike, whole, np.stack(np.meshgrid(edges, edges)).reshape(2, -1)], axis=1
+    )
+    return x, y
+
+
+def test_error_of_angles_of_points(library):
+    target, functions = library
+    y, x = pairs_of_floats(400_000)
+    with np.errstate(all="ignore"):
+        expected = np.arctan2(y.astype(np.float64), x.astype(np.float64))
+    tiny = np.abs(expected) < 2.0**-150
+    expected[tiny] = np.copysign(0, expected[tiny])
+    fused = target != "x86-64"
+    assert error_in_ulp(call(functions.t_atan2, y, x), expected) <= 1.5 + (not fused) * WITHOUT_FMA
+
+
+@pytest.mark.parametrize("name", REMAINDERS)
+def test_remainders_are_those_of_numpy(library, name):
+    """Exactly: of quotients of up to 277 bits, too."""
+    _, functions = library
+    x, y = pairs_of_floats(400_000)
+    with np.errstate(all="ignore"):
+        expected = REMAINDERS[name](x, y)
+    actual = call(getattr(functions, f"t_{name}"), x, y)
+    number = ~np.isnan(expected)
+    assert np.isnan(actual[~number]).all()
+    assert np.array_equal(actual[number].view(np.uint32), expected[number].view(np.uint32))
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("f16", np.float16), ("bf16", ml_dtypes.bfloat16)])
 def test_conversions_are_those_of_numpy(library, name, dtype):
     _, functions = library
@@ -213,10 +263,23 @@ def test_functions_behind_a_product_vectorise(tmp_path):
 @pytest.mark.skipif(targets() in (("native",), ("x86-64",)), reason="vectors of x86-64 with FMA")
 def test_functions_of_functions_vectorise(tmp_path):
     """What one of them gives for its bounds decides what the next asks: such questions must stay selects of numbers."""
-    pairs = [(outer, inner) for outer in FUNCTIONS for inner in FUNCTIONS]
+    few = ["exp", "log1p", "sin", "asin", "acosh"]
+    pairs = [(outer, inner) for outer in FUNCTIONS for inner in FUNCTIONS if outer in few or inner in few]
     blocks = [COMPOSED.replace("OUTER", outer).replace("INNER", inner) for outer, inner in pairs]
     lines = vectorised(tmp_path, blocks)
     assert [pair for place, pair in enumerate(pairs) if 3 + place not in lines] == []
+
+
+TWO_OPERANDS = """extern "C" void NAME_of_products(int64_t n, const float* x, const float* y, float* z) {\
+ _Pragma("omp simd") for (int64_t i = 0; i < n; ++i) z[i] = kh::NAME(x[i] * y[i], y[i] + x[i]); }
+"""
+
+
+@pytest.mark.skipif(targets() in (("native",), ("x86-64",)), reason="vectors of x86-64 with FMA")
+def test_functions_of_two_operands_vectorise(tmp_path):
+    names = ["pow", "atan2", *REMAINDERS]
+    lines = vectorised(tmp_path, [TWO_OPERANDS.replace("NAME", name) for name in names])
+    assert [name for place, name in enumerate(names) if 3 + place not in lines] == []
 
 
 def test_the_measure_sees_errors():
