@@ -289,15 +289,24 @@ Pixels channels_last(const ConvShape& shape, const T* x, const int64_t strides[5
   if constexpr (std::is_same_v<T, float>) {
     if (strides[4] == 1 || shape.c == 1) return {x, {strides[0], strides[1], strides[2], strides[3]}};
   }
-  const int64_t width = shape.in[2], lines = shape.n * shape.in[0] * shape.in[1];
+  constexpr int64_t kPiece = 64;  // pixels: what is read and written of a piece of a line stays in the cache
+  const int64_t width = shape.in[2], lines = shape.n * shape.in[0] * shape.in[1], pieces = ceil_div(width, kPiece);
   float* const copy = workspace<Use::kInput>().floats(lines * width * shape.c);
-  parallel(lines, std::max<int64_t>(1, 16384 / (width * shape.c + 1)), [&](int64_t begin, int64_t end) {
-    for (int64_t line = begin; line < end; ++line) {
+  const int64_t grain = std::max<int64_t>(1, 16384 / (std::min(width, kPiece) * shape.c + 1));
+  parallel(lines * pieces, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t piece = begin; piece < end; ++piece) {
+      const int64_t line = piece / pieces, first = piece % pieces * kPiece, count = std::min(width - first, kPiece);
       const int64_t h = line % shape.in[1], d = line / shape.in[1] % shape.in[0];
-      const T* const from =
-          x + line / (shape.in[1] * shape.in[0]) * strides[0] + d * strides[1] + h * strides[2];
-      float* const to = copy + line * width * shape.c;
-      for (int64_t w = 0; w < width; ++w) {
+      const T* const from = x + line / (shape.in[1] * shape.in[0]) * strides[0] + d * strides[1] + h * strides[2] +
+                            first * strides[3];
+      float* const to = copy + (line * width + first) * shape.c;
+      if constexpr (std::is_same_v<T, float>) {
+        if (strides[3] == 1) {
+          transpose(from, strides[4], to, shape.c, shape.c, count);
+          continue;
+        }
+      }
+      for (int64_t w = 0; w < count; ++w) {
         if (strides[4] == 1) {
           widen(from + w * strides[3], shape.c, to + w * shape.c);
           continue;
