@@ -217,7 +217,10 @@ ENGINE = MetalEngine()
 def scheduled_source(graph: Graph) -> tuple[Schedule, MetalCode]:
     """The schedule of a graph with attention written out, and its source. Raises EngineError."""
     scheduled = schedule(
-        expanded(graph, frozenset()), choices=Choices(layout="rows"), most_parts=MOST_LAUNCHES
+        expanded(graph, frozenset()),
+        choices=Choices(layout="rows"),
+        most_parts=MOST_LAUNCHES,
+        pixel_blocks=False,
     )
     return scheduled, generate(scheduled)
 

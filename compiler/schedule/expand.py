@@ -1,12 +1,12 @@
 """A graph in the terms of the scheduler: composites and row-wise ops written out.
 
 Norms, activations, gated units and rotary embeddings become the ops that they consist of, since fusion finds those
-again; an attention stays a call where the scheduler has an anchor for it (`is_attention`). Softmax becomes a maximum,
-a sum and what is pointwise around them; a mean, a sum and a division; a comparison with a window, arithmetic; a
+again; an attention stays a call where the scheduler has an anchor for it (`is_attention`). Softmax becomes a maximum, a
+sum and what is pointwise around them; a mean, a sum and a division; a comparison with a window, arithmetic; a
 transposed convolution, a convolution of all its phases (`transposed`); a convolution with taps that see only padding,
-one without them (`blind_taps`); a log-softmax of which each row gives one element, that element (`picks`); a weight of
-few bits, shifts and arithmetic; a resize that is no repetition, gathers (`interpolate`); a scatter that adds up or
-multiplies narrow floats, one of float32.
+one without them (`blind_taps`); one to few channels, one to blocks of pixels (`pixel_blocks`); a log-softmax of which
+each row gives one element, that element (`picks`); a weight of few bits, shifts and arithmetic; a resize that is no
+repetition, gathers (`interpolate`); a scatter that adds up or multiplies narrow floats, one of float32.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ from kernels_hub.compiler.schedule.group_norm import group_norm_of, written_out
 from kernels_hub.compiler.schedule.interpolate import interpolated, is_interpolated
 from kernels_hub.compiler.schedule.lower import SCATTERS, repeats
 from kernels_hub.compiler.schedule.picks import picked, picks_one
+from kernels_hub.compiler.schedule.pixel_blocks import by_blocks, pixels_a_block
 from kernels_hub.compiler.schedule.scores import ANCHOR_DTYPES, attention_parts
 from kernels_hub.compiler.schedule.transposed import by_phases, has_phases
 
 
-def expanded(graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> Graph:
-    """The graph with all composite ops written out; of the same signature. dtypes: those that anchors take."""
+def expanded(graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES, *, pixel_blocks: bool = False) -> Graph:
+    """The graph with all composite ops written out; of the same signature.
+
+    dtypes: those that anchors take. pixel_blocks: for a target whose convolutions make vectors of output channels.
+    """
     callees: dict[int, Graph] = {}
 
     def visit(new: Graph, node: Node, operands: tuple[Value, ...]) -> Sequence[Value] | None:
@@ -40,7 +44,7 @@ def expanded(graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> Graph:
             if (norm := group_norm_of(node.results[0], operands)) is not None:
                 return (written_out(norm),)
             if id(callee) not in callees:
-                callees[id(callee)] = expanded(callee, dtypes)
+                callees[id(callee)] = expanded(callee, dtypes, pixel_blocks=pixel_blocks)
             return new.call(callees[id(callee)], *operands)
         if name in {"softmax", "log_softmax"}:
             return (_softmax(operands[0], node.attrs["axis"], log=name == "log_softmax"),)
@@ -51,7 +55,7 @@ def expanded(graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> Graph:
         if name == "gather_elements" and picks_one(node, operands[0]):
             return (picked(operands[0], operands[1], node.attrs["axis"]),)
         if name in {"conv", "conv_transpose"}:
-            return _convolution(new, node, operands)
+            return _convolution(new, node, operands, pixel_blocks=pixel_blocks)
         if name == "dequantize":
             w, scales, *zeros = operands
             given = zeros[0] if zeros else None
@@ -67,11 +71,15 @@ def expanded(graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES) -> Graph:
     return rebuild(graph, visit).graph
 
 
-def _convolution(graph: Graph, node: Node, operands: tuple[Value, ...]) -> Sequence[Value] | None:
-    if node.op.name == "conv" and seeing_taps(node) is not None:
+def _convolution(
+    graph: Graph, node: Node, operands: tuple[Value, ...], *, pixel_blocks: bool
+) -> Sequence[Value] | None:
+    if node.op.name == "conv_transpose":
+        return (by_phases(node, *operands),) if has_phases(node) else None
+    if seeing_taps(node) is not None:
         return (without_blind_taps(graph, node, *operands),)
-    if node.op.name == "conv_transpose" and has_phases(node):
-        return (by_phases(node, *operands),)
+    if pixel_blocks and (block := pixels_a_block(node)) > 1:
+        return (by_blocks(node, block, *operands),)
     return None
 
 

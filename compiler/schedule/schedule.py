@@ -37,17 +37,24 @@ def schedule(
     anchors: frozenset[DType] = ANCHOR_DTYPES,
     choices: Choices | None = None,
     most_parts: int = MOST_PARTS,
+    *,
+    pixel_blocks: bool = True,
 ) -> Schedule:
     """The schedule of a graph. anchors: dtypes of the products, convolutions and attentions that are anchors of nests.
 
-    choices: what is open otherwise; the usual ones by default. most_parts: see `split`.
+    choices: what is open otherwise; the usual ones by default. most_parts: see `split`. pixel_blocks: see `expanded`.
 
     Raises EngineError where it has values that no nest can make (`inlining.unsupported`).
     """
     choices = choices or Choices()
     if has_regions(graph):
-        return schedule_stages(graph, choices, lambda part: schedule(part, anchors, choices, most_parts))
-    graph = with_partial_reductions(expanded(graph, anchors), choices.split)
+
+        def again(part: Graph) -> Schedule:
+            return schedule(part, anchors, choices, most_parts, pixel_blocks=pixel_blocks)
+
+        return schedule_stages(graph, choices, again)
+    graph = expanded(graph, anchors, pixel_blocks=pixel_blocks)
+    graph = with_partial_reductions(graph, choices.split)
     if refused := unsupported(graph, anchors):
         value, reason = next(iter(refused.items()))
         raise EngineError(f"graph {graph.name}: {value} ({value.node!r}) cannot be scheduled: {reason}")

@@ -137,6 +137,55 @@ def test_taps_that_see_padding_alone(case):
     assert_written_out(graph, {}, "")
 
 
+# name -> (input channels, output channels, kernel, padding, pixels), and pixels in a block
+TO_FEW = {
+    "a filter of a line": ((1, 1, (25,), ((12, 12),), (200,)), 16),
+    "a filter without padding": ((1, 1, (9,), ((0, 0),), (301,)), 8),
+    "a filter of the past": ((1, 1, (33,), ((32, 0),), (150,)), 8),
+    "audio of a decoder": ((8, 1, (7,), ((3, 3),), (130,)), 8),
+    "two channels": ((3, 2, (5,), ((2, 2),), (97,)), 4),
+    "an image": ((6, 3, (3, 3), ((1, 1), (1, 1)), (9, 31)), 2),
+    "an image, padded on one side": ((4, 1, (3, 5), ((1, 1), (0, 4)), (5, 70)), 4),
+}
+
+
+@pytest.mark.parametrize("case", TO_FEW)
+def test_convolutions_to_few_channels(case):
+    (channels, outputs, kernel, padding, pixels), block = TO_FEW[case]
+    graph, ones = Graph("few"), [1] * len(kernel)
+    x = graph.input("x", (2, channels, *pixels))
+    w = graph.constant(np.random.default_rng(1).standard_normal((outputs, channels, *kernel), np.float32))
+    y = graph.apply("conv", x, w, strides=ones, dilations=ones, padding=padding, groups=1)
+    graph.output("y", y.relu())
+    (conv,) = [node for node in expanded(graph, pixel_blocks=True).live() if node.op.name == "conv"]
+    assert conv.operands[1].shape == (block * outputs, channels, *kernel[:-1], kernel[-1] + block - 1)
+    assert conv.attrs["strides"][-1] == block
+    assert_written_out(graph, {}, "")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"strides": [2]}, {"dilations": [2]}, {"groups": 2}, {"outputs": 16}, {"pixels": "n"}, {"taps": 1}],
+)
+def test_convolutions_that_gain_nothing_by_blocks(change):
+    given = {"strides": [1], "dilations": [1], "groups": 1, "outputs": 2, "pixels": 64, "taps": 9, **change}
+    graph = Graph("few")
+    x = graph.input("x", (1, 2, given["pixels"]))
+    w = graph.input("w", (given["outputs"], 2 // given["groups"], given["taps"]))
+    attrs = {name: given[name] for name in ("strides", "dilations", "groups")}
+    graph.output("y", graph.apply("conv", x, w, padding=[(4, 4)], **attrs))
+    (conv,) = [node for node in expanded(graph, pixel_blocks=True).live() if node.op.name == "conv"]
+    assert conv.operands[1].shape == w.shape
+
+
+def test_other_targets_make_no_blocks():
+    graph = Graph("few")
+    x, w = graph.input("x", (1, 1, 64)), graph.input("w", (1, 1, 9))
+    graph.output("y", graph.apply("conv", x, w, strides=[1], dilations=[1], padding=[(4, 4)], groups=1))
+    (conv,) = [node for node in expanded(graph).live() if node.op.name == "conv"]
+    assert conv.attrs["strides"] == (1,)
+
+
 def test_many_parts_of_a_concat_are_loops_of_their_own():
     """A dense block of 20 layers asks no element which part it is in."""
     graph = Graph("dense")
