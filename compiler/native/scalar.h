@@ -17,6 +17,20 @@
 #include "simd.h"
 #include "types.h"
 
+// Reductions of floats to the greatest and the least. Clang's own begin with the greatest finite number, which is wrong of
+// a row of infinities.
+#if defined(__clang__)
+#pragma omp declare reduction(kh_greatest : float, double : omp_out = omp_in > omp_out ? omp_in : omp_out) \
+    initializer(omp_priv = -__builtin_inff())
+#pragma omp declare reduction(kh_least : float, double : omp_out = omp_out > omp_in ? omp_in : omp_out) \
+    initializer(omp_priv = __builtin_inff())
+#define KH_MAX kh_greatest
+#define KH_MIN kh_least
+#else
+#define KH_MAX max
+#define KH_MIN min
+#endif
+
 KH_NAMESPACE {
 
 // -- indices ----------------------------------------------------------------------------------------------

@@ -101,7 +101,10 @@ def finish_along(one: Reduce, body: CppBody) -> None:
 def clauses(one: Reduce) -> list[str]:
     """What `#pragma omp simd` is told."""
     name = f"{one.name}_part" if is_parted(one) else f"{one.name}_sum" if _is_wide(one) else one.name
-    found = [f"reduction({_SIGNS[one.kind]} : {name})"]
+    sign = _SIGNS[one.kind]
+    if one.kind in {"max", "min"} and one.dtype.is_float:
+        sign = f"KH_{sign.upper()}"  # native/scalar.h
+    found = [f"reduction({sign} : {name})"]
     return [*found, f"reduction(| : {one.name}_nan)"] if _has_nan(one) else found
 
 
