@@ -13,6 +13,7 @@ import ctypes
 import functools
 import importlib
 import os
+import re
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,13 +24,17 @@ from kernels_hub.compiler.runtime.toolchain import RUNTIME, build, load
 from kernels_hub.cxx_compiler import find_compiler
 from kernels_hub.files import read_shipped
 
+INTERPRETER = Path(__file__).parents[1] / "interpreter"
+"""The folder of its C++."""
 SOURCE = "bytecode.cpp"
+OPERATIONS = "bytecode_operations.h"
+"""A table, included again for each use of it."""
 LINKED = (
     "linked_attention.cpp", "linked_attention_narrow.cpp", "linked_convolution.cpp", "linked_convolution_narrow.cpp",
     "linked_grouped.cpp", "linked_product.cpp", "linked_product_narrow.cpp",
 )  # fmt: skip
 """What the interpreter calls for products, convolutions and attention."""
-SOURCES = (SOURCE, *LINKED)
+SOURCES = (INTERPRETER / SOURCE, *(RUNTIME / name for name in LINKED))
 
 
 def no_interpreter() -> str | None:
@@ -53,15 +58,34 @@ def interpreter() -> ctypes.CDLL:
 def _prebuilt() -> ctypes.CDLL | None:
     """From the wheel, where it was built from just these sources."""
     find = importlib.import_module("kernels_hub.layers.native.prebuilt").find
-    headers = {path.name: read_shipped(path) for path in sorted(RUNTIME.glob("*.h"))}
-    found = [find(name, read_shipped(RUNTIME / name), headers) for name in SOURCES]
+    headers = {
+        path.name: read_shipped(path) for folder in (INTERPRETER, RUNTIME) for path in folder.glob("*.h")
+    }
+    found = [find(path.name, read_shipped(path), headers) for path in SOURCES]
     return _declared(found[0]) if all(one is not None for one in found) else None
 
 
 @functools.cache
 def _built() -> ctypes.CDLL:
-    path = build(f'#include "{SOURCE}"\n', "bytecode", runtime=LINKED)
-    return _declared(load(path))
+    return _declared(load(build(source(), "bytecode", runtime=LINKED)))
+
+
+def source() -> str:
+    """The interpreter's own C++ as one text, which includes headers of the runtime alone."""
+    seen: set[str] = set()
+
+    def written(name: str) -> str:
+        lines = []
+        for line in read_shipped(INTERPRETER / name).decode().splitlines():
+            included = re.fullmatch(r'#include "(bytecode\w*\.h)"', line)
+            if line == "#pragma once" or (included and included[1] in seen - {OPERATIONS}):
+                continue
+            if included:
+                seen.add(included[1])
+            lines.append(written(included[1]) if included else line)
+        return "\n".join(lines) + "\n"
+
+    return written(SOURCE)
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -33,10 +33,6 @@ INDEX: str = _PREBUILT.INDEX
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = Path(__file__).with_name("runtime")
-INTERPRETER: tuple[str, ...] = importlib.import_module(
-    "kernels_hub.compiler.engines.bytecode_library"
-).SOURCES
-"""Source files of the interpreter."""
 GLIBC = "2.28"
 FLAGS = (
     "-std=c++20", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fwrapv",
@@ -118,9 +114,11 @@ def units_of(root: Path) -> tuple[Unit, ...]:
     shared = (root / "layers" / "native", root / "compiler" / "native")
     sources = sorted((root / "layers").glob("**/*.cpp"))
     compiler = root / "compiler" / "native"
+    library = importlib.import_module("kernels_hub.compiler.engines.bytecode_library")
+    interpreter = [path.relative_to(library.INTERPRETER.parents[1]) for path in library.SOURCES]
     return (
         *(Unit(one, (one.parent, *shared)) for one in sources),
-        *(Unit(compiler / name, (compiler,)) for name in INTERPRETER),
+        *(Unit(root / path, (root / path.parent, compiler)) for path in interpreter),
     )
 
 

@@ -9,7 +9,7 @@ from kernels_hub.compiler.codegen.bytecode.instruction import COMPUTE, Instructi
 from kernels_hub.compiler.codegen.bytecode.operations import operations
 
 _BINARY = {"add": (0, 0), "mul": (1, 1), "sub": (2, 3), "div": (4, 5), "maximum": (6, 7), "minimum": (8, 9)}
-"""Op -> its link where the chain is the first operand, and where it is the second; as in native/bytecode_chain.h."""
+"""Op -> its links, the chain being the first operand or the second; as in interpreter/bytecode_chain.h."""
 _UNARY = {"neg": 10, "abs": 11, "exp": 12, "tanh": 13, "erf": 14, "sigmoid": 15, "sqrt": 16, "rsqrt": 17}
 _MOST = 16
 _WITHOUT_OPERANDS = frozenset({Op.VIEW, Op.LOAD, Op.REPEAT, Op.POSITION, Op.INSIDE})

@@ -9,11 +9,11 @@ from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.types import BOOL, FLOAT64, DType
 
 MOST_ROWS, MOST_ELEMENTS = 128, 2048
-"""Of a tile; as in native/bytecode.h."""
+"""Of a tile; as in interpreter/bytecode.h."""
 
 
 class Kind(enum.IntEnum):
-    """What a register holds; as in native/bytecode.h."""
+    """What a register holds; as in interpreter/bytecode.h."""
 
     FLOAT = 0
     DOUBLE = 1
@@ -30,7 +30,7 @@ ELEMENTS = {
         )
     )
 }  # fmt: skip
-"""Dtypes of elements in memory -> their codes; as in native/bytecode.h."""
+"""Dtypes of elements in memory -> their codes; as in interpreter/bytecode.h."""
 
 _BYTES = {Kind.FLOAT: 4, Kind.DOUBLE: 8, Kind.INTEGER: 8, Kind.TRUTH: 1}
 AS_HELD = {"float32", "float64", "int64", "bool"}
@@ -40,7 +40,7 @@ COMPUTE = 100
 
 
 class Op(enum.IntEnum):
-    """Instructions, in the order of native/bytecode.cpp; operations of the op table begin at 100."""
+    """Instructions, in the order of interpreter/bytecode.cpp; operations of the op table begin at 100."""
 
     VIEW = 0
     LOAD = 1

@@ -26,9 +26,9 @@ from kernels_hub.compiler.schedule.index import Loop, Ranges, flatten
 from kernels_hub.compiler.schedule.kernel import Constant, Nest, Reduce, Statement, Store, arguments
 
 LOOPS, REDUCING, MULTIPLYING, CONVOLVING, ATTENDING = range(5)
-"""Kinds of nests, as native/bytecode.cpp reads them."""
+"""Kinds of nests, as interpreter/bytecode.cpp reads them."""
 REDUCTIONS = {kind: code for code, kind in enumerate(("sum", "prod", "max", "min", "any", "all"))}
-"""As in native/bytecode_compute.h."""
+"""As in interpreter/bytecode_compute.h."""
 _FEW_TURNS = 256
 """Terms of float32 that are added up in float32, element by element."""
 _LEAST_COLUMNS = 12

@@ -11,7 +11,7 @@ _OPAQUE = {"floordiv": 4, "mod": 5, "min": 6, "max": 7}
 
 
 class Numbers:
-    """The table while it grows; sizes stand first. rows: (kind, a, b), as native/bytecode.cpp reads them."""
+    """The table while it grows; sizes stand first. rows: (kind, a, b), as interpreter/bytecode.cpp reads them."""
 
     def __init__(self, sizes: Sequence[str]) -> None:
         self.rows: list[tuple[int, int, int]] = []

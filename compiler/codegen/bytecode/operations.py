@@ -1,7 +1,7 @@
 """Operations of the bytecode: the pointwise ops of the op table, each for a kind of register, in a fixed order.
 
-The interpreter's `native/bytecode_operations.h` is this table as C++, made by `header` from C++'s spellings, so that an
-op is one row here as well. A test compares the file with what `header` gives.
+interpreter/bytecode_operations.h is this table as C++, made by `header` from C++'s spellings, so that an op is one row
+here as well. A test compares the file with what `header` gives.
 """
 
 from __future__ import annotations

@@ -105,13 +105,15 @@ def test_it_is_left_out_where_a_compiler_is(monkeypatch):
 
 def _wheel(folder: Path) -> Path:
     """A folder as the wheel has it, with the interpreter for this machine."""
-    source = f'#include "{bytecode_library.SOURCE}"\nextern "C" int kh_runs_here() {{ return 1; }}\n'
+    source = bytecode_library.source() + 'extern "C" int kh_runs_here() { return 1; }\n'
     built = build(source, "prebuilt", runtime=bytecode_library.LINKED)
     shutil.copy(built, folder / "kernels-here.so")
-    headers = {path.name: path.read_bytes() for path in RUNTIME.glob("*.h")}
-    units = {
-        name: prebuilt.digest_of((RUNTIME / name).read_bytes(), headers) for name in bytecode_library.SOURCES
+    headers = {
+        path.name: path.read_bytes()
+        for folder in (bytecode_library.INTERPRETER, RUNTIME)
+        for path in folder.glob("*.h")
     }
+    units = {path.name: prebuilt.digest_of(path.read_bytes(), headers) for path in bytecode_library.SOURCES}
     index = {
         "machine": f"{platform.machine()}-{sys.platform}",
         "levels": [

@@ -17,9 +17,9 @@ from kernels_hub.compiler.codegen.bytecode.chains import _BINARY, _UNARY
 from kernels_hub.compiler.codegen.bytecode.nests import REDUCTIONS
 from kernels_hub.compiler.codegen.bytecode.operations import header
 from kernels_hub.compiler.codegen.bytecode.program import generate
+from kernels_hub.compiler.engines.bytecode_library import INTERPRETER
 from kernels_hub.compiler.errors import EngineError, EvaluateError
 from kernels_hub.compiler.ir.dims import symbol
-from kernels_hub.compiler.runtime.toolchain import RUNTIME
 from kernels_hub.compiler.schedule.expand import expanded
 from kernels_hub.compiler.schedule.inlining import unsupported
 from kernels_hub.compiler.schedule.schedule import schedule
@@ -45,19 +45,19 @@ def check(graph: Graph, sizes: dict[str, int], tolerance: float = 1e-4, seed: in
 
 
 def test_the_operations_are_those_of_the_op_table():
-    text = (RUNTIME / "bytecode_operations.h").read_text()
-    assert text == header(), "write header() into compiler/native/bytecode_operations.h"
+    text = (INTERPRETER / "bytecode_operations.h").read_text()
+    assert text == header(), "write header() into compiler/interpreter/bytecode_operations.h"
 
 
 def _enumerators(file: str, name: str) -> list[str]:
     """Of an enum in the interpreter's C++, as its spellings in Python."""
-    text = (RUNTIME / file).read_text()
+    text = (INTERPRETER / file).read_text()
     (body,) = re.findall(rf"enum class {name} : \w+ {{([^}}]*)}};", text)
     return [one.strip().removeprefix("k") for one in body.split(",")]
 
 
 def test_codes_are_the_same_in_both_languages():
-    text = (RUNTIME / "bytecode.cpp").read_text()
+    text = (INTERPRETER / "bytecode.cpp").read_text()
     (listed,) = re.findall(r"kInstructions\[\] = {([^}]*)};", text)
     assert [one.strip() for one in listed.split(",")] == [op.name.lower() for op in instruction.Op]
     kinds = [one.upper() for one in _enumerators("bytecode.h", "Kind")]
@@ -74,7 +74,7 @@ def test_codes_are_the_same_in_both_languages():
         assert (links[first], links[second]) == (wanted or (plain, turned))
     assert {name: links[code].lower() for name, code in _UNARY.items()} == {name: name for name in _UNARY}
     for name in ("kMostRows", "kMostElements"):
-        (found,) = re.findall(rf"{name} = (\d+)", (RUNTIME / "bytecode.h").read_text())
+        (found,) = re.findall(rf"{name} = (\d+)", (INTERPRETER / "bytecode.h").read_text())
         assert (
             int(found)
             == {"kMostRows": instruction.MOST_ROWS, "kMostElements": instruction.MOST_ELEMENTS}[name]
