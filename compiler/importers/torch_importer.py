@@ -276,6 +276,9 @@ class Importer:
         except KeyError as error:
             self.problems.append(self._told(node, name, f"an assertion on data by {error}"))
             return
+        self._hold(value)
+
+    def _hold(self, value: Value) -> None:
         self.holds = value if self.holds is None else self.holds & value
 
     def _branch(self, node: torch.fx.Node, name: str) -> None:
@@ -310,6 +313,8 @@ class Importer:
         call = AtenCall(self.graph, name, tuple(map(self._type, examples)), sizes, layout)
         with self.graph.origin(place_of(node)):
             result = handler(call, *args, **kwargs)
+            for holds in call.asserted:
+                self._hold(holds)
         for value, of in zip(result if several else (result,), call.results, strict=False):
             if isinstance(value, Complex) and of is not None and of.dtype.is_complex:
                 _check(value.real, replace_dtype(of))

@@ -41,7 +41,9 @@ KEPT = (
     "repeat_interleave.self_int", "select_scatter.default", "slice_scatter.default", "index_add.default",
     "index_copy.default", "unfold.default", "tril.default", "triu.default", "logsumexp.default", "max_pool1d.default",
     "lerp.Tensor", "lerp.Scalar", "diagonal.default", "unbind.int", "sinc.default", "linalg_vector_norm.default",
-    "std.correction", "cosine_similarity.default",
+    "std.correction", "cosine_similarity.default", "inverse.default", "linalg_inv.default", "linalg_solve.default",
+    "det.default", "linalg_det.default", "slogdet.default", "linalg_slogdet.default", "logdet.default",
+    "linalg_cholesky.default",
 )  # fmt: skip
 
 

@@ -78,3 +78,32 @@ def test_who_looks_at_no_assertion_refuses_it():
     """An import that dropped it would give numbers where PyTorch raises."""
     with pytest.raises(ImportFailure, match="an assertion on data"):
         import_torch(Asserting("message").eval(), (torch.randn(2, 8), THREE))
+
+
+class Factoring(nn.Module):
+    """What LAPACK raises of: a singular matrix, and one that has no Cholesky factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, k: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(x) @ torch.inverse(k), torch.linalg.cholesky(p)
+
+
+def test_a_singular_matrix_raises_what_pytorch_raises():
+    model = Factoring().eval()
+    original = copy.deepcopy(model)
+    kernelize(model, mode=Mode.INFERENCE)
+    good, singular = torch.eye(3) + 0.1, torch.ones(3, 3)
+    for rows in (3, 5):
+        x = torch.randn(rows, 3)
+        for one, other in zip(model(x, good, good), original(x, good, good), strict=True):
+            torch.testing.assert_close(one, other)
+    assert [row.swapped for row in report(model).rows if row.path == ""] == [True]
+    for k, p in ((singular, good), (good, -good)):
+        with pytest.raises(torch.linalg.LinAlgError) as expected:
+            original(x, k, p)
+        with pytest.raises(torch.linalg.LinAlgError) as found:
+            model(x, k, p)
+        assert str(found.value) == str(expected.value)

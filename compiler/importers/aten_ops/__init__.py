@@ -9,7 +9,7 @@
     gradients.py  backward ops                      recurrent.py    nn.LSTM, nn.GRU, nn.RNN
     masks.py      writes where a mask holds         order.py        medians, modes, binary search, sets
     distances.py  cdist                             lists.py        ops on lists of tensors
-    special.py    rare pointwise functions
+    special.py    rare pointwise functions          solve.py        linear equations, determinants, factors
 
 Nothing here imports torch.
 """
@@ -33,6 +33,7 @@ from kernels_hub.compiler.importers.aten_ops import (
     pool,
     recurrent,
     reduce,
+    solve,
     special,
     views,
 )
@@ -60,6 +61,7 @@ FAMILIES = (
     pool,
     recurrent,
     reduce,
+    solve,
     special,
     views,
 )

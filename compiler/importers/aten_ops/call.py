@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -110,6 +110,8 @@ class AtenCall:
     """The dims that its results are, where they are sizes and no tensors (`item`)."""
     layout: Layout | None = None
     """Strides and offset of the first operand of `as_strided`; None where another call may have others."""
+    asserted: list[Value] = field(default_factory=list)
+    """0-d bools that a handler adds: PyTorch raises where one does not hold, and the graph is of no use."""
 
     @property
     def dtype(self) -> DType:
