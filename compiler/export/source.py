@@ -110,8 +110,8 @@ class Source:
         return tuple(name for name, one in self.signature.parameters.items() if one.kind in kinds)
 
 
-def from_module(example: Example, name: str) -> Source:
-    """Trace a module. Raises ImportFailure with all that cannot be imported."""
+def from_module(example: Example, name: str, *, may_fix: bool = False) -> Source:
+    """Trace a module. Raises ImportFailure with all that cannot be imported. may_fix: see `Sizes.guard`."""
     module = example.module
     signature = _signature(module)
     _arguments(
@@ -125,7 +125,7 @@ def from_module(example: Example, name: str) -> Source:
         # torch.export, of its own copies.
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         program = import_torch_program(
-            module, (), example_inputs, dynamic_shapes=shapes, name=name, assertions=True
+            module, (), example_inputs, dynamic_shapes=shapes, name=name, assertions=True, may_fix=may_fix
         )
     graph = program.graph
     names, constants = _aliases(module, graph), _constants(module, graph)

@@ -77,11 +77,12 @@ def import_torch_program(
     mutations: Mutations = "refuse",
     name: str | None = None,
     assertions: bool = False,
+    may_fix: bool = False,
 ) -> TorchProgram:
     """As `import_torch`, with how arguments and results map to the graph's inputs and outputs.
 
     assertions: the caller looks at the output of that name, see `data_assertions`; where not, a program with any is
-    refused.
+    refused. may_fix: a size that is free and has no name may be that of the example alone, see `Sizes.guard`.
     """
     title = name or type(module).__name__
     with decided() as asked:
@@ -94,11 +95,20 @@ def import_torch_program(
     if written is not None:
         with suppress(ImportFailure):  # what is refused is told of the decomposed program
             direct = Importer(
-                Graph(title), program, mutations, notes, written, shared, tells_assertions=assertions
+                Graph(title),
+                program,
+                mutations,
+                notes,
+                written,
+                shared,
+                tells_assertions=assertions,
+                may_fix=may_fix,
             )
             return replace(direct.run(paths, names, asked), asks=asks)
     simple = decomposed(program, type(module).__name__)
-    importer = Importer(Graph(title), simple, mutations, notes, shared=shared, tells_assertions=assertions)
+    importer = Importer(
+        Graph(title), simple, mutations, notes, shared=shared, tells_assertions=assertions, may_fix=may_fix
+    )
     return replace(importer.run(paths, names, asked), asks=asks)
 
 

@@ -95,6 +95,8 @@ class Importer:
     """Whether all that the program asserts of data holds, where it asserts anything."""
     tells_assertions: bool = False
     """Whether the caller looks at the output `ASSERTIONS`."""
+    may_fix: bool = False
+    """See `Sizes.guard`."""
     guards_are_checked: ClassVar[bool] = False
     """Whether the caller sees at every call that what was found of the example's sizes holds."""
 
@@ -115,7 +117,7 @@ class Importer:
         self.sizes.raise_bounds([*asked.by_models, *squeezed(graph), *cut(graph)])
         undecided = [one for one in self._guards(users) if self.sizes.holds(one) is False]
         guards = [one for one in undecided if not asked.decides_no_value(one)]
-        self.sizes.guard(guards, are_checked=self.guards_are_checked)
+        self.sizes.guard(guards, are_checked=self.guards_are_checked, may_fix=self.may_fix)
         if not self.guards_are_checked:
             self.sizes.bound(asked.by_models)
         shared: dict[Any, Value] = {}

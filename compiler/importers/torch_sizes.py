@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 from operator import add, mul
@@ -17,7 +17,7 @@ from kernels_hub.compiler.importers.torch_trace import TRACED_FROM, arguments_of
 from kernels_hub.compiler.ir.dims import Dim, divide_exactly, floordiv, mod, without_mod
 from kernels_hub.compiler.ir.extrema import dim_max, dim_min
 from kernels_hub.compiler.ir.graph import Graph, Value
-from kernels_hub.compiler.ir.proofs import proves_different, proves_equal, proves_le
+from kernels_hub.compiler.ir.proofs import interval, proves_different, proves_equal, proves_le
 
 if TYPE_CHECKING:
     import sympy
@@ -98,7 +98,9 @@ class Sizes:
                 fails = [self._fails_at(relation, one, size) for size in range(TRACED_FROM)]
                 self.ranges[str(one)] = _Range(max(low, TRACED_FROM if fails[1] else int(fails[0])), high)
 
-    def guard(self, guards: Sequence[sympy.Basic], *, are_checked: bool = False) -> None:
+    def guard(
+        self, guards: Sequence[sympy.Basic], *, are_checked: bool = False, may_fix: bool = False
+    ) -> None:
         """See that what export decided by sizes holds for all calls. Raises ImportFailure for what may be otherwise.
 
         Sums that were found equal become one: a + b == c + d makes d a + b - c, which the runtime compares with the
@@ -109,7 +111,8 @@ class Sizes:
         side, where nobody gave it a name. Symbols with a name of the caller's keep it where they can.
 
         are_checked: nothing is refused, as the caller sees at each call that guards hold; nothing more than they say is
-        made of them.
+        made of them. may_fix: of a relation that nothing else makes hold, a symbol without a name is what it is in the
+        example, as are the features that convolutions leave for a linear layer; calls with others do not fit.
         """
         guards = list(dict.fromkeys(guards))
         for one in guards:
@@ -118,22 +121,26 @@ class Sizes:
         for one in guards:
             if type(one).__name__ in _LEAST and self.holds(one) is False:
                 self._order(one)
-        for one in guards:
-            if self.holds(one) is False:
-                self._divide(one, are_checked=are_checked)
-        for one in guards:
-            if self.holds(one) is False:
-                self._raise_bound(one, exactly=are_checked)
-        for one in [] if are_checked else guards:
-            if self.holds(one) is False:
-                self._bound_around_example(one)
-        for one in [] if are_checked else [*guards, *self._bounds()]:
-            if self.holds(one) is False:
-                raise ImportFailure(
-                    f"what it computes depends on whether {one}, which holds for the example and not for all sizes: "
-                    "give dims of which it is known, or compile its layers",
-                    of_sizes=True,
-                )
+        for one in self._unproved(guards):
+            self._divide(one, are_checked=are_checked)
+        for one in self._unproved(guards):
+            self._raise_bound(one, exactly=are_checked)
+        if are_checked:
+            return
+        for one in self._unproved(guards):
+            self._bound_around_example(one)
+        for one in self._unproved(guards if may_fix else ()):
+            self._fix_at_example(one)
+        for one in self._unproved([*guards, *self._bounds()]):
+            raise ImportFailure(
+                f"what it computes depends on whether {one}, which holds for the example and not for all sizes: "
+                "give dims of which it is known, or compile its layers",
+                of_sizes=True,
+            )
+
+    def _unproved(self, guards: Iterable[sympy.Basic]) -> Iterator[sympy.Basic]:
+        """Those that are not known to hold, each asked when its turn comes."""
+        return (one for one in guards if self.holds(one) is False)
 
     def bound(self, decided: Sequence[sympy.Basic]) -> None:
         """Bound symbols to the example's side of what forwards were answered. Of n <= 1, and of n != 1, export has a
@@ -414,6 +421,14 @@ class Sizes:
         if self.holds(relation) is False:
             self.ranges = before
 
+    def _fix_at_example(self, relation: sympy.Basic) -> None:
+        """Have the one symbol of a relation be what it is in the example, where nobody gave it a name."""
+        import sympy
+
+        names = sorted(map(str, self._in_terms_of_others(relation).free_symbols))
+        if len(names) == 1 and names[0] not in self.names and names[0] in self.example:
+            self._is(sympy.Symbol(names[0], integer=True), sympy.Integer(self.example[names[0]]))
+
     def _some_sizes(self, symbols: Iterable[sympy.Symbol], least: int) -> dict[sympy.Symbol, sympy.Integer]:
         """A size that each symbol may have, and at least this."""
         import sympy
@@ -460,9 +475,9 @@ class Sizes:
         if kind in {"Add", "Mul"}:
             return reduce(add if kind == "Add" else mul, [self._dim(part) for part in one.args])
         if kind in {"FloorDiv", "CleanDiv"}:
-            return floordiv(*(self._dim(part) for part in one.args))
+            return _quotient(*(self._dim(part) for part in one.args))
         if kind in {"Mod", "PythonMod"}:
-            return mod(*(self._dim(part) for part in one.args))
+            return _remainder(*(self._dim(part) for part in one.args))
         if kind in {"Min", "Max"}:
             return (dim_min if kind == "Min" else dim_max)(*(self._dim(part) for part in one.args))
         if kind in WHOLE:
@@ -478,6 +493,20 @@ class Sizes:
         if torch_name not in self.ranges:
             return self.graph.symbol(name)
         return self.graph.symbol(name, *self.ranges[torch_name])
+
+
+def _quotient(a: Dim, b: Dim) -> Dim:
+    """a // b; a number where bounds leave one, as of the chunks of 64 of at most 64 rows: what is divided by that
+    number in turn is what it was.
+    """
+    found = floordiv(without_mod(a), without_mod(b))
+    low, high = interval(found)
+    return low if low is not None and low == high else floordiv(a, b)
+
+
+def _remainder(a: Dim, b: Dim) -> Dim:
+    """a % b; 0 of a multiple of b, as b rows of whole windows are written."""
+    return mod(a, b) if divide_exactly(without_mod(a), without_mod(b)) is None else 0
 
 
 def _is_false(relation: sympy.Basic, sizes: Mapping[sympy.Symbol, sympy.Integer]) -> bool:

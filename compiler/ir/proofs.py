@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from kernels_hub.compiler.ir.dims import Dim, Expr, Opaque, Symbol, atom, replace_atom, samples, without_mod
+from kernels_hub.compiler.ir.dims import (
+    Dim,
+    Expr,
+    Opaque,
+    Symbol,
+    atom,
+    divide_exactly,
+    product,
+    replace_atom,
+    samples,
+    without_mod,
+)
 from kernels_hub.compiler.ir.one_symbol import is_never_negative
 
 _DEPTH = 6
@@ -31,10 +42,22 @@ def proves_equal(a: Dim, b: Dim) -> bool:
 def _proves_equal(a: Dim, b: Dim) -> bool:
     if any(x is not None and y is not None and x != y for x, y in zip(samples(a), samples(b), strict=True)):
         return False
-    difference = _without_mod(a - b)
+    difference = _without_factors(_without_mod(a - b))
     if isinstance(difference, int):
         return difference == 0
+    if interval(without_mod(difference)) == (0, 0):
+        return True
     return _never_negative(difference, _DEPTH) and _never_negative(-difference, _DEPTH)
+
+
+def _without_factors(dim: Dim) -> Dim:
+    """Without the symbols that every term has as a factor: it is 0 wherever what remains is."""
+    if isinstance(dim, int):
+        return dim
+    powers = [dict(monomial) for monomial, _ in dim.terms]
+    common = {one: min(of.get(one, 0) for of in powers) for one in powers[0]}
+    rest = divide_exactly(dim, product(atom(one) for one, power in common.items() for _ in range(power)))
+    return dim if rest is None else rest
 
 
 def proves_different(a: Dim, b: Dim) -> bool:

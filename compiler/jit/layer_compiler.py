@@ -106,7 +106,7 @@ def _traced(request: CompileRequest) -> Source:
     refuse_early(request.module, request.args, request.kwargs, request.layer.layer_name)
     example = _example(request)
     with evaluating(example.module), recurrent_layers_whole(), encoders_without_gradients():
-        return from_module(example, request.layer.layer_name)
+        return from_module(example, request.layer.layer_name, may_fix=request.layer.dims() is True)
 
 
 def _has_cache(request: CompileRequest) -> bool:

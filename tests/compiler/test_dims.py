@@ -249,3 +249,14 @@ def test_a_proof_over_many_terms_ends_soon():
     total = sum((dim_min(one, 7) - one // 2 for one in sizes), start=0)
     assert not proves_le(total, 3)
     assert proves_le(sum((dim_min(one, 7) for one in sizes[:5]), start=0), 35)
+
+
+def test_a_factor_of_both_sides_is_left_out():
+    """Padded to one window of 8, and times a batch of any size."""
+    few = symbol("few", 2, 8)
+    padded = few + mod(8 - mod(few, 8), 8)
+    assert proves_equal(padded, 8)
+    assert proves_equal(A * padded, 8 * A)
+    assert proves_equal(A * A * B * padded, 8 * A * A * B)
+    assert not proves_equal(A * padded, 16 * A)
+    assert not proves_equal(A * B, A * N)

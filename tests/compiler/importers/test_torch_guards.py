@@ -14,7 +14,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from kernels_hub.compiler import evaluate
 from kernels_hub.compiler.errors import DimError, ImportFailure, ShapeError
-from kernels_hub.compiler.importers.torch_export import import_torch
+from kernels_hub.compiler.importers.torch_export import import_torch, import_torch_program
 from kernels_hub.compiler.importers.torch_sizes import Sizes
 from kernels_hub.compiler.ir.dims import Expr
 from kernels_hub.compiler.ir.graph import Graph
@@ -434,3 +434,64 @@ def test_a_condition_on_a_power_of_a_size_is_told():
     shapes = ({0: Dim("rows")}, {0: Dim("others")})
     with pytest.raises(ImportFailure, match="depends on whether"):
         import_torch(module, (torch.randn(4, 3), torch.randn(6, 3)), dynamic_shapes=shapes)
+
+
+class Chunks(nn.Module):
+    """As a gated delta rule: rows padded to whole chunks of 8, a step in Python for each."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, heads, length, width = x.shape
+        padded = nn.functional.pad(x, (0, 0, 0, (8 - length % 8) % 8))
+        chunks = padded.reshape(batch, heads, -1, 8, width)
+        state, found = torch.zeros_like(chunks[:, :, 0, 0]), torch.zeros_like(chunks)
+        for number in range(padded.shape[2] // 8):
+            found[:, :, number] = chunks[:, :, number] + state.unsqueeze(2)
+            state = state + chunks[:, :, number].sum(2)
+        return found.reshape(batch, heads, padded.shape[2], width)[:, :, :length]
+
+
+def test_chunks_of_one_count_are_of_every_length_in_them():
+    """A size divided by a count that bounds leave at one is what it was, of a batch that is free, too."""
+    module = Chunks()
+    shapes = ({0: Dim.AUTO, 2: Dim.AUTO},)
+    graph = import_torch(module, (torch.randn(3, 2, 5, 4),), dynamic_shapes=shapes)
+    (value,) = graph.inputs.values()
+    assert [isinstance(dim, int) for dim in value.shape] == [False, True, False, True]
+    for size in ((2, 2, 7, 4), (4, 2, 3, 4)):
+        x = torch.randn(*size)
+        (found,) = evaluate(graph, [x.numpy()]).values()
+        torch.testing.assert_close(torch.from_numpy(found), module(x))
+
+
+class Subsampled(nn.Module):
+    """Speech: convolutions over time and features, and a linear layer of the features that they leave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 3, 3, 2)
+        self.linear = nn.Linear(3 * 4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.convolution(x[:, None]).relu()
+        batch, channels, steps, features = found.shape
+        return self.linear(found.transpose(1, 2).contiguous().view(batch, steps, channels * features))
+
+
+def test_a_size_that_one_number_alone_does_for_is_fixed_where_it_may_be():
+    module, x = Subsampled(), torch.randn(2, 21, 9)
+    shapes = (dict.fromkeys(range(3), Dim.AUTO),)
+    with pytest.raises(ImportFailure, match="what it computes depends on whether"):
+        import_torch(module, (x,), dynamic_shapes=shapes)
+    graph = import_torch_program(module, (x,), dynamic_shapes=shapes, may_fix=True).graph
+    (value,) = graph.inputs.values()
+    assert [isinstance(dim, int) for dim in value.shape] == [False, False, True]
+    for size in ((4, 8, 9), (3, 30, 9)):
+        x = torch.randn(*size)
+        (found,) = evaluate(graph, [x.numpy()]).values()
+        torch.testing.assert_close(torch.from_numpy(found), module(x))
+
+
+def test_a_size_with_a_name_is_never_fixed():
+    x, shapes = torch.randn(2, 21, 9), ({0: Dim.AUTO, 1: Dim.AUTO, 2: Dim("features")},)
+    with pytest.raises(ImportFailure):
+        import_torch_program(Subsampled(), (x,), dynamic_shapes=shapes, may_fix=True)
