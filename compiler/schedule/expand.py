@@ -6,7 +6,8 @@ sum and what is pointwise around them; a mean, a sum and a division; a compariso
 transposed convolution, a convolution of all its phases (`transposed`); a convolution with taps that see only padding,
 one without them (`blind_taps`); one to few channels, one to blocks of pixels (`pixel_blocks`); a log-softmax of which
 each row gives one element, that element (`picks`); a weight of few bits, shifts and arithmetic; a resize that is no
-repetition, gathers (`interpolate`); a scatter that adds up or multiplies narrow floats, one of float32.
+repetition, gathers (`interpolate`); a median or a binary search, sorts and gathers (`ordered`); a scatter that adds up
+or multiplies narrow floats, one of float32.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from kernels_hub.compiler.schedule.blind_taps import seeing_taps, without_blind_
 from kernels_hub.compiler.schedule.group_norm import group_norm_of, written_out
 from kernels_hub.compiler.schedule.interpolate import interpolated, is_interpolated
 from kernels_hub.compiler.schedule.lower import SCATTERS, repeats
+from kernels_hub.compiler.schedule.ordered import in_order, is_ordered
 from kernels_hub.compiler.schedule.picks import picked, picks_one
 from kernels_hub.compiler.schedule.pixel_blocks import by_blocks, pixels_a_block
 from kernels_hub.compiler.schedule.scores import ANCHOR_DTYPES, attention_parts
@@ -60,8 +62,8 @@ def expanded(graph: Graph, dtypes: frozenset[DType] = ANCHOR_DTYPES, *, pixel_bl
             w, scales, *zeros = operands
             given = zeros[0] if zeros else None
             return (dequantized(w, scales, given, node.attrs["bits"], node.attrs["depth"]),)
-        if name == "resize" and repeats(node.results[0]) is None and is_interpolated(node):
-            return (interpolated(node, operands[0]),)
+        if (read := _read_at_places(node, operands)) is not None:
+            return (read,)
         if name in SCATTERS and _rounds_between(node):
             x, places, updates = operands
             wide = x.dtype.compute
@@ -83,6 +85,13 @@ def _convolution(
     return None
 
 
+def _read_at_places(node: Node, operands: tuple[Value, ...]) -> Value | None:
+    """A resize that is no repetition, or what sorting decides; None of another op."""
+    if node.op.name == "resize" and repeats(node.results[0]) is None and is_interpolated(node):
+        return interpolated(node, operands[0])
+    return in_order(node, operands) if is_ordered(node) else None
+
+
 def _rounds_between(node: Node) -> bool:
     """Whether a scatter would round after each update, where the op rounds once."""
     narrow = node.results[0].dtype
@@ -96,6 +105,7 @@ def is_written_out(node: Node) -> bool:
         name in {"softmax", "log_softmax", "reduce_mean", "dequantize"}
         or (name == "conv_transpose" and has_phases(node))
         or (name == "resize" and is_interpolated(node))
+        or is_ordered(node)
     )
 
 

@@ -20,6 +20,7 @@ from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.expand import is_laid_out, is_written_out
 from kernels_hub.compiler.schedule.index import Ranges, linear, permuted, row_major
 from kernels_hub.compiler.schedule.lower import INLINE, ORDERS, POOLS, REDUCTIONS, SCANS, SCATTERS, repeats
+from kernels_hub.compiler.schedule.ordered import SORTED
 from kernels_hub.compiler.schedule.scores import ANCHOR_DTYPES, attention_parts
 from kernels_hub.compiler.schedule.stages import REGIONS, why_no_region
 from kernels_hub.compiler.schedule.views import Index, loops_of, walk
@@ -69,6 +70,7 @@ ANCHORS = frozenset(
 
 NATIVE_ONLY = (
     ORDERS
+    | SORTED
     | SCATTERS
     | {"grouped_matmul", "matmul_few_bits", "recurrent", "tree_ensemble", "pairwise_coupling"}
 )

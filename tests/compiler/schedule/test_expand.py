@@ -197,3 +197,40 @@ def test_many_parts_of_a_concat_are_loops_of_their_own():
     (whole,) = schedule(graph, most_parts=8).kernels
     assert len(whole.nests) == 1
     assert math.prod(loop.extent for loop in whole.nests[0].outer) == 2 * 60 * 5
+
+
+_ROWS = [[3.0, math.nan, 1.0, 1.0, -2.0], [0.5, 0.25, math.inf, -math.inf, 7.0], [math.nan] * 5]
+_ORDERED = {
+    "argkth": ({"k": 2, "axis": 1}, ()),
+    "argmedian": ({"axis": 1}, ()),
+    "argmedian of numbers": ({"axis": 1, "ignore_nan": True}, ()),
+    "argmedian down": ({"axis": 0}, ()),
+    "searchsorted": ({}, ((3, 2), [[0.0, 9.0], [0.5, math.nan], [1.0, -1.0]])),
+    "searchsorted right": ({"right": True}, ((3, 2), [[1.0, 3.0], [7.0, math.inf], [1.0, -1.0]])),
+    "isin": ({}, ((3,), [1.0, math.nan, 0.25])),
+    "logcumsumexp": ({"axis": 1}, ()),
+    "logcumsumexp down": ({"axis": 0}, ()),
+}
+
+
+@pytest.mark.parametrize("named", _ORDERED)
+@pytest.mark.parametrize("free", [False, True])
+def test_what_sorting_decides(named, free):
+    """With NaN, infinities and rows that are in no order."""
+    (attrs, more), op = _ORDERED[named], named.partition(" ")[0]
+    graph, sizes = Graph("ordered"), {"rows": 3} if free else {}
+    x = graph.input("x", ("rows" if free else 3, 5))
+    others = ()
+    inputs = {"x": np.array(_ROWS, np.float32)}
+    if more:
+        shape, numbers = more
+        others = (graph.input("v", ("rows", *shape[1:]) if free and len(shape) > 1 else shape),)
+        inputs["v"] = np.array(numbers, np.float32)
+    graph.output("y", graph.apply(op, x, *others, **attrs))
+    if named == "logcumsumexp down" and free:
+        assert refused(graph) != {}, "of a length that is not known"
+        return
+    assert refused(graph) == {} and op not in {node.op.name for node in expanded(graph).live()}
+    expected = evaluate(graph, inputs, bindings=sizes)["y"]
+    actual = run_schedule(schedule(graph), graph, inputs, sizes)["y"]
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
