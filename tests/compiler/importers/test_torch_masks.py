@@ -121,3 +121,34 @@ def test_a_mask_beside_other_indices_is_refused():
         import_torch(
             Function(lambda x, m, i: x.index_put((m, i), x[0, 0])), (X, X[:, 0] > 0, torch.tensor([1]))
         )
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: written(x, x > 0, y[x > 0]),
+        lambda x, y: written(x, y > 0.5, (y[y > 0.5] * 2 + 1).tanh()),
+        lambda x, y: written(x, x[:, 0] > 0, y[x[:, 0] > 0] * y[0]),
+        lambda x, y: written(x.long(), x > 0, (y * 9).long()[x > 0] + 3),
+    ],
+    ids=["plain", "pointwise", "rows", "integers"],
+)
+def test_what_is_pointwise_is_computed_at_all_places(function):
+    """Sampling points, and balls around them, ask for the nearest so far: `distance[nearer] = found[nearer]`."""
+    args = (X, rand(4, 5, seed=7))
+    program = check_function(function, *args)
+    assert not {"nonzero", "gather_nd"} & {node.op.name for node in program.graph.live()}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: written(x, x > 0, y[x > 0].flip(0)),
+        lambda x, y: written(x, x > 0, y[y > 0][:COUNT]),
+        lambda x, y: written((x * 9).long(), x > 0, 12 // (y * 0 + 3 * (x > 0)).long()[x > 0]),
+        lambda x, y: written(x, x > 0, y[x > 0].cumsum(0)),
+    ],
+    ids=["another order", "other places", "may divide by zero", "not pointwise"],
+)
+def test_what_is_not_is_computed_of_those_that_hold(function):
+    check_function(function, X, X + 0.25 * (X > 0))
