@@ -125,7 +125,14 @@ def from_module(example: Example, name: str, *, may_fix: bool = False) -> Source
         # torch.export, of its own copies.
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         program = import_torch_program(
-            module, (), example_inputs, dynamic_shapes=shapes, name=name, assertions=True, may_fix=may_fix
+            module,
+            (),
+            example_inputs,
+            dynamic_shapes=shapes,
+            name=name,
+            assertions=True,
+            may_fix=may_fix,
+            complex_in_pairs=True,
         )
     graph = program.graph
     names, constants = _aliases(module, graph), _constants(module, graph)

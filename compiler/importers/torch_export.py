@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.decided_sizes import decided
@@ -78,11 +78,13 @@ def import_torch_program(
     name: str | None = None,
     assertions: bool = False,
     may_fix: bool = False,
+    complex_in_pairs: bool = False,
 ) -> TorchProgram:
     """As `import_torch`, with how arguments and results map to the graph's inputs and outputs.
 
     assertions: the caller looks at the output of that name, see `data_assertions`; where not, a program with any is
     refused. may_fix: a size that is free and has no name may be that of the example alone, see `Sizes.guard`.
+    complex_in_pairs: see `Importer`.
     """
     title = name or type(module).__name__
     with decided() as asked:
@@ -92,23 +94,14 @@ def import_torch_program(
     names = input_symbols(module, args, kwargs or {}, dynamic_shapes)
     shared = _shared(program, paths)
     written = writes(program)
+    options: dict[str, Any] = {
+        "shared": shared, "tells_assertions": assertions, "may_fix": may_fix, "complex_in_pairs": complex_in_pairs,
+    }  # fmt: skip
     if written is not None:
         with suppress(ImportFailure):  # what is refused is told of the decomposed program
-            direct = Importer(
-                Graph(title),
-                program,
-                mutations,
-                notes,
-                written,
-                shared,
-                tells_assertions=assertions,
-                may_fix=may_fix,
-            )
+            direct = Importer(Graph(title), program, mutations, notes, written, **options)
             return replace(direct.run(paths, names, asked), asks=asks)
-    simple = decomposed(program, type(module).__name__)
-    importer = Importer(
-        Graph(title), simple, mutations, notes, shared=shared, tells_assertions=assertions, may_fix=may_fix
-    )
+    importer = Importer(Graph(title), decomposed(program, type(module).__name__), mutations, notes, **options)
     return replace(importer.run(paths, names, asked), asks=asks)
 
 

@@ -16,6 +16,7 @@ from kernels_hub.compiler.importers.aten_ops.complex import (
     complex_handler_of,
     in_parts,
     is_complex,
+    part_dtype,
     replace_dtype,
     whole,
 )
@@ -33,7 +34,13 @@ from kernels_hub.compiler.importers.torch_direct import (
     name_of,
     needed,
 )
-from kernels_hub.compiler.importers.torch_program import TorchProgram, array_of, dtype_of, output_names
+from kernels_hub.compiler.importers.torch_program import (
+    TorchProgram,
+    array_of,
+    dtype_of,
+    output_names,
+    pairs_of,
+)
 from kernels_hub.compiler.importers.torch_regions import CONTROL_FLOW, Subgraph
 from kernels_hub.compiler.importers.torch_sizes import Sizes
 from kernels_hub.compiler.importers.torch_trace import place_of
@@ -97,6 +104,8 @@ class Importer:
     """Whether the caller looks at the output `ASSERTIONS`."""
     may_fix: bool = False
     """See `Sizes.guard`."""
+    complex_in_pairs: bool = False
+    """Whether complex weights are parameters of floats (…, 2), which have a type in C; layers read them so."""
     guards_are_checked: ClassVar[bool] = False
     """Whether the caller sees at every call that what was found of the example's sizes holds."""
 
@@ -120,7 +129,7 @@ class Importer:
         self.sizes.guard(guards, are_checked=self.guards_are_checked, may_fix=self.may_fix)
         if not self.guards_are_checked:
             self.sizes.bound(asked.by_models)
-        shared: dict[Any, Value] = {}
+        shared: dict[Any, Complex | Value] = {}
         for node in placeholders:
             if node in of_users:
                 self._input(node, of_users[node])
@@ -202,7 +211,7 @@ class Importer:
         else:
             self.env[node] = example
 
-    def _state(self, node: torch.fx.Node, spec: Any, shared: dict[Any, Value]) -> None:
+    def _state(self, node: torch.fx.Node, spec: Any, shared: dict[Any, Complex | Value]) -> None:
         """A parameter, buffer or lifted constant."""
         if spec.kind.name == "TOKEN":
             self.env[node] = None
@@ -220,8 +229,14 @@ class Importer:
             return
         key = (tensor.data_ptr(), of, tensor.stride()) if tensor.numel() else node
         if key not in shared:
-            shared[key] = self.graph.parameter(target, of.shape, of.dtype, lambda: array_of(tensor))
-        self.env[node] = in_parts(shared[key])
+            shared[key] = self._parameter(target, of, tensor)
+        self.env[node] = shared[key]
+
+    def _parameter(self, name: str, of: TensorType, tensor: torch.Tensor) -> Complex | Value:
+        if not (self.complex_in_pairs and of.dtype.is_complex):
+            return in_parts(self.graph.parameter(name, of.shape, of.dtype, lambda: array_of(tensor)))
+        shape, dtype = (*of.shape, 2), part_dtype(of.dtype)
+        return Complex.of_pairs(self.graph.parameter(name, shape, dtype, lambda: pairs_of(tensor)))
 
     def _write(self, node: torch.fx.Node) -> None:
         """What an op wrote is from now on the value of every name of that memory."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kernels_hub.compiler.errors import ImportFailure
 from kernels_hub.compiler.importers.torch_aliases import Shared
 from kernels_hub.compiler.importers.torch_trace import path_text
@@ -67,6 +69,12 @@ def array_of(tensor: Any) -> Array:
     bits = {1: torch.uint8, 2: torch.int16}[tensor.element_size()]
     raw: Array = plain.view(bits).numpy()
     return raw.view(row.numpy)
+
+
+def pairs_of(tensor: Any) -> Array:
+    """The parts of complex numbers, (…, 2)."""
+    whole = array_of(tensor)
+    return np.stack([whole.real, whole.imag], -1)
 
 
 def dtype_of(dtype: torch.dtype) -> types.DType:

@@ -50,7 +50,7 @@ class State:
             facts += found
             placed += (each.value for each in found)
             weight: torch.Tensor = found[0].value
-            if wanted_weight.packed or not weight.is_contiguous() or weight.is_neg():
+            if wanted_weight.packed or not weight.is_contiguous() or weight.is_neg() or weight.is_conj():
                 counted.append(weight)
                 copied.append(weight)
         counted = [tensor for tensor in counted if not tensor.is_inference()]  # the others count no versions
@@ -87,7 +87,7 @@ class State:
         for path, other in zip(weight.aliases, others, strict=True):
             if other.value.data_ptr() != tensor.data_ptr() or other.value.is_neg() is not tensor.is_neg():
                 raise Misfit("tied weights", f"its {path} is no longer the same tensor as its {weight.name}")
-        self.plain[weight.buffer] = tensor.detach().resolve_neg().contiguous()
+        self.plain[weight.buffer] = _in_pairs(tensor.detach()).resolve_neg().contiguous()
         self.tensors.append(tensor)
         return [found, *others]
 
@@ -114,9 +114,15 @@ def find_weight(module: nn.Module, path: str) -> Held:
     raise Misfit("weights", f"it has no weight {path!r}")
 
 
+def _in_pairs(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as floats (…, 2), which programs read."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 def _check_weight(tensor: torch.Tensor, weight: Weight, place: Place) -> None:
     if type(tensor) is not Parameter and type(tensor) is not torch.Tensor:
         raise Misfit("weights", f"its {weight.name} is a {type(tensor).__name__}, not a plain tensor")
+    tensor = _in_pairs(tensor)
     if tensor.dtype is not dtype_of(weight.dtype):
         name = str(tensor.dtype).removeprefix("torch.")
         raise Misfit(f"dtype {name}", f"its {weight.name} is {name}, it was compiled for {weight.dtype}")

@@ -40,6 +40,12 @@ class Complex:
         """The parts of a complex value of the graph."""
         return cls(value.unary("real"), value.unary("imag"))
 
+    @classmethod
+    def of_pairs(cls, value: Value) -> Complex:
+        """The parts of a value (…, 2)."""
+        last = value.rank - 1
+        return cls(*(value.slice(last, part, part + 1).squeeze(last) for part in (0, 1)))
+
     def whole(self) -> Value:
         """The complex value."""
         return self.real.apply("complex", self.real, self.imaginary)
