@@ -144,7 +144,12 @@ class OnnxImportError(ImportFailure):
 
 
 class EngineError(CompilerError, RuntimeError):
-    """No engine takes a graph (every engine's reason is in the message), or one broke its word; names it."""
+    """No engine takes a graph (every engine's reason is in the message), or one broke its word; names it.
+
+    of_sizes: whether one might if sizes were numbers.
+    """
+
+    of_sizes: bool = False
 
 
 class BuildError(EngineError):

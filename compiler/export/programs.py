@@ -28,6 +28,7 @@ from kernels_hub.compiler.runtime.arguments import dtype_of
 from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.inlining import refused
 from kernels_hub.compiler.schedule.kernel import Schedule
+from kernels_hub.compiler.schedule.ordered import OF_LENGTHS
 from kernels_hub.compiler.schedule.schedule import schedule
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -139,6 +140,8 @@ def _check_ops(graph: Graph) -> None:
             for value, reason in found.items()
         ]
         count = "1 value" if len(lines) == 1 else f"{len(lines)} values"
-        raise EngineError(
+        error = EngineError(
             f"graph {graph.name} has {count} that no C++ kernel computes:\n  " + "\n  ".join(lines)
         )
+        error.of_sizes = all(one.op_name in OF_LENGTHS for one in found)
+        raise error

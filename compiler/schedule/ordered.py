@@ -16,6 +16,8 @@ from kernels_hub.compiler.ir.types import INT64
 
 SORTED = frozenset({"argkth", "argmedian"})
 """Those that take a sort, which has no form in the language of GPU kernels."""
+OF_LENGTHS = frozenset({"logcumsumexp"})
+"""Those that are written out for lengths that are numbers alone."""
 _LONGEST = 128
 """Of rows that a triangle is taken of."""
 _MOST_BITS = 40

@@ -45,3 +45,20 @@ def test_one_program_takes_every_batch_and_length():
     assert program.fallbacks == {}
     x = torch.randn(2, 21, 10)  # other features, of which as many are left
     torch.testing.assert_close(model(x), original(x))
+
+
+class Running(nn.Module):
+    """A sum of exponentials up to each step, which is written out for a length that is a number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sigmoid().logcumsumexp(1) * 2
+
+
+def test_what_is_of_a_length_alone_is_compiled_for_that_of_the_call():
+    model = Running()
+    original = copy.deepcopy(model)
+    kernelize(model, mode=Mode.INFERENCE)
+    for size in ((2, 9, 3), (2, 9, 3), (2, 12, 3)):
+        x = torch.randn(*size)
+        torch.testing.assert_close(model(x), original(x))
+    assert [row.swapped for row in report(model).rows if row.path == ""] == [True]
