@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels_hub.compiler.errors import CompilerError
-from kernels_hub.compiler.importers.aten_ops.complex import whole
+from kernels_hub.compiler.importers.aten_ops.complex import Complex, whole
 from kernels_hub.compiler.importers.further_arguments import (
     FurtherArgument,
     lengths,
@@ -223,7 +223,7 @@ class _Importer(Importer):
             return
         super()._input(node, path)
 
-    def _state(self, node: Node, spec: SimpleNamespace, shared: dict[object, Value]) -> None:  # noqa: ARG002
+    def _state(self, node: Node, spec: SimpleNamespace, shared: dict[object, Complex | Value]) -> None:  # noqa: ARG002
         super()._state(node, spec, {})  # weights that are one tensor now may be two at another call
 
     def _outputs(self) -> tuple[list[tuple[str, object]], dict[str, str]]:

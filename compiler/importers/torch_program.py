@@ -71,7 +71,7 @@ def array_of(tensor: Any) -> Array:
     return raw.view(row.numpy)
 
 
-def pairs_of(tensor: Any) -> Array:
+def pairs_of(tensor: torch.Tensor) -> Array:
     """The parts of complex numbers, (…, 2)."""
     whole = array_of(tensor)
     return np.stack([whole.real, whole.imag], -1)
