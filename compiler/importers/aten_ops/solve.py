@@ -220,10 +220,8 @@ def check_errors(call: AtenCall, info: Value, *_: object, **__: object) -> None:
     call.asserted.append(info.eq(0).reduce("all"))
 
 
-@aten("linalg_solve.default", "_linalg_solve_ex.default")
-def solve(
-    call: AtenCall, a: Value, b: Value, *, left: bool, check_errors: bool = True
-) -> Value | tuple[Value | None, ...]:
+@aten("linalg_solve.default")
+def solve(call: AtenCall, a: Value, b: Value, *, left: bool) -> Value:
     n = _rows_of(call, a, _MOST_COLUMNS)
     is_vector = b.rank == 1 or (b.rank == a.rank - 1 and len(call.shape) == b.rank)
     if is_vector:
@@ -233,25 +231,26 @@ def solve(
     a, b = _batched(a, b)
     factors, order, _pivots = _eliminated(a, n)
     found = _solved(factors, order, b, n)
-    found = found.squeeze(-1) if is_vector else (found if left else found.transpose())
-    if check_errors:
-        _assert_regular(call, factors)
-    if not call.name.startswith("_"):
-        return found
-    return found, None, None, _info(factors)
+    _assert_regular(call, factors)
+    return found.squeeze(-1) if is_vector else (found if left else found.transpose())
 
 
-@aten("det.default", "linalg_det.default", "_linalg_det.default")
-def determinant(call: AtenCall, a: Value) -> Value | tuple[Value | None, ...]:
+@aten("det.default", "linalg_det.default")
+def determinant(call: AtenCall, a: Value) -> Value:
     n = _rows_of(call, a, _MOST_COLUMNS)
     call.refuse_unless(n > 0, "an empty matrix")
     factors, _order, pivots = _eliminated(a, n)
-    found = _diagonal(factors).reduce("prod", -1) * _sign(factors, pivots)
-    return (found, None, None) if call.name.startswith("_") else found  # factors depend on its layout
+    return _diagonal(factors).reduce("prod", -1) * _sign(factors, pivots)
 
 
-@aten("slogdet.default", "linalg_slogdet.default", "_linalg_slogdet.default", "logdet.default")
-def log_determinant(call: AtenCall, a: Value) -> Value | tuple[Value | None, ...]:
+@aten("_linalg_det.default", "_linalg_slogdet.default", "_linalg_solve_ex.default")
+def with_factors(call: AtenCall, *_: object, **__: object) -> None:
+    """What the others become as PyTorch runs them: their factors, for a backward, depend on how a matrix lies."""
+    call.refuse_unless(False, "an LU decomposition as a result")
+
+
+@aten("slogdet.default", "linalg_slogdet.default", "logdet.default")
+def log_determinant(call: AtenCall, a: Value) -> Value | tuple[Value, Value]:
     n = _rows_of(call, a, _MOST_COLUMNS)
     call.refuse_unless(n > 0, "an empty matrix")
     factors, _order, pivots = _eliminated(a, n)
@@ -260,7 +259,7 @@ def log_determinant(call: AtenCall, a: Value) -> Value | tuple[Value | None, ...
     found = abs(diagonal).log().sum(-1)
     if call.name.startswith("logdet"):
         return signs.binary("lt", 0.0).select(math.nan, found)
-    return (signs, found, None, None) if call.name.startswith("_") else (signs, found)
+    return signs, found
 
 
 # -- Cholesky
