@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -39,6 +40,7 @@ from kernels_hub.compiler.schedule.cost import kernel_cost
 from kernels_hub.compiler.schedule.inlining import NATIVE_ONLY, refused
 from kernels_hub.compiler.schedule.kernel import Schedule
 from kernels_hub.compiler.schedule.lower import SCANS
+from kernels_hub.compiler.schedule.ordered import is_ordered
 from kernels_hub.compiler.schedule.schedule import schedule
 
 
@@ -82,10 +84,17 @@ class BytecodePlan(NativePlan):
         return rows
 
 
+_Made = tuple[Schedule, Bytecode]
+
+
 class BytecodeEngine:
     """See the module."""
 
     name = "bytecode"
+
+    def __init__(self) -> None:
+        self._made: weakref.WeakKeyDictionary[Graph, _Made] = weakref.WeakKeyDictionary()
+        """What `check` has made of graphs that it took, until `compile` asks for it."""
 
     def check(self, graph: Graph, device: Device) -> Support | Decline:
         """Graphs of ops with a loop form that bytecode can express, whose sizes the inputs tell."""
@@ -95,6 +104,10 @@ class BytecodeEngine:
             return lacking
         if found := refused(graph) | values_refused(graph, _why_not) | untold(graph):
             return declined(found)
+        try:
+            self._made[graph] = _made(graph, Choices())
+        except EngineError as error:
+            return Decline(str(error))
         return Support()
 
     def compile(self, graph: Graph, device: Device, knobs: Mapping[str, KnobValue]) -> CompiledPlan:
@@ -102,8 +115,8 @@ class BytecodeEngine:
         choices = Choices.of(knobs)
         if isinstance(answer := self.check(graph, device), Decline):
             raise EngineError(f"engine {self.name} does not take graph {graph.name}: {answer.reason}")
-        scheduled = schedule(graph, choices=choices)
-        program = generate(scheduled)
+        made = self._made.pop(graph, None)
+        scheduled, program = made if made is not None and not choices.given() else _made(graph, choices)
         return BytecodePlan(graph, device, scheduled, program, BytecodeProgram(interpreter(), program.words))
 
     def load(self, payload: bytes, device: Device) -> CompiledPlan:
@@ -115,13 +128,18 @@ class BytecodeEngine:
 ENGINE = BytecodeEngine()
 
 
+def _made(graph: Graph, choices: Choices) -> _Made:
+    scheduled = schedule(graph, choices=choices)
+    return scheduled, generate(scheduled)
+
+
 def _why_not(node: Node) -> str | None:
     for value in (*node.operands, *node.results):
         if value.dtype.name not in ELEMENTS:
             return f"bytecode has no {value.dtype}"
     if node.op.name == "call":
         return next(iter(values_refused(node.attrs["callee"], _why_not).values()), None)
-    if node.op.name in NATIVE_ONLY or node.op.name in SCANS:
+    if node.op.name in NATIVE_ONLY or node.op.name in SCANS or is_ordered(node):
         return f"{node.op.name} has no form in bytecode"
     if Trait.POINTWISE not in node.op.traits or node.op.name in NOT_COMPUTED - {
         "bitcast",
