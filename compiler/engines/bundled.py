@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from kernels_hub.compiler.engines.devices import no_cpp, no_metal, no_triton
+from kernels_hub.compiler.engines.devices import no_bytecode, no_cpp, no_metal, no_triton
 from kernels_hub.compiler.engines.engine import (
     CompiledPlan,
     Decline,
@@ -67,5 +67,4 @@ METAL = BundledEngine("metal", "kernels_hub.compiler.engines.metal", no_metal)
 CPP = BundledEngine(
     "cpp", "kernels_hub.compiler.engines.cpp", no_cpp, always=frozenset({Note.NEEDS_COMPILER})
 )
-BYTECODE = BundledEngine("bytecode", "kernels_hub.compiler.engines.bytecode", no_cpp)
-"""Where there is a C++ compiler, the default heuristic leaves it out."""
+BYTECODE = BundledEngine("bytecode", "kernels_hub.compiler.engines.bytecode", no_bytecode)

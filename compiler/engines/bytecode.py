@@ -19,7 +19,7 @@ from kernels_hub.compiler.codegen.bytecode.operations import NOT_COMPUTED, codes
 from kernels_hub.compiler.codegen.bytecode.program import Bytecode, generate
 from kernels_hub.compiler.engines.bytecode_library import BytecodeProgram, interpreter, no_interpreter
 from kernels_hub.compiler.engines.cpp_weights import place_weights
-from kernels_hub.compiler.engines.devices import no_cpp
+from kernels_hub.compiler.engines.devices import no_bytecode
 from kernels_hub.compiler.engines.engine import (
     CompiledPlan,
     Decline,
@@ -98,7 +98,7 @@ class BytecodeEngine:
 
     def check(self, graph: Graph, device: Device) -> Support | Decline:
         """Graphs of ops with a loop form that bytecode can express, whose sizes the inputs tell."""
-        if (reason := no_cpp(device) or no_interpreter()) is not None:
+        if (reason := no_bytecode(device) or no_interpreter()) is not None:
             return Decline(reason)
         if (lacking := without_weights(graph)) is not None:
             return lacking

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kernels_hub.compiler.engines.engine import Device
 from kernels_hub.compiler.errors import CompilerError
+from kernels_hub.cxx_compiler import find_compiler
 
 if TYPE_CHECKING:
     import torch
@@ -81,6 +82,20 @@ def no_metal(device: Device) -> str | None:
     if not torch.backends.mps.is_available():
         return f"this PyTorch ({torch.__version__}) sees no MPS device"
     return None
+
+
+def no_bytecode(device: Device) -> str | None:
+    """Why the engine "bytecode" runs nothing on a device, whatever its interpreter is; None where it may.
+
+    KERNELS_HUB_BYTECODE=build has it take part beside a compiler, which builds its interpreter.
+    """
+    if (reason := no_cpp(device)) is not None:
+        return reason
+    if os.environ.get("KERNELS_HUB_BYTECODE") == "build" or find_compiler() is None:
+        return None
+    return (
+        "cpp makes the same kernels with the C++ compiler that is here (KERNELS_HUB_CXX=none: bytecode runs)"
+    )
 
 
 def no_cpp(device: Device) -> str | None:

@@ -16,7 +16,6 @@ from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.cost import Costs
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.plan.partition import Partition
-from kernels_hub.cxx_compiler import find_compiler
 
 GROUP = "kernels_hub.heuristics"
 
@@ -57,10 +56,7 @@ _SIZE = 32
 
 
 def default(graph: Graph, device: Device, answers: Answers) -> Sequence[str]:  # noqa: ARG001  (the protocol's)
-    """Generated code first (C++ on a CPU, Triton on a GPU), then plugins, then libraries; what is slow comes last.
-
-    Bytecode is left out where C++ can be compiled, unless the caller named it and not C++.
-    """
+    """Generated code first (C++ on a CPU, Triton on a GPU), then plugins, then libraries; what is slow comes last."""
     first = ("cpp", "bytecode") if device.type == "cpu" else ("triton",)
     order = {name: index for index, name in enumerate(first)}
     order |= {"library": 50, "reference": 100}
@@ -70,8 +66,7 @@ def default(graph: Graph, device: Device, answers: Answers) -> Sequence[str]:  #
         slow = isinstance(answer, Support) and Note.SLOW in answer.notes
         return slow, order.get(name, 20)
 
-    left_out = {"bytecode"} if "cpp" in answers and find_compiler() is not None else set()
-    return sorted(answers.keys() - left_out, key=lambda name: (*rank(name), list(answers).index(name)))
+    return sorted(answers, key=rank)
 
 
 def heuristic(name: str) -> Heuristic:

@@ -16,9 +16,8 @@ import torch
 from kernels_hub.compiler import Graph
 from kernels_hub.compiler.engines import bytecode_library
 from kernels_hub.compiler.engines.bytecode import ENGINE
-from kernels_hub.compiler.engines.engine import Decline, Device, Engine, Support
+from kernels_hub.compiler.engines.engine import Decline, Engine
 from kernels_hub.compiler.engines.registry import engine
-from kernels_hub.compiler.plan.heuristics import default
 from kernels_hub.compiler.runtime.toolchain import RUNTIME, build
 from kernels_hub.layers.native import prebuilt
 from tests.compiler.engines.executed import CPU, array, assert_agrees, graph_of
@@ -90,17 +89,17 @@ def test_it_says_what_it_does_not_take(graph, reason):
 
 def test_it_declines_without_an_interpreter(monkeypatch):
     monkeypatch.setenv("KERNELS_HUB_BYTECODE", "")
+    monkeypatch.setenv("KERNELS_HUB_CXX", "none")
     monkeypatch.setattr(bytecode_library, "_prebuilt", lambda: None)
     answer = ENGINE.check(_perceptron(), CPU)
     assert isinstance(answer, Decline) and "in the wheels for Linux" in answer.reason
 
 
-def test_it_is_left_out_where_a_compiler_is(monkeypatch):
-    graph = _perceptron()
-    answers = {name: Support() for name in ("cpp", "bytecode", "library")}
-    assert list(default(graph, Device("cpu"), answers)) == ["cpp", "library"]
-    monkeypatch.setenv("KERNELS_HUB_CXX", "none")
-    assert list(default(graph, Device("cpu"), answers)) == ["cpp", "bytecode", "library"]
+def test_it_declines_beside_a_compiler(monkeypatch):
+    """Before anything of it is imported or made."""
+    monkeypatch.setenv("KERNELS_HUB_BYTECODE", "")
+    answer = engine("bytecode").check(_perceptron(), CPU)
+    assert isinstance(answer, Decline) and "KERNELS_HUB_CXX=none" in answer.reason
 
 
 def _wheel(folder: Path) -> Path:
