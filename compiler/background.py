@@ -57,6 +57,7 @@ def stand_in(settings: Settings) -> Settings:
     only = replace(
         settings.only,
         exclude_notes=settings.only.exclude_notes | {Note.NEEDS_COMPILER},
+        exclude_engines=settings.only.exclude_engines | {"bytecode"},  # schedules graphs, and packs weights
         knobs={**settings.only.knobs, "library": {**settings.only.knobs.get("library", {}), "pack": False}},
     )
     return replace(settings, only=only, rank="default", wait=True)
