@@ -3,6 +3,9 @@
 A facet is a kind and a value. Devices and platforms are those of the variants of the release that a list shows; a
 variant for every backend counts for each. The publisher is the namespace, which a rename changes, so it is read from
 the list's own row and stands in no facet.
+
+A facet's row has copies of what lists are sorted by, kept right by triggers: so the repositories of a facet are read in
+any order from an index, as all repositories are.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from kernels_hub.errors import MetadataError
 from kernels_hub.repository.backends import BACKENDS, UNIVERSAL
 from kernels_hub.repository.variants import Variant
-from kernels_hub.server.database.schema import Index, Schema
+from kernels_hub.server.database.schema import Column, Index, Schema, Trigger
 from kernels_hub.server.web.contents import Facts, VariantFacts
 
 ANY_PLATFORM = "any"
@@ -27,12 +30,49 @@ CREATE TABLE IF NOT EXISTS facets (
     repository TEXT NOT NULL REFERENCES repositories ON DELETE CASCADE,
     kind TEXT NOT NULL CHECK (kind IN ('layer', 'device', 'platform', 'licence')),
     value TEXT NOT NULL,
+    created REAL NOT NULL DEFAULT 0,
+    updated TEXT NOT NULL DEFAULT '',
+    downloads INTEGER NOT NULL DEFAULT 0,
+    name TEXT NOT NULL DEFAULT '',
     PRIMARY KEY (repository, kind, value)
 ) WITHOUT ROWID;
 """,
-    indexes=(Index("facets_value", "facets", "kind, lower(value), repository"),),
-    # For rows that are older than `tokens_of`, which is the same.
+    added=(
+        Column("facets", "created", "REAL NOT NULL DEFAULT 0"),
+        Column("facets", "updated", "TEXT NOT NULL DEFAULT ''"),
+        Column("facets", "downloads", "INTEGER NOT NULL DEFAULT 0"),
+        Column("facets", "name", "TEXT NOT NULL DEFAULT ''"),
+    ),
+    indexes=(
+        Index("facets_newest", "facets", "kind, lower(value), created DESC, repository"),
+        Index("facets_updated", "facets", "kind, lower(value), updated DESC, created DESC, repository"),
+        Index("facets_downloads", "facets", "kind, lower(value), downloads DESC, created DESC, repository"),
+        Index("facets_name", "facets", "kind, lower(value), name, repository"),
+    ),
+    triggers=(
+        Trigger(
+            "facets_ranked",
+            "UPDATE",
+            "ranks",
+            "UPDATE facets SET updated = new.updated, downloads = new.downloads WHERE repository = new.repository",
+        ),
+        Trigger(
+            "facets_renamed",
+            "UPDATE",
+            "repositories",
+            "UPDATE facets SET name = lower(new.namespace || '/' || new.name) WHERE repository = new.id",
+        ),
+    ),
+    # For rows that are older than `tokens_of`, which is the same, and than the copies of what lists are sorted by.
     fill="""
+DROP INDEX IF EXISTS facets_value;
+DROP INDEX IF EXISTS search_facets;
+UPDATE facets SET (created, updated, downloads) = (
+    SELECT ranks.created, ranks.updated, ranks.downloads FROM ranks WHERE ranks.repository = facets.repository
+), name = (SELECT search.name FROM search WHERE search.repository = facets.repository)
+WHERE NOT EXISTS (SELECT 1 FROM upgrades WHERE name = 'facet_orders')
+    AND repository IN (SELECT ranks.repository FROM ranks JOIN search ON search.repository = ranks.repository);
+INSERT INTO upgrades VALUES ('facet_orders') ON CONFLICT DO NOTHING;
 UPDATE search SET tokens = (
     SELECT ' ' || group_concat(lower(hex(CAST(kind || '=' || lower(value) AS BLOB))), ' ') || ' '
     FROM facets WHERE facets.repository = search.repository
@@ -43,10 +83,22 @@ INSERT INTO upgrades VALUES ('tokens') ON CONFLICT DO NOTHING;
 )
 
 
+INSERT = """
+INSERT INTO facets (repository, kind, value, created, updated, downloads, name)
+    SELECT ranks.repository, ?, ?, ranks.created, ranks.updated, ranks.downloads, search.name
+    FROM ranks JOIN search ON search.repository = ranks.repository WHERE ranks.repository = ?
+"""
+"""Gives a repository a facet: kind, value, repository."""
+
+
 def token_of(kind: str, value: str) -> str:
     """A facet as one word of letters and digits, the same for every case of a value's ASCII letters."""
-    lower = "".join(c.lower() if c.isascii() else c for c in value)
-    return f"{kind}={lower}".encode().hex()
+    return f"{kind}={lower(value)}".encode().hex()
+
+
+def lower(value: str) -> str:
+    """A value with its ASCII letters in lower case, as SQL's `lower` has it."""
+    return "".join(c.lower() if c.isascii() else c for c in value)
 
 
 def tokens_of(facets: Mapping[str, Sequence[str]]) -> str:

@@ -10,7 +10,7 @@ import base64
 import binascii
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernels_hub.server.database import Query, Row
 from kernels_hub.server.refusal import Refusal, bad_request
@@ -29,15 +29,31 @@ class Key:
 
 @dataclass(frozen=True)
 class Order:
-    """One order of a list; the last key is another one in each row. index: the one that has the rows in this order."""
+    """One order of a list; the last key is another one in each row.
+
+    index: the one that has the rows in this order.
+    facet_index: the one of the table `facets` that has the rows of one facet in this order.
+    """
 
     keys: tuple[Key, ...]
     index: str
+    facet_index: str
 
     @property
     def ranked(self) -> bool:
         """Whether the order is that of the table `ranks`."""
-        return self.keys[0].column.startswith("ranks.")
+        return self.table == "ranks"
+
+    @property
+    def table(self) -> str:
+        """The table that has the order."""
+        return self.keys[0].column.partition(".")[0]
+
+    @property
+    def of_facet(self) -> Order:
+        """The same order, of rows of the table `facets`, which has copies of the keys."""
+        keys = (replace(key, column=f"facets.{key.column.partition('.')[2]}") for key in self.keys)
+        return Order(tuple(keys), self.facet_index, self.facet_index)
 
     @property
     def by(self) -> str:
@@ -91,7 +107,9 @@ def _unknown() -> Refusal:
 
 
 ORDERS = {
-    "newest": Order((Key("search.created", float), Key("search.repository", str, False)), "search_newest"),
+    "newest": Order(
+        (Key("search.created", float), Key("search.repository", str, False)), "search_newest", "facets_newest"
+    ),
     "updated": Order(
         (
             Key("ranks.updated", str),
@@ -99,6 +117,7 @@ ORDERS = {
             Key("ranks.repository", str, False),
         ),
         "ranks_updated",
+        "facets_updated",
     ),
     "downloads": Order(
         (
@@ -107,7 +126,10 @@ ORDERS = {
             Key("ranks.repository", str, False),
         ),
         "ranks_downloads",
+        "facets_downloads",
     ),
-    "name": Order((Key("search.name", str, False), Key("search.repository", str, False)), "search_name"),
+    "name": Order(
+        (Key("search.name", str, False), Key("search.repository", str, False)), "search_name", "facets_name"
+    ),
 }
 """The orders by their names, the usual one first."""

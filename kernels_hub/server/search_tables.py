@@ -46,13 +46,6 @@ CREATE TABLE IF NOT EXISTS ranks (
             "created DESC, repository",
             covered="type, namespace, private, gated, name, words",
         ),
-        Index(
-            "search_facets",
-            "search",
-            "created DESC, repository",
-            covered="type, namespace, private, gated, tokens",
-            covering=True,
-        ),
         Index("search_name", "search", "name, repository", covered="type, namespace, private, gated"),
         Index("search_namespace", "search", "namespace, created DESC", covered="type, private, gated, name"),
         Index("search_stale", "search", "created DESC", where="stale = 1"),

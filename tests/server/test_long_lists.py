@@ -13,15 +13,18 @@ from unittest import mock
 
 import pytest
 
+from kernels_hub.server import list_sources
 from kernels_hub.server import search as search_module
 from kernels_hub.server.access import Caller
 from kernels_hub.server.database import dialect, sqlite
+from kernels_hub.server.facets import INSERT
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.listed_order import ORDERS
 from kernels_hub.server.refusal import Refusal
-from kernels_hub.server.search import SORTS, TEXT, Wanted
+from kernels_hub.server.search import SORTS, Wanted
+from kernels_hub.server.search_tables import TEXT
 from tests.hub_databases import needs_postgresql
-from tests.server.test_search import commit, fill, make, names, toml
+from tests.server.test_search import STALE_COPIES, commit, fill, make, names, toml
 
 each_database = pytest.mark.each_database
 
@@ -209,19 +212,55 @@ def test_what_few_have_is_found_without_reading_the_others(hub: Hub):
     for label in asked:
         assert took[label, 400] - took[label, 50] <= 5, took
     with (
-        mock.patch.object(search_module.Search, "_few", return_value=-1),
-        mock.patch.object(search_module.Search, "_count", return_value=400),
+        mock.patch.object(list_sources.Sources, "_few", return_value=-1),
+        mock.patch.object(list_sources.Sources, "_count", return_value=400),
     ):
         hub.database.inner._connection().set_progress_handler(step, 20)
-        hub.search.overview(Caller(), asked["device"])
+        hub.search.overview(Caller(), asked["publisher"])
         hub.database.inner._connection().set_progress_handler(None, 0)
-    assert steps > 2 * took["device", 400], "what is counted are the rows that are read"
+    assert steps > 2 * took["publisher", 400], "what is counted are the rows that are read"
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("sort", SORTS)
+def test_a_facet_is_read_in_order_wherever_it_stands(hub: Hub, sort: str):
+    """Counted as above: as much for a facet of the first of an order, as for one of its last."""
+    steps, took = 0, {}
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+
+    with hub.database.transaction():
+        for number in range(300):
+            row = f"{number:032}", f"k{999 - number}", number
+            hub.database.change("INSERT INTO repositories VALUES (?, 'kernel', 'acme', ?, 0, '', ?)", *row)
+            for kind, value in (
+                ("device", {0: "last", 5: "first"}.get(number // 50, "other")),
+                ("platform", "all"),
+            ):
+                hub.database.change(INSERT, kind, value, row[0])
+            rank(hub, row[1], f"2026-{number:03}", number)
+        hub.database.change("UPDATE search SET stale = 0")
+    for count in (5, 30):
+        for value in ("first", "last"):
+            hub.database.inner._connection().set_progress_handler(step, 20)
+            page = hub.search.shown(Caller(), Wanted(facets={"device": value}, sort=sort), 0, count)
+            hub.database.inner._connection().set_progress_handler(None, 0)
+            last = {"first": 299, "last": 49}[value]
+            assert [row.repository.name for row in page.rows] == [
+                f"k{999 - number}" for number in range(last, last - count, -1)
+            ]
+            took[count, value], steps = steps, 0
+    for count in (5, 30):
+        assert abs(took[count, "last"] - took[count, "first"]) <= 3, took
+    assert took[30, "last"] > 2 * took[5, "last"], "what is counted are the rows that are read"
 
 
 @each_database
 @pytest.mark.parametrize("sort", SORTS)
 def test_short_words_are_looked_for_among_the_first(hub: Hub, sort: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(search_module, "MOST_LOOKED_AT", 3)
+    monkeypatch.setattr(list_sources, "MOST_LOOKED_AT", 3)
     for number in range(5):
         rank_of = {"newest": "5", "name": "a"}
         make(hub, f"acme/{rank_of.get(sort, 'x')}{number}zq")
@@ -241,6 +280,7 @@ def test_short_words_are_looked_for_among_the_first(hub: Hub, sort: str, monkeyp
 @pytest.mark.parametrize("sort", SORTS)
 def test_facets_of_few_and_of_many_find_the_same(hub: Hub, sort: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(search_module, "MOST_COUNTED", 2)
+    monkeypatch.setattr(list_sources, "LEAST_SORTED", 0)
     for number in range(9):
         repository = make(hub, f"acme/k{number}")
         kind = "cpu" if number % 2 else "cuda"
@@ -258,9 +298,9 @@ def test_facets_of_few_and_of_many_find_the_same(hub: Hub, sort: str, monkeypatc
     ]
     for facets, is_meant in asked:
         # Read in order, as far as enough of them should be, and then sorted; or sorted at once.
-        for few in (-1, 500):
-            monkeypatch.setattr(search_module.Search, "_few", lambda *_, few=few: few)
-            hub.search._counts.clear()
+        for few in (-1, 2, 500):
+            monkeypatch.setattr(list_sources.Sources, "_few", lambda *_, few=few: few)
+            hub.search._sources._counts.clear()
             wanted = Wanted(facets=facets, sort=sort)
             meant = [name for name in every if is_meant(int(name[1:]))]
             for start in (0, 1, 3):
@@ -271,18 +311,21 @@ def test_facets_of_few_and_of_many_find_the_same(hub: Hub, sort: str, monkeypatc
 
 @each_database
 def test_what_the_first_of_an_order_lack_is_found_all_the_same(hub: Hub, monkeypatch: pytest.MonkeyPatch):
-    for number in range(30):
+    for number in range(16):
         repository = make(hub, f"acme/k{number}")
+        commit(hub, repository, "build/torch-cpu/metadata.json", '{"backend": {"type": "cpu"}}')
         if number < 3:
-            commit(hub, repository, "build/torch-cpu/metadata.json", '{"backend": {"type": "cpu"}}')
+            commit(hub, repository, "kernel.toml", '[kernel]\nlayers = ["Norm"]\n')
     while hub.search.refresh():
         pass
     monkeypatch.setattr(search_module, "MOST_COUNTED", 1)
-    monkeypatch.setattr(search_module.Search, "_few", lambda *_: 1)
-    monkeypatch.setattr(search_module.Search, "_count", lambda *_: 30)  # as of most repositories
-    rows = hub.search.shown(Caller(), Wanted(facets={"device": "cpu"}), 0, 2).rows
+    monkeypatch.setattr(list_sources, "LEAST_SORTED", 0)
+    monkeypatch.setattr(list_sources.Sources, "_few", lambda *_: 1)
+    monkeypatch.setattr(list_sources.Sources, "_count", lambda *_: 16)  # as of most repositories
+    wanted = Wanted(facets={"device": "cpu", "layer": "norm"})
+    rows = hub.search.shown(Caller(), wanted, 0, 2).rows
     assert [row.repository.name for row in rows] == ["k2", "k1"]
-    assert hub.search.overview(Caller(), Wanted(facets={"device": "cpu"})).facets["publisher"][0].count == 1
+    assert hub.search.overview(Caller(), wanted).facets["publisher"][0].count == 1
 
 
 @each_database
@@ -291,6 +334,7 @@ def test_a_database_that_is_older_than_the_index_of_facets(hub: Hub, tmp_path: P
     commit(hub, repository, "build/torch-cpu/metadata.json", '{"backend": {"type": "cpu"}}')
     commit(hub, repository, "kernel.toml", '[kernel]\nlayers = ["Größe \\u00c4%s?"]\nlicense = "MIT"\n')
     hub.search.refresh()
+    rank(hub, "kernels", "2026-05", 7)
     made = hub.database.row("SELECT tokens FROM search")["tokens"]
     with hub.database.transaction():
         if hub.database.plans:
@@ -298,8 +342,15 @@ def test_a_database_that_is_older_than_the_index_of_facets(hub: Hub, tmp_path: P
         else:
             for event in ("insert", "update", "delete"):
                 hub.database.change(f"DROP TRIGGER search_tokens_{event}")
-            for name in ("TABLE search_tokens", "TABLE search_tokens_rows", "INDEX search_facets"):
+            dropped = ["TABLE search_tokens", "TABLE search_tokens_rows"]
+            dropped += [f"INDEX {order.facet_index}" for order in ORDERS.values()]
+            dropped += ["TRIGGER facets_ranked", "TRIGGER facets_renamed"]
+            for name in dropped:
                 hub.database.change(f"DROP {name}")
+        for column in ("created", "updated", "downloads", "name"):
+            hub.database.change(f"ALTER TABLE facets DROP COLUMN {column}")
+        hub.database.change("CREATE INDEX facets_value ON facets (kind, lower(value), repository)")
+        hub.database.change("DELETE FROM upgrades WHERE name = 'facet_orders'")
         hub.database.change("DELETE FROM upgrades WHERE name = 'tokens'")
         hub.database.change("ALTER TABLE search DROP COLUMN tokens")
     with ThreadPoolExecutor(3) as threads:  # as servers that start together
@@ -309,7 +360,11 @@ def test_a_database_that_is_older_than_the_index_of_facets(hub: Hub, tmp_path: P
             opened[0].database.row("SELECT tokens FROM search")["tokens"].split()
         )
         for facets in ({"device": "CPU"}, {"layer": "gRöße Ä%S?", "licence": "mit"}):
-            assert opened[1].search.shown(Caller(), Wanted(facets=facets), 0, 5).rows, facets
+            for sort in SORTS:
+                assert opened[1].search.shown(Caller(), Wanted(facets=facets, sort=sort), 0, 5).rows, facets
+        assert opened[0].database.rows("SELECT 1 FROM facets WHERE downloads = 7 AND name = 'acme/kernels'")
+        rank(opened[2], "kernels", "2026-06", 8)
+        assert not opened[1].database.rows(STALE_COPIES)
         assert opened[2].database.check() == []
     finally:
         for other in opened:

@@ -73,7 +73,7 @@ def script(schema: Schema) -> str:
     return "\n".join(
         [
             tables,
-            *(_index(index) for index in schema.indexes if not index.covering),
+            *map(_index, schema.indexes),
             *map(_trigger, schema.triggers),
             *map(_guard, schema.append_only),
             fill,

@@ -28,8 +28,7 @@ class Key:
 class Index:
     """An index over columns, in the order of `key`.
 
-    `covered` is read with it by databases that hold rows of any size in an index, for which alone it is made where
-    `covering` says so. `where` makes it partial.
+    `covered` is read with it by databases that hold rows of any size in an index. `where` makes it partial.
     """
 
     name: str
@@ -37,7 +36,6 @@ class Index:
     key: str
     covered: str = ""
     where: str = ""
-    covering: bool = False
 
 
 @dataclass(frozen=True)

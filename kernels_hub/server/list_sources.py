@@ -1,0 +1,278 @@
+"""What a list of repositories is read from: an index in the order of the list, or one of what few have.
+
+A list is read in its order, from an index of it, until a page is full: of all repositories, or of those that have a
+facet, the rarest one that is asked for. Where a word, several facets together or a publisher leave few repositories,
+counted up to `_few`, those are read from the index of that, and sorted; how many have a word, the planner of PostgreSQL
+knows. Several facets are found by one index, which each repository is in with all of its facets (`facets.token_of`), so
+that they count as one filter. Words of one or two letters alone, which no index finds, are looked for among the first
+`MOST_LOOKED_AT` of the order, or of the facet. So a list takes as long with a million repositories, but for filters of
+which each leaves many and all together few, where no index finds those that have all.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from kernels_hub.server.database import Containing, Database, Query
+from kernels_hub.server.database.schema import SHORTEST_TEXT
+from kernels_hub.server.facets import token_of
+from kernels_hub.server.listed_order import Order
+from kernels_hub.server.search_tables import TEXT, TOKENS
+
+LEAST_SORTED = 500
+"""Repositories that are sorted rather than looked for in order, however many there are."""
+MOST_LOOKED_AT = 10_000
+"""Repositories, the first of the order, that words of fewer letters than an index finds are looked for in."""
+_COSTS = {
+    (True, "search"): (1, 1),
+    (True, "ranks"): (4, 2),
+    (True, "facets"): (1, 2),
+    (False, "search"): (1, 6),
+    (False, "ranks"): (8, 9),
+    (False, "facets"): (8, 9),
+}
+"""(Whether the database plans, the table that an index has in the order) -> what a row takes that is read in order, and
+one that is sorted: as measured with 100,000 repositories, in microseconds or half of them."""
+_MOST_SIZED = 100_000
+"""Repositories of a facet that are counted, where it is asked which of several is the rarest."""
+_SIZE_SECONDS = 60.0
+"""How long a number of rows is believed, where it only says which way is quick."""
+_COUNTS_KEPT = 1000
+_HAS_FACET = "facets.kind = ? AND lower(facets.value) = ?"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Which repositories are meant.
+
+    few: indexes, each of which finds all of them and maybe others.
+    words: indexes of texts that find them, where the database plans by how many they find.
+    facets: kinds and values, in lower case, which are asked for besides.
+    found: whether a text in it is found by an index; False where all that there are are too short, None without any.
+    """
+
+    text: str
+    values: tuple[object, ...] = ()
+    few: tuple[Containing, ...] = ()
+    words: tuple[Containing, ...] = ()
+    facets: tuple[tuple[str, str], ...] = ()
+    found: bool | None = None
+
+    def also(self, text: str, *values: object, few: Containing | None = None) -> Condition:
+        """Those of these that meet another condition. few: an index that finds them."""
+        more = (few,) if few else ()
+        return replace(
+            self, text=f"{self.text} AND {text}", values=(*self.values, *values), few=(*self.few, *more)
+        )
+
+    def with_facets(self, facets: Sequence[tuple[str, str]]) -> Condition:
+        """These, as far as their rows say that they have some facets."""
+        condition = self
+        for facet in facets:
+            condition = condition.also("instr(tokens, ?) > 0", f" {token_of(*facet)} ")
+        return condition
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a list is read from: what follows SELECT, up to WHERE, the condition on its rows, and their order."""
+
+    text: str
+    condition: Condition
+    order: Order
+    within: Query | None = None
+    """The part of the condition that the index of the order begins with."""
+
+
+class Sources:
+    """Chooses what lists are read from. Safe from several threads; who uses it holds `Database.staying`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._size = 0, -math.inf
+        self._counts: dict[Query, tuple[int, int, float]] = {}
+
+    def of(self, condition: Condition, order: Order, wanted: int, *, whole: bool) -> Iterator[Source]:
+        """What a list is read from, until `wanted` rows are found.
+
+        These are all rows in order, or those of a facet, or those that a filter leaves, to be sorted. Where it leaves
+        many, enough of them are among the first of the order, as a rule: where they are not, all that it leaves are
+        sorted after all, which the last of these does. whole: no order is read in part.
+        """
+        if condition.facets:
+            yield from self._of_facets(condition, order, wanted)
+            return
+        for found in condition.words:
+            condition = condition.also(found.condition[0], *found.condition[1])
+        every = Source(self._in_order(condition, order), condition, order)
+        if not condition.few:
+            yield every
+            return
+        most = self._few(wanted, order, self._all())
+        count, few = self._fewest(condition.few, most)
+        if count > most:
+            # How many rows have a word, the planner knows.
+            planned = self._database.plans and condition.found
+            first = 4 * wanted * self._all() // max(count, 1) + LEAST_SORTED
+            bound = None if whole or planned else self._bound(every, first)
+            yield bound or every
+            if bound is None:
+                return
+        yield self._of_few(condition, few, order)
+
+    def containing(self, condition: Condition, text: str) -> Condition:
+        """Those that an index finds a text in."""
+        if (found := self._database.containing(TEXT, text)) is None:
+            is_short = len(text) < SHORTEST_TEXT and condition.found is None
+            return replace(condition, found=False) if is_short else replace(condition, found=True)
+        condition = replace(condition, found=True)
+        if self._database.plans:
+            return replace(condition, words=(*condition.words, found))
+        return replace(condition, few=(*condition.few, found))
+
+    def _few(self, wanted: int, order: Order, among: int) -> int:
+        """Rows that are sorted in less time than as many as are wanted of them are looked for, in order, among others.
+
+        among: how many there are.
+        """
+        # Of n among all N, so many are found in wanted * N / n rows.
+        read, sort = _COSTS[self._database.plans, order.table]
+        return max(LEAST_SORTED, math.isqrt(wanted * among * read // sort))
+
+    def _all(self) -> int:
+        """About how many repositories there are."""
+        known, since = self._size
+        if time.monotonic() - since > _SIZE_SECONDS:
+            (row,) = self._database.rows("SELECT COUNT(*) AS n FROM search")
+            known = int(row["n"])
+            self._size = known, time.monotonic()
+        return known
+
+    def _count(self, few: Query, most: int) -> int:
+        """How many rows a query has, up to more than `most`; believed for a while, since it only says what is quick."""
+        known, limit, since = self._counts.get(few, (0, -1, -math.inf))
+        if (known > limit and limit < most) or time.monotonic() - since > _SIZE_SECONDS:
+            query, values = few
+            (row,) = self._database.rows(
+                f"SELECT COUNT(*) AS n FROM (SELECT 1 FROM ({query}) AS given LIMIT {most + 1}) AS few",  # noqa: S608
+                *values,
+            )
+            known = int(row["n"])
+            if len(self._counts) >= _COUNTS_KEPT:
+                self._counts.clear()
+            self._counts[few] = known, most, time.monotonic()
+        return known
+
+    def _of_facets(self, condition: Condition, order: Order, wanted: int) -> Iterator[Source]:
+        """`of` for repositories that have some facets."""
+        few = self._few_with_facets(condition)
+        sizes = [self._count(_of_facet(facet), _MOST_SIZED) if few else 0 for facet in condition.facets]
+        size, number = min((size, number) for number, size in enumerate(sizes))
+        others = [facet for facet in condition.facets if facet != condition.facets[number]]
+        facet, among = condition.facets[number], condition.with_facets(others)
+        if not few:
+            yield self._in_order_of_facet(
+                among, facet, order, MOST_LOOKED_AT if condition.found is False else 0
+            )
+            return
+        every = self._in_order_of_facet(among, facet, order)
+        most = self._few(wanted, every.order, size)
+        count, fewest = self._fewest(few, most)
+        if count > most and size > most:
+            first = 4 * wanted * size // max(count, 1) + LEAST_SORTED
+            if first >= size:
+                yield every
+                return
+            # A database that plans knows that the first rows are in order already, and reads no more than it must.
+            planned = self._database.plans
+            bound = (
+                self._in_order_of_facet(among, facet, order, first) if planned else self._bound(every, first)
+            )
+            yield bound or every
+        if size <= count:
+            yield every
+        else:
+            yield self._of_few(condition.with_facets(condition.facets), fewest, order)
+
+    def _few_with_facets(self, condition: Condition) -> tuple[Containing, ...]:
+        """Indexes that find fewer repositories than have one of the facets; none where there may be no such."""
+        tokens = " ".join(token_of(*facet) for facet in condition.facets)
+        is_more = len(condition.facets) > 1 or condition.words
+        found = self._database.containing(TOKENS, tokens) if is_more else None
+        if found is None:
+            return (*condition.few, *condition.words)
+        # A database that plans looks into several indexes at once.
+        together = [found, *condition.words]
+        text = " AND ".join(item.condition[0] for item in together)
+        values = tuple(value for item in together for value in item.condition[1])
+        keys = f"SELECT repository FROM search WHERE {text}", values  # noqa: S608
+        return (*condition.few, Containing(keys, (text, values)) if condition.words else found)
+
+    def _fewest(self, few: Sequence[Containing], most: int) -> tuple[int, Containing]:
+        """The index that finds the fewest rows, and how many, up to more than `most`."""
+        count, number = min((self._count(item.keys, most), number) for number, item in enumerate(few))
+        return count, few[number]
+
+    def _bound(self, every: Source, first: int) -> Source | None:
+        """The first of an order, and those that are equal to the last of these; None where that is all."""
+        key, table = every.order.keys[0], every.order.table
+        read = self._database.in_order(every.order.index) if table != "ranks" else ""
+        condition, values = every.within or ("TRUE", ())
+        last = self._database.row(
+            f"SELECT {key.column} AS k FROM {table}{read} WHERE {condition} "  # noqa: S608
+            f"ORDER BY {every.order.by} LIMIT 1 OFFSET ?",
+            *values,
+            first,
+        )
+        if last is None:
+            return None
+        text = f"{key.column} {'>=' if key.falling else '<='} ?"
+        return replace(every, condition=every.condition.also(text, last["k"]))
+
+    def _of_few(self, condition: Condition, few: Containing, order: Order) -> Source:
+        """Rows that an index finds, to be sorted."""
+        join = self._database.forced_join
+        ranks = f" {join} ranks ON ranks.repository = search.repository" if order.ranked else ""
+        if self._database.plans:
+            text, values = few.condition
+            # OFFSET 0 keeps the planner from reading all rows in order instead, as it does where it guesses wrong.
+            source = f"FROM (SELECT * FROM search WHERE {text} OFFSET 0) AS search{ranks}"  # noqa: S608
+        else:
+            query, values = few.keys
+            source = f"FROM ({query}) AS few {join} search ON search.repository = few.repository{ranks}"
+        return Source(source, replace(condition, values=(*values, *condition.values)), order)
+
+    def _in_order_of_facet(
+        self, condition: Condition, facet: tuple[str, str], order: Order, most: int = 0
+    ) -> Source:
+        """All rows of a facet in their order, or the first `most` of them."""
+        order, join = order.of_facet, self._database.forced_join
+        read, text = f"facets{self._database.in_order(order.index)}", f"{_HAS_FACET} AND {condition.text}"
+        if most:
+            first = f"WHERE {_HAS_FACET} ORDER BY {order.by} LIMIT {most}"
+            read, text = f"(SELECT * FROM {read} {first}) AS facets", condition.text  # noqa: S608
+        source = f"FROM {read} {join} search ON search.repository = facets.repository"
+        among = replace(condition, text=text, values=(*facet, *condition.values))
+        return Source(source, among, order, (_HAS_FACET, facet))
+
+    def _in_order(self, condition: Condition, order: Order) -> str:
+        """All rows in their order; for short words alone, the first of them."""
+        join = self._database.forced_join
+        table = "ranks" if order.ranked else "search"
+        read = f"{table}{'' if order.ranked else self._database.in_order(order.index)}"
+        if condition.found is False and not condition.few:
+            # Of what an index covers, where it does: these are up to MOST_LOOKED_AT rows.
+            columns = (
+                "*" if order.ranked else "repository, type, namespace, private, gated, created, name, words"
+            )
+            read = f"(SELECT {columns} FROM {read} ORDER BY {order.by} LIMIT {MOST_LOOKED_AT}) AS {table}"  # noqa: S608
+        ranked = f" {join} search ON search.repository = ranks.repository" if order.ranked else ""
+        return f"FROM {read}{ranked}"
+
+
+def _of_facet(facet: tuple[str, str]) -> Query:
+    """The repositories that have a facet: its kind, and its value in lower case."""
+    return f"SELECT repository FROM facets WHERE {_HAS_FACET}", facet  # noqa: S608
