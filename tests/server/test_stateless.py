@@ -32,6 +32,7 @@ from kernels_hub.server.sweep import sweep
 from tests import hub_databases
 from tests.hub_databases import needs_postgresql
 from tests.object_store import BUCKET, store
+from tests.postgresql_server import PostgresqlServer
 from tests.server.release_cases import commit, kinds, new, release, tags
 
 pytestmark = needs_postgresql
@@ -295,6 +296,29 @@ def test_a_database_that_is_restored_finds_its_packs(one: Hub, opened: Open):
     assert fresh.store.content(repo).packs.kind(late) is None
     commit(one, repo, "after", "1")
     assert "after" in files(fresh, repo)
+
+
+def test_a_database_that_comes_back_empty_makes_no_empty_hub(
+    one: Hub, tmp_path: Path, objects: str, postgresql: PostgresqlServer
+):
+    """Whose servers would answer 404, and remove what no row names."""
+    new(one)
+    one.close()
+    empty = postgresql.new_database()
+    for root, says in (
+        ("one", "has no rows of a Hub, and .*one has served one"),
+        ("fresh", "belongs to another"),
+    ):
+        with (
+            pytest.raises(KernelsHubError, match=says),
+            Hub(tmp_path / root, create=True, database=empty, objects=objects),
+        ):
+            pass
+        tables = postgresql.execute(
+            "SELECT 1 FROM pg_tables WHERE schemaname = 'public'", empty.rpartition("/")[2]
+        )
+        assert root == "fresh" or tables == []
+    postgresql.drop(empty)
 
 
 def test_what_is_pruned_is_gone_everywhere(one: Hub, two: Hub):

@@ -49,6 +49,12 @@ def _open_postgresql(
                             f"{database.name} has no rows of a Hub, and {layout.root} has repositories; nothing was "
                             f"changed. Restore the database, or correct its address in {layout.address}"
                         )
+                    if (store := layout.objects()) is not None and layout.read().git:
+                        raise KernelsHubError(
+                            f"{database.name} has no rows of a Hub, and {layout.root} has served one whose git data is "
+                            f"in {store}; nothing was changed. Restore the database, or correct its address in "
+                            f"{layout.address}"
+                        )
                     database.check_empty()
                     database.make()
                     database.claim(owner := elsewhere.root)
