@@ -317,7 +317,10 @@ def _failure(error: Exception, request: str) -> Refusal:
         log.error("request %s: the disk is full", request)
         return Refusal(507, "The server's disk is full; nothing was changed, tell its administrator")
     if isinstance(error, DatabaseFullError):
-        return Refusal(507, "The server's disk is full; nothing was changed, tell its administrator")
+        log.error("request %s: the disk of the database is full: %s", request, error)
+        return Refusal(
+            507, "The disk of the server's database is full; nothing was changed, tell its administrator"
+        )
     if isinstance(error, UnavailableError):
         log.error("request %s: the database does not answer: %s", request, error)
         return Refusal(
@@ -363,7 +366,7 @@ def _opened(root: Path, limits: Limits, database: str | None, rows: str | None, 
             given = database if _rows_of(root) == rows else None  # moved since, and the root knows where to
             return Hub(root, limits=limits, database=given, objects=objects)
         except KernelsHubError as error:
-            if not isinstance(error.__cause__, UnavailableError):
+            if not isinstance(error.__cause__, (DatabaseFullError, UnavailableError)):
                 raise
             log.warning("a worker waits for its database: %s", error)
             time.sleep(_WAIT_SECONDS)

@@ -361,12 +361,18 @@ def test_a_database_that_takes_no_writes_is_read_all_the_same(
                     f"CREATE TRIGGER no_room BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION no_room()",
                     name,
                 )
-        assert_refused(made(client, "more"))
+        if trouble == "read-only":
+            assert_refused(made(client, "more"))
+        else:  # as where the disk of hub.sqlite is
+            answer = made(client, "more")
+            assert (
+                answer.status_code == 507
+                and "database is full; nothing was changed, tell" in answer.json()["error"]
+            )
         head = client.get("/api/kernels/writer/shared")
         assert head.status_code == 200
-        assert_refused(
-            client.post(f"/api/kernels/writer/shared/tag/{head.json()['sha']}", json={"tag": "v1.0.0"})
-        )
+        answer = client.post(f"/api/kernels/writer/shared/tag/{head.json()['sha']}", json={"tag": "v1.0.0"})
+        assert answer.status_code == (507 if trouble == "full" else 503)
         if trouble == "read-only":
             postgresql.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
             postgresql.execute(

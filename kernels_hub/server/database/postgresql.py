@@ -24,6 +24,7 @@ from kernels_hub.server.database.seam import (
     Containing,
     Database,
     DatabaseError,
+    DatabaseFullError,
     Row,
     RowConflictError,
     UnavailableError,
@@ -80,6 +81,7 @@ _WITHOUT_END = (
 )
 _BESIDE = (*dialect.OWN_TABLES, *MOVE_TABLES)
 """Tables that are none of a Hub's."""
+_FULL = "53100"
 _LATER = ("08", "53", "57", "40", "25006", "55P03", "58")
 """SQLSTATEs of what may succeed later: connections, resources, shutdown, deadlocks, read-only, lock timeouts."""
 
@@ -467,6 +469,8 @@ def _translated() -> Iterator[None]:
         raise RowConflictError(_first_line(error)) from error
     except psycopg.Error as error:
         state = error.sqlstate or ""
+        if state == _FULL:
+            raise DatabaseFullError(_first_line(error)) from error
         lost = not state and isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
         if lost or state.startswith(_LATER):
             raise UnavailableError(_first_line(error)) from error

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kernels_hub.files import write_atomically
-from kernels_hub.server.database import Database, UnavailableError
+from kernels_hub.server.database import Database, DatabaseFullError, UnavailableError
 from kernels_hub.server.refs import Ref, RefChanges, Refs, RefsDamagedError
 from kernels_hub.server.refusal import Refusal
 
@@ -98,7 +98,9 @@ class PackedRefs(Refs):
                 "The release is in the log, and its tag follows when the server's disk takes it "
                 f"({error.strerror}); tell its administrator, and ask again",
             ) from error
-        with suppress(UnavailableError):  # The change stands in both; whoever is next drops the row.
+        with suppress(
+            DatabaseFullError, UnavailableError
+        ):  # The change stands in both; whoever is next drops the row.
             pending.done()
 
     def _noted(self) -> PendingChange:
