@@ -152,18 +152,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _deselect(config, items, "sqlite")
     if config.getoption("--hub-objects") == "s3":
         _deselect(config, items, "own_addresses")
-    if config.getoption("--hub-database") == hub_databases.POSTGRESQL and config.getoption("--hub-objects"):
-        _deselect(config, items, "git_folder")
+    if config.getoption("--hub-objects"):
+        # Where rows are in PostgreSQL as well, a new Hub has its git data in the store.
+        every = config.getoption("--hub-database") == hub_databases.POSTGRESQL
+        _deselect(config, [item for item in items if every or _has_postgresql(item)], "git_folder", items)
     if os.environ.get("KERNELS_HUB_TEST_EXHAUSTIVE") == "1":
         return
     _deselect(config, items, "exhaustive")
 
 
-def _deselect(config: pytest.Config, items: list[pytest.Item], mark: str) -> None:
-    left = [item for item in items if item.get_closest_marker(mark)]
+def _has_postgresql(item: pytest.Item) -> bool:
+    """Whether a test has a database of PostgreSQL, which it asks for itself, or which it is run with."""
+    of_each = getattr(getattr(item, "callspec", None), "params", {}).get("rows_in")
+    return of_each == hub_databases.POSTGRESQL or "database" in getattr(item, "fixturenames", ())
+
+
+def _deselect(
+    config: pytest.Config, among: list[pytest.Item], mark: str, items: list[pytest.Item] | None = None
+) -> None:
+    """Leave out what has a mark. items: everything, where `among` is a part of it."""
+    items = among if items is None else items
+    left = [item for item in among if item.get_closest_marker(mark)]
     if left:
         config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if not item.get_closest_marker(mark)]
+        gone = set(left)
+        items[:] = [item for item in items if item not in gone]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

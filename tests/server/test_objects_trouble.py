@@ -14,7 +14,7 @@ from huggingface_hub import HfApi, constants
 from kernels_hub.errors import KernelsHubError
 from kernels_hub.server.hub import Hub
 from kernels_hub.server.maintenance import check, collect_garbage
-from tests.object_store import BUCKET, store
+from tests.object_store import BUCKET, OPTION, store
 from tests.running_hub import RunningHub, start_hub
 from tests.server.lfs_client import PART, Lfs, Trouble, oid_of
 
@@ -229,7 +229,8 @@ def test_only_the_configured_endpoint_is_spoken_to(tmp_path: Path):
 
 
 @pytest.mark.git_folder
-def test_a_root_says_where_its_files_are(tmp_path: Path):
+def test_a_root_says_where_its_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(OPTION, raising=False)  # which says it for the root
     mine, root = store().address("mine"), tmp_path / "root"
     with Hub(root, create=True, objects=mine) as hub:
         assert hub.layout.objects() == mine

@@ -24,7 +24,7 @@ from kernels_hub.server.objects.store import new_upload
 from kernels_hub.server.repositories import Repository
 from kernels_hub.server.sweep import sweep
 from tests import object_store
-from tests.object_store import BUCKET, put, store, stored
+from tests.object_store import BUCKET, OPTION, put, store, stored
 from tests.running_hub import start_hub
 from tests.server.lfs_client import PART, Lfs, oid_of
 
@@ -145,7 +145,10 @@ def test_uploads_that_nobody_finished_are_swept(
 
 
 @pytest.mark.git_folder
-def test_a_backup_holds_large_files_or_says_that_it_does_not(hub: Hub, repo: Repository, tmp_path: Path):
+def test_a_backup_holds_large_files_or_says_that_it_does_not(
+    hub: Hub, repo: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv(OPTION, raising=False)  # which says for a root where its files are
     unnamed = upload(hub, repo, b"no commit yet")
     assert backup(hub, tmp_path / "whole") == 2
     assert backup(hub, tmp_path / "rows", large_files=False) == 0
@@ -168,8 +171,14 @@ def run(*arguments: str) -> int:
 
 @pytest.mark.git_folder
 def test_commands_name_the_store(
-    hub: Hub, repo: Repository, address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hub: Hub,
+    repo: Repository,
+    address: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.delenv(OPTION, raising=False)  # which says for a root where its files are
     root, given = ("--root", str(tmp_path / "root")), ("--objects", address)
     for command in (("fsck",), ("gc",), ("user", "list"), ("backup", str(tmp_path / "copy"))):
         assert run(*command, *root) == 1 and "say which: --objects 's3://" in capsys.readouterr().err
