@@ -126,9 +126,12 @@ _ERROR = '<?xml version="1.0"?><Error><Code>{0}</Code><Message>{0}</Message></Er
 class Trouble:
     """A proxy before a store. `rule` says what goes wrong:
 
-    "500", "503 SlowDown", "403 InvalidAccessKeyId": this answer. "drop": the connection ends without one.
-    "late": an answer after `seconds`. "short": half of the body. "other": a body with one byte changed.
-    "twice": the store does it two times. `moved_to`: it redirects there. "lost": the store does it, and the connection ends without the answer.
+    "500", "503 SlowDown", "403 InvalidAccessKeyId", "200 InternalError": this answer, with an error in it. "nothing": 200
+    without a body. "drop": the connection ends without an answer.
+    "late": an answer after `seconds`. "short": half of the body. "other": a body with one byte changed. "longer": a body,
+    or the length that it is said to have, with one byte more. "etag": another ETag. "unsaid": the store does it, and the
+    answer has no body. "twice": the store does it two times. "lost": the store does it, and the connection ends without
+    the answer. `moved_to`: it redirects there.
     """
 
     def __init__(self, store: str, seconds: float = 3.0) -> None:
@@ -162,6 +165,9 @@ class Trouble:
                     status, _, code = what.partition(" ")
                     self.reply(int(status), {}, _ERROR.format(code or "InternalError").encode())
                     return
+                if what == "nothing":
+                    self.reply(200, {}, b"")
+                    return
                 if what == "late":
                     trouble.released.wait(seconds)
                 headers = {
@@ -180,7 +186,15 @@ class Trouble:
                 content = answer.content
                 if what == "other" and content:
                     content = bytes([content[0] ^ 1]) + content[1:]
-                self.reply(answer.status_code, dict(answer.headers), content, short=what == "short")
+                given = dict(answer.headers)
+                if what == "longer":
+                    content += b"x"
+                    given["content-length"] = str(int(given.get("content-length", 0)) + 1)
+                elif what == "etag":
+                    given["etag"] = '"00000000000000000000000000000000"'
+                elif what == "unsaid":
+                    content = b""
+                self.reply(answer.status_code, given, content, short=what == "short")
 
             def reply(self, status: int, headers: dict[str, str], body: bytes, short: bool = False) -> None:
                 self.send_response(status)

@@ -204,13 +204,17 @@ class S3Objects:
                 md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).digest()
                 file.seek(0)
             with answering("writing an object"):
-                self.client.put_object(
+                answer = self.client.put_object(
                     Bucket=bucket,
                     Key=key,
                     Body=file,
                     ContentLength=size,
                     ContentMD5=base64.b64encode(md5).decode(),
                 )
+            if (
+                "ETag" not in answer
+            ):  # which a store says of what it has, and whatever answers in its place does not
+                raise unavailable("writing an object: the answer says nothing of it")
 
     def received(
         self,
