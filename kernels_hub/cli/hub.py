@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -195,8 +194,8 @@ def new_token(
     objects: Objects = None,
 ) -> None:
     """Make a token and print it, this once; the root holds only its hash."""
-    expires = None if days is None else time.time() + days * 86400
     with opened_root(root, objects) as opened:
+        expires = None if days is None else opened.database.now() + days * 86400
         secret, _ = opened.accounts.new_token(name, role, repository=repo, expires=expires)
     echo(secret)
 

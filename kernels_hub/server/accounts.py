@@ -211,7 +211,7 @@ class Accounts:
         ):
             raise KernelsHubError(f"{repository!r} is not a repository's id; expected org/name")
         secret = "hf_" + "".join(secrets.choice(_LETTERS) for _ in range(40))
-        token = Token(secrets.token_hex(6), user, role, repository, time.time(), expires)
+        token = Token(secrets.token_hex(6), user, role, repository, self._database.now(), expires)
         with self._database.transaction():
             self._database.change(
                 "INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -254,14 +254,16 @@ class Accounts:
 
     def authenticate(self, secret: str) -> Token | None:
         """What a token allows, or None for one that is unknown, revoked or expired."""
-        return _valid(self._database.row("SELECT * FROM tokens WHERE sha256 = ?", _digest(secret)))
+        row = self._database.row("SELECT * FROM tokens WHERE sha256 = ?", _digest(secret))
+        return _valid(row, self._database.now())
 
     def token_by_id(self, identifier: str) -> Token | None:
         """What the token of an id allows, or None for one that is unknown, revoked or expired.
 
         One lookup by the primary key: what was signed for a token (an upload's address) asks at every use.
         """
-        return _valid(self._database.row("SELECT * FROM tokens WHERE id = ?", identifier))
+        row = self._database.row("SELECT * FROM tokens WHERE id = ?", identifier)
+        return _valid(row, self._database.now())
 
     def token_is_valid(self, identifier: str) -> bool:
         """Whether the token of an id exists and has neither expired nor been revoked."""
@@ -272,8 +274,8 @@ def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
-def _valid(row: Row | None) -> Token | None:
-    if row is None or (row["expires"] is not None and row["expires"] <= time.time()):
+def _valid(row: Row | None, now: float) -> Token | None:
+    if row is None or (row["expires"] is not None and row["expires"] <= now):
         return None
     return _token(row)
 

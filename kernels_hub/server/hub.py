@@ -118,7 +118,7 @@ class Hub:
         self.downloads = DownloadCounts(self.database)
         self.changes = Changes(self.store, self.limits, self.releases)
         self.commits = Budget(self.limits.max_commits_bytes)
-        self.signer = Signer(self.layout.secret(), self.limits.upload_seconds)
+        self.signer = Signer(self.layout.secret(), self.limits.upload_seconds, self.database.now)
 
     def _open_git(self, rows: Database) -> GitStore:
         """The git data where it is now. rows: as they were opened now, which `database` may not have yet."""

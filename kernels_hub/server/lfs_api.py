@@ -12,7 +12,6 @@ import hashlib
 import os
 import re
 import shutil
-import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +28,7 @@ from kernels_hub.server.bodies import MOST_PARTS, BatchBody, CompletionBody, Lar
 from kernels_hub.server.call import HubRequest, Route, json_response
 from kernels_hub.server.refusal import Refusal, bad_request, too_large
 from kernels_hub.server.repositories import Repository
-from kernels_hub.server.signing import Address, CompleteUpload, UploadFile, UploadPart
+from kernels_hub.server.signing import Address, CompleteUpload, Signer, UploadFile, UploadPart
 from kernels_hub.server.upload_access import check_address
 
 _LFS_TYPE = "application/vnd.git-lfs+json"
@@ -100,7 +99,10 @@ def _actions(
     size = limits.part_bytes
     count = -(-item.size // size)
     if not multipart or count <= 1:
-        upload = {"href": f"{home}?{signer.query(UploadFile(**common))}", **_lasting(common["expires"])}
+        upload = {
+            "href": f"{home}?{signer.query(UploadFile(**common))}",
+            **_lasting(signer, common["expires"]),
+        }
         return {"upload": upload, "verify": verify}
     if count > MOST_PARTS:
         raise too_large(f"A file may have {MOST_PARTS * size} bytes on this server, not {item.size}")
@@ -111,13 +113,13 @@ def _actions(
     }
     header["chunk_size"] = str(size)
     complete = f"{home}/complete?{signer.query(CompleteUpload(**common))}"
-    upload = {"href": complete, "header": header, **_lasting(common["expires"])}
+    upload = {"href": complete, "header": header, **_lasting(signer, common["expires"])}
     return {"upload": upload, "verify": verify}
 
 
-def _lasting(expires: int) -> dict[str, int]:
+def _lasting(signer: Signer, expires: int) -> dict[str, int]:
     """How long an address lasts, relative to now: the client's clock may be another."""
-    return {"expires_in": max(0, int(expires - time.time()))}
+    return {"expires_in": max(0, int(expires - signer.now()))}
 
 
 def verify(call: HubRequest) -> Response:

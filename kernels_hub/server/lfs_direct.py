@@ -7,8 +7,6 @@ client that is denied this call, since its token was revoked or its user may no 
 
 from __future__ import annotations
 
-import time
-
 from starlette.responses import Response
 
 from kernels_hub.server.bodies import MOST_PARTS, LargeObject, StoredBody
@@ -44,7 +42,7 @@ def actions(
     signer, token, part = call.hub.signer, call.caller.token, part_bytes(call)
     assert token is not None, "an anonymous caller may write nothing"
     expires = signer.expiry(token)
-    lasts = max(0, int(expires - time.time()))
+    lasts = max(0, int(expires - signer.now()))
     uploads: list[tuple[str, tuple[int, ...]]] = []
     for item in items:
         sizes = _sizes(item.size, part) if multipart else (item.size,)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-import time
 from dataclasses import dataclass
 
 from kernels_hub.server.accounts import Accounts, Token
@@ -57,7 +56,7 @@ class Sessions:
 
     def begin(self, token: Token) -> str:
         """Sign a browser in: the cookie's value."""
-        secret, now = secrets.token_hex(32), time.time()
+        secret, now = secrets.token_hex(32), self._database.now()
         with self._database.transaction():
             self._database.change("DELETE FROM sessions WHERE expires <= ?", now)
             self._database.change(
@@ -73,7 +72,9 @@ class Sessions:
     def find(self, secret: str) -> Session | None:
         """The session of a cookie; None for one that ended, or never was."""
         row = self._database.row(
-            "SELECT token FROM sessions WHERE sha256 = ? AND expires > ?", _digest(secret), time.time()
+            "SELECT token FROM sessions WHERE sha256 = ? AND expires > ?",
+            _digest(secret),
+            self._database.now(),
         )
         token = self._accounts.token_by_id(row["token"]) if row else None
         return Session(token, _form_key(secret)) if token else None

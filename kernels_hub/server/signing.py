@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, ClassVar, TypeVar
 from urllib.parse import parse_qsl, urlencode
@@ -104,17 +104,18 @@ Kind = TypeVar("Kind", bound=Address)
 class Signer:
     """Signs and checks addresses with the root's secret."""
 
-    def __init__(self, secret: bytes, seconds: float) -> None:
-        """seconds: how long an address is valid, at most."""
+    def __init__(self, secret: bytes, seconds: float, now: Callable[[], float] | None = None) -> None:
+        """seconds: how long an address is valid, at most. now: seconds since the epoch, this machine's by default."""
         self._secret = secret
         self._seconds = seconds
+        self.now = now or _now
 
     def _signature(self, address: Address) -> str:
         return hmac.new(self._secret, msgspec.json.encode(address), hashlib.sha256).hexdigest()
 
     def expiry(self, token: Token) -> int:
         """Until when an address that is asked for with this token is valid: never longer than the token."""
-        end = time.time() + self._seconds
+        end = self.now() + self._seconds
         return int(end if token.expires is None else min(end, token.expires))
 
     def query(self, address: Address) -> str:
@@ -137,7 +138,7 @@ class Signer:
         was ahead of this one.
         """
         address = self._read(kind, path, query)
-        now = time.time()
+        now = self.now()
         if address.expires < now:
             raise forbidden(
                 f"This upload address expired {_duration(now - address.expires)} ago (this server's clock says "
@@ -178,6 +179,10 @@ class Signer:
         if not hmac.compare_digest(self._signature(address).encode(), signature.encode("utf-8", "replace")):
             raise wrong
         return address
+
+
+def _now() -> float:
+    return time.time()
 
 
 def _moment(seconds: float) -> str:

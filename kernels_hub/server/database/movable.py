@@ -100,6 +100,10 @@ class MovableDatabase(Database):
 
     # -- what every database does
 
+    def now(self) -> float:
+        """Seconds since the epoch, by the clock that all servers of the Hub go by."""
+        return self.inner.now()
+
     def add(self, schema: Schema) -> None:
         """Make tables, indexes and triggers where they are missing, as one change."""
         with self._gate:

@@ -81,6 +81,7 @@ _WITHOUT_END = (
 )
 _BESIDE = (*dialect.OWN_TABLES, *MOVE_TABLES)
 """Tables that are none of a Hub's."""
+_CLOCKS_DIFFER_SECONDS = 5.0
 _FULL = "53100"
 _LATER = ("08", "53", "57", "40", "25006", "55P03", "58")
 """SQLSTATEs of what may succeed later: connections, resources, shutdown, deadlocks, read-only, lock timeouts."""
@@ -95,6 +96,7 @@ class PostgresqlDatabase(Database):
         self._local = threading.local()
         self._added: list[Schema] = []
         self._texts: set[str] = set()
+        self._ahead = 0.0
         try:
             self._conninfo = _conninfo(address)
         except psycopg.ProgrammingError as error:
@@ -120,7 +122,31 @@ class PostgresqlDatabase(Database):
                 "SELECT set_config('synchronous_commit', 'on', false) "
                 "WHERE current_setting('synchronous_commit') = 'off'"
             )
+            self._compare_clocks(connection)
             return connection
+
+    def _compare_clocks(self, connection: Connection) -> None:
+        before = time.time()
+        row = connection.execute(
+            "SELECT extract(epoch FROM clock_timestamp())::double precision AS now"
+        ).fetchone()
+        after = time.time()
+        assert row is not None
+        ahead = float(row["now"]) - (before + after) / 2
+        # Within the time that the question took, and what clocks that are set by a network differ by, they are equal.
+        ahead = ahead if abs(ahead) > after - before + _CLOCKS_DIFFER_SECONDS else 0.0
+        if abs(ahead - self._ahead) > _CLOCKS_DIFFER_SECONDS:
+            _log.warning(
+                "the clock of %s is %.0f s %s this server's, and counts; set both",
+                self.name,
+                abs(ahead),
+                "ahead of" if ahead > 0 else "behind",
+            )
+        self._ahead = ahead
+
+    def now(self) -> float:
+        """By the clock of PostgreSQL, as each new connection compares it with this machine's."""
+        return time.time() + self._ahead
 
     def _check_server(self) -> None:
         row = self.row("SELECT current_setting('server_encoding') AS encoding")

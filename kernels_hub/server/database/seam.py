@@ -7,6 +7,7 @@ query goes through them): who uses these holds `Database.staying`, since rows ma
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -97,6 +98,10 @@ class Database(ABC):
     @abstractmethod
     def snapshot(self) -> AbstractContextManager[None]:
         """Several queries of this thread that see one moment, while others write; of any length."""
+
+    def now(self) -> float:
+        """Seconds since the epoch, by the one clock that all servers of a Hub go by."""
+        return time.time()
 
     def staying(self) -> AbstractContextManager[None]:
         """Hold while a query is written for this database, as `in_order` and those below say, and asked of it."""

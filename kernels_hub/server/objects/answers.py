@@ -20,6 +20,7 @@ log = logging.getLogger("kernels_hub.server.objects")
 MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
 """How stores say that there is no such object; also to HEAD, which has no body to say more."""
 GONE = frozenset({"NoSuchUpload", *MISSING})
+_WRONG_CLOCKS = frozenset({"RequestTimeTooSkewed", "RequestExpired", "RequestInTheFuture"})
 _WRONG_PARTS = frozenset({"InvalidPart", "InvalidPartOrder", "EntityTooSmall"})
 _RETRY, _RETRY_LATER = "5", "60"
 _IMPORTING = threading.Lock()
@@ -64,12 +65,12 @@ def unavailable(what: str) -> Refusal:
     )
 
 
-def misconfigured(what: str) -> Refusal:
-    """502: the store refuses this server; an administrator has to look."""
-    log.error("the object store refuses this server: %s", what)
+def misconfigured(what: str, does: str = "refuses this server") -> Refusal:
+    """502: the store refuses this server; an administrator has to look. does: what clients are told of it."""
+    log.error("the object store %s: %s", does, what)
     return Refusal(
         502,
-        "The store of large files refuses this server; nothing was changed, tell its administrator",
+        f"The store of large files {does}; nothing was changed, tell its administrator",
         headers={"Retry-After": _RETRY_LATER},
     )
 
@@ -95,6 +96,8 @@ def answering(what: str) -> Iterator[None]:
             raise Refusal(400, f"The store of large files refuses the parts of this upload: {code}") from None
         if status >= 500 or code in ("SlowDown", "RequestTimeout", "InternalError", "503"):
             raise unavailable(f"{what}: {code}") from error
+        if code in _WRONG_CLOCKS:
+            raise misconfigured(f"{what}: {code}", "refuses this server's clock") from error
         raise misconfigured(f"{what}: {code} (status {status})") from error
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise misconfigured(f"{what}: {error}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") from error

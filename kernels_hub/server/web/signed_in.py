@@ -14,7 +14,6 @@ has no more rights than that, and does not outlive it.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from urllib.parse import parse_qs
 
@@ -108,7 +107,7 @@ class SigningIn:
         days = fields.get("days", "").strip()
         if days and not (days.isascii() and days.isdigit() and 1 <= int(days[:9]) <= _MOST_DAYS):
             raise bad_request(f"A token is valid for 1 to {_MOST_DAYS} days, not {days[:100]!r}")
-        expires = time.time() + int(days[:9]) * _DAY if days else None
+        expires = call.hub.database.now() + int(days[:9]) * _DAY if days else None
         if own.expires is not None:
             expires = own.expires if expires is None else min(expires, own.expires)
         try:
@@ -140,7 +139,7 @@ class SigningIn:
                 "repository": token.repository,
                 "created": utc(token.created),
                 "expires": None if token.expires is None else utc(token.expires),
-                "expired": token.expires is not None and token.expires <= time.time(),
+                "expired": token.expires is not None and token.expires <= call.hub.database.now(),
                 "own": token.id == session.token.id,
             }
             for token in reversed(call.hub.accounts.tokens(session.token.user))

@@ -195,7 +195,7 @@ def spool_of(hub: Hub) -> Spool:
     """The spool of a Hub."""
     objects = hub.large_files.objects
     shared = objects if hub.git.has_several_roots and isinstance(objects, S3Objects) else None
-    return Spool(hub.layout.root / "xet", shared=shared)
+    return Spool(hub.layout.root / "xet", hub.database.now, shared=shared)
 
 
 def _read_ends(file: BinaryIO) -> Sequence[int] | None:
