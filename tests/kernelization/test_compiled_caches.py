@@ -302,8 +302,8 @@ MAMBA = {
     "mamba_chunk_size": 8,
 }
 HYBRIDS = [
-    ("FalconH1ForCausalLM", {**MAMBA, "mamba_d_ssm": 64, "head_dim": 16}),  # both in each layer
     ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16}),
+    ("FalconH1ForCausalLM", {**MAMBA, "mamba_d_ssm": 64, "head_dim": 16}),  # both in each layer
     (
         "NemotronHForCausalLM",
         {"layers_block_type": ["mamba", "mlp", "attention"], "mamba_num_heads": 2, "mamba_head_dim": 32,
