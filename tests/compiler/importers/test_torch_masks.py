@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from packaging.version import Version
 from torch.export import Dim
 
 from kernels_hub.compiler import compile, evaluate
@@ -144,7 +145,13 @@ def test_what_is_pointwise_is_computed_at_all_places(function):
     "function",
     [
         lambda x, y: written(x, x > 0, y[x > 0].flip(0)),
-        lambda x, y: written(x, x > 0, y[y > 0][:COUNT]),
+        pytest.param(
+            lambda x, y: written(x, x > 0, y[y > 0][:COUNT]),
+            marks=pytest.mark.skipif(
+                Version(torch.__version__).release < (2, 15),
+                reason="PyTorch 2.11 traces the length of a slice as a size of its own",
+            ),
+        ),
         lambda x, y: written((x * 9).long(), x > 0, 12 // (y * 0 + 3 * (x > 0)).long()[x > 0]),
         lambda x, y: written(x, x > 0, y[x > 0].cumsum(0)),
     ],
