@@ -7,36 +7,29 @@ where no compiler is found.
 
 from __future__ import annotations
 
-import statistics
-import time
 import weakref
-from collections.abc import Mapping, Sequence
-
-import torch
+from collections.abc import Mapping
 
 from kernels_hub.compiler.codegen.bytecode.instruction import ELEMENTS
 from kernels_hub.compiler.codegen.bytecode.operations import NOT_COMPUTED, codes
 from kernels_hub.compiler.codegen.bytecode.program import Bytecode, generate
 from kernels_hub.compiler.engines.bytecode_library import BytecodeProgram, interpreter, no_interpreter
-from kernels_hub.compiler.engines.cpp_weights import place_weights
 from kernels_hub.compiler.engines.devices import no_bytecode
 from kernels_hub.compiler.engines.engine import (
     CompiledPlan,
     Decline,
     Device,
     KnobValue,
-    StepProfile,
     Support,
 )
-from kernels_hub.compiler.engines.native_plan import NativePlan
-from kernels_hub.compiler.engines.payload import pack_graph, unpack_graph
-from kernels_hub.compiler.engines.reference import signature_of, without_weights
-from kernels_hub.compiler.engines.scheduled import call_layout, declined, untold, values_refused
+from kernels_hub.compiler.engines.payload import unpack_graph
+from kernels_hub.compiler.engines.reference import without_weights
+from kernels_hub.compiler.engines.scheduled import declined, untold, values_refused
+from kernels_hub.compiler.engines.scheduled_plan import ScheduledPlan
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Trait
 from kernels_hub.compiler.schedule.choices import Choices
-from kernels_hub.compiler.schedule.cost import kernel_cost
 from kernels_hub.compiler.schedule.inlining import NATIVE_ONLY, refused
 from kernels_hub.compiler.schedule.kernel import Schedule
 from kernels_hub.compiler.schedule.lower import SCANS
@@ -44,44 +37,10 @@ from kernels_hub.compiler.schedule.ordered import is_ordered
 from kernels_hub.compiler.schedule.schedule import schedule
 
 
-class BytecodePlan(NativePlan):
-    """A loaded program with its weights, and the graph that it was made from."""
+class BytecodePlan(ScheduledPlan):
+    """A loaded program of bytecode."""
 
     engine = "bytecode"
-
-    def __init__(
-        self, graph: Graph, device: Device, scheduled: Schedule, program: Bytecode, native: BytecodeProgram
-    ) -> None:
-        self.graph, self.device, self.schedule, self.program = graph, device, scheduled, program
-        signature = signature_of(graph)
-        layout = call_layout(scheduled, signature, program.buffers, program.sizes)
-        weights = place_weights(graph, scheduled, program, native)
-        super().__init__(signature, layout, program.messages, native, weights)
-
-    def serialize(self) -> bytes:
-        """The graph with its weights: the program is made from it again."""
-        return pack_graph(self.graph, self.engine, self.device, self.schedule.choices.given())
-
-    def profile(self, inputs: Sequence[torch.Tensor], repeats: int = 10) -> list[StepProfile]:
-        """Median seconds of each kernel."""
-        binding = self._calls.of(inputs)
-        outputs = binding.new_outputs()
-        held = [tensor.contiguous() for tensor in inputs]
-        frame = self._program.frame(binding, held, outputs)
-        known = self._calls.sizes([tensor.shape for tensor in inputs])
-        times: list[list[float]] = [[] for _ in self.schedule.kernels]
-        for _ in range(max(1, repeats)):
-            for step in range(len(self.schedule.kernels)):
-                started = time.perf_counter()
-                self._check(self.native.step(step, frame.place, binding.sizes_at))
-                times[step].append(time.perf_counter() - started)
-        rows: list[StepProfile] = []
-        for kernel, seconds in zip(self.schedule.kernels, times, strict=True):
-            cost = kernel_cost(kernel, known)
-            rows.append(
-                StepProfile(kernel.name, self.engine, statistics.median(seconds), cost.bytes, cost.flops)
-            )
-        return rows
 
 
 _Made = tuple[Schedule, Bytecode]

@@ -7,17 +7,13 @@ own unless the caller brings one.
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from kernels_hub.compiler.codegen.cpp.anchors import FILES
 from kernels_hub.compiler.codegen.cpp.translation_unit import CppCode, generate
-from kernels_hub.compiler.engines.cpp_weights import place_weights
 from kernels_hub.compiler.engines.devices import no_cpp
 from kernels_hub.compiler.engines.engine import (
     CompiledPlan,
@@ -26,80 +22,35 @@ from kernels_hub.compiler.engines.engine import (
     Knob,
     KnobValue,
     Note,
-    StepProfile,
     Support,
 )
 from kernels_hub.compiler.engines.native_code import pack_native, unpack_native
-from kernels_hub.compiler.engines.native_plan import NativePlan
-from kernels_hub.compiler.engines.payload import pack_graph, unpack_graph
-from kernels_hub.compiler.engines.reference import signature_of, without_weights
-from kernels_hub.compiler.engines.scheduled import call_layout, declined, untold
+from kernels_hub.compiler.engines.payload import unpack_graph
+from kernels_hub.compiler.engines.reference import without_weights
+from kernels_hub.compiler.engines.scheduled import declined, untold
+from kernels_hub.compiler.engines.scheduled_plan import ScheduledPlan
 from kernels_hub.compiler.errors import BuildError, EngineError
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.runtime import errors as runtime
 from kernels_hub.compiler.runtime.native import Native
 from kernels_hub.compiler.runtime.toolchain import Isa, begin, build, machine_isas, whole
 from kernels_hub.compiler.schedule.choices import CHOICES, Choices
-from kernels_hub.compiler.schedule.cost import kernel_cost
 from kernels_hub.compiler.schedule.inlining import refused
-from kernels_hub.compiler.schedule.kernel import Anchor, Attention, Convolution, Kernel, Product, Schedule
-from kernels_hub.compiler.schedule.memory import number
+from kernels_hub.compiler.schedule.kernel import Anchor, Attention, Convolution, Product
 from kernels_hub.compiler.schedule.partial import may_be_long
 from kernels_hub.compiler.schedule.schedule import schedule
 from kernels_hub.cxx_compiler import find_compiler
 
 
-class CppPlan(NativePlan):
-    """A loaded program with its weights, and the graph that it was compiled from."""
+class CppPlan(ScheduledPlan):
+    """A loaded program of generated C++."""
 
-    def __init__(
-        self, graph: Graph, device: Device, scheduled: Schedule, program: CppCode, native: Native
-    ) -> None:
-        self.graph, self.device, self.schedule, self.program = graph, device, scheduled, program
-        signature = signature_of(graph)
-        layout = call_layout(scheduled, signature, program.buffers, program.sizes)
-        weights = place_weights(graph, scheduled, program, native)
-        super().__init__(signature, layout, program.messages, native, weights)
-
-    def serialize(self) -> bytes:
-        """The graph with its weights: the program is generated from it again, and comes from the cache."""
-        return pack_graph(self.graph, self.engine, self.device, self.schedule.choices.given())
+    program: CppCode
 
     def native_code(self) -> bytes | None:
         """The built library, for machines without a compiler; None where it is no longer in the cache."""
         library = whole(self.native.path)
         return None if library is None else pack_native(self.engine, self.program, machine_isas()[0], library)
-
-    def profile(self, inputs: Sequence[torch.Tensor], repeats: int = 10) -> list[StepProfile]:
-        """Median seconds of each kernel."""
-        binding = self._calls.of(inputs)
-        outputs = binding.new_outputs()
-        held = [tensor.contiguous() for tensor in inputs]
-        native, frame = self.native, self._program.frame(binding, held, outputs)
-        rows: list[StepProfile] = []
-        known = self._calls.sizes([tensor.shape for tensor in inputs])
-        times: list[list[float]] = [[] for _ in self.schedule.kernels]
-        for _ in range(max(1, repeats)):
-            for step in range(len(self.schedule.kernels)):
-                started = time.perf_counter()
-                self._check(native.step(step, frame.place, binding.sizes_at))
-                times[step].append(time.perf_counter() - started)
-        for kernel, seconds in zip(self.schedule.kernels, times, strict=True):
-            cost = kernel_cost(kernel, known)
-            shapes = _shapes(kernel, known)
-            rows.append(
-                StepProfile(
-                    kernel.name, self.engine, statistics.median(seconds), cost.bytes, cost.flops, shapes
-                )
-            )
-        return rows
-
-
-def _shapes(kernel: Kernel, sizes: Mapping[str, int]) -> str:
-    """Of the operands of a kernel's contraction; of what it writes, where it has none."""
-    views = [view.shape for nest in kernel.nests if nest.anchor is not None for view in nest.anchor.views]
-    shapes = views or [buffer.shape for buffer in kernel.writes()]
-    return " ".join("x".join(str(number(dim, sizes)) for dim in shape) for shape in dict.fromkeys(shapes))
 
 
 def loaded(program: CppCode, name: str, level: Isa | None = None) -> Native:

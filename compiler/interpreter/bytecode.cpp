@@ -85,8 +85,8 @@ class Reader {
       return Term{variable, index()};
     });
   }
-  Place place() {
-    Place found;
+  Address place() {
+    Address found;
     found.buffer = index(), found.base = index(), found.column_step = index(), found.offset = index();
     found.rows = terms(), found.scalars = terms();
     return found;
@@ -118,7 +118,7 @@ class Reader {
     found.row_variables = index(), found.scalar_variables = index();
     found.registers = list<RegisterShape>([&] {
       RegisterShape shape{};
-      shape.kind = static_cast<Kind>(word());
+      shape.kind = static_cast<RegisterKind>(word());
       shape.rows = word() != 0, shape.columns = word() != 0, shape.slot = word();
       return shape;
     });

@@ -18,7 +18,7 @@ namespace bytecode {
 inline constexpr int64_t kMostRows = 128, kMostElements = 2048;
 
 // What a register holds: integers of any width are int64, floats narrower than float are float.
-enum class Kind : int32_t { kFloat, kDouble, kInteger, kTruth };
+enum class RegisterKind : int32_t { kFloat, kDouble, kInteger, kTruth };
 // What memory holds; in the order of codegen/bytecode/code.py.
 enum class Element : int32_t { kF32, kF64, kF16, kBF16, kI8, kI16, kI32, kI64, kU8, kU16, kU32, kBool };
 
@@ -27,7 +27,7 @@ inline constexpr int64_t kKindBytes[] = {4, 8, 8, 1};
 
 // How a register is made: slot: its memory among those of its kind, -1 of a view.
 struct RegisterShape {
-  Kind kind;
+  RegisterKind kind;
   bool rows, columns;
   int64_t slot;
 };
@@ -51,7 +51,7 @@ struct Term {
 
 // number[base] + the terms + column * number[column_step], in elements; column_step -1: the same for all columns.
 // offset: a register of integers that is added, -1 for none; the same for all columns.
-struct Place {
+struct Address {
   int32_t buffer = -1, base = -1, column_step = -1, offset = -1;
   std::vector<Term> rows, scalars;
 
@@ -60,7 +60,7 @@ struct Place {
 
 // number[low] <= place < number[high].
 struct Guard {
-  Place place;
+  Address place;
   int32_t low, high;
 };
 
@@ -121,7 +121,7 @@ struct Instruction {
   int32_t to = -1, a = -1, b = -1, c = -1;
   Element element{};
   int32_t number = -1, extra = 0;
-  Place place;
+  Address place;
   std::vector<Guard> guards;
   std::vector<Chained> links;
 };
@@ -188,18 +188,18 @@ struct Frame {
     return reinterpret_cast<char*>(blanks.data());
   }
   // Where a place is, without what the rows and columns add.
-  KH_INLINE int64_t start(const Place& place) const {
+  KH_INLINE int64_t start(const Address& place) const {
     int64_t at = call.numbers[place.base];
     for (const Term& term : place.scalars) at += scalars[term.variable] * call.numbers[term.number];
     return at + (place.column_step < 0 ? 0 : column * call.numbers[place.column_step]);
   }
-  KH_INLINE int64_t row_offset(const Place& place, int64_t row) const {
+  KH_INLINE int64_t row_offset(const Address& place, int64_t row) const {
     int64_t at = 0;
     for (const Term& term : place.rows) at += row_values[term.variable * kMostRows + row] * call.numbers[term.number];
     return at + (place.offset < 0 ? 0 : *registers[place.offset].row<int64_t>(row));
   }
   // The same of all rows.
-  KH_INLINE void row_offsets(const Place& place, int64_t* to) const {
+  KH_INLINE void row_offsets(const Address& place, int64_t* to) const {
     std::fill_n(to, rows, 0);
     for (const Term& term : place.rows) {
       const int64_t* const values = &row_values[term.variable * kMostRows];
@@ -210,7 +210,7 @@ struct Frame {
     if (place.offset < 0) return;
     for (int64_t r = 0; r < rows; ++r) to[r] += *registers[place.offset].row<int64_t>(r);
   }
-  KH_INLINE int64_t column_step(const Place& place) const {
+  KH_INLINE int64_t column_step(const Address& place) const {
     return place.column_step < 0 ? 0 : call.numbers[place.column_step];
   }
 };

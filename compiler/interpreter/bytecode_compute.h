@@ -98,12 +98,12 @@ inline constexpr Operation kOperations[] = {
 
 // f(T{}) with the C++ type of a register.
 template <class F>
-KH_INLINE void with_kind(Kind kind, F&& f) {
+KH_INLINE void with_kind(RegisterKind kind, F&& f) {
   switch (kind) {
-    case Kind::kFloat: return f(float{});
-    case Kind::kDouble: return f(double{});
-    case Kind::kInteger: return f(int64_t{});
-    case Kind::kTruth: return f(bool{});
+    case RegisterKind::kFloat: return f(float{});
+    case RegisterKind::kDouble: return f(double{});
+    case RegisterKind::kInteger: return f(int64_t{});
+    case RegisterKind::kTruth: return f(bool{});
   }
 }
 
@@ -330,11 +330,11 @@ inline void feed_truths(Frame& frame, const Instruction& one) {
   }
 }
 inline void feed(Frame& frame, const Instruction& one) {
-  const Kind to = frame.code->registers[one.to].kind, a = frame.code->registers[one.a].kind;
-  if (a == Kind::kTruth) return feed_truths(frame, one);
-  if (a == Kind::kInteger) return feed_rows<int64_t, int64_t>(frame, one);
-  if (a == Kind::kDouble) return feed_rows<double, double>(frame, one);
-  return to == Kind::kDouble ? feed_rows<double, float>(frame, one) : feed_rows<float, float>(frame, one);
+  const RegisterKind to = frame.code->registers[one.to].kind, a = frame.code->registers[one.a].kind;
+  if (a == RegisterKind::kTruth) return feed_truths(frame, one);
+  if (a == RegisterKind::kInteger) return feed_rows<int64_t, int64_t>(frame, one);
+  if (a == RegisterKind::kDouble) return feed_rows<double, double>(frame, one);
+  return to == RegisterKind::kDouble ? feed_rows<double, float>(frame, one) : feed_rows<float, float>(frame, one);
 }
 
 // Totals take in as many elements.
@@ -380,11 +380,11 @@ void feed_elements(Frame& frame, const Instruction& one) {
     feed_row(static_cast<Reduction>(one.extra), a.row<A>(r), to.row<T>(r), columns);
 }
 inline void feed_each(Frame& frame, const Instruction& one) {
-  const Kind to = frame.code->registers[one.to].kind, a = frame.code->registers[one.a].kind;
-  if (a == Kind::kTruth) return feed_elements<bool, bool>(frame, one);
-  if (a == Kind::kInteger) return feed_elements<int64_t, int64_t>(frame, one);
-  if (a == Kind::kDouble) return feed_elements<double, double>(frame, one);
-  return to == Kind::kDouble ? feed_elements<double, float>(frame, one) : feed_elements<float, float>(frame, one);
+  const RegisterKind to = frame.code->registers[one.to].kind, a = frame.code->registers[one.a].kind;
+  if (a == RegisterKind::kTruth) return feed_elements<bool, bool>(frame, one);
+  if (a == RegisterKind::kInteger) return feed_elements<int64_t, int64_t>(frame, one);
+  if (a == RegisterKind::kDouble) return feed_elements<double, double>(frame, one);
+  return to == RegisterKind::kDouble ? feed_elements<double, float>(frame, one) : feed_elements<float, float>(frame, one);
 }
 
 // Register `to`, an element a column, takes in the rows of register a.
@@ -396,11 +396,11 @@ void feed_columns(Frame& frame, const Instruction& one) {
   for (int64_t r = 0; r < rows; ++r) feed_row(static_cast<Reduction>(one.extra), a.row<A>(r), total, columns);
 }
 inline void feed_down(Frame& frame, const Instruction& one) {
-  const Kind to = frame.code->registers[one.to].kind, a = frame.code->registers[one.a].kind;
-  if (a == Kind::kTruth) return feed_columns<bool, bool>(frame, one);
-  if (a == Kind::kInteger) return feed_columns<int64_t, int64_t>(frame, one);
-  if (a == Kind::kDouble) return feed_columns<double, double>(frame, one);
-  return to == Kind::kDouble ? feed_columns<double, float>(frame, one) : feed_columns<float, float>(frame, one);
+  const RegisterKind to = frame.code->registers[one.to].kind, a = frame.code->registers[one.a].kind;
+  if (a == RegisterKind::kTruth) return feed_columns<bool, bool>(frame, one);
+  if (a == RegisterKind::kInteger) return feed_columns<int64_t, int64_t>(frame, one);
+  if (a == RegisterKind::kDouble) return feed_columns<double, double>(frame, one);
+  return to == RegisterKind::kDouble ? feed_columns<double, float>(frame, one) : feed_columns<float, float>(frame, one);
 }
 
 // The place of the greatest or the least: registers to (the place), c (the value there), a, b (places of a's elements).

@@ -7,7 +7,7 @@ KH_NAMESPACE {
 
 namespace bytecode {
 
-KH_INLINE char* address(const Frame& frame, const Place& place, int64_t at, int64_t bytes) {
+KH_INLINE char* address(const Frame& frame, const Address& place, int64_t at, int64_t bytes) {
   return static_cast<char*>(frame.call.buffers[place.buffer]) + at * bytes;
 }
 
@@ -217,8 +217,8 @@ void position_as(Frame& frame, const Instruction& one) {
 }
 inline void position(Frame& frame, const Instruction& one) {
   switch (frame.code->registers[one.to].kind) {
-    case Kind::kFloat: return position_as<float>(frame, one);
-    case Kind::kDouble: return position_as<double>(frame, one);
+    case RegisterKind::kFloat: return position_as<float>(frame, one);
+    case RegisterKind::kDouble: return position_as<double>(frame, one);
     default: return position_as<int64_t>(frame, one);
   }
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kernels_hub.compiler.codegen.anchor_loops import as_loops
 from kernels_hub.compiler.codegen.bytecode.code import Code
-from kernels_hub.compiler.codegen.bytecode.instruction import ELEMENTS, Kind
+from kernels_hub.compiler.codegen.bytecode.instruction import ELEMENTS, RegisterKind
 from kernels_hub.compiler.codegen.bytecode.nests import (
     ATTENDING,
     CONVOLVING,
@@ -168,7 +168,7 @@ class Anchors:
             groups.append(found)
         body = without_single(Nest((column,), (), body)).body
         code = self.make(groups[0], groups[1], column, Ranges((*groups[0], *groups[1], column)))
-        result = code.register(Kind.FLOAT, rows=True, columns=True, is_view=True)
+        result = code.register(RegisterKind.FLOAT, rows=True, columns=True, is_view=True)
         code.values[anchor.name] = result
         code.dtypes[anchor.name] = FLOAT32
         code.repeats = True
@@ -266,7 +266,7 @@ class Anchors:
         if score == "score":
             return [0]
         code = self._code(anchor)
-        given = code.register(Kind.FLOAT, rows=False, columns=True, is_view=True)
+        given = code.register(RegisterKind.FLOAT, rows=False, columns=True, is_view=True)
         code.values["score"], code.dtypes["score"] = given, FLOAT32
         self._emit(code, scores, score)
         return [1, given, code.value(score), *code.words()]
@@ -282,7 +282,7 @@ class Anchors:
         steps = [product(sizes[index + 1 :]) if loop.name in used else 0 for index, loop in enumerate(loops)]
         code = self._code(anchor)
         self._emit(code, statements, condition)
-        assert code.registers[code.value(condition)].kind is Kind.TRUTH, BOOL
+        assert code.registers[code.value(condition)].kind is RegisterKind.TRUTH, BOOL
         of = self.numbers.of
         return [1, plain, code.value(condition), *map(of, sizes), *map(of, steps), *code.words()]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from kernels_hub.compiler.codegen.bytecode.instruction import COMPUTE, Instruction, Kind, Op, Register
+from kernels_hub.compiler.codegen.bytecode.instruction import COMPUTE, Instruction, Op, Register, RegisterKind
 from kernels_hub.compiler.codegen.bytecode.operations import operations
 
 _BINARY = {"add": (0, 0), "mul": (1, 1), "sub": (2, 3), "div": (4, 5), "maximum": (6, 7), "minimum": (8, 9)}
@@ -61,7 +61,7 @@ def _shape(one: Register) -> tuple[bool, bool]:
 
 def _link(one: Instruction, registers: Sequence[Register]) -> str | None:
     """The op of an instruction that can be part of a chain."""
-    if one.op < COMPUTE or registers[one.to].kind is not Kind.FLOAT or not registers[one.to].columns:
+    if one.op < COMPUTE or registers[one.to].kind is not RegisterKind.FLOAT or not registers[one.to].columns:
         return None
     operation = operations()[one.op - COMPUTE]
     known = operation.name in _BINARY or operation.name in _UNARY

@@ -20,11 +20,11 @@ from kernels_hub.compiler.codegen.bytecode.instruction import (
     ELEMENTS,
     MOST_ELEMENTS,
     MOST_ROWS,
+    Address,
     Instruction,
-    Kind,
     Op,
-    Place,
     Register,
+    RegisterKind,
     kind_of,
 )
 from kernels_hub.compiler.codegen.bytecode.numbers import Numbers
@@ -87,7 +87,7 @@ class Code:
         self.dtypes: dict[str, DType] = {}
         self.lists = Lists()
         self._now: list[Instruction] = []
-        self._constants: dict[tuple[Kind, int], int] = {}
+        self._constants: dict[tuple[RegisterKind, int], int] = {}
         self._indices: dict[Dim, int] = {}
         self._blanks: dict[str, float] = {}
         self._chosen: dict[str, str] = {}
@@ -118,12 +118,12 @@ class Code:
 
     # -- registers
 
-    def register(self, kind: Kind, *, rows: bool, columns: bool, is_view: bool = False) -> int:
+    def register(self, kind: RegisterKind, *, rows: bool, columns: bool, is_view: bool = False) -> int:
         """A new one."""
         self.registers.append(Register(kind, rows, columns, is_view))
         return len(self.registers) - 1
 
-    def like(self, kind: Kind, operands: Iterable[int]) -> int:
+    def like(self, kind: RegisterKind, operands: Iterable[int]) -> int:
         """A new one that depends on what some others do."""
         given = [self.registers[one] for one in operands]
         return self.register(
@@ -134,7 +134,7 @@ class Code:
         """A register that always holds a number."""
         return self.bits(kind_of(dtype), _bits(value, dtype))
 
-    def bits(self, kind: Kind, bits: int) -> int:
+    def bits(self, kind: RegisterKind, bits: int) -> int:
         """The same, of the number's memory."""
         if (kind, bits) not in self._constants:
             self._constants[kind, bits] = self.register(kind, rows=False, columns=False)
@@ -151,7 +151,7 @@ class Code:
 
     # -- places
 
-    def place(self, dim: Dim, buffer: int = -1) -> Place | None:
+    def place(self, dim: Dim, buffer: int = -1) -> Address | None:
         """A place that is linear in the column, whatever it is in the other loops; None for another.
 
         What is not linear in these is computed a row.
@@ -182,7 +182,7 @@ class Code:
                 return True
         return False
 
-    def _plain(self, dim: Dim, buffer: int = -1) -> Place | None:
+    def _plain(self, dim: Dim, buffer: int = -1) -> Address | None:
         """A place, where it is linear in the loops."""
         found = linear(dim, self._loops)
         if found is None:
@@ -191,7 +191,7 @@ class Code:
         if any(variables_in(one) for one in (rest, *steps.values())):
             return None
         column = -1 if self._column is None else self._step(steps[self._column])
-        return Place(
+        return Address(
             buffer,
             self.numbers.of(rest),
             column,
@@ -205,7 +205,7 @@ class Code:
             ),
         )
 
-    def depends(self, places: Iterable[Place]) -> tuple[bool, bool]:
+    def depends(self, places: Iterable[Address]) -> tuple[bool, bool]:
         """Whether something at these places differs from row to row, and from column to column."""
         given = tuple(places)
         rows = any(one.rows or (one.offset >= 0 and self.registers[one.offset].rows) for one in given)
@@ -222,7 +222,7 @@ class Code:
 
     def _index(self, dim: Dim) -> int:
         if (place := self._plain(dim)) is not None:
-            to = self.register(Kind.INTEGER, rows=bool(place.rows), columns=place.column >= 0)
+            to = self.register(RegisterKind.INTEGER, rows=bool(place.rows), columns=place.column >= 0)
             self.add(Instruction(Op.POSITION, to=to, place=place))
             return to
         assert isinstance(dim, Expr)
@@ -264,7 +264,7 @@ class Code:
     def _combined(self, name: str, parts: Sequence[int]) -> int:
         found, *rest = parts
         for part in rest:
-            to = self.like(Kind.INTEGER, (found, part))
+            to = self.like(RegisterKind.INTEGER, (found, part))
             self.add(Instruction(COMPUTE + codes()[name, "int"], to=to, a=found, b=part))
             found = to
         return found
@@ -282,7 +282,7 @@ class Code:
                 found.append(guard)
         return found
 
-    def _linear_guards(self, guards: Sequence[Guard]) -> tuple[tuple[Place, int, int], ...] | None:
+    def _linear_guards(self, guards: Sequence[Guard]) -> tuple[tuple[Address, int, int], ...] | None:
         found = []
         for guard in guards:
             place = self.place(guard.place)
@@ -295,7 +295,7 @@ class Code:
         """A register that says whether guards hold."""
         if (plain := self._linear_guards(guards)) is not None:
             rows, columns = self.depends(place for place, _, _ in plain)
-            to = self.register(Kind.TRUTH, rows=rows, columns=columns)
+            to = self.register(RegisterKind.TRUTH, rows=rows, columns=columns)
             self.add(Instruction(Op.INSIDE, to=to, guards=plain))
             return to
         parts: list[int] = []
@@ -307,14 +307,14 @@ class Code:
                 parts.append(self._between(guard.place, guard.low, guard.high))
         found, *rest = parts
         for part in rest:
-            to = self.like(Kind.TRUTH, (found, part))
+            to = self.like(RegisterKind.TRUTH, (found, part))
             self.add(Instruction(COMPUTE + codes()["bitand", "bool"], to=to, a=found, b=part))
             found = to
         return found
 
     def _between(self, dim: Dim, low: Dim, high: Dim) -> int:
         a = self.index(dim)
-        to = self.like(Kind.TRUTH, (a,))
+        to = self.like(RegisterKind.TRUTH, (a,))
         numbers = self.numbers.of(low), self.numbers.of(high)
         self.add(Instruction(Op.BETWEEN, to=to, a=a, number=numbers[0], extra=numbers[1]))
         return to
@@ -369,7 +369,7 @@ class Code:
             self._give(one.name, made)
         elif isinstance(one, Bound):
             a = self.value(one.arg)
-            to = self.named(one.name, self.like(Kind.INTEGER, (a,)))
+            to = self.named(one.name, self.like(RegisterKind.INTEGER, (a,)))
             code = self._message[one.message]
             self.add(Instruction(Op.BOUND, to=to, a=a, number=self.numbers.of(one.extent), extra=code))
         else:
@@ -391,7 +391,7 @@ class Code:
             where = self.index(one.place)
             test = self._test(guards) if guards else -1
             to = self.named(one.name, self.like(kind, [where] + [test] * (test >= 0)))
-            at = Place(buffer, self.numbers.of(0), -1, (), ())
+            at = Address(buffer, self.numbers.of(0), -1, (), ())
             self.add(Instruction(Op.GATHER, to=to, a=where, b=test, element=element, place=at))
             if (blank := self._blanks.get(one.name)) is not None:
                 filler = self.constant(blank, one.dtype)
@@ -413,7 +413,7 @@ class Code:
         op = Op.VIEW if is_view else Op.LOAD
         self.add(Instruction(op, to=to, element=element, place=place, guards=plain, extra=extra))
 
-    def _repeats(self, one: Load, place: Place, guards: Sequence[Guard]) -> bool:
+    def _repeats(self, one: Load, place: Address, guards: Sequence[Guard]) -> bool:
         """Whether a load is a row of few columns, the same for all rows of all tiles."""
         short = self._column_extent is not None and estimate(self._column_extent) <= _SHORT
         plain = not place.rows and not place.scalars and place.offset < 0 and place.column >= 0 and not guards
@@ -421,8 +421,8 @@ class Code:
 
     def _position(self, one: Position) -> None:
         kind = kind_of(one.dtype)
-        place = self.place(one.place) if isinstance(one.place, Expr) or kind is Kind.INTEGER else None
-        exact = one.dtype.name in AS_HELD and kind is not Kind.TRUTH
+        place = self.place(one.place) if isinstance(one.place, Expr) or kind is RegisterKind.INTEGER else None
+        exact = one.dtype.name in AS_HELD and kind is not RegisterKind.TRUTH
         if exact and place is not None:
             rows, columns = self.depends((place,))
             made = self.register(kind, rows=rows, columns=columns)
@@ -453,13 +453,13 @@ class Code:
             self.add(Instruction(Op.SELECT, to=to, a=args[0], b=args[1], c=args[2]))
             return
         given = kind_of(first)
-        word = {Kind.INTEGER: "int", Kind.TRUTH: "bool"}.get(given, "float")
+        word = {RegisterKind.INTEGER: "int", RegisterKind.TRUTH: "bool"}.get(given, "float")
         code = codes().get((name, word))
         if code is None:
             raise EngineError(f"bytecode has no {name} of {first}")
         b = args[1] if len(args) > 1 else -1
-        self.add(Instruction(COMPUTE + code, to=to, a=args[0], b=b, extra=int(given is Kind.DOUBLE)))
-        if kind is Kind.INTEGER and one.dtype.bits < 64 and name not in _WITHIN:
+        self.add(Instruction(COMPUTE + code, to=to, a=args[0], b=b, extra=int(given is RegisterKind.DOUBLE)))
+        if kind is RegisterKind.INTEGER and one.dtype.bits < 64 and name not in _WITHIN:
             self.add(Instruction(Op.CAST, to=to, a=to, element=_element(one.dtype)))
 
     def store(self, one: Store) -> None:
@@ -468,7 +468,7 @@ class Code:
         element = _element(one.buffer.dtype)
         place = self.place(one.place, buffer)
         if place is None:
-            at = Place(buffer, self.numbers.of(0), -1, (), ())
+            at = Address(buffer, self.numbers.of(0), -1, (), ())
             self.add(Instruction(Op.SCATTER, a=a, b=self.index(one.place), element=element, place=at))
             return
         self.add(Instruction(Op.STORE, a=a, element=element, place=place))
@@ -575,13 +575,13 @@ def _element(dtype: DType) -> int:
 def _bits(value: Number, dtype: DType) -> int:
     """A number as the memory of a register."""
     kind = kind_of(dtype)
-    if kind is Kind.INTEGER:
+    if kind is RegisterKind.INTEGER:
         return int(value)
-    if kind is Kind.TRUTH:
+    if kind is RegisterKind.TRUTH:
         return int(bool(value))
     number = dtype.numpy.type(value) if dtype.name in {"float32", "float64"} else value
     exact = float(np.asarray(number).astype(dtype.numpy).astype(dtype.compute.numpy))
-    if kind is Kind.DOUBLE:
+    if kind is RegisterKind.DOUBLE:
         return int(struct.unpack("<q", struct.pack("<d", exact))[0])
     return int.from_bytes(np.float32(exact).tobytes(), "little")
 
@@ -591,4 +591,4 @@ def depends_on(one: Statement, names: Iterable[str]) -> bool:
     return not variables(one).isdisjoint(names)
 
 
-__all__ = ["INT64", "Code", "Instruction", "Kind", "Op", "Place", "depends_on", "kind_of"]
+__all__ = ["INT64", "Address", "Code", "Instruction", "Op", "RegisterKind", "depends_on", "kind_of"]

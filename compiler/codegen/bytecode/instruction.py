@@ -12,7 +12,7 @@ MOST_ROWS, MOST_ELEMENTS = 128, 2048
 """Of a tile; as in interpreter/bytecode.h."""
 
 
-class Kind(enum.IntEnum):
+class RegisterKind(enum.IntEnum):
     """What a register holds; as in interpreter/bytecode.h."""
 
     FLOAT = 0
@@ -32,7 +32,7 @@ ELEMENTS = {
 }  # fmt: skip
 """Dtypes of elements in memory -> their codes; as in interpreter/bytecode.h."""
 
-_BYTES = {Kind.FLOAT: 4, Kind.DOUBLE: 8, Kind.INTEGER: 8, Kind.TRUTH: 1}
+_BYTES = {RegisterKind.FLOAT: 4, RegisterKind.DOUBLE: 8, RegisterKind.INTEGER: 8, RegisterKind.TRUTH: 1}
 AS_HELD = {"float32", "float64", "int64", "bool"}
 """Dtypes whose elements are in memory as they are in registers."""
 COMPUTE = 100
@@ -62,19 +62,19 @@ class Op(enum.IntEnum):
     FEED_DOWN = 17
 
 
-def kind_of(dtype: DType) -> Kind:
+def kind_of(dtype: DType) -> RegisterKind:
     """The kind of register for values of a dtype. Raises EngineError for one that has none."""
     if dtype is BOOL:
-        return Kind.TRUTH
+        return RegisterKind.TRUTH
     if dtype.name not in ELEMENTS:
         raise EngineError(f"bytecode has no {dtype}")
     if dtype.is_integer:
-        return Kind.INTEGER
-    return Kind.DOUBLE if dtype.compute is FLOAT64 else Kind.FLOAT
+        return RegisterKind.INTEGER
+    return RegisterKind.DOUBLE if dtype.compute is FLOAT64 else RegisterKind.FLOAT
 
 
 @dataclass(frozen=True)
-class Place:
+class Address:
     """A place in memory. rows, scalars: (number of the variable, number). column: its step, or -1.
 
     offset: a register of integers, the same for all columns, which is added; -1 for none.
@@ -99,7 +99,7 @@ class Place:
 class Register:
     """A register while a program is made. slot: its memory, None until it has some."""
 
-    kind: Kind
+    kind: RegisterKind
     rows: bool
     columns: bool
     is_view: bool = False
@@ -125,8 +125,8 @@ class Instruction:
     element: int = 0
     number: int = -1
     extra: int = 0
-    place: Place | None = None
-    guards: tuple[tuple[Place, int, int], ...] = ()
+    place: Address | None = None
+    guards: tuple[tuple[Address, int, int], ...] = ()
     links: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -137,7 +137,7 @@ class Instruction:
         return tuple(one for one in given if one >= 0)
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[Address, ...]:
         """Its own, and those of its guards."""
         own = () if self.place is None else (self.place,)
         return (*own, *(place for place, _, _ in self.guards))

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from kernels_hub.compiler.codegen.bytecode.code import Code, Number, depends_on
-from kernels_hub.compiler.codegen.bytecode.instruction import ELEMENTS, Instruction, Kind, Op, kind_of
+from kernels_hub.compiler.codegen.bytecode.instruction import ELEMENTS, Instruction, Op, RegisterKind, kind_of
 from kernels_hub.compiler.codegen.contexts import Contexts
 from kernels_hub.compiler.codegen.lanes import lane_of
 from kernels_hub.compiler.codegen.loops import (
@@ -251,7 +251,7 @@ class _Reducing:
         if one.kind in PLACES:
             valued = code.dtypes[one.arg]
             best = code.register(kind_of(valued), **shape)
-            total = code.register(Kind.INTEGER, **shape)
+            total = code.register(RegisterKind.INTEGER, **shape)
             low = _extreme(PLACES[one.kind], valued)
             code.add(Instruction(Op.COPY, to=best, a=code.constant(low, valued)))
             code.add(Instruction(Op.COPY, to=total, a=code.constant(0, INT64)))
@@ -259,11 +259,11 @@ class _Reducing:
             return total, best
         kind = kind_of(dtype)
         start = code.constant(*self._neutral(one))
-        wide = kind is Kind.FLOAT and (
+        wide = kind is RegisterKind.FLOAT and (
             one.kind == "prod" or (one.kind == "sum" and not self._has_few_turns())
         )
         if wide:
-            kind = Kind.DOUBLE
+            kind = RegisterKind.DOUBLE
             start = code.bits(kind, 0 if one.kind == "sum" else _DOUBLE_ONE)
         total = code.register(kind, **shape)
         code.add(Instruction(Op.COPY, to=total, a=start))

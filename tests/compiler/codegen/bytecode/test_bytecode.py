@@ -60,8 +60,8 @@ def test_codes_are_the_same_in_both_languages():
     text = (INTERPRETER / "bytecode.cpp").read_text()
     (listed,) = re.findall(r"kInstructions\[\] = {([^}]*)};", text)
     assert [one.strip() for one in listed.split(",")] == [op.name.lower() for op in instruction.Op]
-    kinds = [one.upper() for one in _enumerators("bytecode.h", "Kind")]
-    assert kinds == [kind.name for kind in instruction.Kind]
+    kinds = [one.upper() for one in _enumerators("bytecode.h", "RegisterKind")]
+    assert kinds == [kind.name for kind in instruction.RegisterKind]
     assert [one.lower() for one in _enumerators("bytecode_compute.h", "Reduction")] == list(REDUCTIONS)
     short = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u"}
     names = [re.sub(r"^[a-z]+(?=\d)", lambda one: short[one[0]], name) for name in instruction.ELEMENTS]
