@@ -76,12 +76,12 @@ def _erf_table() -> tuple[Array, ...]:
     first = 2 / math.sqrt(math.pi) * np.exp(-x * x)
     return (
         np.array([math.erf(one) for one in x]), first, -x * first, (2 * x**2 - 1) / 3 * first,
-        (3 - 2 * x**2) * x / 6 * first,
+        (3 - 2 * x**2) * x / 6 * first, (4 * x**4 - 12 * x**2 + 3) / 30 * first,
     )  # fmt: skip
 
 
 def _erf(x: Array) -> Array:
-    """To 2e-16: the fifth term at half a step is below 4e-18."""
+    """To 5e-16 of its value: the sixth term at half a step is below 2e-21."""
     size = np.fmin(np.abs(x.astype(np.float64)), _ERF_END)
     places = np.rint(size * _ERF_STEPS).astype(np.intp)
     away = size - places / _ERF_STEPS
