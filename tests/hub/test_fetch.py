@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import constants
+from huggingface_hub.utils import http_backoff
 from torch import nn
 
 from kernels_hub import (
@@ -304,6 +305,8 @@ def test_the_hub_goes_away_after_a_release_that_is_not_here(
     client.forget()
     assert has_kernel(place.repo(), version=">=1.1")
     place.at("http://127.0.0.1:9")
+    waits = http_backoff.__kwdefaults__ | {"base_wait_time": 0.01}  # it is asked again for 23 s by default
+    place.monkeypatch.setattr(http_backoff, "__kwdefaults__", waits)
     assert place.get(version=">=1").VALUE == "old"
     assert "using v1.0.0" in caplog.text
     with pytest.raises(HubError, match="cannot be reached"):
