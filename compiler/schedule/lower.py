@@ -247,6 +247,8 @@ def _concat(body: Body, value: Value, index: Index) -> str:
         _, operand, where = parts[known.index(True)]
         return body.at(operand, where)
     parts = [part for part, answer in zip(parts, known, strict=True) if answer is None]
+    if not parts:  # all are empty: nothing is ever read
+        return body.emit(Constant, value.dtype, 0)
     names = [body.within((guard,), operand, where) for guard, operand, where in parts]
     result = names[-1]
     for (guard, _, _), name in reversed(list(zip(parts[:-1], names[:-1], strict=True))):

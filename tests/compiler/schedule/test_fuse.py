@@ -100,6 +100,15 @@ def test_loops_are_cut_at_a_concat():
     assert count(kernel, Asked) == 0
 
 
+def test_a_concat_of_nothing_behind_a_reshape():
+    """Its only place is 0, which lies in none of its parts."""
+    graph = Graph("nothing")
+    x = graph.input("x", (0, 1, 4))
+    joined = graph.apply("concat", x, x, axis=0)
+    graph.output("y", (joined.reshape((0, 4)) * 2.0).reshape((4, 0)))
+    check(graph, 1)
+
+
 def test_a_whole_sum_does_not_drag_its_elements_onto_one_thread():
     graph = Graph("sum")
     x = graph.input("x", (64, 4096))
