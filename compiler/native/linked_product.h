@@ -1,6 +1,7 @@
 // The products of linked.h for any element; a source file instantiates those that it is for.
 #pragma once
 
+#include "gemm_few_rows.h"
 #include "gemm_halves.h"
 #include "gemm_amx.h"
 #include "linked_tile.h"
@@ -51,6 +52,12 @@ void multiply_tiles_batched(int64_t batch, int64_t m, int64_t n, int64_t k,
                             const Tile& tile) {
   const auto one = [&](int64_t at) {
     const Operands<T> from = operands(operands_state, at);
+    if constexpr (std::is_same_v<T, float>) {
+      if (has_few_rows(m, n, k, stride_k, b_stride_k, b_stride_n)) {
+        const Tile here{tile.call, tile.state, at, 0};
+        return few_rows(m, n, k, from.a, stride_m, stride_k, from.b, b_stride_k, b_stride_n, here);
+      }
+    }
     float* const packed = workspace<Use::kRight>().floats(right_size<T>(k, n));
     pack_right(from.b, k, n, b_stride_k, b_stride_n, packed);
     multiply_tiles(m, n, k, from.a, stride_m, stride_k, packed, {tile.call, tile.state, at, 0});

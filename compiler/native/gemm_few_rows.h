@@ -1,0 +1,136 @@
+// float32 products of few rows with a right operand that is used once: it is read where it lies, as packing it would
+// cost more than all its multiplications.
+//
+//   columns beside each other   a block of columns is kept in registers, of as many vectors as rows leave room for
+//   depth beside each other     dot products, vectors along the depth
+#pragma once
+
+#include "gemm.h"
+
+KH_NAMESPACE {
+
+inline constexpr int64_t kFewRows = 8;                                // from more rows on, packing pays
+inline constexpr int64_t kRowsAtOnce = 4;
+inline constexpr int64_t kFewAccumulators = kLanes == 16 ? 24 : 12;   // vectors, of 32 and 16 registers
+inline constexpr int64_t kColumnsAtOnce = 16 * kLanes;                // of a task
+
+// sums (Rows, Vectors * kLanes) = a (Rows, k) @ b (k, Vectors * kLanes); rows of sums are `stride` floats apart.
+template <int Rows, int Vectors>
+void few_rows_across(int64_t k, const float* a, int64_t stride_m, int64_t stride_k, const float* b, int64_t b_stride_k,
+                     float* sums, int64_t stride) {
+  vfloat acc[Rows][Vectors] = {};
+  for (int64_t at = 0; at < k; ++at) {
+    const float* const row = b + at * b_stride_k;
+    vfloat right[Vectors];
+    KH_UNROLL(16)
+    for (int v = 0; v < Vectors; ++v) right[v] = load(row + v * kLanes);
+    KH_UNROLL(4)
+    for (int r = 0; r < Rows; ++r) {
+      const float left = a[r * stride_m + at * stride_k];
+      KH_UNROLL(16)
+      for (int v = 0; v < Vectors; ++v) acc[r][v] += left * right[v];
+    }
+  }
+  KH_UNROLL(4)
+  for (int r = 0; r < Rows; ++r) {
+    KH_UNROLL(16)
+    for (int v = 0; v < Vectors; ++v) store(sums + r * stride + v * kLanes, acc[r][v]);
+  }
+}
+
+// As many columns as are a multiple of kLanes; those of a block of Vectors first.
+template <int Rows, int Vectors>
+void few_rows_columns(int64_t columns, int64_t k, const float* a, int64_t stride_m, int64_t stride_k, const float* b,
+                      int64_t b_stride_k, float* sums, int64_t stride) {
+  if constexpr (Rows * Vectors > kFewAccumulators) {
+    few_rows_columns<Rows, Vectors / 2>(columns, k, a, stride_m, stride_k, b, b_stride_k, sums, stride);
+  } else {
+    int64_t j = 0;
+    for (; j + Vectors * kLanes <= columns; j += Vectors * kLanes)
+      few_rows_across<Rows, Vectors>(k, a, stride_m, stride_k, b + j, b_stride_k, sums + j, stride);
+    if constexpr (Vectors > 1) {
+      if (j < columns)
+        few_rows_columns<Rows, Vectors / 2>(columns - j, k, a, stride_m, stride_k, b + j, b_stride_k, sums + j, stride);
+    }
+  }
+}
+
+// sums (Rows, Columns) = a (Rows, k) @ b (k, Columns) where both lie along k.
+template <int Rows, int Columns>
+void few_rows_along(int64_t k, const float* a, int64_t stride_m, const float* b, int64_t b_stride_n, float* sums,
+                    int64_t stride) {
+  vfloat acc[Rows][Columns] = {};
+  int64_t at = 0;
+  for (; at + kLanes <= k; at += kLanes) {
+    vfloat left[Rows];
+    KH_UNROLL(4)
+    for (int r = 0; r < Rows; ++r) left[r] = load(a + r * stride_m + at);
+    KH_UNROLL(4)
+    for (int c = 0; c < Columns; ++c) {
+      const vfloat right = load(b + c * b_stride_n + at);
+      KH_UNROLL(4)
+      for (int r = 0; r < Rows; ++r) acc[r][c] += left[r] * right;
+    }
+  }
+  for (int r = 0; r < Rows; ++r) {
+    for (int c = 0; c < Columns; ++c) {
+      float sum = sum_of(acc[r][c]);
+      for (int64_t rest = at; rest < k; ++rest) sum += a[r * stride_m + rest] * b[c * b_stride_n + rest];
+      sums[r * stride + c] = sum;
+    }
+  }
+}
+
+template <int Rows>
+void few_rows_group(int64_t columns, int64_t k, const float* a, int64_t stride_m, int64_t stride_k, const float* b,
+                    int64_t b_stride_k, int64_t b_stride_n, float* sums, int64_t stride) {
+  if (b_stride_n == 1) {
+    const int64_t whole = columns / kLanes * kLanes;
+    few_rows_columns<Rows, 16>(whole, k, a, stride_m, stride_k, b, b_stride_k, sums, stride);
+    if (whole < columns) {  // the last vector reads some columns again
+      float* const last = sums + columns - kLanes;
+      few_rows_across<Rows, 1>(k, a, stride_m, stride_k, b + columns - kLanes, b_stride_k, last, stride);
+    }
+    return;
+  }
+  int64_t j = 0;
+  for (; j + 4 <= columns; j += 4) few_rows_along<Rows, 4>(k, a, stride_m, b + j * b_stride_n, b_stride_n, sums + j, stride);
+  for (; j < columns; ++j) few_rows_along<Rows, 1>(k, a, stride_m, b + j * b_stride_n, b_stride_n, sums + j, stride);
+}
+
+// Whether few_rows() multiplies such operands.
+inline bool has_few_rows(int64_t m, int64_t n, int64_t k, int64_t stride_k, int64_t b_stride_k, int64_t b_stride_n) {
+  if (m < 1 || m > kFewRows || k < 1) return false;
+  return b_stride_n == 1 ? n >= kLanes : b_stride_k == 1 && stride_k == 1 && k >= kLanes && n >= 1;
+}
+
+// c (m, n) = a (m, k) @ b (k, n), its finished pieces given to the epilogue as product() does.
+template <class Epilogue>
+void few_rows(int64_t m, int64_t n, int64_t k, const float* a, int64_t stride_m, int64_t stride_k, const float* b,
+              int64_t b_stride_k, int64_t b_stride_n, Epilogue& epilogue) {
+  const int64_t team = m * n < kAlone / (k + 1) ? 1 : threads();
+  // The last piece takes what would be less than a vector.
+  const int64_t pieces = std::max<int64_t>(1, n / kColumnsAtOnce + (n % kColumnsAtOnce >= kLanes));
+  parallel_tasks(pieces, team, [&](Tickets& tickets) {
+    float* const sums = workspace<Use::kLeft>().floats(kRowsAtOnce * (kColumnsAtOnce + kLanes));
+    constexpr int64_t stride = kColumnsAtOnce + kLanes;
+    for (int64_t piece; (piece = tickets.next()) >= 0;) {
+      const int64_t j = piece * kColumnsAtOnce;
+      const int64_t columns = piece + 1 == pieces ? n - j : kColumnsAtOnce;
+      for (int64_t i = 0; i < m; i += kRowsAtOnce) {
+        const int64_t rows = std::min(kRowsAtOnce, m - i);
+        const auto group = [&]<int Rows>(std::integral_constant<int, Rows>) {
+          few_rows_group<Rows>(columns, k, a + i * stride_m, stride_m, stride_k, b + j * b_stride_n, b_stride_k, b_stride_n,
+                               sums, stride);
+        };
+        if (rows == 1) group(std::integral_constant<int, 1>{});
+        if (rows == 2) group(std::integral_constant<int, 2>{});
+        if (rows == 3) group(std::integral_constant<int, 3>{});
+        if (rows == 4) group(std::integral_constant<int, 4>{});
+        finish(i, rows, j, columns, stride, epilogue, static_cast<const float*>(sums));
+      }
+    }
+  });
+}
+
+}  // namespace kh
