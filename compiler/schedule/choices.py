@@ -6,7 +6,8 @@ The defaults are the ones that serve most graphs; a search tries others (`search
 Places in a graph are numbers, counted in the order of the schedule that the defaults make: `Schedule.joined` are the
 values that joined the group of another and may begin one of their own ("apart"), `Schedule.shared` the values that are
 made once because several use them and may be computed by each of these ("again"), `Schedule.products` the products and
-convolutions that may be written out as loops ("loops"). A number that is no place has no effect.
+convolutions that may be written out as loops ("loops"); those of "nests" are its nests with a reduction and without an
+anchor. A number that is no place has no effect.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 
 from kernels_hub.compiler.errors import EngineError
+from kernels_hub.compiler.schedule.loop_plan import plans_by_place
 
 GRAIN = 65536
 """Work (additions) that is worth a thread."""
@@ -32,7 +34,7 @@ class Choices:
     are few results, so that threads share it; 1 cuts none. layout: of what convolutions read and write, "channels
     last", "rows" (as the graph says), or "auto": rows where no convolution gains by the other
     (`schedule.layout.stands_alone`). grain: work, an addition being 1, that is worth a thread. tile: turns
-    of the tiles that transpositions are cut into.
+    of the tiles that transpositions are cut into. nests: plans of loops (`loop_plan`) for nests that reduce, by place.
     """
 
     apart: str = ""
@@ -42,8 +44,12 @@ class Choices:
     layout: str = "auto"
     grain: int = GRAIN
     tile: int = 16
+    nests: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.nests, str):
+            raise EngineError(f"the choice nests is a text, not {self.nests!r}")
+        plans_by_place(self.nests)
         for name in PLACES:
             _places(name, getattr(self, name))
         for name, (*_, allowed) in _WORDS.items():

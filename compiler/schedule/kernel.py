@@ -27,6 +27,7 @@ from kernels_hub.compiler.ir.op import Op, Shape
 from kernels_hub.compiler.ir.types import DType
 from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.index import Loop, variables_in
+from kernels_hub.compiler.schedule.loop_plan import Plan
 
 
 class Role(enum.Enum):
@@ -193,7 +194,9 @@ class Update(Store):
     reduction: str
 
 
-Statement = Load | Constant | Position | Test | Bound | Compute | Reduce | Scan | Store
+Definition = Load | Constant | Position | Test | Bound | Compute | Reduce | Scan
+"""A statement that gives a value its name."""
+Statement = Definition | Store
 
 
 @dataclass(frozen=True)
@@ -410,12 +413,13 @@ Anchor = (
 
 @dataclass(frozen=True)
 class Nest:
-    """See the module."""
+    """See the module. plan: how it runs, where that was chosen (`loop_plan`); engines may leave it alone."""
 
     outer: tuple[Loop, ...]
     inner: tuple[Loop, ...]
     body: tuple[Statement, ...]
     anchor: Anchor | None = None
+    plan: Plan | None = None
 
     @property
     def reduces(self) -> bool:

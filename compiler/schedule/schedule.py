@@ -24,8 +24,10 @@ from kernels_hub.compiler.schedule.kernel import (
     Store,
 )
 from kernels_hub.compiler.schedule.layout import StrideOrder, stands_alone
+from kernels_hub.compiler.schedule.loop_plan import plans_by_place
 from kernels_hub.compiler.schedule.lower import SCATTERS
 from kernels_hub.compiler.schedule.partial import with_partial_reductions
+from kernels_hub.compiler.schedule.planned_nest import with_plans
 from kernels_hub.compiler.schedule.scatter import needed, updates
 from kernels_hub.compiler.schedule.scores import ANCHOR_DTYPES
 from kernels_hub.compiler.schedule.split import MOST_PARTS, parts
@@ -109,7 +111,13 @@ class _Builder:
             self.graph.name,
             (*self.buffers.values(), *(copy for copy, _ in copies)),
             tuple(kernel for group, kernel in kernels if group.prepared),
-            (*(kernel for group, kernel in kernels if not group.prepared), *(kernel for _, kernel in copies)),
+            with_plans(
+                [
+                    *(kernel for group, kernel in kernels if not group.prepared),
+                    *(kernel for _, kernel in copies),
+                ],
+                plans_by_place(self.choices.nests),
+            ),
             {name: self.buffers[value] for name, value in self.graph.inputs.items()},
             outputs,
             self.choices,

@@ -12,6 +12,7 @@ from kernels_hub.compiler.codegen.cpp.grouped import print_grouped
 from kernels_hub.compiler.codegen.cpp.nest import print_nest
 from kernels_hub.compiler.codegen.cpp.order import print_order
 from kernels_hub.compiler.codegen.cpp.packed import PackedOperands
+from kernels_hub.compiler.codegen.cpp.planned import HEADER as PLANNED_HEADER
 from kernels_hub.compiler.codegen.cpp.product import print_product
 from kernels_hub.compiler.codegen.cpp.recurrent import print_recurrent
 from kernels_hub.compiler.codegen.cpp.text import Parameters
@@ -93,7 +94,7 @@ def runtime_of(nest: Nest) -> tuple[str, ...]:
 def header_of(nest: Nest) -> str | None:
     """The header of the runtime that the text of a nest needs."""
     if nest.anchor is None:
-        return None
+        return None if nest.plan is None else PLANNED_HEADER
     return _HEADERS.get(type(nest.anchor), "linked.h")
 
 

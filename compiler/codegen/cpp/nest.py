@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kernels_hub.compiler.codegen.c_text import Lines
 from kernels_hub.compiler.codegen.cpp.function import Function
+from kernels_hub.compiler.codegen.cpp.planned import print_planned
 from kernels_hub.compiler.codegen.cpp.reduce import print_reduction
 from kernels_hub.compiler.codegen.cpp.scan import print_scan
 from kernels_hub.compiler.codegen.cpp.scatter import print_scatter, simplified_scatter
@@ -34,6 +35,8 @@ def print_nest(name: str, nest: Nest, lines: Lines, names: Names, *, round_ops: 
     function = Function(name, nest, parameters, lines, names, round_ops=round_ops)
     if is_empty(nest.outer):
         print_nothing(name, parameters, lines, names)
+    elif nest.plan is not None:
+        print_planned(function, nest.plan)
     elif nest.reduces:
         print_reduction(function)
     elif nest.scans:
