@@ -92,10 +92,11 @@ def _efficiency(dims: list[int], half: int) -> float:
 
 def predict(schedule: Schedule, sizes: Mapping[str, int], rates: AssumedRates) -> float:
     """Seconds of a call."""
-    return sum(_kernel(kernel, sizes, rates) for kernel in schedule.kernels)
+    return sum(predict_kernel(kernel, sizes, rates) for kernel in schedule.kernels)
 
 
-def _kernel(kernel: Kernel, sizes: Mapping[str, int], rates: AssumedRates) -> float:
+def predict_kernel(kernel: Kernel, sizes: Mapping[str, int], rates: AssumedRates) -> float:
+    """Seconds of one kernel."""
     cost = kernel_cost(kernel, sizes)
     rows = max((_rows(nest, sizes) for nest in kernel.nests), default=1)
     threads = max(1, min(rates.threads, rows))

@@ -1,11 +1,11 @@
-"""Neighbours of a candidate: the same graph with one other schedule choice."""
+"""Neighbours of a candidate: the same graph with one other schedule choice, or with other loops for one nest."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from kernels_hub.compiler.engines.engine import Device
-from kernels_hub.compiler.errors import CompilerError, EngineError
+from kernels_hub.compiler.errors import CompilerError, EngineError, MissingDependencyError
 from kernels_hub.compiler.ir.dims import Dim
 from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.types import Array
@@ -15,11 +15,14 @@ from kernels_hub.compiler.schedule.memory import number
 from kernels_hub.compiler.schedule.partial import may_be_long
 from kernels_hub.compiler.schedule.schedule import schedule
 from kernels_hub.compiler.search.candidate import Choice, SearchCandidate
-from kernels_hub.compiler.search.cost import RATES, predict
+from kernels_hub.compiler.search.cost import RATES, predict, predict_kernel
 from kernels_hub.compiler.search.evaluator import materialise
+from kernels_hub.compiler.search.nests.nests import nest_choices
 
 MOST_PLACES = 6
 """Places in a schedule that are tried, of each kind."""
+MOST_PLANS = 3
+"""Plans of loops that are tried for a nest."""
 SMALL_PRODUCT = 1 << 15
 """Multiplications of a product up to which it is tried as loops."""
 
@@ -45,6 +48,8 @@ def neighbours(
         if getattr(now, name) != value:
             one = _with(candidate, graph, device, sizes, name, value)
             candidates.setdefault(one.digest, one)
+    for one in _planned(candidate, graph, now, sizes):
+        candidates.setdefault(one.digest, one)
     return sorted(candidates.values(), key=lambda candidate: candidate.predicted)
 
 
@@ -70,6 +75,8 @@ def _with(
 ) -> SearchCandidate:
     choices = {**candidate.choices, name: value}
     if device.type == "cpu":
+        if name in PLACES:  # which plans of loops belong to which nests is not known behind it
+            choices.pop("nests", None)
         choices = dict(Choices.of(choices).given())
     shown = "" if value == "" else f" {value}"
     return SearchCandidate(
@@ -78,6 +85,21 @@ def _with(
         f"{candidate.origin}; {name}{shown}",
         predicted(graph, device, sizes, choices),
     )
+
+
+def _planned(
+    candidate: SearchCandidate, graph: Graph, now: Choices, sizes: Mapping[str, int]
+) -> Iterator[SearchCandidate]:
+    """Other loops for nests that reduce, and for products that become loops; none where egglog is not installed."""
+    try:
+        for one in nest_choices(graph, now, MOST_PLANS):
+            made = schedule(graph, choices=Choices.of(one.choices))
+            rates = RATES["cpu"]
+            seconds = predict(made, sizes, rates) - predict_kernel(one.kernel, sizes, rates)
+            seconds += rates.launch + one.priced.seconds
+            yield SearchCandidate(candidate.graph, one.choices, f"{candidate.origin}; {one}", seconds)
+    except (EngineError, MissingDependencyError):
+        return
 
 
 def _settings(graph: Graph, made: Schedule) -> Iterator[tuple[str, Choice]]:

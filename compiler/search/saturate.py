@@ -88,7 +88,7 @@ class Space:
 def saturate(graph: Graph, limits: Limits | None = None, equations: Sequence[Equation] = EQUATIONS) -> Space:
     """All that the equations reach from a graph. Raises MissingDependencyError where egglog is not installed."""
     limits = limits or Limits()
-    engine = _Egglog()
+    engine = Egglog()
     terms = Terms(graph)
     dtypes = {str(value.dtype) for value in terms.names}
     used = [one for one in (*equations, *derived(dtypes)) if one.exact or limits.rounding]
@@ -125,7 +125,7 @@ def _rules(equations: Iterable[Equation]) -> list[str]:
     return lines
 
 
-class _Egglog:
+class Egglog:
     """An e-graph of egglog, driven by its own language."""
 
     def __init__(self) -> None:
@@ -144,15 +144,23 @@ class _Egglog:
         except self._bindings.EggSmolError as error:
             raise SearchError(f"egglog refuses the equations: {error}") from error
 
-    def round(self) -> tuple[dict[str, int], bool]:
-        """Every equation once, wherever it matches; how often each did, and whether that changed anything."""
-        (first,) = self.run("(run-schedule (run equations))")
-        self.run("(run-schedule (saturate (run types)))")
+    def round(self, rules: str = "equations", facts: str = "types") -> tuple[dict[str, int], bool]:
+        """Every rule of a set once, wherever it matches; how often each did, and whether that changed anything.
+
+        facts: the set that says what is known of new terms.
+        """
+        (first,) = self.run(f"(run-schedule (run {rules}))")
+        self.run(f"(run-schedule (saturate (run {facts})))")
         report = first.report
         counts: dict[str, int] = {}
         for name, count in report.num_matches_per_rule.items():
             counts[name.split(":")[0]] = counts.get(name.split(":")[0], 0) + count
         return counts, bool(report.updated)
+
+    def count(self) -> int:
+        """Terms in all."""
+        (printed,) = self.run("(print-size)")
+        return sum(count for name, count in printed.sizes if _is_term(name))
 
     def nodes(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """All terms, and what is known of their classes, as egglog writes them."""

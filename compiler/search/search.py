@@ -38,6 +38,7 @@ from kernels_hub.compiler.ir.printer import print_graph
 from kernels_hub.compiler.plan.file import versions
 from kernels_hub.compiler.plan.tuning_database import TuningDatabase, Winner
 from kernels_hub.compiler.rewrite.pipeline import PIPELINE, rewrite
+from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.search.blocks import Block, repeated
 from kernels_hub.compiler.search.candidate import Measured, SearchCandidate, SearchError
 from kernels_hub.compiler.search.cost import RATES
@@ -45,6 +46,7 @@ from kernels_hub.compiler.search.equations import EQUATIONS, Equation
 from kernels_hub.compiler.search.evaluator import GraphEvaluator
 from kernels_hub.compiler.search.extract import best
 from kernels_hub.compiler.search.neighbours import neighbours, predicted
+from kernels_hub.compiler.search.nests.nests import rewrites_taken
 from kernels_hub.compiler.search.quiet import BusyError, measuring
 from kernels_hub.compiler.search.result import SearchResult, Standing, Tried
 from kernels_hub.compiler.search.saturate import Limits, saturate
@@ -189,6 +191,7 @@ class _Driver:
         if not interrupted and self._left <= 0:
             interrupted = f"the {self.budget:g} seconds were over"
             self.log.append(interrupted)
+        self._say_rewrites()
         result = self._result(interrupted)
         if interrupted != "it was interrupted" and (row := result.winner).measured.status != "pruned":
             seconds = row.measured.seconds or row.candidate.predicted
@@ -199,6 +202,12 @@ class _Driver:
             }
             database.put(key, Winner("search", {"candidate": row.candidate.to_dict(), **done}, seconds))
         return result
+
+    def _say_rewrites(self) -> None:
+        """In the log, how the winner's loops came about, where they were searched."""
+        winner = self._ranked()[0] if self._ranked() else self.first
+        if winner.choices.get("nests"):
+            self.log += rewrites_taken(_parsed(winner), Choices.of(winner.choices))
 
     def _begin(self, former: SearchCandidate | None = None) -> None:
         """Candidate 0, what everything else is measured against, and what won before."""
@@ -544,7 +553,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-_OF_PLACES = frozenset({"apart", "again", "loops"})
+_OF_PLACES = frozenset({"apart", "again", "loops", "nests"})
 
 
 def _parsed(candidate: SearchCandidate) -> Graph:
