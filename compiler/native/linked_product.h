@@ -53,10 +53,8 @@ void multiply_tiles_batched(int64_t batch, int64_t m, int64_t n, int64_t k,
   const auto one = [&](int64_t at) {
     const Operands<T> from = operands(operands_state, at);
     if constexpr (std::is_same_v<T, float>) {
-      if (has_few_rows(m, n, k, stride_k, b_stride_k, b_stride_n)) {
-        const Tile here{tile.call, tile.state, at, 0};
-        return few_rows(m, n, k, from.a, stride_m, stride_k, from.b, b_stride_k, b_stride_n, here);
-      }
+      const Tile here{tile.call, tile.state, at, 0};
+      if (multiplied_in_place(m, n, k, from.a, stride_m, stride_k, from.b, b_stride_k, b_stride_n, here)) return;
     }
     float* const packed = workspace<Use::kRight>().floats(right_size<T>(k, n));
     pack_right(from.b, k, n, b_stride_k, b_stride_n, packed);

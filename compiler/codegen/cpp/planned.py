@@ -170,24 +170,24 @@ class _Printer:
                 if sizes[last] > 1:
                     self.lines.add("#pragma omp simd")
                 inner = opened.enter_context(self._loop(last, sizes[last], 1, inner))
-                to, of = self._place(copy, inner), self._place(operand, inner)
+                to, of = self.place(copy, inner), self.place(operand, inner)
                 self.lines.add(f"{name}[{to}] = {source}[{of}];")
             else:
-                to, of = self._place(copy, inner), self._place(operand, inner)
+                to, of = self.place(copy, inner), self.place(operand, inner)
                 turned = f"{operand.strides[last]}, &{name}[{to}], {strides[beside]}, {sizes[last]}, {sizes[beside]}"
                 self.lines.add(f"kh::transpose(&{source}[{of}], {turned});")
         return replace(at, copies={**at.copies, number: copy})
 
-    def _place(self, of: Operand | _Copy, at: _At, offsets: Mapping[int, int] | None = None) -> str:
+    def place(self, of: Operand | _Copy, at: _At, offsets: Mapping[int, int] | None = None) -> str:
         """Where an element lies in an operand, or in the copy of it."""
         if isinstance(of, Operand):
-            return self.body.index(self._at(of.load.place, at, offsets))
+            return self.body.index(self.moved(of.load.place, at, offsets))
         place: Dim = 0
         for axis, stride in enumerate(of.strides):
             place = place + (at.bases[axis] - of.bases[axis] + (offsets or {}).get(axis, 0)) * stride
         return self.body.index(place)
 
-    def _at(self, place: Dim, at: _At, offsets: Mapping[int, int] | None = None) -> Dim:
+    def moved(self, place: Dim, at: _At, offsets: Mapping[int, int] | None = None) -> Dim:
         """A place in memory of the nest, with its loops' variables replaced."""
         loops = enumerate(self.nest.loops)
         return substitute(
@@ -259,7 +259,7 @@ class _Results:
         return "float" if self.width == 1 else f"{self.kind}::type"
 
     def _result(self, offsets: Mapping[int, int]) -> str:
-        place = self.printer.body.index(self.printer._at(self.nest.store.place, self.at, offsets))
+        place = self.printer.body.index(self.printer.moved(self.nest.store.place, self.at, offsets))
         return f"{self.printer.names.buffers[self.nest.store.buffer]}[{place}]"
 
     def begin(self) -> None:
@@ -321,7 +321,7 @@ class _Results:
             operand = nest.operands[number]
             copy = at.copies.get(number)
             buffer = printer.names.buffers[statement.buffer] if copy is None else copy.name
-            element = f"{buffer}[{printer._place(copy or operand, at, offsets)}]"
+            element = f"{buffer}[{printer.place(copy or operand, at, offsets)}]"
             is_vector = self.lane >= 0 and operand.depends(self.lane)
             text = f"{self.kind}::load(&{element})" if is_vector else element
         else:
