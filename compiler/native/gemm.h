@@ -196,18 +196,37 @@ struct Matrix {
   using Elements = Floats;
   const T* data;
   int64_t stride_m, stride_k;
+  int64_t height = 0;  // rows in all; 0 where that is not known
 
   // Rows first..first + rows of all k, in lines: to[(k / kLine) * rows * kLine + row * kLine + k % kLine].
   void fill(int64_t first, int64_t rows, int64_t k, float* to) const {
+    int64_t done = 0;
+    if constexpr (std::is_same_v<T, float>) {
+      if (stride_m == 1 && stride_k >= height && height > 0) done = fill_turned(first, rows, k, to);
+      if (done == k) return;
+    }
     for (int64_t row = 0; row < rows; ++row) {
       const T* from = data + (first + row) * stride_m;
       float* line = to + row * kLine;
       if (stride_k == 1) {
         copy_lines(from, k, rows, line);
       } else {
-        for (int64_t i = 0; i < k; ++i) line[i / kLine * rows * kLine + i % kLine] = static_cast<float>(from[i * stride_k]);
+        for (int64_t i = done; i < k; ++i) line[i / kLine * rows * kLine + i % kLine] = static_cast<float>(from[i * stride_k]);
       }
     }
+  }
+
+  // The same for rows that lie beside each other, by squares that are turned round; how many k it did. Squares reach
+  // beyond the rows, into the next k: the last one of all memory would reach out of it.
+  int64_t fill_turned(int64_t first, int64_t rows, int64_t k, float* to) const {
+    const int64_t reached = first + round_up(rows, kLanes);
+    const int64_t whole = (reached <= height ? k : std::min(k, k - ceil_div(reached - height, stride_k))) / kLanes * kLanes;
+    for (int64_t i = 0; i < whole; i += kLanes) {
+      float* const line = to + i / kLine * rows * kLine + i % kLine;
+      for (int64_t row = 0; row < rows; row += kLanes)
+        transpose(data + first + row + i * stride_k, stride_k, line + row * kLine, kLine, std::min(kLanes, rows - row));
+    }
+    return std::max<int64_t>(whole, 0);
   }
 };
 
@@ -367,14 +386,14 @@ void product(int64_t m, int64_t n, int64_t k, const Left& left, Epilogue& epilog
 template <class T, class Epilogue>
 void gemm(int64_t m, int64_t n, int64_t k, const T* a, int64_t stride_m, int64_t stride_k, const float* packed,
           Epilogue&& e) {
-  product(m, n, k, Matrix<T>{a, stride_m, stride_k}, e, packed);
+  product(m, n, k, Matrix<T>{a, stride_m, stride_k, m}, e, packed);
 }
 
 // Two products of the same a: e(i, j, count, gate, up).
 template <class Epilogue>
 void gemm_gated(int64_t m, int64_t n, int64_t k, const float* a, int64_t stride_m, int64_t stride_k,
                 const float* packed_gate, const float* packed_up, Epilogue&& e) {
-  product(m, n, k, Matrix<float>{a, stride_m, stride_k}, e, packed_gate, packed_up);
+  product(m, n, k, Matrix<float>{a, stride_m, stride_k, m}, e, packed_gate, packed_up);
 }
 
 // `batch` products of activations: e(b, i, j, count, acc). a_of(b) and b_of(b) are their first elements; each b

@@ -11,20 +11,22 @@
 KH_NAMESPACE {
 
 inline constexpr int64_t kFewRows = 8;                                // from more rows on, packing pays
+inline constexpr int64_t kRowsOfPanel = 64;                           // where packing would change little
 inline constexpr int64_t kRowsAtOnce = 4;
 inline constexpr int64_t kFewAccumulators = kLanes == 16 ? 24 : 12;   // vectors, of 32 and 16 registers
 inline constexpr int64_t kColumnsAtOnce = 16 * kLanes;                // of a task
 
 // sums (Rows, Vectors * kLanes) = a (Rows, k) @ b (k, Vectors * kLanes); rows of sums are `stride` floats apart.
+// last: the columns that the last vector begins at; some of the one before may be among them.
 template <int Rows, int Vectors>
 void few_rows_across(int64_t k, const float* a, int64_t stride_m, int64_t stride_k, const float* b, int64_t b_stride_k,
-                     float* sums, int64_t stride) {
+                     float* sums, int64_t stride, int64_t last = (Vectors - 1) * kLanes) {
   vfloat acc[Rows][Vectors] = {};
   for (int64_t at = 0; at < k; ++at) {
     const float* const row = b + at * b_stride_k;
     vfloat right[Vectors];
     KH_UNROLL(16)
-    for (int v = 0; v < Vectors; ++v) right[v] = load(row + v * kLanes);
+    for (int v = 0; v < Vectors; ++v) right[v] = load(row + (v + 1 < Vectors ? v * kLanes : last));
     KH_UNROLL(4)
     for (int r = 0; r < Rows; ++r) {
       const float left = a[r * stride_m + at * stride_k];
@@ -35,7 +37,7 @@ void few_rows_across(int64_t k, const float* a, int64_t stride_m, int64_t stride
   KH_UNROLL(4)
   for (int r = 0; r < Rows; ++r) {
     KH_UNROLL(16)
-    for (int v = 0; v < Vectors; ++v) store(sums + r * stride + v * kLanes, acc[r][v]);
+    for (int v = 0; v < Vectors; ++v) store(sums + r * stride + (v + 1 < Vectors ? v * kLanes : last), acc[r][v]);
   }
 }
 
@@ -110,12 +112,12 @@ template <int Rows>
 void few_rows_group(int64_t columns, int64_t k, const float* a, int64_t stride_m, int64_t stride_k, const float* b,
                     int64_t b_stride_k, int64_t b_stride_n, float* sums, int64_t stride) {
   if (b_stride_n == 1) {
-    const int64_t whole = columns / kLanes * kLanes;
-    few_rows_columns<Rows, 16>(whole, k, a, stride_m, stride_k, b, b_stride_k, sums, stride);
-    if (whole < columns) {  // the last vector reads some columns again
-      float* const last = sums + columns - kLanes;
-      few_rows_across<Rows, 1>(k, a, stride_m, stride_k, b + columns - kLanes, b_stride_k, last, stride);
-    }
+    const bool odd = columns % kLanes != 0;  // then the last two vectors share columns
+    const int64_t whole = columns / kLanes * kLanes - (odd ? kLanes : 0);
+    if (whole > 0) few_rows_columns<Rows, 16>(whole, k, a, stride_m, stride_k, b, b_stride_k, sums, stride);
+    if (odd)
+      few_rows_across<Rows, 2>(k, a, stride_m, stride_k, b + whole, b_stride_k, sums + whole, stride,
+                               columns - whole - kLanes);
     return;
   }
   constexpr int64_t wide = kAlongColumns<Rows>;
@@ -127,7 +129,9 @@ void few_rows_group(int64_t columns, int64_t k, const float* a, int64_t stride_m
 
 // Whether few_rows() multiplies such operands.
 inline bool has_few_rows(int64_t m, int64_t n, int64_t k, int64_t stride_k, int64_t b_stride_k, int64_t b_stride_n) {
-  if (m < 1 || m > kFewRows || k < 1) return false;
+  if (m < 1 || k < 1) return false;
+  const bool as_packed = b_stride_n == 1 && b_stride_k <= kPanel && n <= kPanel;  // one panel, narrow enough as it lies
+  if (m > (as_packed ? kRowsOfPanel : kFewRows)) return false;
   return b_stride_n == 1 ? n >= kLanes : b_stride_k == 1 && stride_k == 1 && k >= kLanes && n >= 1;
 }
 

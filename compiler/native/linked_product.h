@@ -42,7 +42,7 @@ void multiply_tiles(int64_t m, int64_t n, int64_t k, const T* a, int64_t stride_
     if (pairs<T>()) return product(m, n, pairs_of(k), left, tile, packed);
   }
   if constexpr (kHalves<T>) return product(m, n, k, HalvesMatrix{{a, stride_m, stride_k}}, tile, packed);
-  product(m, n, k, Matrix<T>{a, stride_m, stride_k}, tile, packed);
+  product(m, n, k, Matrix<T>{a, stride_m, stride_k, m}, tile, packed);
 }
 
 template <class T>

@@ -91,8 +91,10 @@ KH_INLINE vfloat reduced_rows(const float* rows, Op&& op) {
   return left[0];
 }
 
-// to[column * to_stride + row] = from[row * from_stride + column] for kLanes rows and columns.
-KH_INLINE void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+// to[column * to_stride + row] = from[row * from_stride + column] for kLanes rows, and of as many columns, which are all
+// read, the first `columns`.
+KH_INLINE void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride,
+                         int64_t columns = kLanes) {
   constexpr std::make_integer_sequence<int, static_cast<int>(kLanes)> order;
   vfloat rows[kLanes], next[kLanes];
   KH_UNROLL(16)
@@ -108,7 +110,8 @@ KH_INLINE void transpose(const float* from, int64_t from_stride, float* to, int6
     for (int64_t i = 0; i < kLanes; ++i) rows[i] = next[i];
   }
   KH_UNROLL(16)
-  for (int64_t i = 0; i < kLanes; ++i) store(to + i * to_stride, rows[i]);
+  for (int64_t i = 0; i < kLanes; ++i)
+    if (i < columns) store(to + i * to_stride, rows[i]);
 }
 
 // The same for any number of them: whole vectors of both, then what is left.
