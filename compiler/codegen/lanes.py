@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kernels_hub.compiler.codegen.loops import estimate, stride
-from kernels_hub.compiler.ir.dims import Dim
+from kernels_hub.compiler.ir.dims import Dim, ceildiv
 from kernels_hub.compiler.schedule.index import Loop
 from kernels_hub.compiler.schedule.kernel import Load, Nest, Store, arguments, variables
 
 TILE = 64
 """Lanes of a tile."""
+TILES = 4
+"""Tiles that wide ones leave for threads to share."""
+_WIDE = (256, 320, 288, 272, 240, 224, 208, 192, 176, 160, 144, 128, 112, 96)
+"""Lanes of a wide tile, the best first."""
 
 
 def lane_of(nest: Nest) -> Loop | None:
@@ -46,10 +50,20 @@ def _along(nest: Nest, loop: Loop) -> set[str]:
     return found
 
 
-def tile_of(extent: Dim) -> int:
-    """Lanes of a tile: few that are left over."""
+def tile_of(extent: Dim, rows: Dim = 1, *, wide: bool = False) -> int:
+    """Lanes of a tile: few that are left over.
+
+    wide: whether nothing is kept for each lane but what is reduced. Then more lanes are better, as memory is read in
+    longer pieces, while threads have `TILES` of these in all of `rows` rows.
+    """
     if not isinstance(extent, int):
         return TILE
+    if wide and isinstance(rows, int):
+        for one in _WIDE:
+            if extent % one == 0 and extent // one * rows >= TILES:
+                return one
+        if extent > TILES * TILE and ceildiv(extent, _WIDE[0]) * rows >= TILES:
+            return _WIDE[0]
     if extent <= TILE:
         return extent
     return next((one for one in (64, 96, 80, 48, 56, 72, 32) if extent % one == 0), TILE)

@@ -239,7 +239,7 @@ class _Across(_Reduction):
     def __init__(self, function: Function, lane: Loop) -> None:
         super().__init__(function, lane)
         self.lane = lane
-        self.tile = tile_of(lane.extent)
+        self.tile = tile_of(lane.extent, turns(self.nest.outer[:-1]), wide=not self.contexts.kept)
         self.at_lane = f"{variable_name(lane.name)} - start"
 
     def emit(self) -> None:
