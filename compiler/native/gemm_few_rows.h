@@ -188,6 +188,19 @@ void few_columns(int64_t m, int64_t n, int64_t k, const float* a, int64_t stride
                   });
 }
 
+// The same where columns of b do not lie along k while rows of a do: they are copied first, being so few. Whether it
+// multiplied.
+template <class Epilogue>
+bool few_apart_columns(int64_t m, int64_t n, int64_t k, const float* a, int64_t stride_m, int64_t stride_k, const float* b,
+                       int64_t b_stride_k, int64_t b_stride_n, Epilogue& epilogue) {
+  if (n < 1 || n > kRowsAtOnce || m <= kFewRows || stride_k != 1 || k < kLanes) return false;
+  float* const columns = workspace<Use::kColumns>().floats(n * k);
+  for (int64_t j = 0; j < n; ++j)
+    for (int64_t at = 0; at < k; ++at) columns[j * k + at] = b[at * b_stride_k + j * b_stride_n];
+  few_columns(m, n, k, a, stride_m, stride_k, columns, 1, k, epilogue);
+  return true;
+}
+
 inline constexpr int64_t kNextToNothing = 256;  // multiplications
 
 // c (m, n) = a (m, k) @ b (k, n) of next to nothing.
@@ -223,7 +236,7 @@ bool multiplied_in_place(int64_t m, int64_t n, int64_t k, const float* a, int64_
     few_columns(m, n, k, a, stride_m, stride_k, b, b_stride_k, b_stride_n, epilogue);
     return true;
   }
-  return false;
+  return few_apart_columns(m, n, k, a, stride_m, stride_k, b, b_stride_k, b_stride_n, epilogue);
 }
 
 }  // namespace kh

@@ -41,6 +41,10 @@ void multiply_tiles(int64_t m, int64_t n, int64_t k, const T* a, int64_t stride_
     if (has_amx()) return product(m, n, pairs_of(k), AmxMatrix{left}, tile, packed);
     if (pairs<T>()) return product(m, n, pairs_of(k), left, tile, packed);
   }
+  if constexpr (std::is_same_v<T, float>) {
+    const int64_t width = n < 1 ? 0 : panel_width(n, 0);  // a panel or less, so that a column of it lies in steps of that
+    if (n <= kPanel && few_apart_columns(m, n, k, a, stride_m, stride_k, packed, width, 1, tile)) return;
+  }
   if constexpr (kHalves<T>) return product(m, n, k, HalvesMatrix{{a, stride_m, stride_k}}, tile, packed);
   product(m, n, k, Matrix<T>{a, stride_m, stride_k, m}, tile, packed);
 }

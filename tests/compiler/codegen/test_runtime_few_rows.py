@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels_hub.compiler import Graph, compile, evaluate
 from tests.compiler.codegen.runtime_harness import arguments, build, needs_compiler, targets
 
 pytestmark = needs_compiler
@@ -85,6 +86,33 @@ def test_what_is_packed(library):
     )
     assert not check(library, 0, 64, 8, False, False)
     assert not check(library, 4, 64, 0, False, False)
+
+
+@pytest.mark.parametrize("weight", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_of_graphs(weight, turned):
+    """Those that are packed else, of a batch and of weights, which threads share; with what follows them."""
+    random = np.random.default_rng(0)
+    for batch, m, k, n in (
+        (3, 20, 40, 1),
+        (1, 70, 33, 3),
+        (5, 9, 64, 4),
+        (2, 300, 100, 2),
+        (3, 20, 40, 7),
+        (4, 6, 16, 31),
+    ):
+        b = random.standard_normal((n, k) if turned else (k, n), np.float32)
+        graph = Graph("few")
+        x = graph.input("x", (batch, m, k))
+        w = graph.parameter("w", b.shape, data=b) if weight else graph.input("w", (batch, *b.shape))
+        axes = (1, 0) if weight else (0, 2, 1)
+        graph.output("y", (x @ (w.permute(*axes) if turned else w) + 1.0).maximum(0.0))
+        inputs = {"x": random.standard_normal((batch, m, k), np.float32)}
+        if not weight:
+            inputs["w"] = random.standard_normal((batch, *b.shape), np.float32)
+        run = compile(graph, "cpu", engines=("cpp",))
+        expected = evaluate(graph, inputs)["y"]
+        np.testing.assert_allclose(run(*inputs.values()), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_special_values_stay_in_their_rows_and_columns(library):
