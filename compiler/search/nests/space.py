@@ -65,7 +65,7 @@ def nest_space(
             for number, text in enumerate(one.texts)
         )
     )
-    engine.run("\n".join(_facts(nest, lanes)))
+    engine.run("\n".join(facts_of(nest, lanes)))
     engine.run(f"(let $root (Alone {nest.naive()}))")
     started = time.monotonic()
     fired: dict[str, int] = {}
@@ -81,7 +81,7 @@ def nest_space(
     return _read(nest, engine, fired, rounds, complete=complete)
 
 
-def _facts(nest: PlannedNest, lanes: int) -> Iterator[str]:
+def facts_of(nest: PlannedNest, lanes: int) -> Iterator[str]:
     """What the nest allows: no two turns of a parallel axis meet, and those of a reduced one do so in any order."""
     for axis in nest.axes:
         yield f"({'reduced' if nest.reduces(axis) else 'parallel'} {axis})"

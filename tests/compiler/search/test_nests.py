@@ -18,8 +18,8 @@ from kernels_hub.compiler.search.nests.extract import best_plans
 from kernels_hub.compiler.search.nests.machine import Machine
 from kernels_hub.compiler.search.nests.nests import nest_choices, rewrites_taken
 from kernels_hub.compiler.search.nests.path import path
-from kernels_hub.compiler.search.nests.rules import LANGUAGE, RULES
-from kernels_hub.compiler.search.nests.space import _facts, nest_space
+from kernels_hub.compiler.search.nests.rules import FACTS, LANGUAGE, RULES
+from kernels_hub.compiler.search.nests.space import facts_of, nest_space
 from kernels_hub.compiler.search.saturate import Egglog
 from kernels_hub.compiler.search.terms import rule
 from tests.compiler.search.random_plans import drawn, every_turn, fits, nest_of, product, visits
@@ -103,11 +103,11 @@ def test_each_step_of_a_path_is_a_rewrite(name):
             for one in RULES:
                 if one.name in step.rules or (one.name == "unroll" and "hold" in step.rules):
                     engine.run("\n".join(rule(text, "nests") for text in one.texts))
-            engine.run("\n".join(_facts(nest, 16)))
+            engine.run("\n".join(facts_of(nest, 16)))
             engine.run(
                 "\n".join(f"(cut {t.numbers[0]} {t.numbers[2]})" for t in step.plan.walk() if t.op == "Each")
             )
-            engine.run(_sizes(before, nest))
+            engine.run("\n".join(rule(text, "nests") for text in FACTS))
             engine.run(f"(let before {_rooted(before)})\n(let after {_rooted(step.plan)})")
             engine.run("(run-schedule (repeat 12 (run nests)))\n(check (= before after))")
             before = step.plan
@@ -118,13 +118,6 @@ def _rooted(plan):
     if plan.op == "Share":
         return f"(Share {' '.join(map(str, plan.numbers))} {_rooted(plan.parts[0])})"
     return f"(Alone {plan})"
-
-
-def _sizes(plan, nest):
-    """What is known of the terms of one plan: the facts that its rules ask for."""
-    from kernels_hub.compiler.search.nests.rules import FACTS
-
-    return "\n".join(rule(text, "nests") for text in FACTS)
 
 
 def test_the_path_of_a_product():
