@@ -1,4 +1,5 @@
-"""compile() where there is no C++ compiler, against compile() with one: the engine "bytecode" against "cpp".
+"""compile(), or the mapping `compiled`, where there is no C++ compiler, against the same with one: "bytecode" against
+"cpp".
 
 Run as `python -m benchmarks.without_compiler`.
 
@@ -11,7 +12,8 @@ peers
     bytecode   compile() with KERNELS_HUB_CXX=none, and the native code of a wheel: --prebuilt FOLDER, else built now by
                what builds wheels, which takes minutes
 
-each in a process of its own, in turn: see `benchmarks.harness`. A ratio is the median over the rounds. Errors are the
+each in a process of its own, in turn: see `benchmarks.harness`. With --mapping, the mapping `compiled` takes the place of
+compile(): the whole model is one layer, which its first call waits for, and which runs whatever it gains. A ratio is the median over the rounds. Errors are the
 largest difference from eager's results, over the largest of these.
 
 On a machine with other work, --processor-time counts what a peer's threads use instead of what passes.
@@ -38,7 +40,7 @@ NAMES = (
 )  # fmt: skip
 
 
-def run(model: str, peer: str) -> tuple[Callable[[], Any], dict[str, Any]]:
+def run(model: str, peer: str, mapping: bool) -> tuple[Callable[[], Any], dict[str, Any]]:
     """A step that runs a model once, by a peer; for `benchmarks.worker`."""
     import warnings
 
@@ -51,6 +53,10 @@ def run(model: str, peer: str) -> tuple[Callable[[], Any], dict[str, Any]]:
     own = call(module)
     if peer == "eager":
         return lambda: call(module), {}
+    if mapping:
+        engines = _kernelized(module)
+        result = call(module)
+        return lambda: call(module), {"engines": engines(), "error": difference_of(result, own)}
     found: dict[str, Any] = {}
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
@@ -65,11 +71,28 @@ def run(model: str, peer: str) -> tuple[Callable[[], Any], dict[str, Any]]:
     return lambda: call(compiled), {"engines": engines, "error": difference_of(result, own)}
 
 
+def _kernelized(module: Any) -> Callable[[], list[str]]:
+    """Have the mapping `compiled` compile a model at its next call. Gives what tells then how the whole model runs."""
+    from kernels_hub import Mode, kernelize, load_kernel_mapping, report, use_kernel_mapping
+
+    with use_kernel_mapping(load_kernel_mapping("compiled"), inherit_mapping=False):
+        kernelize(module, mode=Mode.INFERENCE)
+
+    def engines() -> list[str]:
+        (row,) = (one for one in report(module).rows if one.path == "")
+        if not row.swapped:
+            return [f"PyTorch: {row.reason}"]
+        return ["bytecode" if row.variant == "bytecode" else "cpp"]
+
+    return engines
+
+
 def measured(model: str, prebuilt: Path, options: Any) -> dict[str, Any]:
     """The row of a model."""
     with tempfile.TemporaryDirectory() as folder:
         workers = [
-            Worker(peer, "benchmarks.without_compiler:run", {"model": model, "peer": peer}, options.threads,
+            Worker(peer, "benchmarks.without_compiler:run", {"model": model, "peer": peer, "mapping": options.mapping},
+                   options.threads,
                    _environment(Path(folder), peer, prebuilt, processor_time=options.processor_time))
             for peer in PEERS
         ]  # fmt: skip
@@ -84,7 +107,9 @@ def measured(model: str, prebuilt: Path, options: Any) -> dict[str, Any]:
 
 
 def _environment(folder: Path, peer: str, prebuilt: Path, *, processor_time: bool) -> dict[str, str]:
-    found = {"KERNELS_HUB_CACHE": str(folder / peer)}
+    found = {
+        "KERNELS_HUB_CACHE": str(folder / peer), "KERNELS_HUB_JIT": "wait", "KERNELS_HUB_JIT_TRIAL": "off",
+    }  # fmt: skip
     if peer == "bytecode":
         found |= {"KERNELS_HUB_CXX": "none", "KERNELS_HUB_PREBUILT": str(prebuilt)}
     return {**found, **({CLOCK: "processor", "OMP_WAIT_POLICY": "passive"} if processor_time else {})}
@@ -107,6 +132,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__ or "")
     parser.add_argument("--only", nargs="*", metavar="MODEL", choices=list(NAMES), default=list(NAMES))
     parser.add_argument("--prebuilt", type=Path, help="the native code of a wheel")
+    parser.add_argument("--mapping", action="store_true", help="the mapping `compiled` instead of compile()")
     parser.add_argument("--seconds", type=float, default=0.2, help="of a turn")
     parser.add_argument("--processor-time", action="store_true", help="of all threads; see above")
     parser.set_defaults(rounds=7)
@@ -124,7 +150,8 @@ def main(given: Sequence[str] | None = None) -> None:
         print(what, said)
     if options.write:
         about = {key: vars(options)[key] for key in ("threads", "rounds", "seconds", "processor_time")}
-        write("without-compiler", {**about, "summary": summary(rows), "models": rows}, processor_name())
+        name = "without-compiler-mapping" if options.mapping else "without-compiler"
+        write(name, {**about, "summary": summary(rows), "models": rows}, processor_name())
 
 
 def _built(folder: Path) -> Path:

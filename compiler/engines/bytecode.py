@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from kernels_hub.compiler.codegen.bytecode.instruction import ELEMENTS
 from kernels_hub.compiler.codegen.bytecode.operations import NOT_COMPUTED, codes
 from kernels_hub.compiler.codegen.bytecode.program import Bytecode, generate
-from kernels_hub.compiler.engines.bytecode_library import BytecodeProgram, interpreter, no_interpreter
+from kernels_hub.compiler.engines.bytecode_library import interpreter, no_interpreter
 from kernels_hub.compiler.engines.devices import no_bytecode
 from kernels_hub.compiler.engines.engine import (
     CompiledPlan,
@@ -29,6 +29,7 @@ from kernels_hub.compiler.engines.scheduled_plan import ScheduledPlan
 from kernels_hub.compiler.errors import EngineError
 from kernels_hub.compiler.ir.graph import Graph, Node, Value
 from kernels_hub.compiler.ir.op import Trait
+from kernels_hub.compiler.runtime.bytecode import BytecodeProgram
 from kernels_hub.compiler.schedule.choices import Choices
 from kernels_hub.compiler.schedule.inlining import NATIVE_ONLY, refused
 from kernels_hub.compiler.schedule.kernel import Schedule

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from kernels_hub import cxx_compiler
-from kernels_hub.compiler.export.check import Case, Checked, first_sizes
+from kernels_hub.compiler.export.bytecode_files import BytecodeFile
+from kernels_hub.compiler.export.check import first_sizes
+from kernels_hub.compiler.export.checked import Case, Checked
 from kernels_hub.compiler.export.gpu_binaries import Compiled
 from kernels_hub.compiler.export.gradient_check import CheckedGradients, training_section
 from kernels_hub.compiler.export.interpreted import Interpreted
@@ -46,6 +48,7 @@ def write_card(
     built: Sequence[Prebuilt],
     gradients: CheckedGradients,
     interpreted: Sequence[Interpreted] = (),
+    bytecode: Sequence[BytecodeFile] = (),
 ) -> str:
     """The text of README.md."""
     first = programs[0]
@@ -61,6 +64,7 @@ def write_card(
                 dict.fromkeys(compiled.arch for compiled in ahead if compiled.binary is not None)
             ),
             prebuilt=bool(built),
+            bytecode=any(one.content is not None for one in bytecode),
             standalone=source.example is None,
         ),
         _inputs([program.found for program in programs]),
@@ -70,6 +74,7 @@ def write_card(
         _graph(first),
         _tuned(card.tuned),
         _prebuilt(built, checked),
+        _bytecode(bytecode, checked),
         _gpu(programs, ahead, interpreted),
         _made_by(card.command, checked),
     ]
@@ -103,10 +108,12 @@ def _usage(
     gpu: bool,
     compiled_for: Sequence[str],
     prebuilt: bool,
+    bytecode: bool,
     standalone: bool,
 ) -> str:
     """How to use it, and what is compiled when. compiled_for: GPUs for which it holds machine code."""
     asked = "a gradient that is asked for, " if gradients.reason else ""
+    unbuilt = "no\ncompiler, and no interpreter of bytecode" if bytecode else "no\ncompiler"
     devices = '"cpu": layer, "cuda": layer' if gpu else '"cpu": layer'
     here = "at its first use on a machine, in a few seconds, and kept"
     where = (
@@ -132,8 +139,8 @@ with use_kernel_mapping({{"{layer}": {{{devices}}}}}):
 
 {where}
 The layer reads the weights of the module that it replaces, and follows when they change. Where a call is not what it
-was compiled for (another dtype or device, a shape outside of what is declared below, {asked}no
-compiler), the module's own forward runs, and the logger `kernels_hub` says why, once."""
+was compiled for (another dtype or device, a shape outside of what is declared below, {asked}{unbuilt}), \
+the module's own forward runs, and the logger `kernels_hub` says why, once."""
     if standalone:
         text += """
 
@@ -217,6 +224,29 @@ def _prebuilt(built: Sequence[Prebuilt], checked: Checked) -> str:
         "older C library), the C++ is compiled.\n\n"
         + markdown_table(("file", "instructions", "bytes", "run while it was made"), rows)
     )
+
+
+def _bytecode(files: Sequence[BytecodeFile], checked: Checked) -> str:
+    """What runs where there is no compiler, whether it ran, and which programs have none of it."""
+    shipped = [one.name for one in files if one.content is not None]
+    parts = []
+    if shipped:
+        have = "has" if len(shipped) == 1 else "have"
+        ran = "did not run while this was written"
+        if checked.interpreted:
+            ran = "is what ran while this was written, without a compiler: all figures above are of it"
+        elif {*shipped} <= {*checked.bytecode}:
+            ran = "ran while this was written, and gave the same"
+        parts.append(
+            f"{' and '.join(map(code_span, shipped))} {have} the same kernels as numbers that an interpreter runs; it "
+            f"comes along in the wheels of kernels-hub for Linux. Bytecode {ran}."
+        )
+    parts += [
+        f"{code_span(one.program)} has no bytecode: {MarkdownText(one_line(one.reason))}."
+        for one in files
+        if one.content is None
+    ]
+    return "## Without a C++ compiler\n\n" + " ".join(parts) if parts else ""
 
 
 def _gpu(programs: Sequence[Programs], ahead: Sequence[Compiled], interpreted: Sequence[Interpreted]) -> str:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import os
-import platform
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,9 @@ from torch.utils import _pytree as pytree
 
 from kernels_hub.compiler.engines.engine import Device
 from kernels_hub.compiler.errors import BuildError, EngineError, OriginalRaisesError
+from kernels_hub.compiler.export.bytecode_files import bytecode_name
 from kernels_hub.compiler.export.caches import LENGTH_AXIS
+from kernels_hub.compiler.export.checked import Case, Checked, machine
 from kernels_hub.compiler.export.native_binaries import Prebuilt, copy_alone
 from kernels_hub.compiler.export.outputs_of_call import outputs_of_call
 from kernels_hub.compiler.export.programs import dtype_name
@@ -43,9 +44,11 @@ from kernels_hub.compiler.ir.graph import Graph
 from kernels_hub.compiler.ir.types import Array
 from kernels_hub.compiler.judging import Judge
 from kernels_hub.compiler.judging.timing import gain
+from kernels_hub.compiler.runtime.bytecode import SUFFIX, no_interpreter
 from kernels_hub.compiler.runtime.caches import Kind, kinds_of
 from kernels_hub.compiler.runtime.parts import Cache, Held, Record
 from kernels_hub.compiler.runtime.toolchain import machine_isas
+from kernels_hub.cxx_compiler import find_compiler
 from kernels_hub.numerics import largest_error, tolerance
 
 _NARROW = {torch.float16, torch.bfloat16}
@@ -59,39 +62,6 @@ _JUDGED_S = 4.0
 """Seconds of the oracle for inputs made for the graph."""
 _TIMED_S = 0.2
 _ODD = (3, 17, 5, 9)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One set of sizes. Errors are in units of the largest magnitude, None where there was nothing to compare with.
-
-    dtype: of the weights, where there are programs for several. eager_ms, compiled_ms: medians of a call, None where
-    not measured, or where the ratio does not repeat; ratio: the least that was seen of calls in turn, twice. seed: of
-    the inputs. tolerance: of the outputs' dtype; a larger error passed as float32 shows the original to err as much.
-    """
-
-    sizes: Mapping[str, int]
-    original: float | None
-    oracle: float | None
-    eager_ms: float | None = None
-    compiled_ms: float | None = None
-    ratio: float | None = None
-    dtype: str = ""
-    seed: int = 0
-    tolerance: float = 0.0
-
-
-@dataclass(frozen=True)
-class Checked:
-    """All cases, and the machine. isas: instruction set levels whose prebuilt code gave the same.
-
-    original: what `Case.original` and the times are of; an ONNX file's is another runtime.
-    """
-
-    cases: tuple[Case, ...]
-    machine: str
-    isas: tuple[str, ...] = ()
-    original: str = "the original"
 
 
 def check_emitted(
@@ -116,9 +86,36 @@ def check_emitted(
         for source in sources:
             cases += _checked(kernel, layer, source, benchmark=benchmark, several=len(sources) > 1)
         for isa in isas:
-            _check_prebuilt(folder, kernel, layer, sources, [row for row in built if row.isa == isa])
+            rows = {row.program: row for row in built if row.isa == isa}
+
+            def copy_native(program: str, to: Path, rows: dict[str, Prebuilt] = rows) -> bool:
+                copy_alone(folder, rows[program], to)
+                return True
+
+            _check_alone(folder, kernel, layer, sources, copy_native, f"{isa} code")
+        is_interpreted = find_compiler() is None  # what ran above is that, then
+        is_shipped = any((folder / "cpu").glob(f"*{SUFFIX}")) and not is_interpreted
+        files = (
+            _checked_bytecode(folder, kernel, layer, sources) if is_shipped and not no_interpreter() else []
+        )
     peer = sources[0].peer
-    return Checked(tuple(cases), machine(), isas, "the original" if peer is None else peer.name)
+    original = "the original" if peer is None else peer.name
+    return Checked(tuple(cases), machine(), isas, original, tuple(files), is_interpreted)
+
+
+def _checked_bytecode(folder: Path, kernel: ModuleType, layer: str, sources: Sequence[Source]) -> list[str]:
+    """The files of bytecode that run here, which give the same as what else the layer runs."""
+    files: list[str] = []
+
+    def copy_bytecode(program: str, to: Path) -> bool:
+        path = folder / "cpu" / bytecode_name(program)
+        if path.is_file():
+            shutil.copy(path, to)
+            files.append(path.name)
+        return path.is_file()
+
+    _check_alone(folder, kernel, layer, sources, copy_bytecode, "bytecode")
+    return files
 
 
 def _checked(kernel: Any, layer: str, source: Source, *, benchmark: bool, several: bool) -> list[Case]:
@@ -237,10 +234,18 @@ def _with_inputs(source: Source, example: Example, arrays: Mapping[str, Array]) 
     return replace(example, args=tuple(args), kwargs=kwargs)
 
 
-def _check_prebuilt(
-    folder: Path, kernel: Any, layer: str, sources: Sequence[Source], built: Sequence[Prebuilt]
+def _check_alone(
+    folder: Path,
+    kernel: Any,
+    layer: str,
+    sources: Sequence[Source],
+    copied: Callable[[str, Path], bool],
+    what: str,
 ) -> None:
-    """The first case of each source, by the native code of one instruction set level that came along."""
+    """The first case of each source, by a form of its program that came along, as if that were all.
+
+    copied: of a program's name and a folder, copies it there; False where there is none.
+    """
     forward = getattr(kernel.layers, layer).forward
     program = kernel.program.LAYER
     for source, one in zip(sources, getattr(program, "layers", [program]), strict=True):
@@ -252,9 +257,9 @@ def _check_prebuilt(
         args, kwargs = example.call()
         bound = inspect.signature(forward).bind(module, *args, **kwargs)
         bound.apply_defaults()
-        (row,) = (prebuilt for prebuilt in built if prebuilt.program == one.table.source)
         with tempfile.TemporaryDirectory() as alone, torch.no_grad():
-            copy_alone(folder, row, Path(alone))
+            if not copied(one.table.source, Path(alone)):
+                continue
             if (constants := folder / "cpu" / one.table.constants_file).is_file():
                 shutil.copy(constants, alone)
             other = type(one)(one.table, Path(alone), one.shipped)
@@ -262,20 +267,7 @@ def _check_prebuilt(
             _require(other, layer)
             args, kwargs = example.call()
             expected = pytree.tree_leaves(forward(module, *args, **kwargs))
-        _compared(result, expected, layer, sizes, f"what is built here, in its {row.isa} code")
-
-
-def machine() -> str:
-    """What the figures were measured on."""
-    model = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        model = next(
-            (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model
-        )
-    except OSError:
-        pass
-    return f"{model}, {os.cpu_count()} CPUs, {torch.get_num_threads()} threads, torch {torch.__version__}"
+        _compared(result, expected, layer, sizes, f"what is built here, in its {what}")
 
 
 @contextmanager

@@ -27,15 +27,17 @@ from torch import nn
 
 from kernels_hub import cxx_compiler
 from kernels_hub.compiler.codegen.cpp.translation_unit import CppCode
-from kernels_hub.compiler.errors import BuildError, CompilerError
+from kernels_hub.compiler.errors import BuildError, CompilerError, EngineError
 from kernels_hub.compiler.export import package
 from kernels_hub.compiler.export.arrays import write_tensors
+from kernels_hub.compiler.export.bytecode_files import BytecodeFile, bytecode_of, write_bytecode
 from kernels_hub.compiler.export.caches import caches_as_trees
 from kernels_hub.compiler.export.card import GRAPH, Card, write_card
-from kernels_hub.compiler.export.check import Checked, check_emitted
+from kernels_hub.compiler.export.check import check_emitted
+from kernels_hub.compiler.export.checked import Checked
 from kernels_hub.compiler.export.exported_source import from_exported
 from kernels_hub.compiler.export.gpu_binaries import Compiled, check_architectures, compile_ahead, sizes_of
-from kernels_hub.compiler.export.gradient import asked_inputs, with_training, write_training
+from kernels_hub.compiler.export.gradient import Trained, asked_inputs, with_training, write_training
 from kernels_hub.compiler.export.gradient_check import CheckedGradients, check_gradients
 from kernels_hub.compiler.export.interpreted import Interpreted, check_interpreted
 from kernels_hub.compiler.export.native_binaries import SOURCES, Prebuilt, variant_name, write_prebuilt
@@ -55,6 +57,7 @@ from kernels_hub.compiler.export.tuned import FILE as TUNED
 from kernels_hub.compiler.export.tuned import Tuned, with_tuned, write_tuned
 from kernels_hub.compiler.importers.torch_archive import is_torch_archive
 from kernels_hub.compiler.ir.graph import Graph
+from kernels_hub.compiler.runtime.bytecode import no_interpreter
 from kernels_hub.compiler.runtime.knobs import FILE as KNOBS
 from kernels_hub.compiler.viewing.view import to_svg
 from kernels_hub.escaping import CommentText
@@ -71,7 +74,8 @@ class Emitted:
     """What was written, and how it compares. `files`: relative to `path`.
 
     programs: of each dtype. graph, program: of the first, after rewriting. ahead: GPU binaries. prebuilt: native ones.
-    gradients: how those compare, or why there are none. interpreted: how the GPU programs compare.
+    gradients: how those compare, or why there are none. interpreted: how the GPU programs compare. bytecode: of each
+    program of C++.
     """
 
     path: Path
@@ -86,6 +90,7 @@ class Emitted:
     prebuilt: tuple[Prebuilt, ...] = ()
     gradients: CheckedGradients | None = None
     interpreted: tuple[Interpreted, ...] = ()
+    bytecode: tuple[BytecodeFile, ...] = ()
 
 
 def _untrained(programs: Sequence[Programs]) -> str:
@@ -114,6 +119,7 @@ def emit_layer(
     training: bool = True,
     aot: Sequence[str] = (),
     prebuilt: bool = False,
+    bytecode: bool = True,
     interpret: bool = False,
     tuned: Sequence[Tuned] = (),
     name: str | None = None,
@@ -134,7 +140,8 @@ def emit_layer(
     that require one in the
     example (for all floats, where none does). aot: architectures
     ("sm_80", "sm_90", "sm_100", "gfx942") for which these are compiled now, without a GPU. prebuilt: ship the C++
-    compiled for each instruction set level of this kind of CPU, too. interpret: run the GPU programs in Triton's
+    compiled for each instruction set level of this kind of CPU, too. bytecode: ship the kernels as bytecode, too, which
+    runs where there is no C++ compiler. interpret: run the GPU programs in Triton's
     interpreter, too, where that takes seconds, and compare them with the oracle. tuned: what a search found, to be
     made instead of the usual (`emitting.tuned`). name: of the kernel, by default made of layer_name. benchmark: time
     it against the original. command: how to make it again, for the card.
@@ -146,7 +153,8 @@ def emit_layer(
 
     Every case of the card's table is checked against the module and the oracle before this returns. Raises
     ImportFailure for what cannot be imported and EngineError for ops that no kernel computes, each with all of
-    them; BuildError without a C++ compiler; EngineError where results differ. `out` is as it was, then.
+    them; BuildError without a C++ compiler and without the interpreter of bytecode; EngineError where results differ,
+    and without a compiler for what bytecode does not express. `out` is as it was, then.
     """
     folder = Path(out)
     if not (layer_name.isascii() and layer_name.isidentifier()) or keyword.iskeyword(layer_name):
@@ -159,10 +167,7 @@ def emit_layer(
         raise CompilerError(
             f"{kernel!r} cannot be a kernel's name, give another (name=, or --name): {NAME_RULE}"
         )
-    if cxx_compiler.find_compiler() is None:
-        raise BuildError(
-            "no C++ compiler found to check what is emitted with; set KERNELS_HUB_CXX or install g++"
-        )
+    _check_runs_here()
     if aot:
         check_architectures(aot)
     sources, original, asked = _sources(
@@ -177,11 +182,12 @@ def emit_layer(
         raise CompilerError(
             f"there are no Triton kernels to compile for {', '.join(aot)}: {programs[0].without_triton}"
         )
-    trained: Any = "it was not asked for"
+    trained: Trained | str = "it was not asked for"
     if training:
         trained = _untrained(programs) or with_training(programs, asked)
-    if not isinstance(trained, str):
-        programs = trained.programs
+    trained, of_training = _bytecode_of_training(trained, wanted=bytecode)
+    programs = programs if isinstance(trained, str) else trained.programs
+    of_layer = _bytecode_of_layer(layer_name, programs, wanted=bytecode)
     first = programs[0]
     assert isinstance(first.native.program, CppCode)
     count = len(first.native.program.steps)
@@ -197,6 +203,7 @@ def emit_layer(
             native += [
                 part for training in trained.trainings for part in (training.forward, training.backward)
             ]
+        write_bytecode(folder, of_layer + of_training)
         built = write_prebuilt(folder, native) if prebuilt else ()
         checked = check_emitted(
             folder, layer_name, [program.found for program in programs], built, benchmark=benchmark
@@ -217,7 +224,8 @@ def emit_layer(
         for file, text in ((PROVENANCE_FILE, compiled.to_json()), (GRAPH, to_svg(first.graph))):
             (folder / file).write_text(text, encoding="utf-8", newline="\n")
         (folder / "README.md").write_text(
-            write_card(card, programs, checked, ahead, built, gradients, interpreted), encoding="utf-8"
+            write_card(card, programs, checked, ahead, built, gradients, interpreted, of_layer),
+            encoding="utf-8",
         )
         files = tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()))
     return Emitted(
@@ -233,7 +241,48 @@ def emit_layer(
         built,
         gradients,
         interpreted,
+        of_layer + of_training,
     )
+
+
+def _builds() -> bool:
+    """Whether C++ is built here, so that bytecode is not all that there is to run."""
+    return cxx_compiler.find_compiler() is not None
+
+
+def _check_runs_here() -> None:
+    if not _builds() and (reason := no_interpreter()) is not None:
+        raise BuildError(
+            "no C++ compiler found to check what is emitted with; set KERNELS_HUB_CXX or install g++; without one, "
+            f"{reason}"
+        )
+
+
+def _bytecode_of_training(
+    trained: Trained | str, *, wanted: bool
+) -> tuple[Trained | str, tuple[BytecodeFile, ...]]:
+    """What `with_training` gave, or why nothing of it runs here; the bytecode of its programs."""
+    if isinstance(trained, str) or (_builds() and not wanted):
+        return trained, ()
+    files = bytecode_of(part for one in trained.trainings for part in (one.forward, one.backward))
+    if not _builds() and (reason := _lacking(files)) is not None:
+        return f"there is no C++ compiler, and of their programs {reason}", ()
+    return trained, files
+
+
+def _bytecode_of_layer(name: str, programs: Sequence[Programs], *, wanted: bool) -> tuple[BytecodeFile, ...]:
+    """Raises EngineError where a program has none, and nothing else would run it here."""
+    if _builds() and not wanted:
+        return ()
+    files = bytecode_of(program.native for program in programs)
+    if not _builds() and (reason := _lacking(files)) is not None:
+        raise EngineError(f"layer {name} needs a C++ compiler, which is not here: {reason}")
+    return files
+
+
+def _lacking(files: Sequence[BytecodeFile]) -> str | None:
+    """Why one of some programs has no bytecode; None where all have."""
+    return next((one.reason for one in files if one.content is None), None)
 
 
 _OWNED = (

@@ -27,8 +27,8 @@ COPIED: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
     "cpu": {
         RUNTIME: (
-            "gradient.py", "native.py", "native_layer.py", "native_program.py", "prebuilt.py", "precompiled.py",
-            "toolchain.py",
+            "builder.py", "bytecode.py", "gradient.py", "native.py", "native_layer.py", "native_program.py",
+            "prebuilt.py", "precompiled.py", "toolchain.py",
         ),
         NATIVE: ("*.h", "*.cpp"),
     },

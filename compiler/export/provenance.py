@@ -13,7 +13,7 @@ import numpy as np
 from torch import nn
 
 from kernels_hub import cxx_compiler
-from kernels_hub.compiler.export.check import Checked
+from kernels_hub.compiler.export.checked import Checked
 from kernels_hub.compiler.export.gradient_check import CheckedGradients
 from kernels_hub.compiler.export.source import Source
 from kernels_hub.compiler.ir.types import Array

@@ -4,12 +4,15 @@
 //     void kh_bytecode_free(void* program)
 //     int kh_bytecode_run(program, buffers, sizes)                    and kh_bytecode_prepare, _packed_bytes, _pack, _step:
 //                                                                     as the kh_… of codegen/cpp/translation_unit.py
+//     int kh_bytecode_runs(int64_t format)                            whether this is the format of words that it reads
 //
-// A program comes from the library itself, never from a file that somebody gives; its words are not checked.
+// Words are not checked: whoever runs a program trusts it as much as native code. Layers find the functions of their
+// module guard here, too.
 #include <cstring>
 #include <memory>
 
 #include "bytecode_nests.h"
+#include "module_guard.h"
 
 KH_NAMESPACE {
 
@@ -297,8 +300,8 @@ class Entered {
 
  private:
   static CallState configured(const Program& program) {
-    use_pool = program.pool, flush_denormals = program.flush;
-    return CallState();
+    use_pool = program.pool;
+    return CallState(program.flush);  // told, not set: other programs run on other threads
   }
   const CallState state_;
 };
@@ -344,6 +347,8 @@ int64_t packed_floats(const PackedRow& row, const int64_t* at) {
 using kh::bytecode::Program;
 
 extern "C" {
+
+int kh_bytecode_runs(int64_t format) { return format == kh::bytecode::kFormat; }
 
 void* kh_bytecode_load(const int64_t* words, int64_t) {
   kh::bytecode::Reader reader(words);

@@ -15,6 +15,10 @@ KH_NAMESPACE {
 
 namespace bytecode {
 
+// What words mean, and what records the functions of module_guard.h take: exported layers bring both along. Another number
+// where either changes; as in runtime/bytecode.py.
+inline constexpr int64_t kFormat = 1;
+
 inline constexpr int64_t kMostRows = 128, kMostElements = 2048;
 
 // What a register holds: integers of any width are int64, floats narrower than float are float.

@@ -27,6 +27,7 @@ from kernels_hub.compiler.jit.key import call_keys
 from kernels_hub.compiler.jit.signature import LEAST, call_signature, is_image, takes_images
 from kernels_hub.compiler.plan.compiler_stamp import compiler_digest, digest
 from kernels_hub.compiler.runtime.caches import is_cache
+from kernels_hub.cxx_compiler import find_compiler
 from kernels_hub.kernelization.compiled_layer import Arguments, Keywords, Refusal
 
 if TYPE_CHECKING:
@@ -39,13 +40,13 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class CpuCompiler:
-    """C++, through `emit_layer`."""
+    """C++, or bytecode without a compiler, through `emit_layer`."""
 
     def key(self, layer: CompiledLayer, module: nn.Module, args: Arguments, kwargs: Keywords) -> str:
         """See `kernels_hub.kernelization.compiled_layer.LayerCompiler`."""
         with caches_as_trees():
             keys = call_keys(module, args, kwargs, layer.dims())
-            return "-".join(digest(layer.layer_name, layer.ranges, key) for key in keys)
+            return "-".join(digest(layer.layer_name, layer.ranges, _engine(), key) for key in keys)
 
     def signature(
         self, layer: CompiledLayer, module: nn.Module, args: Arguments, kwargs: Keywords
@@ -215,13 +216,18 @@ def _graph_key(layer: CompiledLayer, source: Source) -> str:
     from kernels_hub.version import __version__
 
     return digest(
-        layer.layer_name, layer.ranges, print_graph(source.graph, data=True), source.modules, str(source.signature),
-        source.arguments, source.result, source.changed, source.views, source.assertions,
+        layer.layer_name, layer.ranges, _engine(), print_graph(source.graph, data=True), source.modules,
+        str(source.signature), source.arguments, source.result, source.changed, source.views, source.assertions,
         sorted(source.aliases.items()),
         sorted(source.constants),
         sorted((name, str(source.arrays[name])) for name in source.constants),
         __version__, compiler_digest(), torch.__version__,
     )  # fmt: skip
+
+
+def _engine() -> str:
+    """What checks and runs a layer that is compiled now: nothing that only bytecode was checked of is built later."""
+    return "bytecode" if find_compiler() is None else "cpp"
 
 
 def _emit(layer: CompiledLayer, traced: Source, out: Path) -> None:
@@ -240,6 +246,7 @@ def _emit(layer: CompiledLayer, traced: Source, out: Path) -> None:
         triton=False,
         benchmark=False,
         training=False,
+        bytecode=_engine() == "bytecode",
     )
     build_repository(source, out)
     (source / "README.md").rename(out / "README.md")

@@ -24,7 +24,7 @@ inline bool flush_denormals = false;
 // What a call begins with.
 class CallState : public RoundingAs {
  public:
-  CallState() : RoundingAs(rounding() | (flush_denormals ? kFlushDenormals : 0)) {}
+  explicit CallState(bool flush = flush_denormals) : RoundingAs(rounding() | (flush ? kFlushDenormals : 0)) {}
 };
 
 // How many threads a region that starts here gets.

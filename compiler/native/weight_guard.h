@@ -24,9 +24,11 @@ struct KhPython {
   int (*next)(void* dict, intptr_t* place, void** key, void** value);  // PyDict_Next
 };
 
-static KhPython kh_python;
+// Weak: several translation units of one library may include this, and have one of each.
+#define KH_ONCE __attribute__((weak))
+__attribute__((weak, visibility("hidden"))) KhPython kh_python;
 
-extern "C" void kh_use_python(const KhPython* functions) { kh_python = *functions; }
+extern "C" KH_ONCE void kh_use_python(const KhPython* functions) { kh_python = *functions; }
 
 struct KhChunk {
   const char* start;
@@ -164,7 +166,7 @@ static inline KhChunk& kh_guard_chunk(KhGuard* guard, int64_t next, int64_t whic
 }
 
 // Take down what memory holds.
-extern "C" void kh_guard_fill(KhGuard* guard) {
+extern "C" KH_ONCE void kh_guard_fill(KhGuard* guard) {
   const double begin = kh_guard_now();
   for (int64_t i = 0; i < guard->count; ++i)
     guard->chunks[i].sum = kh_checksum(guard->chunks[i].start, guard->chunks[i].bytes);
@@ -174,7 +176,7 @@ extern "C" void kh_guard_fill(KhGuard* guard) {
 }
 
 // Whether all of the memory holds what it did.
-extern "C" int kh_guard_holds_all(const KhGuard* guard) {
+extern "C" KH_ONCE int kh_guard_holds_all(const KhGuard* guard) {
   for (int64_t i = 0; i < guard->count; ++i)
     if (!kh_chunk_holds(guard->chunks[i])) return 0;
   return 1;
@@ -276,12 +278,12 @@ static inline KhUseState kh_use_holds(KhUse* use, void* tensors) {
 }
 
 // Python's own. self: an integer, the address of the use; tensors: a tuple. Returns a KhUseState.
-extern "C" void* kh_use_asked(void* self, void* tensors) {
+extern "C" KH_ONCE void* kh_use_asked(void* self, void* tensors) {
   return kh_python.integer(kh_use_holds(static_cast<KhUse*>(kh_python.address(self)), tensors));
 }
 
 // As a function of Python's own, which takes a tenth of the time of ctypes on cold caches. self: an integer, the guard's
 // address.
-extern "C" void* kh_guard_asked(void* self, void*) {
+extern "C" KH_ONCE void* kh_guard_asked(void* self, void*) {
   return kh_python.integer(kh_guard_holds(static_cast<KhGuard*>(kh_python.address(self)), kh_guard_now()));
 }

@@ -9,7 +9,8 @@ binding.py             what is fixed for a set of shapes: sizes, arena layout, o
 intervals.py           where scratch buffers lie in an arena
 arena.py               the arenas of a thread: memory that it keeps between calls
 newest.py              a mapping that keeps its newest entries, for caches
-native.py              a C++ program, loaded; built where none came along
+native.py              a C++ program, loaded
+bytecode.py            the same as bytecode, and the interpreter that runs it
 native_program.py      a call of it: thread's arena, addresses, one native call
 triton_program.py      a call of Triton kernels: arenas by stream, windows, launches
 launcher.py            how a Triton kernel is started: tiles of the table of knobs, binaries, or Triton's JIT
@@ -21,6 +22,7 @@ surroundings.py        what a call finds beside them: modes, hooks, what a forwa
 Layers alone
 layer.py               a call: which program, or the original forward and why
 native_layer.py, launched_layer.py    a layer of C++, of Triton
+builder.py             which program a machine runs: C++ that came along or is built, or bytecode
 by_dtype.py            several programs, by the dtype of the weights
 gradient.py            a forward and a backward program in one autograd function
 state.py               what was made of a module: its weights, packed

@@ -20,10 +20,11 @@ from torch import nn
 
 from .arena import Arenas
 from .arrays import read_tensors
+from .builder import Builder
 from .errors import Misfit
 from .intervals import ALIGNMENT
 from .layer import Bindings, Layer
-from .native import Builder, Native
+from .native import Loaded
 from .native_program import NOWHERE, NativeProgram
 from .parts import Table
 from .state import State
@@ -260,11 +261,12 @@ class _GradientProgram:
                     self._program = NativeProgram(native, self._make_fixed(native), tensors, Arenas())
         return self._program
 
-    def _make_fixed(self, native: Native) -> list[int]:
+    def _make_fixed(self, native: Loaded) -> list[int]:
         table = self.table
         arrays = read_tensors(self.folder / table.constants_file) if table.constants else {}
         fixed = [0] * (table.buffers + table.packed)
-        sizes = (*table.prepared.items(), *enumerate(native.packed_bytes(table.packed), table.buffers))
+        packed = native.packed_bytes(table.packed, len(table.symbols))
+        sizes = (*table.prepared.items(), *enumerate(packed, table.buffers))
         blocks = ((buffer, torch.empty(max(size, ALIGNMENT), dtype=torch.uint8)) for buffer, size in sizes)
         arrays_of_constants = ((buffer, arrays[name]) for buffer, name in table.constants.items())
         for buffer, tensor in (*arrays_of_constants, *blocks):

@@ -1,4 +1,4 @@
-"""A layer's program as native code: calls kh_run with addresses."""
+"""A layer's program as native code or bytecode: calls it with addresses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from torch import nn
 from .arena import Arenas
 from .arguments import Place
 from .binding import Binding
+from .builder import Builder
 from .errors import Misfit
 from .intervals import ALIGNMENT
 from .layer import Layer
-from .native import Builder, Native
+from .native import Loaded
 from .native_program import NOWHERE, NativeProgram
 from .parts import Table
 from .state import State
@@ -32,12 +33,12 @@ class NativeState(State):
         module: nn.Module,
         table: Table,
         place: Place,
-        native: Native,
+        native: Loaded,
         constants: dict[int, torch.Tensor],
         arenas: Arenas,
         others: Sequence[torch.Tensor] = (),
     ) -> None:
-        super().__init__(module, table, place, native.library)
+        super().__init__(module, table, place, native.guards)
         self._table, self._native = table, native
         self.addresses = [0] * (table.buffers + table.packed)
         for buffer, tensor in (*self.plain.items(), *constants.items()):
@@ -46,7 +47,7 @@ class NativeState(State):
             self.addresses[buffer] = self._memory(size)
             self.nbytes += size
         self.packed: list[torch.Tensor] = []
-        sizes = native.packed_bytes(table.packed)
+        sizes = native.packed_bytes(table.packed, len(table.symbols))
         if not others:
             for which, size in enumerate(sizes):
                 self._hold(which, torch.empty(size, dtype=torch.uint8))
@@ -98,6 +99,11 @@ class NativeLayer(Layer[NativeState]):
         self._arenas = Arenas()
         self.beside: tuple[NativeLayer, ...] = ()
         """Other programs of the same modules: packed weights that are equal are held once."""
+
+    @property
+    def engine(self) -> str:
+        """What runs the program, as it is known once one was loaded: "bytecode" is interpreted."""
+        return "bytecode" if self._builder.is_bytecode else "cpp"
 
     def make_state(self, module: nn.Module) -> NativeState:
         """See `Layer`."""

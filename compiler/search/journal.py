@@ -68,7 +68,7 @@ class Journal:
         folder: str | os.PathLike[str] | None = None,
     ) -> Journal:
         """The journal of a search. graph: as printed. more: what else decides the answers, as sizes do."""
-        from kernels_hub.compiler.export.check import machine
+        from kernels_hub.compiler.export.checked import machine
         from kernels_hub.compiler.plan.file import versions
 
         key = {

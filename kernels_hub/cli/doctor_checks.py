@@ -155,10 +155,10 @@ def check_compiler() -> Iterator[Finding]:
         if _prebuilt_level() is not None
         else "Layers for the CPU"
     )
-    lost = f"{layers} run PyTorch's code, the mapping `compiled` compiles nothing, and compile() " + (
-        "runs bytecode, at some nine tenths of the speed."
+    lost = f"{layers} run PyTorch's code, " + (
+        "compile() and the mapping `compiled` run bytecode, at some nine tenths of the speed."
         if no_interpreter() is None
-        else "takes engines that need no compiler."
+        else "the mapping `compiled` compiles nothing, and compile() takes engines that need no compiler."
     )
     install = (
         "install g++ (apt-get install g++, dnf install gcc-c++), or name a compiler: KERNELS_HUB_CXX=/path"

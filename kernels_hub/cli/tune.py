@@ -314,7 +314,8 @@ def _executor(settings: _Settings, device: Device) -> Iterator[Executor]:
 def _search(
     dtype: str, source: Source, device: Device, settings: _Settings, budget: float, executor: Executor
 ) -> _TunedDtype:
-    from kernels_hub.compiler.export.check import first_sizes, machine
+    from kernels_hub.compiler.export.check import first_sizes
+    from kernels_hub.compiler.export.checked import machine
     from kernels_hub.compiler.ir.printer import print_graph
     from kernels_hub.compiler.search.journal import Journal
     from kernels_hub.compiler.search.search import search

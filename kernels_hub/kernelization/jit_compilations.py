@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+AS_BYTECODE = "bytecode"
+"""Variant of a compiled layer that is interpreted, as there is no C++ compiler."""
 _ENOUGH = 2
 """Modules of a class that fail for one reason before the others are believed to fail for it, too."""
 _QUIET_S = 0.5
@@ -180,6 +182,8 @@ class Compilations:
             return known
         if (refusal := self._prepared(known.forward, module, request)) is not None:
             return self._failed(request, None, refusal)
+        if getattr(program_of(known.forward), "engine", None) == "bytecode":
+            known = self._known[key] = replace(known, variant=AS_BYTECODE)
         if is_timed() and (known.timing is None or (request.again and known.timing.disturbed)):
             known = self._known[key] = self._tried(known, module, request)
         if known.timing is not None and not known.timing.gains:

@@ -210,6 +210,7 @@ def test_a_folder_with_something_else(here: Path, run: Run):
 
 def test_without_a_compiler(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("KERNELS_HUB_CXX", "none")
+    monkeypatch.setenv("KERNELS_HUB_PREBUILT", "ignore")
     result = run("compile", "factories:shifted", "--layer", "Shifted", "-o", "out")
     assert result.code == 1 and "no C++ compiler found" in result.err
     assert not (here / "out").exists()

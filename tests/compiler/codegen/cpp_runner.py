@@ -9,12 +9,13 @@ import numpy as np
 
 from kernels_hub.compiler.codegen.bytecode.program import generate as generate_bytecode
 from kernels_hub.compiler.codegen.cpp.translation_unit import generate
-from kernels_hub.compiler.engines.bytecode_library import BytecodeProgram, interpreter
+from kernels_hub.compiler.engines.bytecode_library import interpreter
 from kernels_hub.compiler.engines.cpp import loaded
 from kernels_hub.compiler.errors import EvaluateError
 from kernels_hub.compiler.ir.extrema import substitute
 from kernels_hub.compiler.ir.ops import OPS
 from kernels_hub.compiler.ir.types import DType, dtype
+from kernels_hub.compiler.runtime.bytecode import BytecodeProgram
 from kernels_hub.compiler.runtime.native import numbers, pointers
 from kernels_hub.compiler.runtime.toolchain import Isa
 from kernels_hub.compiler.schedule.index import Loop, row_major

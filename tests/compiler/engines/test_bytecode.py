@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +15,8 @@ from kernels_hub.compiler.engines import bytecode_library
 from kernels_hub.compiler.engines.bytecode import ENGINE
 from kernels_hub.compiler.engines.engine import Decline, Engine
 from kernels_hub.compiler.engines.registry import engine
-from kernels_hub.compiler.runtime.toolchain import RUNTIME, build
-from kernels_hub.layers.native import prebuilt
 from tests.compiler.engines.executed import CPU, array, assert_agrees, graph_of
+from tests.wheel_interpreter import wheel_interpreter
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -102,36 +98,6 @@ def test_it_declines_beside_a_compiler(monkeypatch):
     assert isinstance(answer, Decline) and "KERNELS_HUB_CXX=none" in answer.reason
 
 
-def _wheel(folder: Path) -> Path:
-    """A folder as the wheel has it, with the interpreter for this machine."""
-    built = build(bytecode_library.source(), "bytecode", runtime=bytecode_library.LINKED)
-    (folder / "here.cpp").write_text('extern "C" int kh_runs_here() { return 1; }\n')
-    library = folder / "kernels-here.so"
-    link = ["g++", "-shared", "-fPIC", "-Wl,--no-as-needed", folder / "here.cpp", built, "-o", library]
-    subprocess.run(link, check=True)
-    headers = {
-        path.name: path.read_bytes()
-        for folder in (bytecode_library.INTERPRETER, RUNTIME)
-        for path in folder.glob("*.h")
-    }
-    units = {path.name: prebuilt.digest_of(path.read_bytes(), headers) for path in bytecode_library.SOURCES}
-    index = {
-        "machine": f"{platform.machine()}-{sys.platform}",
-        "levels": [
-            {"name": "here", "file": "kernels-here.so", "sha256": _digest(folder / "kernels-here.so")}
-        ],
-        "units": units,
-    }
-    (folder / prebuilt.INDEX).write_text(json.dumps(index))
-    return folder
-
-
-def _digest(path: Path) -> str:
-    import hashlib
-
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 _WITHOUT_A_COMPILER = """
 import torch
 from torch import nn
@@ -156,7 +122,7 @@ def test_it_runs_where_there_is_no_compiler(tmp_path):
     """What bytecode has no form for runs on PyTorch's kernels."""
     environment = {
         **os.environ, "KERNELS_HUB_CXX": "none", "KERNELS_HUB_BYTECODE": "",
-        "KERNELS_HUB_PREBUILT": str(_wheel(tmp_path)), "KERNELS_HUB_CACHE": str(tmp_path / "cache"),
+        "KERNELS_HUB_PREBUILT": str(wheel_interpreter(tmp_path)), "KERNELS_HUB_CACHE": str(tmp_path / "cache"),
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _WITHOUT_A_COMPILER],

@@ -257,7 +257,7 @@ def test_an_architecture_without_a_row(mlp: Emitted, caplog: pytest.LogCaptureFi
         "no knobs for sm_120: those of sm_100 are used",
         "no knobs for apple: they follow from sizes",
     ]
-    level = importlib.import_module(f"{package}.compiler.runtime.native")._level()
+    level = importlib.import_module(f"{package}.compiler.runtime.builder")._level()
     assert (
         list(level.flags) == json.loads((mlp.path / "call" / "knobs.json").read_text())[level.name]["flags"]
     )

@@ -41,6 +41,7 @@ def copied(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     del document["digest"]
     (folder / "metadata.json").write_text(json.dumps(document))
     monkeypatch.setenv("KERNELS_HUB_CXX", "none")
+    monkeypatch.setenv("KERNELS_HUB_PREBUILT", "ignore")
     monkeypatch.setenv("KERNELS_HUB_CACHE", str(tmp_path / "compiled"))
     yield folder
     assert not (tmp_path / "compiled").exists()

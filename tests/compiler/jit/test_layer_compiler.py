@@ -231,6 +231,7 @@ def test_what_no_kernel_computes(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_without_a_cxx_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERNELS_HUB_CXX", "none")
+    monkeypatch.setenv("KERNELS_HUB_PREBUILT", "ignore")
     model = compiled(Scaled(8, 5.0))
     check(model, torch.randn(4, 8))
     (row,) = report(model).kept
